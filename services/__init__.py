@@ -1,0 +1,3 @@
+"""Unbroken: an LLM request plane whose token streams do not break."""
+
+__version__ = "0.1.0"

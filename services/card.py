@@ -1,0 +1,36 @@
+"""The model card: what a worker serves, how to read its tokens, and what it can carry over a move."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerRef:
+    """Names a tokeniser by content. kind: "bytes" or "gguf"; sha256: of its content, "" for "bytes"."""
+
+    kind: str
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """For each kind of state: does the engine carry on exactly after `generated_token_ids`?"""
+
+    sampling: bool = True
+    penalties: bool = True
+    guided: bool = False
+    logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """See `ModelCard` in worker.proto; `context_length` counts prompt and answer together."""
+
+    model: str
+    engine: str
+    context_length: int
+    vocab_size: int
+    tokenizer: TokenizerRef
+    chat_template: str = ""
+    bos_token: str = ""
+    eos_token: str = ""
+    resume: Resume = field(default_factory=Resume)

@@ -1,0 +1,168 @@
+"""Everything that can go wrong with a request: one exception, one closed enum of reasons, one table.
+
+`reason` is for programs and never changes its meaning; `detail` is for people and may. A new reason is made only when
+some code or client would act differently on it. The table is the whole policy: which codes a client sees, who may try
+again, and whether a worker is to blame.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from grpc import StatusCode
+
+
+class Reason(StrEnum):
+    """Why a request failed."""
+
+    CANNOT_CONNECT = "CANNOT_CONNECT"
+    DISCONNECTED = "DISCONNECTED"
+    STALLED = "STALLED"
+    STREAM_INCOMPLETE = "STREAM_INCOMPLETE"
+    PROTOCOL_VIOLATION = "PROTOCOL_VIOLATION"
+    ENGINE_DEAD = "ENGINE_DEAD"
+    WORKER_AT_CAPACITY = "WORKER_AT_CAPACITY"
+    DRAINING = "DRAINING"
+    ENGINE_ERROR = "ENGINE_ERROR"
+    OVERLOADED = "OVERLOADED"
+    NO_WORKERS = "NO_WORKERS"
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    BODY_TOO_LARGE = "BODY_TOO_LARGE"
+    PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
+    MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    SLOW_CLIENT = "SLOW_CLIENT"
+    INTERNAL = "INTERNAL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What follows from a reason.
+
+    grpc, http: the status a client sees. kind: the OpenAI envelope's `type`. migrates: the frontend may carry the
+    stream on elsewhere. free: such a move does not count against the migration limit. blames_worker: the worker is
+    quarantined. retryable: the client may send the same request again. hint: what a person should do.
+    """
+
+    grpc: StatusCode
+    http: int
+    kind: str
+    migrates: bool = False
+    free: bool = False
+    blames_worker: bool = False
+    retryable: bool = False
+    hint: str
+
+
+def _lost(hint: str) -> Traits:
+    return Traits(
+        grpc=StatusCode.UNAVAILABLE,
+        http=502,
+        kind="server_error",
+        migrates=True,
+        blames_worker=True,
+        retryable=True,
+        hint=hint,
+    )
+
+
+def _full(hint: str, *, migrates: bool) -> Traits:
+    return Traits(
+        grpc=StatusCode.RESOURCE_EXHAUSTED,
+        http=503,
+        kind="overloaded_error",
+        migrates=migrates,
+        free=migrates,
+        retryable=True,
+        hint=hint,
+    )
+
+
+def _request(http: int, grpc: StatusCode, hint: str) -> Traits:
+    return Traits(grpc=grpc, http=http, kind="invalid_request_error", hint=hint)
+
+
+TRAITS: dict[Reason, Traits] = {
+    Reason.CANNOT_CONNECT: _lost("No worker could be reached in time. Send the request again."),
+    Reason.DISCONNECTED: _lost("The worker was lost. Send the request again."),
+    Reason.STALLED: _lost("The worker stopped answering. Send the request again."),
+    Reason.STREAM_INCOMPLETE: _lost("The worker ended the stream too early. Send the request again."),
+    Reason.PROTOCOL_VIOLATION: _lost("The worker broke the protocol. Check that its version fits the frontend's."),
+    Reason.ENGINE_DEAD: _lost("The worker's engine died. See the worker's log."),
+    Reason.WORKER_AT_CAPACITY: _full("The worker is at capacity. Back off and send the request again.", migrates=True),
+    Reason.DRAINING: Traits(
+        grpc=StatusCode.UNAVAILABLE,
+        http=503,
+        kind="server_error",
+        migrates=True,
+        free=True,
+        retryable=True,
+        hint="The server is leaving. Send the request again.",
+    ),
+    Reason.ENGINE_ERROR: Traits(
+        grpc=StatusCode.INTERNAL,
+        http=500,
+        kind="server_error",
+        retryable=True,
+        hint="The engine failed on this request. See the worker's log.",
+    ),
+    Reason.OVERLOADED: _full("Every worker is at capacity. Back off, or add workers.", migrates=False),
+    Reason.NO_WORKERS: Traits(
+        grpc=StatusCode.UNAVAILABLE,
+        http=503,
+        kind="server_error",
+        retryable=True,
+        hint="No worker serves this model at the moment. Start one, or wait.",
+    ),
+    Reason.INVALID_ARGUMENT: _request(400, StatusCode.INVALID_ARGUMENT, "Correct the request as the message says."),
+    Reason.BODY_TOO_LARGE: _request(413, StatusCode.RESOURCE_EXHAUSTED, "Send a smaller request."),
+    Reason.PROMPT_TOO_LONG: _request(400, StatusCode.INVALID_ARGUMENT, "Shorten the prompt or lower max_tokens."),
+    Reason.MODEL_NOT_FOUND: _request(404, StatusCode.NOT_FOUND, "Ask for one of the models in /v1/models."),
+    Reason.DEADLINE_EXCEEDED: Traits(
+        grpc=StatusCode.DEADLINE_EXCEEDED,
+        http=504,
+        kind="timeout_error",
+        hint="Allow more time, or ask for fewer tokens.",
+    ),
+    Reason.CANCELLED: Traits(
+        grpc=StatusCode.CANCELLED, http=499, kind="cancelled", hint="The client ended the request."
+    ),
+    Reason.SLOW_CLIENT: Traits(
+        grpc=StatusCode.RESOURCE_EXHAUSTED,
+        http=503,
+        kind="server_error",
+        hint="Read the stream as fast as it comes.",
+    ),
+    Reason.INTERNAL: Traits(
+        grpc=StatusCode.INTERNAL, http=500, kind="server_error", hint="This is a bug: report the request id."
+    ),
+}
+
+
+class Failure(Exception):
+    """A request failed.
+
+    detail: one sentence for people, safe to show to the client. param: the request's field at fault, in the client's
+    spelling. retry_after_s: when to try again, in seconds, where that is known.
+    """
+
+    def __init__(
+        self, reason: Reason, detail: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    @property
+    def traits(self) -> Traits:
+        return TRAITS[self.reason]
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"
+
+
+def invalid(param: str, detail: str) -> Failure:
+    """The failure of a request whose field `param` is wrong; `detail` says what to change."""
+    return Failure(Reason.INVALID_ARGUMENT, detail, param=param)

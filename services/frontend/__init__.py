@@ -1,0 +1,1 @@
+"""The frontend: clients in, workers out. Start with pipeline.py."""

@@ -1,0 +1,1 @@
+"""The registry: which instances there are. Start with service.py."""

@@ -1,0 +1,149 @@
+"""What travels through the plane: a request goes down through layers, tokens come back up through sinks.
+
+Every step of a request, in the frontend, in a worker and in a test double, has the one signature `Layer`. A layer is an
+`async` call; a token is a plain synchronous call of `Sink.deliver`. So there is no generator to close, no timer and no
+task switch per token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended well, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a token is drawn: see `Sampling` in inference.proto for ranges. `seed` is never None below preprocess."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """When an answer ends. `max_tokens` is never None below preprocess; all counts are over the whole continuation."""
+
+    strings: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked, in the client's own terms: limits and seed mean the whole answer, however often it moves.
+
+    Exactly one of text, messages and token_ids is set; below preprocess it is token_ids. generated_token_ids are the
+    tokens that exist already: the answer goes on after them, and every engine derives from them what it needs (tokens
+    left, penalty counts, position of the randomness).
+    """
+
+    model: str
+    text: str | None = None
+    messages: tuple[Message, ...] | None = None
+    token_ids: tuple[int, ...] | None = None
+    generated_token_ids: tuple[int, ...] = ()
+    choice: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: Stop = field(default_factory=Stop)
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt, below preprocess."""
+        assert self.token_ids is not None, "only preprocess sees a prompt without token ids"
+        return self.token_ids
+
+    @property
+    def max_tokens(self) -> int:
+        """The limit, below preprocess."""
+        assert self.stop.max_tokens is not None, "preprocess sets max_tokens"
+        return self.stop.max_tokens
+
+    def after(self, token_ids: Sequence[int]) -> "Request":
+        """The same request, to go on after `token_ids` more tokens."""
+        if not token_ids:
+            return self
+        return replace(self, generated_token_ids=self.generated_token_ids + tuple(token_ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """This asking of a request: who, until when, and what has been tried.
+
+    deadline: absolute, in the event loop's time. endpoint: for metrics. worker: the instance that this attempt goes to,
+    named by route. excluded: instances that this request must not go to any more.
+    """
+
+    request_id: str
+    deadline: float | None = None
+    endpoint: str = "generate"
+    is_streamed: bool = True
+    is_continuation: bool = False
+    worker: str | None = None
+    excluded: frozenset[str] = frozenset()
+
+
+class Delta(Struct, gc=False):
+    """Tokens that were added to one choice; `position` is the index of the first in the choice's continuation."""
+
+    position: int
+    token_ids: Sequence[int]
+    text: str = ""
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the client asked and got them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A request ended well. `usage` is None below present, which alone knows what the client asked."""
+
+    reason: FinishReason
+    usage: Usage | None = None
+
+
+class Sink(Protocol):
+    """Takes tokens. Never blocks, never awaits, never raises."""
+
+    def deliver(self, delta: Delta, /) -> None: ...
+
+
+class Layer(Protocol):
+    """Runs one request to its end; tokens go to `sink` as they come. Raises Failure, and nothing else."""
+
+    async def __call__(self, request: Request, call: Call, sink: Sink, /) -> Finish: ...

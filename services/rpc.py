@@ -1,0 +1,104 @@
+"""The seam to gRPC: channel and server options, and Failure ↔ status, in one place for every process."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NoReturn
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from services.errors import Failure, Reason
+
+DOMAIN = "unbroken"
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+"""The largest message on any hop: a prompt of about four million tokens."""
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+KEEPALIVE_TIME_MS = 10_000
+KEEPALIVE_TIMEOUT_MS = 5_000
+RECONNECT_BACKOFF_MS_MAX = 1_000
+
+CHANNEL_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.enable_retries", 0),  # Retries belong to migrate: two layers that retry multiply.
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MAX),
+    ("grpc.use_local_subchannel_pool", 1),  # A worker that came back must not inherit another channel's back-off.
+]
+SERVER_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+    ("grpc.so_reuseport", 0),  # A port in use is an error, not a second server beside the first.
+]
+
+
+def status_of(failure: Failure, *, request_id: str = "") -> status_pb2.Status:
+    """The failure as google.rpc.Status: ErrorInfo always, RetryInfo where the time is known."""
+    traits = failure.traits
+    metadata = {"hint": traits.hint, "retryable": str(traits.retryable).lower()}
+    if failure.param is not None:
+        metadata["param"] = failure.param
+    if request_id:
+        metadata["request_id"] = request_id
+    info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN, metadata=metadata)
+    details = [_pack(info)]
+    if failure.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(failure.retry_after_s * 1e3))
+        details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+    return status_pb2.Status(code=_code(traits.grpc), message=failure.detail, details=details)
+
+
+def _pack(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+def _code(status: grpc.StatusCode) -> code_pb2.Code:
+    return code_pb2.Code.Value(status.name)  # type: ignore[no-any-return]
+
+
+async def abort(context: grpc.aio.ServicerContext, failure: Failure, *, request_id: str = "") -> NoReturn:
+    """End the rpc with the failure. Raises, as `context.abort` does."""
+    status = rpc_status.to_status(status_of(failure, request_id=request_id))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort raises")
+
+
+def failure_of(error: grpc.aio.AioRpcError, *, otherwise: Reason) -> Failure:
+    """The failure that an rpc ended with: its own ErrorInfo if it has one of ours, else `otherwise`."""
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # it reads three methods that AioRpcError has
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info) and info.domain == DOMAIN and info.reason in Reason:
+            return Failure(Reason(info.reason), status.message, param=info.metadata.get("param"))
+    return Failure(otherwise, f"{error.code().name.lower()}: {error.details()}")
+
+
+def time_left_s(deadline: float | None) -> float | None:
+    """Seconds until `deadline` (loop time), at least 0; None without one."""
+    return None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+
+
+def split_addresses(text: str) -> Sequence[str]:
+    """`a:1,b:2` → the addresses. Raises ValueError for none and for one without a port."""
+    addresses = [part.strip() for part in text.split(",") if part.strip()]
+    for address in addresses:
+        if not address.rpartition(":")[2].isdigit():
+            raise ValueError(f"{address!r} is not host:port")
+    if not addresses:
+        raise ValueError("at least one host:port is needed")
+    return addresses

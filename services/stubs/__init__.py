@@ -1,0 +1,1 @@
+"""The generated gRPC stubs: see proto/build_stubs.py, which writes them when the package is built."""

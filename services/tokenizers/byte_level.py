@@ -1,0 +1,17 @@
+"""The mocker's tokeniser: a token is a byte."""
+
+from collections.abc import Sequence
+
+EOS = 256
+VOCAB_SIZE = 257
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are the bytes of UTF-8; 256 is the end token."""
+
+    token_bytes: Sequence[bytes] = (*(bytes((value,)) for value in range(256)), b"")
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        """The UTF-8 bytes of `text`. There is nothing special to add."""
+        del add_special
+        return list(text.encode("utf-8", errors="replace"))

@@ -1,0 +1,86 @@
+"""What an engine is: it makes tokens for many requests at a time, in steps."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.card import ModelCard
+from services.errors import Failure
+from services.request import FinishReason, Request
+
+
+@dataclass(slots=True)
+class Output:
+    """What one step did for one request: tokens, then maybe its end. The end token itself is not among the tokens.
+
+    After a `finish` or a `failure` the engine has forgotten the key.
+    """
+
+    key: int
+    token_ids: Sequence[int] = ()
+    finish: FinishReason | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """Load of one data-parallel rank: key-value cache blocks, prompt tokens still to be computed."""
+
+    kv_blocks_used: int
+    kv_blocks_total: int
+    active_prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What the engine is doing. `steps` grows by one for each step and never stands still while sequences run."""
+
+    steps: int
+    ranks: tuple[RankLoad, ...]
+
+
+Emit = Callable[[Sequence[Output]], None]
+"""Takes the outputs of one step. Called on the event loop, in the order of the steps. Never raises."""
+
+
+class Engine(Protocol):
+    """Makes tokens. All methods are called on the event loop and none blocks it.
+
+    An engine continues a request after its `generated_token_ids` exactly as it would have gone on itself, within what
+    `card.resume` says; limits are over the whole continuation. A request whose limits are met already finishes at the
+    next step without a token.
+    """
+
+    @property
+    def card(self) -> ModelCard:
+        """What it serves. Known once `ready` is set."""
+        ...
+
+    @property
+    def request_limit(self) -> int:
+        """The most requests that may be submitted at a time."""
+        ...
+
+    def tokenizer_content(self) -> bytes:
+        """What `card.tokenizer.sha256` is the checksum of."""
+        ...
+
+    async def run(self, emit: Emit, ready: asyncio.Event) -> None:
+        """Load, set `ready`, and step until cancelled. Raises Failure(ENGINE_DEAD) when it cannot go on."""
+        ...
+
+    def submit(self, key: int, request: Request) -> None:
+        """Start a request. Raises Failure (PROMPT_TOO_LONG, INVALID_ARGUMENT) if it can't be run."""
+        ...
+
+    def cancel(self, key: int) -> None:
+        """Stop a request: at most the step that is under way still works on it, and nothing of it is emitted any more.
+
+        Idempotent; an unknown key is ignored.
+        """
+        ...
+
+    def load(self) -> EngineLoad:
+        """What it is doing now."""
+        ...

@@ -1,0 +1,1 @@
+"""The engines: each makes tokens in its own way, behind the protocol of ../engine.py."""
