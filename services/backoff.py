@@ -1,4 +1,4 @@
-"""How long to wait before trying again: exponential, with full jitter, so that many clients do not come back at once."""
+"""How long to wait before trying again: exponential with full jitter, so that clients do not come back all at once."""
 
 import random
 from dataclasses import dataclass

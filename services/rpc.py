@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -68,10 +68,10 @@ def _pack(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) ->
 
 
 def _code(status: grpc.StatusCode) -> code_pb2.Code:
-    return code_pb2.Code.Value(status.name)  # type: ignore[no-any-return]
+    return code_pb2.Code.Value(status.name)
 
 
-async def abort(context: grpc.aio.ServicerContext, failure: Failure, *, request_id: str = "") -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Failure, *, request_id: str = "") -> NoReturn:
     """End the rpc with the failure. Raises, as `context.abort` does."""
     status = rpc_status.to_status(status_of(failure, request_id=request_id))
     await context.abort(status.code, status.details, status.trailing_metadata)
@@ -80,7 +80,7 @@ async def abort(context: grpc.aio.ServicerContext, failure: Failure, *, request_
 
 def failure_of(error: grpc.aio.AioRpcError, *, otherwise: Reason) -> Failure:
     """The failure that an rpc ended with: its own ErrorInfo if it has one of ours, else `otherwise`."""
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # it reads three methods that AioRpcError has
+    status = rpc_status.from_call(error)
     for detail in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info) and info.domain == DOMAIN and info.reason in Reason:

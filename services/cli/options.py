@@ -1,0 +1,51 @@
+"""Options and types that several subcommands share."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from services.rpc import split_addresses
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Addresses(click.ParamType):
+    """`host:port[,host:port…]` as a sequence of addresses."""
+
+    name = "host:port,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Sequence[str]:
+        if not isinstance(value, str):
+            return list(value)
+        try:
+            return split_addresses(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def logging_options(function: Function) -> Function:
+    """`--log-level`, `--log-format`: to be given to `configure_logging`."""
+    function = click.option(
+        "--log-level",
+        envvar="DYN_LOG_LEVEL",
+        show_envvar=True,
+        default="info",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+    )(function)
+    return click.option(
+        "--log-format", envvar="DYN_LOG_FORMAT", show_envvar=True, default="text", type=click.Choice(["text", "json"])
+    )(function)
+
+
+def registry_option(function: Function) -> Function:
+    """`--registry`: where the registries are."""
+    return click.option(
+        "--registry",
+        "registries",
+        envvar="DYN_REGISTRY",
+        show_envvar=True,
+        default="127.0.0.1:50050",
+        type=Addresses(),
+        help="Addresses of the registries; any one of them that answers is used.",
+    )(function)

@@ -1,0 +1,49 @@
+"""How a process lives: one event loop, one root task, SIGTERM and SIGINT ask it to end, a second one insists."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+log = structlog.get_logger()
+
+EXIT_FORCED = 130
+
+
+class StartupError(Exception):
+    """The process cannot start: one sentence that says what is wrong and what to do."""
+
+
+def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run `main(stopping)` to its end; `stopping` is set by SIGTERM or SIGINT, a second signal exits at once.
+
+    `main` ends in order by itself: not ready → take nothing new → let what runs finish → close. A StartupError is
+    printed as one sentence, with exit status 1.
+    """
+    try:
+        asyncio.run(_with_signals(main))
+    except* StartupError as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    stopping = asyncio.Event()
+
+    def on_signal(name: str) -> None:
+        if stopping.is_set():
+            log.warning("exiting at once", signal=name)
+            os._exit(EXIT_FORCED)
+        log.info("stopping", signal=name)
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number.name)
+    await main(stopping)
