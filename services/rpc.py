@@ -83,7 +83,7 @@ def failure_of(error: grpc.aio.AioRpcError, *, otherwise: Reason) -> Failure:
     status = rpc_status.from_call(error)
     for detail in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info) and info.domain == DOMAIN and info.reason in Reason:
+        if detail.Unpack(info) and info.domain == DOMAIN and info.reason in Reason.__members__:
             return Failure(Reason(info.reason), status.message, param=info.metadata.get("param"))
     return Failure(otherwise, f"{error.code().name.lower()}: {error.details()}")
 

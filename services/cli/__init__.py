@@ -67,7 +67,7 @@ def known_variables() -> set[str]:
     return {
         variable
         for name in COMMANDS
-        if (command := cli.get_command(context, name)) is not None  # type: ignore[attr-defined]
+        if (command := cli.get_command(context, name)) is not None
         for parameter in _parameters(command)
         for variable in re.split(r"\s+", str(parameter.envvar or ""))
         if variable

@@ -10,7 +10,7 @@ from services.rpc import split_addresses
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class Addresses(click.ParamType):
+class Addresses(click.ParamType[Sequence[str]]):
     """`host:port[,host:port…]` as a sequence of addresses."""
 
     name = "host:port,…"

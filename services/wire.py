@@ -1,0 +1,209 @@
+"""Messages of the plane ↔ our own types: the one place that knows both. Malformed messages raise Failure."""
+
+from google.protobuf import duration_pb2
+
+from services.card import ModelCard, Resume, TokenizerRef
+from services.errors import Failure, Reason, invalid
+from services.request import Delta, Finish, FinishReason, Message, Request, Sampling, Stop
+from services.stubs import inference_pb2, worker_pb2
+
+_FINISH_TO_WIRE = {
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+_FINISH_FROM_WIRE: dict[int, FinishReason] = {number: reason for reason, number in _FINISH_TO_WIRE.items()}
+_LATER = ("logprobs", "guided")
+
+
+def request_from_wire(message: inference_pb2.GenerateRequest) -> Request:
+    """The request. Raises INVALID_ARGUMENT for fields that this version cannot honour, naming the field."""
+    _refuse_later_fields(message)
+    kind = message.WhichOneof("prompt")
+    return Request(
+        model=message.model,
+        text=message.text if kind == "text" else None,
+        messages=tuple(Message(turn.role, turn.content) for turn in message.chat.messages) if kind == "chat" else None,
+        token_ids=tuple(message.tokens.ids) if kind == "tokens" else None,
+        generated_token_ids=tuple(message.generated_token_ids),
+        choice=message.choice,
+        sampling=_sampling_from_wire(message.sampling),
+        stop=_stop_from_wire(message.stop),
+    )
+
+
+def _refuse_later_fields(message: inference_pb2.GenerateRequest) -> None:
+    for name in _LATER:
+        if message.HasField(name):
+            raise invalid(name, f"{name} is not supported in this version: leave it out")
+    if message.HasField("n") and message.n != 1:
+        raise invalid("n", f"n = {message.n} is not supported in this version: ask for 1")
+    if message.session_id:
+        raise invalid("session_id", "session_id is not supported in this version: leave it out")
+    if message.priority:
+        raise invalid("priority", "priority is not supported in this version: leave it at 0")
+
+
+def _sampling_from_wire(message: inference_pb2.Sampling) -> Sampling:
+    return Sampling(
+        temperature=message.temperature if message.HasField("temperature") else 1.0,
+        top_p=message.top_p if message.HasField("top_p") else 1.0,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        seed=message.seed if message.HasField("seed") else None,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+    )
+
+
+def _stop_from_wire(message: inference_pb2.Stop) -> Stop:
+    return Stop(
+        strings=tuple(message.strings),
+        token_ids=tuple(message.token_ids),
+        ignore_eos=message.ignore_eos,
+        min_tokens=message.min_tokens,
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+    )
+
+
+def request_to_wire(request: Request) -> inference_pb2.GenerateRequest:
+    """The message that `request_from_wire` reads back."""
+    message = inference_pb2.GenerateRequest(
+        model=request.model,
+        generated_token_ids=request.generated_token_ids,
+        choice=request.choice,
+        sampling=_sampling_to_wire(request.sampling),
+        stop=_stop_to_wire(request.stop),
+    )
+    if request.token_ids is not None:
+        message.tokens.ids.extend(request.token_ids)
+    elif request.messages is not None:
+        message.chat.SetInParent()
+        for turn in request.messages:
+            message.chat.messages.add(role=turn.role, content=turn.content)
+    elif request.text is not None:
+        message.text = request.text
+    return message
+
+
+def _sampling_to_wire(sampling: Sampling) -> inference_pb2.Sampling:
+    return inference_pb2.Sampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=dict(sampling.logit_bias),
+    )
+
+
+def _stop_to_wire(stop: Stop) -> inference_pb2.Stop:
+    return inference_pb2.Stop(
+        strings=stop.strings,
+        token_ids=stop.token_ids,
+        ignore_eos=stop.ignore_eos,
+        min_tokens=stop.min_tokens,
+        max_tokens=stop.max_tokens,
+    )
+
+
+def delta_to_wire(delta: Delta) -> inference_pb2.GenerateResponse:
+    """One item of a `Generate` stream."""
+    return inference_pb2.GenerateResponse(
+        delta=inference_pb2.Delta(
+            choice=delta.choice, position=delta.position, token_ids=delta.token_ids, text=delta.text
+        )
+    )
+
+
+def finish_to_wire(finish: Finish, *, choice: int, position: int) -> inference_pb2.GenerateResponse:
+    """The item that says why the choice ended; the marker follows it."""
+    assert finish.usage is not None, "whoever serves Generate knows the usage"
+    usage = inference_pb2.Usage(
+        prompt_tokens=finish.usage.prompt_tokens, completion_tokens=finish.usage.completion_tokens
+    )
+    delta = inference_pb2.Delta(
+        choice=choice, position=position, finish_reason=_FINISH_TO_WIRE[finish.reason], usage=usage
+    )
+    return inference_pb2.GenerateResponse(delta=delta)
+
+
+def finish_reason_to_wire(reason: FinishReason) -> inference_pb2.FinishReason:
+    """For a `StreamEnd`."""
+    return _FINISH_TO_WIRE[reason]
+
+
+def finish_reason_from_wire(number: int) -> FinishReason | None:
+    """None when there is none. Raises PROTOCOL_VIOLATION for a number that this version does not know."""
+    if number == inference_pb2.FINISH_REASON_UNSPECIFIED:
+        return None
+    if number not in _FINISH_FROM_WIRE:
+        raise Failure(Reason.PROTOCOL_VIOLATION, f"unknown finish reason {number}")
+    return _FINISH_FROM_WIRE[number]
+
+
+def error_to_wire(failure: Failure) -> worker_pb2.Error:
+    """A failure inside a session."""
+    return worker_pb2.Error(reason=failure.reason, detail=failure.detail)
+
+
+def error_from_wire(message: worker_pb2.Error) -> Failure:
+    """The failure; a reason that this version does not know is an ENGINE_ERROR."""
+    reason = Reason(message.reason) if message.reason in Reason.__members__ else Reason.ENGINE_ERROR
+    return Failure(reason, message.detail)
+
+
+def card_to_wire(card: ModelCard) -> worker_pb2.ModelCard:
+    """The card as in `Welcome`."""
+    return worker_pb2.ModelCard(
+        model=card.model,
+        engine=card.engine,
+        context_length=card.context_length,
+        vocab_size=card.vocab_size,
+        tokenizer=worker_pb2.TokenizerRef(kind=card.tokenizer.kind, sha256=card.tokenizer.sha256),
+        chat_template=card.chat_template,
+        bos_token=card.bos_token,
+        eos_token=card.eos_token,
+        resume=worker_pb2.Resume(
+            sampling=card.resume.sampling,
+            penalties=card.resume.penalties,
+            guided=card.resume.guided,
+            logprobs=card.resume.logprobs,
+        ),
+    )
+
+
+def card_from_wire(message: worker_pb2.ModelCard) -> ModelCard:
+    """The message that `card_to_wire` writes, read back."""
+    return ModelCard(
+        model=message.model,
+        engine=message.engine,
+        context_length=message.context_length,
+        vocab_size=message.vocab_size,
+        tokenizer=TokenizerRef(message.tokenizer.kind, message.tokenizer.sha256),
+        chat_template=message.chat_template,
+        bos_token=message.bos_token,
+        eos_token=message.eos_token,
+        resume=Resume(
+            sampling=message.resume.sampling,
+            penalties=message.resume.penalties,
+            guided=message.resume.guided,
+            logprobs=message.resume.logprobs,
+        ),
+    )
+
+
+def seconds_to_wire(seconds: float) -> duration_pb2.Duration:
+    """A duration, to the nanosecond."""
+    duration = duration_pb2.Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def seconds_from_wire(duration: duration_pb2.Duration) -> float:
+    """A duration in seconds."""
+    return float(duration.seconds) + float(duration.nanos) * 1e-9

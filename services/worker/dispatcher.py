@@ -1,0 +1,69 @@
+"""Exact admission: at most N requests run, at most Q wait, in the order they came; the rest is refused at once.
+
+| event | running < N | running = N, waiting < Q | running = N, waiting = Q |
+| --- | --- | --- | --- |
+| admit | runs | waits | refused |
+| release of a running one | the first that waits runs | the first that waits runs | the first that waits runs |
+| release of a waiting one | – | leaves the queue at once | leaves the queue at once |
+
+Synchronous throughout: no await stands between a check and the change that rests on it, so the bounds hold at every
+instant. A slot is given back on every way out, because its holder calls `release` in a `finally`.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from services.errors import Failure, Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """slots: how many requests run (N ≥ 1), None for no limit of ours. places: how many more may wait (Q ≥ 0)."""
+
+    slots: int | None = None
+    places: int = 0
+
+
+class Dispatcher:
+    """Starts requests by calling `start(key)` at once or when a slot comes free. `start` must not raise."""
+
+    def __init__(self, limits: Limits, start: Callable[[Hashable], None]) -> None:
+        self._limits = limits
+        self._start = start
+        self._running: set[Hashable] = set()
+        self._waiting: dict[Hashable, None] = {}  # A dict is the queue that also forgets one in the middle at once.
+
+    @property
+    def running_count(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    def admit(self, key: Hashable) -> None:
+        """Give the request a slot or a place. Raises WORKER_AT_CAPACITY when there is neither."""
+        assert key not in self._running, f"{key} runs already"
+        assert key not in self._waiting, f"{key} waits already"
+        if self._has_free_slot():
+            self._run(key)
+        elif len(self._waiting) < self._limits.places:
+            self._waiting[key] = None
+        else:
+            raise Failure(Reason.WORKER_AT_CAPACITY, "Server overloaded: worker at capacity")
+
+    def release(self, key: Hashable) -> None:
+        """Take the request out, wherever it is. Idempotent."""
+        self._waiting.pop(key, None)
+        self._running.discard(key)
+        while self._waiting and self._has_free_slot():
+            first = next(iter(self._waiting))
+            del self._waiting[first]
+            self._run(first)
+
+    def _has_free_slot(self) -> bool:
+        return self._limits.slots is None or len(self._running) < self._limits.slots
+
+    def _run(self, key: Hashable) -> None:
+        self._running.add(key)
+        self._start(key)
