@@ -18,10 +18,10 @@ from services.errors import Failure, Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """slots: how many requests run (N ≥ 1), None for no limit of ours. places: how many more may wait (Q ≥ 0)."""
+    """slots: how many requests run (N ≥ 1). places: how many more may wait (Q ≥ 0)."""
 
-    slots: int | None = None
-    places: int = 0
+    slots: int
+    places: int
 
 
 class Dispatcher:
@@ -62,7 +62,7 @@ class Dispatcher:
             self._run(first)
 
     def _has_free_slot(self) -> bool:
-        return self._limits.slots is None or len(self._running) < self._limits.slots
+        return len(self._running) < self._limits.slots
 
     def _run(self, key: Hashable) -> None:
         self._running.add(key)

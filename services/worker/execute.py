@@ -50,6 +50,7 @@ class Execute:
     """
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
+        self.limits = limits
         self._engine = engine
         self._keys = count(1)
         self._runs: dict[int, _Run] = {}

@@ -1,0 +1,110 @@
+"""`Inference.Generate` over gRPC, alike on a frontend and on a worker: any pipeline, one handler.
+
+The handler is a coroutine that calls `context.write`, not a generator: on hang-up it is cancelled in its own frame, and
+with it the pipeline. Tokens that come while a write is under way travel together in the next message.
+"""
+
+import asyncio
+import re
+import uuid
+from typing import Any
+
+import grpc
+
+from services.errors import Failure, Reason, invalid
+from services.request import Call, Delta, Finish, Layer, Request
+from services.rpc import abort
+from services.stubs import inference_pb2, inference_pb2_grpc
+from services.wire import delta_to_wire, finish_to_wire, request_from_wire
+
+CLIENT_BUFFER_TOKENS_MAX = 65_536
+"""What a client may leave unread before its request is ended with SLOW_CLIENT."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_MARKER = inference_pb2.GenerateResponse(complete_final=True)
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def request_id_of(given: str) -> str:
+    """The client's own name for the request, or a new one. Raises INVALID_ARGUMENT for one that can't be logged."""
+    if not given:
+        return uuid.uuid4().hex
+    if not _REQUEST_ID.fullmatch(given):
+        raise invalid("request_id", "request_id must be 1 to 128 letters, digits, '-', '_', '.' or ':'")
+    return given
+
+
+class JoiningSink:
+    """Holds what has come since the last write, joined into one delta."""
+
+    def __init__(self) -> None:
+        self._delta: Delta | None = None
+        self._is_closed = False
+        self._changed = asyncio.Event()
+        self.position = 0
+
+    def deliver(self, delta: Delta) -> None:
+        self.position = delta.position + len(delta.token_ids)
+        if self._delta is None:
+            self._delta = Delta(delta.position, list(delta.token_ids), delta.text, delta.choice)
+        else:
+            assert delta.position == self._delta.position + len(self._delta.token_ids), "a gap between deltas"
+            self._delta.token_ids = [*self._delta.token_ids, *delta.token_ids]
+            self._delta.text += delta.text
+        self._changed.set()
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._is_closed = True
+        self._changed.set()
+
+    async def take(self) -> Delta | None:
+        """What has come, once something has; None after the last. Raises SLOW_CLIENT when that is too much."""
+        while self._delta is None and not self._is_closed:
+            self._changed.clear()
+            await self._changed.wait()
+        delta, self._delta = self._delta, None
+        if delta is not None and len(delta.token_ids) > CLIENT_BUFFER_TOKENS_MAX:
+            raise Failure(Reason.SLOW_CLIENT, f"the client left {CLIENT_BUFFER_TOKENS_MAX} tokens unread")
+        return delta
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """Serves a pipeline."""
+
+    def __init__(self, pipeline: Layer) -> None:
+        self._pipeline = pipeline
+
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """See inference.proto."""
+        request_id = request.request_id
+        try:
+            request_id = request_id_of(request.request_id)
+            left_s = context.time_remaining()
+            deadline = None if left_s is None else asyncio.get_running_loop().time() + left_s
+            await self._stream(request_from_wire(request), Call(request_id=request_id, deadline=deadline), context)
+        except Failure as failure:
+            await abort(context, failure, request_id=request_id)
+
+    async def _stream(self, request: Request, call: Call, context: Context) -> None:
+        sink = JoiningSink()
+        outcome: Finish | Failure
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_write_deltas(sink, context))
+                try:
+                    outcome = await self._pipeline(request, call, sink)
+                except Failure as failure:
+                    outcome = failure  # What was delivered before it is written first.
+                sink.close()
+        except* Failure as failures:
+            raise failures.exceptions[0] from None
+        if isinstance(outcome, Failure):
+            raise outcome
+        await context.write(finish_to_wire(outcome, choice=request.choice, position=sink.position))
+        await context.write(_MARKER)
+
+
+async def _write_deltas(sink: JoiningSink, context: Context) -> None:
+    while (delta := await sink.take()) is not None:
+        await context.write(delta_to_wire(delta))

@@ -1,0 +1,53 @@
+"""A gRPC server as every process of the plane runs one: health, reflection and channelz beside its own services."""
+
+from collections.abc import Sequence
+from types import TracebackType
+
+import grpc
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.lifetime import StartupError
+from services.rpc import SERVER_OPTIONS
+
+CLOSE_GRACE_S = 0.5
+
+
+class GrpcServer:
+    """Listens from `start` on; `set_serving` drives the health service. An async context: leaving it closes."""
+
+    def __init__(self, services: Sequence[str]) -> None:
+        """services: full names of the services that are added to `server`, for health and reflection."""
+        self.server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._services = services
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        channelz.add_channelz_servicer(self.server)
+        reflection.enable_server_reflection(
+            [*services, health.SERVICE_NAME, reflection.SERVICE_NAME, "grpc.channelz.v1.Channelz"], self.server
+        )
+
+    async def start(self, listen: str) -> str:
+        """Listen on `host:port` and return the real one. Raises StartupError when the port can't be had."""
+        host = listen.rpartition(":")[0]
+        try:
+            port = self.server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise StartupError(f"cannot listen on {listen}: is another process using that port?") from error
+        await self.server.start()
+        return f"{host}:{port}"
+
+    async def set_serving(self, *, is_serving: bool) -> None:
+        """What the health service answers, for the whole server and for each service."""
+        status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *self._services):
+            await self._health.set(name, status)
+
+    async def __aenter__(self) -> "GrpcServer":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.server.stop(CLOSE_GRACE_S)

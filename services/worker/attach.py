@@ -1,0 +1,180 @@
+"""`Worker.Attach`: all requests of one frontend on one stream.
+
+Every request is one call of the worker's pipeline in a task of its own; its tokens go to the session's outbox, which
+the writer empties into one message as often as the frontend can take one. When the session ends, its task group ends,
+and with it every request.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+
+from services.errors import Failure
+from services.generate import request_id_of
+from services.request import Call, Delta, Finish, Layer
+from services.stubs import worker_pb2
+from services.wire import error_to_wire, finish_reason_to_wire, request_from_wire, seconds_from_wire, seconds_to_wire
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """heartbeat_s: longest silence while the session has streams; idle_heartbeats: as a multiple of it, otherwise.
+
+    outbox_tokens_max: what a frontend may leave unread before its session is dropped.
+    """
+
+    heartbeat_s: float = 0.25
+    idle_heartbeats: int = 8
+    outbox_tokens_max: int = 262_144
+
+
+class SessionOverError(Exception):
+    """Ends a session's task group; the message says why."""
+
+
+class Outbox:
+    """What is to be sent to one frontend: tokens in columns, then ends. Bounded in tokens."""
+
+    def __init__(self, tokens_max: int) -> None:
+        self._tokens_max = tokens_max
+        self._changed = asyncio.Event()
+        self._message = worker_pb2.AttachResponse()
+        self._clear_columns()
+
+    def _clear_columns(self) -> None:
+        self._stream_ids: list[int] = []
+        self._positions: list[int] = []
+        self._token_counts: list[int] = []
+        self._token_ids: list[int] = []
+
+    def add_tokens(self, stream_id: int, delta: Delta) -> None:
+        self._stream_ids.append(stream_id)
+        self._positions.append(delta.position)
+        self._token_counts.append(len(delta.token_ids))
+        self._token_ids.extend(delta.token_ids)
+        self._changed.set()
+
+    def add_end(self, end: worker_pb2.StreamEnd) -> None:
+        self._message.ends.append(end)
+        self._changed.set()
+
+    def set_welcome(self, welcome: worker_pb2.Welcome) -> None:
+        self._message.welcome.CopyFrom(welcome)
+        self._changed.set()
+
+    def set_load(self, load: worker_pb2.Load) -> None:
+        self._message.load.CopyFrom(load)
+        self._changed.set()
+
+    def set_goaway(self, grace_s: float) -> None:
+        self._message.goaway.grace.CopyFrom(seconds_to_wire(grace_s))
+        self._changed.set()
+
+    async def take(self) -> worker_pb2.AttachResponse:
+        """The next message, once there is something to send. Raises SessionOverError over the bound."""
+        await self._changed.wait()
+        self._changed.clear()
+        if len(self._token_ids) > self._tokens_max:
+            raise SessionOverError(f"the frontend left more than {self._tokens_max} tokens unread")
+        message, self._message = self._message, worker_pb2.AttachResponse()
+        if self._stream_ids:
+            step = message.step
+            step.stream_ids.extend(self._stream_ids)
+            step.positions.extend(self._positions)
+            step.token_counts.extend(self._token_counts)
+            step.token_ids.extend(self._token_ids)
+            self._clear_columns()
+        return message
+
+
+class _StreamSink:
+    """One request's tokens, to the session's outbox."""
+
+    def __init__(self, outbox: Outbox, stream_id: int) -> None:
+        self._outbox = outbox
+        self._stream_id = stream_id
+
+    def deliver(self, delta: Delta) -> None:
+        self._outbox.add_tokens(self._stream_id, delta)
+
+
+class Session:
+    """The worker's end of one session."""
+
+    def __init__(
+        self,
+        pipeline: Layer,
+        welcome: worker_pb2.Welcome,
+        load: Callable[[], worker_pb2.Load],
+        config: SessionConfig,
+    ) -> None:
+        self._pipeline = pipeline
+        self._load = load
+        self._config = config
+        self._outbox = Outbox(config.outbox_tokens_max)
+        self._outbox.set_welcome(welcome)
+        self._outbox.set_load(load())
+        self._requests: dict[int, asyncio.Task[None]] = {}
+
+    def goaway(self, grace_s: float) -> None:
+        """Tell the frontend that the worker leaves."""
+        self._outbox.set_goaway(grace_s)
+
+    async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Until the frontend hangs up or the session has to be dropped. Leaves no request behind."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._write(context))
+                group.create_task(self._beat())
+                await self._read(context, group)
+        except* SessionOverError as over:
+            log.info("session over", why=str(over.exceptions[0]), peer=context.peer())
+
+    async def _read(self, context: grpc.aio.ServicerContext[Any, Any], group: asyncio.TaskGroup) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            for submit in message.submits:
+                self._submit(submit, group)
+            for stream_id in message.cancels:
+                if (task := self._requests.get(stream_id)) is not None:
+                    task.cancel()
+        raise SessionOverError("the frontend left")
+
+    def _submit(self, submit: worker_pb2.Submit, group: asyncio.TaskGroup) -> None:
+        if submit.stream_id in self._requests:
+            raise SessionOverError(f"the frontend used stream id {submit.stream_id} twice")
+        task = group.create_task(self._run(submit))
+        self._requests[submit.stream_id] = task
+        task.add_done_callback(lambda _: self._requests.pop(submit.stream_id))
+
+    async def _run(self, submit: worker_pb2.Submit) -> None:
+        deadline = None
+        if submit.HasField("timeout"):
+            deadline = asyncio.get_running_loop().time() + seconds_from_wire(submit.timeout)
+        end = worker_pb2.StreamEnd(stream_id=submit.stream_id)
+        try:
+            call = Call(request_id=request_id_of(submit.request.request_id), deadline=deadline)
+            sink = _StreamSink(self._outbox, submit.stream_id)
+            finish: Finish = await self._pipeline(request_from_wire(submit.request), call, sink)
+            end.finish_reason, end.complete_final = finish_reason_to_wire(finish.reason), True
+        except Failure as failure:
+            end.error.CopyFrom(error_to_wire(failure))
+        self._outbox.add_end(end)
+
+    async def _write(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while True:
+            await context.write(await self._outbox.take())
+
+    async def _beat(self) -> None:
+        """The load, every heartbeat while there are streams, seldom otherwise."""
+        beats = 0
+        while True:
+            await asyncio.sleep(self._config.heartbeat_s)
+            beats += 1
+            if self._requests or beats % self._config.idle_heartbeats == 0:
+                self._outbox.set_load(self._load())

@@ -1,0 +1,91 @@
+"""The `Worker` service: sessions to frontends, and the tokeniser they need."""
+
+from typing import Any
+
+import grpc
+
+from services.errors import Failure, Reason
+from services.request import Layer
+from services.rpc import abort
+from services.stubs import worker_pb2, worker_pb2_grpc
+from services.wire import card_to_wire, seconds_to_wire
+from services.worker.attach import Session, SessionConfig
+from services.worker.engine import Engine
+from services.worker.execute import Execute
+
+PIECE_BYTES = 256 * 1024
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """Serves one engine to any number of frontends."""
+
+    def __init__(
+        self, instance_id: str, engine: Engine, execute: Execute, pipeline: Layer, config: SessionConfig
+    ) -> None:
+        self._instance_id = instance_id
+        self._engine = engine
+        self._execute = execute
+        self._pipeline = pipeline
+        self._config = config
+        self._sessions: set[Session] = set()
+        self._grace_s: float | None = None
+
+    @property
+    def session_count(self) -> int:
+        return len(self._sessions)
+
+    def goaway(self, grace_s: float) -> None:
+        """Tell all frontends, and whoever attaches from now on, that this worker leaves."""
+        self._grace_s = grace_s
+        for session in self._sessions:
+            session.goaway(grace_s)
+
+    async def Attach(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """See worker.proto."""
+        del request_iterator  # The handler reads from the context: a generator's clean-up runs late.
+        session = Session(self._pipeline, self._welcome(), self.load, self._config)
+        if self._grace_s is not None:
+            session.goaway(self._grace_s)
+        self._sessions.add(session)
+        try:
+            await session.serve(context)
+        finally:
+            self._sessions.discard(session)
+
+    async def FetchTokenizer(  # type: ignore[override]  # noqa: N802
+        self, request: worker_pb2.FetchTokenizerRequest, context: Context
+    ) -> None:
+        """See worker.proto."""
+        if request.sha256 != self._engine.card.tokenizer.sha256:
+            detail = f"no tokeniser with checksum {request.sha256!r} here"
+            await abort(context, Failure(Reason.MODEL_NOT_FOUND, detail))
+        content = self._engine.tokenizer_content()
+        for start in range(0, len(content), PIECE_BYTES):
+            await context.write(worker_pb2.FetchTokenizerResponse(data=content[start : start + PIECE_BYTES]))
+
+    def load(self) -> worker_pb2.Load:
+        """What the worker is doing now."""
+        load = self._engine.load()
+        return worker_pb2.Load(
+            running=self._execute.running_count,
+            waiting=self._execute.waiting_count,
+            engine_steps=load.steps,
+            ranks=[
+                worker_pb2.RankLoad(
+                    kv_blocks_used=rank.kv_blocks_used,
+                    kv_blocks_total=rank.kv_blocks_total,
+                    active_prefill_tokens=rank.active_prefill_tokens,
+                )
+                for rank in load.ranks
+            ],
+        )
+
+    def _welcome(self) -> worker_pb2.Welcome:
+        return worker_pb2.Welcome(
+            instance_id=self._instance_id,
+            card=card_to_wire(self._engine.card),
+            engine_request_limit=self._execute.limits.slots,
+            request_queue_limit=self._execute.limits.places,
+            heartbeat=seconds_to_wire(self._config.heartbeat_s),
+        )
