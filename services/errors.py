@@ -32,6 +32,9 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
     SLOW_CLIENT = "SLOW_CLIENT"
+    INSTANCE_NOT_FOUND = "INSTANCE_NOT_FOUND"
+    STORE_AWAY = "STORE_AWAY"
+    TAKEN_OVER = "TAKEN_OVER"
     INTERNAL = "INTERNAL"
 
 
@@ -132,6 +135,20 @@ TRAITS: dict[Reason, Traits] = {
         http=503,
         kind="server_error",
         hint="Read the stream as fast as it comes.",
+    ),
+    Reason.INSTANCE_NOT_FOUND: _request(404, StatusCode.NOT_FOUND, "List the instances to see which there are."),
+    Reason.STORE_AWAY: Traits(
+        grpc=StatusCode.UNAVAILABLE,
+        http=503,
+        kind="server_error",
+        retryable=True,
+        hint="The registry cannot reach its store. Back off and try again, on another registry if there is one.",
+    ),
+    Reason.TAKEN_OVER: Traits(
+        grpc=StatusCode.ABORTED,
+        http=409,
+        kind="invalid_request_error",
+        hint="A newer stream registered this instance id. Give each start of a worker an id of its own.",
     ),
     Reason.INTERNAL: Traits(
         grpc=StatusCode.INTERNAL, http=500, kind="server_error", hint="This is a bug: report the request id."
