@@ -1,0 +1,98 @@
+"""`unbroken up`: a registry, workers and frontends on this machine."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from services.cli.options import logging_options
+from services.cluster.cluster import Cluster
+from services.cluster.commands import ClusterConfig
+from services.cluster.member import MemberConfig
+from services.cluster.state import default_folder
+from services.lifetime import run_process
+from services.telemetry import configure_logging
+
+PORT = click.IntRange(0, 65535)
+
+
+@click.command(short_help="Start a registry, workers and frontends on this machine.")
+@click.option("--workers", envvar="DYN_UP_WORKERS", show_envvar=True, default=2, type=click.IntRange(1, 64))
+@click.option("--frontends", envvar="DYN_UP_FRONTENDS", show_envvar=True, default=1, type=click.IntRange(1, 64))
+@click.option(
+    "--engine",
+    envvar="DYN_ENGINE",
+    show_envvar=True,
+    default="mocker",
+    type=click.Choice(["mocker", "llamacpp"]),
+    help="mocker makes up its tokens and needs no model.",
+)
+@click.option(
+    "--model",
+    envvar="DYN_MODEL",
+    show_envvar=True,
+    help="For llamacpp: a pulled model's name or a path to a GGUF file.",
+)
+@click.option(
+    "--served-model-name", envvar="DYN_SERVED_MODEL_NAME", show_envvar=True, help="What clients call the model."
+)
+@click.option(
+    "--host",
+    envvar="DYN_UP_HOST",
+    show_envvar=True,
+    default="127.0.0.1",
+    help="Where the frontends and the registry listen. Workers serve the frontends of this machine only.",
+)
+@click.option("--registry-port", envvar="DYN_UP_REGISTRY_PORT", show_envvar=True, default=50050, type=PORT)
+@click.option(
+    "--grpc-port",
+    envvar="DYN_UP_GRPC_PORT",
+    show_envvar=True,
+    default=50051,
+    type=PORT,
+    help="Of the first frontend; the others take the ports that follow. 0: any free port.",
+)
+@click.option(
+    "--http-port", envvar="DYN_UP_HTTP_PORT", show_envvar=True, default=8000, type=PORT, help="Likewise, for HTTP."
+)
+@click.option(
+    "--migration-limit",
+    envvar="DYN_MIGRATION_LIMIT",
+    show_envvar=True,
+    default=3,
+    type=click.IntRange(min=0),
+    help="How often a request may move to another worker; 0 turns moving off.",
+)
+@click.option(
+    "--state-dir",
+    envvar="DYN_UP_STATE_DIR",
+    show_envvar=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    default=default_folder,
+    show_default="~/.cache/unbroken/run",
+    help="Where cluster.json is kept: the pids and addresses of all processes, while all is up.",
+)
+@click.option("--no-restart", is_flag=True, help="Leave a process that died dead.")
+@click.option(
+    "--ready-timeout",
+    "ready_timeout_s",
+    envvar="DYN_UP_READY_TIMEOUT",
+    show_envvar=True,
+    default=120.0,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that a process may take until it serves.",
+)
+@logging_options
+@click.argument("worker_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORKER OPTIONS...]")
+def command(
+    *, state_dir: Path, no_restart: bool, ready_timeout_s: float, log_level: str, log_format: str, **what: Any
+) -> None:
+    """Start a registry, workers and frontends on this machine, and keep them alive until Ctrl-C.
+
+    Options after -- go to every worker: see `unbroken worker --help`.
+    """
+    configure_logging("up", level=log_level, log_format=log_format)
+    config = ClusterConfig(log_level=log_level, log_format=log_format, **what)
+    members = MemberConfig(is_restarted=not no_restart, ready_timeout_s=ready_timeout_s)
+
+    run_process(Cluster(config, members, state_dir).run)

@@ -1,0 +1,86 @@
+"""The command lines of the processes of a local cluster, and the addresses they are given."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+WILDCARDS = {"0.0.0.0": LOOPBACK, "[::]": "[::1]"}
+"""Where a process of this machine reaches one that listens on all its addresses."""
+PROGRAM = (sys.executable, "-P", "-m", "services")
+"""-P: a folder `services` where the user happens to stand is not ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """What runs. Ports of 0 are chosen by the system; frontends after the first take the ports that follow."""
+
+    workers: int = 2
+    frontends: int = 1
+    engine: str = "mocker"
+    model: str | None = None
+    served_model_name: str | None = None
+    host: str = LOOPBACK
+    registry_port: int = 50050
+    grpc_port: int = 50051
+    http_port: int = 8000
+    migration_limit: int = 3
+    worker_options: tuple[str, ...] = ()
+    log_level: str = "info"
+    log_format: str = "text"
+
+
+def registry_command(config: ClusterConfig, ready_file: Path, last: Mapping[str, str]) -> Sequence[str]:
+    """A registry with the store in its memory; a later one listens where the first did."""
+    listen = last.get("address") or join(config.host, config.registry_port)
+    return [*_begin("registry", config, ready_file), "--store=memory", f"--listen={listen}"]
+
+
+def worker_command(config: ClusterConfig, ready_file: Path, *, registry: str) -> Sequence[str]:
+    """A worker for the frontends of this machine; each takes a free port."""
+    named = {"--model": config.model, "--served-model-name": config.served_model_name}
+    return [
+        *_begin("worker", config, ready_file),
+        f"--listen={join(LOOPBACK, 0)}",
+        "--metrics-port=0",
+        f"--registry={reachable(registry)}",
+        f"--engine={config.engine}",
+        *(f"{option}={value}" for option, value in named.items() if value is not None),
+        *config.worker_options,
+    ]
+
+
+def frontend_command(
+    config: ClusterConfig, index: int, ready_file: Path, last: Mapping[str, str], *, registry: str
+) -> Sequence[str]:
+    """Frontend `index`, from 0; a later one listens where the first of the same index did."""
+    grpc = last.get("grpc") or join(config.host, _port(config.grpc_port, index))
+    http = last.get("http") or join(config.host, _port(config.http_port, index))
+    return [
+        *_begin("frontend", config, ready_file),
+        f"--grpc-listen={grpc}",
+        f"--http-listen={http}",
+        f"--registry={reachable(registry)}",
+        f"--migration-limit={config.migration_limit}",
+    ]
+
+
+def _begin(subcommand: str, config: ClusterConfig, ready_file: Path) -> list[str]:
+    logs = [f"--log-level={config.log_level}", f"--log-format={config.log_format}"]
+    return [*PROGRAM, subcommand, *logs, f"--ready-file={ready_file}"]
+
+
+def _port(first: int, index: int) -> int:
+    return first + index if first else 0
+
+
+def join(host: str, port: int) -> str:
+    """host and port as one address; an IPv6 host gets its brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def reachable(address: str) -> str:
+    """The address to connect to on this machine for one that is listened on."""
+    host, _, port = address.rpartition(":")
+    return f"{WILDCARDS.get(host, host)}:{port}"

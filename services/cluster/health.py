@@ -1,0 +1,37 @@
+"""Waits until a frontend can serve a model."""
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+
+from services.lifetime import StartupError
+
+HEALTH_POLL_S = 0.05
+HEALTH_TIMEOUT_S = 5.0
+"""For one question; the wait as a whole has its own."""
+
+
+async def wait_served(url: str, *, timeout_s: float) -> Sequence[str]:
+    """The names of the models that the frontend at `url` serves, once it serves any. Raises StartupError after
+    `timeout_s`."""
+    answer = "no answer"
+    timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+    try:
+        async with asyncio.timeout(timeout_s), aiohttp.ClientSession(url, timeout=timeout) as session:
+            while True:
+                try:
+                    async with session.get("/health") as response:
+                        if response.status == 200:
+                            return await _models(session)
+                        answer = f"status {response.status}: {await response.text()}"
+                except (aiohttp.ClientError, TimeoutError) as error:  # It is starting again, or not yet listening.
+                    answer = f"{type(error).__name__}: {error}"
+                await asyncio.sleep(HEALTH_POLL_S)
+    except TimeoutError:
+        raise StartupError(f"{url}/health is not 200 after {timeout_s:g} s: {answer}") from None
+
+
+async def _models(session: aiohttp.ClientSession) -> Sequence[str]:
+    async with session.get("/v1/models") as response:
+        return [model["id"] for model in (await response.json())["data"]]

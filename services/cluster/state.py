@@ -1,0 +1,45 @@
+"""The state folder of a local cluster: a lock, and `cluster.json`, which says what runs."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from services.lifetime import StartupError
+
+STATE_FILE = "cluster.json"
+LOCK_FILE = "lock"
+
+
+def default_folder() -> Path:
+    """One folder per user, so that other programs find `cluster.json` without being told."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "unbroken" / "run"
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Make the folder and hold it alone; `cluster.json` is there only inside. Raises StartupError if it is taken."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOCK_FILE).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # The system lets go of it when the process ends.
+            (folder / STATE_FILE).unlink(missing_ok=True)
+            try:
+                yield
+            finally:
+                (folder / STATE_FILE).unlink(missing_ok=True)
+    except BlockingIOError:
+        raise StartupError(f"another cluster runs in {folder}: end it, or give another --state-dir") from None
+    except OSError as error:
+        raise StartupError(f"cannot use the state folder {folder}: {error.strerror}") from error
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    """Replace `cluster.json` in one step: a reader sees the old state or the new one."""
+    scratch = folder / f"{STATE_FILE}.new"
+    scratch.write_text(json.dumps(state, indent=2) + "\n")
+    scratch.replace(folder / STATE_FILE)
