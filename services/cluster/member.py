@@ -148,8 +148,12 @@ class Member:
             self._signal(signal.SIGTERM)
         try:
             await self._attend(process)
-        finally:
-            self._signal(signal.SIGKILL)  # For a cancelled supervisor: nothing may be left behind.
+        except asyncio.CancelledError:  # The supervisor falls: nothing may be left behind.
+            self._signal(signal.SIGKILL)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(KILL_TIMEOUT_S):
+                    await process.wait()
+            raise
 
     async def _attend(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None, "it was asked for"

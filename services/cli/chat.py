@@ -1,0 +1,68 @@
+"""`unbroken chat`: talk to a model in the terminal."""
+
+import asyncio
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+from services.chat import ChatConfig, ChatError, Conversation
+
+PROMPT = "> "
+
+
+@click.command(short_help="Talk to a model in the terminal.")
+@click.option(
+    "--url", envvar="DYN_CHAT_URL", show_envvar=True, default="http://127.0.0.1:8000", help="Of a frontend's HTTP API."
+)
+@click.option("--model", envvar="DYN_CHAT_MODEL", show_envvar=True, show_default="the first that is served")
+@click.option("--max-tokens", type=int)
+@click.option("--temperature", type=float)
+@click.option("--seed", type=int)
+@click.option("--system", help="What the model is told before the conversation.")
+def command(*, url: str, model: str | None, system: str | None, **options: Any) -> None:
+    """Talk to a model in the terminal.
+
+    Ctrl-C stops an answer, Ctrl-D ends the conversation. Text from a pipe is one message, answered once.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    conversation = Conversation(ChatConfig(url=url.rstrip("/"), model=model, system=system, options=given))
+    if sys.stdin.isatty():
+        _converse(conversation)
+    elif not _answer(conversation, sys.stdin.read()):
+        sys.exit(1)
+
+
+def _converse(conversation: Conversation) -> None:
+    if find_spec("readline") is not None:
+        import readline  # noqa: F401 (gives `input` its line editing)
+    while True:
+        try:
+            text = input(PROMPT)
+        except KeyboardInterrupt:
+            click.echo()
+            continue
+        except EOFError:
+            click.echo()
+            return
+        if text.strip():
+            _answer(conversation, text)
+
+
+def _answer(conversation: Conversation, text: str) -> bool:
+    """Print the answer as it comes. False if it failed."""
+    try:
+        asyncio.run(conversation.ask(text, _write))
+    except KeyboardInterrupt:  # asyncio.run has cancelled the request, which ends it at the server too.
+        click.echo()
+    except ChatError as error:
+        click.echo(f"\nerror: {error}", err=True)
+        return False
+    click.echo()
+    return True
+
+
+def _write(part: str) -> None:
+    sys.stdout.write(part)
+    sys.stdout.flush()

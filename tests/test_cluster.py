@@ -1,0 +1,328 @@
+"""The local cluster: its processes are kept alive, told apart, and never left behind."""
+
+import asyncio
+import io
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.cluster.commands import ClusterConfig, frontend_command, reachable, registry_command, worker_command
+from services.cluster.console import Console, table
+from services.cluster.member import Member, MemberConfig, describe_exit, read_ready
+from services.cluster.state import owned, write_state
+from services.lifetime import StartupError
+
+WAIT_S = 20.0
+SERVES = "import pathlib, sys, time; print('hello'); pathlib.Path(sys.argv[1]).write_text('here:1'); time.sleep(60)"
+DIES = "import sys; print('no such model'); sys.exit(3)"
+NEVER_READY = "import time; time.sleep(60)"
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SERVES
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """What `condition` returns, once that is true."""
+    async with asyncio.timeout(WAIT_S):
+        while not (value := condition()):  # noqa: ASYNC110 (other processes change it)
+            await asyncio.sleep(0.01)
+    return value
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that is dead and not yet reaped does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+class Stage:
+    """One member that runs `script`, and what became of it."""
+
+    def __init__(self, folder: Path, script: str, **config: Any) -> None:
+        self.output = io.StringIO()
+        self.changes: list[int | None] = []
+        self.member = Member(
+            "worker-1",
+            lambda ready_file, _known: [sys.executable, "-c", script, str(ready_file)],
+            MemberConfig(**config),
+            console=Console(["worker-1"], self.output),
+            folder=folder,
+            on_change=lambda: self.changes.append(self.pid),
+            rng=random.Random(0),
+        )
+
+    @property
+    def pid(self) -> int | None:
+        return self.member.serving.pid if self.member.serving is not None else None
+
+    def play(self, scene: Callable[[], Awaitable[None]]) -> None:
+        """Run `scene` while the member lives, then end the member."""
+
+        async def run() -> None:
+            async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as lives:
+                self.member.start(lives)
+                try:
+                    await scene()
+                finally:
+                    await self.member.end()
+
+        asyncio.run(run())
+
+
+def test_serves_once_the_ready_file_says_where(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, SERVES)
+
+    async def scene() -> None:
+        await stage.member.wait_serving()
+
+        assert stage.member.known == {"address": "here:1"}
+        assert stage.pid is not None
+        assert is_alive(stage.pid)
+
+    stage.play(scene)
+
+    assert "worker-1 | hello\n" in stage.output.getvalue()
+    assert "address here:1" in stage.output.getvalue()
+
+
+def test_a_process_that_died_is_started_again(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, SERVES)
+
+    async def scene() -> None:
+        await stage.member.wait_serving()
+        assert stage.pid is not None
+        os.kill(stage.pid, signal.SIGKILL)
+        await until(lambda: len(stage.changes) == 2)
+
+        assert stage.changes[0] != stage.changes[1]
+
+    stage.play(scene)
+
+    assert re.search(r"was killed by SIGKILL\]\n.*starting again in 0\.\d+ s", stage.output.getvalue())
+
+
+def test_a_process_that_died_stays_dead_when_asked_to(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, SERVES, is_restarted=False)
+
+    async def scene() -> None:
+        await stage.member.wait_serving()
+        assert stage.pid is not None
+        os.kill(stage.pid, signal.SIGTERM)
+        await until(lambda: len(stage.changes) == 2)
+
+        assert stage.pid is None
+        assert stage.member.known == {"address": "here:1"}
+
+    stage.play(scene)
+
+    assert "was killed by SIGTERM; left dead" in stage.output.getvalue()
+
+
+def test_a_death_before_the_first_readiness_is_an_error_with_the_last_lines(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, DIES)
+
+    async def scene() -> None:
+        with pytest.raises(StartupError, match=r"worker-1 exited with status 3 .*\n  no such model"):
+            await stage.member.wait_serving()
+
+    stage.play(scene)
+
+
+def test_a_process_that_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, NEVER_READY, ready_timeout_s=0.1)
+
+    async def scene() -> None:
+        with pytest.raises(StartupError, match="was killed by SIGKILL before it was ready"):
+            await stage.member.wait_serving()
+
+    stage.play(scene)
+
+    assert "was not ready within 0.1 s" in stage.output.getvalue()
+
+
+def test_a_process_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, DEAF, end_timeout_s=0.1)
+    pids: list[int] = []
+
+    async def scene() -> None:
+        await stage.member.wait_serving()
+        pids.append(stage.pid or 0)
+
+    stage.play(scene)
+
+    assert "did not end within 0.1 s: killed" in stage.output.getvalue()
+    assert not is_alive(pids[0])
+
+
+def test_a_stopped_process_still_ends_in_order(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, SERVES)
+
+    async def scene() -> None:
+        await stage.member.wait_serving()
+        assert stage.pid is not None
+        os.kill(stage.pid, signal.SIGSTOP)
+
+    stage.play(scene)
+
+    assert "killed" not in stage.output.getvalue()
+
+
+def test_the_end_does_not_wait_for_a_restart(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, SERVES)
+
+    async def scene() -> None:
+        await stage.member.wait_serving()
+        assert stage.pid is not None
+        os.kill(stage.pid, signal.SIGKILL)
+        await until(lambda: "starting again" in stage.output.getvalue())
+
+    stage.play(scene)
+
+    assert len(stage.changes) == 1
+
+
+def test_a_cancelled_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, DEAF)
+    pids: list[int] = []
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as lives:
+            stage.member.start(lives)
+            await stage.member.wait_serving()
+            pids.append(stage.pid or 0)
+            raise StartupError("another one failed")
+
+    with pytest.raises(ExceptionGroup):
+        asyncio.run(run())
+
+    assert not is_alive(pids[0])
+
+
+def test_a_process_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    supervisor_script = (
+        "import subprocess, sys, time\n"
+        "from services.cluster.tether import tethered\n"
+        "subprocess.Popen(tethered([sys.executable, '-c', sys.argv[1], sys.argv[2]])).wait()"
+    )
+    ready_file = tmp_path / "ready"
+    script = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(60)"
+
+    with subprocess.Popen([sys.executable, "-c", supervisor_script, script, str(ready_file)]) as supervisor:
+        ready = asyncio.run(until(lambda: read_ready(ready_file)))
+        pid = int(ready["address"])
+        assert is_alive(pid)
+        supervisor.kill()
+
+    asyncio.run(until(lambda: not is_alive(pid)))
+
+
+def test_a_long_line_is_cut_and_a_last_line_needs_no_end(tmp_path: Path) -> None:
+    script = "import sys; sys.stdout.write('x' * 200_000); sys.exit(1)"
+    stage = Stage(tmp_path, script)
+
+    async def scene() -> None:
+        with pytest.raises(StartupError):
+            await stage.member.wait_serving()
+
+    stage.play(scene)
+
+    assert max(map(len, stage.output.getvalue().splitlines())) < 140_000
+    assert stage.output.getvalue().count("x") == 200_000
+
+
+@pytest.mark.parametrize(
+    ("text", "ready"),
+    [
+        ("127.0.0.1:5\n", {"address": "127.0.0.1:5"}),
+        ('{"grpc": "a:1", "http": "a:2"}', {"grpc": "a:1", "http": "a:2"}),
+        ("", None),
+        ('{"grpc": "a', None),
+    ],
+)
+def test_a_ready_file_is_an_address_or_an_object_and_may_be_half_written(
+    tmp_path: Path, text: str, ready: dict[str, str] | None
+) -> None:
+    (tmp_path / "ready").write_text(text)
+
+    assert read_ready(tmp_path / "ready") == ready
+
+
+def test_an_exit_is_told_in_words() -> None:
+    assert describe_exit(1) == "exited with status 1"
+    assert describe_exit(-9) == "was killed by SIGKILL"
+    assert describe_exit(-40) == "was killed by signal 40"
+
+
+def test_the_console_marks_lines_and_colours_names_on_a_terminal_only() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    plain, coloured = io.StringIO(), Terminal()
+    for stream in (plain, coloured):
+        Console(["up", "worker-1"], stream).line("up", "text")
+
+    assert plain.getvalue() == "up       | text\n"
+    assert coloured.getvalue() == "\033[36mup      \033[0m | text\n"
+
+
+def test_a_table_has_aligned_columns() -> None:
+    assert table([["name", "pid"], ["registry", "7"]]) == "name      pid\nregistry  7"
+
+
+def test_frontends_take_the_ports_that_follow_and_keep_them() -> None:
+    config = ClusterConfig(grpc_port=50051, http_port=0)
+
+    first = frontend_command(config, 1, Path("r"), {}, registry="0.0.0.0:7")
+    later = frontend_command(config, 1, Path("r"), {"grpc": "h:1", "http": "h:2"}, registry="0.0.0.0:7")
+
+    assert {"--grpc-listen=127.0.0.1:50052", "--http-listen=127.0.0.1:0", "--registry=127.0.0.1:7"} <= set(first)
+    assert {"--grpc-listen=h:1", "--http-listen=h:2"} <= set(later)
+
+
+def test_a_registry_keeps_its_address() -> None:
+    config = ClusterConfig(host="::1", registry_port=0)
+
+    assert "--listen=[::1]:0" in registry_command(config, Path("r"), {})
+    assert "--listen=[::1]:77" in registry_command(config, Path("r"), {"address": "[::1]:77"})
+
+
+def test_options_for_workers_come_last_and_no_model_is_named_for_them() -> None:
+    command = worker_command(ClusterConfig(worker_options=("--mocker-itl-ms", "6")), Path("r"), registry="h:1")
+
+    assert command[-2:] == ["--mocker-itl-ms", "6"]
+    assert not [word for word in command if word.startswith("--model")]
+
+
+def test_a_wildcard_is_reached_over_loopback() -> None:
+    assert reachable("0.0.0.0:1") == "127.0.0.1:1"
+    assert reachable("[::]:1") == "[::1]:1"
+    assert reachable("host:1") == "host:1"
+
+
+def test_a_state_folder_has_one_owner_and_no_stale_state(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text("{}")
+
+    with owned(tmp_path):
+        assert not (tmp_path / "cluster.json").exists()
+        write_state(tmp_path, {"workers": []})
+        with pytest.raises(StartupError, match="another cluster runs in"), owned(tmp_path):
+            pass
+
+    assert not (tmp_path / "cluster.json").exists()
+
+
+def test_a_state_folder_that_cannot_be_made_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(StartupError, match="cannot use the state folder"), owned(tmp_path / "file"):
+        pass
