@@ -1,0 +1,169 @@
+"""The routes of the OpenAI API, health and metrics, and the one place where failures become responses."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from services.card import ModelCard
+from services.errors import Failure, Reason
+from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer, model_list, model_object
+from services.frontend.http.bugs import CatchBugs, bug
+from services.frontend.http.config import HttpConfig
+from services.frontend.http.errors import error_response, json_response, routing_failure
+from services.frontend.http.headers import REQUEST_ID, deadline_of, request_id_of
+from services.frontend.http.openai import Body, parse_chat, parse_completion
+from services.frontend.http.sending import finish_sending
+from services.frontend.http.sse import SseStream
+from services.request import Call, Delta, Layer
+
+CONFIG = web.AppKey("config", HttpConfig)
+_ID = web.RequestKey("request_id", str)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Catalogue(Protocol):
+    """What this frontend can serve."""
+
+    def models(self) -> Sequence[ModelCard]:
+        """Those that can be served now."""
+        ...
+
+    @property
+    def is_draining(self) -> bool: ...
+
+
+def build_app(pipeline: Layer, catalogue: Catalogue, metrics: CollectorRegistry, config: HttpConfig) -> web.Application:
+    """The application; `start_http` serves it."""
+    gateway = _Gateway(pipeline, catalogue, metrics, config)
+    app = web.Application(client_max_size=config.body_bytes_max, middlewares=[gateway.respond])
+    app[CONFIG] = config
+    app.add_routes(
+        [
+            web.get("/v1/models", gateway.models),
+            web.get("/v1/models/{model:.+}", gateway.model),
+            web.post("/v1/completions", gateway.completions),
+            web.post("/v1/chat/completions", gateway.chat_completions),
+            web.get("/live", gateway.live),
+            web.get("/health", gateway.health),
+            web.get("/metrics", gateway.metrics),
+        ]
+    )
+    return app
+
+
+class _Collector:
+    """The sink of a unary answer."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def deliver(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+
+
+class _Gateway:
+    def __init__(self, pipeline: Layer, catalogue: Catalogue, metrics: CollectorRegistry, config: HttpConfig) -> None:
+        self._pipeline = CatchBugs(pipeline)
+        self._catalogue = catalogue
+        self._metrics = metrics
+        self._config = config
+        self._created = int(time.time())
+
+    @web.middleware
+    async def respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Give every request an id and every failure its response. Streams send themselves; the rest is sent here."""
+        request_id = request[_ID] = request_id_of(request)
+        try:
+            response = await handler(request)
+        except Failure as failure:
+            response = error_response(failure, request_id)
+        except web.HTTPException as error:
+            response = error_response(routing_failure(request, error), request_id, status=error.status)
+            if "Allow" in error.headers:
+                response.headers["Allow"] = error.headers["Allow"]
+        except Exception as error:
+            if request.writer.output_size:
+                raise  # In the midst of a stream there is no status left to give: aiohttp logs it and hangs up.
+            response = error_response(bug(error, request_id), request_id)
+        if not response.prepared:
+            response.headers[REQUEST_ID] = request_id
+            if self._catalogue.is_draining:
+                response.force_close()
+            await finish_sending(request, response, self._config, request_id)
+        return response
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        deadline = deadline_of(request, self._config)
+        body = parse_completion(await self._read(request))
+        answer = CompletionAnswer(request_id=request[_ID], model=body.model, includes_usage=body.includes_usage)
+        return await self._answer(request, body, answer, self._call(request, body, "completions", deadline))
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        deadline = deadline_of(request, self._config)
+        body = parse_chat(await self._read(request))
+        answer = ChatAnswer(request_id=request[_ID], model=body.model, includes_usage=body.includes_usage)
+        return await self._answer(request, body, answer, self._call(request, body, "chat_completions", deadline))
+
+    async def _answer(self, request: web.Request, body: Body, answer: Answer, call: Call) -> web.StreamResponse:
+        if call.is_streamed:
+            stream = SseStream(request, answer, self._config, is_last=self._catalogue.is_draining)
+            return await stream.serve(self._pipeline, body.to_request(), call)
+        collector = _Collector()
+        finish = await self._pipeline(body.to_request(), call, collector)
+        return json_response(answer.body("".join(collector.texts), finish))
+
+    @staticmethod
+    def _call(request: web.Request, body: Body, endpoint: str, deadline: float | None) -> Call:
+        return Call(request_id=request[_ID], deadline=deadline, endpoint=endpoint, is_streamed=body.is_streamed)
+
+    async def _read(self, request: web.Request) -> bytes:
+        """The body. Raises Failure when it is too large, too slow or broken."""
+        bytes_max = self._config.body_bytes_max
+        too_large = Failure(Reason.BODY_TOO_LARGE, f"the body is larger than {bytes_max} bytes: send a smaller one")
+        if (request.content_length or 0) > bytes_max:
+            raise too_large
+        try:
+            async with asyncio.timeout(self._config.body_read_s_max):
+                return await request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            raise too_large from error
+        except web.RequestPayloadError as error:
+            raise Failure(
+                Reason.INVALID_ARGUMENT, f"the body broke off or is not as its headers say: {error}"
+            ) from error
+        except ConnectionError as error:
+            raise Failure(Reason.CANCELLED, "the client left while it sent the body") from error
+        except TimeoutError as error:
+            detail = f"the body did not arrive within {self._config.body_read_s_max:g} s"
+            raise Failure(Reason.DEADLINE_EXCEEDED, detail) from error
+
+    async def models(self, request: web.Request) -> web.Response:
+        return json_response(model_list(self._catalogue.models(), self._created))
+
+    async def model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        for card in self._catalogue.models():
+            if card.model == name:
+                return json_response(msgspec.json.encode(model_object(card, self._created)))
+        raise Failure(Reason.MODEL_NOT_FOUND, f"the model {name[:200]!r} is not served here", param="model")
+
+    async def live(self, request: web.Request) -> web.Response:
+        return json_response(b'{"status":"live"}')
+
+    async def health(self, request: web.Request) -> web.Response:
+        """Ready for requests? 503 says why not."""
+        if self._catalogue.is_draining:
+            raise Failure(Reason.DRAINING, "this frontend is leaving and takes no new requests")
+        if not (cards := self._catalogue.models()):
+            raise Failure(Reason.NO_WORKERS, "no model can be served yet: no worker has been found")
+        return json_response(msgspec.json.encode({"status": "ready", "models": [card.model for card in cards]}))
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})

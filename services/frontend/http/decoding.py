@@ -1,0 +1,65 @@
+"""JSON bodies into structs; what is wrong with them, in a sentence that names the field."""
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from services.errors import Failure, Reason, invalid
+
+T = TypeVar("T")
+
+_WHERE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
+_TYPES = re.compile(r"^Expected `(?P<wanted>.*)`, got `(?P<got>.*)`$")
+_BOUND = re.compile(r"^Expected `\w+` (?P<bound>[<>]=? .*)$")
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a string",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+def decode(body: bytes, shape: type[T]) -> T:
+    """`body` as `shape`. Raises Failure(INVALID_ARGUMENT) with the path of the field that does not fit."""
+    try:
+        body.decode()  # msgspec checks only the strings that it keeps.
+        return msgspec.json.decode(body, type=shape)
+    except UnicodeDecodeError as error:
+        raise _broken(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
+    except msgspec.ValidationError as error:
+        raise misfit(str(error)) from error
+    except msgspec.DecodeError as error:
+        raise _broken(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise _broken("the body is nested too deeply: send flatter JSON") from error
+
+
+def _broken(detail: str) -> Failure:
+    return Failure(Reason.INVALID_ARGUMENT, detail)
+
+
+def misfit(text: str) -> Failure:
+    """The failure that msgspec's words for a wrong value mean."""
+    found = _WHERE.match(text)
+    assert found is not None, "every part of the pattern is optional"
+    what, path = found["what"], found["path"] or ""
+    if missing := _MISSING.match(what):
+        param = f"{path}.{missing['name']}" if path else missing["name"]
+        return invalid(param, f"{param} is required: add it")
+    if not path:
+        return _broken("the body must be a JSON object")
+    return invalid(path, f"{path} {_complaint(what)}")
+
+
+def _complaint(what: str) -> str:
+    if types := _TYPES.match(what):
+        wanted = " or ".join(_WORDS.get(name, name) for name in types["wanted"].split(" | ") if name != "null")
+        return f"must be {wanted}, not {_WORDS.get(types['got'], types['got'])}"
+    if bound := _BOUND.match(what):
+        return f"must be {bound['bound']}"
+    return f"is wrong: {what[:1].lower()}{what[1:]}"

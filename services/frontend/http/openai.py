@@ -1,0 +1,199 @@
+"""The bodies of OpenAI's completions and chat completions, and what they ask in the plane's own terms.
+
+Types and shapes are checked here; ranges are preprocess's, which gRPC shares. Unknown fields are accepted, as OpenAI
+does; known ones that this version cannot honour are refused (see unsupported.py).
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from msgspec import Meta, Raw, Struct
+
+from services.errors import invalid
+from services.frontend.http.decoding import decode
+from services.frontend.http.unsupported import NEUTRAL_IN_MESSAGE, refuse_unsupported
+from services.request import Message, Request, Sampling, Stop
+
+COMPLETION_TOKENS_DEFAULT = 16
+"""As OpenAI documents for /v1/completions."""
+SEED_MAX = 2**64 - 1
+
+TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
+class StreamOptions(Struct, frozen=True, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Body(Struct, frozen=True, kw_only=True):
+    """What both endpoints take."""
+
+    model: str
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self.stream)
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def to_request(self) -> Request:
+        """What is asked. Raises Failure(INVALID_ARGUMENT)."""
+        self._check_stream_options()
+        return Request(model=self.model, sampling=self._sampling(), stop=self._stop(), **self._prompt())
+
+    def _prompt(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _limit(self) -> int | None:
+        return self.max_tokens
+
+    def _check_stream_options(self) -> None:
+        if self.stream_options is None:
+            return
+        if not self.stream:
+            raise invalid("stream_options", "stream_options needs stream: set stream to true or leave it out")
+        if self.stream_options.continuous_usage_stats:
+            name = "stream_options.continuous_usage_stats"
+            raise invalid(name, f"{name} is not supported in this version: leave it out")
+
+    def _sampling(self) -> Sampling:
+        if self.seed is not None and not 0 <= self.seed <= SEED_MAX:
+            raise invalid("seed", "seed must be from 0 to 2^64 - 1")
+        given = _given(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=0 if self.top_k == -1 else self.top_k,  # vLLM's older word for "all".
+            min_p=self.min_p,
+            seed=self.seed,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+        )
+        return Sampling(logit_bias=_logit_bias(self.logit_bias or {}), **given)
+
+    def _stop(self) -> Stop:
+        given = _given(min_tokens=self.min_tokens, ignore_eos=self.ignore_eos)
+        strings = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return Stop(strings=strings, token_ids=tuple(self.stop_token_ids or ()), max_tokens=self._limit(), **given)
+
+
+class CompletionBody(Body, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+
+    def _limit(self) -> int | None:
+        return COMPLETION_TOKENS_DEFAULT if self.max_tokens is None else self.max_tokens
+
+    def _prompt(self) -> dict[str, Any]:
+        match self.prompt:
+            case str(text) | [str(text)]:
+                return {"text": text}
+            case [list(token_ids)]:
+                return {"token_ids": tuple(token_ids)}
+            case [int(), *_] if all(isinstance(item, int) for item in self.prompt):
+                return {"token_ids": tuple(self.prompt)}
+            case []:
+                raise invalid("prompt", "prompt is empty: give a string or a list of token ids")
+        raise invalid("prompt", "prompt must be one string or one list of token ids: send each prompt by itself")
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """A piece of a message. Only text is taken in this version."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[Part] | None = None
+
+    def to_message(self, path: str) -> Message:
+        """The turn with the text of its parts put together. Raises Failure(INVALID_ARGUMENT)."""
+        if self.content is None:
+            raise invalid(f"{path}.content", f"{path}.content is required: give a string or a list of text parts")
+        if isinstance(self.content, str):
+            return Message(self.role, self.content)
+        return Message(self.role, "".join(_text(part, f"{path}.content[{i}]") for i, part in enumerate(self.content)))
+
+
+class ChatBody(Body, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+
+    def _limit(self) -> int | None:
+        if self.max_completion_tokens is None:
+            return self.max_tokens
+        if self.max_tokens is not None:
+            raise invalid("max_tokens", "max_tokens and max_completion_tokens mean the same: give one of them")
+        return self.max_completion_tokens
+
+    def _prompt(self) -> dict[str, Any]:
+        if not self.messages:
+            raise invalid("messages", "messages is empty: give at least one message")
+        return {"messages": tuple(turn.to_message(f"messages[{i}]") for i, turn in enumerate(self.messages))}
+
+
+class _Turns(Struct, frozen=True):
+    messages: list[dict[str, Raw]]
+
+
+def parse_completion(body: bytes) -> CompletionBody:
+    """The body of POST /v1/completions. Raises Failure(INVALID_ARGUMENT)."""
+    parsed = decode(body, CompletionBody)
+    refuse_unsupported(decode(body, dict[str, Raw]))
+    return parsed
+
+
+def parse_chat(body: bytes) -> ChatBody:
+    """The body of POST /v1/chat/completions. Raises Failure(INVALID_ARGUMENT)."""
+    parsed = decode(body, ChatBody)
+    refuse_unsupported(decode(body, dict[str, Raw]))
+    for i, turn in enumerate(decode(body, _Turns).messages):
+        refuse_unsupported(turn, NEUTRAL_IN_MESSAGE, path=f"messages[{i}].")
+    return parsed
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """The fields that the client set: null means the default."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    for key in biases:
+        if not (key.isascii() and key.isdecimal() and int(key) < 2**32):
+            raise invalid("logit_bias", f"logit_bias: {key[:40]!r} is not a token id")
+    return tuple((int(key), bias) for key, bias in biases.items())
+
+
+def _text(part: Part, path: str) -> str:
+    if part.type != "text":
+        raise invalid(f"{path}.type", f"{path}.type {part.type[:40]!r} is not supported in this version: send text")
+    if part.text is None:
+        raise invalid(f"{path}.text", f"{path}.text is required: add it")
+    return part.text

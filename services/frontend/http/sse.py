@@ -1,0 +1,136 @@
+"""A streamed answer as server-sent events: formatted once, written straight from the sink into the socket."""
+
+import asyncio
+
+import structlog
+from aiohttp import HttpVersion11, web
+
+from services.errors import Failure, Reason
+from services.frontend.http.answers import Answer, json_text
+from services.frontend.http.config import HttpConfig
+from services.frontend.http.errors import envelope
+from services.frontend.http.sending import finish_sending
+from services.request import Call, Delta, Finish, Layer, Request
+
+log = structlog.get_logger()
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+class SseStream:
+    """The sink of one streamed answer, and its response.
+
+    The response begins with the first text, so that a failure before it still has an HTTP status of its own. Events
+    that come between the first text and the prepared response, one turn of the loop, are held and written first.
+
+    | state | what deliver does | ends by |
+    | --- | --- | --- |
+    | waiting: no text yet | holds the event, wakes `_open` | `_open` |
+    | open | writes into the transport | the pipeline's end |
+    | left: client too slow, or gone | nothing | cancelled with the reason |
+    """
+
+    def __init__(self, http_request: web.Request, answer: Answer, config: HttpConfig, *, is_last: bool) -> None:
+        """is_last: the connection takes no request after this one."""
+        self._http_request = http_request
+        self._answer = answer
+        self._config = config
+        self._response = web.StreamResponse(headers={**HEADERS, "X-Request-Id": answer.request_id})
+        if is_last:
+            self._response.force_close()
+        self._head, self._tail = answer.frame()
+        self._is_chunked = http_request.version >= HttpVersion11
+        self._buffer_bytes_max = config.client_buffer_bytes_max
+        self._transport: asyncio.Transport | None = None
+        self._held: list[bytes] = []
+        self._has_begun = asyncio.Event()
+        self._task: asyncio.Task[object] | None = None
+        self._left: Reason | None = None
+
+    def deliver(self, delta: Delta) -> None:
+        if not delta.text or self._left is not None:
+            return
+        event = self._head + json_text(delta.text) + self._tail
+        transport = self._transport
+        if transport is None:
+            self._held.append(event)
+            self._has_begun.set()
+        elif transport.is_closing():
+            self._leave(Reason.CANCELLED)
+        else:
+            transport.write(self._framed(event))
+            if transport.get_write_buffer_size() > self._buffer_bytes_max:
+                self._leave(Reason.SLOW_CLIENT)
+
+    async def serve(self, pipeline: Layer, request: Request, call: Call) -> web.StreamResponse:
+        """Run the request and send its answer. Raises Failure if it fails before the first text.
+
+        A client that is too slow has the request cancelled with Reason.SLOW_CLIENT as the message of CancelledError.
+        """
+        self._task = asyncio.current_task()
+        try:
+            async with asyncio.TaskGroup() as group:
+                opening = group.create_task(self._open())
+                outcome = await _outcome(pipeline, request, call, self)
+                if isinstance(outcome, Failure) and not self._has_begun.is_set():
+                    opening.cancel()
+                self._has_begun.set()
+        finally:
+            self._cut_if_slow()
+        if not self._response.prepared:
+            assert isinstance(outcome, Failure), "whatever ends well has begun"
+            raise outcome
+        await self._close(outcome)
+        return self._response
+
+    async def _open(self) -> None:
+        await self._has_begun.wait()
+        try:
+            await self._response.prepare(self._http_request)
+        except ConnectionError:
+            self._leave(Reason.CANCELLED)
+            return
+        assert self._http_request.writer.output_size, (
+            "prepare has sent the headers: the transport is ours until the end"
+        )
+        first = self._answer.opening + b"".join(self._held)
+        self._held.clear()
+        self._transport = self._http_request.transport
+        if self._transport is not None and first:
+            self._transport.write(self._framed(first))
+
+    def _framed(self, event: bytes) -> bytes:
+        """The event as a chunk of the HTTP/1.1 body; HTTP/1.0 ends its body by closing and has no chunks."""
+        return b"%x\r\n%b\r\n" % (len(event), event) if self._is_chunked else event
+
+    async def _close(self, outcome: Finish | Failure) -> None:
+        if isinstance(outcome, Failure):
+            self._response.force_close()
+            last = b"event: error\ndata: %b\n\n" % envelope(outcome, self._answer.request_id)
+        else:
+            last = self._answer.ending(outcome)
+        await finish_sending(self._http_request, self._response, self._config, self._answer.request_id, last)
+
+    def _leave(self, reason: Reason) -> None:
+        """The client gets no more: end the request, and tell it why."""
+        assert self._task is not None, "serve runs before anything is delivered"
+        self._left = reason
+        self._task.cancel(reason)
+
+    def _cut_if_slow(self) -> None:
+        """After the request is gone from the pipeline, so that aiohttp's own cancel cannot hide the reason from it."""
+        transport = self._http_request.transport
+        if self._left is Reason.SLOW_CLIENT and transport is not None:
+            transport.abort()
+            log.warning("client cut", reason=Reason.SLOW_CLIENT, request_id=self._answer.request_id)
+
+
+async def _outcome(pipeline: Layer, request: Request, call: Call, sink: SseStream) -> Finish | Failure:
+    try:
+        return await pipeline(request, call, sink)
+    except Failure as failure:
+        return failure
