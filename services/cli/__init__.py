@@ -6,7 +6,6 @@ does not wait for gRPC.
 
 import importlib
 import os
-import re
 
 import click
 
@@ -69,8 +68,7 @@ def known_variables() -> set[str]:
         for name in COMMANDS
         if (command := cli.get_command(context, name)) is not None
         for parameter in _parameters(command)
-        for variable in re.split(r"\s+", str(parameter.envvar or ""))
-        if variable
+        for variable in ([parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or ())
     }
 
 
