@@ -1,0 +1,106 @@
+"""`unbroken registry`."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from services.cli.options import Addresses, logging_options
+from services.lifetime import run_process
+from services.registry.config import EtcdConfig, RegistryConfig
+from services.telemetry import configure_logging
+
+PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Endpoints(Addresses):
+    """`[http[s]://]host:port,…` as a sequence; a scheme is kept."""
+
+    name = "[http[s]://]host:port,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Sequence[str]:
+        endpoints = [endpoint.rstrip("/") for endpoint in super().convert(value, param, ctx)]
+        if len({_is_https(endpoint) for endpoint in endpoints}) > 1:
+            self.fail("either all endpoints are https:// or none", param, ctx)
+        return endpoints
+
+
+def _etcd_option(name: str, variable: str, **attributes: Any) -> Option:
+    """An option that reads our variable, or the one that other etcd users here read."""
+    return click.option(name, envvar=[f"DYN_{variable}", variable], show_envvar=True, **attributes)
+
+
+@click.command(help="Keep the set of instances.", context_settings={"show_default": True})
+@click.option(
+    "--listen",
+    envvar="DYN_REGISTRY_LISTEN",
+    show_envvar=True,
+    default="127.0.0.1:50050",
+    help="host:port; port 0 takes a free one.",
+)
+@click.option(
+    "--store",
+    envvar="DYN_REGISTRY_STORE",
+    show_envvar=True,
+    default="memory",
+    type=click.Choice(["memory", "etcd"]),
+    help="memory: in this process, for one registry. etcd: shared by all registries over it.",
+)
+@_etcd_option(
+    "--etcd-endpoints",
+    "ETCD_ENDPOINTS",
+    default="127.0.0.1:2379",
+    type=Endpoints(),
+    help="Members of one etcd cluster. https:// turns TLS on.",
+)
+@_etcd_option("--etcd-username", "ETCD_AUTH_USERNAME", default="")
+@click.option(
+    "--etcd-password",
+    envvar=["DYN_ETCD_AUTH_PASSWORD", "ETCD_AUTH_PASSWORD"],
+    show_envvar=True,
+    show_default=False,
+    default="",
+    help="Better given in the environment than on the command line, where other users see it.",
+)
+@_etcd_option("--etcd-ca", "ETCD_AUTH_CA", type=PEM, help="PEM of the CA that signed etcd's certificate: turns TLS on.")
+@_etcd_option("--etcd-client-cert", "ETCD_AUTH_CLIENT_CERT", type=PEM, help="PEM of this client's certificate.")
+@_etcd_option("--etcd-client-key", "ETCD_AUTH_CLIENT_KEY", type=PEM, help="PEM of its key.")
+@click.option("--ready-file", type=click.Path(dir_okay=False), help="Written with the real host:port when it listens.")
+@logging_options
+def command(**given: Any) -> None:
+    configure_logging("registry", level=given["log_level"], log_format=given["log_format"])
+    config = RegistryConfig(
+        listen=given["listen"],
+        etcd=_etcd_config(given) if given["store"] == "etcd" else None,
+        ready_file=given["ready_file"],
+    )
+    from services.registry.server import serve
+
+    run_process(lambda stopping: serve(config, stopping))
+
+
+def _etcd_config(given: dict[str, Any]) -> EtcdConfig:
+    if bool(given["etcd_client_cert"]) != bool(given["etcd_client_key"]):
+        raise click.UsageError("--etcd-client-cert and --etcd-client-key go together")
+    if given["etcd_client_cert"] and not given["etcd_ca"]:
+        raise click.UsageError("--etcd-client-cert needs --etcd-ca")
+    endpoints = given["etcd_endpoints"]
+    return EtcdConfig(
+        endpoints=tuple(endpoint.rpartition("://")[2] for endpoint in endpoints),
+        is_tls=given["etcd_ca"] is not None or any(map(_is_https, endpoints)),
+        username=given["etcd_username"],
+        password=given["etcd_password"],
+        ca=_read(given["etcd_ca"]),
+        client_cert=_read(given["etcd_client_cert"]),
+        client_key=_read(given["etcd_client_key"]),
+    )
+
+
+def _is_https(endpoint: str) -> bool:
+    return endpoint.startswith("https://")
+
+
+def _read(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()

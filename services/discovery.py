@@ -1,0 +1,260 @@
+"""The registry's clients: a worker keeps itself registered, a frontend keeps a view of who is registered.
+
+Both take the addresses of several registries and use one that answers. When all are away both go on with what they
+have, and come back with full jitter; an outage is logged once, not once per try.
+"""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import grpc
+import structlog
+from google.protobuf.duration_pb2 import Duration
+
+from services.backoff import Backoff
+from services.rpc import CHANNEL_OPTIONS
+from services.stubs.registry_pb2 import (
+    INSTANCE_STATE_DRAINING,
+    INSTANCE_STATE_SERVING,
+    Deregister,
+    Instance,
+    RegisterRequest,
+    RegisterResponse,
+    WatchRequest,
+    WatchResponse,
+)
+from services.stubs.registry_pb2_grpc import RegistryStub
+
+if TYPE_CHECKING:
+    from services.stubs.registry_pb2_grpc import RegistryAsyncStub  # exists in the annotations alone
+
+log = structlog.get_logger()
+
+FIRST_ANSWER_TIMEOUT_S = 5.0
+"""A registry that has not answered a new stream by then is taken for lost; the next one is tried."""
+DEREGISTER_TIMEOUT_S = 2.0
+"""How long a worker that leaves waits for the registry. Without an answer its record goes with its lease."""
+BACKOFF = Backoff()
+
+RegisterCall: TypeAlias = "grpc.aio.StreamStreamCall[RegisterRequest, RegisterResponse]"
+Session: TypeAlias = "Callable[[RegistryAsyncStub, Callable[[], None]], Awaitable[bool]]"
+"""One stream to one registry; calls the callback when it answers, returns True when there is nothing left to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRecord:
+    """One worker. address: host:port, as frontends reach it. model: the served model's name."""
+
+    instance_id: str
+    address: str
+    model: str
+    is_draining: bool = False
+
+
+class Watcher:
+    """Keeps the view of all instances; `on_view` is called, on the event loop, at each change of it.
+
+    While no registry answers, the last view stays. A registry that lost its memory is believed: what it says is the
+    view.
+    """
+
+    def __init__(self, addresses: Sequence[str], on_view: Callable[[Mapping[str, InstanceRecord]], None]) -> None:
+        self._addresses = addresses
+        self._on_view = on_view
+        self._records: dict[str, InstanceRecord] = {}
+        self._revision = 0
+        self._epoch = ""
+
+    @property
+    def is_synced(self) -> bool:
+        """Has there ever been a view?"""
+        return bool(self._epoch)
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        await _stay_connected(self._addresses, self._watch, "watch")
+
+    async def _watch(self, stub: "RegistryAsyncStub", on_up: Callable[[], None]) -> bool:
+        call = stub.Watch(WatchRequest(revision=self._revision, epoch=self._epoch))
+        async with asyncio.timeout(FIRST_ANSWER_TIMEOUT_S):
+            response = await call.read()
+        on_up()
+        while isinstance(response, WatchResponse):
+            self._take(response)
+            response = await call.read()
+        return False
+
+    def _take(self, response: WatchResponse) -> None:
+        before, was_synced = dict(self._records), self.is_synced
+        if response.snapshot:
+            self._records.clear()
+        self._records.update((instance.instance_id, _record(instance)) for instance in response.put)
+        for instance_id in response.deleted:
+            self._records.pop(instance_id, None)
+        self._revision, self._epoch = response.revision, response.epoch
+        if self._records != before or not was_synced:
+            self._on_view(dict(self._records))
+
+
+class Registrar:
+    """Keeps one worker registered: again after every loss, on whichever registry answers.
+
+    lease_s: whole seconds, 1 to 300: how long the record outlives this process. on_drain: called once, on the event
+    loop, when somebody asked the registry to drain this instance.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], record: InstanceRecord, *, lease_s: int, on_drain: Callable[[], None]
+    ) -> None:
+        self._addresses = addresses
+        self._record = record
+        self._lease_s = lease_s
+        self._on_drain: Callable[[], None] | None = on_drain
+        self._changed = asyncio.Event()
+        self._leave = asyncio.Event()
+        self._has_stream = False
+        self._is_registered = False
+        self._stopped = asyncio.Event()
+        self._stopped.set()
+
+    @property
+    def is_registered(self) -> bool:
+        """Does a registry hold the record, as far as this process knows?"""
+        return self._is_registered
+
+    def set_record(self, record: InstanceRecord) -> None:
+        """Replace the record, now and in every registration to come."""
+        assert record.instance_id == self._record.instance_id, "an instance id lasts as long as its process"
+        self._record = record
+        self._changed.set()
+
+    async def deregister(self) -> None:
+        """Leave: `run` ends, and nothing registers this instance again. Bounded by DEREGISTER_TIMEOUT_S; idempotent."""
+        self._leave.set()
+        self._changed.set()
+        await self._stopped.wait()
+
+    async def run(self) -> None:
+        """Stay registered until cancelled, or until `deregister`."""
+        self._stopped.clear()
+        try:
+            async with asyncio.TaskGroup() as group:
+                staying = group.create_task(_stay_connected(self._addresses, self._register, "registration"))
+                await self._leave.wait()
+                await self._wait_left(staying)
+                staying.cancel()
+        finally:
+            self._stopped.set()
+
+    async def _wait_left(self, staying: asyncio.Task[None]) -> None:
+        if not self._has_stream:
+            return
+        _, pending = await asyncio.wait({staying}, timeout=DEREGISTER_TIMEOUT_S)
+        if pending:
+            log.warning("the registry did not confirm the deregistration: the record goes with its lease")
+
+    async def _register(self, stub: "RegistryAsyncStub", on_up: Callable[[], None]) -> bool:
+        call = stub.Register()
+        self._has_stream = True
+        try:
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(self._send(call))
+                await self._receive(call, on_up)
+                sending.cancel()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            self._has_stream = self._is_registered = False
+        return self._leave.is_set()
+
+    async def _send(self, call: RegisterCall) -> None:
+        sent: InstanceRecord | None = None
+        try:
+            while not self._leave.is_set():
+                self._changed.clear()
+                if self._record is not sent:
+                    sent = self._record
+                    await call.write(_request(sent, self._lease_s))
+                await self._changed.wait()
+            await call.write(RegisterRequest(deregister=Deregister()))
+        except asyncio.InvalidStateError:
+            return  # The stream is over: `_receive` says why.
+
+    async def _receive(self, call: RegisterCall, on_up: Callable[[], None]) -> None:
+        async with asyncio.timeout(FIRST_ANSWER_TIMEOUT_S):
+            response = await call.read()
+        while isinstance(response, RegisterResponse):
+            on_up()
+            self._is_registered = True
+            self._heed(response.instance)
+            response = await call.read()
+
+    def _heed(self, instance: Instance) -> None:
+        if instance.state == INSTANCE_STATE_DRAINING and self._on_drain is not None:
+            on_drain, self._on_drain = self._on_drain, None
+            if not self._record.is_draining:
+                on_drain()
+
+
+async def _stay_connected(addresses: Sequence[str], session: Session, what: str) -> None:
+    """Run `session` on one registry after the other until it returns True."""
+    rng, outage = random.Random(), _Outage(what)
+    first = rng.randrange(len(addresses))  # Not all clients on the first of them.
+    for number in itertools.count(first):
+        address = addresses[number % len(addresses)]
+        try:
+            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+                if await session(RegistryStub(channel), partial(outage.end, address)):
+                    return
+            outage.begin(address, "the registry ended the stream")
+        except TimeoutError:
+            outage.begin(address, f"no answer within {FIRST_ANSWER_TIMEOUT_S:g} s")
+        except grpc.aio.AioRpcError as error:
+            outage.begin(address, f"{error.code().name}: {error.details()}")
+        await asyncio.sleep(BACKOFF.delay_s(outage.tries, rng))
+
+
+class _Outage:
+    """Counts tries, and logs the first and the last of them."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._is_out = True
+        self._is_logged = False
+        self._up_at = 0.0
+        self.tries = 0
+
+    def end(self, address: str) -> None:
+        if self._is_out:
+            self._is_out = self._is_logged = False
+            self._up_at = asyncio.get_running_loop().time()
+            log.info("registry answers", what=self._what, registry=address)
+
+    def begin(self, address: str, why: str) -> None:
+        """A session ended. One that lasted begins the back-off anew; one that did not is another try."""
+        lasted_s = 0.0 if self._is_out else asyncio.get_running_loop().time() - self._up_at
+        self.tries = 0 if lasted_s > BACKOFF.cap_s else self.tries + 1
+        self._is_out = True
+        if not self._is_logged:
+            self._is_logged = True
+            log.warning("registry lost: going on with what is known", what=self._what, registry=address, why=why)
+
+
+def _record(instance: Instance) -> InstanceRecord:
+    is_draining = instance.state == INSTANCE_STATE_DRAINING
+    return InstanceRecord(instance.instance_id, instance.address, instance.model, is_draining)
+
+
+def _request(record: InstanceRecord, lease_s: int) -> RegisterRequest:
+    instance = Instance(
+        instance_id=record.instance_id,
+        address=record.address,
+        model=record.model,
+        state=INSTANCE_STATE_DRAINING if record.is_draining else INSTANCE_STATE_SERVING,
+    )
+    return RegisterRequest(instance=instance, lease=Duration(seconds=lease_s))

@@ -1,0 +1,124 @@
+"""Keeps one instance's record in the store for as long as its stream lives, whatever the store does meanwhile."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+import structlog
+
+from services.backoff import Backoff
+from services.errors import Failure, Reason
+from services.registry.store import Lease, LeaseLost, Store
+from services.stubs.registry_pb2 import Instance, RegisterResponse
+
+log = structlog.get_logger()
+
+RENEWALS_PER_LEASE = 3
+"""Two renewals may be lost before the lease is."""
+TELL_TIMEOUT_S = 5.0
+"""A client that does not read its states for so long is broken off."""
+
+Tell = Callable[[RegisterResponse], Awaitable[None]]
+
+
+class Registration:
+    """One Register stream's record.
+
+    `run` grants, puts, renews, and does it again after every loss, until it is cancelled; it raises Failure when the
+    record was taken over or the client does not read. The record then stays for the rest of its lease; `remove` takes
+    it away at once.
+    """
+
+    def __init__(self, store: Store, instance: Instance, lease_s: int, tell: Tell) -> None:
+        self._store = store
+        self._wanted = instance
+        self._stored: Instance | None = None
+        self._lease_s = lease_s
+        self._tell = tell
+        self._told: Instance | None = None
+        self._lease: Lease | None = None
+        self._revision = 0
+        self._was_stored = False
+        self._news = asyncio.Event()
+        self._backoff = Backoff()
+        self._tries = 0
+
+    def update(self, instance: Instance) -> None:
+        """Replace the record. Raises Failure(INVALID_ARGUMENT) for another instance id."""
+        if instance.instance_id != self._wanted.instance_id:
+            raise Failure(Reason.INVALID_ARGUMENT, "a stream registers one instance id", param="instance.instance_id")
+        self._wanted = instance
+        self._news.set()
+
+    async def run(self) -> NoReturn:
+        rng = random.Random()
+        with self._store.view.listening(self._wanted.instance_id, self._news.set):
+            while True:
+                try:
+                    await self._keep()
+                except LeaseLost:
+                    log.warning("lease lost, registering again", instance_id=self._wanted.instance_id)
+                    self._lease = None
+                except Failure as failure:
+                    if failure.reason is not Reason.STORE_AWAY:
+                        raise
+                await asyncio.sleep(self._backoff.delay_s(self._tries, rng))
+                self._tries += 1
+
+    async def remove(self) -> None:
+        """Take the record away. Raises Failure(STORE_AWAY): it then goes with its lease."""
+        if self._lease is not None:
+            await self._store.revoke(self._lease)
+
+    async def _keep(self) -> NoReturn:
+        if self._lease is None:
+            self._lease = await self._store.grant(self._lease_s)
+            self._stored = None
+        else:
+            await self._store.keep_alive(self._lease)
+        while True:
+            await self._put_and_tell(self._lease)
+            self._tries = 0
+            if not await self._wait_news(self._lease.granted_s / RENEWALS_PER_LEASE):
+                await self._store.keep_alive(self._lease)
+
+    async def _put_and_tell(self, lease: Lease) -> None:
+        wanted = self._wanted
+        if wanted is not self._stored:
+            self._revision = await self._store.put(wanted, lease, takes_over=not self._was_stored)
+            self._stored, self._was_stored, self._told = wanted, True, None
+        instance = self._look(lease)
+        if instance is not None and instance != self._told:
+            await self._send(instance, lease)
+
+    def _look(self, lease: Lease) -> Instance | None:
+        """The record as the view has it; None while the view has not come as far as the last put."""
+        view = self._store.view
+        if view.revision < self._revision:
+            return None
+        entry = view.entries.get(self._wanted.instance_id)
+        if entry is None:
+            raise LeaseLost
+        if entry.lease_id != lease.lease_id:
+            raise Failure(Reason.TAKEN_OVER, f"a newer stream registered {self._wanted.instance_id}")
+        return entry.instance
+
+    async def _send(self, instance: Instance, lease: Lease) -> None:
+        response = RegisterResponse(instance=instance, revision=self._revision)
+        response.lease.FromMilliseconds(round(lease.granted_s * 1e3))
+        try:
+            async with asyncio.timeout(TELL_TIMEOUT_S):
+                await self._tell(response)
+        except TimeoutError:
+            raise Failure(Reason.SLOW_CLIENT, "the client does not read its Register stream") from None
+        self._told = instance
+
+    async def _wait_news(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        self._news.clear()
+        return True

@@ -1,0 +1,149 @@
+"""The registry as its clients see it: Register, Watch, List and Drain over one store."""
+
+import asyncio
+import re
+from typing import Any
+
+import grpc
+
+from services.errors import Failure, Reason, invalid
+from services.registry.registration import Registration
+from services.registry.store import Store
+from services.rpc import abort
+from services.stubs.registry_pb2 import (
+    INSTANCE_STATE_SERVING,
+    INSTANCE_STATE_UNSPECIFIED,
+    DrainRequest,
+    DrainResponse,
+    Instance,
+    ListRequest,
+    ListResponse,
+    RegisterRequest,
+    RegisterResponse,
+    WatchRequest,
+    WatchResponse,
+)
+from services.stubs.registry_pb2_grpc import RegistryServicer
+
+LEASE_S_DEFAULT = 10
+LEASE_S_MAX = 300
+FIRST_RECORD_TIMEOUT_S = 10.0
+"""A client that opens Register and sends nothing is broken off."""
+MODEL_CHARACTERS_MAX = 256
+INSTANCE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:\[\]/]{1,253}):([0-9]{1,5})")
+
+RegisterContext = grpc.aio.ServicerContext[RegisterRequest, RegisterResponse]
+
+
+class RegistryService(RegistryServicer):
+    """Serves one store. Handlers are coroutines, so that a hang-up cancels them in their own frame."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def Register(self, _requests: Any, context: RegisterContext) -> None:  # type: ignore[override]  # noqa: N802
+        try:
+            first = await _first(context)
+            registration = Registration(
+                self._store, checked_instance(first.instance), checked_lease_s(first), context.write
+            )
+            if await _serve(registration, context):
+                await registration.remove()
+        except Failure as failure:
+            await abort(context, failure)
+
+    async def Watch(  # type: ignore[override]  # noqa: N802
+        self, request: WatchRequest, context: grpc.aio.ServicerContext[WatchRequest, WatchResponse]
+    ) -> None:
+        view = self._store.view
+        if not view.is_known:
+            await abort(context, _not_known())
+        first = view.since(request.revision, request.epoch)
+        last = first or WatchResponse(revision=request.revision, epoch=request.epoch)
+        await context.write(last)
+        while True:
+            response = view.since(last.revision, last.epoch)
+            if response is None:
+                await view.wait_change()
+            else:
+                last = response
+                await context.write(last)
+
+    async def List(  # noqa: N802
+        self, _request: ListRequest, context: grpc.aio.ServicerContext[ListRequest, ListResponse]
+    ) -> ListResponse:
+        view = self._store.view
+        if not view.is_known:
+            await abort(context, _not_known())
+        return ListResponse(instances=view.instances(), revision=view.revision)
+
+    async def Drain(  # noqa: N802
+        self, request: DrainRequest, context: grpc.aio.ServicerContext[DrainRequest, DrainResponse]
+    ) -> DrainResponse:
+        try:
+            return DrainResponse(instance=await self._store.drain(request.instance_id))
+        except Failure as failure:
+            await abort(context, failure)
+
+
+async def _first(context: RegisterContext) -> RegisterRequest:
+    try:
+        async with asyncio.timeout(FIRST_RECORD_TIMEOUT_S):
+            request = await context.read()
+    except TimeoutError:
+        raise invalid("instance", "the stream must begin with a record") from None
+    if not isinstance(request, RegisterRequest) or not request.HasField("instance"):
+        raise invalid("instance", "the stream must begin with a record")
+    return request
+
+
+async def _serve(registration: Registration, context: RegisterContext) -> bool:
+    """Keep the record until the stream ends. True when the instance asked to leave."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            keeping = group.create_task(registration.run())
+            is_leaving = await _read(registration, context)
+            keeping.cancel()
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return is_leaving
+
+
+async def _read(registration: Registration, context: RegisterContext) -> bool:
+    while isinstance(request := await context.read(), RegisterRequest):
+        match request.WhichOneof("action"):
+            case "instance":
+                registration.update(checked_instance(request.instance))
+            case "deregister":
+                return True
+            case _:
+                raise invalid("action", "each message holds a record or `deregister`")
+    return False
+
+
+def checked_instance(instance: Instance) -> Instance:
+    """The record, serving unless it says otherwise. Raises Failure(INVALID_ARGUMENT) if something is missing."""
+    if not INSTANCE_ID.fullmatch(instance.instance_id):
+        raise invalid("instance.instance_id", "instance_id must be 1 to 128 letters, digits, '-', '_', '.' or ':'")
+    address = ADDRESS.fullmatch(instance.address)
+    if address is None or not 1 <= int(address[2]) <= 65535:
+        raise invalid("instance.address", f"address must be host:port, not {instance.address!r}")
+    if not 1 <= len(instance.model) <= MODEL_CHARACTERS_MAX:
+        raise invalid("instance.model", f"model must have 1 to {MODEL_CHARACTERS_MAX} characters")
+    if instance.state == INSTANCE_STATE_UNSPECIFIED:
+        instance.state = INSTANCE_STATE_SERVING
+    return instance
+
+
+def checked_lease_s(request: RegisterRequest) -> int:
+    """The lease asked for, in seconds. Raises Failure(INVALID_ARGUMENT) outside 1 s to 300 s or for a fraction."""
+    if not request.HasField("lease"):
+        return LEASE_S_DEFAULT
+    if request.lease.nanos or not 1 <= request.lease.seconds <= LEASE_S_MAX:
+        raise invalid("lease", f"lease must be whole seconds, 1 to {LEASE_S_MAX}")
+    return request.lease.seconds
+
+
+def _not_known() -> Failure:
+    return Failure(Reason.STORE_AWAY, "the registry has not reached its store since it started")
