@@ -1,0 +1,25 @@
+# The image of every process: `docker build -t unbroken .`, then `docker run unbroken registry|worker|frontend …`.
+# With `--build-arg EXTRAS=` it has no llama.cpp: enough for mocker workers and their frontends.
+
+FROM python:3.11-slim-bookworm AS build
+ARG EXTRAS=llamacpp
+WORKDIR /src
+RUN python -m venv /opt/unbroken
+COPY pyproject.toml README.md LICENSE ./
+COPY proto proto
+COPY services services
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
+RUN wheel="$(ls /dist/unbroken-*.whl)" \
+    && /opt/unbroken/bin/pip install --no-cache-dir "${wheel}${EXTRAS:+[${EXTRAS}]}"
+
+FROM python:3.11-slim-bookworm
+RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/unbroken --create-home unbroken \
+    && install -d -o unbroken -g unbroken /var/lib/unbroken/.cache
+COPY --from=build /opt/unbroken /opt/unbroken
+ENV PATH=/opt/unbroken/bin:$PATH
+USER unbroken
+WORKDIR /var/lib/unbroken
+# Models that were pulled; a volume here keeps them.
+VOLUME /var/lib/unbroken/.cache
+ENTRYPOINT ["unbroken"]
+CMD ["--help"]

@@ -1,0 +1,69 @@
+# Two commands matter: `make up` runs a cluster with a real model, `make test` runs all tests. Both start from nothing but
+# Python 3.11 or later; what they install stays in .venv and in the user's cache folder.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+MODEL := smollm2
+WORKERS ?= 2
+SOURCES_OF_INSTALL := pyproject.toml proto/build_stubs.py $(wildcard proto/unbroken/v1/*.proto)
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help up test lint stubs install install-dev model etcd clean
+.DELETE_ON_ERROR:
+
+help: ## List the targets.
+	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+up: install model ## Run a registry, two workers with a real model and a frontend. Ctrl-C ends all.
+	exec $(BIN)/unbroken up --workers $(WORKERS) --engine llamacpp --model $(MODEL)
+
+test: install-dev model etcd ## Install what the tests need, and run them all.
+	$(BIN)/pytest
+
+lint: install-dev ## Check style, types and proto files.
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+
+stubs: $(BIN)/python ## Generate the gRPC stubs again.
+	$(BIN)/pip install --quiet --no-deps --editable .
+
+install: $(INSTALLED) ## Install the package and the llama.cpp engine into .venv.
+
+install-dev: $(INSTALLED_DEV) ## Install the tools for tests and lint as well.
+
+model: install ## Get the model that `up` and the tests use.
+	$(BIN)/unbroken models pull $(MODEL)
+
+etcd: ## Install etcd for the tests, with apt.
+	@command -v etcd >/dev/null || { command -v apt-get >/dev/null && $(SUDO) true \
+		&& $(SUDO) apt-get update -qq \
+		&& $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends etcd-server; } \
+		|| { echo "error: the tests need etcd, and it cannot be installed here: install etcd 3.4 or later and put it on PATH" >&2; exit 1; }
+
+clean: ## Remove what was installed and generated here.
+	rm -rf $(VENV) services/stubs/*_pb2*
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "error: Python 3.11 or later is needed: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' \
+		|| { echo "error: $(PYTHON) cannot make virtual environments: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+
+$(INSTALLED): $(SOURCES_OF_INSTALL) | $(BIN)/python
+	$(BIN)/pip install --quiet --editable '.[llamacpp]'
+	@touch $@
+
+$(INSTALLED_DEV): $(INSTALLED)
+	$(BIN)/pip install --quiet --group dev
+	@touch $@

@@ -1,0 +1,70 @@
+"""The command line: every option says its environment variable, and a misspelt variable is an error."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from services.cli import COMMANDS, known_variables
+
+TIMEOUT_S = 30.0
+
+
+def unbroken(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What `unbroken ARGUMENTS` did, with `environment` added to that of the test."""
+    return subprocess.run(
+        [sys.executable, "-m", "services", *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def test_help_lists_every_command() -> None:
+    done = unbroken("--help")
+
+    assert done.returncode == 0
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_help(name: str) -> None:
+    done = unbroken(name, "--help")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Usage: unbroken {name} ")
+
+
+def test_help_shows_variables_and_defaults() -> None:
+    text = unbroken("up", "--help").stdout
+
+    assert "DYN_MIGRATION_LIMIT" in text
+    assert "default: 50051" in text
+
+
+def test_a_misspelt_variable_is_refused() -> None:
+    done = unbroken("--version", DYN_MIGRATION_LIMITS="3")
+
+    assert done.returncode == 1
+    assert "no option reads DYN_MIGRATION_LIMITS" in done.stderr
+
+
+def test_a_known_variable_is_read() -> None:
+    done = unbroken("up", DYN_MIGRATION_LIMIT="many")
+
+    assert done.returncode == 2
+    assert "DYN_MIGRATION_LIMIT" in done.stderr or "--migration-limit" in done.stderr
+
+
+def test_the_variables_of_the_described_system_are_known() -> None:
+    assert {"DYN_MIGRATION_LIMIT", "DYN_LOG_LEVEL", "DYN_REGISTRY"} <= known_variables()
+
+
+def test_an_unknown_command_is_refused() -> None:
+    done = unbroken("wroker")
+
+    assert done.returncode == 2
+    assert "wroker" in done.stderr

@@ -1,0 +1,146 @@
+"""The distribution: no Rust in its core, generated code never committed and good for two protobuf majors, etcd's client
+where it belongs."""
+
+import subprocess
+import sys
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+RUST_FILES = ("Cargo.toml", "Cargo.lock", ".rs")
+RUST_BUILDERS = ("maturin", "setuptools-rust", "setuptools_rust")
+RUST_SYMBOLS = (b"rust_begin_unwind", b"rust_eh_personality", b"/rustc/")
+PROTOBUF_6 = [
+    "protobuf==6.33.*",
+    *(f"grpcio{part}>=1.80,<1.82" for part in ("", "-status", "-health-checking", "-reflection", "-channelz")),
+]
+INSTALL_TIMEOUT_S = 120.0
+RUN_TIMEOUT_S = 60.0
+
+ROUND_TRIP = """
+import asyncio, importlib, pkgutil, sys
+import grpc
+import google.protobuf
+import services.stubs
+from services.errors import Failure, Reason
+from services.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, abort, failure_of
+for module in pkgutil.iter_modules(services.stubs.__path__):
+    importlib.import_module(f"services.stubs.{module.name}")
+from services.stubs.registry_pb2 import DrainRequest, Instance, ListRequest, ListResponse
+from services.stubs.registry_pb2_grpc import RegistryServicer, RegistryStub, add_RegistryServicer_to_server
+
+class Server(RegistryServicer):
+    async def List(self, request, context):
+        return ListResponse(instances=[Instance(instance_id="é", address="h:1")], revision=2**62)
+    async def Drain(self, request, context):
+        await abort(context, Failure(Reason.DRAINING, "leaving", retry_after_s=1.5))
+
+async def main():
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    add_RegistryServicer_to_server(Server(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
+        stub = RegistryStub(channel)
+        answer = await stub.List(ListRequest(), timeout=10)
+        assert answer == ListResponse(instances=[Instance(instance_id="é", address="h:1")], revision=2**62)
+        try:
+            await stub.Drain(DrainRequest(), timeout=10)
+        except grpc.aio.AioRpcError as error:
+            assert failure_of(error, otherwise=Reason.INTERNAL).reason is Reason.DRAINING
+    await server.stop(None)
+
+asyncio.run(main())
+print(google.protobuf.__version__)
+"""
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+for name in ("services.worker", "services.frontend"):
+    for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
+        importlib.import_module(module.name)
+assert "grpc" in sys.modules
+assert "etcd3aio" not in sys.modules
+"""
+
+
+def run(*command: str | Path, timeout_s: float = RUN_TIMEOUT_S) -> str:
+    """What `command` prints, with the checkout as its folder and import path. Fails when it fails."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def core_of(name: str) -> dict[str, Distribution]:
+    """The distributions that `name` needs without extras, by name."""
+    found: dict[str, Distribution] = {}
+    pending = [name]
+    while pending:
+        current = pending.pop()
+        if current in found:
+            continue
+        found[current] = distribution(current)
+        for line in found[current].requires or ():
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                pending.append(requirement.name)
+    return found
+
+
+def rust_in(dist: Distribution) -> list[str]:
+    """What shows that a distribution was made from Rust."""
+    builder = [line for line in (dist.read_text("WHEEL") or "").splitlines() if line.startswith("Generator")]
+    traces = [line for line in builder if any(name in line for name in RUST_BUILDERS)]
+    for file in dist.files or ():
+        path = Path(str(file.locate()))
+        if file.name.endswith(RUST_FILES):
+            traces.append(str(file))
+        elif (path.suffix == ".so" or path.parent.name == "bin") and path.is_file():
+            content = path.read_bytes()
+            traces += [f"{file}: {symbol.decode()}" for symbol in RUST_SYMBOLS if symbol in content]
+    return traces
+
+
+def test_no_distribution_of_the_core_contains_rust() -> None:
+    core = core_of("unbroken")
+
+    assert {"grpcio", "protobuf", "aiohttp", "msgspec", "multidict"} <= core.keys(), "the walk goes deep"
+    assert {name: traces for name, dist in core.items() if (traces := rust_in(dist))} == {}
+
+
+def test_rust_would_be_found() -> None:
+    assert len(rust_in(distribution("ruff"))) > 1
+
+
+def test_no_generated_stub_is_committed() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+
+    assert run("git", "ls-files", "services/stubs").split() == ["services/stubs/__init__.py"]
+
+
+@pytest.fixture(scope="session")
+def python_with_protobuf_6() -> Path:
+    """An interpreter with protobuf 6.33 and a gRPC of its time, kept beside the checkout's own environment."""
+    folder = ROOT / ".venv-protobuf6"
+    python, made_of = folder / "bin" / "python", folder / "made-of"
+    if not made_of.exists() or made_of.read_text() != str(PROTOBUF_6):
+        run(sys.executable, "-m", "venv", "--clear", "--without-pip", folder)
+        run(sys.executable, "-m", "pip", f"--python={python}", "install", *PROTOBUF_6, timeout_s=INSTALL_TIMEOUT_S)
+        made_of.write_text(str(PROTOBUF_6))
+    return python
+
+
+def test_stubs_work_with_protobuf_6(python_with_protobuf_6: Path) -> None:
+    assert run(python_with_protobuf_6, "-c", ROUND_TRIP).startswith("6.33.")
+
+
+def test_stubs_work_with_protobuf_7() -> None:
+    assert run(sys.executable, "-c", ROUND_TRIP).startswith("7.")
+
+
+def test_only_a_registry_loads_the_client_of_etcd() -> None:
+    run(sys.executable, "-c", IMPORT_ALL)
