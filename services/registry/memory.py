@@ -5,7 +5,7 @@ import itertools
 import secrets
 from collections.abc import Mapping
 
-from services.registry.store import Lease, LeaseLost, drained, merged, not_found
+from services.registry.store import Lease, LeaseLost, Stored, drained, merged, not_found
 from services.registry.view import Entry, View
 from services.stubs.registry_pb2 import Instance
 
@@ -40,12 +40,13 @@ class MemoryStore:
         self._check(lease)
         self._start_timer(lease)
 
-    async def put(self, instance: Instance, lease: Lease, *, takes_over: bool) -> int:
+    async def put(self, instance: Instance, lease: Lease, *, takes_over: bool) -> Stored:
         self._check(lease)
         instance_id = instance.instance_id
-        stored = merged(self._view.entries.get(instance_id), instance, lease, takes_over=takes_over)
+        record = merged(self._view.entries.get(instance_id), instance, lease, takes_over=takes_over)
         self._record_of[lease.lease_id] = instance_id
-        return self._change({instance_id: Entry(stored, lease.lease_id)})
+        self._change({instance_id: Entry(record, lease.lease_id)})
+        return Stored(record, self._view.revision)
 
     async def revoke(self, lease: Lease) -> None:
         self._lapse(lease.lease_id)
@@ -59,9 +60,8 @@ class MemoryStore:
             self._change({instance_id: Entry(marked, old.lease_id)})
         return marked
 
-    def _change(self, put: Mapping[str, Entry], deleted: tuple[str, ...] = ()) -> int:
+    def _change(self, put: Mapping[str, Entry], deleted: tuple[str, ...] = ()) -> None:
         self._view.change(self._view.revision + 1, put, deleted)
-        return self._view.revision
 
     def _check(self, lease: Lease) -> None:
         if lease.lease_id not in self._timers:

@@ -18,6 +18,8 @@ RENEWALS_PER_LEASE = 3
 """Two renewals may be lost before the lease is."""
 TELL_TIMEOUT_S = 5.0
 """A client that does not read its states for so long is broken off."""
+LINGER_TIMEOUT_S = 1.0
+"""For the last renewal, when a stream broke."""
 
 Tell = Callable[[RegisterResponse], Awaitable[None]]
 
@@ -26,14 +28,13 @@ class Registration:
     """One Register stream's record.
 
     `run` grants, puts, renews, and does it again after every loss, until it is cancelled; it raises Failure when the
-    record was taken over or the client does not read. The record then stays for the rest of its lease; `remove` takes
-    it away at once.
+    record was taken over or the client does not read. Whoever ran it then calls `linger` or `remove`.
     """
 
     def __init__(self, store: Store, instance: Instance, lease_s: int, tell: Tell) -> None:
         self._store = store
         self._wanted = instance
-        self._stored: Instance | None = None
+        self._asked: Instance | None = None
         self._lease_s = lease_s
         self._tell = tell
         self._told: Instance | None = None
@@ -71,38 +72,46 @@ class Registration:
         if self._lease is not None:
             await self._store.revoke(self._lease)
 
+    async def linger(self) -> None:
+        """Let the record stay for a whole lease from now. Best effort, within LINGER_TIMEOUT_S."""
+        try:
+            async with asyncio.timeout(LINGER_TIMEOUT_S):
+                if self._lease is not None:
+                    await self._store.keep_alive(self._lease)
+        except (LeaseLost, Failure, TimeoutError) as error:
+            log.debug("the record may go early", instance_id=self._wanted.instance_id, why=str(error))
+
     async def _keep(self) -> NoReturn:
         if self._lease is None:
             self._lease = await self._store.grant(self._lease_s)
-            self._stored = None
+            self._asked = None
         else:
             await self._store.keep_alive(self._lease)
         while True:
-            await self._put_and_tell(self._lease)
+            if self._wanted is not self._asked:
+                await self._put(self._wanted, self._lease)
+            await self._look(self._lease)
             self._tries = 0
             if not await self._wait_news(self._lease.granted_s / RENEWALS_PER_LEASE):
                 await self._store.keep_alive(self._lease)
 
-    async def _put_and_tell(self, lease: Lease) -> None:
-        wanted = self._wanted
-        if wanted is not self._stored:
-            self._revision = await self._store.put(wanted, lease, takes_over=not self._was_stored)
-            self._stored, self._was_stored, self._told = wanted, True, None
-        instance = self._look(lease)
-        if instance is not None and instance != self._told:
-            await self._send(instance, lease)
+    async def _put(self, wanted: Instance, lease: Lease) -> None:
+        stored = await self._store.put(wanted, lease, takes_over=not self._was_stored)
+        self._asked, self._was_stored, self._revision = wanted, True, stored.revision
+        await self._send(stored.instance, lease)
 
-    def _look(self, lease: Lease) -> Instance | None:
-        """The record as the view has it; None while the view has not come as far as the last put."""
+    async def _look(self, lease: Lease) -> None:
+        """What have others done to the record since the last put? A view that has not come so far does not know."""
         view = self._store.view
         if view.revision < self._revision:
-            return None
+            return
         entry = view.entries.get(self._wanted.instance_id)
         if entry is None:
             raise LeaseLost
         if entry.lease_id != lease.lease_id:
             raise Failure(Reason.TAKEN_OVER, f"a newer stream registered {self._wanted.instance_id}")
-        return entry.instance
+        if entry.instance != self._told:
+            await self._send(entry.instance, lease)
 
     async def _send(self, instance: Instance, lease: Lease) -> None:
         response = RegisterResponse(instance=instance, revision=self._revision)

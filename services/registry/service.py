@@ -48,8 +48,11 @@ class RegistryService(RegistryServicer):
             registration = Registration(
                 self._store, checked_instance(first.instance), checked_lease_s(first), context.write
             )
-            if await _serve(registration, context):
-                await registration.remove()
+            is_leaving = False
+            try:
+                is_leaving = await _serve(registration, context)
+            finally:
+                await (registration.remove() if is_leaving else registration.linger())
         except Failure as failure:
             await abort(context, failure)
 

@@ -20,6 +20,14 @@ class Lease:
     granted_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record as it was stored. The view shows it once it has come to `revision`."""
+
+    instance: Instance
+    revision: int
+
+
 class Store(Protocol):
     """Keeps records. A method that needs the store while it is away raises Failure(STORE_AWAY), in bounded time."""
 
@@ -40,8 +48,8 @@ class Store(Protocol):
         """Begin the lease's time again. Raises LeaseLost."""
         ...
 
-    async def put(self, instance: Instance, lease: Lease, *, takes_over: bool) -> int:
-        """Store the record on the lease; returns the revision. See `merged` for what is stored, and what is refused.
+    async def put(self, instance: Instance, lease: Lease, *, takes_over: bool) -> Stored:
+        """Store the record on the lease. See `merged` for what is stored, and what is refused.
 
         Raises LeaseLost, Failure(TAKEN_OVER).
         """
