@@ -160,7 +160,8 @@ class Failure(Exception):
     """A request failed.
 
     detail: one sentence for people, safe to show to the client. param: the request's field at fault, in the client's
-    spelling. retry_after_s: when to try again, in seconds, where that is known.
+    spelling. retry_after_s: when to try again, in seconds, where that is known. worker: the session it happened on,
+    for this process alone.
     """
 
     def __init__(
@@ -171,6 +172,7 @@ class Failure(Exception):
         self.detail = detail
         self.param = param
         self.retry_after_s = retry_after_s
+        self.worker: str | None = None
 
     @property
     def traits(self) -> Traits:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from services.errors import Failure, Reason, invalid
+from services.layers import root_cause
 from services.request import Call, Delta, Finish, Layer, Request
 from services.rpc import abort
 from services.stubs import inference_pb2, inference_pb2_grpc
@@ -97,8 +98,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 except Failure as failure:
                     outcome = failure  # What was delivered before it is written first.
                 sink.close()
-        except* Failure as failures:
-            raise failures.exceptions[0] from None
+        except ExceptionGroup as group:
+            raise root_cause(group) from None
         if isinstance(outcome, Failure):
             raise outcome
         await context.write(finish_to_wire(outcome, choice=request.choice, position=sink.position))

@@ -53,44 +53,51 @@ class Deadline:
             raise
 
 
-class Accept:
-    """Above everything that takes a slot: a process that leaves takes nothing new, and knows when it is quiet."""
+class Gate:
+    """Whether a process takes new requests, and how many it has."""
 
-    def __init__(self, inner: Layer) -> None:
-        self._inner = inner
-        self._is_draining = False
-        self._count = 0
+    def __init__(self) -> None:
+        self.is_draining = False
+        self.count = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
 
-    @property
-    def count(self) -> int:
-        """Requests inside."""
-        return self._count
+    def enter(self) -> None:
+        """Take a request in. Raises DRAINING."""
+        if self.is_draining:
+            raise Failure(Reason.DRAINING, "the server is leaving and takes no new requests", retry_after_s=1.0)
+        self.count += 1
+        self._quiet.clear()
 
-    @property
-    def is_draining(self) -> bool:
-        return self._is_draining
+    def leave(self) -> None:
+        """The request is done."""
+        self.count -= 1
+        if self.count == 0:
+            self._quiet.set()
 
-    def drain(self) -> None:
-        """Refuse new requests from now on."""
-        self._is_draining = True
+    async def wait_quiet(self, timeout_s: float) -> bool:
+        """Until no request is left; False if some are after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            return False
+        return True
 
-    async def wait_quiet(self) -> None:
-        """Until no request is inside. The caller bounds the wait."""
-        await self._quiet.wait()
+
+class Accept:
+    """Above everything that takes time or a slot: a process that leaves takes nothing new."""
+
+    def __init__(self, inner: Layer, gate: Gate) -> None:
+        self._inner = inner
+        self._gate = gate
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        if self._is_draining:
-            raise Failure(Reason.DRAINING, "the server is leaving and takes no new requests")
-        self._count += 1
-        self._quiet.clear()
+        self._gate.enter()
         try:
             return await self._inner(request, call, sink)
         finally:
-            self._count -= 1
-            if self._count == 0:
-                self._quiet.set()
+            self._gate.leave()
 
 
 def root_cause(group: BaseExceptionGroup[Any]) -> BaseException:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import structlog
 
@@ -25,11 +26,13 @@ def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """
     try:
         asyncio.run(_with_signals(main))
-    except* StartupError as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        print(f"error: {error}", file=sys.stderr)
+    except (StartupError, ExceptionGroup) as error:
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        if not isinstance(cause, StartupError):
+            raise
+        print(f"error: {cause}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -47,3 +50,10 @@ async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> Non
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
     await main(stopping)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader sees all of it or none: for ready files and state files."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(text)
+    scratch.replace(path)

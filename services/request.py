@@ -99,17 +99,18 @@ class Request:
 class Call:
     """This asking of a request: who, until when, and what has been tried.
 
-    deadline: absolute, in the event loop's time. endpoint: for metrics. worker: the instance that this attempt goes to,
-    named by route. excluded: instances that this request must not go to any more.
+    deadline: absolute, in the event loop's time. endpoint: for metrics. worker: the session that this attempt goes on,
+    named by route. excluded: sessions that this request must not go on any more. replacement_deadline: until when it
+    may wait for a worker; None: not at all.
     """
 
     request_id: str
     deadline: float | None = None
     endpoint: str = "generate"
     is_streamed: bool = True
-    is_continuation: bool = False
     worker: str | None = None
     excluded: frozenset[str] = frozenset()
+    replacement_deadline: float | None = None
 
 
 class Delta(Struct, gc=False):

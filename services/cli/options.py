@@ -49,3 +49,8 @@ def registry_option(function: Function) -> Function:
         type=Addresses(),
         help="Addresses of the registries; any one of them that answers is used.",
     )(function)
+
+
+def env_option(name: str, variable: str, **attributes: Any) -> Callable[[Function], Function]:
+    """An option with its twin in the environment, which `--help` shows."""
+    return click.option(name, envvar=variable, show_envvar=True, **attributes)

@@ -1,0 +1,100 @@
+"""`unbroken frontend`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from services.cli.options import env_option, logging_options, registry_option
+from services.lifetime import run_process
+from services.telemetry import configure_logging
+
+MIB = 1024 * 1024
+
+
+@click.command(help="Serve clients: gRPC and the OpenAI HTTP API.", context_settings={"show_default": True})
+@env_option("--grpc-listen", "DYN_GRPC_LISTEN", default="127.0.0.1:50051", help="host:port; port 0 takes a free one.")
+@env_option("--http-listen", "DYN_HTTP_LISTEN", default="127.0.0.1:8000", help="host:port; port 0 takes a free one.")
+@registry_option
+@env_option(
+    "--migration-limit",
+    "DYN_MIGRATION_LIMIT",
+    type=click.IntRange(0),
+    default=3,
+    help="How often a request may move to another worker. 0: never.",
+)
+@env_option(
+    "--migration-max-seq-len",
+    "DYN_MIGRATION_MAX_SEQ_LEN",
+    type=click.IntRange(1),
+    help="Prompt and generated tokens above which a request does not move any more. Default: no limit.",
+)
+@env_option(
+    "--replacement-wait",
+    "DYN_REPLACEMENT_WAIT_SECS",
+    type=click.FloatRange(0),
+    default=10.0,
+    help="Seconds that a request which lost its worker waits for another.",
+)
+@env_option(
+    "--stall-ms",
+    "DYN_STALL_MS",
+    type=click.IntRange(100),
+    default=1000,
+    help="Silence after which a worker with streams counts as lost. Workers send something every 250 ms.",
+)
+@env_option(
+    "--engine-stall-ms",
+    "DYN_ENGINE_STALL_MS",
+    type=click.IntRange(100),
+    default=5000,
+    help="How long a worker's engine may make no step, with requests running, before it counts as lost.",
+)
+@env_option(
+    "--drain-timeout",
+    "DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS",
+    type=click.FloatRange(0),
+    default=30.0,
+    help="Seconds that streams may go on after SIGTERM.",
+)
+@env_option(
+    "--request-timeout",
+    "DYN_REQUEST_TIMEOUT_SECS",
+    type=click.FloatRange(0, min_open=True),
+    help="Deadline in seconds of HTTP requests that bring none. Default: none.",
+)
+@env_option("--body-limit-mb", "DYN_HTTP_BODY_LIMIT_MB", type=click.IntRange(1), default=64, help="Largest HTTP body.")
+@env_option("--metrics-prefix", "DYN_METRICS_PREFIX", default="dynamo_frontend", help="What metric names begin with.")
+@click.option("--ready-file", type=click.Path(path_type=Path), help="Written with the real addresses when it listens.")
+@logging_options
+def command(**given: Any) -> None:
+    from services.frontend.http import HttpConfig
+    from services.frontend.migrate import MigrateConfig
+    from services.frontend.pipeline import PipelineConfig
+    from services.frontend.pool import PoolConfig
+    from services.frontend.server import Frontend, FrontendConfig
+    from services.frontend.session import SessionConfig
+
+    configure_logging("frontend", level=given["log_level"], log_format=given["log_format"])
+    session = SessionConfig(stall_s=given["stall_ms"] / 1e3, engine_stall_s=given["engine_stall_ms"] / 1e3)
+    migrate = MigrateConfig(
+        limit=given["migration_limit"],
+        seq_len_max=given["migration_max_seq_len"],
+        replacement_wait_s=given["replacement_wait"],
+    )
+    config = FrontendConfig(
+        grpc_listen=given["grpc_listen"],
+        http_listen=given["http_listen"],
+        registries=tuple(given["registries"]),
+        drain_timeout_s=given["drain_timeout"],
+        metrics_prefix=given["metrics_prefix"],
+        ready_file=given["ready_file"],
+        pipeline=PipelineConfig(migrate=migrate),
+        pool=PoolConfig(session=session),
+        http=HttpConfig(body_bytes_max=given["body_limit_mb"] * MIB, request_timeout_s=given["request_timeout"]),
+    )
+
+    async def serve(stopping: Any) -> None:
+        await Frontend(config).run(stopping)
+
+    run_process(serve)

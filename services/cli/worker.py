@@ -1,0 +1,122 @@
+"""`unbroken worker`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from services.cli.options import env_option, logging_options, registry_option
+from services.lifetime import run_process
+from services.telemetry import configure_logging
+from services.worker.engine import Engine
+
+ENGINES = ("mocker", "llamacpp")
+FAULTS = ("die_after", "hang_after", "raise_after", "refuse")
+
+
+_FAULT_HELP = (
+    "For tests, with the mocker, repeatable. die_after=K: kill the process when a request has K tokens; hang_after=K: "
+    "stop the engine under a live server; raise_after=K: fail the request; refuse=M: refuse the first M requests."
+)
+
+
+def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
+    faults = {}
+    for text in given:
+        name, _sign, number = text.partition("=")
+        if name not in FAULTS or not number.isdigit():
+            raise click.BadParameter(f"{text!r} is not die_after=K, hang_after=K, raise_after=K or refuse=M")
+        faults[name] = int(number)
+    return faults
+
+
+@click.command(help="Serve one engine to frontends.", context_settings={"show_default": True})
+@env_option("--engine", "DYN_ENGINE", default="mocker", type=click.Choice(ENGINES))
+@env_option("--model", "DYN_MODEL", help="For llamacpp: a GGUF file, or a name that `unbroken models pull` knows.")
+@env_option("--served-model-name", "DYN_SERVED_MODEL_NAME", help="What clients ask for. Default: the model's name.")
+@env_option("--listen", "DYN_WORKER_LISTEN", default="127.0.0.1:0", help="host:port; port 0 takes a free one.")
+@env_option("--advertise", "DYN_WORKER_ADVERTISE", help="host:port for the registry. Default: where it listens.")
+@registry_option
+@env_option(
+    "--metrics-port", "DYN_SYSTEM_PORT", type=click.IntRange(0, 65535), help="/metrics, /live, /health over HTTP."
+)
+@env_option(
+    "--engine-request-limit",
+    "DYN_ENGINE_REQUEST_LIMIT",
+    type=click.IntRange(1),
+    help="N: how many requests run at a time. Default: what the engine runs at a time.",
+)
+@env_option(
+    "--request-queue-limit",
+    "DYN_DYNAMO_REQUEST_QUEUE_LIMIT",
+    type=click.IntRange(0),
+    default=16,
+    help="Q: how many more may wait. One more is refused at once.",
+)
+@env_option(
+    "--drain-timeout",
+    "DYN_DRAIN_TIMEOUT_SECS",
+    type=click.FloatRange(0),
+    default=30.0,
+    help="Seconds that streams may go on after SIGTERM before other workers take them over.",
+)
+@env_option(
+    "--lease", "DYN_LEASE_SECS", type=click.IntRange(1, 300), default=10, help="Seconds in the registry if silent."
+)
+@env_option(
+    "--context-length", "DYN_CONTEXT_LENGTH", type=click.IntRange(2), help="Tokens of prompt and answer together."
+)
+@env_option("--threads", "DYN_THREADS", type=click.IntRange(1), help="For llamacpp: CPU threads.")
+@env_option("--mocker-itl-ms", "DYN_MOCKER_ITL_MS", type=click.FloatRange(0), default=6.0, help="Time between tokens.")
+@env_option("--mocker-prefill-us-per-token", "DYN_MOCKER_PREFILL_US_PER_TOKEN", type=click.FloatRange(0), default=0.0)
+@env_option(
+    "--mocker-startup-s", "DYN_MOCKER_STARTUP_SECS", type=click.FloatRange(0), default=0.0, help="Loading time."
+)
+@click.option("--mocker-fault", "mocker_faults", multiple=True, callback=_parse_faults, help=_FAULT_HELP)
+@click.option("--ready-file", type=click.Path(path_type=Path), help="Written with the real addresses when it serves.")
+@logging_options
+def command(**given: Any) -> None:
+    from services.worker.server import Worker, WorkerConfig
+
+    configure_logging("worker", level=given["log_level"], log_format=given["log_format"])
+    port, host = given["metrics_port"], given["listen"].rpartition(":")[0]
+    config = WorkerConfig(
+        listen=given["listen"],
+        advertise=given["advertise"],
+        metrics_listen=None if port is None else f"{host}:{port}",
+        registries=tuple(given["registries"]),
+        engine_request_limit=given["engine_request_limit"],
+        request_queue_limit=given["request_queue_limit"],
+        drain_timeout_s=given["drain_timeout"],
+        lease_s=given["lease"],
+        ready_file=given["ready_file"],
+    )
+
+    async def serve(stopping: Any) -> None:
+        await Worker(_engine(given), config).run(stopping)
+
+    run_process(serve)
+
+
+def _engine(given: dict[str, Any]) -> Engine:
+    return _mocker(given) if given["engine"] == "mocker" else _llamacpp(given)
+
+
+def _mocker(given: dict[str, Any]) -> Engine:
+    from services.worker.engines.mocker import Faults, MockerConfig, MockerEngine
+
+    optional = {"request_limit": given["engine_request_limit"], "context_length": given["context_length"]}
+    return MockerEngine(
+        MockerConfig(
+            served_model_name=given["served_model_name"] or given["model"] or "mocker",
+            itl_ms=given["mocker_itl_ms"],
+            prefill_us_per_token=given["mocker_prefill_us_per_token"],
+            startup_s=given["mocker_startup_s"],
+            faults=Faults(**given["mocker_faults"]),
+            **{name: value for name, value in optional.items() if value is not None},
+        )
+    )
+
+
+def _llamacpp(given: dict[str, Any]) -> Engine:
+    raise NotImplementedError

@@ -1,0 +1,52 @@
+"""The frontend's metrics, under the names that dashboards for this kind of system know."""
+
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+PREFIX = "dynamo_frontend"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Nothing here is touched for a token: only when a request begins, starts to answer, moves or ends."""
+
+    registry: CollectorRegistry
+    requests: Counter
+    inflight: Gauge
+    first_token_s: Histogram
+    duration_s: Histogram
+    prompt_tokens: Histogram
+    completion_tokens: Histogram
+    migrations: Counter
+
+
+def build_metrics(prefix: str = PREFIX) -> Metrics:
+    """A set of its own for each frontend process."""
+    registry = CollectorRegistry()
+
+    def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{prefix}_{name}", text, ["model"], buckets=buckets, registry=registry)
+
+    return Metrics(
+        registry=registry,
+        requests=Counter(
+            f"{prefix}_requests",
+            "Requests by outcome; error_type is the reason of a failure.",
+            ["model", "endpoint", "request_type", "status", "error_type"],
+            registry=registry,
+        ),
+        inflight=Gauge(f"{prefix}_inflight_requests", "Requests under way.", ["model"], registry=registry),
+        first_token_s=histogram("time_to_first_token_seconds", "From the request to its first token.", _SECONDS),
+        duration_s=histogram("request_duration_seconds", "From the request to its end.", _SECONDS),
+        prompt_tokens=histogram("input_sequence_tokens", "Tokens of the prompt.", _TOKENS),
+        completion_tokens=histogram("output_sequence_tokens", "Tokens of the answer.", _TOKENS),
+        migrations=Counter(
+            f"{prefix}_model_migration",
+            "Moves of a request to another worker, before its first token or after.",
+            ["model", "migration_type"],
+            registry=registry,
+        ),
+    )

@@ -1,0 +1,162 @@
+"""The workers that this frontend can reach: one session to each instance, kept up for as long as it makes sense.
+
+Discovery says where to look; only a session proves that a worker lives. So an instance that leaves the view keeps its
+session until that ends by itself, and losing the registry for any time changes nothing.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+import structlog
+
+from services.backoff import Backoff
+from services.card import ModelCard
+from services.discovery import InstanceRecord
+from services.errors import Failure
+from services.frontend.catalogue import Catalogue
+from services.frontend.session import Session, SessionConfig
+from services.rpc import CHANNEL_OPTIONS
+from services.stubs import worker_pb2_grpc
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """quarantine_s: how long a worker that failed is left alone where there is another. sweep_s: between two looks for
+    silent workers.
+    """
+
+    quarantine_s: float = 5.0
+    sweep_s: float = 0.1
+    reconnect: Backoff = field(default_factory=Backoff)
+    session: SessionConfig = field(default_factory=SessionConfig)
+
+
+class Pool:
+    """Keeps sessions. `run` owns all its tasks."""
+
+    def __init__(self, catalogue: Catalogue, config: PoolConfig) -> None:
+        self._catalogue = catalogue
+        self._config = config
+        self._rng = random.Random()
+        self._view: dict[str, InstanceRecord] = {}
+        self._kept: set[str] = set()
+        self._sessions: dict[str, Session] = {}
+        self._changed = asyncio.Event()
+        self._view_changed = asyncio.Event()
+
+    # What routing sees
+
+    def sessions(self, model: str) -> list[Session]:
+        """Sessions to workers of this model, whatever their state."""
+        return [session for session in self._sessions.values() if session.card.model == model]
+
+    def session(self, key: str) -> Session | None:
+        """The session that `Call.worker` names, if it still lives."""
+        return self._sessions.get(key)
+
+    def served_cards(self) -> Sequence[ModelCard]:
+        """Cards of the models that some worker takes requests for now, by name."""
+        cards = {one.card.model: one.card for one in self._sessions.values() if not one.is_draining}
+        return [cards[name] for name in sorted(cards)]
+
+    def quarantine(self, session: Session) -> None:
+        """Leave the worker alone for a while."""
+        session.quarantined_until = asyncio.get_running_loop().time() + self._config.quarantine_s
+
+    async def wait_changed(self) -> None:
+        """Until a session has come or gone. The caller bounds the wait."""
+        await self._changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # What discovery sees
+
+    def on_view(self, view: Mapping[str, InstanceRecord]) -> None:
+        """Discovery's latest view."""
+        self._view = dict(view)
+        self._view_changed.set()
+
+    async def run(self) -> None:
+        """Keep sessions until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._sweep())
+            while True:
+                for instance_id in self._view.keys() - self._kept:
+                    self._kept.add(instance_id)
+                    group.create_task(self._keep(instance_id))
+                self._view_changed.clear()
+                await self._view_changed.wait()
+
+    async def _keep(self, instance_id: str) -> None:
+        """One session after another to one instance, until it is gone from the view and the session is lost."""
+        tries = 0
+        try:
+            while (record := self._view.get(instance_id)) is not None:
+                was_welcome = await self._hold(record)
+                tries = 0 if was_welcome else tries + 1
+                await asyncio.sleep(self._config.reconnect.delay_s(tries, self._rng))
+        finally:
+            self._kept.discard(instance_id)
+            self._view_changed.set()  # It may be in the view again by now.
+
+    async def _hold(self, record: InstanceRecord) -> bool:
+        """One session, from its opening to its loss. Returns whether it was ever of use."""
+        session = Session(record, self._config.session)
+        channel = grpc.aio.insecure_channel(record.address, options=CHANNEL_OPTIONS)
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        welcome = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._admit(session, stub, welcome))
+                await session.run(stub, welcome)
+        except (Failure, ExceptionGroup) as error:
+            log.info("worker lost", instance=record.instance_id, address=record.address, why=_why(error))
+        finally:
+            if self._sessions.pop(session.key, None) is not None:
+                self._notify()
+            await channel.close()
+        return welcome.is_set()
+
+    async def _admit(self, session: Session, stub: "worker_pb2_grpc.WorkerAsyncStub", welcome: asyncio.Event) -> None:
+        """Offer the worker to requests once its model is known."""
+        await welcome.wait()
+        try:
+            await self._catalogue.learn(session.card, stub, replaces=not self.sessions(session.card.model))
+        except Failure as failure:
+            log.error("worker cannot be used", address=session.record.address, why=failure.detail)
+            session.lose(failure)
+            return
+        if not session.is_lost:
+            self._sessions[session.key] = session
+            log.info("worker found", instance=session.record.instance_id, address=session.record.address)
+            self._notify()
+
+    async def _sweep(self) -> None:
+        """Look for silent workers. If we are late ourselves, their silence proves nothing."""
+        clock = asyncio.get_running_loop().time
+        last = clock()
+        while True:
+            await asyncio.sleep(self._config.sweep_s)
+            now = clock()
+            is_late = now - last > self._config.session.stall_s / 2
+            for session in list(self._sessions.values()):
+                if is_late:
+                    session.forgive(now)
+                else:
+                    session.check(now)
+            last = now
+
+
+def _why(error: Exception) -> str:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, Failure):
+        raise error
+    return str(error)

@@ -1,0 +1,79 @@
+"""Makes of what a client wrote what a worker can run: token ids, checked limits, a seed."""
+
+import asyncio
+import random
+from dataclasses import replace
+from functools import lru_cache
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from services.card import ModelCard
+from services.errors import invalid
+from services.frontend.catalogue import Catalogue, Model
+from services.frontend.validate import check_request, check_tokens, max_tokens_of
+from services.request import Call, Finish, Layer, Message, Request, Sink
+
+LONG_TEXT_CHARACTERS = 32_768
+"""A longer text is tokenised in a thread, so that it does not stop the other streams."""
+
+
+class Preprocess:
+    """Above migrate: a continuation needs token ids, and every attempt the same seed."""
+
+    def __init__(self, inner: Layer, catalogue: Catalogue, rng: random.Random) -> None:
+        self._inner = inner
+        self._catalogue = catalogue
+        self._rng = rng
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        check_request(request)
+        model = self._catalogue.find(request.model)
+        token_ids = request.token_ids
+        if token_ids is None:
+            token_ids = await _tokenize(request, model)
+        request = replace(request, text=None, messages=None, token_ids=token_ids)
+        check_tokens(request, model.card.vocab_size)
+        max_tokens = max_tokens_of(request, model.card.context_length)
+        seed = self._rng.getrandbits(64) if request.sampling.seed is None else request.sampling.seed
+        request = replace(
+            request,
+            stop=replace(request.stop, max_tokens=max_tokens),
+            sampling=replace(request.sampling, seed=seed),
+        )
+        return await self._inner(request, call, sink)
+
+
+async def _tokenize(request: Request, model: Model) -> tuple[int, ...]:
+    is_chat = request.messages is not None
+    text = render_chat(model.card, request.messages) if request.messages is not None else request.text
+    assert text is not None, "check_request lets no request without a prompt through"
+    if len(text) > LONG_TEXT_CHARACTERS:
+        return tuple(await asyncio.to_thread(model.tokenizer.encode, text, add_special=not is_chat))
+    return tuple(model.tokenizer.encode(text, add_special=not is_chat))
+
+
+def render_chat(card: ModelCard, messages: tuple[Message, ...]) -> str:
+    """The conversation as the model's chat template writes it. The template is the worker's, so it runs sandboxed."""
+    if not card.chat_template:
+        raise invalid("messages", f"{card.model!r} has no chat template: use /v1/completions, or text")
+    try:
+        return _template(card.chat_template).render(
+            messages=[{"role": message.role, "content": message.content} for message in messages],
+            add_generation_prompt=True,
+            bos_token=card.bos_token,
+            eos_token=card.eos_token,
+        )
+    except jinja2.TemplateError as error:
+        raise invalid("messages", f"the model's chat template refuses the messages: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def _template(source: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment.globals["raise_exception"] = raise_exception
+    return environment.from_string(source)

@@ -1,0 +1,125 @@
+"""Turns tokens into text: whole characters, nothing of a stop string, and the usage of the whole answer."""
+
+import asyncio
+import codecs
+from collections.abc import Callable, Sequence
+
+from services.frontend.catalogue import Catalogue
+from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, Usage
+
+
+class StopStrings:
+    """Finds the first stop string in a text that comes in pieces, and holds back what may become one."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = strings
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, bool]:
+        """What may be shown now, and whether a stop string has come: then it is what stood before it."""
+        text = self._held + text
+        found = [at for at in (text.find(string) for string in self._strings) if at >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)], True
+        held = max((_overlap(text, string) for string in self._strings), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], False
+
+    def flush(self) -> str:
+        """What was held back, when nothing more comes."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, string: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `string`, but not all of it."""
+    longest = min(len(text), len(string) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(string[:size])), 0)
+
+
+class Presenter:
+    """The text of one answer so far; calls `stop` once when a stop string ends it."""
+
+    def __init__(
+        self, sink: Sink, token_bytes: Sequence[bytes], strings: Sequence[str], stop: Callable[[], None]
+    ) -> None:
+        self._sink = sink
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._stops = StopStrings(strings) if strings else None
+        self._stop = stop
+        self.is_stopped = False
+        self.token_count = 0
+
+    def prime(self, token_ids: Sequence[int]) -> None:
+        """Take tokens that the client has already: half a character, or half a stop string, may stand at their end."""
+        for token in token_ids:
+            text = self._decoder.decode(self._token_bytes[token])
+            if self._stops is not None:
+                self._stops.feed(text)
+        self.token_count = len(token_ids)
+
+    def deliver(self, delta: Delta) -> None:
+        if self.is_stopped:
+            return
+        if self._stops is not None:
+            self._deliver_until_stop(self._stops, delta)
+            return
+        self.token_count += len(delta.token_ids)
+        delta.text = self._decoder.decode(b"".join([self._token_bytes[token] for token in delta.token_ids]))
+        self._sink.deliver(delta)
+
+    def _deliver_until_stop(self, stops: StopStrings, delta: Delta) -> None:
+        """Token by token, so that the answer ends with the same token however the tokens were joined."""
+        shown = []
+        for size, token in enumerate(delta.token_ids, start=1):
+            text, self.is_stopped = stops.feed(self._decoder.decode(self._token_bytes[token]))
+            shown.append(text)
+            if self.is_stopped:
+                delta.token_ids = delta.token_ids[:size]
+                self._stop()
+                break
+        self.token_count += len(delta.token_ids)
+        delta.text = "".join(shown)
+        self._sink.deliver(delta)
+
+    def finish(self, choice: int) -> None:
+        """Deliver what was held back: nothing more comes to complete it."""
+        if self.is_stopped:
+            return
+        text = self._decoder.decode(b"", final=True)
+        if self._stops is not None:
+            text, self.is_stopped = self._stops.feed(text)
+            text += self._stops.flush()
+        if text:
+            self._sink.deliver(Delta(self.token_count, (), text, choice))
+
+
+class Present:
+    """Above migrate: half a character, and half a stop string, outlive the worker that sent them."""
+
+    def __init__(self, inner: Layer, catalogue: Catalogue) -> None:
+        self._inner = inner
+        self._catalogue = catalogue
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        loop = asyncio.get_running_loop()
+        scope = asyncio.timeout(None)
+        presenter = Presenter(
+            sink,
+            self._catalogue.find(request.model).tokenizer.token_bytes,
+            request.stop.strings,
+            stop=lambda: scope.reschedule(loop.time()),  # A sink can't end the request, but it can end its time.
+        )
+        presenter.prime(request.generated_token_ids)
+        reason = FinishReason.STOP
+        try:
+            async with scope:
+                reason = (await self._inner(request, call, presenter)).reason
+        except TimeoutError:
+            if not (scope.expired() and presenter.is_stopped):
+                raise
+        presenter.finish(request.choice)
+        usage = Usage(len(request.prompt_token_ids), presenter.token_count)
+        return Finish(FinishReason.STOP if presenter.is_stopped else reason, usage)

@@ -1,0 +1,102 @@
+"""Chooses the worker for each attempt, and remembers what became of it."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from services.errors import Failure, Reason
+from services.frontend.pool import Pool
+from services.frontend.session import Session
+from services.request import Call, Finish, Layer, Request, Sink
+
+
+class Candidate(Protocol):
+    """What the choice rests on."""
+
+    @property
+    def in_flight_count(self) -> int: ...
+
+
+AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
+
+
+def choose(candidates: Sequence[AnyCandidate], rng: random.Random) -> AnyCandidate:
+    """The less loaded of two drawn at random ("power of two choices"): near the best, without a herd on the best.
+
+    Source: M. Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing" (2001).
+    """
+    if len(candidates) == 1:
+        return candidates[0]
+    first, second = rng.sample(candidates, 2)
+    return first if first.in_flight_count <= second.in_flight_count else second
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How the workers of a model stand towards one call."""
+
+    healthy: Sequence[Session]
+    quarantined: Sequence[Session]
+    is_any_full: bool
+
+    @property
+    def eligible(self) -> Sequence[Session]:
+        """Quarantined workers only where there is no other: a mark must not turn the last worker away."""
+        return self.healthy or self.quarantined
+
+
+def view(sessions: Sequence[Session], call: Call, now: float) -> View:
+    """Sort the sessions: draining, excluded and full ones are not eligible."""
+    present = [one for one in sessions if not one.is_draining]
+    free = [one for one in present if not one.is_full() and one.key not in call.excluded]
+    return View(
+        healthy=[one for one in free if one.quarantined_until <= now],
+        quarantined=[one for one in free if one.quarantined_until > now],
+        is_any_full=any(one.is_full() for one in present),
+    )
+
+
+class Route:
+    """Above the transport: the call names its worker."""
+
+    def __init__(self, inner: Layer, pool: Pool, rng: random.Random) -> None:
+        self._inner = inner
+        self._pool = pool
+        self._rng = rng
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        session = await self._pick(request, call)
+        try:
+            return await self._inner(request, replace(call, worker=session.key), sink)
+        except Failure as failure:
+            failure.worker = session.key
+            if failure.traits.blames_worker:
+                self._pool.quarantine(session)
+            elif failure.reason is Reason.WORKER_AT_CAPACITY:
+                session.mark_full()
+            elif failure.reason is Reason.DRAINING:
+                session.is_draining = True
+            raise
+
+    async def _pick(self, request: Request, call: Call) -> Session:
+        """An eligible worker. A call that has lost its worker waits for another until `call.replacement_deadline`."""
+        clock = asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout_at(call.replacement_deadline):
+                while True:
+                    seen = view(self._pool.sessions(request.model), call, clock())
+                    if seen.eligible:
+                        return choose(seen.eligible, self._rng)
+                    if call.replacement_deadline is None:
+                        raise _nobody(request, is_any_full=seen.is_any_full)
+                    await self._pool.wait_changed()
+        except TimeoutError:
+            raise _nobody(request, is_any_full=False) from None
+
+
+def _nobody(request: Request, *, is_any_full: bool) -> Failure:
+    if is_any_full:
+        return Failure(Reason.OVERLOADED, f"every worker of {request.model!r} is at capacity", retry_after_s=1.0)
+    return Failure(Reason.NO_WORKERS, f"no worker serves {request.model!r} at the moment", retry_after_s=1.0)

@@ -1,0 +1,59 @@
+"""One request on a session: checks what the worker sends for it, item by item."""
+
+import asyncio
+from collections.abc import Sequence
+
+from services.errors import Failure, Reason
+from services.request import Delta, Finish, Request, Sink
+from services.stubs import worker_pb2
+from services.wire import error_from_wire, finish_reason_from_wire
+
+
+class Stream:
+    """One request on a session."""
+
+    __slots__ = ("_choice", "_finish", "_position", "_sink", "ended", "id")
+
+    def __init__(self, stream_id: int, request: Request, sink: Sink) -> None:
+        self.id = stream_id
+        self.ended: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
+        self._sink = sink
+        self._choice = request.choice
+        self._position = len(request.generated_token_ids)
+        self._finish: Finish | None = None
+
+    def on_tokens(self, position: int, token_ids: Sequence[int]) -> None:
+        if position != self._position or self._finish is not None or not token_ids:
+            why = "after the finish" if self._finish is not None else f"where position {self._position} was due"
+            raise Failure(Reason.PROTOCOL_VIOLATION, f"{len(token_ids)} tokens at position {position} {why}")
+        self._position += len(token_ids)
+        self._sink.deliver(Delta(position, token_ids, choice=self._choice))
+
+    def on_end(self, end: worker_pb2.StreamEnd) -> None:
+        if end.HasField("error"):
+            self.fail(error_from_wire(end.error))
+            return
+        reason = finish_reason_from_wire(end.finish_reason)
+        if reason is not None and self._finish is not None:
+            raise Failure(Reason.PROTOCOL_VIOLATION, "a second finish reason")
+        if reason is None and not end.complete_final:
+            raise Failure(Reason.PROTOCOL_VIOLATION, "an end with neither finish reason nor complete_final")
+        if reason is not None:
+            self._finish = Finish(reason)
+        if end.complete_final:
+            self._complete()
+
+    def _complete(self) -> None:
+        if self._finish is None:
+            self.fail(Failure(Reason.ENGINE_ERROR, "the engine ended the stream without a finish reason"))
+        elif not self.ended.done():
+            self.ended.set_result(self._finish)
+
+    def fail(self, failure: Failure) -> None:
+        """End the stream; well, if its finish reason has come already."""
+        if self.ended.done():
+            return
+        if self._finish is not None:
+            self.ended.set_result(self._finish)
+        else:
+            self.ended.set_exception(failure)

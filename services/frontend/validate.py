@@ -1,0 +1,93 @@
+"""What a request may ask, for gRPC and HTTP alike. Every refusal names the field and says what to change."""
+
+import math
+
+from services.errors import Failure, Reason, invalid
+from services.request import Request, Sampling, Stop
+
+STOP_STRINGS_MAX = 16
+STOP_STRING_CHARACTERS_MAX = 1024
+SEED_MAX = 2**64 - 1
+COUNT_MAX = 2**32 - 1
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0, math.inf),
+}
+_ABOVE_ZERO = ("top_p", "repetition_penalty")
+
+
+def check_request(request: Request) -> None:
+    """All that can be said without the model. Raises INVALID_ARGUMENT."""
+    if not request.model:
+        raise invalid("model", "model is missing: name one of those in /v1/models")
+    given = (request.text, request.messages, request.token_ids)
+    if all(prompt is None for prompt in given):
+        raise invalid("prompt", "the request has no prompt: give text, chat messages or token ids")
+    if any(prompt is not None and not prompt for prompt in given):
+        raise invalid(
+            "messages" if request.messages is not None else "prompt", "the prompt is empty: give at least one token"
+        )
+    _check_sampling(request.sampling)
+    _check_stop(request.stop)
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    for name, (least, most) in _RANGES.items():
+        value = getattr(sampling, name)
+        if not math.isfinite(value) or not least <= value <= most or (value == 0 and name in _ABOVE_ZERO):
+            above = "above" if name in _ABOVE_ZERO else "from"
+            bounds = f"{above} {least}" + (f" to {most}" if math.isfinite(most) else "")
+            raise invalid(name, f"{name} is {value}: it must be {bounds}")
+    if not 0 <= sampling.top_k <= COUNT_MAX:
+        raise invalid("top_k", f"top_k is {sampling.top_k}: it must be 0 (off) or more")
+    if sampling.seed is not None and not 0 <= sampling.seed <= SEED_MAX:
+        raise invalid("seed", f"seed is {sampling.seed}: it must be from 0 to 2^64 - 1")
+    for token, bias in sampling.logit_bias:
+        if not -100 <= bias <= 100 or token < 0:
+            raise invalid("logit_bias", f"logit_bias of token {token} is {bias}: it must be from -100 to 100")
+
+
+def _check_stop(stop: Stop) -> None:
+    if len(stop.strings) > STOP_STRINGS_MAX:
+        raise invalid("stop", f"{len(stop.strings)} stop strings are too many: give at most {STOP_STRINGS_MAX}")
+    if any(not 1 <= len(string) <= STOP_STRING_CHARACTERS_MAX for string in stop.strings):
+        raise invalid("stop", f"a stop string must have 1 to {STOP_STRING_CHARACTERS_MAX} characters")
+    if stop.max_tokens is not None and stop.max_tokens < 1:
+        raise invalid("max_tokens", f"max_tokens is {stop.max_tokens}: it must be at least 1")
+    if not 0 <= stop.min_tokens <= (stop.max_tokens or COUNT_MAX):
+        raise invalid("min_tokens", f"min_tokens is {stop.min_tokens}: it must be from 0 to max_tokens")
+
+
+def check_tokens(request: Request, vocab_size: int) -> None:
+    """Token ids must be the model's. Raises INVALID_ARGUMENT."""
+    for name, token_ids in (
+        ("prompt", request.prompt_token_ids),
+        ("generated_token_ids", request.generated_token_ids),
+        ("stop_token_ids", request.stop.token_ids),
+        ("logit_bias", tuple(token for token, _ in request.sampling.logit_bias)),
+    ):
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            raise invalid(name, f"{name} has a token id that the model lacks: ids are from 0 to {vocab_size - 1}")
+
+
+def max_tokens_of(request: Request, context_length: int) -> int:
+    """How long the answer may become. Raises when prompt and answer do not fit the context."""
+    prompt = len(request.prompt_token_ids)
+    room = context_length - prompt
+    asked = request.stop.max_tokens
+    if not prompt:
+        raise invalid("prompt", "the prompt is empty: give at least one token")
+    if room < 1:
+        detail = f"the prompt has {prompt} tokens, and the model's context holds {context_length} with the answer"
+        raise Failure(Reason.PROMPT_TOO_LONG, detail, param="prompt")
+    if asked is not None and asked > room:
+        detail = f"max_tokens is {asked}: the prompt's {prompt} tokens leave {room} of the context of {context_length}"
+        raise invalid("max_tokens", detail)
+    if len(request.generated_token_ids) > (asked or room):
+        raise invalid("generated_token_ids", "generated_token_ids has more tokens than max_tokens allows")
+    return asked or room

@@ -1,0 +1,194 @@
+"""The worker process: an engine, a dispatcher, a gRPC server and a registration, started and ended in order.
+
+Start: load the engine → listen → register. End (SIGTERM): leave the registry → goaway to all frontends → let what runs
+finish for `drain_timeout_s` → hand over the rest (it fails with DRAINING, which frontends carry on elsewhere) → close.
+A dead engine ends the process with exit status 1, so that a supervisor starts another.
+"""
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.discovery import InstanceRecord, Registrar
+from services.errors import Failure, Reason
+from services.generate import InferenceService
+from services.grpc_server import GrpcServer
+from services.layers import Accept, Deadline, Gate, Guard, root_cause, stack
+from services.lifetime import StartupError, write_atomically
+from services.ops import start_ops
+from services.stubs import inference_pb2_grpc, worker_pb2_grpc
+from services.worker.attach import SessionConfig
+from services.worker.dispatcher import Limits
+from services.worker.engine import Engine
+from services.worker.execute import Execute
+from services.worker.service import WorkerService
+
+log = structlog.get_logger()
+
+HAND_OVER_S = 1.0
+"""How long the frontends have to take note of the streams that are handed over, and the process to close them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """advertise: the address in the registry, by default the one it listens on. engine_request_limit: N, by default as
+    many as the engine runs at a time. request_queue_limit: Q. lease_s: how long the registry keeps a silent worker.
+    """
+
+    listen: str = "127.0.0.1:0"
+    advertise: str | None = None
+    metrics_listen: str | None = None
+    registries: tuple[str, ...] = ("127.0.0.1:50050",)
+    engine_request_limit: int | None = None
+    request_queue_limit: int = 16
+    drain_timeout_s: float = 30.0
+    lease_s: int = 10
+    ready_file: Path | None = None
+    session: SessionConfig = field(default_factory=SessionConfig)
+
+
+class WorkerMetrics(Collector):
+    """The worker's state, read when somebody scrapes it: nothing is counted on the way of a token."""
+
+    def __init__(self, execute: Execute, engine: Engine) -> None:
+        self._execute = execute
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("dynamo_engine_request", "Requests on the engine.", self._execute.running_count)
+        yield GaugeMetricFamily("dynamo_request_queue", "Requests that wait.", self._execute.waiting_count)
+        yield CounterMetricFamily(
+            "dynamo_rejection_request", "Requests refused for capacity.", self._execute.refused_count
+        )
+        yield CounterMetricFamily("unbroken_engine_steps", "Steps of the engine.", self._engine.load().steps)
+
+
+class Worker:
+    """One worker, from start to end."""
+
+    def __init__(self, engine: Engine, config: WorkerConfig) -> None:
+        slots = config.engine_request_limit or engine.request_limit
+        if slots > engine.request_limit:
+            raise StartupError(f"--engine-request-limit {slots} is more than the engine's {engine.request_limit}")
+        self._config = config
+        self._engine = engine
+        self._instance_id = uuid.uuid4().hex[:16]
+        self._execute = Execute(engine, Limits(slots=slots, places=config.request_queue_limit))
+        self._gate = Gate()
+        pipeline = stack(Guard, partial(Accept, gate=self._gate), Deadline, innermost=self._execute)
+        self._service = WorkerService(self._instance_id, engine, self._execute, pipeline, config.session)
+        self._server = GrpcServer(["unbroken.v1.Inference", "unbroken.v1.Worker"])
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(pipeline), self._server.server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self._service, self._server.server)
+        self._metrics = CollectorRegistry()
+        self._metrics.register(WorkerMetrics(self._execute, engine))
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Until `stopping` is set and all is drained. Raises StartupError when it can't start or the engine died."""
+        ready = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as group:
+                engine_task = group.create_task(self._run_engine(ready))
+                await _either(ready, stopping)
+                if not stopping.is_set():
+                    await self._serve(stopping)
+                engine_task.cancel()
+        except ExceptionGroup as group:
+            cause = root_cause(group)
+            raise (StartupError(str(cause)) if isinstance(cause, Failure) else cause) from None
+
+    async def _run_engine(self, ready: asyncio.Event) -> None:
+        """A dead engine fails every request at once, so that frontends carry them on elsewhere."""
+        try:
+            await self._engine.run(self._execute.emit, ready)
+        except Exception as error:
+            log.exception("the engine died")
+            death = Failure(Reason.ENGINE_DEAD, f"the engine died: {error}")
+            await self._leave_dead(death)
+            raise death from error
+
+    async def _leave_dead(self, failure: Failure) -> None:
+        self._gate.is_draining = True
+        self._service.goaway(0)
+        self._execute.fail_all(failure)
+        await self._gate.wait_quiet(HAND_OVER_S)
+
+    async def _serve(self, stopping: asyncio.Event) -> None:
+        async with self._server:
+            address = await self._server.start(self._config.listen)
+            advertise = self._config.advertise or address
+            runner, metrics = None, None
+            if self._config.metrics_listen is not None:
+                runner, metrics = await start_ops(self._config.metrics_listen, self._metrics, self._is_ready)
+            try:
+                await self._server.set_serving(is_serving=True)
+                self._announce(advertise, metrics)
+                await self._stay_registered(advertise, stopping)
+            finally:
+                if runner is not None:
+                    await runner.cleanup()
+
+    def _is_ready(self) -> bool:
+        return not self._gate.is_draining
+
+    def _announce(self, advertise: str, metrics: str | None) -> None:
+        card, limits = self._engine.card, self._execute.limits
+        log.info(
+            "worker ready",
+            model=card.model,
+            engine=card.engine,
+            address=advertise,
+            instance=self._instance_id,
+            running_max=limits.slots,
+            waiting_max=limits.places,
+        )
+        if self._config.ready_file is not None:
+            state = {"address": advertise, "instance_id": self._instance_id, "metrics": metrics}
+            write_atomically(self._config.ready_file, json.dumps(state))
+
+    async def _stay_registered(self, advertise: str, stopping: asyncio.Event) -> None:
+        record = InstanceRecord(self._instance_id, advertise, self._engine.card.model)
+        registrar = Registrar(self._config.registries, record, lease_s=self._config.lease_s, on_drain=stopping.set)
+        async with asyncio.TaskGroup() as group:
+            registration = group.create_task(registrar.run())
+            await stopping.wait()
+            await self._drain(registrar)
+            registration.cancel()
+
+    async def _drain(self, registrar: Registrar) -> None:
+        grace_s = self._config.drain_timeout_s
+        log.info("draining", running=self._execute.running_count, waiting=self._execute.waiting_count, grace_s=grace_s)
+        self._gate.is_draining = True
+        self._service.goaway(grace_s)
+        await self._server.set_serving(is_serving=False)
+        await registrar.deregister()
+        if not await self._gate.wait_quiet(grace_s):
+            log.info("handing over", count=self._gate.count)
+            self._execute.fail_all(Failure(Reason.DRAINING, "the worker left before the answer was complete"))
+            await self._gate.wait_quiet(HAND_OVER_S)
+
+
+async def _either(first: asyncio.Event, second: asyncio.Event) -> None:
+    """Until one of the two is set."""
+
+    class DoneError(Exception): ...
+
+    async def wait(event: asyncio.Event) -> None:
+        await event.wait()
+        raise DoneError
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(wait(first))
+            group.create_task(wait(second))
+    except* DoneError:
+        pass
