@@ -1,11 +1,23 @@
 """Listens for HTTP clients."""
 
 import errno
+import logging
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from services.frontend.http.app import CONFIG
 from services.lifetime import StartupError
+
+log = logging.getLogger(__name__)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """False for a client that does not speak HTTP: it has its 400, and nothing here is broken."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+log.addFilter(_is_ours)
 
 
 async def start_http(app: web.Application, host: str, port: int) -> tuple[web.AppRunner, int]:
@@ -16,6 +28,7 @@ async def start_http(app: web.Application, host: str, port: int) -> tuple[web.Ap
     config = app[CONFIG]
     runner = web.AppRunner(
         app,
+        logger=log,
         access_log=None,  # Observe writes it, with the outcome.
         handler_cancellation=True,
         keepalive_timeout=config.keepalive_s,

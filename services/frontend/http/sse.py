@@ -40,10 +40,10 @@ class SseStream:
         self._answer = answer
         self._config = config
         self._response = web.StreamResponse(headers={**HEADERS, "X-Request-Id": answer.request_id})
-        if is_last:
-            self._response.force_close()
         self._head, self._tail = answer.frame()
         self._is_chunked = http_request.version >= HttpVersion11
+        if is_last or not self._is_chunked:
+            self._response.force_close()  # Without chunks the end of the connection is the end of the body.
         self._buffer_bytes_max = config.client_buffer_bytes_max
         self._transport: asyncio.Transport | None = None
         self._held: list[bytes] = []

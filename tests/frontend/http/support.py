@@ -1,0 +1,184 @@
+"""A frontend's HTTP side on a real port, with a script in place of the pipeline."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from prometheus_client import CollectorRegistry
+
+from services.card import ModelCard, TokenizerRef
+from services.errors import Failure, Reason
+from services.frontend.http import HttpConfig, build_app, start_http
+from services.request import Call, Delta, Finish, FinishReason, Request, Sink, Usage
+
+TEST_S_MAX = 10.0
+HANG = "hang"
+CARD = ModelCard(model="org/tiny", engine="mocker", context_length=64, vocab_size=256, tokenizer=TokenizerRef("bytes"))
+
+Step = str | int | Reason | Failure | Exception | asyncio.Event
+
+
+class Script:
+    """A pipeline that plays its steps: text is a token, a number that many turns of the loop, HANG waits for ever, an
+    event waits for it, a reason or an exception is raised. Then it finishes."""
+
+    def __init__(self, *steps: Step) -> None:
+        self.steps: Sequence[Step] = steps
+        self.requests: list[Request] = []
+        self.calls: list[Call] = []
+        self.running = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.causes: list[tuple[Any, ...]] = []
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        self.requests.append(request)
+        self.calls.append(call)
+        self.running.set()
+        try:
+            return await self._play(sink)
+        except asyncio.CancelledError as error:
+            self.causes.append(error.args)
+            self.cancelled.set()
+            raise
+
+    async def _play(self, sink: Sink) -> Finish:
+        position = 0
+        for step in self.steps:
+            match step:
+                case Reason():
+                    raise Failure(step, "as scripted", retry_after_s=1.2)
+                case Exception():
+                    raise step
+                case asyncio.Event():
+                    await step.wait()
+                case int():
+                    for _ in range(step):
+                        await asyncio.sleep(0)
+                case "hang":
+                    await asyncio.Event().wait()
+                case str():
+                    sink.deliver(Delta(position=position, token_ids=[position], text=step))
+                    position += 1
+        return Finish(FinishReason.STOP, Usage(prompt_tokens=3, completion_tokens=position))
+
+
+class Flood:
+    """A pipeline that never ends and writes `text` at every turn of the loop."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.causes: list[tuple[Any, ...]] = []
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        position = 0
+        try:
+            while True:
+                sink.deliver(Delta(position=position, token_ids=[position], text=self.text))
+                position += 1
+                await asyncio.sleep(0)
+        except asyncio.CancelledError as error:
+            self.causes.append(error.args)
+            self.cancelled.set()
+            raise
+
+
+@dataclass
+class Shelf:
+    """A catalogue."""
+
+    cards: list[ModelCard] = field(default_factory=lambda: [CARD])
+    is_draining: bool = False
+
+    def models(self) -> list[ModelCard]:
+        return self.cards
+
+
+@dataclass
+class Server:
+    port: int
+    session: aiohttp.ClientSession
+    metrics: CollectorRegistry
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def post(
+        self, path: str, body: Any, *, headers: dict[str, str] | None = None
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """The response to `body`: JSON, or bytes as they are."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.session.post(path, data=data, headers=headers) as response:
+            return response, await response.read()
+
+    async def get(self, path: str) -> tuple[aiohttp.ClientResponse, bytes]:
+        async with self.session.get(path) as response:
+            return response, await response.read()
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A bare connection, closed with the server at the latest."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
+        return reader, writer
+
+
+@asynccontextmanager
+async def serving(
+    pipeline: Any, *, catalogue: Shelf | None = None, config: HttpConfig | None = None
+) -> AsyncIterator[Server]:
+    metrics = CollectorRegistry()
+    app = build_app(pipeline, catalogue or Shelf(), metrics, config or HttpConfig())
+    runner, port = await start_http(app, "127.0.0.1", 0)
+    session = aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=1))
+    server = Server(port, session, metrics)
+    try:
+        async with session:
+            yield server
+    finally:
+        await runner.cleanup()
+        for writer in server.writers:
+            writer.close()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Run the test on a loop of its own, and see that it leaves no task behind."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(TEST_S_MAX):
+            await test()
+            # Client and server each take some turns of the loop to close a connection.
+            while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+    asyncio.run(bounded())
+
+
+def raw_post(path: str, body: Any, *, version: str = "1.1", headers: str = "") -> bytes:
+    """A request as bytes, for tests that need the socket."""
+    data = json.dumps(body).encode()
+    return f"POST {path} HTTP/{version}\r\nHost: x\r\n{headers}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def error_of(body: bytes) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "code", "param", "retryable", "hint", "request_id"}
+    return error
+
+
+def events(body: bytes) -> list[Any]:
+    """The events of a stream: JSON, "[DONE]", or ("error", JSON)."""
+    assert body.endswith(b"\n\n")
+    return [_event(block.decode()) for block in body[:-2].split(b"\n\n")]
+
+
+def _event(block: str) -> Any:
+    *names, data = block.split("\n")
+    assert data.startswith("data: ")
+    value = data.removeprefix("data: ")
+    if value == "[DONE]":
+        return value
+    if names:
+        return names[0].removeprefix("event: "), json.loads(value)
+    return json.loads(value)

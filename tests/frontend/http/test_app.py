@@ -1,0 +1,286 @@
+"""The routes: whole answers, models, health, metrics; whatever goes wrong has the envelope, and harms nobody else."""
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import Counter
+
+from services.errors import Reason
+from services.frontend.http import HttpConfig
+from services.request import Message
+from tests.frontend.http.support import CARD, HANG, Script, Shelf, error_of, raw_post, run, serving
+
+COMPLETION = {"model": "org/tiny", "prompt": "hi"}
+CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}]}
+COMPLETIONS = "/v1/completions"
+CHATS = "/v1/chat/completions"
+
+
+def test_a_unary_completion_is_all_the_text_and_the_usage() -> None:
+    async def test() -> None:
+        script = Script("Hel", 2, "", "lo\n😀")
+        async with serving(script) as server:
+            response, body = await server.post(COMPLETIONS, COMPLETION)
+
+        answer = json.loads(body)
+        assert response.status == 200
+        assert answer["choices"] == [
+            {"index": 0, "text": "Hello\n😀", "logprobs": None, "finish_reason": "stop"},
+        ]
+        assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+        assert script.requests[0].text == "hi"
+        assert (script.calls[0].endpoint, script.calls[0].is_streamed) == ("completions", False)
+
+    run(test)
+
+
+def test_a_unary_chat_is_one_message() -> None:
+    async def test() -> None:
+        script = Script("Hel", "lo")
+        async with serving(script) as server:
+            _, body = await server.post(CHATS, CHAT)
+
+        assert json.loads(body)["choices"][0]["message"] == {"role": "assistant", "content": "Hello"}
+        assert script.requests[0].messages == (Message("user", "hi"),)
+        assert (script.calls[0].endpoint, script.calls[0].is_streamed) == ("chat_completions", False)
+
+    run(test)
+
+
+def test_a_unary_failure_is_never_a_200_even_after_tokens() -> None:
+    async def test() -> None:
+        async with serving(Script("a", 2, Reason.ENGINE_ERROR)) as server:
+            response, body = await server.post(COMPLETIONS, COMPLETION)
+
+        assert response.status == 500
+        assert error_of(body)["code"] == "ENGINE_ERROR"
+
+    run(test)
+
+
+@pytest.mark.parametrize("steps", [(HANG,), ("a", 2, HANG)])
+def test_a_client_that_leaves_has_its_unary_request_cancelled(steps: tuple[Any, ...]) -> None:
+    async def test() -> None:
+        script = Script(*steps)
+        async with serving(script) as server:
+            _, writer = await server.connect()
+            writer.write(raw_post(COMPLETIONS, COMPLETION))
+            await script.running.wait()
+            writer.close()
+            await script.cancelled.wait()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        (b"{", 400, "INVALID_ARGUMENT", None),
+        (b"\xff", 400, "INVALID_ARGUMENT", None),
+        (b"", 400, "INVALID_ARGUMENT", None),
+        (b"[]", 400, "INVALID_ARGUMENT", None),
+        ({"prompt": "x"}, 400, "INVALID_ARGUMENT", "model"),
+        ({"model": "m"}, 400, "INVALID_ARGUMENT", "prompt"),
+        (COMPLETION | {"temperature": "hot"}, 400, "INVALID_ARGUMENT", "temperature"),
+        (COMPLETION | {"n": 2}, 400, "INVALID_ARGUMENT", "n"),
+        (COMPLETION | {"prompt": ["a", "b"]}, 400, "INVALID_ARGUMENT", "prompt"),
+        (COMPLETION | {"stream": True, "seed": -1}, 400, "INVALID_ARGUMENT", "seed"),
+        (COMPLETION | {"prompt": "x" * 5000}, 413, "BODY_TOO_LARGE", None),
+    ],
+)
+def test_bad_input_is_named_and_the_next_request_is_unharmed(body: Any, status: int, code: str, param: Any) -> None:
+    async def test() -> None:
+        async with serving(Script("ok"), config=HttpConfig(body_bytes_max=5000)) as server:
+            response, answer = await server.post(COMPLETIONS, body, headers={"X-Request-Id": "bad"})
+            error = error_of(answer)
+            assert (response.status, error["code"], error["param"]) == (status, code, param)
+            assert error["type"] == "invalid_request_error"
+            assert error["request_id"] == response.headers["X-Request-Id"] == "bad"
+            assert error["message"]
+            assert (await server.post(COMPLETIONS, COMPLETION))[0].status == 200
+
+    run(test)
+
+
+def test_a_large_body_that_names_its_length_is_refused_before_it_is_sent() -> None:
+    async def test() -> None:
+        async with serving(Script("ok")) as server:
+            reader, writer = await server.connect()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n")
+            assert await reader.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n"
+
+    run(test)
+
+
+def test_a_large_body_in_chunks_is_refused_once_it_is_too_large() -> None:
+    async def test() -> None:
+        async with serving(Script("ok"), config=HttpConfig(body_bytes_max=5000)) as server:
+            reader, writer = await server.connect()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            writer.write(b"1771\r\n" + b" " * 6001 + b"\r\n")
+            assert await reader.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        (b"Transfer-Encoding: chunked\r\n", b"zz\r\n"),
+        (b"Content-Encoding: gzip\r\nContent-Length: 4\r\n", b"nope"),
+    ],
+)
+def test_a_body_that_is_not_as_its_headers_say_is_a_400(head: bytes, body: bytes) -> None:
+    async def test() -> None:
+        async with serving(Script("ok")) as server:
+            reader, writer = await server.connect()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n" + body)
+            assert b" 400 " in await reader.readline()
+
+    run(test)
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for_beyond_the_bound() -> None:
+    async def test() -> None:
+        async with serving(Script("ok"), config=HttpConfig(body_read_s_max=0.02)) as server:
+            reader, writer = await server.connect()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+            assert await reader.readline() == b"HTTP/1.1 504 Gateway Timeout\r\n"
+
+    run(test)
+
+
+def test_a_client_that_leaves_in_its_body_is_nobodys_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with serving(Script("ok")) as server:
+            _, writer = await server.connect()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+            await writer.drain()
+            assert (await server.get("/live"))[0].status == 200
+            writer.close()
+
+    run(test)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "nonsense"])
+def test_the_content_type_does_not_matter(content_type: str) -> None:
+    async def test() -> None:
+        async with serving(Script("ok")) as server:
+            response, _ = await server.post(COMPLETIONS, COMPLETION, headers={"Content-Type": content_type})
+
+        assert response.status == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/v1/models/none", 404),
+        ("GET", COMPLETIONS, 405),
+        ("POST", "/health", 405),
+    ],
+)
+def test_unknown_paths_and_methods_have_the_envelope(method: str, path: str, status: int) -> None:
+    async def test() -> None:
+        async with serving(Script()) as server, server.session.request(method, path) as response:
+            error = error_of(await response.read())
+
+        assert response.status == status
+        assert response.headers["X-Request-Id"] == error["request_id"]
+        assert ("Allow" in response.headers) == (status == 405)
+
+    run(test)
+
+
+def test_models_are_those_that_can_be_served() -> None:
+    async def test() -> None:
+        shelf = Shelf()
+        async with serving(Script(), catalogue=shelf) as server:
+            _, listed = await server.get("/v1/models")
+            _, one = await server.get("/v1/models/org/tiny")
+            shelf.cards = []
+            _, none = await server.get("/v1/models")
+
+        model = json.loads(one)
+        assert json.loads(listed) == {"object": "list", "data": [model]}
+        assert (model["id"], model["object"], model["owned_by"]) == (CARD.model, "model", "unbroken")
+        assert model["max_model_len"] == CARD.context_length
+        assert isinstance(model["created"], int)
+        assert json.loads(none) == {"object": "list", "data": []}
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("shelf", "status", "code"),
+    [
+        (Shelf(), 200, None),
+        (Shelf(cards=[]), 503, "NO_WORKERS"),
+        (Shelf(is_draining=True), 503, "DRAINING"),
+    ],
+)
+def test_health_says_why_not(shelf: Shelf, status: int, code: str | None) -> None:
+    async def test() -> None:
+        async with serving(Script(), catalogue=shelf) as server:
+            health, body = await server.get("/health")
+            live, _ = await server.get("/live")
+
+        assert health.status == status
+        assert live.status == 200
+        if code is None:
+            assert json.loads(body) == {"status": "ready", "models": ["org/tiny"]}
+        else:
+            assert error_of(body)["code"] == code
+            assert health.headers["Retry-After"] == "1"
+
+    run(test)
+
+
+def test_a_draining_frontend_lets_go_of_connections() -> None:
+    async def test() -> None:
+        async with serving(Script("ok"), catalogue=Shelf(is_draining=True)) as server:
+            response, _ = await server.post(COMPLETIONS, COMPLETION)
+
+        assert response.headers["Connection"] == "close"
+
+    run(test)
+
+
+def test_metrics_are_in_prometheus_text() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server:
+            Counter("things", "Things.", registry=server.metrics).inc(3)
+            response, body = await server.get("/metrics")
+
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        assert b"things_total 3.0" in body
+
+    run(test)
+
+
+def test_many_requests_at_a_time_do_not_mix() -> None:
+    async def test() -> None:
+        async def echo(request: Any, call: Any, sink: Any) -> Any:
+            return await Script(1, request.text, 1)(request, call, sink)
+
+        async def ask(session: aiohttp.ClientSession, number: int) -> str:
+            async with session.post(COMPLETIONS, json=COMPLETION | {"prompt": f"<{number}>"}) as response:
+                return str((await response.json())["choices"][0]["text"])
+
+        async with (
+            serving(echo) as server,
+            aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session,
+            asyncio.TaskGroup() as group,
+        ):
+            asks = [group.create_task(ask(session, number)) for number in range(50)]
+
+        assert [task.result() for task in asks] == [f"<{number}>" for number in range(50)]
+
+    run(test)

@@ -1,0 +1,76 @@
+"""Headers name the request and bound its time."""
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+
+from services.frontend.http import HttpConfig
+from tests.frontend.http.support import Script, error_of, run, serving
+
+BODY = {"model": "org/tiny", "prompt": "hi"}
+
+
+async def ask(headers: dict[str, str], **config: Any) -> tuple[Any, bytes, Script]:
+    script = Script("ok")
+    async with serving(script, config=HttpConfig(**config)) as server:
+        return *await server.post("/v1/completions", BODY, headers=headers), script
+
+
+@pytest.mark.parametrize("given", ["a", "A-b_c.d:9", "x" * 128])
+def test_a_good_request_id_is_kept(given: str) -> None:
+    async def test() -> None:
+        response, _, script = await ask({"X-Request-Id": given})
+
+        assert response.headers["X-Request-Id"] == script.calls[0].request_id == given
+
+    run(test)
+
+
+@pytest.mark.parametrize("given", [None, "", "x" * 129, "a b", "a/b", "é"])
+def test_any_other_is_replaced(given: str | None) -> None:
+    async def test() -> None:
+        response, _, script = await ask({} if given is None else {"X-Request-Id": given})
+
+        assert response.headers["X-Request-Id"] == script.calls[0].request_id
+        assert re.fullmatch("[0-9a-f]{32}", script.calls[0].request_id)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("header", "configured", "timeout_s"), [("2.5", None, 2.5), ("2.5", 9.0, 2.5), (None, 9.0, 9.0)]
+)
+def test_the_deadline_is_the_clients_else_the_configured(
+    header: str | None, configured: float | None, timeout_s: float
+) -> None:
+    async def test() -> None:
+        before = asyncio.get_running_loop().time()
+        headers = {} if header is None else {"X-Request-Timeout": header}
+        _, _, script = await ask(headers, request_timeout_s=configured)
+
+        deadline = script.calls[0].deadline
+        assert deadline is not None
+        assert before + timeout_s <= deadline <= asyncio.get_running_loop().time() + timeout_s
+
+    run(test)
+
+
+def test_there_is_none_unless_someone_sets_it() -> None:
+    async def test() -> None:
+        assert (await ask({}))[2].calls[0].deadline is None
+
+    run(test)
+
+
+@pytest.mark.parametrize("given", ["", "0", "-1", "nan", "inf", "soon", "1s"])
+def test_a_timeout_that_is_no_time_is_refused(given: str) -> None:
+    async def test() -> None:
+        response, body, script = await ask({"X-Request-Timeout": given})
+
+        assert response.status == 400
+        assert error_of(body)["param"] == "X-Request-Timeout"
+        assert not script.calls
+
+    run(test)

@@ -1,0 +1,65 @@
+"""The server: it starts on a free port or says why not, takes no harm from garbage, and ends in bounded time."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.frontend.http import HttpConfig, build_app, start_http
+from services.lifetime import StartupError
+from tests.frontend.http.support import HANG, Script, Shelf, raw_post, run, serving
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server:
+            app = build_app(Script(), Shelf(), CollectorRegistry(), HttpConfig())
+            with pytest.raises(
+                StartupError, match=f"the HTTP port {server.port} on 127.0.0.1 is in use: .*--http-listen"
+            ):
+                await start_http(app, "127.0.0.1", server.port)
+
+    run(test)
+
+
+def test_an_address_that_is_not_here_is_one_sentence() -> None:
+    async def test() -> None:
+        app = build_app(Script(), Shelf(), CollectorRegistry(), HttpConfig())
+        with pytest.raises(StartupError, match=r"cannot listen for HTTP on 192\.0\.2\.1:0"):
+            await start_http(app, "192.0.2.1", 0)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xff" * 100,
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 100_000 + b"\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_gets_a_400_and_is_no_error_of_ours(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with serving(Script("ok")) as server:
+            reader, writer = await server.connect()
+            writer.write(garbage)
+            assert (await reader.readline()).startswith(b"HTTP/1.0 400 ")
+            assert (await server.get("/live"))[0].status == 200
+
+    run(test)
+    assert not caplog.records
+
+
+def test_closing_cancels_what_still_runs() -> None:
+    async def test() -> None:
+        script = Script("a", HANG)
+        async with serving(script, config=HttpConfig(shutdown_s_max=0.02)) as server:
+            _, writer = await server.connect()
+            writer.write(raw_post("/v1/completions", {"model": "org/tiny", "prompt": "hi", "stream": True}))
+            await script.running.wait()
+        assert script.cancelled.is_set()
+        writer.close()
+
+    run(test)

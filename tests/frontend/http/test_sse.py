@@ -1,0 +1,334 @@
+"""Streams: every token once and in order, as OpenAI's events; failures are told, and a client that leaves is let go."""
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.errors import Failure, Reason
+from services.frontend.http import HttpConfig
+from tests.frontend.http.support import HANG, Flood, Script, Shelf, error_of, events, raw_post, run, serving
+
+COMPLETION = {"model": "org/tiny", "prompt": "hi", "stream": True}
+CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+COMPLETIONS = "/v1/completions"
+CHATS = "/v1/chat/completions"
+
+
+def texts(streamed: list[Any]) -> list[str]:
+    """What the events add to the answer."""
+    choices = [choice for event in streamed if isinstance(event, dict) for choice in event["choices"]]
+    return [choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices]
+
+
+def test_a_completion_is_text_events_a_finish_event_and_done() -> None:
+    async def test() -> None:
+        async with serving(Script("Hel", "lo")) as server:
+            response, body = await server.post(COMPLETIONS, COMPLETION, headers={"X-Request-Id": "r-1"})
+
+        first, second, last, done = events(body)
+        created = first["created"]
+        common = {"id": "cmpl-r-1", "object": "text_completion", "created": created, "model": "org/tiny"}
+        assert response.status == 200
+        assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+        assert response.headers["Cache-Control"] == "no-cache"
+        assert response.headers["X-Accel-Buffering"] == "no"
+        assert response.headers["X-Request-Id"] == "r-1"
+        choice = {"index": 0, "logprobs": None, "finish_reason": None}
+        assert first == common | {"choices": [choice | {"text": "Hel"}]}
+        assert second == common | {"choices": [choice | {"text": "lo"}]}
+        assert last == common | {"choices": [choice | {"text": "", "finish_reason": "stop"}]}
+        assert done == "[DONE]"
+
+    run(test)
+
+
+def test_a_chat_begins_with_the_role_and_ends_with_an_empty_delta() -> None:
+    async def test() -> None:
+        async with serving(Script("Hel", "lo")) as server:
+            _, body = await server.post(CHATS, CHAT, headers={"X-Request-Id": "r-1"})
+
+        *chunks, done = events(body)
+        assert {chunk["id"] for chunk in chunks} == {"chatcmpl-r-1"}
+        assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+        assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+            {"role": "assistant", "content": ""},
+            {"content": "Hel"},
+            {"content": "lo"},
+            {},
+        ]
+        assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]
+        assert not any("usage" in chunk for chunk in chunks)
+        assert done == "[DONE]"
+
+    run(test)
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, COMPLETION), (CHATS, CHAT)])
+def test_usage_comes_once_after_the_finish_and_is_null_before(path: str, body: dict[str, Any]) -> None:
+    async def test() -> None:
+        async with serving(Script("a", "b")) as server:
+            _, answer = await server.post(path, body | {"stream_options": {"include_usage": True}})
+
+        *chunks, usage, done = events(answer)
+        assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+        assert usage["choices"] == []
+        assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+        assert done == "[DONE]"
+
+    run(test)
+
+
+def test_a_delta_without_text_makes_no_event() -> None:
+    async def test() -> None:
+        async with serving(Script("", "é", "", "!")) as server:
+            _, body = await server.post(COMPLETIONS, COMPLETION)
+
+        assert texts(events(body)) == ["é", "!", ""]
+
+    run(test)
+
+
+def test_an_answer_without_any_text_is_a_whole_stream() -> None:
+    async def test() -> None:
+        async with serving(Script("")) as server:
+            _, body = await server.post(CHATS, CHAT)
+
+        opening, finish, done = events(body)
+        assert opening["choices"][0]["delta"]["role"] == "assistant"
+        assert finish["choices"][0]["finish_reason"] == "stop"
+        assert done == "[DONE]"
+
+    run(test)
+
+
+def test_text_of_every_kind_arrives_as_it_is() -> None:
+    odd = ["\n\n", 'data: "x"\r\n', "\\u0041", "😀", "\u2028\u2029\u0085", "\x00\x1f\x7f", "ü" * 70_000]
+
+    async def test() -> None:
+        async with serving(Script(*odd, 1, *odd)) as server:
+            _, body = await server.post(COMPLETIONS, COMPLETION)
+
+        assert texts(events(body)) == [*odd, *odd, ""]
+        lines = body.decode().splitlines()  # As careless clients split.
+        assert all(line == "" or line == "data: [DONE]" or json.loads(line.removeprefix("data: ")) for line in lines)
+
+    run(test)
+
+
+def test_tokens_before_and_after_the_response_is_prepared_keep_their_order() -> None:
+    """The first tokens come in one turn of the loop, before the headers can be sent; the others after them."""
+
+    async def test() -> None:
+        async with serving(Script("0", "1", "2", 1, "3", 1, "4", 5, "5", "6")) as server:
+            _, body = await server.post(COMPLETIONS, COMPLETION)
+
+        assert "".join(texts(events(body))) == "0123456"
+
+    run(test)
+
+
+def test_the_first_token_does_not_wait_for_the_second() -> None:
+    async def test() -> None:
+        more = asyncio.Event()
+        async with (
+            serving(Script("first", more, "second")) as server,
+            server.session.post(COMPLETIONS, json=COMPLETION) as r,
+        ):
+            first = await r.content.readuntil(b"\n\n")
+            more.set()
+            rest = await r.content.read()
+
+        assert texts(events(first)) == ["first"]
+        assert texts(events(rest)) == ["second", ""]
+
+    run(test)
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_a_failure_before_the_first_token_has_its_http_status(reason: Reason) -> None:
+    async def test() -> None:
+        async with serving(Script(2, reason)) as server:
+            response, body = await server.post(COMPLETIONS, COMPLETION, headers={"X-Request-Id": "r-1"})
+
+        error = error_of(body)
+        traits = Failure(reason, "").traits
+        assert response.status == traits.http
+        assert response.headers["X-Request-Id"] == error["request_id"] == "r-1"
+        assert response.headers.get("Retry-After") == ("2" if traits.http in {429, 503} else None)
+        assert (error["code"], error["type"], error["message"]) == (reason, traits.kind, "as scripted")
+        assert (error["retryable"], error["hint"]) == (traits.retryable, traits.hint)
+
+    run(test)
+
+
+@pytest.mark.parametrize("steps", [("a", "b", Reason.DISCONNECTED), ("a", 3, "b", 3, Reason.DISCONNECTED)])
+def test_a_failure_after_the_first_token_is_an_error_event_and_no_done(steps: tuple[Any, ...]) -> None:
+    async def test() -> None:
+        async with serving(Script(*steps)) as server:
+            response, body = await server.post(COMPLETIONS, COMPLETION)
+
+        *tokens, (name, data) = events(body)
+        assert response.status == 200
+        assert texts(tokens) == ["a", "b"]
+        assert name == "error"
+        assert data["error"]["code"] == "DISCONNECTED"
+        assert data["error"]["request_id"] == response.headers["X-Request-Id"]
+
+    run(test)
+
+
+def test_after_an_error_event_the_body_is_complete_and_the_connection_closes() -> None:
+    async def test() -> None:
+        async with serving(Script("a", 3, Reason.STALLED)) as server:
+            reader, writer = await server.connect()
+            writer.write(raw_post(COMPLETIONS, COMPLETION))
+            answer = await reader.read()
+
+        assert answer.endswith(b"\r\n0\r\n\r\n")
+
+    run(test)
+
+
+def test_a_bug_is_an_internal_error_with_its_traceback_in_the_log() -> None:
+    async def test() -> None:
+        async with serving(Script(ValueError("secret"))) as server:
+            response, early = await server.post(COMPLETIONS, COMPLETION)
+        async with serving(Script("a", 3, ValueError("secret"))) as server:
+            _, late = await server.post(COMPLETIONS, COMPLETION)
+
+        assert response.status == 500
+        assert error_of(early)["code"] == "INTERNAL"
+        assert events(late)[-1][1]["error"]["code"] == "INTERNAL"
+        assert b"secret" not in early + late
+
+    with capture_logs() as logs:
+        run(test)
+    assert [(entry["event"], repr(entry["exc_info"])) for entry in logs] == [("bug", "ValueError('secret')")] * 2
+
+
+def test_the_next_request_on_the_same_connection_works() -> None:
+    """Our chunks and aiohttp's are one body: a wrong length would spoil what follows."""
+
+    async def test() -> None:
+        async with serving(Script("a", 2, "bé\n", 2, "c")) as server:
+            reader, writer = await server.connect()
+            for body in (COMPLETION, CHAT, COMPLETION):
+                path = CHATS if "messages" in body else COMPLETIONS
+                writer.write(raw_post(path, body))
+                answer = await reader.readuntil(b"\r\n0\r\n\r\n")
+                assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+                assert b"[DONE]" in answer
+            writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 OK\r\n")
+
+    run(test)
+
+
+@pytest.mark.parametrize("headers", ["", "Connection: keep-alive\r\n"])
+def test_http_1_0_gets_the_events_without_chunks_until_the_connection_closes(headers: str) -> None:
+    async def test() -> None:
+        async with serving(Script("a", 2, "b")) as server:
+            reader, writer = await server.connect()
+            writer.write(raw_post(COMPLETIONS, COMPLETION, version="1.0", headers=headers))
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+
+        assert b"chunked" not in head
+        assert texts(events(body)) == ["a", "b", ""]
+
+    run(test)
+
+
+@pytest.mark.parametrize("steps", [(HANG,), ("a", 3, HANG), ("a", HANG)])
+def test_a_client_that_leaves_has_its_request_cancelled(steps: tuple[Any, ...]) -> None:
+    async def test() -> None:
+        script = Script(*steps)
+        async with serving(script) as server:
+            _, writer = await server.connect()
+            writer.write(raw_post(COMPLETIONS, COMPLETION))
+            await script.running.wait()
+            writer.close()
+            await script.cancelled.wait()
+
+    run(test)
+
+
+def test_a_client_that_leaves_while_tokens_come_has_its_request_cancelled() -> None:
+    async def test() -> None:
+        flood = Flood("x" * 1000)
+        async with serving(flood) as server:
+            reader, writer = await server.connect()
+            writer.write(raw_post(COMPLETIONS, COMPLETION))
+            await reader.readuntil(b"\n\n")
+            writer.transport.abort()
+            await flood.cancelled.wait()
+
+    run(test)
+
+
+def test_a_client_that_does_not_read_is_cut_and_the_request_told_why() -> None:
+    async def test() -> None:
+        flood = Flood("x" * 50_000)
+        async with serving(flood, config=HttpConfig(client_buffer_bytes_max=100_000)) as server:
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.sendall(raw_post(COMPLETIONS, COMPLETION))
+                await flood.cancelled.wait()
+
+        assert flood.causes == [(Reason.SLOW_CLIENT,)]
+
+    with capture_logs() as logs:
+        run(test)
+    assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
+
+
+def test_a_client_that_does_not_take_the_last_bytes_is_cut_in_bounded_time() -> None:
+    async def test() -> None:
+        config = HttpConfig(client_buffer_bytes_max=2**30, client_drain_s_max=0.05)
+        async with serving(Script("x" * 20_000_000), config=config) as server:
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.sendall(raw_post(COMPLETIONS, COMPLETION))
+                while len(asyncio.all_tasks()) < 2:  # noqa: ASYNC110 (the handler's task is the server's own)
+                    await asyncio.sleep(0)
+                while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+
+    with capture_logs() as logs:
+        run(test)
+    assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
+
+
+def test_a_slow_client_harms_no_other() -> None:
+    async def test() -> None:
+        class Both:
+            flood = Flood("x" * 50_000)
+
+            async def __call__(self, request: Any, call: Any, sink: Any) -> Any:
+                layer = self.flood if call.request_id == "slow" else Script("a", 50, "b")
+                return await layer(request, call, sink)
+
+        both = Both()
+        async with serving(both, config=HttpConfig(client_buffer_bytes_max=100_000)) as server:
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                client.sendall(raw_post(COMPLETIONS, COMPLETION, headers="X-Request-Id: slow\r\n"))
+                _, body = await server.post(COMPLETIONS, COMPLETION)
+                await both.flood.cancelled.wait()
+
+        assert texts(events(body)) == ["a", "b", ""]
+
+    run(test)
+
+
+def test_a_stream_of_a_draining_frontend_is_the_last_on_its_connection() -> None:
+    async def test() -> None:
+        async with serving(Script("a"), catalogue=Shelf(is_draining=True)) as server:
+            response, _ = await server.post(COMPLETIONS, COMPLETION)
+
+        assert response.headers["Connection"] == "close"
+
+    run(test)

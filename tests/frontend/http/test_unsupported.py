@@ -1,0 +1,54 @@
+"""What this version cannot do is refused by name; asking for nothing, spelt out, is not."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.errors import Failure
+from services.frontend.http.unsupported import NEUTRAL, refuse_unsupported
+
+
+def given(name: str, value: Any) -> dict[str, msgspec.Raw]:
+    return {name: msgspec.Raw(msgspec.json.encode(value))}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in NEUTRAL for value in (*NEUTRAL[name], None)])
+def test_neutral_values_pass(name: str, value: Any) -> None:
+    refuse_unsupported(given(name, value))
+
+
+@pytest.mark.parametrize("name", list(NEUTRAL))
+def test_anything_else_is_refused_by_name(name: str) -> None:
+    with pytest.raises(Failure, match=f"{name} is not supported in this version: leave it out") as caught:
+        refuse_unsupported(given(name, {"asks": "for something"}))
+
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("n", True),
+        ("best_of", 0),
+        ("logprobs", 0),
+        ("logprobs", True),
+        ("echo", True),
+        ("priority", -1),
+        ("response_format", {"type": "json_object"}),
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("modalities", ["text", "audio"]),
+    ],
+)
+def test_values_that_look_neutral_and_are_not(name: str, value: Any) -> None:
+    with pytest.raises(Failure):
+        refuse_unsupported(given(name, value))
+
+
+def test_the_sentence_says_what_to_change() -> None:
+    with pytest.raises(Failure) as caught:
+        refuse_unsupported(given("n", 2))
+
+    assert caught.value.detail == "n is not supported in this version: leave it out or set it to 1"
