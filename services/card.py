@@ -33,4 +33,5 @@ class ModelCard:
     chat_template: str = ""
     bos_token: str = ""
     eos_token: str = ""
+    default_temperature: float = 1.0
     resume: Resume = field(default_factory=Resume)

@@ -22,9 +22,12 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a token is drawn: see `Sampling` in inference.proto for ranges. `seed` is never None below preprocess."""
+    """How a token is drawn: see `Sampling` in inference.proto for ranges.
 
-    temperature: float = 1.0
+    Below preprocess neither `seed` nor `temperature` is None.
+    """
+
+    temperature: float | None = None
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
@@ -33,6 +36,12 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        """The likeliest token always, below preprocess."""
+        assert self.temperature is not None, "preprocess sets the temperature"
+        return self.temperature == 0
 
     @property
     def has_penalties(self) -> bool:

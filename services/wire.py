@@ -45,7 +45,7 @@ def _refuse_later_fields(message: inference_pb2.GenerateRequest) -> None:
 
 def _sampling_from_wire(message: inference_pb2.Sampling) -> Sampling:
     return Sampling(
-        temperature=message.temperature if message.HasField("temperature") else 1.0,
+        temperature=message.temperature if message.HasField("temperature") else None,
         top_p=message.top_p if message.HasField("top_p") else 1.0,
         top_k=message.top_k,
         min_p=message.min_p,
@@ -168,6 +168,7 @@ def card_to_wire(card: ModelCard) -> worker_pb2.ModelCard:
         chat_template=card.chat_template,
         bos_token=card.bos_token,
         eos_token=card.eos_token,
+        default_temperature=card.default_temperature,
         resume=worker_pb2.Resume(
             sampling=card.resume.sampling,
             penalties=card.resume.penalties,
@@ -188,6 +189,7 @@ def card_from_wire(message: worker_pb2.ModelCard) -> ModelCard:
         chat_template=message.chat_template,
         bos_token=message.bos_token,
         eos_token=message.eos_token,
+        default_temperature=message.default_temperature,
         resume=Resume(
             sampling=message.resume.sampling,
             penalties=message.resume.penalties,

@@ -75,8 +75,7 @@ def may_migrate(failure: Failure, progress: Progress, config: MigrateConfig, *, 
 
 def can_resume(request: Request, resume: Resume) -> bool:
     """Whether an engine that resumes like this carries on the request exactly."""
-    needs_sampling = request.sampling.temperature > 0
-    return (resume.sampling or not needs_sampling) and (resume.penalties or not request.sampling.has_penalties)
+    return (resume.sampling or request.sampling.is_greedy) and (resume.penalties or not request.sampling.has_penalties)
 
 
 class Migrate:

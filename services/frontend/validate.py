@@ -39,6 +39,8 @@ def check_request(request: Request) -> None:
 def _check_sampling(sampling: Sampling) -> None:
     for name, (least, most) in _RANGES.items():
         value = getattr(sampling, name)
+        if value is None:
+            continue
         if not math.isfinite(value) or not least <= value <= most or (value == 0 and name in _ABOVE_ZERO):
             above = "above" if name in _ABOVE_ZERO else "from"
             bounds = f"{above} {least}" + (f" to {most}" if math.isfinite(most) else "")

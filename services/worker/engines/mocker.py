@@ -134,7 +134,7 @@ def _candidates(follow: bytes, value: int) -> Iterator[int]:
 def _draw(request: Request) -> bytes:
     """All that the draw depends on besides the tokens. At temperature 0 the seed and the choice do not matter."""
     sampling = request.sampling
-    seeded = (sampling.seed, request.choice) if sampling.temperature > 0 else ()
+    seeded = () if sampling.is_greedy else (sampling.seed, request.choice)
     shape = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.logit_bias)
     penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
     return repr((seeded, shape, penalties)).encode()
@@ -156,6 +156,7 @@ class MockerEngine:
             context_length=config.context_length,
             vocab_size=VOCAB_SIZE,
             tokenizer=TokenizerRef("bytes"),
+            default_temperature=0.0,
             chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ",
         )
 
