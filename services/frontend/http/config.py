@@ -10,7 +10,8 @@ class HttpConfig:
     body_bytes_max: the largest request body, after decompression. client_buffer_bytes_max: what may be unsent to one
     client before it is cut. request_timeout_s: the deadline of requests that bring none; None: no deadline.
     body_read_s_max: how long a body may take to arrive. client_drain_s_max: how long a client may take to accept the
-    last bytes of an answer. keepalive_s: how long an idle connection stays open. shutdown_s_max: how long handlers that
+    last bytes of an answer. lingering_s_max: how long the rest of a refused body is read and thrown away, so that the
+    client sees its answer. keepalive_s: how long an idle connection stays open. shutdown_s_max: how long handlers that
     still run when the server closes may go on. backlog: connections that may wait to be accepted.
     """
 
@@ -19,6 +20,7 @@ class HttpConfig:
     request_timeout_s: float | None = None
     body_read_s_max: float = 60.0
     client_drain_s_max: float = 30.0
+    lingering_s_max: float = 10.0
     keepalive_s: float = 75.0
     shutdown_s_max: float = 1.0
     backlog: int = 4096

@@ -31,6 +31,7 @@ async def start_http(app: web.Application, host: str, port: int) -> tuple[web.Ap
         logger=log,
         access_log=None,  # Observe writes it, with the outcome.
         handler_cancellation=True,
+        lingering_time=config.lingering_s_max,
         keepalive_timeout=config.keepalive_s,
         shutdown_timeout=config.shutdown_s_max,
     )

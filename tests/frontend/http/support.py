@@ -118,7 +118,7 @@ class Server:
             return response, await response.read()
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A bare connection, closed with the server at the latest."""
+        """A bare connection, closed before the server is."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.writers.append(writer)
         return reader, writer
@@ -137,9 +137,9 @@ async def serving(
         async with session:
             yield server
     finally:
-        await runner.cleanup()
         for writer in server.writers:
             writer.close()
+        await runner.cleanup()
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

@@ -1,5 +1,7 @@
 """The server: it starts on a free port or says why not, takes no harm from garbage, and ends in bounded time."""
 
+import asyncio
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -56,7 +58,7 @@ def test_closing_cancels_what_still_runs() -> None:
     async def test() -> None:
         script = Script("a", HANG)
         async with serving(script, config=HttpConfig(shutdown_s_max=0.02)) as server:
-            _, writer = await server.connect()
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(raw_post("/v1/completions", {"model": "org/tiny", "prompt": "hi", "stream": True}))
             await script.running.wait()
         assert script.cancelled.is_set()
