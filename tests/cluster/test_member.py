@@ -1,4 +1,4 @@
-"""The local cluster: its processes are kept alive, told apart, and never left behind."""
+"""A member of a cluster: kept alive under one name, and never left behind."""
 
 import asyncio
 import io
@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 
-from services.cluster.commands import ClusterConfig, frontend_command, reachable, registry_command, worker_command
-from services.cluster.console import Console, table
+from services.cluster.console import Console
 from services.cluster.member import Member, MemberConfig, describe_exit, read_ready
-from services.cluster.state import owned, write_state
 from services.lifetime import StartupError
 
 WAIT_S = 20.0
@@ -260,69 +258,3 @@ def test_an_exit_is_told_in_words() -> None:
     assert describe_exit(1) == "exited with status 1"
     assert describe_exit(-9) == "was killed by SIGKILL"
     assert describe_exit(-40) == "was killed by signal 40"
-
-
-def test_the_console_marks_lines_and_colours_names_on_a_terminal_only() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    plain, coloured = io.StringIO(), Terminal()
-    for stream in (plain, coloured):
-        Console(["up", "worker-1"], stream).line("up", "text")
-
-    assert plain.getvalue() == "up       | text\n"
-    assert coloured.getvalue() == "\033[36mup      \033[0m | text\n"
-
-
-def test_a_table_has_aligned_columns() -> None:
-    assert table([["name", "pid"], ["registry", "7"]]) == "name      pid\nregistry  7"
-
-
-def test_frontends_take_the_ports_that_follow_and_keep_them() -> None:
-    config = ClusterConfig(grpc_port=50051, http_port=0)
-
-    first = frontend_command(config, 1, Path("r"), {}, registry="0.0.0.0:7")
-    later = frontend_command(config, 1, Path("r"), {"grpc": "h:1", "http": "h:2"}, registry="0.0.0.0:7")
-
-    assert {"--grpc-listen=127.0.0.1:50052", "--http-listen=127.0.0.1:0", "--registry=127.0.0.1:7"} <= set(first)
-    assert {"--grpc-listen=h:1", "--http-listen=h:2"} <= set(later)
-
-
-def test_a_registry_keeps_its_address() -> None:
-    config = ClusterConfig(host="::1", registry_port=0)
-
-    assert "--listen=[::1]:0" in registry_command(config, Path("r"), {})
-    assert "--listen=[::1]:77" in registry_command(config, Path("r"), {"address": "[::1]:77"})
-
-
-def test_options_for_workers_come_last_and_no_model_is_named_for_them() -> None:
-    command = worker_command(ClusterConfig(worker_options=("--mocker-itl-ms", "6")), Path("r"), registry="h:1")
-
-    assert command[-2:] == ["--mocker-itl-ms", "6"]
-    assert not [word for word in command if word.startswith("--model")]
-
-
-def test_a_wildcard_is_reached_over_loopback() -> None:
-    assert reachable("0.0.0.0:1") == "127.0.0.1:1"
-    assert reachable("[::]:1") == "[::1]:1"
-    assert reachable("host:1") == "host:1"
-
-
-def test_a_state_folder_has_one_owner_and_no_stale_state(tmp_path: Path) -> None:
-    (tmp_path / "cluster.json").write_text("{}")
-
-    with owned(tmp_path):
-        assert not (tmp_path / "cluster.json").exists()
-        write_state(tmp_path, {"workers": []})
-        with pytest.raises(StartupError, match="another cluster runs in"), owned(tmp_path):
-            pass
-
-    assert not (tmp_path / "cluster.json").exists()
-
-
-def test_a_state_folder_that_cannot_be_made_is_an_error_in_words(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(StartupError, match="cannot use the state folder"), owned(tmp_path / "file"):
-        pass

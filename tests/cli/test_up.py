@@ -1,0 +1,205 @@
+"""`unbroken up`: one command brings a plane up, keeps it alive, says where it is, and leaves nothing behind."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+WAIT_S = 30.0
+ANY_PORTS = ("--registry-port=0", "--grpc-port=0", "--http-port=0")
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """What `condition` returns, once that is true."""
+    deadline = time.monotonic() + WAIT_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+    return value
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that is dead and not yet reaped does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+class Up:
+    """`unbroken up` as a process."""
+
+    def __init__(self, folder: Path, log: Path, *options: str) -> None:
+        self.state_file = folder / "cluster.json"
+        self._log = log
+        with log.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services", "up", f"--state-dir={folder}", *options],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def state(self) -> Any:
+        """cluster.json, or None."""
+        return json.loads(self.state_file.read_text()) if self.state_file.exists() else None
+
+    def wait_state(self) -> Any:
+        """cluster.json, once all is up."""
+        return until(lambda: self.process.poll() is None and self.state())
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """The exit status after a signal."""
+        self.process.send_signal(number)
+        return self.process.wait(WAIT_S)
+
+
+def pids_in(state: Any) -> list[int]:
+    return [entry["pid"] for entry in (state["registry"], *state["workers"], *state["frontends"])]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    """Starts clusters that end with the test."""
+    started: list[Up] = []
+
+    def start_one(*options: str) -> Up:
+        started.append(Up(tmp_path / "run", tmp_path / f"{len(started)}.log", *ANY_PORTS, *options))
+        return started[-1]
+
+    yield start_one
+    for up in started:
+        if up.process.poll() is None:
+            up.process.kill()
+        up.process.communicate()
+
+
+def complete(http: str) -> str:
+    """The text of a short completion."""
+    body = json.dumps({"model": "mocker", "prompt": "Hi", "max_tokens": 4, "seed": 1, "temperature": 0}).encode()
+    request = Request(f"http://{http}/v1/completions", body, {"content-type": "application/json"})
+    with urlopen(request, timeout=WAIT_S) as response:
+        text: str = json.load(response)["choices"][0]["text"]
+    return text
+
+
+def test_brings_a_plane_up_keeps_it_alive_and_takes_it_down(start: Callable[..., Up]) -> None:
+    up = start("--workers=2", "--frontends=2", "--", "--mocker-itl-ms=1")
+    state = up.wait_state()
+    pids = pids_in(state)
+    text = complete(state["frontends"][0]["http"])
+
+    assert all(map(is_alive, pids))
+    assert state["registry"].keys() >= {"pid", "address"}
+    assert [worker.keys() >= {"pid", "instance_id", "address"} for worker in state["workers"]] == [True, True]
+    assert [frontend.keys() >= {"pid", "grpc", "http"} for frontend in state["frontends"]] == [True, True]
+    assert text == complete(state["frontends"][1]["http"])
+
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    later = until(lambda: (now := up.state()) and not set(pids_in(now)) & set(pids) and now)
+
+    assert all(map(is_alive, pids_in(later)))
+    assert later["registry"]["address"] == state["registry"]["address"]
+    assert [entry["http"] for entry in later["frontends"]] == [entry["http"] for entry in state["frontends"]]
+    assert until(lambda: try_complete(later["frontends"][1]["http"])) == text
+    assert re.search(r"worker-2 +\| \[was killed by SIGKILL\]", up.log)
+
+    assert up.end() == 0
+    assert not any(map(is_alive, pids_in(later)))
+    assert up.state() is None
+    assert up.process.stdout is not None
+    assert re.search(rf"worker-2 +{state['workers'][1]['pid']} +address {state['workers'][1]['address']}", table_of(up))
+
+
+def try_complete(http: str) -> str | None:
+    """As `complete`; None while the plane cannot serve."""
+    try:
+        return complete(http)
+    except OSError:
+        return None
+
+
+def table_of(up: Up) -> str:
+    assert up.process.stdout is not None
+    return up.process.stdout.read()
+
+
+def test_the_curl_line_works_as_printed(start: Callable[..., Up]) -> None:
+    up = start("--workers=1")
+    up.wait_state()
+    up.end()
+    line = table_of(up).partition("Try:\n")[2]
+
+    assert line.startswith("  curl -N http://127.0.0.1:")
+    assert json.loads(line.partition("-d '")[2].rpartition("'")[0])["model"] == "mocker"
+
+
+def test_a_supervisor_that_is_killed_leaves_nothing_behind(start: Callable[..., Up]) -> None:
+    up = start("--workers=1")
+    pids = pids_in(up.wait_state())
+
+    up.end(signal.SIGKILL)
+
+    until(lambda: not any(map(is_alive, pids)))
+
+
+def test_a_dead_worker_is_left_dead_when_asked(start: Callable[..., Up]) -> None:
+    up = start("--workers=2", "--no-restart")
+    first, second = up.wait_state()["workers"]
+
+    os.kill(first["pid"], signal.SIGKILL)
+
+    assert until(lambda: up.state()["workers"] == [second])
+    assert up.end(signal.SIGINT) == 0
+
+
+def test_a_signal_while_it_starts_ends_it(start: Callable[..., Up]) -> None:
+    up = start("--workers=1", "--", "--mocker-startup-s=60")
+    until(lambda: "frontend-1 | [ready" in up.log)
+
+    assert up.end() == 0
+
+
+def test_a_port_in_use_is_an_error_that_says_who_wants_it(start: Callable[..., Up]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        up = start("--workers=1", f"--http-port={port}")
+
+        assert up.process.wait(WAIT_S) == 1
+
+    assert "error: frontend-1 exited with status 1 before it was ready" in up.log
+    assert str(port) in up.log.partition("error: frontend-1")[2]
+
+
+def test_a_missing_model_is_an_error(start: Callable[..., Up]) -> None:
+    up = start("--engine=llamacpp", "--model=/no/such.gguf")
+
+    assert up.process.wait(WAIT_S) == 1
+    assert re.search(r"error: worker-\d exited with status 1 before it was ready", up.log)
+    assert "/no/such.gguf" in up.log.partition("last lines")[2]
+
+
+def test_one_state_folder_serves_one_cluster(start: Callable[..., Up]) -> None:
+    up = start("--workers=1")
+    state = up.wait_state()
+    second = start("--workers=1")
+
+    assert second.process.wait(WAIT_S) == 1
+    assert "another cluster runs in" in second.log
+    assert up.state() == state

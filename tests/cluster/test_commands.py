@@ -1,0 +1,35 @@
+"""The command lines of a cluster: processes find each other, and their successors are found where they were."""
+
+from pathlib import Path
+
+from services.cluster.commands import ClusterConfig, frontend_command, reachable, registry_command, worker_command
+
+
+def test_frontends_take_the_ports_that_follow_and_keep_them() -> None:
+    config = ClusterConfig(grpc_port=50051, http_port=0)
+
+    first = frontend_command(config, 1, Path("r"), {}, registry="0.0.0.0:7")
+    later = frontend_command(config, 1, Path("r"), {"grpc": "h:1", "http": "h:2"}, registry="0.0.0.0:7")
+
+    assert {"--grpc-listen=127.0.0.1:50052", "--http-listen=127.0.0.1:0", "--registry=127.0.0.1:7"} <= set(first)
+    assert {"--grpc-listen=h:1", "--http-listen=h:2"} <= set(later)
+
+
+def test_a_registry_keeps_its_address() -> None:
+    config = ClusterConfig(host="::1", registry_port=0)
+
+    assert "--listen=[::1]:0" in registry_command(config, Path("r"), {})
+    assert "--listen=[::1]:77" in registry_command(config, Path("r"), {"address": "[::1]:77"})
+
+
+def test_options_for_workers_come_last_and_no_model_is_named_for_them() -> None:
+    command = worker_command(ClusterConfig(worker_options=("--mocker-itl-ms", "6")), Path("r"), registry="h:1")
+
+    assert command[-2:] == ["--mocker-itl-ms", "6"]
+    assert not [word for word in command if word.startswith("--model")]
+
+
+def test_a_wildcard_is_reached_over_loopback() -> None:
+    assert reachable("0.0.0.0:1") == "127.0.0.1:1"
+    assert reachable("[::]:1") == "[::1]:1"
+    assert reachable("host:1") == "host:1"

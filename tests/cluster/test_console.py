@@ -1,0 +1,22 @@
+"""The console: people see who says what."""
+
+import io
+
+from services.cluster.console import Console, table
+
+
+def test_the_console_marks_lines_and_colours_names_on_a_terminal_only() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    plain, coloured = io.StringIO(), Terminal()
+    for stream in (plain, coloured):
+        Console(["up", "worker-1"], stream).line("up", "text")
+
+    assert plain.getvalue() == "up       | text\n"
+    assert coloured.getvalue() == "\033[36mup      \033[0m | text\n"
+
+
+def test_a_table_has_aligned_columns() -> None:
+    assert table([["name", "pid"], ["registry", "7"]]) == "name      pid\nregistry  7"
