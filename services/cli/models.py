@@ -1,0 +1,21 @@
+"""`unbroken models`: get models for the llamacpp engine."""
+
+import click
+
+from services.lifetime import StartupError
+from services.models import PUBLISHED, pull
+
+
+@click.group()
+def command() -> None:
+    """Get models for the llamacpp engine."""
+
+
+@command.command(name="pull")
+@click.argument("name", type=click.Choice(sorted(PUBLISHED)))
+def pull_command(name: str) -> None:
+    """Get the model NAME, check it, and keep it in the user's cache folder."""
+    try:
+        pull(PUBLISHED[name], click.echo)
+    except StartupError as error:
+        raise click.ClickException(str(error)) from error
