@@ -1,6 +1,7 @@
 """The order of a request's layers: this list is the design of the frontend."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -8,11 +9,10 @@ from services.frontend.catalogue import Catalogue
 from services.frontend.metrics import Metrics
 from services.frontend.migrate import Migrate, MigrateConfig
 from services.frontend.observe import Observe
-from services.frontend.pool import Pool
 from services.frontend.preprocess import Preprocess
 from services.frontend.present import Present
-from services.frontend.route import Route
-from services.layers import Accept, Deadline, Gate, Guard, stack
+from services.frontend.route import AnyWorker, Route, Workers
+from services.layers import Accept, Deadline, Gate, Guard
 from services.request import Layer, Request
 
 
@@ -23,31 +23,29 @@ class PipelineConfig:
     migrate: MigrateConfig = field(default_factory=MigrateConfig)
 
 
-def build_pipeline(
-    transport: Layer,
+def frontend_layers(
     config: PipelineConfig,
     *,
     catalogue: Catalogue,
-    pool: Pool,
+    pool: Workers[AnyWorker],
     metrics: Metrics,
     gate: Gate,
     rng: random.Random,
-) -> Layer:
-    """The frontend's layers over `transport`, outermost first. Each line's reason has a test that swaps it."""
+) -> list[Callable[[Layer], Layer]]:
+    """The layers over the transport, outermost first. For each two neighbours a test swaps them and fails."""
 
     def count_move(request: Request, has_tokens: bool) -> None:
         kind = "ongoing_request" if has_tokens else "new_request"
         metrics.migrations.labels(request.model, kind).inc()
 
-    return stack(
-        partial(Observe, metrics=metrics, is_known=catalogue.knows),  # Above all: a refusal is an outcome too.
-        Guard,  # Below observe, above all that can have a bug: a bug is counted as what the client sees.
-        partial(Accept, gate=gate),  # Above everything that takes time or a slot: who leaves takes nothing new.
-        Deadline,  # Above every wait.
-        partial(Preprocess, catalogue=catalogue, rng=rng),  # Above migrate: a continuation needs token ids.
-        partial(Present, catalogue=catalogue),  # Above migrate: half a character outlives its worker.
-        partial(Migrate, config=config.migrate, resume_of=catalogue.resume_of, on_move=count_move),
-        # Above route: each attempt may choose anew.
+    migrate = partial(Migrate, config=config.migrate, resume_of=catalogue.resume_of, on_move=count_move)
+    return [
+        partial(Observe, metrics=metrics, is_known=catalogue.knows),  # Above all: a bug and a refusal are outcomes too.
+        Guard,  # Above all that can have a bug.
+        partial(Accept, gate=gate),  # Above the deadline: a refusal costs nothing, not even a timer.
+        Deadline,  # Above every wait, that for the tokeniser included.
+        partial(Preprocess, catalogue=catalogue, rng=rng),  # Above all that needs token ids.
+        partial(Present, catalogue=catalogue),  # Above migrate: whoever ends the answer, its text ends here.
+        migrate,  # Above route: each attempt may choose anew.
         partial(Route, pool=pool, rng=rng),  # Above the transport: the call names its worker.
-        innermost=transport,
-    )
+    ]

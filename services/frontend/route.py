@@ -4,25 +4,43 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from services.errors import Failure, Reason
-from services.frontend.pool import Pool
-from services.frontend.session import Session
 from services.request import Call, Finish, Layer, Request, Sink
 
 
-class Candidate(Protocol):
-    """What the choice rests on."""
+class Worker(Protocol):
+    """What routing knows of a session to a worker."""
+
+    is_draining: bool
+    quarantined_until: float
+
+    @property
+    def key(self) -> str: ...
 
     @property
     def in_flight_count(self) -> int: ...
 
+    def is_full(self) -> bool: ...
 
-AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
+    def mark_full(self) -> None: ...
 
 
-def choose(candidates: Sequence[AnyCandidate], rng: random.Random) -> AnyCandidate:
+AnyWorker = TypeVar("AnyWorker", bound=Worker)
+
+
+class Workers(Protocol[AnyWorker]):
+    """The sessions there are, and the news of them: see `Pool`."""
+
+    def sessions(self, model: str) -> Sequence[AnyWorker]: ...
+
+    def quarantine(self, session: AnyWorker) -> None: ...
+
+    async def wait_changed(self) -> None: ...
+
+
+def choose(candidates: Sequence[AnyWorker], rng: random.Random) -> AnyWorker:
     """The less loaded of two drawn at random ("power of two choices"): near the best, without a herd on the best.
 
     Source: M. Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing" (2001).
@@ -34,20 +52,20 @@ def choose(candidates: Sequence[AnyCandidate], rng: random.Random) -> AnyCandida
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class View(Generic[AnyWorker]):
     """How the workers of a model stand towards one call."""
 
-    healthy: Sequence[Session]
-    quarantined: Sequence[Session]
+    healthy: Sequence[AnyWorker]
+    quarantined: Sequence[AnyWorker]
     is_any_full: bool
 
     @property
-    def eligible(self) -> Sequence[Session]:
+    def eligible(self) -> Sequence[AnyWorker]:
         """Quarantined workers only where there is no other: a mark must not turn the last worker away."""
         return self.healthy or self.quarantined
 
 
-def view(sessions: Sequence[Session], call: Call, now: float) -> View:
+def view(sessions: Sequence[AnyWorker], call: Call, now: float) -> View[AnyWorker]:
     """Sort the sessions: draining, excluded and full ones are not eligible."""
     present = [one for one in sessions if not one.is_draining]
     free = [one for one in present if not one.is_full() and one.key not in call.excluded]
@@ -58,10 +76,10 @@ def view(sessions: Sequence[Session], call: Call, now: float) -> View:
     )
 
 
-class Route:
+class Route(Generic[AnyWorker]):
     """Above the transport: the call names its worker."""
 
-    def __init__(self, inner: Layer, pool: Pool, rng: random.Random) -> None:
+    def __init__(self, inner: Layer, pool: Workers[AnyWorker], rng: random.Random) -> None:
         self._inner = inner
         self._pool = pool
         self._rng = rng
@@ -80,7 +98,7 @@ class Route:
                 session.is_draining = True
             raise
 
-    async def _pick(self, request: Request, call: Call) -> Session:
+    async def _pick(self, request: Request, call: Call) -> AnyWorker:
         """An eligible worker. A call that has lost its worker waits for another until `call.replacement_deadline`."""
         clock = asyncio.get_running_loop().time
         try:

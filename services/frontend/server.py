@@ -17,12 +17,12 @@ from services.discovery import Watcher
 from services.frontend.catalogue import Catalogue
 from services.frontend.http import HttpConfig, build_app, start_http
 from services.frontend.metrics import PREFIX, build_metrics
-from services.frontend.pipeline import PipelineConfig, build_pipeline
+from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.frontend.pool import Pool, PoolConfig
 from services.frontend.transport import Transport
 from services.generate import InferenceService
 from services.grpc_server import GrpcServer
-from services.layers import Gate
+from services.layers import Gate, stack
 from services.lifetime import write_atomically
 from services.stubs import inference_pb2_grpc
 
@@ -68,8 +68,7 @@ class Frontend:
         metrics = build_metrics(config.metrics_prefix)
         catalogue = Catalogue()
         self._pool = Pool(catalogue, config.pool)
-        pipeline = build_pipeline(
-            Transport(self._pool),
+        layers = frontend_layers(
             config.pipeline,
             catalogue=catalogue,
             pool=self._pool,
@@ -77,6 +76,7 @@ class Frontend:
             gate=self._gate,
             rng=random.Random(),
         )
+        pipeline = stack(*layers, innermost=Transport(self._pool))
         self._app = build_app(pipeline, _Served(self._pool, self._gate), metrics.registry, config.http)
         self._server = GrpcServer(["unbroken.v1.Inference"])
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(pipeline), self._server.server)

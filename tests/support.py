@@ -1,0 +1,154 @@
+"""One double for every layer, because every layer has one signature; and doubles for what routing sees."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from services.card import ModelCard, Resume, TokenizerRef
+from services.errors import Failure, Reason
+from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sampling, Sink, Stop
+from services.tokenizers.byte_level import VOCAB_SIZE
+
+TEST_S_MAX = 10.0
+HANG = "hang"
+CARD = ModelCard(
+    model="m",
+    engine="mocker",
+    context_length=4096,
+    vocab_size=VOCAB_SIZE,
+    tokenizer=TokenizerRef("bytes"),
+    chat_template="{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+    resume=Resume(),
+)
+T = TypeVar("T")
+Step = int | bytes | Reason | FinishReason | Exception | str
+
+
+def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run it, but not for ever."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(TEST_S_MAX):
+            return await coroutine
+
+    return asyncio.run(bounded())
+
+
+class Script:
+    """A layer that plays one take after another, one for each call.
+
+    In a take a number is a token, bytes are tokens that come at once, a reason is that failure, an exception is raised,
+    HANG waits for ever, a finish reason ends well. A take that ends without an end finishes with LENGTH.
+    """
+
+    def __init__(self, *takes: Sequence[Step]) -> None:
+        self._takes = iter(takes)
+        self.requests: list[Request] = []
+        self.calls: list[Call] = []
+        self.hanging = asyncio.Event()
+        self.cancelled_count = 0
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        self.requests.append(request)
+        self.calls.append(call)
+        position = len(request.generated_token_ids)
+        for step in next(self._takes):
+            match step:
+                case Reason():
+                    raise Failure(step, f"{step} as scripted")
+                case FinishReason():
+                    return Finish(step)
+                case Exception():
+                    raise step
+                case str():
+                    await self._hang()
+                case _:
+                    token_ids = [step] if isinstance(step, int) else list(step)
+                    sink.deliver(Delta(position, token_ids, choice=request.choice))
+                    position += len(token_ids)
+                    await asyncio.sleep(0)
+        return Finish(FinishReason.LENGTH)
+
+    async def _hang(self) -> None:
+        self.hanging.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled_count += 1
+            raise
+
+
+@dataclass
+class Collected:
+    """A sink that keeps all; asserts that positions have no gap and no repeat."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def deliver(self, delta: Delta) -> None:
+        assert not self.deltas or delta.position == self.deltas[-1].position + len(self.deltas[-1].token_ids)
+        self.deltas.append(delta)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for delta in self.deltas for token in delta.token_ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+
+def make_request(
+    prompt: Sequence[int] = (1, 2), *, max_tokens: int | None = 16, sampling: Sampling | None = None, **fields: Any
+) -> Request:
+    """A request as it is below preprocess."""
+    stop = Stop(max_tokens=max_tokens, **{name: fields.pop(name) for name in Stop.__slots__ if name in fields})
+    sampling = sampling or Sampling(temperature=0.0, seed=1)
+    return Request(**({"model": "m", "token_ids": tuple(prompt), "stop": stop, "sampling": sampling} | fields))
+
+
+async def call_layer(layer: Layer, request: Request, **call: Any) -> Collected:
+    """One call of a layer, with what came of it."""
+    collected = Collected()
+    collected.finish = await layer(request, Call(**({"request_id": "r"} | call)), collected)
+    return collected
+
+
+@dataclass
+class FakeWorker:
+    """A session to a worker as routing sees it."""
+
+    key: str
+    in_flight_count: int = 0
+    is_draining: bool = False
+    quarantined_until: float = 0.0
+    full: bool = False
+
+    def is_full(self) -> bool:
+        return self.full
+
+    def mark_full(self) -> None:
+        self.full = True
+
+
+class FakeWorkers:
+    """A pool as routing sees it."""
+
+    def __init__(self, *workers: FakeWorker) -> None:
+        self.workers = list(workers)
+        self.changed = asyncio.Event()
+        self.waiting = asyncio.Event()
+        self.quarantined: list[str] = []
+
+    def sessions(self, model: str) -> Sequence[FakeWorker]:
+        return self.workers
+
+    def quarantine(self, session: FakeWorker) -> None:
+        self.quarantined.append(session.key)
+        session.quarantined_until = float("inf")
+
+    async def wait_changed(self) -> None:
+        self.waiting.set()
+        await self.changed.wait()
+        self.changed.clear()
