@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
@@ -18,6 +19,7 @@ RENEWALS_PER_LEASE = 3
 """Two renewals may be lost before the lease is."""
 TELL_TIMEOUT_S = 5.0
 """A client that does not read its states for so long is broken off."""
+LEASES_REMEMBERED_MAX = 8
 LINGER_TIMEOUT_S = 1.0
 """For the last renewal, when a stream broke."""
 
@@ -39,6 +41,7 @@ class Registration:
         self._tell = tell
         self._told: Instance | None = None
         self._lease: Lease | None = None
+        self._lease_ids: deque[int] = deque(maxlen=LEASES_REMEMBERED_MAX)
         self._revision = 0
         self._was_stored = False
         self._news = asyncio.Event()
@@ -84,6 +87,7 @@ class Registration:
     async def _keep(self) -> NoReturn:
         if self._lease is None:
             self._lease = await self._store.grant(self._lease_s)
+            self._lease_ids.append(self._lease.lease_id)
             self._asked = None
         else:
             await self._store.keep_alive(self._lease)
@@ -101,16 +105,20 @@ class Registration:
         await self._send(stored.instance, lease)
 
     async def _look(self, lease: Lease) -> None:
-        """What have others done to the record since the last put? A view that has not come so far does not know."""
+        """What have others done to the record since the last put? A view that has not come so far does not know.
+
+        Nor does the view of an etcd that lost its data meanwhile: its revision is higher, but the lease in it is one
+        of ours from before.
+        """
         view = self._store.view
         if view.revision < self._revision:
             return
         entry = view.entries.get(self._wanted.instance_id)
         if entry is None:
             raise LeaseLost
-        if entry.lease_id != lease.lease_id:
+        if entry.lease_id not in self._lease_ids:
             raise Failure(Reason.TAKEN_OVER, f"a newer stream registered {self._wanted.instance_id}")
-        if entry.instance != self._told:
+        if entry.lease_id == lease.lease_id and entry.instance != self._told:
             await self._send(entry.instance, lease)
 
     async def _send(self, instance: Instance, lease: Lease) -> None:

@@ -1,0 +1,192 @@
+"""What the registry's tests share: a real etcd, a TCP proxy that can cut it off, and a served registry."""
+
+import asyncio
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from services.registry.config import EtcdConfig
+from services.registry.service import RegistryService
+from services.registry.store import Store
+from services.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS
+from services.stubs.registry_pb2 import INSTANCE_STATE_SERVING, Instance, RegisterRequest
+from services.stubs.registry_pb2_grpc import RegistryStub, add_RegistryServicer_to_server
+
+WAIT_S = 10.0
+
+
+def instance(instance_id: str = "w1", **fields: Any) -> Instance:
+    """A complete record."""
+    given: dict[str, Any] = {"address": "127.0.0.1:9000", "model": "mocker", "state": INSTANCE_STATE_SERVING} | fields
+    return Instance(instance_id=instance_id, **given)
+
+
+def register(record: Instance, lease_s: int = 10) -> RegisterRequest:
+    request = RegisterRequest(instance=record)
+    request.lease.FromSeconds(lease_s)
+    return request
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """What `condition` returns, once that is true."""
+    async with asyncio.timeout(WAIT_S):
+        while not (value := condition()):  # noqa: ASYNC110 (other processes change it)
+            await asyncio.sleep(0.01)
+    return value
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class Etcd:
+    """One real etcd of one member, on ports that stay the same over restarts."""
+
+    def __init__(self, folder: Path, *options: str, scheme: str = "http") -> None:
+        self.data = folder / "data"
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        self._scheme = scheme
+        self._options = options
+        self._peer = f"http://127.0.0.1:{free_port()}"
+        self._log = folder / "etcd.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def config(self) -> EtcdConfig:
+        return EtcdConfig(endpoints=(self.endpoint,))
+
+    def start(self) -> None:
+        """Start it; see `wait_listening`. Its clock is fast, so that leases of 1 s are granted."""
+        program = shutil.which("etcd")
+        assert program is not None, "these tests need etcd: install it (Debian: apt-get install etcd-server)"
+        url = f"{self._scheme}://{self.endpoint}"
+        flags = {
+            "--data-dir": str(self.data),
+            "--listen-client-urls": url,
+            "--advertise-client-urls": url,
+            "--listen-peer-urls": self._peer,
+            "--initial-advertise-peer-urls": self._peer,
+            "--initial-cluster": f"default={self._peer}",
+            "--heartbeat-interval": "20",
+            "--election-timeout": "200",
+            "--unsafe-no-fsync": None,
+        }
+        words = [word for flag in flags.items() for word in flag if word is not None]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen([program, *words, *self._options], stdout=log, stderr=log)
+
+    def wait_listening(self) -> None:
+        host, port = self.endpoint.split(":")
+        give_up_at = time.monotonic() + WAIT_S
+        while True:
+            try:
+                socket.create_connection((host, int(port)), WAIT_S).close()
+                return
+            except ConnectionRefusedError:
+                assert time.monotonic() < give_up_at, self._log.read_text()
+                time.sleep(0.01)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def freeze(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def wipe(self) -> None:
+        shutil.rmtree(self.data)
+
+
+class Proxy:
+    """A TCP proxy to `target`, to cut connections and to refuse new ones."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._is_cut = False
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.endpoint = f"127.0.0.1:{free_port()}"
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        host, port = self.endpoint.split(":")
+        server = await asyncio.start_server(self._serve, host, int(port))
+        try:
+            yield self.endpoint
+        finally:
+            self.cut()
+            server.close()
+            await server.wait_closed()
+
+    def cut(self) -> None:
+        self._is_cut = True
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+
+    def mend(self) -> None:
+        self._is_cut = False
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_cut:
+            writer.transport.abort()
+            return
+        host, port = self._target.split(":")
+        there_reader, there_writer = await asyncio.open_connection(host, int(port))
+        self._writers |= {writer, there_writer}
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._copy(reader, there_writer))
+            group.create_task(self._copy(there_reader, writer))
+        self._writers -= {writer, there_writer}
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
+
+
+@asynccontextmanager
+async def running(*stores: Store) -> AsyncIterator[None]:
+    """The stores, each following what it keeps, and knowing something."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(store.run()) for store in stores]
+        try:
+            await until(lambda: all(store.view.is_known for store in stores))
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+@asynccontextmanager
+async def served(store: Store, port: int = 0) -> AsyncIterator[str]:
+    """A registry over the store on a real socket: its address."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    add_RegistryServicer_to_server(RegistryService(store), server)
+    address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def client(address: str) -> AsyncIterator[Any]:
+    """A stub on a channel of its own. Leaving breaks all its streams."""
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        yield RegistryStub(channel)

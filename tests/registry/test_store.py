@@ -1,0 +1,164 @@
+"""Store: records hang on leases, and a late registration never harms the one that followed it. Both stores alike."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from services.errors import Failure, Reason
+from services.registry.etcd import EtcdStore
+from services.registry.memory import MemoryStore
+from services.registry.store import LeaseLost, Store
+from services.stubs.registry_pb2 import INSTANCE_STATE_DRAINING
+from tests.registry.support import Etcd, instance, running, until
+
+Scenario = Callable[[Store], Awaitable[None]]
+Run = Callable[[Scenario], None]
+
+
+@pytest.fixture(params=["memory", pytest.param("etcd", marks=pytest.mark.etcd)])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a scenario on a store that follows what it keeps."""
+
+    async def on_a_store(scenario: Scenario) -> None:
+        store: Store = MemoryStore()
+        if request.param == "etcd":
+            etcd: Etcd = request.getfixturevalue("etcd")
+            store = EtcdStore(etcd.config)
+        async with running(store):
+            await scenario(store)
+
+    return lambda scenario: asyncio.run(on_a_store(scenario))
+
+
+def ids(store: Store) -> list[str]:
+    return [record.instance_id for record in store.view.instances()]
+
+
+def test_a_record_that_is_put_comes_into_the_view(run: Run) -> None:
+    async def scenario(store: Store) -> None:
+        lease = await store.grant(10)
+
+        stored = await store.put(instance(), lease, takes_over=True)
+
+        await until(lambda: store.view.revision >= stored.revision)
+        assert store.view.instances() == [instance()] == [stored.instance]
+        assert store.view.entries["w1"].lease_id == lease.lease_id
+
+    run(scenario)
+
+
+def test_revisions_count_up(run: Run) -> None:
+    async def scenario(store: Store) -> None:
+        lease, other = await store.grant(10), await store.grant(10)
+
+        first = await store.put(instance("w1"), lease, takes_over=True)
+        second = await store.put(instance("w2"), other, takes_over=True)
+
+        assert second.revision > first.revision
+
+    run(scenario)
+
+
+def test_a_record_goes_with_its_lease_and_stays_while_that_is_renewed(run: Run) -> None:
+    async def scenario(store: Store) -> None:
+        short, renewed = await store.grant(1), await store.grant(1)
+        await store.put(instance("short"), short, takes_over=True)
+        await store.put(instance("renewed"), renewed, takes_over=True)
+        await until(lambda: len(ids(store)) == 2)
+
+        async with asyncio.timeout(5):
+            while "short" in ids(store):
+                await store.keep_alive(renewed)
+                await asyncio.sleep(0.1)
+
+        assert ids(store) == ["renewed"]
+        with pytest.raises(LeaseLost):
+            await store.keep_alive(short)
+        with pytest.raises(LeaseLost):
+            await store.put(instance("short"), short, takes_over=True)
+
+    run(scenario)
+
+
+def test_revoking_removes_the_record_at_once_and_may_be_repeated(run: Run) -> None:
+    async def scenario(store: Store) -> None:
+        lease = await store.grant(300)
+        await store.put(instance(), lease, takes_over=True)
+        await until(lambda: ids(store) == ["w1"])
+
+        await store.revoke(lease)
+        await store.revoke(lease)
+
+        await until(lambda: ids(store) == [])
+
+    run(scenario)
+
+
+def test_a_record_that_went_over_to_another_lease_outlives_the_first(run: Run) -> None:
+    async def scenario(store: Store) -> None:
+        old, new = await store.grant(300), await store.grant(300)
+        await store.put(instance(), old, takes_over=True)
+        taken = await store.put(instance(model="new"), new, takes_over=True)
+
+        await store.revoke(old)
+
+        marker = await store.put(instance("marker"), await store.grant(10), takes_over=True)
+        await until(lambda: store.view.revision >= marker.revision)
+        assert store.view.entries["w1"].instance == taken.instance
+        assert store.view.entries["w1"].lease_id == new.lease_id
+
+    run(scenario)
+
+
+def test_a_late_put_does_not_push_out_the_lease_that_followed(run: Run) -> None:
+    async def scenario(store: Store) -> None:
+        old, new = await store.grant(300), await store.grant(300)
+        await store.put(instance(), old, takes_over=True)
+        await store.put(instance(), new, takes_over=True)
+
+        with pytest.raises(Failure) as failure:
+            await store.put(instance(), old, takes_over=False)
+
+        assert failure.value.reason is Reason.TAKEN_OVER
+        await store.put(instance(model="update"), new, takes_over=False)
+
+    run(scenario)
+
+
+def test_draining_marks_the_record_on_the_lease_it_has(run: Run) -> None:
+    async def scenario(store: Store) -> None:
+        lease = await store.grant(300)
+        await store.put(instance(), lease, takes_over=True)
+
+        marked = await store.drain("w1")
+        again = await store.drain("w1")
+
+        assert marked == again == instance(state=INSTANCE_STATE_DRAINING)
+        await until(lambda: store.view.instances() == [marked])
+        assert store.view.entries["w1"].lease_id == lease.lease_id
+
+    run(scenario)
+
+
+def test_draining_is_never_undone(run: Run) -> None:
+    async def scenario(store: Store) -> None:
+        old, new = await store.grant(300), await store.grant(300)
+        await store.put(instance(), old, takes_over=True)
+        await store.drain("w1")
+
+        stored = await store.put(instance(model="new"), new, takes_over=True)
+
+        assert stored.instance == instance(model="new", state=INSTANCE_STATE_DRAINING)
+
+    run(scenario)
+
+
+def test_draining_what_is_not_there_says_so(run: Run) -> None:
+    async def scenario(store: Store) -> None:
+        with pytest.raises(Failure) as failure:
+            await store.drain("w1")
+
+        assert failure.value.reason is Reason.INSTANCE_NOT_FOUND
+
+    run(scenario)
