@@ -138,8 +138,6 @@ class _Gateway:
             raise Failure(
                 Reason.INVALID_ARGUMENT, f"the body broke off or is not as its headers say: {error}"
             ) from error
-        except ConnectionError as error:
-            raise Failure(Reason.CANCELLED, "the client left while it sent the body") from error
         except TimeoutError as error:
             detail = f"the body did not arrive within {self._config.body_read_s_max:g} s"
             raise Failure(Reason.DEADLINE_EXCEEDED, detail) from error

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,15 +72,15 @@ class Flood:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self.position = 0
         self.causes: list[tuple[Any, ...]] = []
         self.cancelled = asyncio.Event()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        position = 0
         try:
             while True:
-                sink.deliver(Delta(position=position, token_ids=[position], text=self.text))
-                position += 1
+                sink.deliver(Delta(position=self.position, token_ids=[self.position], text=self.text))
+                self.position += 1
                 await asyncio.sleep(0)
         except asyncio.CancelledError as error:
             self.causes.append(error.args)
@@ -159,6 +160,25 @@ def raw_post(path: str, body: Any, *, version: str = "1.1", headers: str = "") -
     """A request as bytes, for tests that need the socket."""
     data = json.dumps(body).encode()
     return f"POST {path} HTTP/{version}\r\nHost: x\r\n{headers}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+@contextmanager
+def deaf_client(server: Server, request: bytes) -> Iterator[socket.socket]:
+    """A client that sends `request` and does not read."""
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+        client.sendall(request)
+        client.setblocking(False)
+        yield client
+
+
+async def bytes_left(client: socket.socket) -> int:
+    """How many bytes a deaf client can still read until its connection ends."""
+    count = 0
+    with suppress(ConnectionResetError):
+        while data := await asyncio.get_running_loop().sock_recv(client, 1 << 20):
+            count += len(data)
+    return count
 
 
 def error_of(body: bytes) -> dict[str, Any]:

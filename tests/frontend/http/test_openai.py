@@ -150,7 +150,7 @@ def test_chat_takes_either_name_of_the_limit(field: str) -> None:
         ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
-        ({"logit_bias": {"²": 1}}, "logit_bias"),
+        ({"logit_bias": {"٣": 1}}, "logit_bias"),
         ({"logit_bias": {"99999999999": 1}}, "logit_bias"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"messages": [{"role": "user", "content": "x", "name": "bob"}]}, "messages[0].name"),

@@ -10,7 +10,19 @@ from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
 from services.frontend.http import HttpConfig
-from tests.frontend.http.support import HANG, Flood, Script, Shelf, error_of, events, raw_post, run, serving
+from tests.frontend.http.support import (
+    HANG,
+    Flood,
+    Script,
+    Shelf,
+    bytes_left,
+    deaf_client,
+    error_of,
+    events,
+    raw_post,
+    run,
+    serving,
+)
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi", "stream": True}
 CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -273,51 +285,100 @@ def test_a_client_that_leaves_while_tokens_come_has_its_request_cancelled() -> N
 def test_a_client_that_does_not_read_is_cut_and_the_request_told_why() -> None:
     async def test() -> None:
         flood = Flood("x" * 50_000)
-        async with serving(flood, config=HttpConfig(client_buffer_bytes_max=100_000)) as server:
-            with socket.create_connection(("127.0.0.1", server.port)) as client:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                client.sendall(raw_post(COMPLETIONS, COMPLETION))
+        async with serving(flood, config=HttpConfig(client_buffer_bytes_max=2_000_000)) as server:
+            with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
                 await flood.cancelled.wait()
+                received = await bytes_left(client)
 
         assert flood.causes == [(Reason.SLOW_CLIENT,)]
+        assert received < flood.position * len(flood.text) - 1_000_000, "what was unsent was thrown away"
 
     with capture_logs() as logs:
         run(test)
     assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
+
+
+def test_after_the_cut_nothing_more_is_written() -> None:
+    """A layer may deliver many tokens before it notices that it was cancelled."""
+
+    async def test() -> None:
+        cancels = []
+
+        async def burst(request: Any, call: Any, sink: Any) -> Any:
+            await Script("a", 5, *["x" * 1_000_000] * 40)(request, call, sink)
+            cancels.append(current.cancelling() if (current := asyncio.current_task()) else 0)
+            await asyncio.Event().wait()
+
+        async with serving(burst, config=HttpConfig(client_buffer_bytes_max=100_000)) as server:
+            with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
+                assert await bytes_left(client) < 20_000_000
+
+        assert cancels == [1]
+
+    run(test)
 
 
 def test_a_client_that_does_not_take_the_last_bytes_is_cut_in_bounded_time() -> None:
     async def test() -> None:
         config = HttpConfig(client_buffer_bytes_max=2**30, client_drain_s_max=0.05)
         async with serving(Script("x" * 20_000_000), config=config) as server:
-            with socket.create_connection(("127.0.0.1", server.port)) as client:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                client.sendall(raw_post(COMPLETIONS, COMPLETION))
+            with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
                 while len(asyncio.all_tasks()) < 2:  # noqa: ASYNC110 (the handler's task is the server's own)
                     await asyncio.sleep(0)
                 while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
+                assert await bytes_left(client) < 15_000_000
 
     with capture_logs() as logs:
         run(test)
     assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
 
 
+def test_a_client_that_said_goodbye_but_does_not_read_has_its_request_cancelled() -> None:
+    """asyncio reports the loss of a connection only once what is unsent was sent: here never."""
+
+    async def test() -> None:
+        flood = Flood("x" * 50_000)
+        async with serving(flood, config=HttpConfig(client_buffer_bytes_max=2**30)) as server:
+            with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
+                while flood.position < 200:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                client.shutdown(socket.SHUT_WR)
+                await flood.cancelled.wait()
+
+        assert flood.causes == [(Reason.CANCELLED,)]
+
+    run(test)
+
+
+def test_an_answer_that_ends_after_its_client_said_goodbye_is_nobodys_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        goodbye = asyncio.Event()
+        script = Script("x" * 20_000_000, goodbye, 50)
+        async with serving(script, config=HttpConfig(client_buffer_bytes_max=2**30)) as server:
+            with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
+                await script.running.wait()
+                await asyncio.get_running_loop().sock_recv(client, 1)
+                client.shutdown(socket.SHUT_WR)
+                goodbye.set()
+                await bytes_left(client)
+
+    run(test)
+    assert not caplog.records
+
+
 def test_a_slow_client_harms_no_other() -> None:
     async def test() -> None:
-        class Both:
-            flood = Flood("x" * 50_000)
+        flood = Flood("x" * 50_000)
 
-            async def __call__(self, request: Any, call: Any, sink: Any) -> Any:
-                layer = self.flood if call.request_id == "slow" else Script("a", 50, "b")
-                return await layer(request, call, sink)
+        async def both(request: Any, call: Any, sink: Any) -> Any:
+            layer = flood if call.request_id == "slow" else Script("a", 50, "b")
+            return await layer(request, call, sink)
 
-        both = Both()
         async with serving(both, config=HttpConfig(client_buffer_bytes_max=100_000)) as server:
-            with socket.create_connection(("127.0.0.1", server.port)) as client:
-                client.sendall(raw_post(COMPLETIONS, COMPLETION, headers="X-Request-Id: slow\r\n"))
+            with deaf_client(server, raw_post(COMPLETIONS, COMPLETION, headers="X-Request-Id: slow\r\n")):
                 _, body = await server.post(COMPLETIONS, COMPLETION)
-                await both.flood.cancelled.wait()
+                await flood.cancelled.wait()
 
         assert texts(events(body)) == ["a", "b", ""]
 
