@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from services.card import ModelCard, Resume, TokenizerRef
 from services.errors import Failure, Reason
+from services.frontend.catalogue import Catalogue, Model
 from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sampling, Sink, Stop
-from services.tokenizers.byte_level import VOCAB_SIZE
+from services.tokenizers.byte_level import VOCAB_SIZE, ByteTokenizer
 
 TEST_S_MAX = 10.0
 HANG = "hang"
@@ -52,6 +53,13 @@ class Script:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         self.requests.append(request)
         self.calls.append(call)
+        try:
+            return await self._play(request, sink)
+        except asyncio.CancelledError:
+            self.cancelled_count += 1
+            raise
+
+    async def _play(self, request: Request, sink: Sink) -> Finish:
         position = len(request.generated_token_ids)
         for step in next(self._takes):
             match step:
@@ -62,21 +70,14 @@ class Script:
                 case Exception():
                     raise step
                 case str():
-                    await self._hang()
+                    self.hanging.set()
+                    await asyncio.Event().wait()
                 case _:
                     token_ids = [step] if isinstance(step, int) else list(step)
                     sink.deliver(Delta(position, token_ids, choice=request.choice))
                     position += len(token_ids)
                     await asyncio.sleep(0)
         return Finish(FinishReason.LENGTH)
-
-    async def _hang(self) -> None:
-        self.hanging.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.cancelled_count += 1
-            raise
 
 
 @dataclass
@@ -102,10 +103,20 @@ class Collected:
 def make_request(
     prompt: Sequence[int] = (1, 2), *, max_tokens: int | None = 16, sampling: Sampling | None = None, **fields: Any
 ) -> Request:
-    """A request as it is below preprocess."""
-    stop = Stop(max_tokens=max_tokens, **{name: fields.pop(name) for name in Stop.__slots__ if name in fields})
+    """A request as it is below preprocess; fields of Stop are given by their own names, but for stop_token_ids."""
+    stop_fields = {name: fields.pop(name) for name in ("strings", "ignore_eos", "min_tokens") if name in fields}
+    stop = Stop(max_tokens=max_tokens, token_ids=tuple(fields.pop("stop_token_ids", ())), **stop_fields)
     sampling = sampling or Sampling(temperature=0.0, seed=1)
-    return Request(**({"model": "m", "token_ids": tuple(prompt), "stop": stop, "sampling": sampling} | fields))
+    given: dict[str, Any] = {"model": "m", "token_ids": tuple(prompt), "stop": stop, "sampling": sampling}
+    return Request(**(given | fields))
+
+
+def models_of(*cards: ModelCard) -> Catalogue:
+    """A catalogue that knows these models, with the byte tokeniser."""
+    catalogue = Catalogue()
+    for card in cards or (CARD,):
+        catalogue.add(Model(card, ByteTokenizer()))
+    return catalogue
 
 
 async def call_layer(layer: Layer, request: Request, **call: Any) -> Collected:

@@ -38,6 +38,10 @@ class Catalogue:
         self._models: dict[str, Model] = {}
         self._tokenizers: dict[TokenizerRef, Tokenizer] = {}
 
+    def add(self, model: Model) -> None:
+        """Know the model from now on."""
+        self._models[model.card.model] = model
+
     def find(self, name: str) -> Model:
         """Raises MODEL_NOT_FOUND for a name that no worker has ever had."""
         if name not in self._models:
@@ -66,7 +70,7 @@ class Catalogue:
             content = await _fetch(card.tokenizer, stub)
             tokenizer = await asyncio.to_thread(load_tokenizer, card.tokenizer, content)
             self._tokenizers[card.tokenizer] = tokenizer
-        self._models[card.model] = Model(card, tokenizer)
+        self.add(Model(card, tokenizer))
         log.info("model known", model=card.model, engine=card.engine, context_length=card.context_length)
 
 

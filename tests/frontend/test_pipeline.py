@@ -1,0 +1,181 @@
+"""The order of the frontend's layers: every line stands where it must, and swapping two neighbours is noticed."""
+
+import asyncio
+import itertools
+import random
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from services.errors import Failure, Reason
+from services.frontend.catalogue import Catalogue, Model
+from services.frontend.metrics import build_metrics
+from services.frontend.pipeline import PipelineConfig, frontend_layers
+from services.layers import Gate, stack
+from services.request import FinishReason, Layer, Request, Sampling, Stop, Usage
+from services.tokenizers.byte_level import ByteTokenizer
+from tests.support import CARD, FakeWorker, FakeWorkers, Script, call_layer, make_request, models_of, run_async
+
+SWAP_S_MAX = 1.0
+
+
+class Plane:
+    """A frontend's pipeline over a script, with two neighbouring layers swapped on demand."""
+
+    def __init__(self, script: Script, swapped: int | None, **parts: Any) -> None:
+        self.script = script
+        self.metrics = build_metrics()
+        self.workers = FakeWorkers(FakeWorker("a"), FakeWorker("b"))
+        given: dict[str, Any] = {
+            "catalogue": models_of(),
+            "pool": self.workers,
+            "metrics": self.metrics,
+            "gate": Gate(),
+            "rng": random.Random(0),
+        }
+        layers = frontend_layers(PipelineConfig(), **(given | parts))
+        if swapped is not None:
+            layers[swapped], layers[swapped + 1] = layers[swapped + 1], layers[swapped]
+        self.names = [layer.func.__name__ if isinstance(layer, partial) else layer.__name__ for layer in layers]
+        self.call: Layer = stack(*layers, innermost=script)
+
+    def counted(self, error_type: str) -> float | None:
+        labels = {
+            "model": "m",
+            "endpoint": "generate",
+            "request_type": "stream",
+            "status": "error",
+            "error_type": error_type,
+        }
+        return self.metrics.registry.get_sample_value("dynamo_frontend_requests_total", labels)
+
+
+async def a_bug_is_counted_as_the_internal_error_that_the_client_sees(swapped: int | None) -> None:
+    plane = Plane(Script([ValueError("bug")]), swapped)
+
+    failure = await failure_of(plane, make_request())
+
+    assert failure.reason is Reason.INTERNAL
+    assert plane.counted("INTERNAL") == 1
+
+
+async def a_bug_in_the_gate_is_guarded_too(swapped: int | None) -> None:
+    class BrokenGate(Gate):
+        def enter(self) -> None:
+            raise ValueError("bug")
+
+    plane = Plane(Script(), swapped, gate=BrokenGate())
+
+    assert (await failure_of(plane, make_request())).reason is Reason.INTERNAL
+
+
+async def a_refusal_while_draining_sets_no_timer(swapped: int | None) -> None:
+    gate = Gate()
+    gate.is_draining = True
+    plane = Plane(Script(), swapped, gate=gate)
+    loop = asyncio.get_running_loop()
+    timers, call_at = [], loop.call_at
+    loop.call_at = lambda when, *args, **kwargs: timers.append(when) or call_at(when, *args, **kwargs)  # type: ignore[func-returns-value, method-assign]
+
+    failure = await failure_of(plane, make_request(), deadline=loop.time() + 60)
+
+    assert failure.reason is Reason.DRAINING
+    assert timers == []
+
+
+async def a_deadline_covers_the_time_in_the_tokeniser(swapped: int | None) -> None:
+    released = threading.Event()
+
+    class SlowTokenizer(ByteTokenizer):
+        def encode(self, text: str, *, add_special: bool) -> list[int]:
+            assert released.wait(SWAP_S_MAX * 2)
+            return super().encode(text, add_special=add_special)
+
+    catalogue = Catalogue()
+    catalogue.add(Model(replace(CARD, context_length=100_000), SlowTokenizer()))
+    plane = Plane(Script(), swapped, catalogue=catalogue)
+    request = Request(model="m", text="x" * 40_000, stop=Stop(max_tokens=1))
+    try:
+        async with asyncio.timeout(SWAP_S_MAX):
+            failure = await failure_of(plane, request, deadline=asyncio.get_running_loop().time() + 0.05)
+    finally:
+        released.set()
+
+    assert failure.reason is Reason.DEADLINE_EXCEEDED
+
+
+async def usage_counts_the_tokens_of_a_text_prompt(swapped: int | None) -> None:
+    plane = Plane(Script([97, FinishReason.STOP]), swapped)
+
+    result = await call_layer(plane.call, Request(model="m", text="four"))
+
+    assert result.finish is not None
+    assert result.finish.usage == Usage(4, 1)
+
+
+async def an_answer_that_migrate_ends_by_itself_still_shows_all_its_text(swapped: int | None) -> None:
+    plane = Plane(Script([*b"a st", Reason.DISCONNECTED]), swapped)
+
+    result = await call_layer(plane.call, make_request(max_tokens=4, strings=("stop",)))
+
+    assert result.text == "a st"
+    assert result.finish is not None
+    assert result.finish.usage == Usage(2, 4)
+
+
+async def each_attempt_goes_to_another_worker(swapped: int | None) -> None:
+    plane = Plane(Script([97, Reason.DISCONNECTED], [98]), swapped)
+
+    await call_layer(plane.call, make_request())
+
+    assert {call.worker for call in plane.script.calls} == {"a", "b"}
+
+
+PAIRS = [
+    ("Observe", "Guard", a_bug_is_counted_as_the_internal_error_that_the_client_sees),
+    ("Guard", "Accept", a_bug_in_the_gate_is_guarded_too),
+    ("Accept", "Deadline", a_refusal_while_draining_sets_no_timer),
+    ("Deadline", "Preprocess", a_deadline_covers_the_time_in_the_tokeniser),
+    ("Preprocess", "Present", usage_counts_the_tokens_of_a_text_prompt),
+    ("Present", "Migrate", an_answer_that_migrate_ends_by_itself_still_shows_all_its_text),
+    ("Migrate", "Route", each_attempt_goes_to_another_worker),
+]
+Scenario = Callable[[int | None], Coroutine[Any, Any, None]]
+
+
+async def failure_of(plane: Plane, request: Request, **call: Any) -> Failure:
+    with pytest.raises(Failure) as caught:
+        await call_layer(plane.call, request, **call)
+    return caught.value
+
+
+def test_every_two_neighbours_have_a_scenario() -> None:
+    names = Plane(Script(), None).names
+
+    assert list(itertools.pairwise(names)) == [(above, below) for above, below, _ in PAIRS]
+
+
+@pytest.mark.parametrize("scenario", [pair[2] for pair in PAIRS], ids=lambda scenario: scenario.__name__)
+def test_in_the_right_order(scenario: Scenario) -> None:
+    run_async(scenario(None))
+
+
+@pytest.mark.parametrize(("index", "scenario"), list(enumerate(pair[2] for pair in PAIRS)))
+def test_fails_with_the_two_lines_swapped(index: int, scenario: Scenario) -> None:
+    with pytest.raises((AssertionError, Failure, TimeoutError, ValueError, pytest.fail.Exception)):
+        run_async(scenario(index))
+
+
+def test_sampling_left_open_is_settled_once_for_all_attempts() -> None:
+    async def scenario() -> None:
+        plane = Plane(Script([97, Reason.DISCONNECTED], [98]), None)
+        await call_layer(plane.call, make_request(sampling=Sampling()))
+        first, second = plane.script.requests
+        assert first.sampling == second.sampling
+        assert first.sampling.seed is not None
+
+    run_async(scenario())

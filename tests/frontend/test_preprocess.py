@@ -1,0 +1,96 @@
+"""Preprocess: of what a client wrote it makes what any worker can run alike."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.errors import Failure, Reason
+from services.frontend.preprocess import Preprocess, render_chat
+from services.request import Message, Request, Sampling
+from tests.support import CARD, Script, call_layer, make_request, models_of, run_async
+
+CHAT = (Message("system", "Be kind."), Message("user", "Hi"))
+
+
+def preprocessed(request: Request, **card: Any) -> Request:
+    script = Script([7])
+    layer = Preprocess(script, models_of(replace(CARD, **card)), random.Random(1))
+    run_async(call_layer(layer, request))
+    return script.requests[0]
+
+
+def refused(request: Request, **card: Any) -> Failure:
+    with pytest.raises(Failure) as caught:
+        preprocessed(request, **card)
+    return caught.value
+
+
+def test_makes_token_ids_of_text() -> None:
+    request = preprocessed(make_request(token_ids=None, text="hé"))
+
+    assert (request.token_ids, request.text) == (tuple("hé".encode()), None)
+
+
+def test_makes_token_ids_of_a_very_long_text_too() -> None:
+    request = preprocessed(make_request(token_ids=None, text="x" * 40_000), context_length=50_000)
+
+    assert len(request.prompt_token_ids) == 40_000
+
+
+def test_puts_chat_through_the_models_template() -> None:
+    request = preprocessed(make_request(token_ids=None, messages=CHAT))
+
+    assert bytes(request.prompt_token_ids) == b"<system>Be kind.<user>Hi"
+    assert request.messages is None
+
+
+def test_passes_token_ids_through() -> None:
+    assert preprocessed(make_request(prompt=(5, 6))).token_ids == (5, 6)
+
+
+def test_keeps_the_clients_own_limits_seed_and_temperature() -> None:
+    asked = make_request(max_tokens=5, sampling=Sampling(temperature=0.5, seed=9, top_k=3))
+
+    assert preprocessed(asked) == asked
+
+
+def test_settles_what_the_client_left_open() -> None:
+    request = preprocessed(make_request(max_tokens=None, sampling=Sampling()), default_temperature=0.25)
+
+    assert request.max_tokens == CARD.context_length - 2
+    assert request.sampling.temperature == 0.25
+    assert request.sampling.seed == random.Random(1).getrandbits(64)
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "card", "reason", "param"),
+    [
+        ({"model": "other"}, {}, Reason.MODEL_NOT_FOUND, "model"),
+        ({"prompt": (300,)}, {}, Reason.INVALID_ARGUMENT, "prompt"),
+        ({"prompt": (1,) * 20}, {"context_length": 20}, Reason.PROMPT_TOO_LONG, "prompt"),
+        ({"token_ids": None, "messages": CHAT}, {"chat_template": ""}, Reason.INVALID_ARGUMENT, "messages"),
+    ],
+)
+def test_refuses(request_fields: dict[str, Any], card: dict[str, Any], reason: Reason, param: str) -> None:
+    failure = refused(make_request(**request_fields), **card)
+
+    assert (failure.reason, failure.param) == (reason, param)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ raise_exception('roles must alternate') }}", "{% for x in %}", "{{ messages.__class__.__mro__ }}{{ 1/0 }}"],
+    ids=["its own check", "its syntax", "an unsafe or broken expression"],
+)
+def test_a_template_that_fails_is_the_requests_failure_not_ours(template: str) -> None:
+    failure = refused(make_request(token_ids=None, messages=CHAT), chat_template=template)
+
+    assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "messages")
+
+
+def test_a_template_sees_the_models_special_tokens_and_asks_for_an_answer() -> None:
+    card = replace(CARD, chat_template="{{ bos_token }}|{{ eos_token }}|{{ add_generation_prompt }}", bos_token="<s>")
+
+    assert render_chat(card, CHAT) == "<s>||True"

@@ -1,0 +1,130 @@
+"""Validate: every refusal names the field and says what to change."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.errors import Failure, Reason
+from services.frontend.validate import check_request, check_tokens, max_tokens_of
+from services.request import Message, Sampling, Stop
+from tests.support import make_request
+
+NAN, INF = float("nan"), float("inf")
+
+
+def refused(field: str, **request: Any) -> Failure:
+    with pytest.raises(Failure) as caught:
+        check_request(make_request(**request))
+    assert caught.value.reason is Reason.INVALID_ARGUMENT
+    assert caught.value.param == field
+    assert caught.value.detail
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("temperature", [0.0, 2.0, None], [-0.1, 2.1, NAN, INF]),
+        ("top_p", [0.1, 1.0], [0.0, 1.1, NAN, -1.0]),
+        ("top_k", [0, 50, 2**32 - 1], [-1, 2**32]),
+        ("min_p", [0.0, 1.0], [-0.1, 1.1, NAN]),
+        ("seed", [None, 0, 2**64 - 1], [-1, 2**64]),
+        ("presence_penalty", [-2.0, 2.0], [-2.1, 2.1, NAN]),
+        ("frequency_penalty", [-2.0, 2.0], [-2.1, 2.1, NAN]),
+        ("repetition_penalty", [0.1, 1.5], [0.0, -1.0, NAN, INF]),
+        ("logit_bias", [(), ((3, -100.0),)], [((3, 100.1),), ((3, NAN),), ((-1, 0.0),)]),
+    ],
+)
+def test_sampling_keeps_its_ranges(field: str, good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        check_request(make_request(sampling=replace(Sampling(), **{field: value})))
+    for value in bad:
+        refused(field, sampling=replace(Sampling(), **{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("stop", "field"),
+    [
+        (Stop(max_tokens=0), "max_tokens"),
+        (Stop(max_tokens=-1), "max_tokens"),
+        (Stop(min_tokens=-1), "min_tokens"),
+        (Stop(min_tokens=5, max_tokens=4), "min_tokens"),
+        (Stop(strings=("",)), "stop"),
+        (Stop(strings=("x",) * 17), "stop"),
+        (Stop(strings=("x" * 1025,)), "stop"),
+    ],
+)
+def test_stop_keeps_its_ranges(stop: Stop, field: str) -> None:
+    request = replace(make_request(), stop=stop)
+
+    with pytest.raises(Failure) as caught:
+        check_request(request)
+
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        ({"token_ids": None}, "prompt"),
+        ({"token_ids": ()}, "prompt"),
+        ({"token_ids": None, "text": ""}, "prompt"),
+        ({"token_ids": None, "messages": ()}, "messages"),
+        ({"model": ""}, "model"),
+    ],
+)
+def test_refuses_what_is_missing_or_empty(prompt: dict[str, Any], field: str) -> None:
+    refused(field, **prompt)
+
+
+def test_takes_each_kind_of_prompt() -> None:
+    check_request(make_request())
+    check_request(make_request(token_ids=None, text="hi"))
+    check_request(make_request(token_ids=None, messages=(Message("user", "hi"),)))
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "field"),
+    [
+        ({"prompt": (256,)}, None),
+        ({"prompt": (257,)}, "prompt"),
+        ({"prompt": (-1,)}, "prompt"),
+        ({"generated_token_ids": (257,)}, "generated_token_ids"),
+        ({"token_ids": (1,), "sampling": Sampling(logit_bias=((257, 1.0),))}, "logit_bias"),
+    ],
+)
+def test_token_ids_must_be_the_models(request_fields: dict[str, Any], field: str | None) -> None:
+    request = make_request(**request_fields)
+
+    if field is None:
+        check_tokens(request, vocab_size=257)
+    else:
+        with pytest.raises(Failure) as caught:
+            check_tokens(request, vocab_size=257)
+        assert caught.value.param == field
+
+
+def test_max_tokens_is_what_was_asked_or_what_the_context_holds() -> None:
+    assert max_tokens_of(make_request(prompt=(1, 2), max_tokens=5), 10) == 5
+    assert max_tokens_of(make_request(prompt=(1, 2), max_tokens=None), 10) == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "param"),
+    [
+        ({"prompt": (1,) * 10, "max_tokens": 1}, Reason.PROMPT_TOO_LONG, "prompt"),
+        ({"prompt": (), "max_tokens": 1}, Reason.INVALID_ARGUMENT, "prompt"),
+        ({"prompt": (1,) * 5, "max_tokens": 6}, Reason.INVALID_ARGUMENT, "max_tokens"),
+        (
+            {"prompt": (1,), "max_tokens": 2, "generated_token_ids": (1, 2, 3)},
+            Reason.INVALID_ARGUMENT,
+            "generated_token_ids",
+        ),
+    ],
+)
+def test_prompt_and_answer_must_fit_the_context(fields: dict[str, Any], reason: Reason, param: str) -> None:
+    with pytest.raises(Failure) as caught:
+        max_tokens_of(make_request(**fields), 10)
+
+    assert (caught.value.reason, caught.value.param) == (reason, param)
