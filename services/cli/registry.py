@@ -67,7 +67,11 @@ def _etcd_option(name: str, variable: str, **attributes: Any) -> Option:
 @_etcd_option("--etcd-ca", "ETCD_AUTH_CA", type=PEM, help="PEM of the CA that signed etcd's certificate: turns TLS on.")
 @_etcd_option("--etcd-client-cert", "ETCD_AUTH_CLIENT_CERT", type=PEM, help="PEM of this client's certificate.")
 @_etcd_option("--etcd-client-key", "ETCD_AUTH_CLIENT_KEY", type=PEM, help="PEM of its key.")
-@click.option("--ready-file", type=click.Path(dir_okay=False), help="Written with the real host:port when it listens.")
+@click.option(
+    "--ready-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Written with the real host:port when it listens.",
+)
 @logging_options
 def command(**given: Any) -> None:
     configure_logging("registry", level=given["log_level"], log_format=given["log_format"])
@@ -84,12 +88,13 @@ def command(**given: Any) -> None:
 def _etcd_config(given: dict[str, Any]) -> EtcdConfig:
     if bool(given["etcd_client_cert"]) != bool(given["etcd_client_key"]):
         raise click.UsageError("--etcd-client-cert and --etcd-client-key go together")
-    if given["etcd_client_cert"] and not given["etcd_ca"]:
-        raise click.UsageError("--etcd-client-cert needs --etcd-ca")
     endpoints = given["etcd_endpoints"]
+    is_tls = given["etcd_ca"] is not None or any(map(_is_https, endpoints))
+    if given["etcd_client_cert"] and not is_tls:
+        raise click.UsageError("--etcd-client-cert needs TLS: give --etcd-ca or https:// endpoints")
     return EtcdConfig(
         endpoints=tuple(endpoint.rpartition("://")[2] for endpoint in endpoints),
-        is_tls=given["etcd_ca"] is not None or any(map(_is_https, endpoints)),
+        is_tls=is_tls,
         username=given["etcd_username"],
         password=given["etcd_password"],
         ca=_read(given["etcd_ca"]),

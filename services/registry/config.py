@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,4 +32,4 @@ class RegistryConfig:
 
     listen: str = "127.0.0.1:50050"
     etcd: EtcdConfig | None = None
-    ready_file: str | None = None
+    ready_file: Path | None = None

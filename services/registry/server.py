@@ -1,7 +1,6 @@
 """The registry's process: one store, one gRPC server."""
 
 import asyncio
-import os
 
 import grpc
 import structlog
@@ -9,7 +8,7 @@ from grpc_channelz.v1 import channelz, channelz_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.lifetime import StartupError
+from services.lifetime import StartupError, write_atomically
 from services.registry.config import RegistryConfig
 from services.registry.memory import MemoryStore
 from services.registry.service import RegistryService
@@ -36,7 +35,8 @@ async def serve(config: RegistryConfig, stopping: asyncio.Event) -> None:
         await server.start()
         await healthy.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
         try:
-            _write_ready_file(config.ready_file, address)
+            if config.ready_file is not None:
+                write_atomically(config.ready_file, address)
             log.info("registry ready", address=address, store="etcd" if config.etcd else "memory")
             await stopping.wait()
             await healthy.enter_graceful_shutdown()
@@ -72,13 +72,3 @@ def _bind(server: grpc.aio.Server, listen: str) -> str:
     except RuntimeError as error:
         raise StartupError(f"the registry cannot listen on {listen}: is the port in use? ({error})") from error
     return f"{host}:{port}"
-
-
-def _write_ready_file(path: str | None, address: str) -> None:
-    """In one move, so that a reader sees all of it or nothing."""
-    if path is None:
-        return
-    part = f"{path}.{os.getpid()}.part"
-    with open(part, "w", encoding="ascii") as file:
-        file.write(address)
-    os.replace(part, path)

@@ -1,0 +1,190 @@
+"""The registry's process: it says where it listens, starts without etcd, and ends when asked."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from services.stubs.registry_pb2 import ListRequest, WatchRequest
+from tests.registry.support import WAIT_S, Etcd, client, free_port, instance, register, until
+
+
+class Registry:
+    """A real registry process with its log."""
+
+    def __init__(self, folder: Path, *options: str, **environment: str) -> None:
+        self._ready, self._log = folder / "ready", folder / "log"
+        self._ready.unlink(missing_ok=True)
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services", "registry", "--ready-file", str(self._ready), *options],
+                env={**os.environ, **environment},
+                stderr=log,
+            )
+
+    async def address(self) -> str:
+        await until(self._ready.exists)
+        return self._ready.read_text()
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def wait(self) -> int:
+        return self.process.wait(WAIT_S)
+
+
+@asynccontextmanager
+async def started(folder: Path, *options: str, **environment: str) -> AsyncIterator[Registry]:
+    registry = Registry(folder, *options, **environment)
+    try:
+        yield registry
+    finally:
+        registry.process.kill()
+        registry.process.wait()
+
+
+def test_listens_on_a_free_port_and_writes_down_which(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with started(tmp_path, "--listen", "127.0.0.1:0") as registry:
+            address = await registry.address()
+
+            assert re.fullmatch(r"127\.0\.0\.1:[1-9]\d+", address)
+            await until(lambda: f"registry ready address={address}" in registry.log())
+            async with client(address) as stub:
+                assert not (await stub.List(ListRequest())).instances
+
+    asyncio.run(scenario())
+
+
+def test_serves_health_reflection_and_channelz(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            started(tmp_path, DYN_REGISTRY_LISTEN="127.0.0.1:0") as registry,
+            grpc.aio.insecure_channel(await registry.address()) as channel,
+        ):
+            healthy = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service="unbroken.v1.Registry")
+            )
+            assert healthy.status == health_pb2.HealthCheckResponse.SERVING
+            assert b"unbroken.v1.Registry" in (await listed_services(channel)).SerializeToString()
+            servers = await channelz_pb2_grpc.ChannelzStub(channel).GetServers(channelz_pb2.GetServersRequest())
+            assert len(servers.server) == 1
+
+    asyncio.run(scenario())
+
+
+async def listed_services(channel: grpc.aio.Channel) -> Message:
+    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    response: Message = await call.read()
+    call.cancel()
+    return response
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ends_in_order_when_asked_though_streams_are_open(tmp_path: Path, number: signal.Signals) -> None:
+    async def scenario() -> None:
+        async with started(tmp_path, "--listen", "127.0.0.1:0") as registry:
+            async with client(await registry.address()) as stub:
+                call, watch = stub.Register(), stub.Watch(WatchRequest())
+                await call.write(register(instance()))
+                await call.read()
+                await watch.read()
+
+                registry.process.send_signal(number)
+
+                assert await asyncio.to_thread(registry.wait) == 0
+            assert "Traceback" not in registry.log()
+
+    asyncio.run(scenario())
+
+
+def test_a_port_in_use_is_one_sentence_and_status_1(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        registry = Registry(tmp_path, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+
+        assert registry.wait() == 1
+        assert "error: the registry cannot listen on 127.0.0.1:" in registry.log()
+        assert "Traceback" not in registry.log()
+
+
+def test_starts_without_etcd_and_says_so_once_without_the_password(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        endpoint = f"127.0.0.1:{free_port()}"
+        options = ("--listen", "127.0.0.1:0", "--store", "etcd", "--log-level", "debug", "--etcd-username", "registry")
+        async with started(
+            tmp_path, *options, ETCD_ENDPOINTS=endpoint, ETCD_AUTH_PASSWORD="hunter2-hunter2"
+        ) as registry:
+            async with client(await registry.address()) as stub:
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await stub.List(ListRequest())
+            await until(lambda: "etcd is away" in registry.log())
+            registry.process.terminate()
+
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert await asyncio.to_thread(registry.wait) == 0
+            assert registry.log().count("etcd is away") == 1
+            assert endpoint in registry.log()
+            assert "hunter2" not in registry.log()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.etcd
+def test_a_registry_killed_and_started_again_over_etcd_has_lost_nothing(tmp_path: Path, etcd: Etcd) -> None:
+    async def scenario() -> None:
+        options = ("--listen", "127.0.0.1:0", "--store", "etcd", "--etcd-endpoints", f"http://{etcd.endpoint}")
+        async with started(tmp_path, *options) as registry, client(await registry.address()) as stub:
+            call = stub.Register()
+            await call.write(register(instance(), 300))
+            await call.read()
+            seen = await stub.Watch(WatchRequest()).read()
+            registry.process.kill()
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await call.read()
+
+        async with started(tmp_path, *options) as registry, client(await registry.address()) as stub:
+            await until(lambda: "etcd answers" in registry.log())
+            assert (await stub.List(ListRequest())).instances == [instance()]
+            assert (await stub.Watch(WatchRequest()).read()).epoch == seen.epoch
+
+    asyncio.run(scenario())
+
+
+def test_the_embedded_store_brings_no_etcd_client() -> None:
+    program = "import sys, services.cli.registry, services.registry.server; assert 'etcd3aio' not in sys.modules"
+
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--etcd-endpoints", "nowhere"], "'nowhere' is not host:port"),
+        (["--etcd-endpoints", "http://a:1,https://b:2"], "either all endpoints are https:// or none"),
+        (["--etcd-client-cert", __file__], "--etcd-client-cert and --etcd-client-key go together"),
+        (["--etcd-client-cert", __file__, "--etcd-client-key", __file__], "--etcd-client-cert needs TLS"),
+        (["--store", "postgres"], "'postgres' is not one of 'memory', 'etcd'"),
+    ],
+)
+def test_refuses_options_that_do_not_fit(tmp_path: Path, options: list[str], sentence: str) -> None:
+    registry = Registry(tmp_path, "--store", "etcd", *options)
+
+    assert registry.wait() == 2
+    assert sentence in registry.log()

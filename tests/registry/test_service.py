@@ -1,0 +1,461 @@
+"""RegistryService: what a client of the registry may rely on, over a real socket."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from services.registry.config import EtcdConfig
+from services.registry.etcd import EtcdStore
+from services.registry.memory import MemoryStore
+from services.registry.view import View
+from services.stubs.registry_pb2 import (
+    INSTANCE_STATE_DRAINING,
+    INSTANCE_STATE_SERVING,
+    INSTANCE_STATE_UNSPECIFIED,
+    Deregister,
+    DrainRequest,
+    Instance,
+    ListRequest,
+    RegisterRequest,
+    WatchRequest,
+    WatchResponse,
+)
+from tests.registry.support import WAIT_S, Etcd, client, free_port, instance, register, running, served
+
+Scenario = Callable[[Any], Awaitable[None]]
+
+
+def on_memory(scenario: Scenario) -> None:
+    """Run the scenario with a stub of a registry over the embedded store."""
+
+    async def main() -> None:
+        async with running(store := MemoryStore()), served(store) as address, client(address) as stub:
+            await scenario(stub)
+
+    asyncio.run(asyncio.wait_for(main(), 2 * WAIT_S))
+
+
+async def registered(stub: Any, record: Instance, lease_s: int = 10) -> Any:
+    """A Register stream that was confirmed."""
+    call = stub.Register()
+    await call.write(register(record, lease_s))
+    confirmed = await call.read()
+    assert confirmed.instance.instance_id == record.instance_id
+    return call
+
+
+async def ids(stub: Any) -> list[str]:
+    return [record.instance_id for record in (await stub.List(ListRequest())).instances]
+
+
+async def until_watched(call: Any, condition: Callable[[WatchResponse], bool]) -> WatchResponse:
+    """The first message of the watch that fits."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            response: WatchResponse = await call.read()
+            if condition(response):
+                return response
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    status = rpc_status.from_call(error)
+    assert status is not None
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(info)
+    return str(info.reason)
+
+
+# Register
+
+
+def test_the_first_answer_confirms_the_record() -> None:
+    async def scenario(stub: Any) -> None:
+        call = stub.Register()
+        await call.write(register(instance(), 7))
+
+        confirmed = await call.read()
+
+        assert confirmed.instance == instance()
+        assert confirmed.lease.ToSeconds() == 7
+        assert confirmed.revision == (await stub.List(ListRequest())).revision
+
+    on_memory(scenario)
+
+
+def test_a_record_without_a_state_is_serving_and_the_lease_is_10_s_unless_given() -> None:
+    async def scenario(stub: Any) -> None:
+        call = stub.Register()
+        await call.write(RegisterRequest(instance=instance(state=INSTANCE_STATE_UNSPECIFIED)))
+
+        confirmed = await call.read()
+
+        assert confirmed.instance.state == INSTANCE_STATE_SERVING
+        assert confirmed.lease.ToSeconds() == 10
+
+    on_memory(scenario)
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (RegisterRequest(), "instance"),
+        (RegisterRequest(deregister=Deregister()), "instance"),
+        (register(instance("")), "instance.instance_id"),
+        (register(instance("a/b")), "instance.instance_id"),
+        (register(instance("x" * 129)), "instance.instance_id"),
+        (register(instance(address="")), "instance.address"),
+        (register(instance(address="host")), "instance.address"),
+        (register(instance(address="host:0")), "instance.address"),
+        (register(instance(address="host:65536")), "instance.address"),
+        (register(instance(address="http://host:80")), "instance.address"),
+        (register(instance(model="")), "instance.model"),
+        (register(instance(), 0), "lease"),
+        (register(instance(), 301), "lease"),
+        (RegisterRequest(instance=instance(), lease=Duration(seconds=1, nanos=1)), "lease"),
+    ],
+)
+def test_refuses_an_incomplete_record_and_names_the_field(request_: RegisterRequest, param: str) -> None:
+    async def scenario(stub: Any) -> None:
+        call = stub.Register()
+        await call.write(request_)
+
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call.read()
+
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        status = rpc_status.from_call(error.value)
+        info = error_details_pb2.ErrorInfo()
+        assert status is not None
+        assert status.details[0].Unpack(info)
+        assert info.metadata["param"] == param
+        assert await ids(stub) == []
+
+    on_memory(scenario)
+
+
+@pytest.mark.parametrize("address", ["worker-1.example:50052", "10.0.0.1:1", "[::1]:65535"])
+def test_takes_names_and_both_kinds_of_addresses(address: str) -> None:
+    async def scenario(stub: Any) -> None:
+        await registered(stub, instance(address=address))
+
+    on_memory(scenario)
+
+
+def test_another_record_on_the_stream_replaces_the_first() -> None:
+    async def scenario(stub: Any) -> None:
+        call = await registered(stub, instance())
+
+        await call.write(register(instance(model="other")))
+        confirmed = await call.read()
+
+        assert confirmed.instance.model == "other"
+        assert (await stub.List(ListRequest())).instances == [instance(model="other")]
+
+    on_memory(scenario)
+
+
+def test_a_wrong_update_ends_the_stream_and_the_record_stays_for_its_lease() -> None:
+    async def scenario(stub: Any) -> None:
+        call = await registered(stub, instance())
+
+        await call.write(register(instance("another")))
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call.read()
+
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await ids(stub) == ["w1"]
+
+    on_memory(scenario)
+
+
+def test_deregistering_removes_the_record_at_once_and_ends_the_stream_well() -> None:
+    async def scenario(stub: Any) -> None:
+        call = await registered(stub, instance(), 300)
+
+        await call.write(RegisterRequest(deregister=Deregister()))
+
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
+        assert await ids(stub) == []
+
+    on_memory(scenario)
+
+
+@pytest.mark.parametrize("ending", ["cancel", "done_writing"])
+def test_a_record_stays_for_its_lease_when_the_stream_breaks_and_then_goes(ending: str) -> None:
+    async def scenario(stub: Any) -> None:
+        loop = asyncio.get_running_loop()
+        watch = stub.Watch(WatchRequest())
+        call = await registered(stub, instance(), 1)
+        broken_at = loop.time()
+
+        call.cancel() if ending == "cancel" else await call.done_writing()
+
+        await until_watched(watch, lambda response: list(response.deleted) == ["w1"])
+        assert 0.95 <= loop.time() - broken_at < 2
+
+    on_memory(scenario)
+
+
+def test_coming_back_takes_the_record_over_and_ends_the_stream_before() -> None:
+    async def scenario(stub: Any) -> None:
+        before = await registered(stub, instance(), 1)
+
+        await registered(stub, instance(model="new"))
+
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await before.read()
+        assert error.value.code() is grpc.StatusCode.ABORTED
+        assert reason_of(error.value) == "TAKEN_OVER"
+        await asyncio.sleep(1.2)  # longer than the first lease: nothing else shows that its end did no harm
+        assert (await stub.List(ListRequest())).instances == [instance(model="new")]
+
+    on_memory(scenario)
+
+
+# Watch
+
+
+def test_a_watch_begins_with_all_instances_and_goes_on_with_changes() -> None:
+    async def scenario(stub: Any) -> None:
+        call = await registered(stub, instance())
+
+        watch = stub.Watch(WatchRequest())
+        first = await watch.read()
+        assert first.snapshot
+        assert list(first.put) == [instance()]
+
+        await registered(stub, instance("w2"))
+        second = await watch.read()
+        assert not second.snapshot
+        assert list(second.put) == [instance("w2")]
+        assert second.epoch == first.epoch
+        assert second.revision > first.revision
+
+        await call.write(RegisterRequest(deregister=Deregister()))
+        assert list((await watch.read()).deleted) == ["w1"]
+
+    on_memory(scenario)
+
+
+def test_a_watch_of_nothing_begins_with_an_empty_snapshot() -> None:
+    async def scenario(stub: Any) -> None:
+        first = await stub.Watch(WatchRequest()).read()
+
+        assert first.snapshot
+        assert first.epoch
+        assert not first.put
+
+    on_memory(scenario)
+
+
+def test_a_watch_resumes_after_the_revision_that_came_last() -> None:
+    async def scenario(stub: Any) -> None:
+        await registered(stub, instance())
+        seen = await stub.Watch(WatchRequest()).read()
+        await registered(stub, instance("w2"))
+
+        resumed = await stub.Watch(WatchRequest(revision=seen.revision, epoch=seen.epoch)).read()
+
+        assert not resumed.snapshot
+        assert list(resumed.put) == [instance("w2")]
+
+    on_memory(scenario)
+
+
+def test_a_watch_that_resumes_where_nothing_changed_is_told_so_at_once() -> None:
+    async def scenario(stub: Any) -> None:
+        seen = await stub.Watch(WatchRequest()).read()
+
+        resumed = await stub.Watch(WatchRequest(revision=seen.revision, epoch=seen.epoch)).read()
+
+        assert resumed == WatchResponse(revision=seen.revision, epoch=seen.epoch)
+
+    on_memory(scenario)
+
+
+def test_a_watch_of_an_unknown_epoch_begins_with_a_snapshot() -> None:
+    async def scenario(stub: Any) -> None:
+        await registered(stub, instance())
+
+        first = await stub.Watch(WatchRequest(revision=1, epoch="from another life")).read()
+
+        assert first.snapshot
+        assert list(first.put) == [instance()]
+
+    on_memory(scenario)
+
+
+def test_a_watcher_that_does_not_read_gets_what_it_missed_in_bounded_messages() -> None:
+    """It stops reading until the flow control of its stream is full, and meanwhile 3,000 changes pass."""
+
+    async def main() -> None:
+        store = MemoryStore(View(history_changes_max=50))
+        async with running(store), served(store) as address, client(address) as stub:
+            lease = await store.grant(300)
+            watch = stub.Watch(WatchRequest())
+            await watch.read()
+            for number in range(3000):
+                await store.put(instance(model=f"{number:0200}"), lease, takes_over=True)
+                if number % 10 == 0:
+                    await asyncio.sleep(0)
+
+            messages = 1
+            while not (last := await watch.read()).put or not last.put[0].model.endswith("2999"):
+                messages += 1
+
+        assert last.revision == 3000
+        assert messages < 3000
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+
+
+# List and Drain
+
+
+def test_a_list_is_in_the_order_of_ids() -> None:
+    async def scenario(stub: Any) -> None:
+        for instance_id in ("b", "a"):
+            await registered(stub, instance(instance_id))
+
+        assert await ids(stub) == ["a", "b"]
+
+    on_memory(scenario)
+
+
+def test_draining_is_seen_by_watchers_and_told_to_the_instance() -> None:
+    async def scenario(stub: Any) -> None:
+        call = await registered(stub, instance())
+        watch = stub.Watch(WatchRequest())
+        await watch.read()
+
+        answer = await stub.Drain(DrainRequest(instance_id="w1"))
+
+        marked = instance(state=INSTANCE_STATE_DRAINING)
+        assert answer.instance == marked
+        assert list((await watch.read()).put) == [marked]
+        assert (await call.read()).instance == marked
+        assert (await stub.Drain(DrainRequest(instance_id="w1"))).instance == marked
+
+    on_memory(scenario)
+
+
+def test_draining_an_unknown_instance_is_not_found() -> None:
+    async def scenario(stub: Any) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stub.Drain(DrainRequest(instance_id="nobody"))
+
+        assert error.value.code() is grpc.StatusCode.NOT_FOUND
+        assert reason_of(error.value) == "INSTANCE_NOT_FOUND"
+
+    on_memory(scenario)
+
+
+# Over etcd
+
+
+def on_etcd(etcd: Etcd, scenario: Callable[..., Awaitable[None]]) -> None:
+    """Run the scenario with stubs of two registries over one etcd."""
+
+    async def main() -> None:
+        stores = [EtcdStore(etcd.config) for _ in range(2)]
+        async with running(*stores), AsyncExitStack() as stack:
+            addresses = [await stack.enter_async_context(served(store)) for store in stores]
+            await scenario(*[await stack.enter_async_context(client(address)) for address in addresses])
+
+    asyncio.run(asyncio.wait_for(main(), 2 * WAIT_S))
+
+
+@pytest.mark.etcd
+def test_draining_on_one_registry_reaches_the_instance_on_another(etcd: Etcd) -> None:
+    async def scenario(one: Any, two: Any) -> None:
+        call = await registered(one, instance())
+
+        await two.Drain(DrainRequest(instance_id="w1"))
+
+        assert (await call.read()).instance.state == INSTANCE_STATE_DRAINING
+
+    on_etcd(etcd, scenario)
+
+
+@pytest.mark.etcd
+def test_coming_back_on_another_registry_takes_the_record_over(etcd: Etcd) -> None:
+    async def scenario(one: Any, two: Any) -> None:
+        before = await registered(one, instance(), 1)
+
+        await registered(two, instance(model="new"))
+
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await before.read()
+        assert error.value.code() is grpc.StatusCode.ABORTED
+        watch = one.Watch(WatchRequest())
+        snapshot = await until_watched(watch, lambda response: response.snapshot)
+        assert list(snapshot.put) == [instance(model="new")]
+
+    on_etcd(etcd, scenario)
+
+
+@pytest.mark.etcd
+def test_a_watch_resumes_on_another_registry(etcd: Etcd) -> None:
+    async def scenario(one: Any, two: Any) -> None:
+        watch = one.Watch(WatchRequest())
+        await registered(one, instance())
+        seen = await until_watched(watch, lambda response: bool(response.put))
+        await registered(two, instance("w2"))
+
+        resumed = await until_watched(
+            two.Watch(WatchRequest(revision=seen.revision, epoch=seen.epoch)), lambda response: bool(response.put)
+        )
+
+        assert not resumed.snapshot
+        assert list(resumed.put) == [instance("w2")]
+
+    on_etcd(etcd, scenario)
+
+
+@pytest.mark.etcd
+def test_while_etcd_is_away_streams_stay_and_the_last_view_is_served_and_a_new_record_is_confirmed_once_stored(
+    etcd: Etcd,
+) -> None:
+    async def scenario(one: Any, _two: Any) -> None:
+        call = await registered(one, instance())
+        watch = one.Watch(WatchRequest())
+        await until_watched(watch, lambda response: bool(response.put))
+        etcd.kill()
+
+        late = one.Register()
+        await late.write(register(instance("late")))
+        assert await ids(one) == ["w1"]
+        assert list((await one.Watch(WatchRequest()).read()).put) == [instance()]
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await one.Drain(DrainRequest(instance_id="w1"))
+        assert reason_of(error.value) == "STORE_AWAY"
+        etcd.start()
+
+        assert (await late.read()).instance == instance("late")
+        await until_watched(watch, lambda response: list(response.put) == [instance("late")])
+        await call.write(register(instance(model="update")))
+        assert (await call.read()).instance.model == "update"
+
+    on_etcd(etcd, scenario)
+
+
+@pytest.mark.etcd
+def test_a_registry_that_never_reached_etcd_says_so_instead_of_showing_nothing() -> None:
+    async def main() -> None:
+        store = EtcdStore(EtcdConfig(endpoints=(f"127.0.0.1:{free_port()}",)))
+        async with served(store) as address, client(address) as stub:
+            for asked in (stub.List(ListRequest()), stub.Watch(WatchRequest()).read()):
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await asked
+                assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert reason_of(error.value) == "STORE_AWAY"
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
