@@ -354,7 +354,7 @@ def test_a_client_that_said_goodbye_but_does_not_read_has_its_request_cancelled(
 def test_an_answer_that_ends_after_its_client_said_goodbye_is_nobodys_error(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         goodbye = asyncio.Event()
-        script = Script("x" * 20_000_000, goodbye, 50)
+        script = Script("x" * 20_000_000, goodbye, 5)
         async with serving(script, config=HttpConfig(client_buffer_bytes_max=2**30)) as server:
             with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
                 await script.running.wait()
