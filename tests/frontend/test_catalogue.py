@@ -1,0 +1,121 @@
+"""Catalogue: what a frontend knows of models it has from workers, checked."""
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from services.card import ModelCard, TokenizerRef
+from services.errors import Failure, Reason
+from services.frontend import catalogue as module
+from services.frontend.catalogue import Catalogue
+from services.grpc_server import GrpcServer
+from services.stubs import worker_pb2, worker_pb2_grpc
+from services.tokenizers import Tokenizer
+from services.tokenizers.byte_level import ByteTokenizer
+from tests.support import CARD, models_of, run_async
+
+CONTENT = b"a tokeniser" * 100_000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Library(worker_pb2_grpc.WorkerServicer):
+    """A worker that has `content` under whatever checksum it is asked for."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.fetches = 0
+
+    async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        raise AssertionError("no session here")
+
+    async def FetchTokenizer(self, request: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        self.fetches += 1
+        for start in range(0, len(self._content), 100_000):
+            await context.write(worker_pb2.FetchTokenizerResponse(data=self._content[start : start + 100_000]))
+
+
+def learn(catalogue: Catalogue, card: ModelCard, content: bytes = CONTENT, *, times: int = 1) -> int:
+    """Let the catalogue learn the card from a worker; how often it fetched the tokeniser."""
+
+    async def scenario() -> int:
+        library = Library(content)
+        async with GrpcServer(["unbroken.v1.Worker"]) as server:
+            worker_pb2_grpc.add_WorkerServicer_to_server(library, server.server)
+            address = await server.start("127.0.0.1:0")
+            async with grpc.aio.insecure_channel(address) as channel:
+                for _ in range(times):
+                    await catalogue.learn(card, worker_pb2_grpc.WorkerStub(channel), replaces=False)
+        return library.fetches
+
+    return run_async(scenario())
+
+
+def refusal(card: ModelCard, content: bytes = CONTENT, catalogue: Catalogue | None = None) -> Failure:
+    with pytest.raises(Failure) as caught:
+        learn(catalogue or Catalogue(), card, content)
+    return caught.value
+
+
+def test_a_builtin_tokeniser_is_not_fetched() -> None:
+    catalogue = Catalogue()
+
+    assert learn(catalogue, CARD) == 0
+    assert catalogue.find("m").card == CARD
+    assert catalogue.knows("m")
+
+
+def test_a_tokeniser_is_fetched_once_for_its_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[bytes] = []
+
+    def load(_: TokenizerRef, content: bytes) -> Tokenizer:
+        loaded.append(content)
+        return ByteTokenizer()
+
+    monkeypatch.setattr(module, "load_tokenizer", load)
+    catalogue, ref = Catalogue(), TokenizerRef("gguf", SHA256)
+
+    fetches = learn(catalogue, replace(CARD, tokenizer=ref), times=3)
+    fetches += learn(catalogue, replace(CARD, model="other", tokenizer=ref))
+
+    assert fetches == 1
+    assert loaded == [CONTENT]
+
+
+def test_a_tokeniser_with_another_checksum_is_refused() -> None:
+    failure = refusal(replace(CARD, tokenizer=TokenizerRef("gguf", SHA256)), CONTENT[:-1])
+
+    assert failure.reason is Reason.PROTOCOL_VIOLATION
+
+
+def test_a_tokeniser_beyond_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOKENIZER_BYTES_MAX", 1000)
+
+    failure = refusal(replace(CARD, tokenizer=TokenizerRef("gguf", SHA256)))
+
+    assert failure.reason is Reason.PROTOCOL_VIOLATION
+
+
+def test_a_kind_that_this_version_cannot_read_is_refused() -> None:
+    failure = refusal(replace(CARD, tokenizer=TokenizerRef("from the future", SHA256)))
+
+    assert "from the future" in failure.detail
+
+
+def test_a_card_that_contradicts_is_refused_while_the_others_serve_and_replaces_them_afterwards() -> None:
+    catalogue = models_of()
+    other = replace(CARD, context_length=7)
+
+    assert "differs" in refusal(other, catalogue=catalogue).detail
+    run_async(catalogue.learn(other, stub=None, replaces=True))  # type: ignore[arg-type]
+    assert catalogue.find("m").card == other
+
+
+def test_an_unknown_name_is_told_what_there_is() -> None:
+    with pytest.raises(Failure) as caught:
+        models_of().find("gpt")
+
+    assert caught.value.reason is Reason.MODEL_NOT_FOUND
+    assert "known: m" in caught.value.detail

@@ -1,0 +1,171 @@
+"""Pool: discovery says where to look, only a session proves that a worker lives."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from services.backoff import Backoff
+from services.card import ModelCard, TokenizerRef
+from services.discovery import InstanceRecord
+from services.frontend.catalogue import Catalogue
+from services.frontend.pool import Pool, PoolConfig
+from services.frontend.session import SessionConfig
+from services.frontend.transport import Transport
+from services.grpc_server import GrpcServer
+from services.layers import Deadline
+from services.request import Delta
+from services.stubs import worker_pb2_grpc
+from services.worker.attach import SessionConfig as WorkerSessionConfig
+from services.worker.dispatcher import Limits
+from services.worker.engines.mocker import MockerConfig, MockerEngine
+from services.worker.execute import Execute
+from services.worker.service import WorkerService
+from tests.support import Collected, call_layer, make_request, run_async
+
+QUICK = PoolConfig(
+    sweep_s=0.02,
+    reconnect=Backoff(base_s=0.01, cap_s=0.05),
+    session=SessionConfig(connect_timeout_s=0.5, stall_s=1.0),
+)
+
+
+class Machine:
+    """A real worker in this process, on a port of its own."""
+
+    def __init__(self, name: str, card: Callable[[ModelCard], ModelCard] = lambda card: card) -> None:
+        engine = MockerEngine(MockerConfig(itl_ms=1))
+        engine.card = card(engine.card)
+        self.engine = engine
+        self.execute = Execute(engine, Limits(slots=4, places=0))
+        self.service = WorkerService(name, engine, self.execute, Deadline(self.execute), WorkerSessionConfig())
+        self.record = InstanceRecord(name, "", engine.card.model)
+
+    @asynccontextmanager
+    async def running(self, listen: str = "127.0.0.1:0") -> AsyncIterator["Machine"]:
+        async with GrpcServer(["unbroken.v1.Worker"]) as server, asyncio.TaskGroup() as group:
+            worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server.server)
+            engine = group.create_task(self.engine.run(self.execute.emit, asyncio.Event()))
+            self.record = replace(self.record, address=await server.start(listen))
+            try:
+                yield self
+            finally:
+                await server.server.stop(None)
+                engine.cancel()
+
+
+@asynccontextmanager
+async def pool_of(view: Mapping[str, InstanceRecord]) -> AsyncIterator[Pool]:
+    pool = Pool(Catalogue(), QUICK)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pool.run())
+        pool.on_view(view)
+        try:
+            yield pool
+        finally:
+            running.cancel()
+
+
+def view_of(*machines: Machine) -> dict[str, InstanceRecord]:
+    return {machine.record.instance_id: machine.record for machine in machines}
+
+
+async def until(pool: Pool, count: int) -> list[str]:
+    """Wait until that many sessions are there; the instances they are to."""
+    while len(pool.sessions("mocker")) != count:
+        await pool.wait_changed()
+    return sorted(session.record.instance_id for session in pool.sessions("mocker"))
+
+
+async def ask(pool: Pool, key: str) -> Collected:
+    return await call_layer(Transport(pool), make_request(max_tokens=3), worker=key)
+
+
+def test_keeps_a_session_to_every_instance_of_the_view() -> None:
+    async def scenario() -> None:
+        async with Machine("a").running() as a, Machine("b").running() as b, pool_of(view_of(a, b)) as pool:
+            assert await until(pool, 2) == ["a", "b"]
+            assert [card.model for card in pool.served_cards()] == ["mocker"]
+
+    run_async(scenario())
+
+
+def test_carries_a_request_on_the_session_that_the_call_names() -> None:
+    async def scenario() -> None:
+        async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
+            await until(pool, 1)
+            assert len((await ask(pool, pool.sessions("mocker")[0].key)).token_ids) == 3
+
+    run_async(scenario())
+
+
+def test_an_instance_that_leaves_the_view_keeps_its_living_session() -> None:
+    async def scenario() -> None:
+        async with Machine("a").running() as a, Machine("b").running() as b, pool_of(view_of(a)) as pool:
+            await until(pool, 1)
+            pool.on_view(view_of(b))
+            assert await until(pool, 2) == ["a", "b"]
+
+    run_async(scenario())
+
+
+def test_a_lost_worker_is_forgotten_at_once_and_found_again_when_it_is_back() -> None:
+    async def scenario() -> None:
+        async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
+            await until(pool, 1)
+            first = pool.sessions("mocker")[0].key
+            drop_sessions(a)
+            await until(pool, 0)
+            await until(pool, 1)
+            assert pool.sessions("mocker")[0].key != first
+            assert pool.session(first) is None
+
+    run_async(scenario())
+
+
+def drop_sessions(machine: Machine) -> None:
+    """Overfill their outboxes: the worker then ends them."""
+    for session in machine.service._sessions:
+        session._outbox.add_tokens(99, Delta(0, [1] * (WorkerSessionConfig().outbox_tokens_max + 1)))
+
+
+def test_a_worker_whose_card_contradicts_the_others_is_not_used() -> None:
+    def other(card: ModelCard) -> ModelCard:
+        return replace(card, context_length=7)
+
+    async def scenario() -> None:
+        async with Machine("a").running() as a, Machine("b", other).running() as b, pool_of(view_of(a)) as pool:
+            await until(pool, 1)
+            pool.on_view(view_of(a, b))
+            while not b.service.session_count:
+                await asyncio.sleep(0.01)
+            while b.service.session_count:
+                await asyncio.sleep(0.01)
+            assert await until(pool, 1) == ["a"]
+
+    run_async(scenario())
+
+
+def test_a_tokeniser_that_cannot_be_had_keeps_the_worker_out() -> None:
+    def missing(card: ModelCard) -> ModelCard:
+        return replace(card, tokenizer=TokenizerRef("gguf", "0" * 64))
+
+    async def scenario() -> None:
+        async with Machine("a", missing).running() as a, pool_of(view_of(a)) as pool:
+            while not a.service.session_count:
+                await asyncio.sleep(0.01)
+            while a.service.session_count:
+                await asyncio.sleep(0.01)
+            assert pool.sessions("mocker") == []
+
+    run_async(scenario())
+
+
+def test_backoff_is_drawn_evenly_below_a_growing_bound() -> None:
+    backoff, rng = Backoff(base_s=0.1, cap_s=1.0), random.Random(1)
+
+    waits = [[backoff.delay_s(tries, rng) for _ in range(200)] for tries in (0, 2, 9, 10_000)]
+
+    assert [round(max(wait), 1) for wait in waits] == [0.1, 0.4, 1.0, 1.0]
+    assert all(min(wait) < bound / 10 for wait, bound in zip(waits, (0.1, 0.4, 1.0, 1.0), strict=True))

@@ -1,0 +1,354 @@
+"""Session: all requests to one worker on one stream, and the proof that the worker lives."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from services.discovery import InstanceRecord
+from services.errors import Failure, Reason
+from services.frontend.session import Session, SessionConfig
+from services.frontend.stream import Stream
+from services.grpc_server import GrpcServer
+from services.request import Call, FinishReason
+from services.rpc import CHANNEL_OPTIONS
+from services.stubs import worker_pb2, worker_pb2_grpc
+from services.stubs.inference_pb2 import FINISH_REASON_STOP
+from services.wire import card_to_wire
+from tests.support import CARD, Collected, make_request, run_async
+
+QUICK = SessionConfig(connect_timeout_s=0.3, stall_s=0.05, idle_stall_s=0.2, engine_stall_s=0.1, full_s=60)
+Context = grpc.aio.ServicerContext[Any, Any]
+Serve = Callable[["Peer"], Awaitable[None]]
+
+
+class Peer(worker_pb2_grpc.WorkerServicer):
+    """The worker's end of a session, played by a test."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+        self.context: Any = None
+
+    async def Attach(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        self.context = context
+        await self._serve(self)
+
+    async def FetchTokenizer(self, request: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        raise AssertionError("a session does not ask for it")
+
+    async def welcome(self) -> None:
+        await self.send(welcome=worker_pb2.Welcome(instance_id="i", card=card_to_wire(CARD)))
+
+    async def send(self, **fields: Any) -> None:
+        await self.context.write(worker_pb2.AttachResponse(**fields))
+
+    async def read(self) -> worker_pb2.AttachRequest:
+        message = await self.context.read()
+        assert isinstance(message, worker_pb2.AttachRequest)
+        return message
+
+    async def tokens(self, *entries: tuple[int, int, list[int]]) -> None:
+        step = worker_pb2.Step()
+        for stream_id, position, token_ids in entries:
+            step.stream_ids.append(stream_id)
+            step.positions.append(position)
+            step.token_counts.append(len(token_ids))
+            step.token_ids.extend(token_ids)
+        await self.send(step=step)
+
+    async def finish(self, stream_id: int) -> None:
+        end = worker_pb2.StreamEnd(stream_id=stream_id, finish_reason=FINISH_REASON_STOP, complete_final=True)
+        await self.send(ends=[end])
+
+
+class Client:
+    """The frontend's end, as the pool drives it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.lost: Failure | None = None
+
+    def open(self, **call: Any) -> tuple[Stream, Collected]:
+        collected = Collected()
+        return self.session.open(make_request(), Call(**({"request_id": "r"} | call)), collected), collected
+
+
+Use = Callable[[Client], Awaitable[None]]
+
+
+async def nothing(_: Client) -> None:
+    """Only wait for the loss."""
+
+
+def play(serve: Serve, use: Use = nothing, config: SessionConfig = QUICK) -> Failure:
+    """A session between `serve` and `use`; how it was lost."""
+
+    async def scenario() -> Failure:
+        async with GrpcServer(["unbroken.v1.Worker"]) as server:
+            worker_pb2_grpc.add_WorkerServicer_to_server(Peer(serve), server.server)
+            address = await server.start("127.0.0.1:0")
+            return await attach(address, use, config)
+
+    return run_async(scenario())
+
+
+async def attach(address: str, use: Use, config: SessionConfig) -> Failure:
+    client = Client(Session(InstanceRecord("i", address, "m"), config))
+    on_welcome = asyncio.Event()
+
+    async def run(stub: Any) -> None:
+        try:
+            await client.session.run(stub, on_welcome)
+        except Failure as failure:
+            client.lost = failure
+
+    async def use_it() -> None:
+        await on_welcome.wait()
+        await use(client)
+
+    async def sweep() -> None:
+        while client.lost is None:
+            client.session.check(asyncio.get_running_loop().time())
+            await asyncio.sleep(0.01)
+
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel, asyncio.TaskGroup() as group:
+        user = group.create_task(use_it())
+        group.create_task(sweep())
+        await run(worker_pb2_grpc.WorkerStub(channel))
+        if not on_welcome.is_set():
+            user.cancel()
+    assert client.lost is not None
+    return client.lost
+
+
+async def failure_of(stream: Stream) -> Reason:
+    with pytest.raises(Failure) as caught:
+        await stream.ended
+    return caught.value.reason
+
+
+def test_carries_many_requests_and_their_tokens_side_by_side() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        submits = list((await peer.read()).submits)
+        assert [submit.request.tokens.ids for submit in submits] == [[1, 2], [1, 2]]
+        first, second = (submit.stream_id for submit in submits)
+        await peer.tokens((first, 0, [7]), (second, 0, [8, 9]))
+        await peer.tokens((second, 2, [10]))
+        await peer.finish(first)
+        await peer.finish(second)
+
+    async def use(client: Client) -> None:
+        (first, one), (second, two) = client.open(), client.open()
+        assert client.session.in_flight_count == 2
+        assert (await first.ended).reason is FinishReason.STOP
+        await second.ended
+        assert (one.token_ids, two.token_ids) == ([7], [8, 9, 10])
+        assert client.session.in_flight_count == 0
+
+    assert play(serve, use).reason is Reason.STREAM_INCOMPLETE
+
+
+def test_sends_what_is_left_of_the_deadline_and_the_request_id() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        submit = (await peer.read()).submits[0]
+        assert 50 < submit.timeout.seconds <= 60
+        assert submit.request.request_id == "mine"
+        await peer.finish(submit.stream_id)
+
+    async def use(client: Client) -> None:
+        await client.open(request_id="mine", deadline=asyncio.get_running_loop().time() + 60)[0].ended
+
+    play(serve, use)
+
+
+def test_tells_the_worker_when_a_request_is_given_up_and_lets_no_late_token_through() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        stream_id = (await peer.read()).submits[0].stream_id
+        await peer.tokens((stream_id, 0, [7]))
+        message = await peer.read()  # Both in one, for they came in one turn of the loop.
+        assert message.cancels == [stream_id]
+        await peer.tokens((stream_id, 1, [8]))
+        await peer.finish(message.submits[0].stream_id)
+
+    async def use(client: Client) -> None:
+        stream, collected = client.open()
+        while not collected.token_ids:
+            await asyncio.sleep(0)
+        client.session.close(stream)
+        await client.open()[0].ended
+        assert collected.token_ids == [7]
+
+    assert play(serve, use, SessionConfig()).reason is Reason.STREAM_INCOMPLETE
+
+
+def test_cannot_connect_to_a_port_where_nobody_listens() -> None:
+    assert run_async(attach("127.0.0.1:1", nothing, QUICK)).reason is Reason.CANNOT_CONNECT
+
+
+def test_cannot_connect_without_a_welcome_in_time() -> None:
+    async def silent(peer: Peer) -> None:
+        await peer.context.read()
+
+    assert play(silent).reason is Reason.CANNOT_CONNECT
+
+
+def test_cannot_connect_when_the_first_message_is_no_welcome() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.send(load=worker_pb2.Load())
+
+    assert play(serve).reason is Reason.CANNOT_CONNECT
+
+
+@pytest.mark.parametrize(
+    ("leave", "reason"),
+    [
+        (lambda peer: asyncio.sleep(0), Reason.STREAM_INCOMPLETE),
+        (lambda peer: peer.context.abort(grpc.StatusCode.UNAVAILABLE, "gone"), Reason.DISCONNECTED),
+        (lambda peer: asyncio.sleep(60), Reason.STALLED),
+    ],
+    ids=["ended in order", "broken", "silent"],
+)
+def test_its_streams_fail_when_the_session_is(leave: Callable[[Peer], Awaitable[None]], reason: Reason) -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        await peer.tokens(((await peer.read()).submits[0].stream_id, 0, [7]))
+        await leave(peer)
+
+    async def use(client: Client) -> None:
+        stream, collected = client.open()
+        assert await failure_of(stream) is reason
+        assert collected.token_ids == [7]
+
+    assert play(serve, use).reason is reason
+
+
+def test_an_idle_worker_is_allowed_a_longer_silence_than_one_with_streams() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        await peer.context.read()
+
+    async def measured() -> float:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        async with GrpcServer(["unbroken.v1.Worker"]) as server:
+            worker_pb2_grpc.add_WorkerServicer_to_server(Peer(serve), server.server)
+            assert (await attach(await server.start("127.0.0.1:0"), nothing, QUICK)).reason is Reason.STALLED
+        return clock() - began
+
+    assert run_async(measured()) >= QUICK.idle_stall_s
+
+
+@pytest.mark.parametrize(("prefill_tokens", "is_lost"), [(0, True), (5, False)])
+def test_a_dead_engine_under_a_live_server_is_lost_unless_it_computes_a_prompt(
+    prefill_tokens: int, is_lost: bool
+) -> None:
+    rank = worker_pb2.RankLoad(active_prefill_tokens=prefill_tokens)
+    load = worker_pb2.Load(running=1, engine_steps=9, ranks=[rank])
+
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        stream_id = (await peer.read()).submits[0].stream_id
+        for _ in range(20):  # Twice engine_stall_s.
+            await peer.send(load=load)
+            await asyncio.sleep(0.01)
+        await peer.finish(stream_id)
+
+    async def use(client: Client) -> None:
+        stream, _ = client.open()
+        if is_lost:
+            assert await failure_of(stream) is Reason.STALLED
+        else:
+            await stream.ended
+
+    play(serve, use)
+
+
+def test_forgives_silence_while_the_frontend_itself_was_late() -> None:
+    async def scenario() -> bool:
+        session = Session(InstanceRecord("i", "127.0.0.1:1", "m"), QUICK)
+        now = asyncio.get_running_loop().time() + 60
+        session.forgive(now)
+        session.check(now)
+        return session.is_lost
+
+    assert not run_async(scenario())
+
+
+def test_an_item_after_the_marker_ends_the_session_with_a_violation() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        stream_id = (await peer.read()).submits[0].stream_id
+        await peer.finish(stream_id)
+        await peer.tokens((stream_id, 0, [7]))
+        await peer.context.read()
+
+    async def use(client: Client) -> None:
+        await client.open()[0].ended
+
+    assert play(serve, use).reason is Reason.PROTOCOL_VIOLATION
+
+
+def test_a_violation_of_one_stream_leaves_the_others_alone() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        bad, good = (submit.stream_id for submit in (await peer.read()).submits)
+        await peer.tokens((bad, 5, [7]), (good, 0, [8]))
+        assert (await peer.read()).cancels == [bad]
+        await peer.finish(good)
+
+    async def use(client: Client) -> None:
+        (bad, _), (good, collected) = client.open(), client.open()
+        assert await failure_of(bad) is Reason.PROTOCOL_VIOLATION
+        assert (await good.ended).reason is FinishReason.STOP
+        assert collected.token_ids == [8]
+
+    play(serve, use)
+
+
+def test_is_full_from_a_refusal_to_the_next_load_report() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        await peer.read()
+        await peer.send(load=worker_pb2.Load(running=3))
+        await peer.context.read()
+
+    async def use(client: Client) -> None:
+        client.session.mark_full()
+        assert client.session.is_full()
+        client.open()
+        while client.session.load.running != 3:
+            await asyncio.sleep(0)
+        assert not client.session.is_full()
+
+    play(serve, use)
+
+
+def test_a_goaway_marks_it_draining_and_lets_streams_finish() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        stream_id = (await peer.read()).submits[0].stream_id
+        await peer.send(goaway=worker_pb2.GoAway())
+        await peer.finish(stream_id)
+
+    async def use(client: Client) -> None:
+        await client.open()[0].ended
+        assert client.session.is_draining
+
+    play(serve, use)
+
+
+def test_opens_nothing_once_it_is_lost() -> None:
+    async def scenario() -> None:
+        session = Session(InstanceRecord("i", "127.0.0.1:1", "m"), QUICK)
+        session.lose(Failure(Reason.DISCONNECTED, "gone"))
+        with pytest.raises(Failure) as caught:
+            session.open(make_request(), Call(request_id="r"), Collected())
+        assert caught.value.reason is Reason.DISCONNECTED
+        session._lost.exception()
+
+    run_async(scenario())
