@@ -150,7 +150,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
         async with asyncio.timeout(TEST_S_MAX):
             await test()
             # Client and server each take some turns of the loop to close a connection.
-            while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110
+            while len(asyncio.all_tasks()) > 1:
                 await asyncio.sleep(0.001)
 
     asyncio.run(bounded())

@@ -323,9 +323,9 @@ def test_a_client_that_does_not_take_the_last_bytes_is_cut_in_bounded_time() -> 
         config = HttpConfig(client_buffer_bytes_max=2**30, client_drain_s_max=0.05)
         async with serving(Script("x" * 20_000_000), config=config) as server:
             with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
-                while len(asyncio.all_tasks()) < 2:  # noqa: ASYNC110 (the handler's task is the server's own)
+                while len(asyncio.all_tasks()) < 2:
                     await asyncio.sleep(0)
-                while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110
+                while len(asyncio.all_tasks()) > 1:
                     await asyncio.sleep(0.001)
                 assert await bytes_left(client) < 15_000_000
 
@@ -341,7 +341,7 @@ def test_a_client_that_said_goodbye_but_does_not_read_has_its_request_cancelled(
         flood = Flood("x" * 50_000)
         async with serving(flood, config=HttpConfig(client_buffer_bytes_max=2**30)) as server:
             with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
-                while flood.position < 200:  # noqa: ASYNC110
+                while flood.position < 200:
                     await asyncio.sleep(0)
                 client.shutdown(socket.SHUT_WR)
                 await flood.cancelled.wait()
