@@ -24,12 +24,17 @@ _OPTIONS: list[tuple[str, int]] = [
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 RECONNECT_BACKOFF_MS_MAX = 1_000
+_KEEPALIVE = [
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # Without it gRPC waits a minute for the answer to a ping, whatever the keepalive timeout: seen with SIGSTOP.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+]
 
 CHANNEL_OPTIONS = [
     *_OPTIONS,
     ("grpc.enable_retries", 0),  # Retries belong to migrate: two layers that retry multiply.
-    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    *_KEEPALIVE,
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MAX),
@@ -37,8 +42,7 @@ CHANNEL_OPTIONS = [
 ]
 SERVER_OPTIONS = [
     *_OPTIONS,
-    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    *_KEEPALIVE,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
     ("grpc.so_reuseport", 0),  # A port in use is an error, not a second server beside the first.
 ]

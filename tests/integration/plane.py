@@ -1,0 +1,225 @@
+"""A plane of real processes for the tests: a registry, a frontend, and the workers that a test asks for."""
+
+import asyncio
+import inspect
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+WAIT_S = 20.0
+"""How long anything may take to happen on a busy machine. Nothing is timed by it."""
+POLL_S = 0.005
+
+
+async def until(condition: Callable[[], Any], seconds_max: float = WAIT_S) -> Any:
+    """What `condition` returns, awaited where it must be, once that is true."""
+    async with asyncio.timeout(seconds_max):
+        while True:
+            value = condition()
+            if inspect.isawaitable(value):
+                value = await value
+            if value:
+                return value
+            await asyncio.sleep(POLL_S)
+
+
+def wait_until(condition: Callable[[], Any], seconds_max: float = WAIT_S) -> Any:
+    """The same outside an event loop."""
+    give_up_at = time.monotonic() + seconds_max
+    while not (value := condition()):
+        assert time.monotonic() < give_up_at, f"not within {seconds_max} s: {inspect.getsource(condition)}"
+        time.sleep(POLL_S)
+    return value
+
+
+class Nursery:
+    """Forks processes; see nursery.py."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def order(self, **order: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate(timeout=WAIT_S)
+
+
+class Process:
+    """One process of the plane: its pid, its log, and what it wrote when it was ready."""
+
+    def __init__(self, nursery: Nursery, folder: Path, name: str, *arguments: str) -> None:
+        self.name = name
+        self.log_file = folder / f"{name}.log"
+        self._ready_file = folder / f"{name}.ready"
+        self._nursery = nursery
+        self._status: int | None = None
+        words = [*arguments, "--log-format=json", f"--ready-file={self._ready_file}"]
+        self.pid: int = nursery.order(start=words, log=str(self.log_file))
+
+    def wait_ready(self) -> "Process":
+        wait_until(lambda: self._ready_file.exists() or self.status() is not None)
+        assert self._ready_file.exists(), self.log_file.read_text()
+        return self
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ready_file.exists()
+
+    @property
+    def ready(self) -> Any:
+        """What the ready file says: an address, or an object of several."""
+        text = self._ready_file.read_text()
+        return json.loads(text) if text.startswith("{") else text.strip()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it; nothing happens to a process that is gone."""
+        if self.status() is None:
+            # Not reaped by anybody but `status`, so the pid is still its own.
+            subprocess.run(["kill", f"-{number.value}", str(self.pid)], check=True)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def status(self) -> int | None:
+        """The exit status, minus the signal's number if one ended it; None while it runs."""
+        if self._status is None:
+            self._status = self._nursery.order(poll=self.pid)
+        return self._status
+
+    def events(self, event: str | None = None, **fields: Any) -> list[dict[str, Any]]:
+        """The lines of its log with this event and these fields."""
+        found = []
+        for line in self.log_file.read_text().splitlines():
+            if line.startswith("{"):
+                entry = json.loads(line)
+                if event in (None, entry["event"]) and fields.items() <= entry.items():
+                    found.append(entry)
+        return found
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels."""
+        return await self.metric_at(self.metrics_address, name, **labels)
+
+    @property
+    def metrics_address(self) -> str:
+        address: str = self.ready["metrics"]
+        return address
+
+    @staticmethod
+    async def metric_at(address: str, name: str, **labels: str) -> float:
+        async with aiohttp.ClientSession() as session, session.get(f"http://{address}/metrics") as response:
+            text = await response.text()
+        return sum_of(text, name, **labels)
+
+
+def sum_of(exposition: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples with these labels, 0 without any."""
+    total = 0.0
+    for line in exposition.splitlines():
+        found = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
+        if found and all(f'{key}="{value}"' in (found[1] or "") for key, value in labels.items()):
+            total += float(found[2])
+    return total
+
+
+class Frontend(Process):
+    """A frontend."""
+
+    @property
+    def http(self) -> str:
+        return f"http://{self.ready['http']}"
+
+    @property
+    def grpc(self) -> str:
+        address: str = self.ready["grpc"]
+        return address
+
+    @property
+    def metrics_address(self) -> str:
+        address: str = self.ready["http"]
+        return address
+
+    def has_found(self, worker: Process) -> bool:
+        """Has it a session to that worker, or had one?"""
+        return bool(self.events("worker found", instance=worker.ready["instance_id"]))
+
+    def moves(self, request_id: str) -> list[dict[str, Any]]:
+        """The moves of one request."""
+        return self.events("request moves", request_id=request_id)
+
+
+class Plane:
+    """One registry, one frontend, any workers."""
+
+    def __init__(
+        self, nursery: Nursery, folder: Path, *, frontend: tuple[str, ...] = (), registry: tuple[str, ...] = ()
+    ) -> None:
+        self._nursery = nursery
+        self._folder = folder
+        self._names = count()
+        self._registry_options = registry
+        self._processes: list[Process] = []
+        self.registry = self._start(Process, "registry", "registry", "--listen=127.0.0.1:0", *registry)
+        self.registry.wait_ready()
+        self.registry_address: str = self.registry.ready
+        listen = ("--grpc-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0", f"--registry={self.registry_address}")
+        self.frontend = self._start(Frontend, "frontend", "frontend", *listen, *frontend)
+        self.frontend.wait_ready()
+
+    def _start(self, kind: Any, name: str, *arguments: str) -> Any:
+        process = kind(self._nursery, self._folder, f"{name}-{next(self._names)}", *arguments)
+        self._processes.append(process)
+        return process
+
+    def restart_registry(self) -> None:
+        """Another registry where the first one was."""
+        listen = f"--listen={self.registry_address}"
+        self.registry = self._start(Process, "registry", "registry", listen, *self._registry_options)
+
+    def launch(self, *options: str) -> Process:
+        """Start a worker and don't wait for it. Its model is `mocker` unless the options say otherwise."""
+        listen = ("--listen=127.0.0.1:0", "--metrics-port=0", f"--registry={self.registry_address}")
+        worker: Process = self._start(Process, "worker", "worker", *listen, *options)
+        return worker
+
+    async def worker(self, *options: str) -> Process:
+        """A worker that the frontend has found."""
+        worker = self.launch(*options)
+        await until(lambda: worker.is_ready and self.frontend.has_found(worker))
+        return worker
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            wait_until(lambda process=process: process.status() is not None)
+
+
+@contextmanager
+def nursery() -> Iterator[Nursery]:
+    """A nursery that ends with all its processes."""
+    one = Nursery()
+    try:
+        yield one
+    finally:
+        one.close()

@@ -1,0 +1,171 @@
+"""A worker that is killed costs its clients nothing but time: at every position, the answer is the undisturbed one.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| text and chat, greedy and seeded at 0.8, gRPC, SSE and unary HTTP | SIGKILL at each of 20 positions | `Answer`, one move |
+| the same with a stop string | SIGKILL before, at each token of, and after the string | `Answer`, at most one move |
+| 100 streams of all kinds at a time | one SIGKILL from outside | `Answer`, all moved |
+
+`Answer` is text, token ids, usage and finish reason; who reads it (clients.py) checks positions, marker and [DONE].
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import count, product
+from signal import SIGKILL
+
+import pytest
+
+from tests.integration.clients import Answer, Ask, answer, gathered
+from tests.integration.conftest import Start
+from tests.integration.plane import Frontend, Plane
+
+POSITIONS = 20
+LANES = ("lane0", "lane1", "lane2", "lane3")
+"""Each lane is a model with one healthy worker and, one after the other, the workers that die."""
+STREAMS = 100
+NUMBERS = count()
+
+WORKLOAD = {
+    f"{protocol}-{'chat' if is_chat else 'text'}-{'greedy' if temperature == 0 else 'seeded'}": Ask(
+        protocol, is_chat=is_chat, temperature=temperature
+    )
+    for protocol, is_chat, temperature in product(("grpc", "stream", "unary"), (False, True), (0.0, 0.8))
+}
+workload = pytest.mark.parametrize("ask", WORKLOAD.values(), ids=WORKLOAD.keys())
+
+
+@pytest.fixture(scope="module")
+def lanes(start_plane: Start) -> Iterator[Plane]:
+    """A plane with a healthy worker on each lane."""
+    plane = start_plane()
+
+    async def fill() -> None:
+        for lane in LANES:
+            await plane.worker("--mocker-itl-ms=3", f"--served-model-name={lane}")
+
+    asyncio.run(fill())
+    yield plane
+    assert not plane.frontend.events(level="error")
+
+
+@workload
+def test_at_each_position_the_answer_goes_on_as_if_nothing_had_been(lanes: Plane, ask: Ask) -> None:
+    async def scenario() -> None:
+        undisturbed = await answer(lanes.frontend, replace(ask, model=LANES[0]))
+        after = spread(undisturbed)
+
+        moved_at = await kill_at(lanes, ask, after, undisturbed)
+
+        assert [len(moves) for moves in moved_at] == [1] * POSITIONS
+        assert all(move < tokens for (move,), tokens in zip(moved_at, after, strict=True))
+        assert len({move for (move,) in moved_at}) > POSITIONS / 2, "the kills were not spread over the answer"
+
+    asyncio.run(scenario())
+
+
+@workload
+def test_a_stop_string_across_the_cut_ends_the_answer_where_it_did(lanes: Plane, ask: Ask) -> None:
+    async def scenario() -> None:
+        whole = await answer(lanes.frontend, replace(ask, model=LANES[0]))
+        stop = whole.text[20:26]
+        first = len(whole.text[:20].encode())
+        undisturbed = await answer(lanes.frontend, replace(ask, model=LANES[0], stop=stop))
+        assert undisturbed.text == whole.text[:20]
+        assert undisturbed.finish == "stop"
+        assert undisturbed.completion_tokens == first + len(stop.encode())
+
+        await kill_at(lanes, replace(ask, stop=stop), range(first, undisturbed.completion_tokens + 2), undisturbed)
+
+    asyncio.run(scenario())
+
+
+def test_100_streams_lose_nothing_when_the_worker_under_all_of_them_is_killed(start_plane: Start) -> None:
+    plane = start_plane()
+    asks = [
+        replace(ask, prompt=f"Stream {number}", seed=number, max_tokens=100)
+        for number, ask in zip(range(STREAMS), list(WORKLOAD.values()) * STREAMS, strict=False)
+    ]
+
+    async def scenario() -> None:
+        victim = await plane.worker()
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
+        begun = asyncio.Barrier(sum(ask.protocol != "unary" for ask in asks) + 1)
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(answer(plane.frontend, ask.named(f"s{number}"), Begun(begun, group).on_tokens))
+                for number, ask in enumerate(asks)
+            ]
+            await begun.wait()
+            await plane.worker()
+            victim.signal(SIGKILL)
+
+        assert [task.result() for task in tasks] == undisturbed
+        assert all(len(plane.frontend.moves(f"s{number}")) == 1 for number in range(STREAMS))
+
+    asyncio.run(scenario())
+
+
+class Begun:
+    """Tells a barrier of one stream's first token."""
+
+    def __init__(self, barrier: asyncio.Barrier, group: asyncio.TaskGroup) -> None:
+        self._barrier = barrier
+        self._group = group
+        self._has_begun = False
+
+    def on_tokens(self, _: int) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._group.create_task(self._barrier.wait())
+
+
+def spread(undisturbed: Answer) -> Sequence[int]:
+    """20 counts of tokens at which to die: the first two, the last, in the middle of characters, and all over.
+
+    The last token drawn before a death is not sent any more, so a client has one less. The mocker's tokens are bytes.
+    """
+    text = undisturbed.text.encode()
+    inside = [at + 1 for at, byte in enumerate(text) if byte & 0xC0 == 0x80]
+    last = undisturbed.completion_tokens - 1
+    chosen = {1, 2, last, *inside[: POSITIONS // 2]}
+    others = sorted(set(range(3, last)) - chosen)
+    missing = POSITIONS - len(chosen)
+    return sorted(chosen | {others[at * len(others) // missing] for at in range(missing)})
+
+
+async def kill_at(plane: Plane, ask: Ask, after: Sequence[int], expected: Answer) -> list[list[int]]:
+    """Ask once for each of `after`, on a worker that dies when it has drawn so many tokens; check each answer.
+
+    Returns the positions at which each request moved.
+    """
+    moved_at: dict[int, list[int]] = {}
+
+    async def run_lane(lane: str, share: Sequence[int]) -> None:
+        async with ballast(plane.frontend, lane):
+            for tokens in share:
+                request_id = f"kill-{next(NUMBERS)}"
+                victim = await plane.worker(f"--served-model-name={lane}", f"--mocker-fault=die_after={tokens}", "--mocker-itl-ms=3")
+                got = await answer(plane.frontend, ask.named(request_id, model=lane))
+                assert got == expected, f"killed after {tokens} tokens"
+                moved_at[tokens] = [move["position"] for move in plane.frontend.moves(request_id)]
+                victim.kill()  # It lives if the stop string came first.
+
+    async with asyncio.TaskGroup() as group:
+        for number, lane in enumerate(LANES):
+            group.create_task(run_lane(lane, after[number :: len(LANES)]))
+    return [moved_at[tokens] for tokens in after]
+
+
+@asynccontextmanager
+async def ballast(frontend: Frontend, lane: str) -> AsyncIterator[None]:
+    """Keeps the healthy worker the busier one, so that routing gives the next request to the one that will die."""
+    begun = asyncio.Event()
+    ask = Ask(model=lane, max_tokens=100_000)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(answer(frontend, ask, lambda _: begun.set()))
+        await begun.wait()
+        yield
+        task.cancel()

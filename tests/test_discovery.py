@@ -1,0 +1,358 @@
+"""Discovery: a worker stays registered and a frontend keeps its view, whatever becomes of the registries."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from services import discovery
+from services.discovery import InstanceRecord, Registrar, Watcher
+from services.registry.memory import MemoryStore
+from services.stubs.registry_pb2 import DrainRequest
+from tests.registry.support import WAIT_S, client, free_port, instance, running, served, until
+
+RECORD = InstanceRecord("w1", "127.0.0.1:9000", "mocker")
+
+
+class Cluster:
+    """Registrars and watchers that run until the scenario ends."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._tasks: list[asyncio.Task[None]] = []
+        self.drains: list[str] = []
+
+    def register(self, addresses: list[str], record: InstanceRecord = RECORD, lease_s: int = 10) -> Registrar:
+        registrar = Registrar(
+            addresses, record, lease_s=lease_s, on_drain=lambda: self.drains.append(record.instance_id)
+        )
+        self._start(registrar.run())
+        return registrar
+
+    def watch(self, addresses: list[str]) -> "Views":
+        views = Views(addresses)
+        self._start(views.watcher.run())
+        return views
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _start(self, running: Any) -> None:
+        self._tasks.append(self._group.create_task(running))
+
+
+class Views:
+    """What a watcher said, oldest first."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self.all: list[Mapping[str, InstanceRecord]] = []
+        self.watcher = Watcher(addresses, self.all.append)
+
+    @property
+    def last(self) -> Mapping[str, InstanceRecord] | None:
+        return self.all[-1] if self.all else None
+
+
+def run(scenario: Callable[[Cluster], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            cluster = Cluster(group)
+            try:
+                await scenario(cluster)
+            finally:
+                cluster.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 2 * WAIT_S))
+
+
+@asynccontextmanager
+async def memory_registry(port: int = 0) -> AsyncIterator[str]:
+    async with running(store := MemoryStore()), served(store, port) as address:
+        yield address
+
+
+@asynccontextmanager
+async def deaf_server() -> AsyncIterator[str]:
+    """Takes connections and never says a word."""
+    connections: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        for writer in connections:
+            writer.transport.abort()
+        server.close()
+
+
+# Together
+
+
+def test_a_worker_that_registers_comes_into_the_view_and_one_that_deregisters_leaves_it() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with memory_registry() as address:
+            views = cluster.watch([address])
+            registrar = cluster.register([address])
+
+            await until(lambda: views.last == {"w1": RECORD})
+            assert registrar.is_registered
+            await registrar.deregister()
+
+            await until(lambda: views.last == {})
+            assert not registrar.is_registered
+
+    run(scenario)
+
+
+def test_a_registry_killed_and_started_again_empty_is_filled_again(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        port, ready = free_port(), tmp_path / "ready"
+        process = await started(port, ready)
+        views, registrar = cluster.watch([f"127.0.0.1:{port}"]), cluster.register([f"127.0.0.1:{port}"])
+        try:
+            await until(lambda: views.last == {"w1": RECORD})
+
+            process.kill()
+            await until(lambda: not registrar.is_registered)
+            assert views.last == {"w1": RECORD}
+            process.wait()
+            process = await started(port, ready)
+
+            await until(lambda: registrar.is_registered)
+            await until(lambda: views.last == {"w1": RECORD})
+        finally:
+            process.kill()
+            process.wait()
+
+    run(scenario)
+
+
+async def started(port: int, ready: Path) -> subprocess.Popen[bytes]:
+    ready.unlink(missing_ok=True)
+    listen = f"127.0.0.1:{port}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services", "registry", "--listen", listen, "--ready-file", str(ready)]
+    )
+    await until(ready.exists)
+    return process
+
+
+# Watcher
+
+
+def test_the_view_is_unknown_before_a_registry_answered_and_stays_when_it_is_gone() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        port = free_port()
+        views = cluster.watch([f"127.0.0.1:{port}"])
+        assert not views.watcher.is_synced
+
+        async with memory_registry(port) as address:
+            await until(lambda: views.last == {})
+            assert views.watcher.is_synced
+            registrar = cluster.register([address])
+            await until(lambda: views.last == {"w1": RECORD})
+
+        await until(lambda: not registrar.is_registered)
+        assert views.last == {"w1": RECORD}
+        assert views.watcher.is_synced
+
+    run(scenario)
+
+
+def test_each_change_is_told_once_and_a_reconnect_without_a_change_is_not_told() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        port = free_port()
+        async with running(store := MemoryStore()):
+            views = Views([f"127.0.0.1:{port}"])
+            async with served(store, port):
+                watching = cluster.watch([f"127.0.0.1:{port}"])
+                await store.put(instance(), await store.grant(300), takes_over=True)
+                await until(lambda: watching.last == {"w1": RECORD})
+            told = len(watching.all)
+            async with served(store, port):
+                await store.put(instance("w2"), await store.grant(300), takes_over=True)
+                await until(lambda: len(watching.last or ()) == 2)
+
+        assert len(watching.all) == told + 1
+        assert views.last is None
+
+    run(scenario)
+
+
+def test_a_view_that_was_told_never_changes_afterwards() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with running(store := MemoryStore()), served(store) as address:
+            views = cluster.watch([address])
+            await until(lambda: views.last == {})
+
+            await store.put(instance(), await store.grant(300), takes_over=True)
+            await until(lambda: views.last == {"w1": RECORD})
+
+            assert views.all[0] == {}
+
+    run(scenario)
+
+
+def test_a_draining_instance_is_marked_in_the_view() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with running(store := MemoryStore()), served(store) as address:
+            views = cluster.watch([address])
+            await store.put(instance(), await store.grant(300), takes_over=True)
+
+            await store.drain("w1")
+
+            await until(lambda: views.last == {"w1": replace(RECORD, is_draining=True)})
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_registry_that_never_answers_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
+    monkeypatch.setattr(discovery, "FIRST_ANSWER_TIMEOUT_S", 0.2)
+
+    async def scenario(cluster: Cluster) -> None:
+        async with deaf_server() as deaf, memory_registry() as address:
+            addresses = [deaf, f"127.0.0.1:{free_port()}", address][::order]
+
+            views, registrar = cluster.watch(addresses), cluster.register(addresses)
+
+            await until(lambda: views.last == {"w1": RECORD})
+            assert registrar.is_registered
+
+    run(scenario)
+
+
+def test_a_registry_that_freezes_is_noticed_by_its_silence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    quick = {"grpc.keepalive_time_ms": 300, "grpc.keepalive_timeout_ms": 300}
+    monkeypatch.setattr(discovery, "CHANNEL_OPTIONS", [*dict(discovery.CHANNEL_OPTIONS, **quick).items()])
+
+    async def scenario(cluster: Cluster) -> None:
+        port = free_port()
+        process = await started(port, tmp_path / "ready")
+        try:
+            async with memory_registry() as other:
+                registrar = cluster.register([f"127.0.0.1:{port}"])
+                await until(lambda: registrar.is_registered)
+                registrar._addresses = [other]  # the frozen one would hold the next try for its whole timeout
+
+                os.kill(process.pid, signal.SIGSTOP)
+
+                await until(lambda: not registrar.is_registered)
+        finally:
+            process.kill()
+            process.wait()
+
+    run(scenario)
+
+
+def test_an_outage_is_logged_once_however_often_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+
+    class Counting(discovery.Backoff):
+        def delay_s(self, number: int, _: Any) -> float:
+            tries.append(number)
+            return 0.01
+
+    monkeypatch.setattr(discovery, "BACKOFF", Counting())
+
+    async def scenario(cluster: Cluster) -> None:
+        port = free_port()
+        cluster.watch([f"127.0.0.1:{port}"])
+        await until(lambda: len(tries) > 5)
+        async with memory_registry(port):
+            await until(lambda: any(line["event"] == "registry answers" for line in logs))
+
+    with capture_logs() as logs:
+        run(scenario)
+
+    assert [line["event"] for line in logs].count("registry lost: going on with what is known") <= 2
+    assert tries[:5] == [1, 2, 3, 4, 5]
+
+
+# Registrar
+
+
+def test_a_changed_record_is_sent_and_is_what_later_registrations_carry() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        port, changed = free_port(), replace(RECORD, is_draining=True)
+        registrar = cluster.register([f"127.0.0.1:{port}"])
+        async with memory_registry(port) as address:
+            views = cluster.watch([address])
+            await until(lambda: views.last == {"w1": RECORD})
+            registrar.set_record(changed)
+            await until(lambda: views.last == {"w1": changed})
+
+        async with memory_registry(port):
+            await until(lambda: views.all[-2:] == [{}, {"w1": changed}] or views.last == {"w1": changed})
+            await until(lambda: registrar.is_registered)
+        assert cluster.drains == []
+
+    run(scenario)
+
+
+def test_a_worker_is_told_once_to_drain() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with memory_registry() as address, client(address) as stub:
+            registrar = cluster.register([address])
+            await until(lambda: registrar.is_registered)
+
+            await stub.Drain(DrainRequest(instance_id="w1"))
+            await until(lambda: cluster.drains)
+            views = cluster.watch([address])
+            registrar.set_record(replace(RECORD, is_draining=True, model="m"))
+            await until(lambda: views.last == {"w1": replace(RECORD, is_draining=True, model="m")})
+
+            assert cluster.drains == ["w1"]
+
+    run(scenario)
+
+
+def test_deregistering_without_a_registry_returns_at_once_and_may_be_repeated() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        registrar = cluster.register([f"127.0.0.1:{free_port()}"])
+        await asyncio.sleep(0)
+
+        async with asyncio.timeout(1):
+            await registrar.deregister()
+            await registrar.deregister()
+
+    run(scenario)
+
+
+def test_deregistering_before_or_after_the_run_returns_at_once() -> None:
+    registrar = Registrar(["127.0.0.1:1"], RECORD, lease_s=10, on_drain=lambda: None)
+
+    asyncio.run(asyncio.wait_for(registrar.deregister(), 1))
+    asyncio.run(asyncio.wait_for(registrar.run(), 1))
+
+
+def test_deregistering_from_a_frozen_registry_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(discovery, "DEREGISTER_TIMEOUT_S", 0.2)
+
+    async def scenario(cluster: Cluster) -> None:
+        port = free_port()
+        process = await started(port, tmp_path / "ready")
+        try:
+            registrar = cluster.register([f"127.0.0.1:{port}"])
+            await until(lambda: registrar.is_registered)
+            os.kill(process.pid, signal.SIGSTOP)
+
+            async with asyncio.timeout(2):
+                await registrar.deregister()
+
+            assert not registrar.is_registered
+        finally:
+            process.kill()
+            process.wait()
+
+    run(scenario)

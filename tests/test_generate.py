@@ -1,0 +1,398 @@
+"""Generate: whatever pipeline is served, its client gets every token once, in order, and then the truth about the end."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from services import generate
+from services.errors import Failure, Reason
+from services.generate import InferenceService, JoiningSink, request_id_of
+from services.grpc_server import GrpcServer
+from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, Usage
+from services.rpc import CHANNEL_OPTIONS
+from services.stubs import inference_pb2, inference_pb2_grpc
+from tests.support import Script, run_async
+
+MARKER = inference_pb2.GenerateResponse(complete_final=True)
+ANSWER = Finish(FinishReason.STOP, Usage(2, 3))
+
+
+class Steps:
+    """A pipeline that a test drives: waits for each step to be allowed, and says when it is gone."""
+
+    def __init__(self, *deltas: Sequence[int], outcome: Finish | Exception = ANSWER) -> None:
+        self._deltas = deltas
+        self._outcome = outcome
+        self.calls: list[Call] = []
+        self.go = asyncio.Semaphore(0)
+        self.began = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        self.calls.append(call)
+        self.began.set()
+        position = len(request.generated_token_ids)
+        try:
+            for token_ids in self._deltas:
+                await self.go.acquire()
+                sink.deliver(Delta(position, token_ids, text="x" * len(token_ids), choice=request.choice))
+                position += len(token_ids)
+            await self.go.acquire()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+
+@asynccontextmanager
+async def serving(pipeline: Layer) -> AsyncIterator[Any]:
+    """A client of a real server over `pipeline`."""
+    async with GrpcServer(["unbroken.v1.Inference"]) as server:
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(pipeline), server.server)
+        address = await server.start("127.0.0.1:0")
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            yield inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
+
+
+def asked(**fields: Any) -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(model="m", tokens=inference_pb2.TokenIds(ids=[1, 2]), **fields)
+
+
+async def read_all(call: Any) -> tuple[list[Any], grpc.aio.AioRpcError | None]:
+    """All items, and how the rpc failed."""
+    items: list[Any] = []
+    try:
+        async for item in call:
+            items.append(item)
+    except grpc.aio.AioRpcError as error:
+        return items, error
+    return items, None
+
+
+def ask(pipeline: Layer, **fields: Any) -> tuple[list[Any], grpc.aio.AioRpcError | None]:
+    async def scenario() -> tuple[list[Any], grpc.aio.AioRpcError | None]:
+        async with serving(pipeline) as stub:
+            return await read_all(stub.Generate(asked(**fields)))
+
+    return run_async(scenario())
+
+
+def error_info(error: grpc.aio.AioRpcError | None) -> error_details_pb2.ErrorInfo:
+    assert error is not None
+    status = rpc_status.from_call(error)
+    info = error_details_pb2.ErrorInfo()
+    assert status is not None
+    assert status.details[0].Unpack(info)
+    return info
+
+
+def token_ids_of(items: Sequence[Any]) -> list[int]:
+    return [token for item in items for token in item.delta.token_ids]
+
+
+def open_pipeline(*deltas: Sequence[int], outcome: Finish | Exception = ANSWER) -> Steps:
+    """Steps that need no permission."""
+    pipeline = Steps(*deltas, outcome=outcome)
+    for _ in range(len(deltas) + 1):
+        pipeline.go.release()
+    return pipeline
+
+
+# A whole answer
+
+
+def test_sends_deltas_then_the_finish_with_usage_then_the_marker():
+    items, error = ask(open_pipeline([7, 8], [9]))
+
+    assert error is None
+    assert token_ids_of(items) == [7, 8, 9]
+    finish = items[-2].delta
+    assert (finish.finish_reason, finish.position, list(finish.token_ids)) == (inference_pb2.FINISH_REASON_STOP, 3, [])
+    assert (finish.usage.prompt_tokens, finish.usage.completion_tokens) == (2, 3)
+    assert items[-1] == MARKER
+    assert not any(item.complete_final for item in items[:-1])
+
+
+def test_an_answer_without_tokens_is_a_finish_and_the_marker():
+    items, error = ask(open_pipeline())
+
+    assert error is None
+    assert [item.HasField("delta") for item in items] == [True, False]
+
+
+def test_a_continued_answer_starts_behind_the_tokens_it_brings():
+    items, _ = ask(open_pipeline([9]), generated_token_ids=[7, 8])
+
+    assert items[0].delta.position == 2
+    assert items[-2].delta.position == 3
+
+
+def test_every_delta_and_the_finish_name_the_choice():
+    items, _ = ask(open_pipeline([9]), choice=3)
+
+    assert [item.delta.choice for item in items[:-1]] == [3, 3]
+
+
+def test_a_token_is_sent_as_it_comes():
+    async def scenario() -> list[int]:
+        pipeline = Steps([7], [8])
+        seen = []
+        async with serving(pipeline) as stub:
+            call = stub.Generate(asked())
+            for _ in range(2):
+                pipeline.go.release()  # The next token exists only once the one before has arrived.
+                seen += (await call.read()).delta.token_ids
+            pipeline.go.release()
+            await read_all(call)
+        return seen
+
+    assert run_async(scenario()) == [7, 8]
+
+
+def test_tokens_that_come_while_a_write_is_under_way_travel_together():
+    def deliver(sink: JoiningSink) -> None:
+        sink.deliver(Delta(5, [7], "a", choice=1))
+        sink.deliver(Delta(6, (8, 9), "bc", choice=1))
+
+    async def scenario() -> list[Delta | None]:
+        sink = JoiningSink(on_overflow=lambda: None)
+        deliver(sink)
+        first = await sink.take()
+        sink.deliver(Delta(8, [1], "d", choice=1))
+        sink.close()
+        return [first, await sink.take(), await sink.take()]
+
+    assert run_async(scenario()) == [Delta(5, [7, 8, 9], "abc", 1), Delta(8, [1], "d", 1), None]
+
+
+def test_joining_changes_nothing_of_what_the_pipeline_handed_over():
+    async def scenario() -> Delta:
+        sink, first = JoiningSink(on_overflow=lambda: None), Delta(0, [7], "a")
+        sink.deliver(first)
+        sink.deliver(Delta(1, [8], "b"))
+        return first
+
+    assert run_async(scenario()) == Delta(0, [7], "a")
+
+
+# Failures
+
+
+def test_a_failure_before_the_first_token_is_the_status_with_its_reason():
+    items, error = ask(Script([Reason.NO_WORKERS]), request_id="r-1")
+
+    assert items == []
+    assert error is not None
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    info = error_info(error)
+    assert (info.reason, info.domain, info.metadata["request_id"]) == ("NO_WORKERS", "unbroken", "r-1")
+    assert info.metadata["retryable"] == "true"
+
+
+def test_says_when_to_try_again_where_that_is_known():
+    failure = Failure(Reason.OVERLOADED, "busy", retry_after_s=1.5)
+    _, error = ask(open_pipeline(outcome=failure))
+
+    status = rpc_status.from_call(error)
+    retry = error_details_pb2.RetryInfo()
+    assert status is not None
+    assert status.details[1].Unpack(retry)
+    assert retry.retry_delay.ToMilliseconds() == 1500
+
+
+def test_all_tokens_delivered_before_a_failure_arrive_before_it():
+    burst = [list(range(start, start + 50)) for start in range(0, 5000, 50)]
+    items, error = ask(open_pipeline(*burst, outcome=Failure(Reason.DISCONNECTED, "gone")))
+
+    assert token_ids_of(items) == list(range(5000))
+    assert error_info(error).reason == "DISCONNECTED"
+    assert not any(item.complete_final or item.delta.finish_reason for item in items)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"n": 2}, "n"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"guided": inference_pb2.Guided(regex="a")}, "guided"),
+        ({"session_id": "s"}, "session_id"),
+        ({"priority": -1}, "priority"),
+        ({"request_id": "two words"}, "request_id"),
+        ({"request_id": "x" * 129}, "request_id"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name: str):
+    script = Script()
+    _, error = ask(script, **fields)
+
+    assert error is not None
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error_info(error).metadata["param"] == name
+    assert name in (error.details() or "")
+    assert script.requests == []
+
+
+def test_a_huge_request_id_is_refused_like_any_other_bad_one():
+    """Echoed back it would not fit the trailers, and the client would see another status without ErrorInfo."""
+    _, error = ask(Script(), request_id="x" * 100_000)
+
+    assert error_info(error).metadata["param"] == "request_id"
+
+
+def test_n_of_one_is_the_default_said_aloud():
+    _, error = ask(open_pipeline([7]), n=1)
+
+    assert error is None
+
+
+def test_the_next_request_is_unharmed_by_one_that_failed():
+    async def scenario() -> list[int]:
+        async with serving(Script([Reason.INTERNAL], [7])) as stub:
+            _, error = await read_all(stub.Generate(asked()))
+            assert error is not None
+            with_usage = await read_all(stub.Generate(asked(session_id="s")))
+            assert with_usage[1] is not None
+        async with serving(open_pipeline([7])) as stub:
+            items, _ = await read_all(stub.Generate(asked()))
+            return token_ids_of(items)
+
+    assert run_async(scenario()) == [7]
+
+
+# The call
+
+
+def test_a_request_without_an_id_gets_one():
+    pipeline = open_pipeline()
+    ask(pipeline)
+
+    assert request_id_of("") != request_id_of("")
+    assert len(pipeline.calls[0].request_id) == 32
+
+
+def test_a_request_keeps_its_own_id():
+    pipeline = open_pipeline()
+    ask(pipeline, request_id="a-Z_0.9:x")
+
+    assert pipeline.calls[0].request_id == "a-Z_0.9:x"
+
+
+@pytest.mark.parametrize("timeout_s", [None, 5.0])
+def test_the_clients_deadline_becomes_the_calls(timeout_s: float | None):
+    async def scenario() -> float | None:
+        pipeline = open_pipeline()
+        async with serving(pipeline) as stub:
+            await read_all(stub.Generate(asked(), timeout=timeout_s))
+        deadline = pipeline.calls[0].deadline
+        return None if deadline is None else deadline - asyncio.get_running_loop().time()
+
+    left_s = run_async(scenario())
+
+    assert (left_s is None) == (timeout_s is None)
+    assert left_s is None or 4.0 < left_s <= 5.0
+
+
+def test_a_deadline_that_passes_ends_the_pipeline():
+    async def scenario() -> grpc.StatusCode:
+        pipeline = Steps()
+        async with serving(pipeline) as stub:
+            _, error = await read_all(stub.Generate(asked(), timeout=0.05))
+            await pipeline.cancelled.wait()
+        assert error is not None
+        return error.code()
+
+    assert run_async(scenario()) is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+# Hanging up
+
+
+@pytest.mark.parametrize("tokens_read", [0, 1])
+def test_a_client_that_hangs_up_cancels_the_pipeline(tokens_read: int, caplog: pytest.LogCaptureFixture):
+    async def scenario() -> None:
+        pipeline = Steps([7], [8])
+        async with serving(pipeline) as stub:
+            call = stub.Generate(asked())
+            await pipeline.began.wait()
+            for _ in range(tokens_read):
+                pipeline.go.release()
+                await call.read()
+            call.cancel()
+            await pipeline.cancelled.wait()
+
+    run_async(scenario())
+
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+class Flood:
+    """A pipeline that delivers without end, 1,000 tokens at a time, whether anybody reads or not."""
+
+    def __init__(self) -> None:
+        self.delivered_count = 0
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        try:
+            while True:
+                sink.deliver(Delta(self.delivered_count, [100_000] * 1000))
+                self.delivered_count += 1000
+                await asyncio.sleep(0)
+        finally:
+            self.cancelled.set()
+
+
+def test_a_client_that_hangs_up_while_a_write_waits_for_it_leaves_nothing(caplog: pytest.LogCaptureFixture):
+    async def scenario() -> None:
+        flood = Flood()
+        async with serving(flood) as stub:
+            call = stub.Generate(asked())
+            await call.read()
+            call.cancel()
+            await flood.cancelled.wait()
+
+    run_async(scenario())
+
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_a_client_that_does_not_read_is_ended_at_the_bound_while_the_write_still_waits():
+    """Once the bound was only looked at between writes, and a client that read nothing at all filled the memory."""
+
+    async def scenario() -> tuple[int, grpc.aio.AioRpcError | None]:
+        flood = Flood()
+        async with serving(flood) as stub:
+            call = stub.Generate(asked())
+            await call.read()
+            await flood.cancelled.wait()
+            _, error = await read_all(call)
+            return flood.delivered_count, error
+
+    delivered_count, error = run_async(scenario())
+
+    assert error_info(error).reason == "SLOW_CLIENT"
+    assert delivered_count > generate.CLIENT_BUFFER_TOKENS_MAX
+
+
+@pytest.mark.parametrize(("tokens", "is_over"), [(4, False), (5, True)])
+def test_exactly_the_bound_may_be_left_unread(tokens: int, is_over: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(generate, "CLIENT_BUFFER_TOKENS_MAX", 4)
+    overflows = []
+
+    async def scenario() -> bool:
+        sink = JoiningSink(on_overflow=lambda: overflows.append(1))
+        for position in range(tokens):
+            sink.deliver(Delta(position, [7]))
+        sink.deliver(Delta(tokens, []))
+        return sink.is_over
+
+    assert run_async(scenario()) is is_over
+    assert len(overflows) == is_over, "said once, not with every token"
