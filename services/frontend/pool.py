@@ -18,6 +18,7 @@ from services.discovery import InstanceRecord
 from services.errors import Failure
 from services.frontend.catalogue import Catalogue
 from services.frontend.session import Session, SessionConfig
+from services.layers import root_cause
 from services.rpc import CHANNEL_OPTIONS
 from services.stubs import worker_pb2_grpc
 
@@ -34,6 +35,14 @@ class PoolConfig:
     sweep_s: float = 0.1
     reconnect: Backoff = field(default_factory=Backoff)
     session: SessionConfig = field(default_factory=SessionConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """How a session ended, and whether requests could be sent on it before."""
+
+    failure: Failure
+    was_found: bool
 
 
 class Pool:
@@ -99,15 +108,17 @@ class Pool:
         tries = 0
         try:
             while (record := self._view.get(instance_id)) is not None:
-                was_welcome = await self._hold(record)
-                tries = 0 if was_welcome else tries + 1
+                lost = await self._hold(record)
+                if lost.was_found or tries == 0:  # Once for each outage, not for each try to end it.
+                    log.info("worker lost", instance=instance_id, address=record.address, why=str(lost.failure))
+                tries = 0 if lost.was_found else tries + 1
                 await asyncio.sleep(self._config.reconnect.delay_s(tries, self._rng))
         finally:
             self._kept.discard(instance_id)
             self._view_changed.set()  # It may be in the view again by now.
 
-    async def _hold(self, record: InstanceRecord) -> bool:
-        """One session, from its opening to its loss. Returns whether it was ever of use."""
+    async def _hold(self, record: InstanceRecord) -> _Loss:
+        """One session, from its opening to its loss."""
         session = Session(record, self._config.session)
         channel = grpc.aio.insecure_channel(record.address, options=CHANNEL_OPTIONS)
         stub = worker_pb2_grpc.WorkerStub(channel)
@@ -116,13 +127,15 @@ class Pool:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._admit(session, stub, welcome))
                 await session.run(stub, welcome)
-        except (Failure, ExceptionGroup) as error:
-            log.info("worker lost", instance=record.instance_id, address=record.address, why=_why(error))
+        except ExceptionGroup as group:
+            if not isinstance(failure := root_cause(group), Failure):
+                raise
+            return _Loss(failure, was_found=session.key in self._sessions)
         finally:
             if self._sessions.pop(session.key, None) is not None:
                 self._notify()
             await channel.close()
-        return welcome.is_set()
+        raise AssertionError("a session ends with a failure")
 
     async def _admit(self, session: Session, stub: "worker_pb2_grpc.WorkerAsyncStub", welcome: asyncio.Event) -> None:
         """Offer the worker to requests once its model is known."""
@@ -152,11 +165,3 @@ class Pool:
                 else:
                     session.check(now)
             last = now
-
-
-def _why(error: Exception) -> str:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, Failure):
-        raise error
-    return str(error)
