@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -21,6 +22,9 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
+DETAIL_BYTES_MAX = 1024
+"""Of a failure's detail on the wire, in UTF-8. It travels twice, once percent-encoded, in trailers of 8 KiB."""
+PARAM_BYTES_MAX = 128
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 RECONNECT_BACKOFF_MS_MAX = 1_000
@@ -49,11 +53,15 @@ SERVER_OPTIONS = [
 
 
 def status_of(failure: Failure, *, request_id: str = "") -> status_pb2.Status:
-    """The failure as google.rpc.Status: ErrorInfo always, RetryInfo where the time is known."""
+    """The failure as google.rpc.Status: ErrorInfo always, RetryInfo where the time is known.
+
+    What a client sent may be part of the detail, at any length, so that is cut: trailers that are too large would reach
+    the client as another status, without a reason.
+    """
     traits = failure.traits
     metadata = {"hint": traits.hint, "retryable": str(traits.retryable).lower()}
     if failure.param is not None:
-        metadata["param"] = failure.param
+        metadata["param"] = _cut(failure.param, PARAM_BYTES_MAX)
     if request_id:
         metadata["request_id"] = request_id
     info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN, metadata=metadata)
@@ -62,7 +70,12 @@ def status_of(failure: Failure, *, request_id: str = "") -> status_pb2.Status:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(round(failure.retry_after_s * 1e3))
         details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
-    return status_pb2.Status(code=_code(traits.grpc), message=failure.detail, details=details)
+    return status_pb2.Status(code=_code(traits.grpc), message=_cut(failure.detail, DETAIL_BYTES_MAX), details=details)
+
+
+def _cut(text: str, bytes_max: int) -> str:
+    encoded = text.encode(errors="replace")
+    return text if len(encoded) <= bytes_max else encoded[: bytes_max - 3].decode(errors="ignore") + "…"
 
 
 def _pack(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:
@@ -84,12 +97,23 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Failure, *
 
 def failure_of(error: grpc.aio.AioRpcError, *, otherwise: Reason) -> Failure:
     """The failure that an rpc ended with: its own ErrorInfo if it has one of ours, else `otherwise`."""
+    try:
+        info, detail = _error_info(error)
+    except (DecodeError, ValueError):  # Details that can't be read, or that contradict the status, say nothing.
+        info, detail = None, ""
+    if info is None or info.domain != DOMAIN or info.reason not in Reason.__members__:
+        return Failure(otherwise, f"{error.code().name.lower()}: {error.details()}")
+    return Failure(Reason(info.reason), detail, param=info.metadata.get("param"))
+
+
+def _error_info(error: grpc.aio.AioRpcError) -> tuple[error_details_pb2.ErrorInfo | None, str]:
+    """The first ErrorInfo, and the status message. Raises DecodeError, ValueError."""
     status = rpc_status.from_call(error)
     for detail in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info) and info.domain == DOMAIN and info.reason in Reason.__members__:
-            return Failure(Reason(info.reason), status.message, param=info.metadata.get("param"))
-    return Failure(otherwise, f"{error.code().name.lower()}: {error.details()}")
+        if detail.Unpack(info):
+            return info, status.message
+    return None, ""
 
 
 def time_left_s(deadline: float | None) -> float | None:
