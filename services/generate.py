@@ -7,6 +7,7 @@ with it the pipeline. Tokens that come while a write is under way travel togethe
 import asyncio
 import re
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -36,23 +37,29 @@ def request_id_of(given: str) -> str:
 
 
 class JoiningSink:
-    """Holds what has come since the last write, joined into one delta."""
+    """Holds what has come since the last write, joined into one delta; calls `on_overflow` once it is too much."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_overflow: Callable[[], None]) -> None:
+        self._on_overflow = on_overflow
+        self._token_ids: list[int] = []
         self._delta: Delta | None = None
         self._is_closed = False
         self._changed = asyncio.Event()
+        self.is_over = False
         self.position = 0
 
     def deliver(self, delta: Delta) -> None:
+        assert self._delta is None or delta.position == self.position, "a gap between deltas"
         self.position = delta.position + len(delta.token_ids)
+        self._token_ids.extend(delta.token_ids)
         if self._delta is None:
-            self._delta = Delta(delta.position, list(delta.token_ids), delta.text, delta.choice)
+            self._delta = Delta(delta.position, self._token_ids, delta.text, delta.choice)
         else:
-            assert delta.position == self._delta.position + len(self._delta.token_ids), "a gap between deltas"
-            self._delta.token_ids = [*self._delta.token_ids, *delta.token_ids]
             self._delta.text += delta.text
         self._changed.set()
+        if len(self._token_ids) > CLIENT_BUFFER_TOKENS_MAX and not self.is_over:
+            self.is_over = True
+            self._on_overflow()
 
     def close(self) -> None:
         """Nothing more comes."""
@@ -60,13 +67,11 @@ class JoiningSink:
         self._changed.set()
 
     async def take(self) -> Delta | None:
-        """What has come, once something has; None after the last. Raises SLOW_CLIENT when that is too much."""
+        """What has come, once something has; None after the last."""
         while self._delta is None and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
-        delta, self._delta = self._delta, None
-        if delta is not None and len(delta.token_ids) > CLIENT_BUFFER_TOKENS_MAX:
-            raise Failure(Reason.SLOW_CLIENT, f"the client left {CLIENT_BUFFER_TOKENS_MAX} tokens unread")
+        delta, self._delta, self._token_ids = self._delta, None, []
         return delta
 
 
@@ -78,7 +83,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """See inference.proto."""
-        request_id = request.request_id
+        request_id = ""  # One that is refused is not echoed either: it may be of any size.
         try:
             request_id = request_id_of(request.request_id)
             left_s = context.time_remaining()
@@ -88,15 +93,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await abort(context, failure, request_id=request_id)
 
     async def _stream(self, request: Request, call: Call, context: Context) -> None:
-        sink = JoiningSink()
-        outcome: Finish | Failure
+        clock, scope = asyncio.get_running_loop().time, asyncio.timeout(None)
+        # A client that does not read holds up the writer, so it is the sink that ends the request: it ends its time.
+        sink = JoiningSink(on_overflow=lambda: scope.reschedule(clock()))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_write_deltas(sink, context))
-                try:
-                    outcome = await self._pipeline(request, call, sink)
-                except Failure as failure:
-                    outcome = failure  # What was delivered before it is written first.
+                outcome = await self._run(request, call, sink, scope)
                 sink.close()
         except ExceptionGroup as group:
             raise root_cause(group) from None
@@ -104,6 +107,18 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise outcome
         await context.write(finish_to_wire(outcome, choice=request.choice, position=sink.position))
         await context.write(_MARKER)
+
+    async def _run(self, request: Request, call: Call, sink: JoiningSink, scope: asyncio.Timeout) -> Finish | Failure:
+        """A failure is returned, so that what was delivered before it is written first."""
+        try:
+            async with scope:
+                return await self._pipeline(request, call, sink)
+        except Failure as failure:
+            return failure
+        except TimeoutError:
+            if not sink.is_over:
+                raise
+            return Failure(Reason.SLOW_CLIENT, f"the client left {CLIENT_BUFFER_TOKENS_MAX} tokens unread")
 
 
 async def _write_deltas(sink: JoiningSink, context: Context) -> None:

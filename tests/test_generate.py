@@ -1,4 +1,4 @@
-"""Generate: whatever pipeline is served, its client gets every token once, in order, and then the truth about the end."""
+"""Generate: whatever the pipeline, its client gets every token once, in order, and then the truth about the end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -20,6 +20,8 @@ from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.support import Script, run_async
 
 MARKER = inference_pb2.GenerateResponse(complete_final=True)
+MORE_THAN_A_WINDOW = 2**32 - 1
+"""60,000 of it are 300 kB: a client that does not read lets no such message through."""
 ANSWER = Finish(FinishReason.STOP, Usage(2, 3))
 
 
@@ -70,7 +72,7 @@ async def read_all(call: Any) -> tuple[list[Any], grpc.aio.AioRpcError | None]:
     """All items, and how the rpc failed."""
     items: list[Any] = []
     try:
-        async for item in call:
+        while (item := await call.read()) is not grpc.aio.EOF:
             items.append(item)
     except grpc.aio.AioRpcError as error:
         return items, error
@@ -109,7 +111,7 @@ def open_pipeline(*deltas: Sequence[int], outcome: Finish | Exception = ANSWER) 
 # A whole answer
 
 
-def test_sends_deltas_then_the_finish_with_usage_then_the_marker():
+def test_sends_deltas_then_the_finish_with_usage_then_the_marker() -> None:
     items, error = ask(open_pipeline([7, 8], [9]))
 
     assert error is None
@@ -121,27 +123,27 @@ def test_sends_deltas_then_the_finish_with_usage_then_the_marker():
     assert not any(item.complete_final for item in items[:-1])
 
 
-def test_an_answer_without_tokens_is_a_finish_and_the_marker():
+def test_an_answer_without_tokens_is_a_finish_and_the_marker() -> None:
     items, error = ask(open_pipeline())
 
     assert error is None
     assert [item.HasField("delta") for item in items] == [True, False]
 
 
-def test_a_continued_answer_starts_behind_the_tokens_it_brings():
+def test_a_continued_answer_starts_behind_the_tokens_it_brings() -> None:
     items, _ = ask(open_pipeline([9]), generated_token_ids=[7, 8])
 
     assert items[0].delta.position == 2
     assert items[-2].delta.position == 3
 
 
-def test_every_delta_and_the_finish_name_the_choice():
+def test_every_delta_and_the_finish_name_the_choice() -> None:
     items, _ = ask(open_pipeline([9]), choice=3)
 
     assert [item.delta.choice for item in items[:-1]] == [3, 3]
 
 
-def test_a_token_is_sent_as_it_comes():
+def test_a_token_is_sent_as_it_comes() -> None:
     async def scenario() -> list[int]:
         pipeline = Steps([7], [8])
         seen = []
@@ -157,7 +159,7 @@ def test_a_token_is_sent_as_it_comes():
     assert run_async(scenario()) == [7, 8]
 
 
-def test_tokens_that_come_while_a_write_is_under_way_travel_together():
+def test_tokens_that_come_while_a_write_is_under_way_travel_together() -> None:
     def deliver(sink: JoiningSink) -> None:
         sink.deliver(Delta(5, [7], "a", choice=1))
         sink.deliver(Delta(6, (8, 9), "bc", choice=1))
@@ -173,7 +175,7 @@ def test_tokens_that_come_while_a_write_is_under_way_travel_together():
     assert run_async(scenario()) == [Delta(5, [7, 8, 9], "abc", 1), Delta(8, [1], "d", 1), None]
 
 
-def test_joining_changes_nothing_of_what_the_pipeline_handed_over():
+def test_joining_changes_nothing_of_what_the_pipeline_handed_over() -> None:
     async def scenario() -> Delta:
         sink, first = JoiningSink(on_overflow=lambda: None), Delta(0, [7], "a")
         sink.deliver(first)
@@ -186,7 +188,7 @@ def test_joining_changes_nothing_of_what_the_pipeline_handed_over():
 # Failures
 
 
-def test_a_failure_before_the_first_token_is_the_status_with_its_reason():
+def test_a_failure_before_the_first_token_is_the_status_with_its_reason() -> None:
     items, error = ask(Script([Reason.NO_WORKERS]), request_id="r-1")
 
     assert items == []
@@ -197,7 +199,7 @@ def test_a_failure_before_the_first_token_is_the_status_with_its_reason():
     assert info.metadata["retryable"] == "true"
 
 
-def test_says_when_to_try_again_where_that_is_known():
+def test_says_when_to_try_again_where_that_is_known() -> None:
     failure = Failure(Reason.OVERLOADED, "busy", retry_after_s=1.5)
     _, error = ask(open_pipeline(outcome=failure))
 
@@ -208,7 +210,7 @@ def test_says_when_to_try_again_where_that_is_known():
     assert retry.retry_delay.ToMilliseconds() == 1500
 
 
-def test_all_tokens_delivered_before_a_failure_arrive_before_it():
+def test_all_tokens_delivered_before_a_failure_arrive_before_it() -> None:
     burst = [list(range(start, start + 50)) for start in range(0, 5000, 50)]
     items, error = ask(open_pipeline(*burst, outcome=Failure(Reason.DISCONNECTED, "gone")))
 
@@ -229,7 +231,7 @@ def test_all_tokens_delivered_before_a_failure_arrive_before_it():
         ({"request_id": "x" * 129}, "request_id"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name: str):
+def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
     script = Script()
     _, error = ask(script, **fields)
 
@@ -240,20 +242,20 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name
     assert script.requests == []
 
 
-def test_a_huge_request_id_is_refused_like_any_other_bad_one():
+def test_a_huge_request_id_is_refused_like_any_other_bad_one() -> None:
     """Echoed back it would not fit the trailers, and the client would see another status without ErrorInfo."""
     _, error = ask(Script(), request_id="x" * 100_000)
 
     assert error_info(error).metadata["param"] == "request_id"
 
 
-def test_n_of_one_is_the_default_said_aloud():
+def test_n_of_one_is_the_default_said_aloud() -> None:
     _, error = ask(open_pipeline([7]), n=1)
 
     assert error is None
 
 
-def test_the_next_request_is_unharmed_by_one_that_failed():
+def test_the_next_request_is_unharmed_by_one_that_failed() -> None:
     async def scenario() -> list[int]:
         async with serving(Script([Reason.INTERNAL], [7])) as stub:
             _, error = await read_all(stub.Generate(asked()))
@@ -270,7 +272,7 @@ def test_the_next_request_is_unharmed_by_one_that_failed():
 # The call
 
 
-def test_a_request_without_an_id_gets_one():
+def test_a_request_without_an_id_gets_one() -> None:
     pipeline = open_pipeline()
     ask(pipeline)
 
@@ -278,7 +280,7 @@ def test_a_request_without_an_id_gets_one():
     assert len(pipeline.calls[0].request_id) == 32
 
 
-def test_a_request_keeps_its_own_id():
+def test_a_request_keeps_its_own_id() -> None:
     pipeline = open_pipeline()
     ask(pipeline, request_id="a-Z_0.9:x")
 
@@ -286,7 +288,7 @@ def test_a_request_keeps_its_own_id():
 
 
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
-def test_the_clients_deadline_becomes_the_calls(timeout_s: float | None):
+def test_the_clients_deadline_becomes_the_calls(timeout_s: float | None) -> None:
     async def scenario() -> float | None:
         pipeline = open_pipeline()
         async with serving(pipeline) as stub:
@@ -297,14 +299,14 @@ def test_the_clients_deadline_becomes_the_calls(timeout_s: float | None):
     left_s = run_async(scenario())
 
     assert (left_s is None) == (timeout_s is None)
-    assert left_s is None or 4.0 < left_s <= 5.0
+    assert left_s is None or 4.0 < left_s < 5.1
 
 
-def test_a_deadline_that_passes_ends_the_pipeline():
+def test_a_deadline_that_passes_ends_the_pipeline() -> None:
     async def scenario() -> grpc.StatusCode:
         pipeline = Steps()
         async with serving(pipeline) as stub:
-            _, error = await read_all(stub.Generate(asked(), timeout=0.05))
+            _, error = await read_all(stub.Generate(asked(), timeout=0.3))
             await pipeline.cancelled.wait()
         assert error is not None
         return error.code()
@@ -316,7 +318,7 @@ def test_a_deadline_that_passes_ends_the_pipeline():
 
 
 @pytest.mark.parametrize("tokens_read", [0, 1])
-def test_a_client_that_hangs_up_cancels_the_pipeline(tokens_read: int, caplog: pytest.LogCaptureFixture):
+def test_a_client_that_hangs_up_cancels_the_pipeline(tokens_read: int, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         pipeline = Steps([7], [8])
         async with serving(pipeline) as stub:
@@ -325,6 +327,21 @@ def test_a_client_that_hangs_up_cancels_the_pipeline(tokens_read: int, caplog: p
             for _ in range(tokens_read):
                 pipeline.go.release()
                 await call.read()
+            call.cancel()
+            await pipeline.cancelled.wait()
+
+    run_async(scenario())
+
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_a_client_that_hangs_up_while_a_write_waits_for_it_leaves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        pipeline = Steps([MORE_THAN_A_WINDOW] * 60_000, [8])
+        async with serving(pipeline) as stub:
+            call = stub.Generate(asked())
+            pipeline.go.release()
+            await call.initial_metadata()
             call.cancel()
             await pipeline.cancelled.wait()
 
@@ -350,40 +367,26 @@ class Flood:
             self.cancelled.set()
 
 
-def test_a_client_that_hangs_up_while_a_write_waits_for_it_leaves_nothing(caplog: pytest.LogCaptureFixture):
-    async def scenario() -> None:
-        flood = Flood()
-        async with serving(flood) as stub:
-            call = stub.Generate(asked())
-            await call.read()
-            call.cancel()
-            await flood.cancelled.wait()
-
-    run_async(scenario())
-
-    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
-
-
-def test_a_client_that_does_not_read_is_ended_at_the_bound_while_the_write_still_waits():
+def test_a_client_that_does_not_read_is_ended_at_the_bound_while_the_write_still_waits() -> None:
     """Once the bound was only looked at between writes, and a client that read nothing at all filled the memory."""
 
-    async def scenario() -> tuple[int, grpc.aio.AioRpcError | None]:
+    async def scenario() -> grpc.aio.AioRpcError | None:
         flood = Flood()
         async with serving(flood) as stub:
             call = stub.Generate(asked())
             await call.read()
             await flood.cancelled.wait()
-            _, error = await read_all(call)
-            return flood.delivered_count, error
+            items, error = await read_all(call)
+            assert items[-1].delta.position + len(items[-1].delta.token_ids) == flood.delivered_count
+            return error
 
-    delivered_count, error = run_async(scenario())
+    error = run_async(scenario())
 
     assert error_info(error).reason == "SLOW_CLIENT"
-    assert delivered_count > generate.CLIENT_BUFFER_TOKENS_MAX
 
 
 @pytest.mark.parametrize(("tokens", "is_over"), [(4, False), (5, True)])
-def test_exactly_the_bound_may_be_left_unread(tokens: int, is_over: bool, monkeypatch: pytest.MonkeyPatch):
+def test_exactly_the_bound_may_be_left_unread(tokens: int, is_over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "CLIENT_BUFFER_TOKENS_MAX", 4)
     overflows = []
 
