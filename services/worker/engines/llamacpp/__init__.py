@@ -1,0 +1,20 @@
+"""llama.cpp on the CPU, through cyllama's prebuilt wheel: a real model with continuous batching.
+
+Exactness. A continuation must equal the uncut answer, and an answer must not depend on what else is in the batch. The
+numbers of one token depend on the *shape* of the computation that it was part of, because llama.cpp chooses kernels by
+shape, and each sums in an order of its own. The next-token scores of SmolLM2 then move by up to 0.75. Seen to break it:
+
+- attention without flash: one token of a sequence at a time goes another way than two or more;
+- flash attention on 64 tokens of a sequence and more (tiles), and on one token alone in its batch once its context is
+  512 or longer (keys split over threads);
+- one cache for all sequences (`kv_unified`): where a key lies in it depends on the others.
+
+The shape that holds, bit for bit, is kept by `batch.py`: flash attention, a cache for each sequence, a prompt in pieces
+of 2 to 63 tokens alone, and the last token of every sequence in a step of one token for each of at least two sequences,
+with fillers where a sequence is idle. Number of threads, size of the pieces and companions then do not matter. Weights
+are not repacked, since that chooses kernels by shape, too.
+"""
+
+from services.worker.engines.llamacpp.engine import LlamaCppConfig, LlamaCppEngine
+
+__all__ = ["LlamaCppConfig", "LlamaCppEngine"]

@@ -1,0 +1,237 @@
+"""The engine as the event loop sees it: one thread that steps, a mailbox to it, and outputs back, a batch per step."""
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from services.card import ModelCard, Resume, TokenizerRef
+from services.errors import Failure, Reason, invalid
+from services.lifetime import StartupError
+from services.request import Request
+from services.worker.engine import Emit, EngineLoad, Output, RankLoad
+
+try:
+    from services.tokenizers.gguf import tokenizer_content
+    from services.worker.engines.llamacpp.batch import PIECE_TOKENS_MAX, PIECE_TOKENS_MIN, Batch, Running
+    from services.worker.engines.llamacpp.model import STREAMS_MIN, Llama
+except (ImportError, Failure) as error:
+    raise StartupError("the llamacpp engine needs llama.cpp: pip install 'unbroken[llamacpp]'") from error
+
+log = structlog.get_logger()
+
+JOIN_TIMEOUT_S = 10.0
+"""How long ending waits for the step, or the loading, that is under way."""
+_IDLE_WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCppConfig:
+    """context_length: tokens of prompt and answer of one sequence; by default the model's own, but at most 2048.
+
+    sequences: how many run at a time. threads: they wait for one another by spinning, so a second thread is a gain on
+    cores of its own only: seen on two busy cores, two threads took ten times as long as one. prefill_chunk_tokens: how
+    much of a prompt is computed between two tokens of the others.
+    """
+
+    path: Path
+    served_model_name: str
+    sequences: int = 4
+    context_length: int | None = None
+    threads: int = 1
+    prefill_chunk_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        assert self.sequences >= 1
+        assert PIECE_TOKENS_MIN <= self.prefill_chunk_tokens <= PIECE_TOKENS_MAX
+
+
+@dataclass(slots=True)
+class _Mail:
+    """What the loop asks of the thread."""
+
+    submitted: dict[int, Running]
+    cancelled: set[int]
+    is_closed: bool = False
+
+
+class _Mailbox:
+    """Takes orders without waiting; its lock is held for no longer than it takes to note one."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._mail = _Mail({}, set())
+
+    def submit(self, running: Running) -> None:
+        with self._changed:
+            self._mail.submitted[running.key] = running
+            self._changed.notify()
+
+    def cancel(self, key: int) -> None:
+        with self._changed:
+            if self._mail.submitted.pop(key, None) is None:
+                self._mail.cancelled.add(key)
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._mail.is_closed = True
+            self._changed.notify()
+
+    def take(self, *, wait: bool) -> _Mail:
+        """All orders since the last time. wait: for one, but at most a second."""
+        with self._changed:
+            if wait and not (self._mail.submitted or self._mail.cancelled or self._mail.is_closed):
+                self._changed.wait(_IDLE_WAIT_S)
+            mail, self._mail = self._mail, _Mail({}, set(), self._mail.is_closed)
+        return mail
+
+
+class LlamaCppEngine:
+    """See the package for what makes its answers exact."""
+
+    def __init__(self, config: LlamaCppConfig) -> None:
+        self._config = config
+        self._mailbox = _Mailbox()
+        self._live: set[int] = set()  # Keys that may be emitted. Only the event loop touches it.
+        self._loaded: tuple[Llama, ModelCard, bytes] | None = None
+        self._batch: Batch | None = None
+        self.request_limit = config.sequences
+
+    @property
+    def card(self) -> ModelCard:
+        return self._get_loaded()[1]
+
+    def tokenizer_content(self) -> bytes:
+        return self._get_loaded()[2]
+
+    def load(self) -> EngineLoad:
+        return self._batch.load if self._batch is not None else EngineLoad(0, (RankLoad(0, 0, 0),))
+
+    def submit(self, key: int, request: Request) -> None:
+        llama, card, _ = self._get_loaded()
+        _check(request, card)
+        if len(self._live) >= self.request_limit:
+            raise Failure(Reason.WORKER_AT_CAPACITY, "Server overloaded: worker at capacity")
+        self._live.add(key)
+        self._mailbox.submit(Running(key, request, llama.end_ids))
+
+    def cancel(self, key: int) -> None:
+        if key in self._live:
+            self._live.remove(key)
+            self._mailbox.cancel(key)
+
+    async def run(self, emit: Emit, ready: asyncio.Event) -> None:
+        """Raises Failure(ENGINE_DEAD) when loading or a step fails."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def tell(callback: Callable[..., object], *args: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(callback, *args)
+
+        def deliver(outputs: Sequence[Output]) -> None:
+            self._deliver(outputs, emit)
+
+        def fail(error: BaseException) -> None:
+            if not ended.done():
+                ended.set_exception(Failure(Reason.ENGINE_DEAD, f"llama.cpp failed: {error}"))
+
+        def work() -> None:
+            try:
+                self._work(lambda: tell(ready.set), lambda outputs: tell(deliver, outputs))
+            except Exception as error:
+                log.exception("the engine's thread died")
+                tell(fail, error)
+
+        thread = threading.Thread(target=work, name="llamacpp", daemon=True)
+        thread.start()
+        try:
+            await ended
+        finally:
+            self._mailbox.close()
+            thread.join(JOIN_TIMEOUT_S)
+            if thread.is_alive():
+                log.warning("the engine's thread is still in a step; leaving it behind")
+
+    def _work(self, on_ready: Callable[[], None], on_outputs: Callable[[Sequence[Output]], None]) -> None:
+        """The thread: load, then step while there is work, until the mailbox is closed."""
+        llama = self._load_model()
+        try:
+            batch = self._batch = Batch(
+                llama, streams=self._config.sequences, piece_tokens=self._config.prefill_chunk_tokens
+            )
+            on_ready()
+            while not (mail := self._mailbox.take(wait=batch.is_empty)).is_closed:
+                for key in mail.cancelled:  # First, to make place for what was submitted instead.
+                    batch.remove(key)
+                for running in mail.submitted.values():
+                    batch.add(running)
+                if outputs := batch.step():
+                    on_outputs(outputs)
+        finally:
+            llama.close()
+
+    def _load_model(self) -> Llama:
+        config = self._config
+        streams = max(config.sequences, STREAMS_MIN)
+        content = tokenizer_content(config.path)
+        llama = Llama(
+            config.path,
+            streams=streams,
+            context_length=config.context_length,
+            threads=config.threads,
+            decode_tokens_max=max(PIECE_TOKENS_MAX, streams),
+        )
+        self._loaded = (llama, _card_of(llama, config, content), content)
+        return llama
+
+    def _deliver(self, outputs: Sequence[Output], emit: Emit) -> None:
+        wanted = [output for output in outputs if output.key in self._live]
+        for output in wanted:
+            if output.finish is not None or output.failure is not None:
+                self._live.remove(output.key)
+        if wanted:
+            emit(wanted)
+
+    def _get_loaded(self) -> tuple[Llama, ModelCard, bytes]:
+        assert self._loaded is not None, "the engine is not ready"
+        return self._loaded
+
+
+def _card_of(llama: Llama, config: LlamaCppConfig, content: bytes) -> ModelCard:
+    return ModelCard(
+        model=config.served_model_name,
+        engine="llamacpp",
+        context_length=llama.context_length,
+        vocab_size=llama.vocab_size,
+        tokenizer=TokenizerRef("gguf", hashlib.sha256(content).hexdigest()),
+        chat_template=llama.chat_template,
+        bos_token=llama.bos_token,
+        eos_token=llama.eos_token,
+        resume=Resume(sampling=True, penalties=True),
+    )
+
+
+def _check(request: Request, card: ModelCard) -> None:
+    """Refuse what llama.cpp would crash on. Raises Failure."""
+    prompt_count = len(request.prompt_token_ids)
+    if prompt_count == 0:
+        raise invalid("tokens", "the prompt is empty: send at least one token")
+    used = {*request.prompt_token_ids, *request.generated_token_ids}
+    if max(used) >= card.vocab_size or min(used) < 0:
+        raise invalid("tokens", f"token ids must be below {card.vocab_size}, the size of the model's vocabulary")
+    if any(not 0 <= token < card.vocab_size for token, _ in request.sampling.logit_bias):
+        raise invalid("logit_bias", f"token ids in logit_bias must be below {card.vocab_size}")
+    if any(not 0 <= token < card.vocab_size for token in request.stop.token_ids):
+        raise invalid("stop.token_ids", f"stop token ids must be below {card.vocab_size}")
+    total = prompt_count + len(request.generated_token_ids)
+    if prompt_count >= card.context_length or total > card.context_length:
+        raise Failure(
+            Reason.PROMPT_TOO_LONG,
+            f"the prompt has {total} tokens where the model's context has {card.context_length}, with the answer",
+        )

@@ -1,0 +1,99 @@
+"""The seam to cyllama: a model, its cache of sequences, and one decode at a time. Used from one thread."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cyllama.llama import llama_cpp
+
+from services.request import Request
+from services.worker.engines.llamacpp.draw import build_chain
+
+CONTEXT_LENGTH_DEFAULT_MAX = 2048
+STREAMS_MIN = 2
+"""A decode of fewer sequences than this takes another kernel: see the package."""
+
+_FLASH_ATTENTION_ON = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One token to compute. stream: whose cache it goes to; is_last: the next token is to be drawn after it."""
+
+    stream: int
+    position: int
+    token: int
+    is_last: bool = False
+
+
+class Llama:
+    """A loaded model with `streams` caches of `context_length` tokens. Raises ValueError when it cannot be loaded."""
+
+    def __init__(
+        self, path: Path, *, streams: int, context_length: int | None, threads: int, decode_tokens_max: int
+    ) -> None:
+        llama_cpp.disable_logging()
+        llama_cpp.ggml_backend_load_all()
+        self._model = llama_cpp.LlamaModel(str(path), _model_parameters())
+        if self._model.is_recurrent() or self._model.has_encoder():
+            raise ValueError("only decoder models with a key-value cache can be served")
+        vocab = self._model.get_vocab()
+        self.vocab_size: int = vocab.n_vocab
+        self.end_ids = frozenset(token for token in range(self.vocab_size) if vocab.is_eog(token))
+        self.bos_token: str = _text(vocab, vocab.token_bos())
+        self.eos_token: str = _text(vocab, vocab.token_eos())
+        self.chat_template: str = self._model.get_default_chat_template()
+        trained: int = self._model.n_ctx_train
+        self.context_length = min(context_length or CONTEXT_LENGTH_DEFAULT_MAX, trained)
+        parameters = _context_parameters(streams, self.context_length, threads, decode_tokens_max)
+        self._context = llama_cpp.LlamaContext(self._model, parameters)
+        self._batch = llama_cpp.LlamaBatch(n_tokens=decode_tokens_max, embd=0, n_seq_max=1)
+
+    def decode(self, rows: Sequence[Row]) -> None:
+        """Compute the rows. Other threads run meanwhile."""
+        self._batch.clear()
+        for row in rows:
+            self._batch.add(row.token, row.position, [row.stream], row.is_last)
+        self._context.decode(self._batch)
+
+    def draw(self, row: int, request: Request, generated: Sequence[int]) -> int:
+        """The token that follows row number `row` of the last decode, which was the last of its sequence."""
+        chain = build_chain(request, generated, self.vocab_size, self.end_ids)
+        token: int = chain.sample(self._context, row)
+        return token
+
+    def forget(self, stream: int) -> None:
+        """Empty the stream's cache."""
+        self._context.memory_seq_rm(stream, -1, -1)
+
+    def close(self) -> None:
+        self._batch.close()
+        self._context.close()
+        self._model.close()
+
+
+def _model_parameters() -> llama_cpp.LlamaModelParams:
+    parameters = llama_cpp.LlamaModelParams()
+    parameters.use_extra_bufts = False
+    return parameters
+
+
+def _context_parameters(
+    streams: int, context_length: int, threads: int, decode_tokens_max: int
+) -> llama_cpp.LlamaContextParams:
+    parameters = llama_cpp.LlamaContextParams()
+    parameters.n_ctx = context_length * streams
+    parameters.n_seq_max = streams
+    parameters.n_batch = decode_tokens_max
+    parameters.n_ubatch = decode_tokens_max
+    parameters.n_threads = threads
+    parameters.n_threads_batch = threads
+    parameters.flash_attn_type = _FLASH_ATTENTION_ON
+    parameters.kv_unified = False
+    parameters.swa_full = True
+    return parameters
+
+
+def _text(vocab: llama_cpp.LlamaVocab, token: int) -> str:
+    text: str = vocab.get_text(token) if token >= 0 else ""
+    return text
