@@ -15,6 +15,7 @@ from services.rpc import CHANNEL_OPTIONS
 from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.integration.plane import Frontend
 
+PROTOCOLS = ("grpc", "stream", "unary")
 REQUEST_S_MAX = 40.0
 T = TypeVar("T")
 OnTokens = Callable[[int], None]
@@ -23,7 +24,7 @@ FINISH = {inference_pb2.FINISH_REASON_STOP: "stop", inference_pb2.FINISH_REASON_
 
 @dataclass(frozen=True)
 class Ask:
-    """A request, in the terms that both protocols have. protocol: grpc, stream (HTTP) or unary (HTTP)."""
+    """A request, in the terms that both protocols have. protocol: one of PROTOCOLS; the last two are HTTP."""
 
     protocol: str = "stream"
     is_chat: bool = False
@@ -35,6 +36,11 @@ class Ask:
     ignore_eos: bool = True
     seed: int = 7
     request_id: str = ""
+
+    def __str__(self) -> str:
+        """What a test's id says of it."""
+        kind, draw = "chat" if self.is_chat else "text", "seeded" if self.temperature else "greedy"
+        return f"{self.protocol}-{kind}-{draw}"
 
     def named(self, request_id: str, **fields: Any) -> "Ask":
         return replace(self, request_id=request_id, **fields)
@@ -51,7 +57,7 @@ class Answer:
     token_ids: tuple[int, ...] | None = None
 
 
-class Refused(Exception):  # noqa: N818 (it is an answer, and a test looks into it)
+class Refused(Exception):
     """The request failed. code: HTTP status or name of the gRPC status; error: the envelope, or ErrorInfo alike."""
 
     def __init__(self, code: int | str, error: dict[str, Any], headers: Any = None, received: str = "") -> None:
@@ -81,7 +87,9 @@ async def answer(frontend: Frontend, ask: Ask, on_tokens: OnTokens = _ignore) ->
     async with (
         aiohttp.ClientSession(timeout=timeout) as session,
         session.post(
-            f"{frontend.http}{path(ask)}", json=body(ask), headers={"X-Request-Id": ask.request_id} if ask.request_id else {}
+            f"{frontend.http}{path(ask)}",
+            json=body(ask),
+            headers={"X-Request-Id": ask.request_id} if ask.request_id else {},
         ) as response,
     ):
         if response.status != 200:
@@ -96,6 +104,10 @@ async def answer(frontend: Frontend, ask: Ask, on_tokens: OnTokens = _ignore) ->
 
 def path(ask: Ask) -> str:
     return "/v1/chat/completions" if ask.is_chat else "/v1/completions"
+
+
+def headers(ask: Ask) -> dict[str, str]:
+    return {"X-Request-Id": ask.request_id} if ask.request_id else {}
 
 
 def body(ask: Ask) -> dict[str, Any]:

@@ -5,6 +5,7 @@ one JSON object a line, and answers each with a line: `{"start": [arguments of u
 `{"poll": pid}` with the exit status (minus the signal's number) or null. At the end of its input it kills them all.
 """
 
+import gc
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import services.frontend.server
 import services.registry.etcd
 import services.registry.server
 import services.worker.engines.mocker
-import services.worker.server
+import services.worker.server  # noqa: F401 (the last of them, by which the package is named)
 from services.cli import main
 
 EXIT_BUG = 70
@@ -27,6 +28,7 @@ EXIT_BUG = 70
 def serve() -> None:
     """Until the input ends."""
     children: set[int] = set()
+    gc.freeze()  # Children share what was imported for as long as nobody writes to it.
     for line in sys.stdin:
         order = json.loads(line)
         answer = _poll(order["poll"], children) if "poll" in order else _start(order, children)

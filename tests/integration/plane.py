@@ -73,6 +73,8 @@ class Process:
         self._ready_file = folder / f"{name}.ready"
         self._nursery = nursery
         self._status: int | None = None
+        self._log: list[dict[str, Any]] = []
+        self._log_bytes = 0
         words = [*arguments, "--log-format=json", f"--ready-file={self._ready_file}"]
         self.pid: int = nursery.order(start=words, log=str(self.log_file))
 
@@ -107,14 +109,17 @@ class Process:
         return self._status
 
     def events(self, event: str | None = None, **fields: Any) -> list[dict[str, Any]]:
-        """The lines of its log with this event and these fields."""
-        found = []
-        for line in self.log_file.read_text().splitlines():
-            if line.startswith("{"):
-                entry = json.loads(line)
-                if event in (None, entry["event"]) and fields.items() <= entry.items():
-                    found.append(entry)
-        return found
+        """The lines of its log so far with this event and these fields."""
+        self._read_log()
+        return [entry for entry in self._log if event in (None, entry["event"]) and fields.items() <= entry.items()]
+
+    def _read_log(self) -> None:
+        with self.log_file.open() as file:
+            file.seek(self._log_bytes)
+            text = file.read()
+        whole, _, _ = text.rpartition("\n")
+        self._log_bytes += len(whole.encode()) + bool(whole)
+        self._log += [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
     async def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples with these labels."""
@@ -211,8 +216,7 @@ class Plane:
     def close(self) -> None:
         for process in self._processes:
             process.kill()
-        for process in self._processes:
-            wait_until(lambda process=process: process.status() is not None)
+        wait_until(lambda: all(process.status() is not None for process in self._processes))
 
 
 @contextmanager
