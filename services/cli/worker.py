@@ -119,4 +119,21 @@ def _mocker(given: dict[str, Any]) -> Engine:
 
 
 def _llamacpp(given: dict[str, Any]) -> Engine:
-    raise NotImplementedError
+    from services.models import resolve
+    from services.worker.engines.llamacpp import LlamaCppConfig, LlamaCppEngine
+
+    if given["model"] is None:
+        raise click.UsageError("--engine llamacpp needs --model: a GGUF file, or smollm2")
+    path = resolve(given["model"])
+    optional = {
+        "sequences": given["engine_request_limit"],
+        "context_length": given["context_length"],
+        "threads": given["threads"],
+    }
+    return LlamaCppEngine(
+        LlamaCppConfig(
+            path=path,
+            served_model_name=given["served_model_name"] or path.stem,
+            **{name: value for name, value in optional.items() if value is not None},
+        )
+    )
