@@ -28,7 +28,7 @@ DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SERVES
 async def until(condition: Callable[[], Any]) -> Any:
     """What `condition` returns, once that is true."""
     async with asyncio.timeout(WAIT_S):
-        while not (value := condition()):  # noqa: ASYNC110 (other processes change it)
+        while not (value := condition()):
             await asyncio.sleep(0.01)
     return value
 
