@@ -1,10 +1,12 @@
 """Exact admission: at most N requests run, at most Q wait, in the order they came; the rest is refused at once.
 
-| event | running < N | running = N, waiting < Q | running = N, waiting = Q |
-| --- | --- | --- | --- |
-| admit | runs | waits | refused |
-| release of a running one | the first that waits runs | the first that waits runs | the first that waits runs |
-| release of a waiting one | – | leaves the queue at once | leaves the queue at once |
+| event | running < N | running = N, none waits | running = N, some wait | running = N, Q wait |
+| --- | --- | --- | --- | --- |
+| admit | runs | waits | waits | refused |
+| release of a running one | frees a slot | frees a slot | the first that waits runs | the first that waits runs |
+| release of a waiting one | – | – | frees a place | frees a place |
+
+With Q = 0 none waits and Q wait at once: the last column's refusal holds.
 
 Synchronous throughout: no await stands between a check and the change that rests on it, so the bounds hold at every
 instant. A slot is given back on every way out, because its holder calls `release` in a `finally`.
@@ -22,6 +24,10 @@ class Limits:
 
     slots: int
     places: int
+
+    def __post_init__(self) -> None:
+        assert self.slots >= 1, "without a slot whoever waits would wait for ever"
+        assert self.places >= 0
 
 
 class Dispatcher:

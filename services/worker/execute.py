@@ -76,8 +76,10 @@ class Execute:
             raise
         finally:
             del self._runs[key]
-            self._engine.cancel(key)
-            self._dispatcher.release(key)
+            try:
+                self._engine.cancel(key)  # First: whoever gets the slot must not find the engine full.
+            finally:
+                self._dispatcher.release(key)
 
     def emit(self, outputs: Sequence[Output]) -> None:
         """Take one step's outputs from the engine."""
