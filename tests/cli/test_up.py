@@ -123,7 +123,8 @@ def test_brings_a_plane_up_keeps_it_alive_and_takes_it_down(start: Callable[...,
     assert up.end() == 0
     assert not any(map(is_alive, pids_in(later)))
     assert up.state() is None
-    assert up.process.stdout is not None
+    ends = re.findall(r"^(registry|worker|frontend)\S* +\| .* stopping ", up.log, re.MULTILINE)
+    assert ends == ["frontend", "frontend", "worker", "worker", "registry"]
     assert re.search(rf"worker-2 +{state['workers'][1]['pid']} +address {state['workers'][1]['address']}", table_of(up))
 
 

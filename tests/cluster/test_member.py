@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from services.backoff import Backoff
 from services.cluster.console import Console
 from services.cluster.member import Member, MemberConfig, describe_exit, read_ready
 from services.lifetime import StartupError
@@ -175,7 +176,7 @@ def test_a_stopped_process_still_ends_in_order(tmp_path: Path) -> None:
 
 
 def test_the_end_does_not_wait_for_a_restart(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, SERVES)
+    stage = Stage(tmp_path, SERVES, backoff=Backoff(base_s=1000, cap_s=1000))
 
     async def scene() -> None:
         await stage.member.wait_serving()
