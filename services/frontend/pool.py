@@ -105,12 +105,13 @@ class Pool:
 
     async def _keep(self, instance_id: str) -> None:
         """One session after another to one instance, until it is gone from the view and the session is lost."""
-        tries = 0
+        tries, is_news = 0, True
         try:
             while (record := self._view.get(instance_id)) is not None:
                 lost = await self._hold(record)
-                if lost.was_found or tries == 0:  # Once for each outage, not for each try to end it.
+                if lost.was_found or is_news:  # Once for each outage, not for each try to end it.
                     log.info("worker lost", instance=instance_id, address=record.address, why=str(lost.failure))
+                is_news = False
                 tries = 0 if lost.was_found else tries + 1
                 await asyncio.sleep(self._config.reconnect.delay_s(tries, self._rng))
         finally:
