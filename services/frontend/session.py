@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import count
 
 import grpc
+import structlog
 
 from services.card import ModelCard
 from services.discovery import InstanceRecord
@@ -29,9 +30,13 @@ from services.rpc import failure_of, time_left_s
 from services.stubs import worker_pb2, worker_pb2_grpc
 from services.wire import card_from_wire, request_to_wire, seconds_to_wire
 
+log = structlog.get_logger()
+
 Attachment = grpc.aio.StreamStreamCall[worker_pb2.AttachRequest, worker_pb2.AttachResponse]
 COMPLETED_KEPT = 4096
 """How many completed stream ids a session remembers, to notice items that follow `complete_final`."""
+UNREADABLE = (grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED)
+"""What gRPC ends a stream with, on our side of it, when a message has no sound frame or is above the bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +161,12 @@ class Session:
         try:
             while isinstance(message := await call.read(), worker_pb2.AttachResponse):
                 self._on_message(message)
+            if message is None:  # gRPC logs a message that it can't decode, and hands out None in its place.
+                raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.record.address} sent what can't be decoded")
             self.lose(Failure(Reason.STREAM_INCOMPLETE, f"{self.record.address} ended the session"))
         except grpc.aio.AioRpcError as error:
-            reason = Reason.DISCONNECTED
-            if error.code() is grpc.StatusCode.INTERNAL:  # What gRPC says of a message that it can't decode.
-                reason = Reason.PROTOCOL_VIOLATION
-            self.lose(failure_of(error, otherwise=reason))
+            is_refused = error.code() in UNREADABLE
+            self.lose(failure_of(error, otherwise=Reason.PROTOCOL_VIOLATION if is_refused else Reason.DISCONNECTED))
         except Failure as failure:
             self.lose(failure)
 
@@ -223,6 +228,7 @@ class Session:
         return stream
 
     def _drop(self, stream: Stream, failure: Failure) -> None:
+        log.warning("worker broke the protocol", instance=self.record.instance_id, why=str(failure))
         stream.fail(failure)
         self.close(stream)
 

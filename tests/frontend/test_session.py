@@ -13,12 +13,13 @@ from services.frontend.session import Session, SessionConfig
 from services.frontend.stream import Stream
 from services.grpc_server import GrpcServer
 from services.request import Call, FinishReason
-from services.rpc import CHANNEL_OPTIONS
+from services.rpc import CHANNEL_OPTIONS, MESSAGE_BYTES_MAX
 from services.stubs import worker_pb2, worker_pb2_grpc
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
 from services.wire import card_to_wire
 from tests.support import CARD, Collected, make_request, run_async
 
+WELCOME = worker_pb2.Welcome(instance_id="i", card=card_to_wire(CARD))
 QUICK = SessionConfig(connect_timeout_s=0.3, stall_s=0.05, idle_stall_s=0.2, engine_stall_s=0.1, full_s=60)
 Context = grpc.aio.ServicerContext[Any, Any]
 Serve = Callable[["Peer"], Awaitable[None]]
@@ -39,7 +40,7 @@ class Peer(worker_pb2_grpc.WorkerServicer):
         raise AssertionError("a session does not ask for it")
 
     async def welcome(self) -> None:
-        await self.send(welcome=worker_pb2.Welcome(instance_id="i", card=card_to_wire(CARD)))
+        await self.send(welcome=WELCOME)
 
     async def send(self, **fields: Any) -> None:
         await self.context.write(worker_pb2.AttachResponse(**fields))
@@ -225,6 +226,29 @@ def test_its_streams_fail_when_the_session_is(leave: Callable[[Peer], Awaitable[
         assert collected.token_ids == [7]
 
     assert play(serve, use).reason is reason
+
+
+@pytest.mark.parametrize("message", [b"\xff\xff\xff\xff", bytes(MESSAGE_BYTES_MAX + 1)], ids=["garbage", "too large"])
+def test_a_message_that_cannot_be_read_ends_the_session_with_a_violation(message: bytes) -> None:
+    async def attach_raw(_: Any, context: Context) -> None:
+        await context.write(worker_pb2.AttachResponse(welcome=WELCOME).SerializeToString())
+        await context.write(message)
+        await context.read()
+
+    async def scenario() -> Failure:
+        server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
+        handler: Any = grpc.stream_stream_rpc_method_handler(attach_raw)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("unbroken.v1.Worker", {"Attach": handler}),)
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            return await attach(f"127.0.0.1:{port}", nothing, SessionConfig())
+        finally:
+            await server.stop(0)
+
+    assert run_async(scenario()).reason is Reason.PROTOCOL_VIOLATION
 
 
 def test_an_idle_worker_is_allowed_a_longer_silence_than_one_with_streams() -> None:
