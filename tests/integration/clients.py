@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -256,3 +257,15 @@ async def gathered(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(coroutine) for coroutine in coroutines]
     return [task.result() for task in tasks]
+
+
+@asynccontextmanager
+async def ballast(frontend: Frontend, model: str = "mocker") -> AsyncIterator[None]:
+    """Keeps the healthy worker the busier one, so that routing gives the next request to the one that will die."""
+    begun = asyncio.Event()
+    ask = Ask(model=model, max_tokens=100_000)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(answer(frontend, ask, lambda _: begun.set()))
+        await begun.wait()
+        yield
+        task.cancel()

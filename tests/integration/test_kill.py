@@ -10,16 +10,15 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, product
 
 import pytest
 
-from tests.integration.clients import PROTOCOLS, Answer, Ask, OnTokens, answer, gathered
+from tests.integration.clients import PROTOCOLS, Answer, Ask, OnTokens, answer, ballast, gathered
 from tests.integration.conftest import Start
-from tests.integration.plane import Frontend, Plane, until
+from tests.integration.plane import Plane, until
 
 POSITIONS = 20
 LANES = ("lane0", "lane1", "lane2", "lane3")
@@ -144,15 +143,3 @@ async def kill_at(plane: Plane, ask: Ask, after: Sequence[int], expected: Answer
         for number, lane in enumerate(LANES):
             group.create_task(run_lane(lane, after[number :: len(LANES)]))
     return [moved_at[tokens] for tokens in after]
-
-
-@asynccontextmanager
-async def ballast(frontend: Frontend, lane: str) -> AsyncIterator[None]:
-    """Keeps the healthy worker the busier one, so that routing gives the next request to the one that will die."""
-    begun = asyncio.Event()
-    ask = Ask(model=lane, max_tokens=100_000)
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(answer(frontend, ask, lambda _: begun.set()))
-        await begun.wait()
-        yield
-        task.cancel()

@@ -1,0 +1,88 @@
+"""A frozen worker (SIGSTOP) is a lost worker: its streams go on elsewhere, and nothing it says when it thaws is heard.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| streams of all kinds | SIGSTOP under all of them | `Answer`, all moved for STALLED |
+| the same | SIGCONT while the moved streams still run | `Answer`, nothing twice; the worker serves again |
+"""
+
+import asyncio
+from dataclasses import replace
+from signal import SIGCONT, SIGSTOP
+
+from tests.integration.clients import PROTOCOLS, Answer, Ask, OnTokens, answer, gathered
+from tests.integration.conftest import Start
+from tests.integration.plane import Plane, Process, until
+
+STREAMS = 12
+ASKS = [
+    Ask(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=300)
+    for number in range(STREAMS)
+]
+
+
+async def freeze_under_streams(plane: Plane, frozen: Process, thaws: bool) -> list[Answer]:
+    """All answers. The worker freezes when every stream has begun, and another is there by then."""
+    begun: set[int] = set()
+
+    def noting(number: int) -> OnTokens:
+        return lambda _: begun.add(number)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(answer(plane.frontend, ask.named(f"s{number}"), noting(number)))
+            for number, ask in enumerate(ASKS)
+        ]
+        await until(lambda: len(begun) == sum(ask.protocol != "unary" for ask in ASKS))
+        await plane.worker("--mocker-itl-ms=3")
+        frozen.signal(SIGSTOP)
+        await until(lambda: all(plane.frontend.moves(f"s{number}") for number in range(STREAMS)))
+        if thaws:
+            assert not all(task.done() for task in tasks)
+            frozen.signal(SIGCONT)
+    return [task.result() for task in tasks]
+
+
+def test_every_stream_of_a_frozen_worker_goes_on_elsewhere(start_plane: Start) -> None:
+    plane = start_plane()
+
+    async def scenario() -> None:
+        frozen = await plane.worker("--mocker-itl-ms=3")
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+
+        answers = await freeze_under_streams(plane, frozen, thaws=False)
+
+        assert answers == undisturbed
+        for number in range(STREAMS):
+            assert [move["reason"] for move in plane.frontend.moves(f"s{number}")] == ["STALLED"]
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_thaws_serves_again_and_its_late_tokens_reach_nobody(start_plane: Start) -> None:
+    plane = start_plane()
+
+    async def scenario() -> None:
+        frozen = await plane.worker("--mocker-itl-ms=3")
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+
+        answers = await freeze_under_streams(plane, frozen, thaws=True)
+
+        assert answers == undisturbed
+        instance = frozen.ready["instance_id"]
+        await until(lambda: len(plane.frontend.events("worker found", instance=instance)) == 2)
+        await until(lambda: runs_nothing(frozen))
+        before = await frozen.metric("unbroken_engine_steps_total")
+        await until(lambda: serves(plane, frozen, before))
+
+    asyncio.run(scenario())
+
+
+async def runs_nothing(worker: Process) -> bool:
+    return await worker.metric("dynamo_engine_request") == 0
+
+
+async def serves(plane: Plane, worker: Process, steps: float) -> bool:
+    """Ask once; has the worker made a step since it had made `steps`?"""
+    await answer(plane.frontend, replace(ASKS[0], max_tokens=1))
+    return await worker.metric("unbroken_engine_steps_total") > steps
