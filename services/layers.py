@@ -101,7 +101,14 @@ class Accept:
 
 
 def root_cause(group: BaseExceptionGroup[Any]) -> BaseException:
-    """The first exception in a group that is not a group: who opens a TaskGroup with one child that matters, asks."""
+    """The first exception in a group that is not a group: who opens a TaskGroup with one child that matters, asks.
+
+    Raises CancelledError when the asking task was cancelled meanwhile: before Python 3.13 a TaskGroup that fails
+    forgets that, and a loop around it would go on for ever.
+    """
+    asking = asyncio.current_task()
+    if asking is not None and asking.cancelling():
+        raise asyncio.CancelledError
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
