@@ -39,11 +39,12 @@ class SessionOverError(Exception):
 
 
 class Outbox:
-    """What is to be sent to one frontend: tokens in columns, then ends. Bounded in tokens."""
+    """What is to be sent to one frontend: tokens in columns, then ends. `is_over` is set over the bound in tokens."""
 
     def __init__(self, tokens_max: int) -> None:
         self._tokens_max = tokens_max
         self._changed = asyncio.Event()
+        self.is_over = asyncio.Event()
         self._message = worker_pb2.AttachResponse()
         self._clear_columns()
 
@@ -59,6 +60,8 @@ class Outbox:
         self._token_counts.append(len(delta.token_ids))
         self._token_ids.extend(delta.token_ids)
         self._changed.set()
+        if len(self._token_ids) > self._tokens_max:
+            self.is_over.set()
 
     def add_end(self, end: worker_pb2.StreamEnd) -> None:
         self._message.ends.append(end)
@@ -77,11 +80,9 @@ class Outbox:
         self._changed.set()
 
     async def take(self) -> worker_pb2.AttachResponse:
-        """The next message, once there is something to send. Raises SessionOverError over the bound."""
+        """The next message, once there is something to send."""
         await self._changed.wait()
         self._changed.clear()
-        if len(self._token_ids) > self._tokens_max:
-            raise SessionOverError(f"the frontend left more than {self._tokens_max} tokens unread")
         message, self._message = self._message, worker_pb2.AttachResponse()
         if self._stream_ids:
             step = message.step
@@ -132,6 +133,7 @@ class Session:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write(context))
                 group.create_task(self._beat())
+                group.create_task(self._watch_bound())
                 await self._read(context, group)
         except* SessionOverError as over:
             log.info("session over", why=str(over.exceptions[0]), peer=context.peer())
@@ -169,6 +171,11 @@ class Session:
     async def _write(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while True:
             await context.write(await self._outbox.take())
+
+    async def _watch_bound(self) -> None:
+        """Not the writer's business: a frontend that reads nothing holds up the writer for ever."""
+        await self._outbox.is_over.wait()
+        raise SessionOverError(f"the frontend left more than {self._config.outbox_tokens_max} tokens unread")
 
     async def _beat(self) -> None:
         """The load, every heartbeat while there are streams, seldom otherwise."""

@@ -1,11 +1,23 @@
-"""An engine whose steps the test makes."""
+"""What the worker's tests share: an engine and a pipeline that the test drives, and the raw client of a session."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
 
 from services.card import ModelCard
-from services.request import FinishReason, Request
+from services.grpc_server import GrpcServer
+from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink
+from services.rpc import CHANNEL_OPTIONS
+from services.stubs import inference_pb2, worker_pb2, worker_pb2_grpc
+from services.worker.attach import SessionConfig
+from services.worker.dispatcher import Limits
 from services.worker.engine import Emit, EngineLoad, Output, RankLoad
+from services.worker.execute import Execute
+from services.worker.service import WorkerService
 from tests.support import CARD
 
 
@@ -63,3 +75,128 @@ class ManualEngine:
 
     def key_of(self, prompt: Sequence[int]) -> int:
         return next(key for key, request in self.requests.items() if request.token_ids == tuple(prompt))
+
+
+@dataclass
+class Asked:
+    """One call of ManualLayer."""
+
+    request: Request
+    call: Call
+    sink: Sink
+    ended: asyncio.Future[Finish]
+    position: int = 0
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def deliver(self, *token_ids: int) -> None:
+        self.sink.deliver(Delta(self.position, list(token_ids)))
+        self.position += len(token_ids)
+
+
+class ManualLayer:
+    """A pipeline whose calls the test answers, each known by the first token of its prompt."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, Asked] = {}
+        self._news = asyncio.Condition()
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        asked = Asked(request, call, sink, asyncio.get_running_loop().create_future())
+        async with self._news:
+            self._asked[request.prompt_token_ids[0]] = asked
+            self._news.notify_all()
+        try:
+            return await asked.ended
+        except asyncio.CancelledError:
+            asked.cancelled.set()
+            raise
+
+    async def wait_asked(self, prompt: int) -> Asked:
+        async with self._news:
+            await self._news.wait_for(lambda: prompt in self._asked)
+        return self._asked[prompt]
+
+
+def submit(stream_id: int, prompt: int, **fields: Any) -> worker_pb2.Submit:
+    request = inference_pb2.GenerateRequest(model="m", tokens=inference_pb2.TokenIds(ids=[prompt]), **fields)
+    return worker_pb2.Submit(stream_id=stream_id, request=request)
+
+
+class RawFrontend:
+    """A session as the bare stub has it, and all that has come on it."""
+
+    def __init__(self, stub: Any) -> None:
+        self.call = stub.Attach()
+        self.messages: list[worker_pb2.AttachResponse] = []
+        self.is_over = False
+
+    async def send(self, *submits: worker_pb2.Submit, cancels: Sequence[int] = ()) -> None:
+        await self.call.write(worker_pb2.AttachRequest(submits=submits, cancels=cancels))
+
+    async def read(self) -> None:
+        """One more message, or the end."""
+        message = await self.call.read()
+        self.is_over = message is grpc.aio.EOF
+        if not self.is_over:
+            self.messages.append(message)
+
+    async def until(self, condition: Callable[[], Any]) -> Any:
+        while not (value := condition()):
+            assert not self.is_over, "the session ended first"
+            await self.read()
+        return value
+
+    async def until_over(self) -> None:
+        while not self.is_over:
+            await self.read()
+
+    def entries(self, stream_id: int) -> list[tuple[int, list[int]]]:
+        """(position, tokens) of the stream's entries so far."""
+        found = []
+        for step in (message.step for message in self.messages):
+            token_ids, start = list(step.token_ids), 0
+            for one, position, length in zip(step.stream_ids, step.positions, step.token_counts, strict=True):
+                if one == stream_id:
+                    found.append((position, token_ids[start : start + length]))
+                start += length
+        return found
+
+    def token_ids(self, stream_id: int) -> list[int]:
+        return [token for _, token_ids in self.entries(stream_id) for token in token_ids]
+
+    def end(self, stream_id: int) -> worker_pb2.StreamEnd | None:
+        ends = [end for message in self.messages for end in message.ends if end.stream_id == stream_id]
+        assert len(ends) <= 1, "a stream ended twice"
+        return ends[0] if ends else None
+
+
+@dataclass
+class Served:
+    """A WorkerService behind a real server."""
+
+    service: WorkerService
+    address: str
+    stub: Any
+
+    def attach(self) -> RawFrontend:
+        return RawFrontend(self.stub)
+
+
+@asynccontextmanager
+async def serving(
+    pipeline: Layer, *, engine: ManualEngine | None = None, limits: Limits | None = None, **config: Any
+) -> AsyncIterator[Served]:
+    engine = engine or ManualEngine()
+    execute = Execute(engine, limits or Limits(slots=2, places=3))
+    service = WorkerService("w1", engine, execute, pipeline, SessionConfig(**config))
+    async with GrpcServer(["unbroken.v1.Worker"]) as server:
+        worker_pb2_grpc.add_WorkerServicer_to_server(service, server.server)
+        address = await server.start("127.0.0.1:0")
+        async with connected(address) as stub:
+            yield Served(service, address, stub)
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        yield worker_pb2_grpc.WorkerStub(channel)

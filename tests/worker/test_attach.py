@@ -1,0 +1,359 @@
+"""Attach: one session carries all requests of a frontend, and leaves none behind."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from services.errors import Failure, Reason
+from services.layers import Guard
+from services.request import Call, Delta, Finish, FinishReason, Request, Sink
+from services.rpc import CHANNEL_OPTIONS
+from services.stubs import inference_pb2, worker_pb2, worker_pb2_grpc
+from services.wire import card_from_wire, seconds_from_wire, seconds_to_wire
+from services.worker.attach import Outbox
+from tests.support import CARD, Script, run_async
+from tests.worker.support import ManualLayer, RawFrontend, Served, connected, serving, submit
+
+DONE = Finish(FinishReason.STOP)
+
+
+def play(scenario: Callable[[Served, ManualLayer], Awaitable[Any]], **config: Any) -> Any:
+    async def run() -> Any:
+        pipeline = ManualLayer()
+        async with serving(pipeline, **config) as served:
+            return await scenario(served, pipeline)
+
+    return run_async(run())
+
+
+# What a session says
+
+
+def test_the_first_message_welcomes_and_the_others_do_not() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.read()
+        await frontend.send(submit(1, 10))
+        (await pipeline.wait_asked(10)).ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(1))
+        return frontend
+
+    first, *others = play(scenario, heartbeat_s=0.5).messages
+
+    assert (first.welcome.instance_id, card_from_wire(first.welcome.card)) == ("w1", CARD)
+    assert (first.welcome.engine_request_limit, first.welcome.request_queue_limit) == (2, 3)
+    assert seconds_from_wire(first.welcome.heartbeat) == 0.5
+    assert first.HasField("load")
+    assert not any(message.HasField("welcome") for message in others)
+
+
+def test_tokens_then_the_finish_reason_and_complete_final() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        asked.deliver(7, 8)
+        await frontend.until(lambda: frontend.token_ids(1) == [7, 8])
+        asked.deliver(9)
+        asked.ended.set_result(Finish(FinishReason.LENGTH))
+        await frontend.until(lambda: frontend.end(1))
+        return frontend
+
+    frontend = play(scenario)
+
+    assert frontend.entries(1) == [(0, [7, 8]), (2, [9])]
+    assert frontend.end(1) == worker_pb2.StreamEnd(
+        stream_id=1, finish_reason=inference_pb2.FINISH_REASON_LENGTH, complete_final=True
+    )
+
+
+def test_a_failure_ends_its_stream_after_its_tokens_and_without_complete_final() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        asked.deliver(7)
+        asked.ended.set_exception(Failure(Reason.ENGINE_ERROR, "poison"))
+        await frontend.until(lambda: frontend.end(1))
+        return frontend
+
+    frontend = play(scenario)
+
+    assert frontend.token_ids(1) == [7]
+    assert frontend.end(1) == worker_pb2.StreamEnd(
+        stream_id=1, error=worker_pb2.Error(reason="ENGINE_ERROR", detail="poison")
+    )
+
+
+def test_streams_go_on_side_by_side() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10), submit(2, 20))
+        first, second = await pipeline.wait_asked(10), await pipeline.wait_asked(20)
+        first.deliver(11)
+        second.deliver(21, 22)
+        first.deliver(12)
+        second.ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(2))
+        first.deliver(13)
+        first.ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(1))
+        return frontend
+
+    frontend = play(scenario)
+
+    assert frontend.token_ids(1) == [11, 12, 13]
+    assert frontend.token_ids(2) == [21, 22]
+
+
+def test_what_comes_in_one_turn_of_the_loop_travels_in_one_message() -> None:
+    async def scenario() -> worker_pb2.AttachResponse:
+        outbox = Outbox(100)
+        outbox.add_tokens(1, Delta(0, [11]))
+        outbox.add_tokens(2, Delta(5, (21, 22)))
+        outbox.add_end(worker_pb2.StreamEnd(stream_id=1, complete_final=True))
+        outbox.set_goaway(1.0)
+        message = await outbox.take()
+        outbox.add_tokens(2, Delta(7, [23]))
+        assert (await outbox.take()).step == worker_pb2.Step(
+            stream_ids=[2], positions=[7], token_counts=[1], token_ids=[23]
+        )
+        return message
+
+    message = run_async(scenario())
+
+    assert message.step == worker_pb2.Step(
+        stream_ids=[1, 2], positions=[0, 5], token_counts=[1, 2], token_ids=[11, 21, 22]
+    )
+    assert [end.stream_id for end in message.ends] == [1]
+    assert message.HasField("goaway")
+
+
+@pytest.mark.parametrize("timeout_s", [None, 5.0])
+def test_the_time_that_is_left_becomes_the_calls_deadline(timeout_s: float | None) -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> float | None:
+        asked_for = submit(1, 10, request_id="r-1")
+        if timeout_s is not None:
+            asked_for.timeout.CopyFrom(seconds_to_wire(timeout_s))
+        frontend = served.attach()
+        await frontend.send(asked_for)
+        call = (await pipeline.wait_asked(10)).call
+        assert call.request_id == "r-1"
+        return None if call.deadline is None else call.deadline - asyncio.get_running_loop().time()
+
+    left_s = play(scenario)
+
+    assert (left_s is None) == (timeout_s is None)
+    assert left_s is None or 4 < left_s <= 5
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"session_id": "s"}, {"request_id": "two words"}])
+def test_a_request_that_cannot_be_honoured_ends_with_an_error_and_harms_no_other(fields: dict[str, Any]) -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10, **fields), submit(2, 20))
+        (await pipeline.wait_asked(20)).ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(1) and frontend.end(2))
+        return frontend
+
+    frontend = play(scenario)
+    refused, done = frontend.end(1), frontend.end(2)
+
+    assert refused is not None
+    assert done is not None
+    assert refused.error.reason == "INVALID_ARGUMENT"
+    assert done.complete_final
+
+
+def test_a_bug_in_one_request_is_that_requests_failure_under_the_guard() -> None:
+    async def scenario() -> tuple[str, bool]:
+        async with serving(Guard(Script([7, ValueError("a bug")], [8]))) as served:
+            frontend = served.attach()
+            await frontend.send(submit(1, 10))
+            failed = await frontend.until(lambda: frontend.end(1))
+            await frontend.send(submit(2, 20))
+            done = await frontend.until(lambda: frontend.end(2))
+            return failed.error.reason, done.complete_final
+
+    assert run_async(scenario()) == ("INTERNAL", True)
+
+
+def test_a_stream_id_in_use_ends_the_session() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        await frontend.send(submit(1, 20))
+        await frontend.until_over()
+        await asked.cancelled.wait()
+
+    play(scenario)
+
+
+# Who hangs up
+
+
+def test_cancel_stops_that_request_alone_and_unknown_ids_are_ignored() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10), submit(2, 20))
+        first, second = await pipeline.wait_asked(10), await pipeline.wait_asked(20)
+        await frontend.send(cancels=[1, 1, 99])
+        await first.cancelled.wait()
+        second.deliver(7)
+        second.ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(2))
+        return frontend
+
+    frontend = play(scenario)
+
+    assert frontend.token_ids(2) == [7]
+    assert frontend.end(1) is None, "whoever cancelled has forgotten the stream"
+
+
+def test_a_request_that_is_cancelled_before_it_began_never_begins() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        message = worker_pb2.AttachRequest(submits=[submit(1, 10), submit(2, 20)], cancels=[1])
+        await frontend.call.write(message)
+        (await pipeline.wait_asked(20)).ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(2))
+        assert list(pipeline._asked) == [20]
+        return frontend
+
+    play(scenario)
+
+
+async def _cancel(frontend: RawFrontend, channel: grpc.aio.Channel) -> None:
+    frontend.call.cancel()
+
+
+async def _close(frontend: RawFrontend, channel: grpc.aio.Channel) -> None:
+    await channel.close()
+
+
+async def _half_close(frontend: RawFrontend, channel: grpc.aio.Channel) -> None:
+    await frontend.call.done_writing()
+
+
+@pytest.mark.parametrize("hang_up", [_cancel, _close, _half_close])
+def test_a_frontend_that_hangs_up_cancels_all_its_requests_and_nobody_elses(
+    hang_up: Callable[[RawFrontend, grpc.aio.Channel], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> tuple[int, list[str]]:
+        channel = grpc.aio.insecure_channel(served.address, options=CHANNEL_OPTIONS)
+        leaving, staying = RawFrontend(worker_pb2_grpc.WorkerStub(channel)), served.attach()
+        await leaving.send(submit(1, 10), submit(2, 20))
+        await staying.send(submit(1, 30))
+        asked = [await pipeline.wait_asked(prompt) for prompt in (10, 20, 30)]
+        asked[0].deliver(7)
+        await hang_up(leaving, channel)
+        await asked[0].cancelled.wait()
+        await asked[1].cancelled.wait()
+        assert not asked[2].cancelled.is_set()
+        asked[2].ended.set_result(DONE)
+        await staying.until(lambda: staying.end(1))
+        await channel.close()
+        return served.service.session_count, [record.message for record in caplog.records]
+
+    assert play(scenario) == (1, [])
+
+
+# Leaving
+
+
+def test_goaway_reaches_those_who_are_here_and_those_who_come() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> list[float]:
+        here = served.attach()
+        await here.read()
+        served.service.goaway(2.5)
+        await here.until(lambda: here.messages[-1].HasField("goaway"))
+        late = served.attach()
+        await late.read()
+        assert late.messages[0].HasField("welcome")
+        return [seconds_from_wire(one.messages[-1].goaway.grace) for one in (here, late)]
+
+    assert play(scenario) == [2.5, 2.5]
+
+
+# Heartbeats
+
+
+def test_loads_come_with_every_heartbeat_while_a_stream_runs() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> worker_pb2.Load:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        await frontend.until(lambda: sum(message.HasField("load") for message in frontend.messages) == 4)
+        return frontend.messages[-1].load
+
+    load = play(scenario, heartbeat_s=0.01, idle_heartbeats=10**9)
+
+    assert (load.engine_steps, load.ranks[0].kv_blocks_total) == (7, 9)
+
+
+def test_loads_come_seldom_while_none_does() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> float:
+        frontend = served.attach()
+        await frontend.read()
+        began = asyncio.get_running_loop().time()
+        await frontend.until(lambda: len(frontend.messages) == 4)
+        return asyncio.get_running_loop().time() - began
+
+    # Two whole intervals at least: the first may have begun before the welcome was read.
+    assert play(scenario, heartbeat_s=0.01, idle_heartbeats=5) > 2 * 5 * 0.01
+
+
+# Frontends that do not read
+
+
+@pytest.mark.parametrize("count", [10, 11])
+def test_a_frontend_may_leave_exactly_the_bound_unread(count: int) -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> bool:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        asked.deliver(*range(count))
+        if count > 10:
+            await asked.cancelled.wait()
+            await frontend.until_over()
+        else:
+            await frontend.until(lambda: frontend.token_ids(1))
+        return frontend.is_over
+
+    assert play(scenario, outbox_tokens_max=10) is (count > 10)
+
+
+def test_a_frontend_that_reads_nothing_is_dropped_while_the_write_still_waits() -> None:
+    """Once the bound was only looked at between writes, and a frontend that read nothing filled the worker's memory."""
+    delivered = 0
+
+    async def flood(request: Request, call: Call, sink: Sink) -> Finish:
+        nonlocal delivered
+        try:
+            while True:
+                sink.deliver(Delta(delivered, [2**32 - 1] * 1000))
+                delivered += 1000
+                await asyncio.sleep(0)
+        finally:
+            stopped.set()
+
+    stopped = asyncio.Event()
+
+    async def scenario() -> int:
+        async with serving(flood, outbox_tokens_max=100_000) as served, connected(served.address) as stub:
+            slow, quick = served.attach(), RawFrontend(stub)
+            await quick.read()
+            await slow.send(submit(1, 10))
+            await stopped.wait()
+            served.service.goaway(1)  # Another frontend's session is unharmed.
+            await quick.until(lambda: quick.messages[-1].HasField("goaway"))
+            await slow.until_over()
+            return served.service.session_count
+
+    assert run_async(scenario()) == 1

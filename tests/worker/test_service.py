@@ -1,0 +1,79 @@
+"""The Worker service: the tokeniser in pieces, and the load as it is."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from services.card import TokenizerRef
+from services.errors import Reason
+from services.rpc import failure_of
+from services.stubs import worker_pb2
+from services.worker.attach import SessionConfig
+from services.worker.dispatcher import Limits
+from services.worker.execute import Execute
+from services.worker.service import PIECE_BYTES, WorkerService
+from tests.support import CARD, Script, call_layer, make_request, run_async
+from tests.worker.support import ManualEngine, serving
+
+CARD_OF_GGUF = replace(CARD, tokenizer=TokenizerRef("gguf", "abc"))
+
+
+def fetch(content: bytes, sha256: str = "abc") -> list[bytes]:
+    async def scenario() -> list[bytes]:
+        async with serving(Script(), engine=ManualEngine(content=content, card=CARD_OF_GGUF)) as served:
+            call = served.stub.FetchTokenizer(worker_pb2.FetchTokenizerRequest(sha256=sha256))
+            return [piece.data async for piece in call]
+
+    return run_async(scenario())
+
+
+@pytest.mark.parametrize(
+    ("size", "pieces"),
+    [(0, []), (1, [1]), (PIECE_BYTES, [PIECE_BYTES]), (2 * PIECE_BYTES + 1, [PIECE_BYTES, PIECE_BYTES, 1])],
+)
+def test_the_pieces_of_a_tokeniser_are_the_whole_and_none_is_larger_than_its_bound(
+    size: int, pieces: list[int]
+) -> None:
+    content = bytes(index % 251 for index in range(size))
+
+    fetched = fetch(content)
+
+    assert [len(piece) for piece in fetched] == pieces
+    assert b"".join(fetched) == content
+
+
+def test_another_checksum_is_not_found() -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        fetch(b"x", sha256="def")
+
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert failure_of(caught.value, otherwise=Reason.INTERNAL).reason is Reason.MODEL_NOT_FOUND
+
+
+def test_the_load_is_what_runs_and_waits_now() -> None:
+    async def scenario() -> list[Any]:
+        engine = ManualEngine()
+        execute = Execute(engine, Limits(slots=1, places=2))
+        service = WorkerService("w1", engine, execute, execute, SessionConfig())
+        loads = [service.load()]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call_layer(execute, make_request())) for _ in range(3)]
+            await asyncio.sleep(0)
+            loads.append(service.load())
+            for task in tasks:
+                task.cancel()
+        return [*loads, service.load()]
+
+    loads = run_async(scenario())
+
+    assert [(load.running, load.waiting) for load in loads] == [(0, 0), (1, 2), (0, 0)]
+    rank = loads[1].ranks[0]
+    assert (loads[1].engine_steps, rank.kv_blocks_used, rank.kv_blocks_total, rank.active_prefill_tokens) == (
+        7,
+        1,
+        9,
+        3,
+    )
