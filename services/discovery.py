@@ -17,6 +17,7 @@ import structlog
 from google.protobuf.duration_pb2 import Duration
 
 from services.backoff import Backoff
+from services.layers import root_cause
 from services.rpc import CHANNEL_OPTIONS
 from services.stubs.registry_pb2 import (
     INSTANCE_STATE_DRAINING,
@@ -117,8 +118,9 @@ class Registrar:
         self._on_drain: Callable[[], None] | None = on_drain
         self._changed = asyncio.Event()
         self._leave = asyncio.Event()
-        self._has_stream = False
         self._is_registered = False
+        self._hung_up = asyncio.Event()
+        self._hung_up.set()
         self._stopped = asyncio.Event()
         self._stopped.set()
 
@@ -146,30 +148,32 @@ class Registrar:
             async with asyncio.TaskGroup() as group:
                 staying = group.create_task(_stay_connected(self._addresses, self._register, "registration"))
                 await self._leave.wait()
-                await self._wait_left(staying)
+                await self._wait_hung_up()
                 staying.cancel()
         finally:
             self._stopped.set()
 
-    async def _wait_left(self, staying: asyncio.Task[None]) -> None:
-        if not self._has_stream:
-            return
-        _, pending = await asyncio.wait({staying}, timeout=DEREGISTER_TIMEOUT_S)
-        if pending:
+    async def _wait_hung_up(self) -> None:
+        """Until the stream, if there is one, has said goodbye or broken."""
+        try:
+            async with asyncio.timeout(DEREGISTER_TIMEOUT_S):
+                await self._hung_up.wait()
+        except TimeoutError:
             log.warning("the registry did not confirm the deregistration: the record goes with its lease")
 
     async def _register(self, stub: "RegistryAsyncStub", on_up: Callable[[], None]) -> bool:
         call = stub.Register()
-        self._has_stream = True
+        self._hung_up.clear()
         try:
             async with asyncio.TaskGroup() as group:
                 sending = group.create_task(self._send(call))
                 await self._receive(call, on_up)
                 sending.cancel()
         except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+            raise root_cause(failures) from None
         finally:
-            self._has_stream = self._is_registered = False
+            self._is_registered = False
+            self._hung_up.set()
         return self._leave.is_set()
 
     async def _send(self, call: RegisterCall) -> None:

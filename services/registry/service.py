@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from services.errors import Failure, Reason, invalid
+from services.layers import root_cause
 from services.registry.registration import Registration
 from services.registry.store import Store
 from services.rpc import abort
@@ -109,7 +110,7 @@ async def _serve(registration: Registration, context: RegisterContext) -> bool:
             is_leaving = await _read(registration, context)
             keeping.cancel()
     except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        raise root_cause(failures) from None
     return is_leaving
 
 
