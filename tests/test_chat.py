@@ -194,7 +194,7 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
 def test_the_conversation_is_kept_and_ctrl_d_ends_it(terminals: list[Terminal]) -> None:
     with Server([event("Hello"), "data: [DONE]\n\n"]) as server:
         terminals.append(terminal := Terminal(server))
-        for text in ("one", "two"):
+        for text in ("one", "two", "three"):
             terminal.wait_for("> ")
             terminal.type(f"{text}\n")
             terminal.wait_for("Hello")
@@ -203,7 +203,7 @@ def test_the_conversation_is_kept_and_ctrl_d_ends_it(terminals: list[Terminal]) 
 
         assert terminal.process.wait(WAIT_S) == 0
 
-    assert [turn["content"] for turn in server.requests[1]["messages"]] == ["one", "Hello", "two"]
+    assert [turn["content"] for turn in server.requests[2]["messages"]] == ["one", "Hello", "two", "Hello", "three"]
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_conversation(terminals: list[Terminal]) -> None:

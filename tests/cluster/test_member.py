@@ -23,6 +23,7 @@ WAIT_S = 20.0
 SERVES = "import pathlib, sys, time; print('hello'); pathlib.Path(sys.argv[1]).write_text('here:1'); time.sleep(60)"
 DIES = "import sys; print('no such model'); sys.exit(3)"
 NEVER_READY = "import time; time.sleep(60)"
+ORDERLY = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); " + SERVES
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SERVES
 
 
@@ -163,7 +164,7 @@ def test_a_process_that_does_not_end_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_stopped_process_still_ends_in_order(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, SERVES)
+    stage = Stage(tmp_path, ORDERLY)
 
     async def scene() -> None:
         await stage.member.wait_serving()
