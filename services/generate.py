@@ -78,17 +78,24 @@ class JoiningSink:
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Serves a pipeline."""
 
-    def __init__(self, pipeline: Layer) -> None:
+    def __init__(self, pipeline: Layer, on_refused: Callable[[str, Failure], None] = lambda *_: None) -> None:
+        """on_refused: told of requests that are too broken for the pipeline."""
         self._pipeline = pipeline
+        self._on_refused = on_refused
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """See inference.proto."""
         request_id = ""  # One that is refused is not echoed either: it may be of any size.
         try:
             request_id = request_id_of(request.request_id)
-            left_s = context.time_remaining()
-            deadline = None if left_s is None else asyncio.get_running_loop().time() + left_s
-            await self._stream(request_from_wire(request), Call(request_id=request_id, deadline=deadline), context)
+            asked = request_from_wire(request)
+        except Failure as failure:
+            self._on_refused("generate", failure)
+            await abort(context, failure, request_id=request_id)
+        left_s = context.time_remaining()
+        deadline = None if left_s is None else asyncio.get_running_loop().time() + left_s
+        try:
+            await self._stream(asked, Call(request_id=request_id, deadline=deadline), context)
         except Failure as failure:
             await abort(context, failure, request_id=request_id)
 

@@ -20,6 +20,12 @@ def stack(*wraps: Callable[[Layer], Layer], innermost: Layer) -> Layer:
     return layer
 
 
+def bug_failure(error: Exception, request_id: str) -> Failure:
+    """Log an error that nobody foresaw, and give the failure that the client sees: it says nothing of the inside."""
+    log.error("bug", request_id=request_id, exc_info=error)
+    return Failure(Reason.INTERNAL, f"an internal error ended request {request_id}")
+
+
 class Guard:
     """Above all that can have a bug: nothing but Failure leaves a pipeline, and a bug is never silent."""
 
@@ -32,8 +38,7 @@ class Guard:
         except Failure:
             raise
         except Exception as error:
-            log.exception("bug: the pipeline raised something other than a failure", request_id=call.request_id)
-            raise Failure(Reason.INTERNAL, f"internal error: report request {call.request_id}") from error
+            raise bug_failure(error, call.request_id) from error
 
 
 class Deadline:

@@ -4,7 +4,11 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.errors import Failure
+
 PREFIX = "dynamo_frontend"
+UNKNOWN_MODEL = "unknown"
+"""What metrics call a model that does not exist: names that clients make up must not become time series."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 
@@ -21,6 +25,10 @@ class Metrics:
     prompt_tokens: Histogram
     completion_tokens: Histogram
     migrations: Counter
+
+    def count_refused(self, endpoint: str, failure: Failure) -> None:
+        """A request that was too broken for the pipeline: neither its model nor its type is known."""
+        self.requests.labels(UNKNOWN_MODEL, endpoint, "unary", "error", failure.reason).inc()
 
 
 def build_metrics(prefix: str = PREFIX) -> Metrics:

@@ -6,13 +6,10 @@ from collections.abc import Callable
 import structlog
 
 from services.errors import Failure
-from services.frontend.metrics import Metrics
+from services.frontend.metrics import UNKNOWN_MODEL, Metrics
 from services.request import Call, Delta, Finish, Layer, Request, Sink
 
 log = structlog.get_logger()
-
-UNKNOWN_MODEL = "unknown"
-"""What metrics call a model that does not exist: names that clients make up must not become time series."""
 
 
 class _FirstToken:

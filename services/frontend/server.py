@@ -77,9 +77,12 @@ class Frontend:
             rng=random.Random(),
         )
         pipeline = stack(*layers, innermost=Transport(self._pool))
-        self._app = build_app(pipeline, _Served(self._pool, self._gate), metrics.registry, config.http)
+        served = _Served(self._pool, self._gate)
+        self._app = build_app(pipeline, served, metrics.registry, config.http, on_refused=metrics.count_refused)
         self._server = GrpcServer(["unbroken.v1.Inference"])
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(pipeline), self._server.server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(
+            InferenceService(pipeline, metrics.count_refused), self._server.server
+        )
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set and all is drained. Raises StartupError when it can't start."""

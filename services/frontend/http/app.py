@@ -13,18 +13,19 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from services.card import ModelCard
 from services.errors import Failure, Reason
 from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer, model_list, model_object
-from services.frontend.http.bugs import CatchBugs, bug
 from services.frontend.http.config import HttpConfig
 from services.frontend.http.errors import error_response, json_response, routing_failure
 from services.frontend.http.headers import REQUEST_ID, deadline_of, request_id_of
 from services.frontend.http.openai import Body, parse_chat, parse_completion
 from services.frontend.http.sending import finish_sending
 from services.frontend.http.sse import SseStream
+from services.layers import bug_failure
 from services.request import Call, Delta, Layer
 
 CONFIG = web.AppKey("config", HttpConfig)
 _ID = web.RequestKey("request_id", str)
 
+OnRefused = Callable[[str, Failure], None]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -39,9 +40,15 @@ class Catalogue(Protocol):
     def is_draining(self) -> bool: ...
 
 
-def build_app(pipeline: Layer, catalogue: Catalogue, metrics: CollectorRegistry, config: HttpConfig) -> web.Application:
-    """The application; `start_http` serves it."""
-    gateway = _Gateway(pipeline, catalogue, metrics, config)
+def build_app(
+    pipeline: Layer,
+    catalogue: Catalogue,
+    metrics: CollectorRegistry,
+    config: HttpConfig,
+    on_refused: OnRefused,
+) -> web.Application:
+    """The application; `start_http` serves it. on_refused: told of requests that are too broken for the pipeline."""
+    gateway = _Gateway(pipeline, catalogue, metrics, config, on_refused)
     app = web.Application(client_max_size=config.body_bytes_max, middlewares=[gateway.respond])
     app[CONFIG] = config
     app.add_routes(
@@ -69,8 +76,16 @@ class _Collector:
 
 
 class _Gateway:
-    def __init__(self, pipeline: Layer, catalogue: Catalogue, metrics: CollectorRegistry, config: HttpConfig) -> None:
-        self._pipeline = CatchBugs(pipeline)
+    def __init__(
+        self,
+        pipeline: Layer,
+        catalogue: Catalogue,
+        metrics: CollectorRegistry,
+        config: HttpConfig,
+        on_refused: OnRefused,
+    ) -> None:
+        self._pipeline = pipeline
+        self._on_refused = on_refused
         self._catalogue = catalogue
         self._metrics = metrics
         self._config = config
@@ -91,7 +106,7 @@ class _Gateway:
         except Exception as error:
             if request.writer.output_size:
                 raise  # In the midst of a stream there is no status left to give: aiohttp logs it and hangs up.
-            response = error_response(bug(error, request_id), request_id)
+            response = error_response(bug_failure(error, request_id), request_id)
         if not response.prepared:
             response.headers[REQUEST_ID] = request_id
             if self._catalogue.is_draining:
@@ -100,28 +115,29 @@ class _Gateway:
         return response
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        deadline = deadline_of(request, self._config)
-        body = parse_completion(await self._read(request))
-        answer = CompletionAnswer(request_id=request[_ID], model=body.model, includes_usage=body.includes_usage)
-        return await self._answer(request, body, answer, self._call(request, body, "completions", deadline))
+        return await self._serve(request, "completions", parse_completion, CompletionAnswer)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        deadline = deadline_of(request, self._config)
-        body = parse_chat(await self._read(request))
-        answer = ChatAnswer(request_id=request[_ID], model=body.model, includes_usage=body.includes_usage)
-        return await self._answer(request, body, answer, self._call(request, body, "chat_completions", deadline))
+        return await self._serve(request, "chat_completions", parse_chat, ChatAnswer)
 
-    async def _answer(self, request: web.Request, body: Body, answer: Answer, call: Call) -> web.StreamResponse:
-        if call.is_streamed:
+    async def _serve(
+        self, request: web.Request, endpoint: str, parse: Callable[[bytes], Body], answer_type: type[Answer]
+    ) -> web.StreamResponse:
+        try:
+            deadline = deadline_of(request, self._config)
+            body = parse(await self._read(request))
+            asked = body.to_request()
+        except Failure as failure:
+            self._on_refused(endpoint, failure)
+            raise
+        call = Call(request_id=request[_ID], deadline=deadline, endpoint=endpoint, is_streamed=body.is_streamed)
+        answer = answer_type(request_id=call.request_id, model=body.model, includes_usage=body.includes_usage)
+        if body.is_streamed:
             stream = SseStream(request, answer, self._config, is_last=self._catalogue.is_draining)
-            return await stream.serve(self._pipeline, body.to_request(), call)
+            return await stream.serve(self._pipeline, asked, call)
         collector = _Collector()
-        finish = await self._pipeline(body.to_request(), call, collector)
+        finish = await self._pipeline(asked, call, collector)
         return json_response(answer.body("".join(collector.texts), finish))
-
-    @staticmethod
-    def _call(request: web.Request, body: Body, endpoint: str, deadline: float | None) -> Call:
-        return Call(request_id=request[_ID], deadline=deadline, endpoint=endpoint, is_streamed=body.is_streamed)
 
     async def _read(self, request: web.Request) -> bytes:
         """The body. Raises Failure when it is too large, too slow or broken."""

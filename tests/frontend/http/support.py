@@ -127,10 +127,14 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    pipeline: Any, *, catalogue: Shelf | None = None, config: HttpConfig | None = None
+    pipeline: Any,
+    *,
+    catalogue: Shelf | None = None,
+    config: HttpConfig | None = None,
+    on_refused: Callable[[str, Failure], None] = lambda *_: None,
 ) -> AsyncIterator[Server]:
     metrics = CollectorRegistry()
-    app = build_app(pipeline, catalogue or Shelf(), metrics, config or HttpConfig())
+    app = build_app(pipeline, catalogue or Shelf(), metrics, config or HttpConfig(), on_refused)
     runner, port = await start_http(app, "127.0.0.1", 0)
     session = aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=1))
     server = Server(port, session, metrics)

@@ -284,3 +284,17 @@ def test_many_requests_at_a_time_do_not_mix() -> None:
         assert [task.result() for task in asks] == [f"<{number}>" for number in range(50)]
 
     run(test)
+
+
+def test_a_request_too_broken_for_the_pipeline_is_reported_once() -> None:
+    refused: list[tuple[str, Reason]] = []
+
+    async def test() -> None:
+        pipeline = Script(Reason.OVERLOADED)
+        async with serving(pipeline, on_refused=lambda name, failure: refused.append((name, failure.reason))) as server:
+            await server.post(COMPLETIONS, {"model": "m"})
+            await server.post("/v1/chat/completions", {"model": "m"})
+            await server.post(COMPLETIONS, COMPLETION)
+
+    run(test)
+    assert refused == [("completions", Reason.INVALID_ARGUMENT), ("chat_completions", Reason.INVALID_ARGUMENT)]

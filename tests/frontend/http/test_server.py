@@ -13,7 +13,7 @@ from tests.frontend.http.support import HANG, Script, Shelf, raw_post, run, serv
 def test_a_port_in_use_is_one_sentence() -> None:
     async def test() -> None:
         async with serving(Script()) as server:
-            app = build_app(Script(), Shelf(), CollectorRegistry(), HttpConfig())
+            app = build_app(Script(), Shelf(), CollectorRegistry(), HttpConfig(), lambda *_: None)
             with pytest.raises(
                 StartupError, match=f"the HTTP port {server.port} on 127.0.0.1 is in use: .*--http-listen"
             ):
@@ -24,7 +24,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
 
 def test_an_address_that_is_not_here_is_one_sentence() -> None:
     async def test() -> None:
-        app = build_app(Script(), Shelf(), CollectorRegistry(), HttpConfig())
+        app = build_app(Script(), Shelf(), CollectorRegistry(), HttpConfig(), lambda *_: None)
         with pytest.raises(StartupError, match=r"cannot listen for HTTP on 192\.0\.2\.1:0"):
             await start_http(app, "192.0.2.1", 0)
 

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
 from services.frontend.http import HttpConfig
+from services.layers import Guard
 from tests.frontend.http.support import (
     HANG,
     Flood,
@@ -208,9 +209,9 @@ def test_after_an_error_event_the_body_is_complete_and_the_connection_closes() -
 
 def test_a_bug_is_an_internal_error_with_its_traceback_in_the_log() -> None:
     async def test() -> None:
-        async with serving(Script(ValueError("secret"))) as server:
+        async with serving(Guard(Script(ValueError("secret")))) as server:
             response, early = await server.post(COMPLETIONS, COMPLETION)
-        async with serving(Script("a", 3, ValueError("secret"))) as server:
+        async with serving(Guard(Script("a", 3, ValueError("secret")))) as server:
             _, late = await server.post(COMPLETIONS, COMPLETION)
 
         assert response.status == 500
