@@ -14,7 +14,7 @@ from typing import Any
 from services.errors import Failure, Reason
 
 try:
-    from cyllama.llama import llama_cpp
+    from services.llama import llama_cpp
 except ImportError as error:
     raise Failure(
         Reason.INTERNAL, "this model's tokeniser needs llama.cpp: pip install 'unbroken[llamacpp]'"
@@ -68,7 +68,6 @@ def _load_vocabulary(content: bytes) -> Any:
 def _without_weights() -> Any:
     # Not `vocab_only`: the wrapper asks every model for its heads at once, and llama.cpp aborts the process when a
     # model that was loaded so is asked for them.
-    llama_cpp.disable_logging()
     parameters = llama_cpp.LlamaModelParams()
     parameters.no_alloc = True
     parameters.use_mmap = False

@@ -4,6 +4,7 @@ At temperature 2 a draw falls among thousands of tokens of like probability, so 
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -17,16 +18,24 @@ pytestmark = pytest.mark.model
 
 STREAMS = 4
 SHORT = (504, 3575, 282, 4649, 314)  # "The capital of France is"
-LONG = SHORT * 52  # beyond 256 tokens, from where on one token alone would be computed another way
+LONG = SHORT * 52  # beyond 256 tokens, from where on several threads would compute one token alone another way
+
+
+@contextmanager
+def load(threads: int) -> Iterator[Llama]:
+    llama = Llama(
+        resolve("smollm2"), streams=STREAMS, context_length=512, threads=threads, decode_tokens_max=PIECE_TOKENS_MAX
+    )
+    try:
+        yield llama
+    finally:
+        llama.close()
 
 
 @pytest.fixture(scope="module")
 def llama() -> Iterator[Llama]:
-    llama = Llama(
-        resolve("smollm2"), streams=STREAMS, context_length=512, threads=1, decode_tokens_max=PIECE_TOKENS_MAX
-    )
-    yield llama
-    llama.close()
+    with load(threads=1) as llama:
+        yield llama
 
 
 def make_batch(llama: Llama, piece_tokens: int = PIECE_TOKENS_MAX) -> Batch:
@@ -56,23 +65,32 @@ def answers(llama: Llama, batch: Batch, requests: list[Request]) -> list[list[in
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 2.0])
 def test_a_continuation_from_any_cut_in_company_equals_the_uncut_answer_alone(llama: Llama, temperature: float) -> None:
-    whole = request(SHORT, 12, temperature)
+    whole = request(SHORT, 10, temperature)
     [uncut] = answers(llama, make_batch(llama), [whole])
 
-    cuts = (1, 5, 8, 11)
+    cuts = (1, 6, 9)
     continued = answers(llama, make_batch(llama), [whole.after(uncut[:cut]) for cut in cuts])
 
     assert continued == [uncut[cut:] for cut in cuts]
 
 
-def test_a_long_answer_is_the_same_alone_in_company_and_continued_in_other_pieces(llama: Llama) -> None:
-    whole = request(LONG, 8)
+def test_a_long_answer_is_the_same_with_more_threads_in_other_pieces_after_a_cut(llama: Llama) -> None:
+    whole = request(LONG, 10)
     [uncut] = answers(llama, make_batch(llama), [whole])
 
-    company = [request(SHORT, 40, seed=2), whole.after(uncut[:4])]
-    continued = answers(llama, make_batch(llama, piece_tokens=31), company)
+    with load(threads=2) as threaded:
+        [continued] = answers(threaded, make_batch(threaded, piece_tokens=31), [whole.after(uncut[:2])])
 
-    assert continued[1] == uncut[4:]
+    assert continued == uncut[2:]
+
+
+def test_a_long_answer_is_the_same_in_company(llama: Llama) -> None:
+    whole = request(LONG, 6)
+    [uncut] = answers(llama, make_batch(llama), [whole])
+
+    _, in_company = answers(llama, make_batch(llama), [request(SHORT, 20), whole])
+
+    assert in_company == uncut
 
 
 def test_streams_left_idle_below_the_highest_in_use_change_nothing(llama: Llama) -> None:

@@ -5,14 +5,15 @@ numbers of one token depend on the *shape* of the computation that it was part o
 shape, and each sums in an order of its own. The next-token scores of SmolLM2 then move by up to 0.75. Seen to break it:
 
 - attention without flash: one token of a sequence at a time goes another way than two or more;
-- flash attention on 64 tokens of a sequence and more (tiles), and on one token alone in its batch once its context is
-  512 or longer (keys split over threads);
+- flash attention on 64 tokens of a sequence and more (tiles), and, with several threads, on one token alone in its
+  batch once its context is past 256 (keys split over threads);
 - one cache for all sequences (`kv_unified`): where a key lies in it depends on the others.
 
 The shape that holds, bit for bit, is kept by `batch.py`: flash attention, a cache for each sequence, a prompt in pieces
-of 2 to 63 tokens alone, and the last token of every sequence in a step of one token for each of at least two sequences,
-with fillers where a sequence is idle. Number of threads, size of the pieces and companions then do not matter. Weights
-are not repacked, since that chooses kernels by shape, too.
+of 2 to 63 tokens alone, and the last token of every sequence in a step of one token for each sequence; with several
+threads at least two of them, fillers where a sequence is idle. Number of threads, size of the pieces and company then
+do not matter. Weights are not repacked, since that chooses kernels by shape, too. All of this holds for machines that
+run the same build on the same file.
 """
 
 from services.worker.engines.llamacpp.engine import LlamaCppConfig, LlamaCppEngine

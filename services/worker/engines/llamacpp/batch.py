@@ -12,7 +12,7 @@ from services.errors import Failure, Reason
 from services.request import FinishReason, Request
 from services.worker.engine import EngineLoad, Output, RankLoad
 from services.worker.engines.llamacpp.draw import enders
-from services.worker.engines.llamacpp.model import STREAMS_MIN, Llama, Row
+from services.worker.engines.llamacpp.model import Llama, Row
 
 log = structlog.get_logger()
 
@@ -65,7 +65,7 @@ class Batch:
         assert PIECE_TOKENS_MIN <= piece_tokens <= PIECE_TOKENS_MAX
         self._llama = llama
         self._piece_tokens = piece_tokens
-        self._streams: list[Running | None] = [None] * max(streams, STREAMS_MIN)
+        self._streams: list[Running | None] = [None] * streams
         self._running: dict[int, Running] = {}
         self._steps = 0
         self.load = self._measure()
@@ -120,11 +120,11 @@ class Batch:
     def _advance(self) -> list[Output]:
         """Compute one token of every sequence, and draw the next where there is none yet."""
         used = 1 + max(running.stream for running in self._running.values())
-        streams = range(max(used, STREAMS_MIN))
+        streams = range(max(used, self._llama.streams_min))
         self._decode([self._row(stream) for stream in streams])
         outputs = []
         for stream in streams:
-            running = self._streams[stream]
+            running = self._at(stream)
             if running is None:
                 self._llama.forget(stream)
                 continue
@@ -133,8 +133,11 @@ class Batch:
                 outputs.append(self._draw(running))
         return outputs
 
+    def _at(self, stream: int) -> Running | None:
+        return self._streams[stream] if stream < len(self._streams) else None
+
     def _row(self, stream: int) -> Row:
-        running = self._streams[stream]
+        running = self._at(stream)
         if running is None:
             return Row(stream, 0, _FILLER)
         position = running.computed_count

@@ -9,8 +9,7 @@ import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 
-from cyllama.llama import llama_cpp
-
+from services.llama import llama_cpp
 from services.request import Request
 
 _RANDOM_SEED = 0xFFFFFFFF

@@ -18,7 +18,7 @@ from services.worker.engine import Emit, EngineLoad, Output, RankLoad
 try:
     from services.tokenizers.gguf import tokenizer_content
     from services.worker.engines.llamacpp.batch import PIECE_TOKENS_MAX, PIECE_TOKENS_MIN, Batch, Running
-    from services.worker.engines.llamacpp.model import STREAMS_MIN, Llama
+    from services.worker.engines.llamacpp.model import Llama
 except (ImportError, Failure) as error:
     raise StartupError("the llamacpp engine needs llama.cpp: pip install 'unbroken[llamacpp]'") from error
 
@@ -33,9 +33,8 @@ _IDLE_WAIT_S = 1.0
 class LlamaCppConfig:
     """context_length: tokens of prompt and answer of one sequence; by default the model's own, but at most 2048.
 
-    sequences: how many run at a time. threads: they wait for one another by spinning, so a second thread is a gain on
-    cores of its own only: seen on two busy cores, two threads took ten times as long as one. prefill_chunk_tokens: how
-    much of a prompt is computed between two tokens of the others.
+    sequences: how many run at a time. threads: a second one is a gain on a core of its own only, and costs a filler in
+    each step of a lone sequence. prefill_chunk_tokens: how much of a prompt is computed between two tokens of others.
     """
 
     path: Path
@@ -178,14 +177,13 @@ class LlamaCppEngine:
 
     def _load_model(self) -> Llama:
         config = self._config
-        streams = max(config.sequences, STREAMS_MIN)
         content = tokenizer_content(config.path)
         llama = Llama(
             config.path,
-            streams=streams,
+            streams=config.sequences,
             context_length=config.context_length,
             threads=config.threads,
-            decode_tokens_max=max(PIECE_TOKENS_MAX, streams),
+            decode_tokens_max=max(PIECE_TOKENS_MAX, config.sequences + 1),
         )
         self._loaded = (llama, _card_of(llama, config, content), content)
         return llama

@@ -4,15 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cyllama.llama import llama_cpp
-
+from services.llama import llama_cpp
 from services.request import Request
 from services.worker.engines.llamacpp.draw import build_chain
 
 CONTEXT_LENGTH_DEFAULT_MAX = 2048
-STREAMS_MIN = 2
-"""A decode of fewer sequences than this takes another kernel: see the package."""
-
 _FLASH_ATTENTION_ON = 1
 
 
@@ -32,11 +28,12 @@ class Llama:
     def __init__(
         self, path: Path, *, streams: int, context_length: int | None, threads: int, decode_tokens_max: int
     ) -> None:
-        llama_cpp.disable_logging()
         llama_cpp.ggml_backend_load_all()
         self._model = llama_cpp.LlamaModel(str(path), _model_parameters())
         if self._model.is_recurrent() or self._model.has_encoder():
             raise ValueError("only decoder models with a key-value cache can be served")
+        # Keys are split over threads, and so summed in another order, when a decode has one token of one sequence.
+        self.streams_min = 1 if threads == 1 else 2
         vocab = self._model.get_vocab()
         self.vocab_size: int = vocab.n_vocab
         self.end_ids = frozenset(token for token in range(self.vocab_size) if vocab.is_eog(token))
@@ -45,7 +42,9 @@ class Llama:
         self.chat_template: str = self._model.get_default_chat_template()
         trained: int = self._model.n_ctx_train
         self.context_length = min(context_length or CONTEXT_LENGTH_DEFAULT_MAX, trained)
-        parameters = _context_parameters(streams, self.context_length, threads, decode_tokens_max)
+        parameters = _context_parameters(
+            max(streams, self.streams_min), self.context_length, threads, decode_tokens_max
+        )
         self._context = llama_cpp.LlamaContext(self._model, parameters)
         self._batch = llama_cpp.LlamaBatch(n_tokens=decode_tokens_max, embd=0, n_seq_max=1)
 
