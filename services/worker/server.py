@@ -7,6 +7,7 @@ A dead engine ends the process with exit status 1, so that a supervisor starts a
 
 import asyncio
 import json
+import random
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,8 +26,10 @@ from services.grpc_server import GrpcServer
 from services.layers import Accept, Deadline, Gate, Guard, root_cause, stack
 from services.lifetime import StartupError, write_atomically
 from services.ops import start_ops
+from services.request import Layer
 from services.stubs import inference_pb2_grpc, worker_pb2_grpc
 from services.worker.attach import SessionConfig
+from services.worker.check import Check
 from services.worker.dispatcher import Limits
 from services.worker.engine import Engine
 from services.worker.execute import Execute
@@ -84,13 +87,22 @@ class Worker:
         self._instance_id = uuid.uuid4().hex[:16]
         self._execute = Execute(engine, Limits(slots=slots, places=config.request_queue_limit))
         self._gate = Gate()
-        pipeline = stack(Guard, partial(Accept, gate=self._gate), Deadline, innermost=self._execute)
+        pipeline = self._pipeline()
         self._service = WorkerService(self._instance_id, engine, self._execute, pipeline, config.session)
         self._server = GrpcServer(["unbroken.v1.Inference", "unbroken.v1.Worker"])
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(pipeline), self._server.server)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, self._server.server)
         self._metrics = CollectorRegistry()
         self._metrics.register(WorkerMetrics(self._execute, engine))
+
+    def _pipeline(self) -> Layer:
+        return stack(
+            Guard,  # Above all that can have a bug.
+            partial(Accept, gate=self._gate),  # Above the deadline: a refusal costs nothing, not even a timer.
+            Deadline,  # Above every wait, that for a slot included.
+            partial(Check, card_of=lambda: self._engine.card, rng=random.Random()),  # Above what takes a place.
+            innermost=self._execute,
+        )
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set and all is drained. Raises StartupError when it can't start or the engine died."""
@@ -179,16 +191,8 @@ class Worker:
 
 async def _either(first: asyncio.Event, second: asyncio.Event) -> None:
     """Until one of the two is set."""
-
-    class DoneError(Exception): ...
-
-    async def wait(event: asyncio.Event) -> None:
-        await event.wait()
-        raise DoneError
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(wait(first))
-            group.create_task(wait(second))
-    except* DoneError:
-        pass
+    async with asyncio.TaskGroup() as group:
+        waits = [group.create_task(event.wait()) for event in (first, second)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()

@@ -1,0 +1,48 @@
+"""Holds what clients of one worker alone send to what frontends send: token ids, limits and a seed, all in range.
+
+A frontend has checked and settled all this, so nothing changes for its requests. Whoever calls `Inference.Generate` on
+a worker has not, and what an engine takes for granted must not come in by that door.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from services.card import ModelCard
+from services.errors import Failure, Reason, invalid
+from services.frontend.validate import check_request, check_tokens, max_tokens_of
+from services.request import Call, Finish, Layer, Request, Sampling, Sink
+
+
+class Check:
+    """Above admission: what is refused here takes no place. The card is asked for only once there is a request."""
+
+    def __init__(self, inner: Layer, card_of: Callable[[], ModelCard], rng: random.Random) -> None:
+        self._inner = inner
+        self._card_of = card_of
+        self._rng = rng
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        return await self._inner(self._settle(request), call, sink)
+
+    def _settle(self, request: Request) -> Request:
+        card = self._card_of()
+        if request.model != card.model:
+            raise Failure(Reason.MODEL_NOT_FOUND, f"this worker serves {card.model!r}, not {request.model!r}")
+        if request.text is not None or request.messages is not None:
+            raise invalid("prompt", "a worker takes token ids alone: give tokens, or ask a frontend")
+        check_request(request)
+        check_tokens(request, card.vocab_size)
+        max_tokens = max_tokens_of(request, card.context_length)
+        sampling = _settle_sampling(request.sampling, card, self._rng)
+        return replace(request, stop=replace(request.stop, max_tokens=max_tokens), sampling=sampling)
+
+
+def _settle_sampling(sampling: Sampling, card: ModelCard, rng: random.Random) -> Sampling:
+    if sampling.seed is not None and sampling.temperature is not None:
+        return sampling
+    return replace(
+        sampling,
+        seed=rng.getrandbits(64) if sampling.seed is None else sampling.seed,
+        temperature=card.default_temperature if sampling.temperature is None else sampling.temperature,
+    )
