@@ -12,7 +12,7 @@ import os
 import signal
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from services.card import ModelCard, TokenizerRef
@@ -28,10 +28,10 @@ _EOS_ODDS = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What goes wrong on command, by the number of tokens that a request has got from this process (None: never).
+    """What goes wrong on command, once some request has got so many tokens from this process (None: never).
 
-    die_after: the process kills itself. hang_after: the engine stops for good, under a live server. raise_after: the
-    request fails (0: before its first token). refuse: this many submissions are refused first.
+    0 is before its first token. die_after: the process kills itself. hang_after: the engine stops for good, under a
+    live server. raise_after: the request fails. refuse: this many submissions are refused first.
     """
 
     die_after: int | None = None
@@ -169,12 +169,11 @@ class MockerEngine:
             raise Failure(Reason.WORKER_AT_CAPACITY, "Server overloaded: worker at capacity (on command)")
         if any(token >= VOCAB_SIZE for token in request.prompt_token_ids):
             raise Failure(Reason.INVALID_ARGUMENT, f"token ids must be below {VOCAB_SIZE}", param="tokens")
-        sequence = _Sequence(key, request)
         if len(request.prompt_token_ids) >= self._config.context_length:
             raise Failure(
                 Reason.PROMPT_TOO_LONG, f"the prompt fills the context of {self._config.context_length} tokens"
             )
-        self._sequences[key] = sequence
+        self._sequences[key] = _Sequence(key, request)
         self._has_work.set()
 
     def cancel(self, key: int) -> None:
@@ -200,9 +199,10 @@ class MockerEngine:
             due = max(due, loop.time() - self._config.itl_ms * 1e-3)  # Late by more than a step: don't catch up.
             due += self._config.itl_ms * 1e-3 + prefilled * self._config.prefill_us_per_token * 1e-6
             await asyncio.sleep(due - loop.time())
-            self._step(emit)
-            if self._is_to_hang():
-                await asyncio.Event().wait()
+            running = [one for one in self._sequences.values() if one.prefill_left == 0]
+            await self._break_on_command(running)
+            self._step(running, emit)
+            await self._break_on_command(running)
 
     def _prefill(self) -> int:
         """Work off at most one chunk of the prompts that wait. Returns how many tokens that was."""
@@ -215,17 +215,14 @@ class MockerEngine:
                 break
         return self._config.prefill_chunk_tokens - left
 
-    def _step(self, emit: Emit) -> None:
+    def _step(self, running: Sequence[_Sequence], emit: Emit) -> None:
         self._steps += 1
-        outputs = []
-        for sequence in [one for one in self._sequences.values() if one.prefill_left == 0]:
-            output = self._output(sequence)
+        outputs = [self._output(sequence) for sequence in running]
+        for output in outputs:
             if output.finish is not None or output.failure is not None:
-                del self._sequences[sequence.key]
-            outputs.append(output)
+                del self._sequences[output.key]
         if outputs:
             emit(outputs)
-        self._die_on_command()
 
     def _output(self, sequence: _Sequence) -> Output:
         raise_after = self._config.faults.raise_after
@@ -234,14 +231,13 @@ class MockerEngine:
             return Output(sequence.key, failure=failure)
         return sequence.step(self._config.context_length)
 
-    def _is_to_hang(self) -> bool:
-        hang_after = self._config.faults.hang_after
-        return hang_after is not None and self._longest() >= hang_after
-
-    def _die_on_command(self) -> None:
-        die_after = self._config.faults.die_after
-        if die_after is not None and self._longest() >= die_after:
+    async def _break_on_command(self, running: Sequence[_Sequence]) -> None:
+        faults = self._config.faults
+        if _has_one_at(faults.die_after, running):
             os.kill(os.getpid(), signal.SIGKILL)
+        if _has_one_at(faults.hang_after, running):
+            await asyncio.Event().wait()
 
-    def _longest(self) -> int:
-        return max((sequence.emitted_count for sequence in self._sequences.values()), default=0)
+
+def _has_one_at(count: int | None, running: Sequence[_Sequence]) -> bool:
+    return count is not None and any(sequence.emitted_count >= count for sequence in running)

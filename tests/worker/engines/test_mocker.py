@@ -1,0 +1,433 @@
+"""The mocker: tokens that prove themselves, continued from any cut, and faults on command."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.errors import Failure, Reason
+from services.request import FinishReason, Request, Sampling
+from services.tokenizers.byte_level import EOS, VOCAB_SIZE, ByteTokenizer
+from services.worker.engine import Output
+from services.worker.engines.mocker import Faults, MockerConfig, MockerEngine
+from tests.support import make_request, run_async
+
+GREEDY = Sampling(temperature=0.0, seed=1)
+SEEDED = Sampling(temperature=0.8, seed=1)
+PROMPT = tuple(b"Tell me of the sea.")
+
+
+class Running:
+    """An engine that runs, and what it has emitted, step by step."""
+
+    def __init__(self, config: MockerConfig) -> None:
+        self.engine = MockerEngine(config)
+        self.steps: list[Sequence[Output]] = []
+        self._news = asyncio.Event()
+
+    def emit(self, outputs: Sequence[Output]) -> None:
+        self.steps.append(outputs)
+        self._news.set()
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        while not condition():
+            self._news.clear()
+            await self._news.wait()
+
+    def token_ids(self, key: int) -> list[int]:
+        return [token for step in self.steps for output in step if output.key == key for token in output.token_ids]
+
+    def end(self, key: int) -> Output | None:
+        ends = [
+            output for step in self.steps for output in step if output.key == key and (output.finish or output.failure)
+        ]
+        assert len(ends) <= 1
+        return ends[0] if ends else None
+
+
+def run(scenario: Callable[[Running], Any], *requests: Request, faults: Faults | None = None, **config: Any) -> Any:
+    """Submit the requests under keys 1, 2, …, then play the scenario on the running engine."""
+
+    async def play() -> Any:
+        running = Running(MockerConfig(**({"itl_ms": 0.0} | config), faults=faults or Faults()))
+        async with asyncio.TaskGroup() as group:
+            engine = group.create_task(running.engine.run(running.emit, asyncio.Event()))
+            for key, request in enumerate(requests, start=1):
+                running.engine.submit(key, request)
+            result = await scenario(running)
+            engine.cancel()
+        return result
+
+    return run_async(play())
+
+
+def answer(request: Request, **config: Any) -> tuple[list[int], FinishReason | None]:
+    """The whole answer, and why it ended."""
+
+    async def scenario(running: Running) -> tuple[list[int], FinishReason | None]:
+        await running.until(lambda: running.end(1))
+        end = running.end(1)
+        assert end is not None
+        return running.token_ids(1), end.finish
+
+    result: tuple[list[int], FinishReason | None] = run(scenario, request, **config)
+    return result
+
+
+def tokens(request: Request) -> list[int]:
+    return answer(request)[0]
+
+
+def asked(sampling: Sampling = GREEDY, *, max_tokens: int = 64, **fields: Any) -> Request:
+    return make_request(PROMPT, sampling=sampling, max_tokens=max_tokens, **({"ignore_eos": True} | fields))
+
+
+# What the tokens depend on
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
+def test_a_continuation_from_any_cut_equals_the_uncut_answer(sampling: Sampling) -> None:
+    whole = asked(sampling)
+    uncut = tokens(whole)
+
+    assert len(uncut) == 64
+    assert any(token >= 0x80 for token in uncut), "some cuts should go through a character"
+    for cut in range(64):
+        assert tokens(whole.after(uncut[:cut])) == uncut[cut:], f"cut at {cut}"
+
+
+@pytest.mark.parametrize("place", [0, 9, len(PROMPT) - 1])
+def test_every_token_depends_on_every_token_of_the_prompt(place: int) -> None:
+    other = replace(asked(), token_ids=(*PROMPT[:place], PROMPT[place] ^ 1, *PROMPT[place + 1 :]))
+
+    assert tokens(other)[:16] != tokens(asked())[:16]
+
+
+def test_every_token_depends_on_every_generated_token_and_on_their_order() -> None:
+    uncut = tokens(asked())
+    begun = uncut[:20]
+    missing, doubled, swapped = begun[:-1], [*begun, begun[-1]], [*begun[:-2], begun[-1], begun[-2]]
+    assert begun[-1] != begun[-2], "these two are to be told apart"
+
+    for wrong in (missing, doubled, swapped):
+        assert tokens(asked().after(wrong))[: 64 - 21] != uncut[20:-1]
+
+
+def test_greedy_answers_depend_on_neither_seed_nor_choice() -> None:
+    assert tokens(asked(replace(GREEDY, seed=2), choice=1)) == tokens(asked(GREEDY))
+
+
+@pytest.mark.parametrize("other", [{"seed": 2}, {"temperature": 0.9}, {"top_p": 0.5}, {"presence_penalty": 1.0}])
+def test_sampled_answers_depend_on_how_they_are_sampled(other: dict[str, float]) -> None:
+    assert tokens(asked(replace(SEEDED, **other))) != tokens(asked(SEEDED))  # type: ignore[arg-type]
+
+
+def test_sampled_answers_depend_on_the_choice() -> None:
+    assert tokens(asked(SEEDED, choice=1)) != tokens(asked(SEEDED))
+
+
+def test_answers_do_not_depend_on_what_else_runs() -> None:
+    async def scenario(running: Running) -> list[int]:
+        await running.until(lambda: running.end(2))
+        return running.token_ids(2)
+
+    together = run(scenario, asked(SEEDED), asked(), asked(max_tokens=10))
+
+    assert together == tokens(asked())
+
+
+def test_answers_are_text_in_many_scripts() -> None:
+    written = bytes(tokens(asked(max_tokens=2000))).decode(errors="ignore")
+
+    assert {len(character.encode()) for character in written} == {1, 2, 3, 4}
+
+
+# How an answer ends
+
+
+def test_the_end_token_ends_an_answer_and_is_not_among_its_tokens() -> None:
+    ended = [answer(asked(replace(SEEDED, seed=seed), max_tokens=200, ignore_eos=False)) for seed in range(20)]
+    stopped = [token_ids for token_ids, finish in ended if finish is FinishReason.STOP]
+
+    assert stopped
+    assert all(len(token_ids) < 200 and EOS not in token_ids for token_ids in stopped)
+
+
+def stopping() -> tuple[Request, list[int]]:
+    """A request whose answer the end token ends early, and that answer."""
+    for seed in range(100):
+        request = asked(replace(SEEDED, seed=seed), max_tokens=200, ignore_eos=False)
+        token_ids, finish = answer(request)
+        if finish is FinishReason.STOP and len(token_ids) > 20:
+            return request, token_ids
+    raise AssertionError("no answer ended by itself")
+
+
+def test_ignore_eos_goes_on_after_it() -> None:
+    request, stopped = stopping()
+    token_ids, finish = answer(replace(request, stop=replace(request.stop, ignore_eos=True)))
+
+    assert (len(token_ids), finish) == (200, FinishReason.LENGTH)
+    assert token_ids[: len(stopped)] == stopped
+
+
+def test_min_tokens_holds_the_end_token_off() -> None:
+    request, stopped = stopping()
+    token_ids, _ = answer(replace(request, stop=replace(request.stop, min_tokens=len(stopped) + 1)))
+
+    assert len(token_ids) > len(stopped)
+    assert token_ids[: len(stopped)] == stopped
+
+
+def test_min_tokens_counts_the_tokens_that_a_continued_request_brings() -> None:
+    request, stopped = stopping()
+    request = replace(request, stop=replace(request.stop, min_tokens=len(stopped)))
+
+    assert answer(request.after(stopped[:10])) == (stopped[10:], FinishReason.STOP)
+
+
+def test_a_stop_token_ends_the_answer_before_it() -> None:
+    uncut = tokens(asked())
+    stop = uncut[30]
+    before = uncut[: uncut.index(stop)]
+
+    assert answer(asked(token_ids=PROMPT, stop=replace(asked().stop, token_ids=(stop,)))) == (before, FinishReason.STOP)
+
+
+def test_min_tokens_holds_stop_tokens_off_too() -> None:
+    uncut = tokens(asked())
+    stop = replace(asked().stop, token_ids=(uncut[5],), min_tokens=64)
+    token_ids, finish = answer(asked(stop=stop))
+
+    assert (len(token_ids), finish) == (64, FinishReason.LENGTH)
+    assert uncut[5] not in token_ids
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 64])
+def test_max_tokens_is_over_the_whole_continuation(max_tokens: int) -> None:
+    uncut = tokens(asked())
+
+    assert answer(asked(max_tokens=max_tokens)) == (uncut[:max_tokens], FinishReason.LENGTH)
+    assert answer(asked(max_tokens=max_tokens).after(uncut[: max_tokens - 1]))[0] == uncut[max_tokens - 1 : max_tokens]
+
+
+def test_a_request_whose_limit_is_met_already_finishes_without_a_token() -> None:
+    assert answer(asked(max_tokens=3).after([97, 98, 99])) == ([], FinishReason.LENGTH)
+
+
+def test_the_context_ends_an_answer() -> None:
+    token_ids, finish = answer(asked(), context_length=len(PROMPT) + 5)
+
+    assert (len(token_ids), finish) == (5, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("context_length", [len(PROMPT) - 1, len(PROMPT)])
+def test_a_prompt_that_leaves_no_room_is_refused(context_length: int) -> None:
+    with pytest.raises(Failure) as caught:
+        MockerEngine(MockerConfig(context_length=context_length)).submit(1, asked())
+
+    assert caught.value.reason is Reason.PROMPT_TOO_LONG
+
+
+def test_token_ids_outside_the_vocabulary_are_refused() -> None:
+    with pytest.raises(Failure) as caught:
+        MockerEngine(MockerConfig()).submit(1, make_request((VOCAB_SIZE,)))
+
+    assert caught.value.reason is Reason.INVALID_ARGUMENT
+
+
+# Steps
+
+
+def test_a_step_gives_every_running_sequence_one_token() -> None:
+    async def scenario(running: Running) -> list[list[int]]:
+        await running.until(lambda: len(running.steps) == 3)
+        return [[output.key for output in step] for step in running.steps[:3]]
+
+    assert run(scenario, asked(), asked()) == [[1, 2]] * 3
+
+
+def test_after_cancel_nothing_of_it_is_emitted_any_more() -> None:
+    async def scenario(running: Running) -> tuple[int, int]:
+        await running.until(lambda: len(running.token_ids(1)) == 3)
+        running.engine.cancel(1)
+        running.engine.cancel(1)
+        running.engine.cancel(99)
+        await running.until(lambda: running.end(2))
+        return len(running.token_ids(1)), len(running.token_ids(2))
+
+    assert run(scenario, asked(), asked()) == (3, 64)
+
+
+def test_an_engine_whose_last_sequence_was_cancelled_goes_on_with_the_next() -> None:
+    async def scenario(running: Running) -> int:
+        await running.until(lambda: running.token_ids(1))
+        running.engine.cancel(1)
+        running.engine.submit(2, asked())
+        await running.until(lambda: running.end(2))
+        return len(running.token_ids(2))
+
+    assert run(scenario, asked()) == 64
+
+
+def test_a_long_prompt_is_computed_in_chunks_while_the_others_go_on() -> None:
+    async def scenario(running: Running) -> int:
+        running.engine.submit(2, asked())
+        await running.until(lambda: running.token_ids(2))
+        running.engine.submit(3, make_request((1,) * 100, max_tokens=1))
+        before = len(running.token_ids(2))
+        await running.until(lambda: running.end(3))
+        return len(running.token_ids(2)) - before
+
+    # 100 tokens in chunks of 10 are ten steps, besides one that may have been under way.
+    assert run(scenario, prefill_chunk_tokens=10) in (10, 11)
+
+
+def test_a_prompt_of_one_chunk_costs_its_time() -> None:
+    async def scenario(running: Running) -> float:
+        began = asyncio.get_running_loop().time()
+        await running.until(lambda: running.token_ids(1))
+        return asyncio.get_running_loop().time() - began
+
+    assert run(scenario, make_request((1,) * 50), prefill_us_per_token=1000) >= 0.05
+
+
+def test_tokens_come_itl_apart() -> None:
+    async def scenario(running: Running) -> float:
+        began = asyncio.get_running_loop().time()
+        await running.until(lambda: len(running.token_ids(1)) == 10)
+        return asyncio.get_running_loop().time() - began
+
+    assert run(scenario, asked(), itl_ms=5.0) >= 0.049
+
+
+def test_is_ready_once_it_has_loaded() -> None:
+    async def scenario() -> float:
+        ready, clock = asyncio.Event(), asyncio.get_running_loop().time
+        async with asyncio.TaskGroup() as group:
+            began = clock()
+            engine = group.create_task(MockerEngine(MockerConfig(startup_s=0.05)).run(lambda _: None, ready))
+            await ready.wait()
+            engine.cancel()
+            return clock() - began
+
+    assert run_async(scenario()) >= 0.05
+
+
+# Load
+
+
+def test_the_load_is_that_of_the_sequences_it_has() -> None:
+    engine = MockerEngine(MockerConfig(kv_block_tokens=16, kv_blocks_total=100))
+    loads = [engine.load()]
+    engine.submit(1, make_request((1,) * 16))
+    engine.submit(2, make_request((1,) * 16, generated_token_ids=(97,)))
+    loads.append(engine.load())
+    engine.cancel(1)
+    engine.cancel(2)
+    loads.append(engine.load())
+    ranks = [load.ranks[0] for load in loads]
+
+    assert [rank.kv_blocks_used for rank in ranks] == [0, 3, 0]
+    assert [rank.active_prefill_tokens for rank in ranks] == [0, 33, 0]
+    assert {rank.kv_blocks_total for rank in ranks} == {100}
+
+
+def test_the_step_counter_grows_with_every_step_prefill_included() -> None:
+    async def scenario(running: Running) -> tuple[int, int, int]:
+        await running.until(lambda: running.end(1))
+        load = running.engine.load()
+        return load.steps, load.ranks[0].active_prefill_tokens, load.ranks[0].kv_blocks_used
+
+    # Three chunks of prompt, the last of which gives the first of four tokens.
+    assert run(scenario, make_request((1,) * 30, max_tokens=4), prefill_chunk_tokens=10) == (6, 0, 0)
+
+
+# Faults
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_raise_after_fails_every_request_there_and_the_engine_goes_on(after: int) -> None:
+    async def scenario(running: Running) -> list[tuple[int, Reason | None]]:
+        await running.until(lambda: running.end(1))
+        running.engine.submit(2, asked())
+        await running.until(lambda: running.end(2))
+        ends = [running.end(key) for key in (1, 2)]
+        return [
+            (len(running.token_ids(key)), end.failure.reason if end and end.failure else None)
+            for key, end in enumerate(ends, start=1)
+        ]
+
+    assert run(scenario, asked(), faults=Faults(raise_after=after)) == [(after, Reason.ENGINE_ERROR)] * 2
+
+
+def test_raise_after_counts_what_this_process_gave() -> None:
+    async def scenario(running: Running) -> int:
+        await running.until(lambda: running.end(1))
+        return len(running.token_ids(1))
+
+    assert run(scenario, asked().after([97] * 10), faults=Faults(raise_after=3)) == 3
+
+
+@pytest.mark.parametrize(("after", "max_tokens"), [(0, 64), (3, 64), (3, 3)])
+def test_hang_after_stops_the_engine_for_good(after: int, max_tokens: int) -> None:
+    """The step counter stands still and a second request gets nothing. The watchdog is a loop that has gone on."""
+
+    async def scenario(running: Running) -> tuple[int, int]:
+        await running.until(lambda: len(running.token_ids(1)) == after)
+        running.engine.submit(2, asked())
+        for _ in range(50):
+            await asyncio.sleep(0)
+        return len(running.token_ids(1)), running.engine.load().steps
+
+    assert run(scenario, asked(max_tokens=max_tokens), faults=Faults(hang_after=after)) == (after, after)
+
+
+def test_refuse_refuses_so_many_submissions_and_no_more() -> None:
+    engine = MockerEngine(MockerConfig(faults=Faults(refuse=2)))
+    reasons = []
+    for key in range(3):
+        try:
+            engine.submit(key, asked())
+        except Failure as failure:
+            reasons.append(failure.reason)
+
+    assert reasons == [Reason.WORKER_AT_CAPACITY] * 2
+
+
+DYING = """
+import asyncio, sys
+from services.worker.engines.mocker import Faults, MockerConfig, MockerEngine
+from tests.support import make_request
+
+def emit(outputs):
+    for output in outputs:
+        print(len(output.token_ids), flush=True)
+
+async def main():
+    engine = MockerEngine(MockerConfig(itl_ms=0, faults=Faults(die_after={after})))
+    engine.submit(1, make_request(max_tokens={max_tokens}, ignore_eos=True))
+    await engine.run(emit, asyncio.Event())
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("after", "max_tokens"), [(0, 9), (3, 9), (3, 3)])
+def test_die_after_kills_the_process_there(after: int, max_tokens: int) -> None:
+    code = DYING.format(after=after, max_tokens=max_tokens)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
+
+    assert done.returncode == -9, done.stderr
+    assert done.stdout == "1\n" * after
+
+
+def test_its_card_is_enough_to_read_its_tokens() -> None:
+    engine = MockerEngine(MockerConfig(served_model_name="m"))
+
+    assert (engine.card.model, engine.card.vocab_size) == ("m", len(ByteTokenizer.token_bytes))
+    assert engine.tokenizer_content() == b""
