@@ -191,6 +191,17 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
     assert "`unbroken up` starts it" in done.stderr
 
 
+@pytest.mark.parametrize("url", ["localhost:8000", "http://", ""])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    server = Server([])
+    server.url = url
+
+    done = chat(server, "Hi")
+
+    assert done.returncode == 2
+    assert "is not like http://127.0.0.1:8000" in done.stderr
+
+
 def test_the_conversation_is_kept_and_ctrl_d_ends_it(terminals: list[Terminal]) -> None:
     with Server([event("Hello"), "data: [DONE]\n\n"]) as server:
         terminals.append(terminal := Terminal(server))

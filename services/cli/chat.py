@@ -4,6 +4,7 @@ import asyncio
 import sys
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -12,9 +13,21 @@ from services.chat import ChatConfig, ChatError, Conversation
 PROMPT = "> "
 
 
+def _check_url(_: click.Context, __: click.Parameter, given: str) -> str:
+    url = urlsplit(given)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise click.BadParameter(f"{given!r} is not like http://127.0.0.1:8000")
+    return f"{url.scheme}://{url.netloc}"
+
+
 @click.command(short_help="Talk to a model in the terminal.")
 @click.option(
-    "--url", envvar="DYN_CHAT_URL", show_envvar=True, default="http://127.0.0.1:8000", help="Of a frontend's HTTP API."
+    "--url",
+    envvar="DYN_CHAT_URL",
+    show_envvar=True,
+    default="http://127.0.0.1:8000",
+    callback=_check_url,
+    help="Of a frontend's HTTP API.",
 )
 @click.option("--model", envvar="DYN_CHAT_MODEL", show_envvar=True, show_default="the first that is served")
 @click.option("--max-tokens", type=int)
@@ -27,7 +40,7 @@ def command(*, url: str, model: str | None, system: str | None, **options: Any) 
     Ctrl-C stops an answer, Ctrl-D ends the conversation. Text from a pipe is one message, answered once.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    conversation = Conversation(ChatConfig(url=url.rstrip("/"), model=model, system=system, options=given))
+    conversation = Conversation(ChatConfig(url=url, model=model, system=system, options=given))
     if sys.stdin.isatty():
         _converse(conversation)
     elif not _answer(conversation, sys.stdin.read()):
