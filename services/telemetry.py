@@ -1,4 +1,4 @@
-"""Logs and metrics, alike in every process: one line per event on stderr, one Prometheus registry per process."""
+"""Logs, alike in every process: one line per event, on stderr."""
 
 import logging
 import sys

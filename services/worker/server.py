@@ -116,7 +116,7 @@ class Worker:
                 engine_task.cancel()
         except ExceptionGroup as group:
             cause = root_cause(group)
-            raise (StartupError(str(cause)) if isinstance(cause, Failure) else cause) from None
+            raise (StartupError(cause.detail) if isinstance(cause, Failure) else cause) from None
 
     async def _run_engine(self, ready: asyncio.Event) -> None:
         """A dead engine fails every request at once, so that frontends carry them on elsewhere."""
@@ -124,7 +124,8 @@ class Worker:
             await self._engine.run(self._execute.emit, ready)
         except Exception as error:
             log.exception("the engine died")
-            death = Failure(Reason.ENGINE_DEAD, f"the engine died: {error}")
+            why = error.detail if isinstance(error, Failure) else error
+            death = Failure(Reason.ENGINE_DEAD, f"the engine died: {why}")
             await self._leave_dead(death)
             raise death from error
 

@@ -1,0 +1,390 @@
+"""The worker process: it starts in order, ends in order, and says in a sentence why when it can't."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.errors import Failure, Reason
+from services.lifetime import StartupError
+from services.rpc import CHANNEL_OPTIONS, failure_of
+from services.stubs import inference_pb2, inference_pb2_grpc, worker_pb2_grpc
+from services.worker.engine import Emit
+from services.worker.engines.mocker import MockerConfig, MockerEngine
+from services.worker.server import Worker, WorkerConfig
+from tests.support import run_async
+from tests.worker.support import ManualEngine, RawFrontend, submit
+
+NO_REGISTRY = "127.0.0.1:1"
+WAIT_S = 15.0
+
+
+def asked(max_tokens: int = 40, **fields: Any) -> inference_pb2.GenerateRequest:
+    stop = inference_pb2.Stop(max_tokens=max_tokens, ignore_eos=True)
+    given: dict[str, Any] = {"model": "mocker", "tokens": inference_pb2.TokenIds(ids=[1, 2]), "stop": stop} | fields
+    return inference_pb2.GenerateRequest(**given)
+
+
+class Answer:
+    """One Generate call, read as far as the test wants."""
+
+    def __init__(self, channel: grpc.aio.Channel, request: inference_pb2.GenerateRequest | None = None) -> None:
+        self._call = inference_pb2_grpc.InferenceStub(channel).Generate(request or asked())
+        self.items: list[Any] = []
+        self.failure: Failure | None = None
+
+    @property
+    def token_count(self) -> int:
+        return sum(len(item.delta.token_ids) for item in self.items)
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.items) and self.items[-1].complete_final
+
+    async def read(self) -> bool:
+        """One item; False at the end."""
+        try:
+            item = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            self.failure = failure_of(error, otherwise=Reason.DISCONNECTED)
+            return False
+        if item is grpc.aio.EOF:
+            return False
+        self.items.append(item)
+        return True
+
+    async def read_all(self) -> "Answer":
+        while await self.read():
+            pass
+        return self
+
+    @property
+    def reason(self) -> Reason | None:
+        return None if self.failure is None else self.failure.reason
+
+
+async def until_written(path: Path, process: subprocess.Popen[str] | None = None) -> dict[str, Any]:
+    async with asyncio.timeout(WAIT_S):
+        while (ready := _ready_state(path)) is None:
+            assert process is None or process.poll() is None, "the worker ended before it was ready"
+            await asyncio.sleep(0.01)
+    return ready
+
+
+def _ready_state(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    state: dict[str, Any] = json.loads(path.read_text())
+    return state
+
+
+class Process:
+    """A real `unbroken worker`, and a channel to it."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._ready_file = folder / "ready.json"
+        command = [sys.executable, "-m", "services", "worker", "--registry", NO_REGISTRY]
+        command += ["--ready-file", str(self._ready_file), *options]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}
+        self._popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+
+    async def ready(self) -> dict[str, Any]:
+        return await until_written(self._ready_file, self._popen)
+
+    def terminate(self) -> None:
+        self._popen.send_signal(signal.SIGTERM)
+
+    async def end(self) -> tuple[int, str]:
+        """Exit status and what it said."""
+        _, said = await asyncio.to_thread(self._popen.communicate, timeout=WAIT_S)
+        return self._popen.returncode, said
+
+    def close(self) -> None:
+        self._popen.kill()
+        self._popen.communicate()
+
+
+@asynccontextmanager
+async def started(folder: Path, *options: str) -> AsyncIterator[tuple[Process, grpc.aio.Channel]]:
+    process = Process(folder, *options)
+    try:
+        address = (await process.ready())["address"]
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            yield process, channel
+    finally:
+        process.close()
+
+
+# Real processes
+
+
+def test_serves_until_sigterm_then_lets_what_runs_finish_and_takes_nothing_new(tmp_path: Path) -> None:
+    async def scenario() -> tuple[Answer, Reason | None, tuple[int, str], list[int]]:
+        async with started(tmp_path, "--mocker-itl-ms", "10") as (process, channel):
+            health = health_pb2_grpc.HealthStub(channel)
+            states = [(await health.Check(health_pb2.HealthCheckRequest())).status]
+            frontend = RawFrontend(worker_pb2_grpc.WorkerStub(channel))
+            answer = Answer(channel)
+            await answer.read()
+            process.terminate()
+            await frontend.until(lambda: frontend.messages and frontend.messages[-1].HasField("goaway"))
+            late = await Answer(channel).read_all()
+            states.append((await health.Check(health_pb2.HealthCheckRequest())).status)
+            await answer.read_all()
+            return answer, late.reason, await process.end(), states
+
+    answer, late, (status, _), states = run_async(scenario())
+
+    assert (answer.token_count, answer.is_complete) == (40, True)
+    assert late is Reason.DRAINING
+    assert states == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
+    assert status == 0
+
+
+def test_hands_over_what_has_not_finished_within_the_drain_timeout(tmp_path: Path) -> None:
+    async def scenario() -> tuple[Answer, str, tuple[int, str]]:
+        options = ("--served-model-name", "m", "--mocker-itl-ms", "5", "--drain-timeout", "0.2")
+        async with started(tmp_path, *options) as (process, channel):
+            frontend = RawFrontend(worker_pb2_grpc.WorkerStub(channel))
+            request = asked(max_tokens=10_000, model="m")
+            await frontend.send(submit(1, 3, stop=request.stop))
+            answer = Answer(channel, request)
+            await answer.read()
+            process.terminate()
+            end = await frontend.until(lambda: frontend.end(1))
+            await answer.read_all()
+            return answer, end.error.reason, await process.end()
+
+    answer, reason, (status, _) = run_async(scenario())
+
+    assert (answer.reason, reason, status) == (Reason.DRAINING, "DRAINING", 0)
+    assert 0 < answer.token_count < 10_000
+
+
+def test_sigterm_while_the_engine_loads_ends_at_once(tmp_path: Path) -> None:
+    async def scenario() -> int:
+        process = Process(tmp_path, "--mocker-startup-s", "60", "--log-format", "json")
+        try:
+            await asyncio.to_thread(_wait_for_loop, process._popen.pid)
+            process.terminate()
+            return (await process.end())[0]
+        finally:
+            process.close()
+
+    assert run_async(scenario()) == 0
+
+
+def _wait_for_loop(pid: int) -> None:
+    """Until the process catches SIGTERM by itself, as /proc says."""
+    while True:
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+        if int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1:
+            return
+
+
+def test_a_port_in_use_is_said_in_a_sentence(tmp_path: Path) -> None:
+    async def scenario() -> tuple[int, str]:
+        async with started(tmp_path):
+            address = (await until_written(tmp_path / "ready.json"))["address"]
+            (tmp_path / "second").mkdir()
+            second = Process(tmp_path / "second", "--listen", address)
+            try:
+                return await second.end()
+            finally:
+                second.close()
+
+    status, said = run_async(scenario())
+
+    assert status == 1
+    assert said.splitlines()[-1].startswith("error: cannot listen on 127.0.0.1:")
+    assert "Traceback" not in said
+
+
+DYING = """
+import asyncio
+from services.errors import Failure, Reason
+from services.lifetime import run_process
+from services.worker.engines.mocker import MockerConfig, MockerEngine
+from services.worker.server import Worker, WorkerConfig
+
+class Dying(MockerEngine):
+    async def run(self, emit, ready):
+        ready.set()
+        await asyncio.sleep(0.1)
+        raise Failure(Reason.ENGINE_DEAD, "the device is gone")
+
+config = WorkerConfig(registries=("127.0.0.1:1",))
+run_process(lambda stopping: Worker(Dying(MockerConfig()), config).run(stopping))
+"""
+
+
+def test_a_dead_engine_ends_the_process_with_status_1_and_a_sentence() -> None:
+    done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "error: the engine died: the device is gone"
+
+
+# In this process
+
+
+class DyingEngine(ManualEngine):
+    """Dies when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.death = asyncio.Event()
+
+    async def run(self, emit: Emit, ready: asyncio.Event) -> None:
+        self.attach(emit)
+        ready.set()
+        await self.death.wait()
+        raise ZeroDivisionError("boom")
+
+
+def test_a_dead_engine_fails_all_its_requests_with_a_reason_before_the_process_ends(tmp_path: Path) -> None:
+    async def scenario() -> tuple[Reason | None, str, str]:
+        engine = DyingEngine()
+        config = WorkerConfig(registries=(NO_REGISTRY,), ready_file=tmp_path / "r")
+        death = None
+
+        async def run() -> None:
+            nonlocal death
+            try:
+                await Worker(engine, config).run(asyncio.Event())
+            except StartupError as error:
+                death = str(error)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run())
+            address = (await until_written(tmp_path / "r"))["address"]
+            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+                frontend = RawFrontend(worker_pb2_grpc.WorkerStub(channel))
+                await frontend.send(submit(1, 10))
+                answer = Answer(channel, asked(model="m"))
+                reading = group.create_task(answer.read_all())
+                async with asyncio.timeout(WAIT_S):
+                    while len(engine.requests) < 2:
+                        await frontend.read()
+                engine.death.set()
+                end = await frontend.until(lambda: frontend.end(1))
+                await reading
+        assert death is not None
+        return answer.reason, end.error.reason, death
+
+    assert run_async(scenario()) == (Reason.ENGINE_DEAD, "ENGINE_DEAD", "the engine died: boom")
+
+
+@asynccontextmanager
+async def working(engine: Any, folder: Path, **config: Any) -> AsyncIterator[dict[str, Any]]:
+    """A worker in this process, ended in order."""
+    stopping = asyncio.Event()
+    worker = Worker(engine, WorkerConfig(registries=(NO_REGISTRY,), ready_file=folder / "r", **config))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(worker.run(stopping))
+        yield await until_written(folder / "r")
+        stopping.set()
+
+
+@pytest.mark.parametrize("places", [0, 1, 3])
+def test_of_fifty_requests_at_once_exactly_n_plus_q_are_served(places: int, tmp_path: Path) -> None:
+    async def scenario() -> list[Answer]:
+        engine = MockerEngine(MockerConfig(itl_ms=20))
+        async with (
+            working(engine, tmp_path, engine_request_limit=2, request_queue_limit=places) as ready,
+            grpc.aio.insecure_channel(ready["address"], options=CHANNEL_OPTIONS) as channel,
+            asyncio.TaskGroup() as group,
+        ):
+            answers = [Answer(channel, asked(max_tokens=10)) for _ in range(50)]
+            for answer in answers:
+                group.create_task(answer.read_all())
+        return answers
+
+    answers = run_async(scenario())
+
+    assert sum(answer.reason is Reason.WORKER_AT_CAPACITY for answer in answers) == 50 - 2 - places
+    assert sum(answer.is_complete for answer in answers) == 2 + places
+
+
+def test_one_requests_bad_input_is_that_requests_failure_alone(tmp_path: Path) -> None:
+    """A request without limits once killed the engine."""
+
+    async def scenario() -> list[Answer]:
+        async with (
+            working(MockerEngine(MockerConfig(itl_ms=1, context_length=64)), tmp_path) as ready,
+            grpc.aio.insecure_channel(ready["address"], options=CHANNEL_OPTIONS) as channel,
+        ):
+            requests = [
+                inference_pb2.GenerateRequest(model="mocker", text="hi"),
+                inference_pb2.GenerateRequest(model="mocker", tokens=inference_pb2.TokenIds(ids=[9999])),
+                inference_pb2.GenerateRequest(model="mocker", tokens=inference_pb2.TokenIds(ids=[1])),
+            ]
+            return [await Answer(channel, request).read_all() for request in requests]
+
+    text, outside, bare = run_async(scenario())
+
+    assert (text.reason, outside.reason) == (Reason.INVALID_ARGUMENT, Reason.INVALID_ARGUMENT)
+    assert bare.is_complete
+    assert bare.token_count <= 63
+
+
+def test_a_bug_below_the_guard_is_an_internal_failure_and_the_slot_is_free_again(tmp_path: Path) -> None:
+    async def scenario() -> list[Reason | None]:
+        engine = ManualEngine()
+        async with (
+            working(engine, tmp_path, engine_request_limit=1, request_queue_limit=0) as ready,
+            grpc.aio.insecure_channel(ready["address"], options=CHANNEL_OPTIONS) as channel,
+        ):
+            reasons = []
+            for _ in range(2):
+                engine.refusal, engine.cancel_bug = Failure(Reason.ENGINE_ERROR, "x"), ZeroDivisionError("a bug")
+                reasons.append((await Answer(channel, asked(model="m")).read_all()).reason)
+            return reasons
+
+    assert run_async(scenario()) == [Reason.INTERNAL] * 2
+
+
+def test_metrics_live_and_health_are_served_where_asked(tmp_path: Path) -> None:
+    async def scenario() -> tuple[str, str]:
+        async with working(ManualEngine(), tmp_path, metrics_listen="127.0.0.1:0") as ready:
+            import aiohttp
+
+            async with aiohttp.ClientSession(f"http://{ready['metrics']}") as client:
+                async with client.get("/health") as response:
+                    health = await response.text()
+                async with client.get("/metrics") as response:
+                    return health, await response.text()
+
+    health, metrics = run_async(scenario())
+
+    assert "ready" in health
+    for line in ("dynamo_engine_request 0.0", "dynamo_request_queue 0.0", "unbroken_engine_steps_total 7.0"):
+        assert line in metrics
+    assert "dynamo_rejection_request_total 0.0" in metrics
+
+
+def test_advertises_what_it_is_told_and_where_it_listens_otherwise(tmp_path: Path) -> None:
+    async def scenario(**config: Any) -> str:
+        async with working(ManualEngine(), tmp_path, **config) as ready:
+            address: str = ready["address"]
+            return address
+
+    assert run_async(scenario()).startswith("127.0.0.1:")
+    (tmp_path / "r").unlink()
+    assert run_async(scenario(advertise="worker-1:50052")) == "worker-1:50052"
+
+
+def test_more_slots_than_the_engine_has_are_refused_in_a_sentence() -> None:
+    with pytest.raises(StartupError, match="--engine-request-limit 3 is more than the engine's 2"):
+        Worker(ManualEngine(request_limit=2), WorkerConfig(engine_request_limit=3))
