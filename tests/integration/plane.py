@@ -209,7 +209,10 @@ class Plane:
 
     async def worker(self, *options: str) -> Process:
         """A worker that the frontend has found."""
-        worker = self.launch(*options)
+        return await self.found(self.launch(*options))
+
+    async def found(self, worker: Process) -> Process:
+        """The worker, once the frontend has found it."""
         await until(lambda: worker.is_ready and self.frontend.has_found(worker))
         return worker
 
