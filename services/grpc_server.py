@@ -29,12 +29,13 @@ class GrpcServer:
         )
 
     async def start(self, listen: str) -> str:
-        """Listen on `host:port` and return the real one. Raises StartupError when the port can't be had."""
+        """Listen on `host:port` and return the real one; not serving yet. Raises StartupError if it can't be had."""
         host = listen.rpartition(":")[0]
         try:
             port = self.server.add_insecure_port(listen)
         except RuntimeError as error:
             raise StartupError(f"cannot listen on {listen}: is another process using that port?") from error
+        await self.set_serving(is_serving=False)  # Unsaid, health would be SERVING for the server as a whole.
         await self.server.start()
         return f"{host}:{port}"
 
