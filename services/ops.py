@@ -32,7 +32,8 @@ async def start_ops(listen: str, metrics: CollectorRegistry, is_ready: Callable[
     host, _, port = listen.rpartition(":")
     try:
         await web.TCPSite(runner, host, int(port)).start()
-    except OSError as error:
+    except (OSError, ValueError, OverflowError) as error:
         await runner.cleanup()
-        raise StartupError(f"cannot listen on {listen} for metrics: {error.strerror}") from error
+        why = error.strerror if isinstance(error, OSError) else "a host:port with a port from 0 to 65535 is needed"
+        raise StartupError(f"cannot listen on {listen} for metrics: {why}") from error
     return runner, f"{host}:{runner.addresses[0][1]}"
