@@ -1,0 +1,71 @@
+"""Logs: one line per event on stderr, alike for our own and for the libraries', as text or as JSON."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+CODE = """
+import asyncio, logging, structlog
+from services.telemetry import configure_logging
+
+configure_logging("worker", level="{level}", log_format="{log_format}")
+log = structlog.get_logger()
+
+async def main():
+    log.debug("small")
+    log.info("ours", count=3, name="größer")
+    logging.getLogger("library").warning("theirs %d", 4)
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        log.exception("broken")
+        logging.getLogger("library").exception("broken too")
+
+asyncio.run(main())
+"""
+
+
+def logged(log_format: str, level: str = "info") -> str:
+    code = CODE.format(level=level, log_format=log_format)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15, check=True)
+    assert done.stdout == "", "stdout belongs to the program"
+    return done.stderr
+
+
+def records(level: str = "info") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in logged("json", level).splitlines()]
+
+
+def test_json_is_one_object_per_line_marked_with_the_process() -> None:
+    ours, theirs, broken, broken_too = records()
+
+    assert (ours["event"], ours["count"], ours["name"], ours["level"]) == ("ours", 3, "größer", "info")
+    assert (theirs["event"], theirs["level"]) == ("theirs 4", "warning")
+    assert {record["process"] for record in (ours, theirs, broken, broken_too)} == {"worker"}
+    assert all(record["timestamp"].endswith("Z") for record in (ours, theirs))
+
+
+def test_json_has_the_traceback_in_a_field() -> None:
+    for record in records()[2:]:
+        assert "ZeroDivisionError: division by zero" in record["exception"]
+        assert record["exception"].startswith("Traceback")
+
+
+def test_text_has_the_same_and_no_colours_where_nobody_looks() -> None:
+    text = logged("text")
+
+    assert "ours" in text
+    assert "count=3" in text
+    assert "theirs 4" in text
+    assert text.count("ZeroDivisionError: division by zero") == 2
+    assert "\x1b[" not in text
+
+
+@pytest.mark.parametrize(("level", "count"), [("debug", 5), ("info", 4), ("warning", 3), ("error", 2)])
+def test_what_is_below_the_level_is_left_out(level: str, count: int) -> None:
+    lines = [record for record in records(level) if record["event"] != "Using selector: EpollSelector"]
+
+    assert len(lines) == count
