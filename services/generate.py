@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from services.errors import Failure, Reason, invalid
-from services.layers import root_cause
+from services.layers import bug_failure, root_cause
 from services.request import Call, Delta, Finish, Layer, Request
 from services.rpc import abort
 from services.stubs import inference_pb2, inference_pb2_grpc
@@ -98,6 +98,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await self._stream(asked, Call(request_id=request_id, deadline=deadline), context)
         except Failure as failure:
             await abort(context, failure, request_id=request_id)
+        except Exception as error:
+            await abort(context, bug_failure(error, request_id), request_id=request_id)
 
     async def _stream(self, request: Request, call: Call, context: Context) -> None:
         clock, scope = asyncio.get_running_loop().time, asyncio.timeout(None)
@@ -105,9 +107,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         sink = JoiningSink(on_overflow=lambda: scope.reschedule(clock()))
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_write_deltas(sink, context))
+                writing = group.create_task(_write_deltas(sink, context))
                 outcome = await self._run(request, call, sink, scope)
                 sink.close()
+                await writing  # Not left to the group: one that fails while it ends leaves its owner cancelled.
         except ExceptionGroup as group:
             raise root_cause(group) from None
         if isinstance(outcome, Failure):

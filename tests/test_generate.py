@@ -269,6 +269,19 @@ def test_the_next_request_is_unharmed_by_one_that_failed() -> None:
     assert run_async(scenario()) == [7]
 
 
+def test_a_bug_in_the_writer_ends_the_request_and_is_not_taken_for_a_hang_up() -> None:
+    """A text that is no text, in the last delta: the group around the writer fails while it is being left."""
+
+    async def pipeline(request: Request, call: Call, sink: Sink) -> Finish:
+        sink.deliver(Delta(0, [7], text="\ud800"))
+        return ANSWER
+
+    _, error = ask(pipeline, request_id="r-1")
+
+    assert error_info(error).reason == "INTERNAL"
+    assert "r-1" in (error.details() or "" if error else "")
+
+
 # The call
 
 
