@@ -1,9 +1,18 @@
 """Layers: what is shared by all of them."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
-from services.layers import root_cause
+from services.layers import Accept, Deadline, Gate, Guard, root_cause, stack
+from services.request import Call, Finish, FinishReason, Layer, Request, Sink
+from tests.support import HANG, Script, call_layer, make_request, run_async
 
 LOST = Failure(Reason.DISCONNECTED, "lost")
 
@@ -46,3 +55,154 @@ def test_a_cancellation_is_not_forgotten_for_a_failure_that_came_at_the_same_tim
         assert owning.cancelled()
 
     asyncio.run(scenario())
+
+
+# Stack
+
+
+class Named:
+    """A layer that says when it is entered."""
+
+    def __init__(self, inner: Layer, name: str, entered: list[str]) -> None:
+        self._inner, self._name, self._entered = inner, name, entered
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        self._entered.append(self._name)
+        return await self._inner(request, call, sink)
+
+
+def test_a_stack_is_entered_from_the_first_to_the_innermost() -> None:
+    entered: list[str] = []
+    layer = stack(*(partial(Named, name=name, entered=entered) for name in "abc"), innermost=Script([7]))
+
+    assert run_async(call_layer(layer, make_request())).token_ids == [7]
+    assert entered == ["a", "b", "c"]
+
+
+def test_an_empty_stack_is_the_innermost() -> None:
+    script = Script()
+
+    assert stack(innermost=script) is script
+
+
+@pytest.mark.parametrize("wrap", [Guard, Deadline, lambda inner: Accept(inner, Gate())])
+def test_each_of_them_passes_a_whole_answer_through(wrap: Callable[[Layer], Layer]) -> None:
+    async def scenario() -> Any:
+        return await call_layer(wrap(Script([7, b"ab", FinishReason.STOP])), make_request())
+
+    result = run_async(scenario())
+
+    assert result.token_ids == [7, *b"ab"]
+    assert result.finish.reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("wrap", [Guard, Deadline, lambda inner: Accept(inner, Gate())])
+def test_each_of_them_passes_a_failure_and_a_hang_up_through(wrap: Callable[[Layer], Layer]) -> None:
+    async def scenario() -> tuple[Reason, int]:
+        script = Script([7, Reason.STALLED], [7, HANG])
+        layer = wrap(script)
+        with pytest.raises(Failure) as caught:
+            await call_layer(layer, make_request())
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(
+                call_layer(layer, make_request(), deadline=asyncio.get_running_loop().time() + 60)
+            )
+            await script.hanging.wait()
+            asking.cancel()
+        assert asking.cancelled()
+        return caught.value.reason, script.cancelled_count
+
+    assert run_async(scenario()) == (Reason.STALLED, 1)
+
+
+# Guard
+
+
+@pytest.mark.parametrize("bug", [ValueError("inside"), TimeoutError(), ExceptionGroup("", [KeyError("inside")])])
+def test_a_bug_is_an_internal_failure_that_is_logged_and_says_nothing_of_the_inside(bug: Exception) -> None:
+    with capture_logs() as logs, pytest.raises(Failure) as caught:
+        run_async(call_layer(Guard(Script([7, bug])), make_request(), request_id="r-1"))
+
+    assert caught.value.reason is Reason.INTERNAL
+    assert "r-1" in caught.value.detail
+    assert "inside" not in caught.value.detail
+    assert [(entry["log_level"], entry["request_id"], entry["exc_info"]) for entry in logs] == [("error", "r-1", bug)]
+
+
+# Deadline
+
+
+def test_a_request_ends_when_its_deadline_has_passed_and_leaves_nothing_running() -> None:
+    async def scenario() -> tuple[Reason, int]:
+        script = Script([7, HANG])
+        with pytest.raises(Failure) as caught:
+            await call_layer(Deadline(script), make_request(), deadline=asyncio.get_running_loop().time() + 0.02)
+        return caught.value.reason, script.cancelled_count
+
+    assert run_async(scenario()) == (Reason.DEADLINE_EXCEEDED, 1)
+
+
+def test_a_deadline_that_has_passed_already_ends_it_at_its_first_wait() -> None:
+    async def scenario() -> Reason:
+        with pytest.raises(Failure) as caught:
+            await call_layer(Deadline(Script([7, HANG])), make_request(), deadline=0.0)
+        return caught.value.reason
+
+    assert run_async(scenario()) is Reason.DEADLINE_EXCEEDED
+
+
+def test_a_timeout_from_below_is_not_taken_for_the_deadline() -> None:
+    async def scenario() -> None:
+        await call_layer(
+            Deadline(Script([TimeoutError("below")])), make_request(), deadline=asyncio.get_running_loop().time() + 60
+        )
+
+    with pytest.raises(TimeoutError, match="below"):
+        run_async(scenario())
+
+
+# Gate and Accept
+
+
+def test_a_process_that_leaves_takes_nothing_new_and_lets_what_runs_finish() -> None:
+    async def scenario() -> tuple[Reason, int, list[bool]]:
+        gate, script = Gate(), Script([7, HANG], [8])
+        layer = Accept(script, gate)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(call_layer(layer, make_request()))
+            await script.hanging.wait()
+            gate.is_draining = True
+            with pytest.raises(Failure) as caught:
+                await call_layer(layer, make_request())
+            quiet = [await gate.wait_quiet(0)]
+            running.cancel()
+        quiet.append(await gate.wait_quiet(5))
+        assert caught.value.retry_after_s is not None
+        return caught.value.reason, len(script.requests), quiet
+
+    assert run_async(scenario()) == (Reason.DRAINING, 1, [False, True])
+
+
+@pytest.mark.parametrize("end", [FinishReason.STOP, Reason.STALLED, ValueError("a bug")])
+def test_every_way_out_is_counted(end: Any) -> None:
+    async def scenario() -> int:
+        gate = Gate()
+        with suppress(Failure, ValueError):
+            await call_layer(Accept(Script([end]), gate), make_request())
+        return gate.count
+
+    assert run_async(scenario()) == 0
+
+
+def test_the_gate_is_quiet_only_when_the_last_request_has_left() -> None:
+    async def scenario() -> list[bool]:
+        gate = Gate()
+        seen = [await gate.wait_quiet(0)]
+        gate.enter()
+        gate.enter()
+        gate.leave()
+        seen.append(await gate.wait_quiet(0))
+        gate.leave()
+        return [*seen, await gate.wait_quiet(0)]
+
+    assert run_async(scenario()) == [True, False, True]
