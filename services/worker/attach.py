@@ -39,28 +39,29 @@ class SessionOverError(Exception):
 
 
 class Outbox:
-    """What is to be sent to one frontend: tokens in columns, then ends. `is_over` is set over the bound in tokens."""
+    """What is to be sent to one frontend: each stream's tokens in one entry, then ends.
+
+    A frontend that is slow gets fewer and larger entries. `is_over` is set over the bound in tokens.
+    """
 
     def __init__(self, tokens_max: int) -> None:
         self._tokens_max = tokens_max
         self._changed = asyncio.Event()
-        self.is_over = asyncio.Event()
         self._message = worker_pb2.AttachResponse()
-        self._clear_columns()
-
-    def _clear_columns(self) -> None:
-        self._stream_ids: list[int] = []
-        self._positions: list[int] = []
-        self._token_counts: list[int] = []
-        self._token_ids: list[int] = []
+        self._entries: dict[int, tuple[int, list[int]]] = {}  # stream id → position, tokens
+        self._token_count = 0
+        self.is_over = asyncio.Event()
 
     def add_tokens(self, stream_id: int, delta: Delta) -> None:
-        self._stream_ids.append(stream_id)
-        self._positions.append(delta.position)
-        self._token_counts.append(len(delta.token_ids))
-        self._token_ids.extend(delta.token_ids)
+        entry = self._entries.get(stream_id)
+        if entry is None:
+            self._entries[stream_id] = (delta.position, list(delta.token_ids))
+        else:
+            assert delta.position == entry[0] + len(entry[1]), "a gap between deltas"
+            entry[1].extend(delta.token_ids)
+        self._token_count += len(delta.token_ids)
         self._changed.set()
-        if len(self._token_ids) > self._tokens_max:
+        if self._token_count > self._tokens_max:
             self.is_over.set()
 
     def add_end(self, end: worker_pb2.StreamEnd) -> None:
@@ -84,13 +85,13 @@ class Outbox:
         await self._changed.wait()
         self._changed.clear()
         message, self._message = self._message, worker_pb2.AttachResponse()
-        if self._stream_ids:
+        if self._entries:
+            entries, self._entries, self._token_count = self._entries, {}, 0
             step = message.step
-            step.stream_ids.extend(self._stream_ids)
-            step.positions.extend(self._positions)
-            step.token_counts.extend(self._token_counts)
-            step.token_ids.extend(self._token_ids)
-            self._clear_columns()
+            step.stream_ids.extend(entries)
+            step.positions.extend([position for position, _ in entries.values()])
+            step.token_counts.extend([len(token_ids) for _, token_ids in entries.values()])
+            step.token_ids.extend([token for _, token_ids in entries.values() for token in token_ids])
         return message
 
 

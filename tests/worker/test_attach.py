@@ -132,6 +132,19 @@ def test_what_comes_in_one_turn_of_the_loop_travels_in_one_message() -> None:
     assert message.HasField("goaway")
 
 
+def test_what_gathers_while_a_message_is_on_its_way_is_one_entry_for_each_stream() -> None:
+    async def scenario() -> worker_pb2.Step:
+        outbox = Outbox(100)
+        for position in range(3):
+            outbox.add_tokens(1, Delta(position, [10 + position]))
+            outbox.add_tokens(2, Delta(5 + position, [20 + position]))
+        return (await outbox.take()).step
+
+    assert run_async(scenario()) == worker_pb2.Step(
+        stream_ids=[1, 2], positions=[0, 5], token_counts=[3, 3], token_ids=[10, 11, 12, 20, 21, 22]
+    )
+
+
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
 def test_the_time_that_is_left_becomes_the_calls_deadline(timeout_s: float | None) -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> float | None:
