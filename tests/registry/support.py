@@ -38,7 +38,7 @@ def register(record: Instance, lease_s: int = 10) -> RegisterRequest:
 async def until(condition: Callable[[], Any]) -> Any:
     """What `condition` returns, once that is true."""
     async with asyncio.timeout(WAIT_S):
-        while not (value := condition()):  # noqa: ASYNC110 (other processes change it)
+        while not (value := condition()):
             await asyncio.sleep(0.01)
     return value
 

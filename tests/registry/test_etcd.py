@@ -175,6 +175,31 @@ def test_a_registration_gets_through_an_outage_longer_than_its_lease(etcd: Etcd)
     asyncio.run(scenario())
 
 
+def test_a_registration_that_comes_back_late_does_not_push_out_the_one_that_followed(etcd: Etcd) -> None:
+    async def scenario() -> None:
+        proxy = Proxy(etcd.endpoint)
+        near, far = EtcdStore(EtcdConfig(endpoints=(proxy.endpoint,))), EtcdStore(etcd.config)
+        async with proxy.serving(), running(near, far), asyncio.TaskGroup() as group:
+            ended = group.create_task(reason_of_end(Registration(near, instance(), 1, ignore)))
+            await until(lambda: ids(far) == ["w1"])
+
+            proxy.cut()
+            await until(lambda: ids(far) == [])
+            await far.put(instance(model="follower"), await far.grant(300), takes_over=True)
+            proxy.mend()
+
+            assert await ended is Reason.TAKEN_OVER
+            await until(lambda: near.view.instances() == [instance(model="follower")] == far.view.instances())
+
+    asyncio.run(scenario())
+
+
+async def reason_of_end(registration: Registration) -> Reason:
+    with pytest.raises(Failure) as failure:
+        await registration.run()
+    return failure.value.reason
+
+
 def test_changes_that_were_compacted_while_away_are_seen_all_the_same(etcd: Etcd) -> None:
     async def scenario() -> None:
         proxy = Proxy(etcd.endpoint)

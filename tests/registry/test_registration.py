@@ -138,6 +138,39 @@ def test_ends_when_another_took_the_record_over() -> None:
     asyncio.run(scenario())
 
 
+def test_a_view_that_is_behind_is_not_taken_for_a_loss_or_a_take_over() -> None:
+    """As with an etcd that lost its data: the record is back at a low revision while the view still is what it was."""
+
+    async def scenario() -> None:
+        store, client = MemoryStore(), Client()
+
+        async with kept(Registration(store, instance(), 10, client.tell)):
+            await until(lambda: client.told)
+            first = store.view.entries["w1"]
+            await store.revoke(lease_of(store))
+            await until(lambda: len(client.told) == 2)
+            second = store.view.entries["w1"]
+
+            store.view.replace(store.view.epoch, 99, {"w1": first})
+            await settle()
+            store.view.replace(store.view.epoch, 1, {})
+            await settle()
+            store.view.replace(store.view.epoch, 100, {"w1": second})
+            await store.drain("w1")
+            await until(lambda: len(client.told) == 3)
+
+        assert client.told[2].instance.state == INSTANCE_STATE_DRAINING
+        assert store.view.revision == 101
+
+    asyncio.run(scenario())
+
+
+async def settle() -> None:
+    """Let the registration see what is in the view."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 def test_lingering_begins_the_lease_again() -> None:
     async def scenario() -> None:
         store, client = MemoryStore(), Client()
