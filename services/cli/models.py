@@ -12,7 +12,7 @@ def command() -> None:
 
 
 @command.command(name="pull")
-@click.argument("name", type=click.Choice(sorted(PUBLISHED)))
+@click.argument("name", metavar="NAME", type=click.Choice(sorted(PUBLISHED)))
 def pull_command(name: str) -> None:
     """Get the model NAME, check it, and keep it in the user's cache folder."""
     try:

@@ -1,6 +1,8 @@
 """The llama.cpp engine: limits over the whole answer, cancels between steps, a thread that ends with its run."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -281,3 +283,14 @@ def test_a_file_that_is_no_model_ends_the_run_with_engine_dead(tmp_path: Path) -
         asyncio.run(engine.run(lambda _: None, asyncio.Event()))
 
     assert raised.value.reason is Reason.ENGINE_DEAD
+
+
+def test_without_llama_cpp_the_refusal_says_how_to_install_it() -> None:
+    blocked = "import sys; sys.modules['cyllama'] = None; import services.worker.engines.llamacpp"
+
+    done = subprocess.run(
+        [sys.executable, "-c", blocked], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+
+    assert "StartupError" in done.stderr
+    assert "pip install 'unbroken[llamacpp]'" in done.stderr

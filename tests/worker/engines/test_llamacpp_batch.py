@@ -74,23 +74,25 @@ def test_a_continuation_from_any_cut_in_company_equals_the_uncut_answer_alone(ll
     assert continued == [uncut[cut:] for cut in cuts]
 
 
-def test_a_long_answer_is_the_same_with_more_threads_in_other_pieces_after_a_cut(llama: Llama) -> None:
-    whole = request(LONG, 10)
-    [uncut] = answers(llama, make_batch(llama), [whole])
+@pytest.fixture(scope="module")
+def long_answer(llama: Llama) -> list[int]:
+    """The answer to LONG, alone and uncut."""
+    [tokens] = answers(llama, make_batch(llama), [request(LONG, 10)])
+    return tokens
 
+
+def test_a_long_answer_is_the_same_with_more_threads_in_other_pieces_after_a_cut(long_answer: list[int]) -> None:
     with load(threads=2) as threaded:
-        [continued] = answers(threaded, make_batch(threaded, piece_tokens=31), [whole.after(uncut[:2])])
+        cut = request(LONG, 10).after(long_answer[:2])
+        [continued] = answers(threaded, make_batch(threaded, piece_tokens=31), [cut])
 
-    assert continued == uncut[2:]
+    assert continued == long_answer[2:]
 
 
-def test_a_long_answer_is_the_same_in_company(llama: Llama) -> None:
-    whole = request(LONG, 6)
-    [uncut] = answers(llama, make_batch(llama), [whole])
+def test_a_long_answer_is_the_same_in_company(llama: Llama, long_answer: list[int]) -> None:
+    _, in_company = answers(llama, make_batch(llama), [request(SHORT, 20), request(LONG, 10)])
 
-    _, in_company = answers(llama, make_batch(llama), [request(SHORT, 20), whole])
-
-    assert in_company == uncut
+    assert in_company == long_answer
 
 
 def test_streams_left_idle_below_the_highest_in_use_change_nothing(llama: Llama) -> None:

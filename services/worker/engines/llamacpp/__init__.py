@@ -7,13 +7,15 @@ shape, and each sums in an order of its own. The next-token scores of SmolLM2 th
 - attention without flash: one token of a sequence at a time goes another way than two or more;
 - flash attention on 64 tokens of a sequence and more (tiles), and, with several threads, on one token alone in its
   batch once its context is past 256 (keys split over threads);
+- weights in F16, which are multiplied with one row in another way than with several;
 - one cache for all sequences (`kv_unified`): where a key lies in it depends on the others.
 
 The shape that holds, bit for bit, is kept by `batch.py`: flash attention, a cache for each sequence, a prompt in pieces
-of 2 to 63 tokens alone, and the last token of every sequence in a step of one token for each sequence; with several
-threads at least two of them, fillers where a sequence is idle. Number of threads, size of the pieces and company then
-do not matter. Weights are not repacked, since that chooses kernels by shape, too. All of this holds for machines that
-run the same build on the same file.
+of 2 to 63 tokens by themselves, and the last token of every sequence in a step of one token for each sequence. With
+several threads, or weights of other types than those seen to be safe, a step has at least two rows, a filler if need
+be, and scores for each. Number of threads, size of the pieces and company then do not matter. Weights are not
+repacked, since that chooses kernels by shape, too. All of this holds between machines that run the same build on the
+same file.
 """
 
 from services.worker.engines.llamacpp.engine import LlamaCppConfig, LlamaCppEngine

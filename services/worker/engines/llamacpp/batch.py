@@ -139,9 +139,10 @@ class Batch:
     def _row(self, stream: int) -> Row:
         running = self._at(stream)
         if running is None:
-            return Row(stream, 0, _FILLER)
+            return Row(stream, 0, _FILLER, is_scored=self._llama.pads)
         position = running.computed_count
-        return Row(stream, position, running.tokens[position], is_last=running.pending_count == 1)
+        is_scored = self._llama.pads or running.pending_count == 1
+        return Row(stream, position, running.tokens[position], is_scored)
 
     def _draw(self, running: Running) -> Output:
         try:

@@ -31,7 +31,7 @@ _IDLE_WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppConfig:
-    """context_length: tokens of prompt and answer of one sequence; by default the model's own, but at most 2048.
+    """context_length: tokens of prompt and answer of one sequence, at most the model's own; by default 2048 of them.
 
     sequences: how many run at a time. threads: a second one is a gain on a core of its own only, and costs a filler in
     each step of a lone sequence. prefill_chunk_tokens: how much of a prompt is computed between two tokens of others.

@@ -10,20 +10,27 @@ from services.worker.engines.llamacpp.draw import build_chain
 
 CONTEXT_LENGTH_DEFAULT_MAX = 2048
 _FLASH_ATTENTION_ON = 1
+_ALIKE_ALONE = (3, 8)
+"""Q4_1 and Q8_0. F16 was seen to differ; others were not tried. Numbers as in `ggml_type`."""
+_VECTORS = ("norm.weight", ".bias", "rope_freqs.weight")
+"""How the names of tensors end that are no matrices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One token to compute. stream: whose cache it goes to; is_last: the next token is to be drawn after it."""
+    """One token to compute. stream: whose cache it goes to; is_scored: a next token can be drawn after it."""
 
     stream: int
     position: int
     token: int
-    is_last: bool = False
+    is_scored: bool = False
 
 
 class Llama:
-    """A loaded model with `streams` caches of `context_length` tokens. Raises ValueError when it cannot be loaded."""
+    """A loaded model with `streams` caches of `context_length` tokens. Raises ValueError when it cannot be loaded.
+
+    pads: one token alone would be computed in another way than among others, so that it needs a filler beside it.
+    """
 
     def __init__(
         self, path: Path, *, streams: int, context_length: int | None, threads: int, decode_tokens_max: int
@@ -32,8 +39,7 @@ class Llama:
         self._model = llama_cpp.LlamaModel(str(path), _model_parameters())
         if self._model.is_recurrent() or self._model.has_encoder():
             raise ValueError("only decoder models with a key-value cache can be served")
-        # Keys are split over threads, and so summed in another order, when a decode has one token of one sequence.
-        self.streams_min = 1 if threads == 1 else 2
+        self.pads = threads > 1 or not _is_alike_alone(path)
         vocab = self._model.get_vocab()
         self.vocab_size: int = vocab.n_vocab
         self.end_ids = frozenset(token for token in range(self.vocab_size) if vocab.is_eog(token))
@@ -48,15 +54,20 @@ class Llama:
         self._context = llama_cpp.LlamaContext(self._model, parameters)
         self._batch = llama_cpp.LlamaBatch(n_tokens=decode_tokens_max, embd=0, n_seq_max=1)
 
+    @property
+    def streams_min(self) -> int:
+        """How many sequences a step needs at least."""
+        return 2 if self.pads else 1
+
     def decode(self, rows: Sequence[Row]) -> None:
         """Compute the rows. Other threads run meanwhile."""
         self._batch.clear()
         for row in rows:
-            self._batch.add(row.token, row.position, [row.stream], row.is_last)
+            self._batch.add(row.token, row.position, [row.stream], row.is_scored)
         self._context.decode(self._batch)
 
     def draw(self, row: int, request: Request, generated: Sequence[int]) -> int:
-        """The token that follows row number `row` of the last decode, which was the last of its sequence."""
+        """The token that follows row number `row` of the last decode, which must be scored."""
         chain = build_chain(request, generated, self.vocab_size, self.end_ids)
         token: int = chain.sample(self._context, row)
         return token
@@ -69,6 +80,12 @@ class Llama:
         self._batch.close()
         self._context.close()
         self._model.close()
+
+
+def _is_alike_alone(path: Path) -> bool:
+    """Whether all matrices are of types whose kernels were seen to compute one row as they compute many."""
+    tensors = llama_cpp.GGUFContext.from_file(str(path)).get_all_tensor_info()
+    return all(tensor["type"] in _ALIKE_ALONE for tensor in tensors if not tensor["name"].endswith(_VECTORS))
 
 
 def _model_parameters() -> llama_cpp.LlamaModelParams:
