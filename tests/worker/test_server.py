@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.errors import Failure, Reason
 from services.lifetime import StartupError
+from services.request import FinishReason
 from services.rpc import CHANNEL_OPTIONS, failure_of
 from services.stubs import inference_pb2, inference_pb2_grpc, worker_pb2_grpc
 from services.worker.engine import Emit
@@ -191,6 +193,7 @@ def _wait_for_loop(pid: int) -> None:
         caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
         if int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1:
             return
+        time.sleep(0.01)
 
 
 def test_a_port_in_use_is_said_in_a_sentence(tmp_path: Path) -> None:
@@ -300,15 +303,21 @@ async def working(engine: Any, folder: Path, **config: Any) -> AsyncIterator[dic
 @pytest.mark.parametrize("places", [0, 1, 3])
 def test_of_fifty_requests_at_once_exactly_n_plus_q_are_served(places: int, tmp_path: Path) -> None:
     async def scenario() -> list[Answer]:
-        engine = MockerEngine(MockerConfig(itl_ms=20))
+        engine = ManualEngine()
         async with (
             working(engine, tmp_path, engine_request_limit=2, request_queue_limit=places) as ready,
             grpc.aio.insecure_channel(ready["address"], options=CHANNEL_OPTIONS) as channel,
             asyncio.TaskGroup() as group,
         ):
-            answers = [Answer(channel, asked(max_tokens=10)) for _ in range(50)]
-            for answer in answers:
-                group.create_task(answer.read_all())
+            answers = [Answer(channel, asked(model="m")) for _ in range(50)]
+            reading = {group.create_task(answer.read_all()) for answer in answers}
+            while len(reading) > 2 + places:  # None finishes before all the others are refused.
+                _, reading = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            while reading:
+                for key in list(engine.requests):
+                    engine.give(key, [7], FinishReason.STOP)
+                _, reading = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+        assert engine.running_count_max == 2
         return answers
 
     answers = run_async(scenario())
