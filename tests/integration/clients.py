@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -14,12 +14,13 @@ from grpc_status import rpc_status
 
 from services.rpc import CHANNEL_OPTIONS
 from services.stubs import inference_pb2, inference_pb2_grpc
-from tests.integration.plane import Frontend
+from tests.integration.plane import Frontend, until
 
 PROTOCOLS = ("grpc", "stream", "unary")
 REQUEST_S_MAX = 40.0
 T = TypeVar("T")
 OnTokens = Callable[[int], None]
+Nemesis = Callable[[], Awaitable[None]]
 FINISH = {inference_pb2.FINISH_REASON_STOP: "stop", inference_pb2.FINISH_REASON_LENGTH: "length"}
 
 
@@ -257,6 +258,30 @@ async def gathered(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(coroutine) for coroutine in coroutines]
     return [task.result() for task in tasks]
+
+
+async def under_streams(
+    frontend: Frontend, asks: Sequence[Ask], nemesis: Callable[[], Awaitable[None]]
+) -> list[Answer]:
+    """All answers, with `nemesis` striking when every streamed one has begun. Their request ids are s0, s1, …"""
+    begun: set[int] = set()
+
+    def noting(number: int) -> OnTokens:
+        return lambda _: begun.add(number)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(answer(frontend, ask.named(f"s{number}"), noting(number)))
+            for number, ask in enumerate(asks)
+        ]
+        await until(lambda: len(begun) == sum(ask.protocol != "unary" for ask in asks))
+        await nemesis()
+    return [task.result() for task in tasks]
+
+
+def move_reasons(frontend: Frontend, asks: Sequence[Ask]) -> list[list[str]]:
+    """For each of the asks `under_streams` the reasons of its moves."""
+    return [[move["reason"] for move in frontend.moves(f"s{number}")] for number in range(len(asks))]
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+import os
 import re
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import aiohttp
 
 WAIT_S = 20.0
 """How long anything may take to happen on a busy machine. Nothing is timed by it."""
-POLL_S = 0.005
+POLL_S = 0.01
 
 
 async def until(condition: Callable[[], Any], seconds_max: float = WAIT_S) -> Any:
@@ -97,7 +98,7 @@ class Process:
         """Send it; nothing happens to a process that is gone."""
         if self.status() is None:
             # Not reaped by anybody but `status`, so the pid is still its own.
-            subprocess.run(["kill", f"-{number.value}", str(self.pid)], check=True)
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
@@ -188,7 +189,7 @@ class Plane:
         self.registry.wait_ready()
         self.registry_address: str = self.registry.ready
         listen = ("--grpc-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0", f"--registry={self.registry_address}")
-        self.frontend = self._start(Frontend, "frontend", "frontend", *listen, *frontend)
+        self.frontend: Frontend = self._start(Frontend, "frontend", "frontend", *listen, *frontend)
         self.frontend.wait_ready()
 
     def _start(self, kind: Any, name: str, *arguments: str) -> Any:

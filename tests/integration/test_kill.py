@@ -16,9 +16,9 @@ from itertools import count, product
 
 import pytest
 
-from tests.integration.clients import PROTOCOLS, Answer, Ask, OnTokens, answer, ballast, gathered
+from tests.integration.clients import PROTOCOLS, Answer, Ask, answer, ballast, gathered, move_reasons, under_streams
 from tests.integration.conftest import Start
-from tests.integration.plane import Plane, until
+from tests.integration.plane import Plane
 
 POSITIONS = 20
 LANES = ("lane0", "lane1", "lane2", "lane3")
@@ -87,22 +87,13 @@ def test_100_streams_lose_nothing_when_the_worker_under_all_of_them_is_killed(st
     async def scenario() -> None:
         victim = await plane.worker()
         undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
-        begun: set[int] = set()
 
-        def noting(number: int) -> OnTokens:
-            return lambda _: begun.add(number)
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(answer(plane.frontend, ask.named(f"s{number}"), noting(number)))
-                for number, ask in enumerate(asks)
-            ]
-            await until(lambda: len(begun) == sum(ask.protocol != "unary" for ask in asks))
+        async def kill() -> None:
             await plane.worker()
             victim.kill()
 
-        assert [task.result() for task in tasks] == undisturbed
-        assert all(len(plane.frontend.moves(f"s{number}")) == 1 for number in range(STREAMS))
+        assert await under_streams(plane.frontend, asks, kill) == undisturbed
+        assert move_reasons(plane.frontend, asks) == [["DISCONNECTED"]] * STREAMS
 
     asyncio.run(scenario())
 

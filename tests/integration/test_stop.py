@@ -10,51 +10,31 @@ import asyncio
 from dataclasses import replace
 from signal import SIGCONT, SIGSTOP
 
-from tests.integration.clients import PROTOCOLS, Answer, Ask, OnTokens, answer, gathered
+from tests.integration.clients import PROTOCOLS, Ask, answer, gathered, move_reasons, under_streams
 from tests.integration.conftest import Start
 from tests.integration.plane import Plane, Process, until
 
 STREAMS = 12
+ITL = "--mocker-itl-ms=3"
 ASKS = [
     Ask(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=300)
     for number in range(STREAMS)
 ]
 
 
-async def freeze_under_streams(plane: Plane, frozen: Process, thaws: bool) -> list[Answer]:
-    """All answers. The worker freezes when every stream has begun, and another is there by then."""
-    begun: set[int] = set()
-
-    def noting(number: int) -> OnTokens:
-        return lambda _: begun.add(number)
-
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(answer(plane.frontend, ask.named(f"s{number}"), noting(number)))
-            for number, ask in enumerate(ASKS)
-        ]
-        await until(lambda: len(begun) == sum(ask.protocol != "unary" for ask in ASKS))
-        await plane.worker("--mocker-itl-ms=3")
-        frozen.signal(SIGSTOP)
-        await until(lambda: all(plane.frontend.moves(f"s{number}") for number in range(STREAMS)))
-        if thaws:
-            assert not all(task.done() for task in tasks)
-            frozen.signal(SIGCONT)
-    return [task.result() for task in tasks]
-
-
 def test_every_stream_of_a_frozen_worker_goes_on_elsewhere(start_plane: Start) -> None:
     plane = start_plane()
 
     async def scenario() -> None:
-        frozen = await plane.worker("--mocker-itl-ms=3")
+        frozen = await plane.worker(ITL)
         undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
 
-        answers = await freeze_under_streams(plane, frozen, thaws=False)
+        async def freeze() -> None:
+            await plane.worker(ITL)
+            frozen.signal(SIGSTOP)
 
-        assert answers == undisturbed
-        for number in range(STREAMS):
-            assert [move["reason"] for move in plane.frontend.moves(f"s{number}")] == ["STALLED"]
+        assert await under_streams(plane.frontend, ASKS, freeze) == undisturbed
+        assert move_reasons(plane.frontend, ASKS) == [["STALLED"]] * STREAMS
 
     asyncio.run(scenario())
 
@@ -63,12 +43,16 @@ def test_a_worker_that_thaws_serves_again_and_its_late_tokens_reach_nobody(start
     plane = start_plane()
 
     async def scenario() -> None:
-        frozen = await plane.worker("--mocker-itl-ms=3")
+        frozen = await plane.worker(ITL)
         undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
 
-        answers = await freeze_under_streams(plane, frozen, thaws=True)
+        async def freeze_and_thaw() -> None:
+            await plane.worker(ITL)
+            frozen.signal(SIGSTOP)
+            await until(lambda: all(move_reasons(plane.frontend, ASKS)))
+            frozen.signal(SIGCONT)
 
-        assert answers == undisturbed
+        assert await under_streams(plane.frontend, ASKS, freeze_and_thaw) == undisturbed
         instance = frozen.ready["instance_id"]
         await until(lambda: len(plane.frontend.events("worker found", instance=instance)) == 2)
         await until(lambda: runs_nothing(frozen))
