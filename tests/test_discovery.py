@@ -19,9 +19,8 @@ from services import discovery
 from services.backoff import Backoff
 from services.discovery import InstanceRecord, Registrar, Watcher
 from services.registry.memory import MemoryStore
-from services.rpc import CHANNEL_OPTIONS
 from services.stubs.registry_pb2 import DrainRequest
-from tests.registry.support import WAIT_S, client, free_port, instance, running, served, until
+from tests.registry.support import WAIT_S, Proxy, client, free_port, instance, running, served, until
 
 RECORD = InstanceRecord("w1", "127.0.0.1:9000", "mocker")
 
@@ -256,7 +255,7 @@ def test_a_registry_that_never_answers_is_left_for_the_next(monkeypatch: pytest.
 
 def test_a_registry_that_freezes_is_noticed_by_its_silence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     quick = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
-    monkeypatch.setattr(discovery, "CHANNEL_OPTIONS", [*{**dict(CHANNEL_OPTIONS), **quick}.items()])
+    monkeypatch.setattr(discovery, "OPTIONS", [*{**dict(discovery.OPTIONS), **quick}.items()])
     monkeypatch.setattr(discovery, "FIRST_ANSWER_TIMEOUT_S", 0.2)
 
     async def scenario(cluster: Cluster) -> None:
@@ -300,6 +299,19 @@ def test_an_outage_is_logged_once_however_often_it_is_tried(monkeypatch: pytest.
 
     assert [line["event"] for line in logs].count("registry lost: going on with what is known") <= 2
     assert tries[:5] == [1, 2, 3, 4, 5]
+
+
+def test_a_registry_that_is_slow_to_take_connections_is_reached() -> None:
+    """gRPC's own limit on a connection attempt was 50 ms: seen with a server that was only slow."""
+
+    async def scenario(cluster: Cluster) -> None:
+        async with memory_registry() as address, (proxy := Proxy(address, delay_s=0.3)).serving() as slow:
+            views = cluster.watch([slow])
+
+            await until(lambda: views.last == {})
+            assert proxy.accepted_count == 1
+
+    run(scenario)
 
 
 # Registrar

@@ -30,12 +30,14 @@ Result = TypeVar("Result")
 KEEPALIVE_TIME_MS = 6_000
 """A member that hangs is noticed by its watch so soon; etcd breaks clients off that ping more than every 5 s."""
 KEEPALIVE_TIMEOUT_MS = 2_000
-_KEEPALIVE = {
+CONNECT_TIMEOUT_MS = 2_000
+_TIMES = {
+    "grpc.min_reconnect_backoff_ms": CONNECT_TIMEOUT_MS,  # What gRPC gives a connection attempt at least.
     "grpc.keepalive_time_ms": KEEPALIVE_TIME_MS,
     "grpc.keepalive_timeout_ms": KEEPALIVE_TIMEOUT_MS,
     "grpc.http2.ping_timeout_ms": KEEPALIVE_TIMEOUT_MS,
 }
-OPTIONS = [*{**dict(CHANNEL_OPTIONS), **_KEEPALIVE}.items()]
+OPTIONS = [*{**dict(CHANNEL_OPTIONS), **_TIMES}.items()]
 _STALE_TOKEN = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT)
 """What etcd answers to a token that a restart or a change of rights made worthless, and to none at all."""
 

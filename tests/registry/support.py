@@ -112,9 +112,11 @@ class Etcd:
 
 
 class Proxy:
-    """A TCP proxy to `target`, to cut connections and to refuse new ones."""
+    """A TCP proxy to `target`, to cut connections, to refuse new ones, and to take `delay_s` for each."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, delay_s: float = 0.0) -> None:
+        self.accepted_count = 0
+        self._delay_s = delay_s
         self._target = target
         self._is_cut = False
         self._writers: set[asyncio.StreamWriter] = set()
@@ -140,9 +142,11 @@ class Proxy:
         self._is_cut = False
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted_count += 1
         if self._is_cut:
             writer.transport.abort()
             return
+        await asyncio.sleep(self._delay_s)
         host, port = self._target.split(":")
         there_reader, there_writer = await asyncio.open_connection(host, int(port))
         self._writers |= {writer, there_writer}

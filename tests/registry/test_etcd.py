@@ -17,7 +17,7 @@ from services.registry.etcd_client import EtcdClient
 from services.registry.registration import Registration
 from services.registry.store import Store
 from services.stubs.registry_pb2 import INSTANCE_STATE_DRAINING, RegisterResponse
-from tests.registry.support import Etcd, Proxy, free_port, instance, running, until
+from tests.registry.support import WAIT_S, Etcd, Proxy, free_port, instance, running, until
 
 pytestmark = pytest.mark.etcd
 
@@ -188,7 +188,8 @@ def test_a_registration_that_comes_back_late_does_not_push_out_the_one_that_foll
             await far.put(instance(model="follower"), await far.grant(300), takes_over=True)
             proxy.mend()
 
-            assert await ended is Reason.TAKEN_OVER
+            async with asyncio.timeout(WAIT_S):
+                assert await ended is Reason.TAKEN_OVER
             await until(lambda: near.view.instances() == [instance(model="follower")] == far.view.instances())
 
     asyncio.run(scenario())
