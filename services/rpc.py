@@ -28,6 +28,9 @@ PARAM_BYTES_MAX = 128
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 RECONNECT_BACKOFF_MS_MAX = 1_000
+CONNECT_TIMEOUT_MS = 2_000
+"""How long one attempt to connect may take. gRPC takes it from the option that its name calls a least back-off, which
+it is not: a peer that refuses is tried again as early as `initial_reconnect_backoff_ms` says."""
 _KEEPALIVE = [
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
@@ -40,7 +43,7 @@ CHANNEL_OPTIONS = [
     ("grpc.enable_retries", 0),  # Retries belong to migrate: two layers that retry multiply.
     *_KEEPALIVE,
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MAX),
     ("grpc.use_local_subchannel_pool", 1),  # A worker that came back must not inherit another channel's back-off.
 ]

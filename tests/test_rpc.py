@@ -22,6 +22,7 @@ from services.rpc import (
     status_of,
     time_left_s,
 )
+from tests.registry.support import Proxy
 from tests.support import run_async
 
 
@@ -172,6 +173,34 @@ def test_a_message_may_have_exactly_the_bound(size: int, fits: bool) -> None:
 
 def test_grpc_itself_never_sends_a_request_again() -> None:
     assert dict(CHANNEL_OPTIONS)["grpc.enable_retries"] == 0
+
+
+class SlowProxy(Proxy):
+    """Takes its time for each connection."""
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.3)
+        await super()._serve(reader, writer)
+
+
+def test_connects_to_a_peer_that_is_slow_to_answer() -> None:
+    """A busy peer is not a dead one: connecting once failed after 50 ms, by an option whose name says another thing."""
+
+    async def scenario() -> None:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        proxy = SlowProxy(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+        await server.start()
+        async with (
+            proxy.serving() as endpoint,
+            grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS) as channel,
+        ):
+            call: Any = channel.unary_unary("/none/None")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(b"")
+        await server.stop(None)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED, "it is the server that answers"
+
+    run_async(scenario())
 
 
 def test_keepalive_is_on_and_the_server_puts_up_with_it() -> None:
