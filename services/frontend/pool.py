@@ -55,6 +55,7 @@ class Pool:
         self._view: dict[str, InstanceRecord] = {}
         self._kept: set[str] = set()
         self._sessions: dict[str, Session] = {}
+        self._quarantined: dict[str, float] = {}  # instance id → until when, in loop time
         self._changed = asyncio.Event()
         self._view_changed = asyncio.Event()
 
@@ -75,7 +76,12 @@ class Pool:
 
     def quarantine(self, session: Session) -> None:
         """Leave the worker alone for a while."""
-        session.quarantined_until = asyncio.get_running_loop().time() + self._config.quarantine_s
+        self._quarantine_instance(session.record.instance_id)
+        session.quarantined_until = self._quarantined[session.record.instance_id]
+
+    def _quarantine_instance(self, instance_id: str) -> None:
+        """Outlives the session: a worker that breaks one session after another is not new each time."""
+        self._quarantined[instance_id] = asyncio.get_running_loop().time() + self._config.quarantine_s
 
     async def wait_changed(self) -> None:
         """Until a session has come or gone. The caller bounds the wait."""
@@ -109,6 +115,8 @@ class Pool:
         try:
             while (record := self._view.get(instance_id)) is not None:
                 lost = await self._hold(record)
+                if lost.was_found:
+                    self._quarantine_instance(instance_id)
                 if lost.was_found or is_news:  # Once for each outage, not for each try to end it.
                     log.info("worker lost", instance=instance_id, address=record.address, why=str(lost.failure))
                 is_news = False
@@ -116,6 +124,7 @@ class Pool:
                 await asyncio.sleep(self._config.reconnect.delay_s(tries, self._rng))
         finally:
             self._kept.discard(instance_id)
+            self._quarantined.pop(instance_id, None)
             self._view_changed.set()  # It may be in the view again by now.
 
     async def _hold(self, record: InstanceRecord) -> _Loss:
@@ -148,6 +157,7 @@ class Pool:
             session.lose(failure)
             return
         if not session.is_lost:
+            session.quarantined_until = self._quarantined.get(session.record.instance_id, 0.0)
             self._sessions[session.key] = session
             log.info("worker found", instance=session.record.instance_id, address=session.record.address)
             self._notify()
