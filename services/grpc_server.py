@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection
 
 from services.lifetime import StartupError
 from services.rpc import SERVER_OPTIONS
+from services.undecodable import RefuseUndecodable
 
 CLOSE_GRACE_S = 0.5
 
@@ -19,7 +20,7 @@ class GrpcServer:
 
     def __init__(self, services: Sequence[str]) -> None:
         """services: full names of the services that are added to `server`, for health and reflection."""
-        self.server = grpc.aio.server(options=SERVER_OPTIONS)
+        self.server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[RefuseUndecodable()])
         self._services = services
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
