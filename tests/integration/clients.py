@@ -204,11 +204,11 @@ async def _answer_grpc(address: str, ask: Ask, on_tokens: OnTokens) -> Answer:
             while isinstance(item := await call.read(), inference_pb2.GenerateResponse):
                 items.take(item)
         except grpc.aio.AioRpcError as error:
-            raise refusal(error, items.text) from None
+            raise refusal_of(error, items.text) from None
     return items.answer()
 
 
-def refusal(error: grpc.aio.AioRpcError, received: str = "") -> Refused:
+def refusal_of(error: grpc.aio.AioRpcError, received: str = "") -> Refused:
     """The status and its ErrorInfo, as the HTTP envelope has them."""
     status = rpc_status.from_call(error)
     fields: dict[str, Any] = {"message": error.details(), "code": None}
