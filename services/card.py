@@ -34,4 +34,7 @@ class ModelCard:
     bos_token: str = ""
     eos_token: str = ""
     default_temperature: float = 1.0
+    guided: tuple[str, ...] = ()
+    has_logprobs: bool = False
+    migration_limit: int | None = None
     resume: Resume = field(default_factory=Resume)

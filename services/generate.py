@@ -7,7 +7,7 @@ with it the pipeline. Tokens that come while a write is under way travel togethe
 import asyncio
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -17,7 +17,7 @@ from services.layers import bug_failure, root_cause
 from services.request import Call, Delta, Finish, Layer, Request
 from services.rpc import abort
 from services.stubs import inference_pb2, inference_pb2_grpc
-from services.wire import delta_to_wire, finish_to_wire, request_from_wire
+from services.wire import delta_to_wire, request_from_wire
 
 CLIENT_BUFFER_TOKENS_MAX = 65_536
 """What a client may leave unread before its request is ended with SLOW_CLIENT."""
@@ -37,27 +37,27 @@ def request_id_of(given: str) -> str:
 
 
 class JoiningSink:
-    """Holds what has come since the last write, joined into one delta; calls `on_overflow` once it is too much."""
+    """Holds what has come since the last write, one delta for each choice; calls `on_overflow` once it is too much."""
 
     def __init__(self, on_overflow: Callable[[], None]) -> None:
         self._on_overflow = on_overflow
-        self._token_ids: list[int] = []
-        self._delta: Delta | None = None
+        self._joined: dict[int, Delta] = {}
+        self._token_count = 0
         self._is_closed = False
         self._changed = asyncio.Event()
         self.is_over = False
-        self.position = 0
 
     def deliver(self, delta: Delta) -> None:
-        assert self._delta is None or delta.position == self.position, "a gap between deltas"
-        self.position = delta.position + len(delta.token_ids)
-        self._token_ids.extend(delta.token_ids)
-        if self._delta is None:
-            self._delta = Delta(delta.position, self._token_ids, delta.text, delta.choice)
+        joined = self._joined.get(delta.choice)
+        if joined is None:
+            delta.token_ids = list(delta.token_ids)
+            delta.logprobs = None if delta.logprobs is None else list(delta.logprobs)
+            self._joined[delta.choice] = delta
         else:
-            self._delta.text += delta.text
+            _join(joined, delta)
+        self._token_count += len(delta.token_ids)
         self._changed.set()
-        if len(self._token_ids) > CLIENT_BUFFER_TOKENS_MAX and not self.is_over:
+        if self._token_count > CLIENT_BUFFER_TOKENS_MAX and not self.is_over:
             self.is_over = True
             self._on_overflow()
 
@@ -66,13 +66,25 @@ class JoiningSink:
         self._is_closed = True
         self._changed.set()
 
-    async def take(self) -> Delta | None:
-        """What has come, once something has; None after the last."""
-        while self._delta is None and not self._is_closed:
+    async def take(self) -> Sequence[Delta]:
+        """What has come, once something has; nothing after the last."""
+        while not self._joined and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
-        delta, self._delta, self._token_ids = self._delta, None, []
-        return delta
+        deltas, self._joined, self._token_count = list(self._joined.values()), {}, 0
+        return deltas
+
+
+def _join(joined: Delta, delta: Delta) -> None:
+    """Add `delta` to what stands before it; `joined` owns its lists."""
+    assert delta.position == joined.position + len(joined.token_ids), "a gap between deltas"
+    assert isinstance(joined.token_ids, list)
+    joined.token_ids.extend(delta.token_ids)
+    joined.text += delta.text
+    if delta.logprobs:
+        assert isinstance(joined.logprobs, list)
+        joined.logprobs.extend(delta.logprobs)
+    joined.finish_reason, joined.usage = delta.finish_reason, delta.usage
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -115,7 +127,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise root_cause(group) from None
         if isinstance(outcome, Failure):
             raise outcome
-        await context.write(finish_to_wire(outcome, choice=request.choice, position=sink.position))
         await context.write(_MARKER)
 
     async def _run(self, request: Request, call: Call, sink: JoiningSink, scope: asyncio.Timeout) -> Finish | Failure:
@@ -132,5 +143,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 async def _write_deltas(sink: JoiningSink, context: Context) -> None:
-    while (delta := await sink.take()) is not None:
-        await context.write(delta_to_wire(delta))
+    while deltas := await sink.take():
+        for delta in deltas:
+            await context.write(delta_to_wire(delta))

@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 
 from services.errors import Failure, Reason
-from services.request import Call, Finish, Layer, Request, Sink
+from services.request import Call, Delta, Finish, Layer, Request, Sink
 
 log = structlog.get_logger()
 
@@ -103,6 +103,21 @@ class Accept:
             return await self._inner(request, call, sink)
         finally:
             self._gate.leave()
+
+
+class Conclude:
+    """Above an engine that clients speak to without a frontend: a stream's last delta says why it ended."""
+
+    def __init__(self, inner: Layer) -> None:
+        self._inner = inner
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        finish = await self._inner(request, call, sink)
+        assert finish.usage is not None, "the engine's side counts"
+        position = finish.usage.completion_tokens
+        last = Delta(position, (), choice=request.choice, finish_reason=finish.reason, usage=finish.usage)
+        sink.deliver(last)
+        return finish
 
 
 def root_cause(group: BaseExceptionGroup[Any]) -> BaseException:

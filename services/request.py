@@ -59,6 +59,24 @@ class Stop:
     max_tokens: int | None = None
 
 
+class GuidedKind(StrEnum):
+    """The forms that an answer can be held to: names of fields of `Guided` in inference.proto."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True, slots=True)
+class Guided:
+    """Holds an answer to a form. texts: the schema, expression or grammar; for CHOICE the answers; else empty."""
+
+    kind: GuidedKind
+    texts: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation."""
@@ -73,7 +91,8 @@ class Request:
 
     Exactly one of text, messages and token_ids is set; below preprocess it is token_ids. generated_token_ids are the
     tokens that exist already: the answer goes on after them, and every engine derives from them what it needs (tokens
-    left, penalty counts, position of the randomness).
+    left, penalty counts, position of the randomness). n: how many answers; below choices it is 1, and `choice` says
+    which. logprobs: how many rivals' log probabilities to give beside each token's own; None: none at all.
     """
 
     model: str
@@ -81,7 +100,10 @@ class Request:
     messages: tuple[Message, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     generated_token_ids: tuple[int, ...] = ()
+    n: int = 1
     choice: int = 0
+    logprobs: int | None = None
+    guided: Guided | None = None
     sampling: Sampling = field(default_factory=Sampling)
     stop: Stop = field(default_factory=Stop)
 
@@ -122,21 +144,35 @@ class Call:
     replacement_deadline: float | None = None
 
 
-class Delta(Struct, gc=False):
-    """Tokens that were added to one choice; `position` is the index of the first in the choice's continuation."""
-
-    position: int
-    token_ids: Sequence[int]
-    text: str = ""
-    choice: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens as the client asked and got them."""
 
     prompt_tokens: int
     completion_tokens: int
+
+
+class TokenLogprobs(Struct, gc=False, frozen=True):
+    """Natural logarithm of a token's probability. top: ids and values of the likeliest tokens, likeliest first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Delta(Struct, gc=False):
+    """Tokens that were added to one choice; `position` is the index of the first in the choice's continuation.
+
+    logprobs: one for each token, where asked. Above present the last delta of a choice has its finish_reason, and the
+    last of all choices the usage of the whole request.
+    """
+
+    position: int
+    token_ids: Sequence[int]
+    text: str = ""
+    choice: int = 0
+    logprobs: Sequence[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,17 @@ from google.protobuf import duration_pb2
 
 from services.card import ModelCard, Resume, TokenizerRef
 from services.errors import Failure, Reason, invalid
-from services.request import Delta, Finish, FinishReason, Message, Request, Sampling, Stop
+from services.request import (
+    Delta,
+    FinishReason,
+    Guided,
+    GuidedKind,
+    Message,
+    Request,
+    Sampling,
+    Stop,
+    TokenLogprobs,
+)
 from services.stubs import inference_pb2, worker_pb2
 
 _FINISH_TO_WIRE = {
@@ -12,7 +22,6 @@ _FINISH_TO_WIRE = {
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
 }
 _FINISH_FROM_WIRE: dict[int, FinishReason] = {number: reason for reason, number in _FINISH_TO_WIRE.items()}
-_LATER = ("logprobs", "guided")
 
 
 def request_from_wire(message: inference_pb2.GenerateRequest) -> Request:
@@ -25,22 +34,38 @@ def request_from_wire(message: inference_pb2.GenerateRequest) -> Request:
         messages=tuple(Message(turn.role, turn.content) for turn in message.chat.messages) if kind == "chat" else None,
         token_ids=tuple(message.tokens.ids) if kind == "tokens" else None,
         generated_token_ids=tuple(message.generated_token_ids),
+        n=message.n if message.HasField("n") else 1,
         choice=message.choice,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        guided=_guided_from_wire(message.guided) if message.HasField("guided") else None,
         sampling=_sampling_from_wire(message.sampling),
         stop=_stop_from_wire(message.stop),
     )
 
 
 def _refuse_later_fields(message: inference_pb2.GenerateRequest) -> None:
-    for name in _LATER:
-        if message.HasField(name):
-            raise invalid(name, f"{name} is not supported in this version: leave it out")
-    if message.HasField("n") and message.n != 1:
-        raise invalid("n", f"n = {message.n} is not supported in this version: ask for 1")
     if message.session_id:
         raise invalid("session_id", "session_id is not supported in this version: leave it out")
     if message.priority:
         raise invalid("priority", "priority is not supported in this version: leave it at 0")
+
+
+def _guided_from_wire(message: inference_pb2.Guided) -> Guided:
+    kind = message.WhichOneof("kind")
+    if kind is None or (kind == "json_object" and not message.json_object):
+        raise invalid("guided", "guided is given without a kind: set one, or leave guided out")
+    if kind == "choice":
+        return Guided(GuidedKind.CHOICE, tuple(message.choice.texts))
+    return Guided(GuidedKind(kind), () if kind == "json_object" else (getattr(message, kind),))
+
+
+def _guided_to_wire(guided: Guided) -> inference_pb2.Guided:
+    message = inference_pb2.Guided()
+    if guided.kind is GuidedKind.CHOICE:
+        message.choice.texts.extend(guided.texts)
+    else:
+        setattr(message, guided.kind, guided.texts[0] if guided.texts else True)
+    return message
 
 
 def _sampling_from_wire(message: inference_pb2.Sampling) -> Sampling:
@@ -72,7 +97,10 @@ def request_to_wire(request: Request) -> inference_pb2.GenerateRequest:
     message = inference_pb2.GenerateRequest(
         model=request.model,
         generated_token_ids=request.generated_token_ids,
+        n=request.n,
         choice=request.choice,
+        logprobs=request.logprobs,
+        guided=None if request.guided is None else _guided_to_wire(request.guided),
         sampling=_sampling_to_wire(request.sampling),
         stop=_stop_to_wire(request.stop),
     )
@@ -113,23 +141,31 @@ def _stop_to_wire(stop: Stop) -> inference_pb2.Stop:
 
 def delta_to_wire(delta: Delta) -> inference_pb2.GenerateResponse:
     """One item of a `Generate` stream."""
-    return inference_pb2.GenerateResponse(
-        delta=inference_pb2.Delta(
-            choice=delta.choice, position=delta.position, token_ids=delta.token_ids, text=delta.text
-        )
+    message = inference_pb2.Delta(
+        choice=delta.choice, position=delta.position, token_ids=delta.token_ids, text=delta.text
+    )
+    if delta.logprobs is not None:
+        message.logprobs.extend(map(logprobs_to_wire, delta.logprobs))
+    if delta.finish_reason is not None:
+        message.finish_reason = _FINISH_TO_WIRE[delta.finish_reason]
+    if delta.usage is not None:
+        message.usage.prompt_tokens = delta.usage.prompt_tokens
+        message.usage.completion_tokens = delta.usage.completion_tokens
+    return inference_pb2.GenerateResponse(delta=message)
+
+
+def logprobs_to_wire(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+    """One token's log probabilities."""
+    return inference_pb2.TokenLogprobs(
+        logprob=logprobs.logprob,
+        top_token_ids=[token for token, _ in logprobs.top],
+        top_logprobs=[value for _, value in logprobs.top],
     )
 
 
-def finish_to_wire(finish: Finish, *, choice: int, position: int) -> inference_pb2.GenerateResponse:
-    """The item that says why the choice ended; the marker follows it."""
-    assert finish.usage is not None, "whoever serves Generate knows the usage"
-    usage = inference_pb2.Usage(
-        prompt_tokens=finish.usage.prompt_tokens, completion_tokens=finish.usage.completion_tokens
-    )
-    delta = inference_pb2.Delta(
-        choice=choice, position=position, finish_reason=_FINISH_TO_WIRE[finish.reason], usage=usage
-    )
-    return inference_pb2.GenerateResponse(delta=delta)
+def logprobs_from_wire(message: inference_pb2.TokenLogprobs) -> TokenLogprobs:
+    """The message that `logprobs_to_wire` writes, read back."""
+    return TokenLogprobs(message.logprob, tuple(zip(message.top_token_ids, message.top_logprobs, strict=False)))
 
 
 def finish_reason_to_wire(reason: FinishReason) -> inference_pb2.FinishReason:
@@ -169,6 +205,9 @@ def card_to_wire(card: ModelCard) -> worker_pb2.ModelCard:
         bos_token=card.bos_token,
         eos_token=card.eos_token,
         default_temperature=card.default_temperature,
+        guided=card.guided,
+        logprobs=card.has_logprobs,
+        migration_limit=card.migration_limit,
         resume=worker_pb2.Resume(
             sampling=card.resume.sampling,
             penalties=card.resume.penalties,
@@ -190,6 +229,9 @@ def card_from_wire(message: worker_pb2.ModelCard) -> ModelCard:
         bos_token=message.bos_token,
         eos_token=message.eos_token,
         default_temperature=message.default_temperature,
+        guided=tuple(message.guided),
+        has_logprobs=message.logprobs,
+        migration_limit=message.migration_limit if message.HasField("migration_limit") else None,
         resume=Resume(
             sampling=message.resume.sampling,
             penalties=message.resume.penalties,

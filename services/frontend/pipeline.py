@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from services.frontend.catalogue import Catalogue
+from services.frontend.choices import Choices
 from services.frontend.metrics import Metrics
 from services.frontend.migrate import Migrate, MigrateConfig
 from services.frontend.observe import Observe
@@ -44,7 +45,8 @@ def frontend_layers(
         Guard,  # Above all that can have a bug.
         partial(Accept, gate=gate),  # Above the deadline: a refusal costs nothing, not even a timer.
         Deadline,  # Above every wait, that for the tokeniser included.
-        partial(Preprocess, catalogue=catalogue, rng=rng),  # Above all that needs token ids.
+        partial(Preprocess, catalogue=catalogue, rng=rng),  # Above choices: one prompt is prepared once for all.
+        Choices,  # Above present: each choice has a text of its own.
         partial(Present, catalogue=catalogue),  # Above migrate: whoever ends the answer, its text ends here.
         migrate,  # Above route: each attempt may choose anew.
         partial(Route, pool=pool, rng=rng),  # Above the transport: the call names its worker.

@@ -11,8 +11,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from services.card import ModelCard
 from services.errors import invalid
 from services.frontend.catalogue import Catalogue, Model
-from services.frontend.validate import check_request, check_tokens, max_tokens_of
-from services.request import Call, Finish, Layer, Message, Request, Sampling, Sink
+from services.request import Call, Finish, Layer, Message, Request, Sink
+from services.validate import check_request, settle
 
 LONG_TEXT_CHARACTERS = 32_768
 """A longer text is tokenised in a thread, so that it does not stop the other streams."""
@@ -33,20 +33,7 @@ class Preprocess:
         if token_ids is None:
             token_ids = await _tokenize(request, model)
         request = replace(request, text=None, messages=None, token_ids=token_ids)
-        check_tokens(request, model.card.vocab_size)
-        max_tokens = max_tokens_of(request, model.card.context_length)
-        request = replace(
-            request,
-            stop=replace(request.stop, max_tokens=max_tokens),
-            sampling=self._settle(request.sampling, model.card),
-        )
-        return await self._inner(request, call, sink)
-
-    def _settle(self, sampling: Sampling, card: ModelCard) -> Sampling:
-        """Decide once what the client left open, so that every worker draws alike."""
-        seed = self._rng.getrandbits(64) if sampling.seed is None else sampling.seed
-        temperature = card.default_temperature if sampling.temperature is None else sampling.temperature
-        return replace(sampling, seed=seed, temperature=temperature)
+        return await self._inner(settle(request, model.card, self._rng), call, sink)
 
 
 async def _tokenize(request: Request, model: Model) -> tuple[int, ...]:

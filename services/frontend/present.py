@@ -78,22 +78,30 @@ class Presenter:
             shown.append(text)
             if self.is_stopped:
                 delta.token_ids = delta.token_ids[:size]
+                delta.logprobs = delta.logprobs and delta.logprobs[:size]
                 self._stop()
                 break
         self.token_count += len(delta.token_ids)
         delta.text = "".join(shown)
         self._sink.deliver(delta)
 
-    def finish(self, choice: int) -> None:
-        """Deliver what was held back: nothing more comes to complete it."""
-        if self.is_stopped:
-            return
+    def finish(self, request: Request, reason: FinishReason) -> Finish:
+        """Deliver what was held back, for nothing more comes to complete it, and why the answer ended."""
+        text = "" if self.is_stopped else self._flush()
+        finish = Finish(
+            FinishReason.STOP if self.is_stopped else reason,
+            Usage(len(request.prompt_token_ids), self.token_count),
+        )
+        last = Delta(self.token_count, (), text, request.choice, finish_reason=finish.reason, usage=finish.usage)
+        self._sink.deliver(last)
+        return finish
+
+    def _flush(self) -> str:
         text = self._decoder.decode(b"", final=True)
         if self._stops is not None:
             text, self.is_stopped = self._stops.feed(text)
             text += self._stops.flush()
-        if text:
-            self._sink.deliver(Delta(self.token_count, (), text, choice))
+        return text
 
 
 class Present:
@@ -120,6 +128,4 @@ class Present:
         except TimeoutError:
             if not (scope.expired() and presenter.is_stopped):
                 raise
-        presenter.finish(request.choice)
-        usage = Usage(len(request.prompt_token_ids), presenter.token_count)
-        return Finish(FinishReason.STOP if presenter.is_stopped else reason, usage)
+        return presenter.finish(request, reason)

@@ -28,7 +28,7 @@ from services.layers import root_cause
 from services.request import Call, Request, Sink
 from services.rpc import failure_of, time_left_s
 from services.stubs import worker_pb2, worker_pb2_grpc
-from services.wire import card_from_wire, request_to_wire, seconds_to_wire
+from services.wire import card_from_wire, logprobs_from_wire, request_to_wire, seconds_to_wire
 
 log = structlog.get_logger()
 
@@ -197,11 +197,14 @@ class Session:
     def _on_step(self, step: worker_pb2.Step) -> None:
         self._stepped_at = self._heard_at
         token_ids, start = list(step.token_ids), 0
-        for stream_id, position, length in zip(step.stream_ids, step.positions, step.token_counts, strict=False):
+        logprobs = {one.entry: one.tokens for one in step.logprobs}
+        entries = zip(step.stream_ids, step.positions, step.token_counts, strict=False)
+        for index, (stream_id, position, length) in enumerate(entries):
             stop = start + length
             if (stream := self._find(stream_id)) is not None:
                 try:
-                    stream.on_tokens(position, token_ids[start:stop])
+                    ours = [logprobs_from_wire(one) for one in logprobs[index]] if index in logprobs else None
+                    stream.on_tokens(position, token_ids[start:stop], ours)
                 except Failure as failure:
                     self._drop(stream, failure)
             start = stop

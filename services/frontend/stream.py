@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from services.errors import Failure, Reason
-from services.request import Delta, Finish, Request, Sink
+from services.request import Delta, Finish, Request, Sink, TokenLogprobs
 from services.stubs import worker_pb2
 from services.wire import error_from_wire, finish_reason_from_wire
 
@@ -12,22 +12,27 @@ from services.wire import error_from_wire, finish_reason_from_wire
 class Stream:
     """One request on a session."""
 
-    __slots__ = ("_choice", "_finish", "_position", "_sink", "ended", "id")
+    __slots__ = ("_choice", "_finish", "_has_logprobs", "_position", "_sink", "ended", "id")
 
     def __init__(self, stream_id: int, request: Request, sink: Sink) -> None:
         self.id = stream_id
         self.ended: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
         self._sink = sink
         self._choice = request.choice
+        self._has_logprobs = request.logprobs is not None
         self._position = len(request.generated_token_ids)
         self._finish: Finish | None = None
 
-    def on_tokens(self, position: int, token_ids: Sequence[int]) -> None:
+    def on_tokens(
+        self, position: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None
+    ) -> None:
         if position != self._position or self._finish is not None or not token_ids:
             why = "after the finish" if self._finish is not None else f"where position {self._position} was due"
             raise Failure(Reason.PROTOCOL_VIOLATION, f"{len(token_ids)} tokens at position {position} {why}")
+        if self._has_logprobs and (logprobs is None or len(logprobs) != len(token_ids)):
+            raise Failure(Reason.PROTOCOL_VIOLATION, "not as many log probabilities as tokens")
         self._position += len(token_ids)
-        self._sink.deliver(Delta(position, token_ids, choice=self._choice))
+        self._sink.deliver(Delta(position, token_ids, choice=self._choice, logprobs=logprobs))
 
     def on_end(self, end: worker_pb2.StreamEnd) -> None:
         if end.HasField("error"):

@@ -15,9 +15,16 @@ import structlog
 
 from services.errors import Failure
 from services.generate import request_id_of
-from services.request import Call, Delta, Finish, Layer
+from services.request import Call, Delta, Finish, Layer, TokenLogprobs
 from services.stubs import worker_pb2
-from services.wire import error_to_wire, finish_reason_to_wire, request_from_wire, seconds_from_wire, seconds_to_wire
+from services.wire import (
+    error_to_wire,
+    finish_reason_to_wire,
+    logprobs_to_wire,
+    request_from_wire,
+    seconds_from_wire,
+    seconds_to_wire,
+)
 
 log = structlog.get_logger()
 
@@ -49,6 +56,7 @@ class Outbox:
         self._changed = asyncio.Event()
         self._message = worker_pb2.AttachResponse()
         self._entries: dict[int, tuple[int, list[int]]] = {}  # stream id → position, tokens
+        self._logprobs: dict[int, list[TokenLogprobs]] = {}  # stream id → of those tokens, where asked
         self._token_count = 0
         self.is_over = asyncio.Event()
 
@@ -59,6 +67,8 @@ class Outbox:
         else:
             assert delta.position == entry[0] + len(entry[1]), "a gap between deltas"
             entry[1].extend(delta.token_ids)
+        if delta.logprobs is not None:
+            self._logprobs.setdefault(stream_id, []).extend(delta.logprobs)
         self._token_count += len(delta.token_ids)
         self._changed.set()
         if self._token_count > self._tokens_max:
@@ -92,7 +102,15 @@ class Outbox:
             step.positions.extend([position for position, _ in entries.values()])
             step.token_counts.extend([len(token_ids) for _, token_ids in entries.values()])
             step.token_ids.extend([token for _, token_ids in entries.values() for token in token_ids])
+            if self._logprobs:
+                self._add_logprobs(step)
         return message
+
+    def _add_logprobs(self, step: worker_pb2.Step) -> None:
+        taken, self._logprobs = self._logprobs, {}
+        for index, stream_id in enumerate(step.stream_ids):
+            if (logprobs := taken.get(stream_id)) is not None:
+                step.logprobs.add(entry=index, tokens=map(logprobs_to_wire, logprobs))
 
 
 class _StreamSink:

@@ -6,12 +6,11 @@ a worker has not, and what an engine takes for granted must not come in by that 
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 from services.card import ModelCard
 from services.errors import Failure, Reason, invalid
-from services.frontend.validate import check_request, check_tokens, max_tokens_of
-from services.request import Call, Finish, Layer, Request, Sampling, Sink
+from services.request import Call, Finish, Layer, Request, Sink
+from services.validate import check_request, settle
 
 
 class Check:
@@ -31,18 +30,7 @@ class Check:
             raise Failure(Reason.MODEL_NOT_FOUND, f"this worker serves {card.model!r}, not {request.model!r}")
         if request.text is not None or request.messages is not None:
             raise invalid("prompt", "a worker takes token ids alone: give tokens, or ask a frontend")
+        if request.n != 1:
+            raise invalid("n", "a worker draws one answer to a request: ask a frontend, or leave n out")
         check_request(request)
-        check_tokens(request, card.vocab_size)
-        max_tokens = max_tokens_of(request, card.context_length)
-        sampling = _settle_sampling(request.sampling, card, self._rng)
-        return replace(request, stop=replace(request.stop, max_tokens=max_tokens), sampling=sampling)
-
-
-def _settle_sampling(sampling: Sampling, card: ModelCard, rng: random.Random) -> Sampling:
-    if sampling.seed is not None and sampling.temperature is not None:
-        return sampling
-    return replace(
-        sampling,
-        seed=rng.getrandbits(64) if sampling.seed is None else sampling.seed,
-        temperature=card.default_temperature if sampling.temperature is None else sampling.temperature,
-    )
+        return settle(request, card, self._rng)

@@ -7,20 +7,21 @@ from typing import Protocol
 
 from services.card import ModelCard
 from services.errors import Failure
-from services.request import FinishReason, Request
+from services.request import FinishReason, Request, TokenLogprobs
 
 
 @dataclass(slots=True)
 class Output:
     """What one step did for one request: tokens, then maybe its end. The end token itself is not among the tokens.
 
-    After a `finish` or a `failure` the engine has forgotten the key.
+    logprobs: one for each token, if asked. After a `finish` or a `failure` the engine has forgotten the key.
     """
 
     key: int
     token_ids: Sequence[int] = ()
     finish: FinishReason | None = None
     failure: Failure | None = None
+    logprobs: Sequence[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,9 @@ class _Run:
         if self.ended.done():
             return
         if output.token_ids:
-            self.sink.deliver(Delta(self.position, output.token_ids, choice=self.request.choice))
+            self.sink.deliver(
+                Delta(self.position, output.token_ids, choice=self.request.choice, logprobs=output.logprobs)
+            )
             self.position += len(output.token_ids)
         if output.failure is not None:
             self.fail(output.failure)

@@ -23,7 +23,7 @@ from services.discovery import InstanceRecord, Registrar
 from services.errors import Failure, Reason
 from services.generate import InferenceService
 from services.grpc_server import GrpcServer
-from services.layers import Accept, Deadline, Gate, Guard, root_cause, stack
+from services.layers import Accept, Conclude, Deadline, Gate, Guard, root_cause, stack
 from services.lifetime import StartupError, write_atomically
 from services.ops import start_ops
 from services.request import Layer
@@ -90,7 +90,7 @@ class Worker:
         pipeline = self._pipeline()
         self._service = WorkerService(self._instance_id, engine, self._execute, pipeline, config.session)
         self._server = GrpcServer(["unbroken.v1.Inference", "unbroken.v1.Worker"])
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(pipeline), self._server.server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(Conclude(pipeline)), self._server.server)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, self._server.server)
         self._metrics = CollectorRegistry()
         self._metrics.register(WorkerMetrics(self._execute, engine))

@@ -8,6 +8,7 @@ byte a token: characters are split over tokens all the time.
 
 import asyncio
 import hashlib
+import math
 import os
 import signal
 import struct
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 
 from services.card import ModelCard, TokenizerRef
 from services.errors import Failure, Reason
-from services.request import FinishReason, Request
+from services.request import FinishReason, Request, TokenLogprobs
 from services.tokenizers.byte_level import EOS, VOCAB_SIZE
 from services.worker.engine import Emit, EngineLoad, Output, RankLoad
 
@@ -101,19 +102,31 @@ class _Sequence:
         token = self._draw_token()
         if token is None:
             return Output(self.key, finish=FinishReason.STOP)
+        logprobs = None if self.request.logprobs is None else (self._logprobs(token, self.request.logprobs),)
         self._hash.update(struct.pack("I", token))
         self._begun = _advance(self._begun, token)
         self.generated_count += 1
         self.emitted_count += 1
         finish = FinishReason.LENGTH if self._is_at_limit(context_length) else None
-        return Output(self.key, (token,), finish)
+        return Output(self.key, (token,), finish, logprobs=logprobs)
 
     def _is_at_limit(self, context_length: int) -> bool:
         return self.generated_count >= self.request.max_tokens or self.token_count >= context_length
 
+    def _logprobs(self, token: int, top: int) -> TokenLogprobs:
+        """Made up of all tokens so far, like the token itself: each rival is half as likely as the one before it."""
+        rivals = list(dict.fromkeys((token, *_candidates(_FOLLOW[self._begun], self._value()))))
+        shift = self._value() % 1000 * 1e-3
+        values = [(rival, -math.log(2) * (rank + 1) - shift) for rank, rival in enumerate(rivals)]
+        return TokenLogprobs(values[0][1], tuple(values[:top]))
+
+    def _value(self) -> int:
+        """The hash of all so far."""
+        return int.from_bytes(self._hash.copy().digest(), "little")
+
     def _draw_token(self) -> int | None:
         stop = self.request.stop
-        value = int.from_bytes(self._hash.copy().digest(), "little")
+        value = self._value()
         may_stop = self.generated_count >= stop.min_tokens
         if may_stop and not stop.ignore_eos and not self._begun and value % _EOS_ODDS == 0:
             return None
@@ -157,6 +170,7 @@ class MockerEngine:
             vocab_size=VOCAB_SIZE,
             tokenizer=TokenizerRef("bytes"),
             default_temperature=0.0,
+            has_logprobs=True,
             chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ",
         )
 

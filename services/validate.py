@@ -1,14 +1,23 @@
-"""What a request may ask, for gRPC and HTTP alike. Every refusal names the field and says what to change."""
+"""What a request may ask, of frontends and workers, over gRPC and HTTP alike.
+
+Every refusal names the field and says what to change.
+"""
 
 import math
+import random
+from dataclasses import replace
 
+from services.card import ModelCard
 from services.errors import Failure, Reason, invalid
-from services.request import Request, Sampling, Stop
+from services.request import Guided, GuidedKind, Request, Sampling, Stop
 
 STOP_STRINGS_MAX = 16
 STOP_STRING_CHARACTERS_MAX = 1024
 SEED_MAX = 2**64 - 1
 COUNT_MAX = 2**32 - 1
+CHOICES_MAX = 64
+LOGPROBS_MAX = 20
+GUIDED_CHARACTERS_MAX = 65_536
 
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
@@ -32,8 +41,23 @@ def check_request(request: Request) -> None:
         raise invalid(
             "messages" if request.messages is not None else "prompt", "the prompt is empty: give at least one token"
         )
+    if not 1 <= request.n <= CHOICES_MAX:
+        raise invalid("n", f"n is {request.n}: it must be from 1 to {CHOICES_MAX}")
+    if request.logprobs is not None and not 0 <= request.logprobs <= LOGPROBS_MAX:
+        raise invalid("logprobs", f"logprobs is {request.logprobs}: it must be from 0 to {LOGPROBS_MAX}")
+    if request.guided is not None:
+        _check_guided(request.guided)
     _check_sampling(request.sampling)
     _check_stop(request.stop)
+
+
+def _check_guided(guided: Guided) -> None:
+    if guided.kind is not GuidedKind.JSON_OBJECT and not guided.texts:
+        raise invalid("guided", f"guided.{guided.kind} is empty: give at least one")
+    if any(not text for text in guided.texts):
+        raise invalid("guided", f"guided.{guided.kind} has an empty text: leave it out")
+    if sum(map(len, guided.texts)) > GUIDED_CHARACTERS_MAX:
+        raise invalid("guided", f"guided.{guided.kind} has more than {GUIDED_CHARACTERS_MAX} characters: shorten it")
 
 
 def _check_sampling(sampling: Sampling) -> None:
@@ -65,7 +89,28 @@ def _check_stop(stop: Stop) -> None:
         raise invalid("min_tokens", f"min_tokens is {stop.min_tokens}: it must be from 0 to max_tokens")
 
 
-def check_tokens(request: Request, vocab_size: int) -> None:
+def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:
+    """Check the request against the model, and decide once what the client left open, so that all workers draw alike.
+
+    Raises INVALID_ARGUMENT and PROMPT_TOO_LONG.
+    """
+    _check_tokens(request, card.vocab_size)
+    if request.logprobs is not None and not card.has_logprobs:
+        raise invalid("logprobs", f"the engine of {card.model!r} gives no log probabilities: leave logprobs out")
+    if request.guided is not None and request.guided.kind not in card.guided:
+        known = ", ".join(card.guided) or "none"
+        raise invalid("guided", f"the engine of {card.model!r} can't do {request.guided.kind}; kinds it can: {known}")
+    sampling = request.sampling
+    seed = rng.getrandbits(64) if sampling.seed is None else sampling.seed
+    temperature = card.default_temperature if sampling.temperature is None else sampling.temperature
+    return replace(
+        request,
+        stop=replace(request.stop, max_tokens=max_tokens_of(request, card.context_length)),
+        sampling=replace(sampling, seed=seed, temperature=temperature),
+    )
+
+
+def _check_tokens(request: Request, vocab_size: int) -> None:
     """Token ids must be the model's. Raises INVALID_ARGUMENT."""
     for name, token_ids in (
         ("prompt", request.prompt_token_ids),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.errors import Failure, Reason
-from services.frontend.validate import check_request, check_tokens, max_tokens_of
+from services.validate import check_request, check_tokens, max_tokens_of
 from services.request import Message, Sampling, Stop
 from tests.support import make_request
 
