@@ -5,7 +5,7 @@ Every step of a request, in the frontend, in a worker and in a test double, has 
 task switch per token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
@@ -126,22 +126,42 @@ class Request:
         return replace(self, generated_token_ids=self.generated_token_ids + tuple(token_ids))
 
 
+def _stay(_grace_s: float) -> None:
+    """Whoever does not migrate takes no note of a worker that leaves."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try of a call on one worker. worker: the session, named by route. on_leaving: called with the seconds that
+    are left when that worker says that it leaves.
+    """
+
+    worker: str | None = None
+    on_leaving: Callable[[float], None] = _stay
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """This asking of a request: who, until when, and what has been tried.
 
-    deadline: absolute, in the event loop's time. endpoint: for metrics. worker: the session that this attempt goes on,
-    named by route. excluded: sessions that this request must not go on any more. replacement_deadline: until when it
-    may wait for a worker; None: not at all.
+    deadline: absolute, in the event loop's time. endpoint: for metrics. migration_limit: the client's own, at most the
+    frontend's. attempt: the one under way. excluded: sessions that this request must not go on any more.
+    replacement_deadline: until when it may wait for a worker; None: not at all.
     """
 
     request_id: str
     deadline: float | None = None
     endpoint: str = "generate"
     is_streamed: bool = True
-    worker: str | None = None
+    migration_limit: int | None = None
+    attempt: Attempt = field(default_factory=Attempt)
     excluded: frozenset[str] = frozenset()
     replacement_deadline: float | None = None
+
+    @property
+    def worker(self) -> str | None:
+        """The session that the attempt under way goes on."""
+        return self.attempt.worker
 
 
 @dataclass(frozen=True, slots=True)
