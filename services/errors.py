@@ -23,6 +23,8 @@ class Reason(StrEnum):
     WORKER_AT_CAPACITY = "WORKER_AT_CAPACITY"
     DRAINING = "DRAINING"
     ENGINE_ERROR = "ENGINE_ERROR"
+    POISON_REQUEST = "POISON_REQUEST"
+    GRAMMAR_REPLAY_MISMATCH = "GRAMMAR_REPLAY_MISMATCH"
     OVERLOADED = "OVERLOADED"
     NO_WORKERS = "NO_WORKERS"
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
@@ -109,6 +111,18 @@ TRAITS: dict[Reason, Traits] = {
         retryable=True,
         hint="The engine failed on this request. See the worker's log.",
     ),
+    Reason.POISON_REQUEST: Traits(
+        grpc=StatusCode.INTERNAL,
+        http=500,
+        kind="server_error",
+        hint="Two workers died of this request. Do not send it again; see the workers' logs.",
+    ),
+    Reason.GRAMMAR_REPLAY_MISMATCH: Traits(
+        grpc=StatusCode.INTERNAL,
+        http=500,
+        kind="server_error",
+        hint="The answer so far does not fit the grammar on another worker. Check that all workers are alike.",
+    ),
     Reason.OVERLOADED: _full("Every worker is at capacity. Back off, or add workers.", migrates=False),
     Reason.NO_WORKERS: Traits(
         grpc=StatusCode.UNAVAILABLE,
@@ -160,8 +174,7 @@ class Failure(Exception):
     """A request failed.
 
     detail: one sentence for people, safe to show to the client. param: the request's field at fault, in the client's
-    spelling. retry_after_s: when to try again, in seconds, where that is known. worker: the session it happened on,
-    for this process alone.
+    spelling. retry_after_s: when to try again, in seconds, where that is known.
     """
 
     def __init__(
@@ -172,7 +185,6 @@ class Failure(Exception):
         self.detail = detail
         self.param = param
         self.retry_after_s = retry_after_s
-        self.worker: str | None = None
 
     @property
     def traits(self) -> Traits:

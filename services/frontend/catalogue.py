@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
-from services.card import ModelCard, Resume, TokenizerRef
+from services.card import ModelCard, TokenizerRef
 from services.errors import Failure, Reason
 from services.rpc import failure_of
 from services.stubs import worker_pb2, worker_pb2_grpc
@@ -53,9 +53,9 @@ class Catalogue:
         """Whether `find` would find it."""
         return name in self._models
 
-    def resume_of(self, name: str) -> Resume:
-        """What the engines of a known model carry over a move."""
-        return self.find(name).card.resume
+    def card_of(self, name: str) -> ModelCard:
+        """The card of a known model."""
+        return self.find(name).card
 
     async def learn(self, card: ModelCard, stub: "worker_pb2_grpc.WorkerAsyncStub", *, replaces: bool) -> None:
         """Know the model from now on. Raises Failure when its tokeniser can't be had or its card contradicts."""

@@ -25,10 +25,30 @@ class Metrics:
     prompt_tokens: Histogram
     completion_tokens: Histogram
     migrations: Counter
+    migration_s: Histogram
+    migration_exceeded: Counter
+    recomputed_tokens: Counter
+
+    def count_move(self, model: str, *, has_tokens: bool, recomputed: int) -> None:
+        """See MigrationMetrics."""
+        self.migrations.labels(model, _kind(has_tokens)).inc()
+        self.recomputed_tokens.labels(model).inc(recomputed)
+
+    def observe_move(self, model: str, *, has_tokens: bool, outcome: str, seconds: float) -> None:
+        """See MigrationMetrics."""
+        self.migration_s.labels(model, _kind(has_tokens), outcome).observe(seconds)
+
+    def count_exceeded(self, model: str) -> None:
+        """See MigrationMetrics."""
+        self.migration_exceeded.labels(model).inc()
 
     def count_refused(self, endpoint: str, failure: Failure) -> None:
         """A request that was too broken for the pipeline: neither its model nor its type is known."""
         self.requests.labels(UNKNOWN_MODEL, endpoint, "unary", "error", failure.reason).inc()
+
+
+def _kind(has_tokens: bool) -> str:
+    return "ongoing_request" if has_tokens else "new_request"
 
 
 def build_metrics(prefix: str = PREFIX) -> Metrics:
@@ -55,6 +75,25 @@ def build_metrics(prefix: str = PREFIX) -> Metrics:
             f"{prefix}_model_migration",
             "Moves of a request to another worker, before its first token or after.",
             ["model", "migration_type"],
+            registry=registry,
+        ),
+        migration_s=Histogram(
+            f"{prefix}_model_migration_duration_seconds",
+            "From the loss of a worker to the next token.",
+            ["model", "migration_type", "outcome"],
+            buckets=_SECONDS,
+            registry=registry,
+        ),
+        migration_exceeded=Counter(
+            f"{prefix}_model_migration_max_seq_len_exceeded",
+            "Requests too long to be moved any more.",
+            ["model"],
+            registry=registry,
+        ),
+        recomputed_tokens=Counter(
+            f"{prefix}_model_migration_recomputed_tokens",
+            "Tokens that a second worker had to compute again.",
+            ["model"],
             registry=registry,
         ),
     )

@@ -14,7 +14,7 @@ from services.frontend.preprocess import Preprocess
 from services.frontend.present import Present
 from services.frontend.route import AnyWorker, Route, Workers
 from services.layers import Accept, Deadline, Gate, Guard
-from services.request import Layer, Request
+from services.request import Layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,7 @@ def frontend_layers(
 ) -> list[Callable[[Layer], Layer]]:
     """The layers over the transport, outermost first. For each two neighbours a test swaps them and fails."""
 
-    def count_move(request: Request, has_tokens: bool) -> None:
-        kind = "ongoing_request" if has_tokens else "new_request"
-        metrics.migrations.labels(request.model, kind).inc()
-
-    migrate = partial(Migrate, config=config.migrate, resume_of=catalogue.resume_of, on_move=count_move)
+    migrate = partial(Migrate, config=config.migrate, card_of=catalogue.card_of, metrics=metrics)
     return [
         partial(Observe, metrics=metrics, is_known=catalogue.knows),  # Above all: a bug and a refusal are outcomes too.
         Guard,  # Above all that can have a bug.

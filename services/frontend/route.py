@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from services.errors import Failure, Reason
@@ -87,9 +87,9 @@ class Route(Generic[AnyWorker]):
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         session = await self._pick(request, call)
         try:
-            return await self._inner(request, replace(call, worker=session.key), sink)
+            call.attempt.worker = session.key
+            return await self._inner(request, call, sink)
         except Failure as failure:
-            failure.worker = session.key
             if failure.traits.blames_worker:
                 self._pool.quarantine(session)
             elif failure.reason is Reason.WORKER_AT_CAPACITY:

@@ -28,7 +28,7 @@ from services.layers import root_cause
 from services.request import Call, Request, Sink
 from services.rpc import failure_of, time_left_s
 from services.stubs import worker_pb2, worker_pb2_grpc
-from services.wire import card_from_wire, logprobs_from_wire, request_to_wire, seconds_to_wire
+from services.wire import card_from_wire, logprobs_from_wire, request_to_wire, seconds_from_wire, seconds_to_wire
 
 log = structlog.get_logger()
 
@@ -108,7 +108,7 @@ class Session:
             raise Failure(Reason.DISCONNECTED, f"the session to {self.record.address} is over")
         if not self._streams:
             self._heard_at = self._stepped_at = self._clock()  # An idle worker was allowed its silence.
-        stream = Stream(next(self._stream_ids), request, sink)
+        stream = Stream(next(self._stream_ids), request, call.attempt, sink)
         self._streams[stream.id] = stream
         submit = self._outgoing.submits.add(stream_id=stream.id, request=request_to_wire(request))
         submit.request.request_id = call.request_id
@@ -189,6 +189,8 @@ class Session:
             self._full_until = 0.0
         if message.HasField("goaway"):
             self.is_draining = True
+            for stream in list(self._streams.values()):
+                stream.attempt.on_leaving(seconds_from_wire(message.goaway.grace))
         if message.HasField("step"):
             self._on_step(message.step)
         for end in message.ends:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from services.errors import Failure, Reason
-from services.request import Delta, Finish, Request, Sink, TokenLogprobs
+from services.request import Attempt, Delta, Finish, Request, Sink, TokenLogprobs
 from services.stubs import worker_pb2
 from services.wire import error_from_wire, finish_reason_from_wire
 
@@ -12,10 +12,11 @@ from services.wire import error_from_wire, finish_reason_from_wire
 class Stream:
     """One request on a session."""
 
-    __slots__ = ("_choice", "_finish", "_has_logprobs", "_position", "_sink", "ended", "id")
+    __slots__ = ("_choice", "_finish", "_has_logprobs", "_position", "_sink", "attempt", "ended", "id")
 
-    def __init__(self, stream_id: int, request: Request, sink: Sink) -> None:
+    def __init__(self, stream_id: int, request: Request, attempt: Attempt, sink: Sink) -> None:
         self.id = stream_id
+        self.attempt = attempt
         self.ended: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
         self._sink = sink
         self._choice = request.choice
