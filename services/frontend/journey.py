@@ -9,23 +9,21 @@
 | the second leg fails | – | it is dropped; the first goes on for as long as it can |
 | the current leg finishes | the request has finished | the request has finished |
 
-A leg is one attempt on one worker, in a task of its own. Tokens of a leg that is neither current nor second reach nobody.
+A leg is one attempt on one worker, in a task of its own. Tokens of a leg that is neither reach nobody.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
 from services.errors import Failure, Reason
+from services.frontend.policy import Policy, Progress
 from services.frontend.record import Recorder
 from services.layers import root_cause
 from services.request import Attempt, Call, Delta, Finish, FinishReason, Layer, Request
-
-if TYPE_CHECKING:
-    from services.frontend.migrate import MigrationMetrics, Policy
 
 log = structlog.get_logger()
 
@@ -35,13 +33,23 @@ ROUNDS_MAX = 4
 """How often a second leg starts anew because it is too far behind, before it takes over all the same."""
 
 
+class MigrationMetrics(Protocol):
+    """What is counted about moves; `has_tokens` tells an ongoing request from a new one."""
+
+    def count_move(self, model: str, *, has_tokens: bool, recomputed: int) -> None: ...
+
+    def observe_move(self, model: str, *, has_tokens: bool, outcome: str, seconds: float) -> None: ...
+
+    def count_exceeded(self, model: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What a journey may do, and whom it tells."""
 
-    policy: "Policy"
+    policy: Policy
     replacement_wait_s: float
-    metrics: "MigrationMetrics"
+    metrics: MigrationMetrics
 
 
 class Leg:
@@ -152,9 +160,7 @@ class Journey:
         else:
             self._current = self._start(self._call)
 
-    def _progress(self) -> "Progress":
-        from services.frontend.migrate import Progress
-
+    def _progress(self) -> Progress:
         record = self._record
         return Progress(self._moves, self._free_moves, record.count, record.is_tracking, self._died_at)
 

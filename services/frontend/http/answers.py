@@ -2,14 +2,16 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from services.card import ModelCard
-from services.request import Finish, Usage
+from services.frontend.http.collector import Collected
+from services.frontend.http.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
+from services.request import FinishReason, Usage
 
 DONE = b"data: [DONE]\n\n"
 _TEXT = "\0"
@@ -22,15 +24,18 @@ _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\
 def json_text(text: str) -> bytes:
     """`text` as a JSON string that holds no character at which any client would split a line."""
     encoded: bytes = _encode_text(text)
-    if not text.isascii():
-        for raw, escaped in _LINE_ENDS:
-            encoded = encoded.replace(raw, escaped)
+    return encoded if text.isascii() else _one_line(encoded)
+
+
+def _one_line(encoded: bytes) -> bytes:
+    for raw, escaped in _LINE_ENDS:
+        encoded = encoded.replace(raw, escaped)
     return encoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(ABC):
-    """One answer's envelope; the subclasses say what is in its only choice."""
+    """One answer's envelope; the subclasses say what is in its choices."""
 
     request_id: str
     model: str
@@ -42,10 +47,13 @@ class Answer(ABC):
     def _names(self) -> tuple[str, str, str]:
         """The prefix of the id, `object` of a whole answer, `object` of an event."""
 
-    @property
     @abstractmethod
-    def opening(self) -> bytes:
-        """What comes before the first text of a stream."""
+    def opening(self, index: int) -> bytes:
+        """What comes before all else of a choice in a stream."""
+
+    @abstractmethod
+    def logprobs_writer(self, token_bytes: Sequence[bytes]) -> LogprobsWriter:
+        """For the log probabilities of one choice. token_bytes: of each token id."""
 
     @abstractmethod
     def _piece(self, text: str | None) -> dict[str, Any]:
@@ -55,30 +63,49 @@ class Answer(ABC):
     def _whole(self, text: str) -> dict[str, Any]:
         """What a whole answer's choice has besides index, logprobs and finish_reason."""
 
-    def body(self, text: str, finish: Finish) -> bytes:
-        """The whole answer."""
+    def body(self, choices: Mapping[int, Collected], usage: Usage, token_bytes: Sequence[bytes] = ()) -> bytes:
+        """The whole answer. token_bytes: of each token id, where there are log probabilities."""
         prefix, name, _ = self._names
-        choices = [_choice(self._whole(text), finish.reason)]
-        return msgspec.json.encode(self._envelope(prefix, name, choices) | {"usage": _usage(finish)})
+        written = [self._written(index, choice, token_bytes) for index, choice in choices.items()]
+        return msgspec.json.encode(self._envelope(prefix, name, written) | {"usage": _usage(usage)})
 
-    def frame(self) -> tuple[bytes, bytes]:
-        """What stands before and after the JSON of the text in each event of this stream."""
-        head, _, tail = self._event([_choice(self._piece(_TEXT), None)]).rpartition(_TEXT_ENCODED)
+    def _written(self, index: int, choice: Collected, token_bytes: Sequence[bytes]) -> dict[str, Any]:
+        logprobs = None
+        if choice.logprobs:
+            logprobs = self.logprobs_writer(token_bytes).write(choice.token_ids, choice.logprobs)
+        return _choice(index, self._whole(choice.text), choice.finish_reason, logprobs)
+
+    def partial(self, choices: Mapping[int, Collected]) -> dict[str, Any]:
+        """What had come of an answer that failed."""
+        written = [
+            {"index": index, **self._whole(choice.text), "finish_reason": choice.finish_reason}
+            for index, choice in choices.items()
+        ]
+        return {"choices": written}
+
+    def frame(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the JSON of the text in each event of a choice."""
+        head, _, tail = self._event([_choice(index, self._piece(_TEXT))]).rpartition(_TEXT_ENCODED)
         return head, tail
 
-    def ending(self, finish: Finish) -> bytes:
+    def piece(self, index: int, text: str, logprobs: dict[str, Any]) -> bytes:
+        """An event with the log probabilities of its tokens."""
+        return self._event([_choice(index, self._piece(text), logprobs=logprobs)])
+
+    def finish(self, index: int, reason: FinishReason) -> bytes:
+        """The last event of a choice."""
+        return self._event([_choice(index, self._piece(None), reason)])
+
+    def ending(self, usage: Usage) -> bytes:
         """The last events of a stream."""
-        events = self._event([_choice(self._piece(None), finish.reason)])
-        if self.includes_usage:
-            events += self._event([], usage=_usage(finish))
-        return events + DONE
+        return (self._event([], usage=_usage(usage)) if self.includes_usage else b"") + DONE
 
     def _event(self, choices: list[dict[str, Any]], *, usage: dict[str, int] | None = None) -> bytes:
         prefix, _, name = self._names
         chunk = self._envelope(prefix, name, choices)
         if self.includes_usage:
             chunk["usage"] = usage
-        return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+        return b"data: " + _one_line(msgspec.json.encode(chunk)) + b"\n\n"
 
     def _envelope(self, prefix: str, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -99,9 +126,12 @@ class CompletionAnswer(Answer):
     def _names(self) -> tuple[str, str, str]:
         return "cmpl", "text_completion", "text_completion"
 
-    @property
-    def opening(self) -> bytes:
+    def opening(self, index: int) -> bytes:
+        del index
         return b""
+
+    def logprobs_writer(self, token_bytes: Sequence[bytes]) -> LogprobsWriter:
+        return CompletionLogprobs(token_bytes)
 
     def _piece(self, text: str | None) -> dict[str, Any]:
         return {"text": text or ""}
@@ -119,9 +149,11 @@ class ChatAnswer(Answer):
     def _names(self) -> tuple[str, str, str]:
         return "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    @property
-    def opening(self) -> bytes:
-        return self._event([_choice({"delta": {"role": "assistant", "content": ""}}, None)])
+    def opening(self, index: int) -> bytes:
+        return self._event([_choice(index, {"delta": {"role": "assistant", "content": ""}})])
+
+    def logprobs_writer(self, token_bytes: Sequence[bytes]) -> LogprobsWriter:
+        return ChatLogprobs(token_bytes)
 
     def _piece(self, text: str | None) -> dict[str, Any]:
         return {"delta": {} if text is None else {"content": text}}
@@ -130,13 +162,16 @@ class ChatAnswer(Answer):
         return {"message": {"role": "assistant", "content": text}}
 
 
-def _choice(content: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-    return {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
+def _choice(
+    index: int,
+    content: dict[str, Any],
+    finish_reason: FinishReason | None = None,
+    logprobs: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _usage(finish: Finish) -> dict[str, int]:
-    usage = finish.usage
-    assert isinstance(usage, Usage), "present sets usage"
+def _usage(usage: Usage) -> dict[str, int]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

@@ -3,6 +3,8 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -13,14 +15,21 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from services.card import ModelCard
 from services.errors import Failure, Reason
 from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer, model_list, model_object
+from services.frontend.http.collector import Collector
 from services.frontend.http.config import HttpConfig
 from services.frontend.http.errors import error_response, json_response, routing_failure
-from services.frontend.http.headers import REQUEST_ID, deadline_of, request_id_of
+from services.frontend.http.headers import (
+    REQUEST_ID,
+    deadline_of,
+    migration_limit_of,
+    request_id_of,
+    wants_partial,
+)
 from services.frontend.http.openai import Body, parse_chat, parse_completion
 from services.frontend.http.sending import finish_sending
 from services.frontend.http.sse import SseStream
 from services.layers import bug_failure
-from services.request import Call, Delta, Layer
+from services.request import Call, Layer, Request
 
 CONFIG = web.AppKey("config", HttpConfig)
 _ID = web.RequestKey("request_id", str)
@@ -34,6 +43,10 @@ class Catalogue(Protocol):
 
     def models(self) -> Sequence[ModelCard]:
         """Those that can be served now."""
+        ...
+
+    def token_bytes_of(self, model: str) -> Sequence[bytes]:
+        """The bytes of each token id of a model that has answered."""
         ...
 
     @property
@@ -63,16 +76,6 @@ def build_app(
         ]
     )
     return app
-
-
-class _Collector:
-    """The sink of a unary answer."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def deliver(self, delta: Delta) -> None:
-        self.texts.append(delta.text)
 
 
 class _Gateway:
@@ -124,20 +127,32 @@ class _Gateway:
         self, request: web.Request, endpoint: str, parse: Callable[[bytes], Body], answer_type: type[Answer]
     ) -> web.StreamResponse:
         try:
-            deadline = deadline_of(request, self._config)
+            call = _call_of(request, endpoint, self._config)
+            has_partial = wants_partial(request)
             body = parse(await self._read(request))
             asked = body.to_request()
         except Failure as failure:
             self._on_refused(endpoint, failure)
             raise
-        call = Call(request_id=request[_ID], deadline=deadline, endpoint=endpoint, is_streamed=body.is_streamed)
         answer = answer_type(request_id=call.request_id, model=body.model, includes_usage=body.includes_usage)
-        if body.is_streamed:
-            stream = SseStream(request, answer, self._config, is_last=self._catalogue.is_draining)
-            return await stream.serve(self._pipeline, asked, call)
-        collector = _Collector()
-        finish = await self._pipeline(asked, call, collector)
-        return json_response(answer.body("".join(collector.texts), finish))
+        if not body.is_streamed:
+            return await self._answer(asked, replace(call, is_streamed=False), answer, has_partial=has_partial)
+        token_bytes = partial(self._catalogue.token_bytes_of, body.model)
+        stream = SseStream(request, answer, self._config, token_bytes, is_last=self._catalogue.is_draining)
+        return await stream.serve(self._pipeline, asked, call)
+
+    async def _answer(self, asked: Request, call: Call, answer: Answer, *, has_partial: bool) -> web.Response:
+        """The whole answer, or its failure. has_partial: tell what had come before it."""
+        collector = Collector()
+        try:
+            finish = await self._pipeline(asked, call, collector)
+        except Failure as failure:
+            if not (has_partial and collector.choices):
+                raise
+            return error_response(failure, call.request_id, partial=answer.partial(collector.choices))
+        assert finish.usage is not None, "present sets usage"
+        token_bytes = () if asked.logprobs is None else self._catalogue.token_bytes_of(asked.model)
+        return json_response(answer.body(collector.choices, finish.usage, token_bytes))
 
     async def _read(self, request: web.Request) -> bytes:
         """The body. Raises Failure when it is too large, too slow or broken."""
@@ -181,3 +196,13 @@ class _Gateway:
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _call_of(request: web.Request, endpoint: str, config: HttpConfig) -> Call:
+    """What the headers say. Raises Failure(INVALID_ARGUMENT)."""
+    return Call(
+        request_id=request[_ID],
+        deadline=deadline_of(request, config),
+        endpoint=endpoint,
+        migration_limit=migration_limit_of(request),
+    )

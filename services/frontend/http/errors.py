@@ -1,6 +1,8 @@
 """How a failure looks over HTTP: the status, the OpenAI error envelope, Retry-After."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -12,10 +14,13 @@ RETRY_AFTER_S_MIN = 1
 RETRY_LATER_STATUSES = frozenset({429, 503})
 
 
-def envelope(failure: Failure, request_id: str) -> bytes:
-    """`{"error": {…}}` as JSON: `type` and `code` are for programs, `message` and `hint` for people."""
+def envelope(failure: Failure, request_id: str, *, partial: Mapping[str, Any] | None = None) -> bytes:
+    """`{"error": {…}}` as JSON: `type` and `code` are for programs, `message` and `hint` for people.
+
+    partial: what had come of the answer, for a client that asks for it.
+    """
     traits = failure.traits
-    error = {
+    error: dict[str, Any] = {
         "message": failure.detail,
         "type": traits.kind,
         "code": failure.reason,
@@ -24,12 +29,16 @@ def envelope(failure: Failure, request_id: str) -> bytes:
         "hint": traits.hint,
         "request_id": request_id,
     }
+    if partial is not None:
+        error["partial"] = partial
     return msgspec.json.encode({"error": error})
 
 
-def error_response(failure: Failure, request_id: str, *, status: int | None = None) -> web.Response:
+def error_response(
+    failure: Failure, request_id: str, *, status: int | None = None, partial: Mapping[str, Any] | None = None
+) -> web.Response:
     """The failure as a whole response. `status`: where HTTP knows better than the table (404 and 405 of routing)."""
-    response = json_response(envelope(failure, request_id), status=status or failure.traits.http)
+    response = json_response(envelope(failure, request_id, partial=partial), status=status or failure.traits.http)
     if response.status in RETRY_LATER_STATUSES:
         response.headers["Retry-After"] = str(retry_after_s(failure))
     return response

@@ -1,4 +1,4 @@
-"""What a client may say in headers: the request's name and how long it waits."""
+"""What a client may say in headers: the request's name, how long it waits, how often it may move."""
 
 import asyncio
 import math
@@ -12,6 +12,9 @@ from services.frontend.http.config import HttpConfig
 
 REQUEST_ID = "X-Request-Id"
 REQUEST_TIMEOUT = "X-Request-Timeout"
+MIGRATION_LIMIT = "X-Migration-Limit"
+RETURN_PARTIAL = "X-Return-Partial"
+MIGRATION_LIMIT_DIGITS_MAX = 9
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -43,3 +46,27 @@ def _seconds(text: str) -> float:
     if not (math.isfinite(seconds) and seconds > 0):
         raise invalid(REQUEST_TIMEOUT, f"the header {REQUEST_TIMEOUT} must be a number of seconds above 0")
     return seconds
+
+
+def migration_limit_of(request: web.Request) -> int | None:
+    """How often the client lets its request move: `X-Migration-Limit`; None: it leaves that to the frontend.
+
+    Raises Failure(INVALID_ARGUMENT) if it is not a whole number of at most 9 digits.
+    """
+    given = request.headers.get(MIGRATION_LIMIT)
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdecimal() and len(given) <= MIGRATION_LIMIT_DIGITS_MAX):
+        raise invalid(MIGRATION_LIMIT, f"the header {MIGRATION_LIMIT} must be a whole number of moves, 0 for none")
+    return int(given)
+
+
+def wants_partial(request: web.Request) -> bool:
+    """Whether an answer that fails halfway is to be told as far as it came: `X-Return-Partial`.
+
+    Raises Failure(INVALID_ARGUMENT) if it is neither true nor false.
+    """
+    given = request.headers.get(RETURN_PARTIAL, "false").lower()
+    if given not in {"true", "false"}:
+        raise invalid(RETURN_PARTIAL, f"the header {RETURN_PARTIAL} must be true or false")
+    return given == "true"

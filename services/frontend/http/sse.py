@@ -1,14 +1,16 @@
 """A streamed answer as server-sent events: formatted once, written straight from the sink into the socket."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 import structlog
 from aiohttp import HttpVersion11, web
 
 from services.errors import Failure, Reason
-from services.frontend.http.answers import Answer, json_text
+from services.frontend.http.answers import Answer
 from services.frontend.http.config import HttpConfig
 from services.frontend.http.errors import envelope
+from services.frontend.http.events import Events
 from services.frontend.http.sending import finish_sending
 from services.request import Call, Delta, Finish, Layer, Request
 
@@ -24,23 +26,31 @@ HEADERS = {
 class SseStream:
     """The sink of one streamed answer, and its response.
 
-    The response begins with the first text, so that a failure before it still has an HTTP status of its own. Events
-    that come between the first text and the prepared response, one turn of the loop, are held and written first.
+    The response begins with the first event, so that a failure before it still has an HTTP status of its own. Events
+    that come between the first one and the prepared response, one turn of the loop, are held and written first.
 
     | state | what deliver does | ends by |
     | --- | --- | --- |
-    | waiting: no text yet | holds the event, wakes `_open` | `_open` |
+    | waiting: not prepared yet | holds the event, wakes `_open` | `_open` |
     | open | writes into the transport | the pipeline's end |
     | left: client too slow, or gone | nothing | cancelled with the reason |
     """
 
-    def __init__(self, http_request: web.Request, answer: Answer, config: HttpConfig, *, is_last: bool) -> None:
-        """is_last: the connection takes no request after this one."""
+    def __init__(
+        self,
+        http_request: web.Request,
+        answer: Answer,
+        config: HttpConfig,
+        token_bytes: Callable[[], Sequence[bytes]],
+        *,
+        is_last: bool,
+    ) -> None:
+        """token_bytes: of each token id, for log probabilities. is_last: the connection takes no request after this."""
         self._http_request = http_request
         self._answer = answer
         self._config = config
         self._response = web.StreamResponse(headers={**HEADERS, "X-Request-Id": answer.request_id})
-        self._head, self._tail = answer.frame()
+        self._events = Events(answer, token_bytes)
         self._is_chunked = http_request.version >= HttpVersion11
         if is_last or not self._is_chunked:
             self._response.force_close()  # Without chunks the end of the connection is the end of the body.
@@ -52,9 +62,8 @@ class SseStream:
         self._left: Reason | None = None
 
     def deliver(self, delta: Delta) -> None:
-        if not delta.text or self._left is not None:
+        if self._left is not None or not (event := self._events.of(delta)):
             return
-        event = self._head + json_text(delta.text) + self._tail
         transport = self._transport
         if transport is None:
             self._held.append(event)
@@ -67,7 +76,7 @@ class SseStream:
                 self._leave(Reason.SLOW_CLIENT)
 
     async def serve(self, pipeline: Layer, request: Request, call: Call) -> web.StreamResponse:
-        """Run the request and send its answer. Raises Failure if it fails before the first text.
+        """Run the request and send its answer. Raises Failure if it fails before the first event.
 
         A client that is too slow has the request cancelled with Reason.SLOW_CLIENT as the message of CancelledError.
         """
@@ -97,7 +106,7 @@ class SseStream:
         assert self._http_request.writer.output_size, (
             "prepare has sent the headers: the transport is ours until the end"
         )
-        first = self._answer.opening + b"".join(self._held)
+        first = b"".join(self._held)
         self._held.clear()
         self._transport = self._http_request.transport
         if self._transport is not None and first:
@@ -112,7 +121,8 @@ class SseStream:
             self._response.force_close()
             last = b"event: error\ndata: %b\n\n" % envelope(outcome, self._answer.request_id)
         else:
-            last = self._answer.ending(outcome)
+            assert outcome.usage is not None, "present sets usage"
+            last = self._answer.ending(outcome.usage)
         await finish_sending(self._http_request, self._response, self._config, self._answer.request_id, last)
 
     def _leave(self, reason: Reason) -> None:

@@ -1,0 +1,70 @@
+"""Whether a request may move to another worker: pure policy, from values to a value."""
+
+from dataclasses import dataclass
+
+from services.card import ModelCard
+from services.errors import Failure, Reason
+from services.request import Call, Request
+
+FREE_MOVES_MAX = 64
+"""Refusals are free, but not for ever."""
+DEATHS = (Reason.DISCONNECTED, Reason.ENGINE_DEAD)
+"""How a worker ends that a request kills."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request has come: moves that count, moves that were free, tokens delivered, whether they are known.
+
+    died_at: how many tokens had been delivered when its worker last died of something.
+    """
+
+    moves: int
+    free_moves: int
+    delivered: int
+    is_tracked: bool
+    died_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is allowed to one request. Pure: `Journey` is the mechanism."""
+
+    limit: int
+    can_resume: bool
+
+    def may_migrate(self, failure: Failure, progress: Progress) -> bool:
+        """Whether the request may go on elsewhere after this failure."""
+        if not self.may_leave(progress):
+            return False
+        if failure.reason is Reason.ENGINE_ERROR:  # It may be the request's own fault: once, and only from the start.
+            return self.limit > 0 and progress.moves == 0 and not progress.delivered
+        if not failure.traits.migrates:
+            return False
+        if failure.traits.free:
+            return progress.free_moves < FREE_MOVES_MAX
+        return progress.moves < self.limit
+
+    def may_leave(self, progress: Progress) -> bool:
+        """Whether another worker could carry the request on at all."""
+        return progress.is_tracked and (self.can_resume or not progress.delivered)
+
+    def is_poison(self, failure: Failure, progress: Progress) -> bool:
+        """Whether two workers died of the request, one after the other, without a token between."""
+        return failure.reason in DEATHS and progress.died_at == progress.delivered
+
+
+def policy_for(request: Request, call: Call, card: ModelCard, limit: int) -> Policy:
+    """The lowest limit of frontend, worker and client counts; an answer that an engine cannot resume exactly stays."""
+    limits = (limit, card.migration_limit, call.migration_limit)
+    resume = card.resume
+    needs = (
+        (resume.sampling, not request.sampling.is_greedy),
+        (resume.penalties, request.sampling.has_penalties),
+        (resume.guided, request.guided is not None),
+        (resume.logprobs, request.logprobs is not None),
+    )
+    return Policy(
+        limit=min(one for one in limits if one is not None),
+        can_resume=all(can or not needed for can, needed in needs),
+    )
