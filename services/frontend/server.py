@@ -47,12 +47,16 @@ class FrontendConfig:
 class _Served:
     """What the HTTP side asks about this frontend."""
 
-    def __init__(self, pool: Pool, gate: Gate) -> None:
+    def __init__(self, catalogue: Catalogue, pool: Pool, gate: Gate) -> None:
+        self._catalogue = catalogue
         self._pool = pool
         self._gate = gate
 
     def models(self) -> Sequence[ModelCard]:
         return self._pool.served_cards()
+
+    def token_bytes_of(self, model: str) -> Sequence[bytes]:
+        return self._catalogue.find(model).tokenizer.token_bytes
 
     @property
     def is_draining(self) -> bool:
@@ -77,7 +81,7 @@ class Frontend:
             rng=random.Random(),
         )
         pipeline = stack(*layers, innermost=Transport(self._pool))
-        served = _Served(self._pool, self._gate)
+        served = _Served(catalogue, self._pool, self._gate)
         self._app = build_app(pipeline, served, metrics.registry, config.http, on_refused=metrics.count_refused)
         self._server = GrpcServer(["unbroken.v1.Inference"])
         inference_pb2_grpc.add_InferenceServicer_to_server(

@@ -11,8 +11,16 @@ from msgspec import Meta, Raw, Struct
 
 from services.errors import invalid
 from services.frontend.http.decoding import decode
-from services.frontend.http.unsupported import NEUTRAL_IN_MESSAGE, refuse_unsupported
-from services.request import Message, Request, Sampling, Stop
+from services.frontend.http.guided import ResponseFormat, Schema, StructuredOutputs, forms_of, only_one
+from services.frontend.http.unsupported import (
+    NEUTRAL,
+    NEUTRAL_IN_COMPLETION,
+    NEUTRAL_IN_MESSAGE,
+    NEUTRAL_IN_STRUCTURED_OUTPUTS,
+    refuse_unsupported,
+)
+from services.request import Guided, Message, Request, Sampling, Stop
+from services.validate import LOGPROBS_MAX
 
 COMPLETION_TOKENS_DEFAULT = 16
 """As OpenAI documents for /v1/completions."""
@@ -30,6 +38,7 @@ class Body(Struct, frozen=True, kw_only=True):
     """What both endpoints take."""
 
     model: str
+    n: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -44,6 +53,12 @@ class Body(Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -59,9 +74,21 @@ class Body(Struct, frozen=True, kw_only=True):
     def to_request(self) -> Request:
         """What is asked. Raises Failure(INVALID_ARGUMENT)."""
         self._check_stream_options()
-        return Request(model=self.model, sampling=self._sampling(), stop=self._stop(), **self._prompt())
+        return Request(
+            model=self.model,
+            n=1 if self.n is None else self.n,
+            logprobs=self._logprobs(),
+            guided=self._guided(),
+            sampling=self._sampling(),
+            stop=self._stop(),
+            **self._prompt(),
+        )
 
     def _prompt(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _logprobs(self) -> int | None:
+        """How many rivals' log probabilities to give; None: none at all."""
         raise NotImplementedError
 
     def _limit(self) -> int | None:
@@ -91,6 +118,14 @@ class Body(Struct, frozen=True, kw_only=True):
         )
         return Sampling(logit_bias=_logit_bias(self.logit_bias or {}), **given)
 
+    def _guided(self) -> Guided | None:
+        forms = forms_of("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        if self.structured_outputs is not None:
+            forms |= self.structured_outputs.forms()
+        if self.response_format is not None and (form := self.response_format.to_guided()) is not None:
+            forms["response_format"] = form
+        return only_one(forms)
+
     def _stop(self) -> Stop:
         given = _given(min_tokens=self.min_tokens, ignore_eos=self.ignore_eos)
         strings = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -101,6 +136,10 @@ class CompletionBody(Body, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
+    logprobs: int | None = None
+
+    def _logprobs(self) -> int | None:
+        return self.logprobs
 
     def _limit(self) -> int | None:
         return COMPLETION_TOKENS_DEFAULT if self.max_tokens is None else self.max_tokens
@@ -145,6 +184,15 @@ class ChatBody(Body, frozen=True, kw_only=True):
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+
+    def _logprobs(self) -> int | None:
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise invalid("top_logprobs", "top_logprobs needs logprobs: set logprobs to true or leave it out")
+        return None
 
     def _limit(self) -> int | None:
         if self.max_completion_tokens is None:
@@ -166,17 +214,26 @@ class _Turns(Struct, frozen=True):
 def parse_completion(body: bytes) -> CompletionBody:
     """The body of POST /v1/completions. Raises Failure(INVALID_ARGUMENT)."""
     parsed = decode(body, CompletionBody)
-    refuse_unsupported(decode(body, dict[str, Raw]))
+    given = decode(body, dict[str, Raw])
+    _refuse_in_both(parsed, given)
+    refuse_unsupported(given, NEUTRAL_IN_COMPLETION)
     return parsed
 
 
 def parse_chat(body: bytes) -> ChatBody:
     """The body of POST /v1/chat/completions. Raises Failure(INVALID_ARGUMENT)."""
     parsed = decode(body, ChatBody)
-    refuse_unsupported(decode(body, dict[str, Raw]))
+    _refuse_in_both(parsed, decode(body, dict[str, Raw]))
     for i, turn in enumerate(decode(body, _Turns).messages):
         refuse_unsupported(turn, NEUTRAL_IN_MESSAGE, path=f"messages[{i}].")
     return parsed
+
+
+def _refuse_in_both(parsed: Body, given: Mapping[str, Raw]) -> None:
+    refuse_unsupported(given, NEUTRAL)
+    if parsed.structured_outputs is not None:
+        fields = decode(bytes(given["structured_outputs"]), dict[str, Raw])
+        refuse_unsupported(fields, NEUTRAL_IN_STRUCTURED_OUTPUTS, path="structured_outputs.")
 
 
 def _given(**fields: Any) -> dict[str, Any]:

@@ -8,25 +8,17 @@ import msgspec
 from services.errors import invalid
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "prompt_logprobs": (),
     "echo": (False,),
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
-    "structured_outputs": (),
+    "structural_tag": (),
     "priority": (0,),
     "session_id": ("",),
     "modalities": (["text"],),
@@ -61,6 +53,15 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """For each field the values that ask for nothing; null always does."""
 
+NEUTRAL_IN_COMPLETION: Mapping[str, tuple[Any, ...]] = {"top_logprobs": (0,)}
+
+NEUTRAL_IN_STRUCTURED_OUTPUTS: Mapping[str, tuple[Any, ...]] = {
+    "structural_tag": (),
+    "whitespace_pattern": (),
+    "disable_any_whitespace": (False,),
+    "disable_additional_properties": (False,),
+}
+
 NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "name": (),
     "tool_calls": ([],),
@@ -71,7 +72,7 @@ NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
 
 
 def refuse_unsupported(
-    given: Mapping[str, msgspec.Raw], neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL, *, path: str = ""
+    given: Mapping[str, msgspec.Raw], neutral: Mapping[str, tuple[Any, ...]], *, path: str = ""
 ) -> None:
     """Raises Failure(INVALID_ARGUMENT) for the first field of `given` that asks for what this version cannot do."""
     for name in given.keys() & neutral.keys():
