@@ -50,9 +50,15 @@ class JoiningSink:
     def deliver(self, delta: Delta) -> None:
         joined = self._joined.get(delta.choice)
         if joined is None:
-            delta.token_ids = list(delta.token_ids)
-            delta.logprobs = None if delta.logprobs is None else list(delta.logprobs)
-            self._joined[delta.choice] = delta
+            self._joined[delta.choice] = Delta(
+                delta.position,
+                list(delta.token_ids),
+                delta.text,
+                delta.choice,
+                None if delta.logprobs is None else list(delta.logprobs),
+                delta.finish_reason,
+                delta.usage,
+            )
         else:
             _join(joined, delta)
         self._token_count += len(delta.token_ids)

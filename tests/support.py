@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from services.card import ModelCard, Resume, TokenizerRef
 from services.errors import Failure, Reason
 from services.frontend.catalogue import Catalogue, Model
-from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sampling, Sink, Stop
+from services.request import Attempt, Call, Delta, Finish, FinishReason, Layer, Request, Sampling, Sink, Stop
 from services.tokenizers.byte_level import VOCAB_SIZE, ByteTokenizer
 
 TEST_S_MAX = 10.0
@@ -82,13 +82,15 @@ class Script:
 
 @dataclass
 class Collected:
-    """A sink that keeps all; asserts that positions have no gap and no repeat."""
+    """A sink that keeps all; asserts that positions of a choice have no gap and no repeat, and no end has a sequel."""
 
     deltas: list[Delta] = field(default_factory=list)
     finish: Finish | None = None
 
     def deliver(self, delta: Delta) -> None:
-        assert not self.deltas or delta.position == self.deltas[-1].position + len(self.deltas[-1].token_ids)
+        before = [one for one in self.deltas if one.choice == delta.choice]
+        assert not before or delta.position == before[-1].position + len(before[-1].token_ids)
+        assert not before or before[-1].finish_reason is None
         self.deltas.append(delta)
 
     @property
@@ -119,10 +121,11 @@ def models_of(*cards: ModelCard) -> Catalogue:
     return catalogue
 
 
-async def call_layer(layer: Layer, request: Request, **call: Any) -> Collected:
-    """One call of a layer, with what came of it."""
+async def call_layer(layer: Layer, request: Request, *, worker: str | None = None, **call: Any) -> Collected:
+    """One call of a layer, with what came of it. worker: as if route had named it."""
     collected = Collected()
-    collected.finish = await layer(request, Call(**({"request_id": "r"} | call)), collected)
+    given = Call(**({"request_id": "r", "attempt": Attempt(worker)} | call))
+    collected.finish = await layer(request, given, collected)
     return collected
 
 

@@ -66,7 +66,6 @@ def test_a_failure_reads_as_reason_and_detail() -> None:
 
     assert str(failure) == "STALLED: silent for 1 s"
     assert (failure.traits, failure.retry_after_s, failure.param) == (TRAITS[Reason.STALLED], 2.0, None)
-    assert failure.worker is None
 
 
 def test_invalid_names_the_field() -> None:

@@ -14,7 +14,7 @@ from services import generate
 from services.errors import Failure, Reason
 from services.generate import InferenceService, JoiningSink, request_id_of
 from services.grpc_server import GrpcServer
-from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, Usage
+from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, TokenLogprobs, Usage
 from services.rpc import CHANNEL_OPTIONS
 from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.support import Script, run_async
@@ -51,7 +51,10 @@ class Steps:
             raise
         if isinstance(self._outcome, Exception):
             raise self._outcome
-        return self._outcome
+        usage = Usage(2, position)
+        reason = self._outcome.reason
+        sink.deliver(Delta(position, (), choice=request.choice, finish_reason=reason, usage=usage))
+        return Finish(reason, usage)
 
 
 @asynccontextmanager
@@ -117,7 +120,7 @@ def test_sends_deltas_then_the_finish_with_usage_then_the_marker() -> None:
     assert error is None
     assert token_ids_of(items) == [7, 8, 9]
     finish = items[-2].delta
-    assert (finish.finish_reason, finish.position, list(finish.token_ids)) == (inference_pb2.FINISH_REASON_STOP, 3, [])
+    assert (finish.finish_reason, finish.position + len(finish.token_ids)) == (inference_pb2.FINISH_REASON_STOP, 3)
     assert (finish.usage.prompt_tokens, finish.usage.completion_tokens) == (2, 3)
     assert items[-1] == MARKER
     assert not any(item.complete_final for item in items[:-1])
@@ -134,13 +137,13 @@ def test_a_continued_answer_starts_behind_the_tokens_it_brings() -> None:
     items, _ = ask(open_pipeline([9]), generated_token_ids=[7, 8])
 
     assert items[0].delta.position == 2
-    assert items[-2].delta.position == 3
+    assert items[-2].delta.position + len(items[-2].delta.token_ids) == 3
 
 
 def test_every_delta_and_the_finish_name_the_choice() -> None:
     items, _ = ask(open_pipeline([9]), choice=3)
 
-    assert [item.delta.choice for item in items[:-1]] == [3, 3]
+    assert {item.delta.choice for item in items[:-1]} == {3}
 
 
 def test_a_token_is_sent_as_it_comes() -> None:
@@ -164,7 +167,7 @@ def test_tokens_that_come_while_a_write_is_under_way_travel_together() -> None:
         sink.deliver(Delta(5, [7], "a", choice=1))
         sink.deliver(Delta(6, (8, 9), "bc", choice=1))
 
-    async def scenario() -> list[Delta | None]:
+    async def scenario() -> list[Sequence[Delta]]:
         sink = JoiningSink(on_overflow=lambda: None)
         deliver(sink)
         first = await sink.take()
@@ -172,7 +175,24 @@ def test_tokens_that_come_while_a_write_is_under_way_travel_together() -> None:
         sink.close()
         return [first, await sink.take(), await sink.take()]
 
-    assert run_async(scenario()) == [Delta(5, [7, 8, 9], "abc", 1), Delta(8, [1], "d", 1), None]
+    assert run_async(scenario()) == [[Delta(5, [7, 8, 9], "abc", 1)], [Delta(8, [1], "d", 1)], []]
+
+
+def test_choices_are_joined_each_for_itself_with_log_probabilities_and_the_end() -> None:
+    end = Delta(1, (), "!", 1, finish_reason=FinishReason.STOP, usage=Usage(2, 3))
+
+    async def scenario() -> Sequence[Delta]:
+        sink = JoiningSink(on_overflow=lambda: None)
+        sink.deliver(Delta(0, [7], "a", 1, [TokenLogprobs(-1.0)]))
+        sink.deliver(Delta(0, [8], "b", 0, [TokenLogprobs(-2.0)]))
+        sink.deliver(Delta(1, [9], "c", 0, [TokenLogprobs(-3.0)]))
+        sink.deliver(end)
+        return await sink.take()
+
+    assert run_async(scenario()) == [
+        Delta(0, [7], "a!", 1, [TokenLogprobs(-1.0)], FinishReason.STOP, Usage(2, 3)),
+        Delta(0, [8, 9], "bc", 0, [TokenLogprobs(-2.0), TokenLogprobs(-3.0)]),
+    ]
 
 
 def test_joining_changes_nothing_of_what_the_pipeline_handed_over() -> None:
@@ -222,9 +242,7 @@ def test_all_tokens_delivered_before_a_failure_arrive_before_it() -> None:
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"n": 2}, "n"),
-        ({"logprobs": 0}, "logprobs"),
-        ({"guided": inference_pb2.Guided(regex="a")}, "guided"),
+        ({"guided": inference_pb2.Guided()}, "guided"),
         ({"session_id": "s"}, "session_id"),
         ({"priority": -1}, "priority"),
         ({"request_id": "two words"}, "request_id"),

@@ -1,14 +1,15 @@
 """Validate: every refusal names the field and says what to change."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from services.errors import Failure, Reason
-from services.validate import check_request, check_tokens, max_tokens_of
-from services.request import Message, Sampling, Stop
-from tests.support import make_request
+from services.request import Guided, GuidedKind, Message, Sampling, Stop
+from services.validate import check_request, max_tokens_of, settle
+from tests.support import CARD, make_request
 
 NAN, INF = float("nan"), float("inf")
 
@@ -98,11 +99,41 @@ def test_token_ids_must_be_the_models(request_fields: dict[str, Any], field: str
     request = make_request(**request_fields)
 
     if field is None:
-        check_tokens(request, vocab_size=257)
+        settle(request, CARD, random.Random(0))
     else:
         with pytest.raises(Failure) as caught:
-            check_tokens(request, vocab_size=257)
+            settle(request, CARD, random.Random(0))
         assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 65}, "n"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"guided": Guided(GuidedKind.REGEX)}, "guided"),
+        ({"guided": Guided(GuidedKind.CHOICE, ("a", ""))}, "guided"),
+        ({"guided": Guided(GuidedKind.GRAMMAR, ("x" * 65_537,))}, "guided"),
+    ],
+)
+def test_refuses_out_of_range(fields: dict[str, Any], param: str) -> None:
+    refused(param, **fields)
+
+
+def test_refuses_what_the_models_engine_cannot_do() -> None:
+    guided = make_request(guided=Guided(GuidedKind.JSON_OBJECT))
+    logprobs = make_request(logprobs=0)
+
+    for request, param in ((guided, "guided"), (logprobs, "logprobs")):
+        with pytest.raises(Failure) as caught:
+            settle(request, CARD, random.Random(0))
+        assert caught.value.param == param
+
+    able = replace(CARD, guided=("json_object",), has_logprobs=True)
+    assert settle(guided, able, random.Random(0)).guided == guided.guided
+    assert settle(logprobs, able, random.Random(0)).logprobs == 0
 
 
 def test_max_tokens_is_what_was_asked_or_what_the_context_holds() -> None:

@@ -1,6 +1,7 @@
 """The wire: what crosses it comes back the same, and what cannot be honoured is refused by name."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,18 @@ from hypothesis import strategies as st
 
 from services.card import ModelCard, Resume, TokenizerRef
 from services.errors import Failure, Reason
-from services.request import Delta, Finish, FinishReason, Message, Request, Sampling, Stop, Usage
+from services.request import (
+    Delta,
+    FinishReason,
+    Guided,
+    GuidedKind,
+    Message,
+    Request,
+    Sampling,
+    Stop,
+    TokenLogprobs,
+    Usage,
+)
 from services.stubs import inference_pb2, worker_pb2
 from services.wire import (
     card_from_wire,
@@ -20,7 +32,8 @@ from services.wire import (
     error_to_wire,
     finish_reason_from_wire,
     finish_reason_to_wire,
-    finish_to_wire,
+    logprobs_from_wire,
+    logprobs_to_wire,
     request_from_wire,
     request_to_wire,
     seconds_from_wire,
@@ -57,22 +70,32 @@ STOPS = st.builds(
     min_tokens=COUNTS,
     max_tokens=st.none() | COUNTS,
 )
-
-
-@given(
-    prompt=PROMPTS,
-    request=st.builds(Request, model=TEXT, generated_token_ids=TOKENS, choice=COUNTS, sampling=SAMPLINGS, stop=STOPS),
+GUIDED = st.one_of(
+    st.just(Guided(GuidedKind.JSON_OBJECT)),
+    st.lists(TEXT, max_size=3).map(lambda texts: Guided(GuidedKind.CHOICE, tuple(texts))),
+    st.builds(
+        lambda kind, text: Guided(kind, (text,)),
+        st.sampled_from([GuidedKind.JSON_SCHEMA, GuidedKind.REGEX, GuidedKind.GRAMMAR]),
+        TEXT,
+    ),
 )
+REQUESTS = st.builds(
+    Request,
+    model=TEXT,
+    generated_token_ids=TOKENS,
+    n=COUNTS,
+    choice=COUNTS,
+    logprobs=st.none() | COUNTS,
+    guided=st.none() | GUIDED,
+    sampling=SAMPLINGS,
+    stop=STOPS,
+)
+
+
+@given(prompt=PROMPTS, request=REQUESTS)
 def test_every_request_comes_back_the_same(prompt: dict[str, Any], request: Request) -> None:
     """Through bytes, as between processes. Empty prompts and absent ones are told apart."""
-    request = Request(
-        **prompt,
-        model=request.model,
-        generated_token_ids=request.generated_token_ids,
-        choice=request.choice,
-        sampling=request.sampling,
-        stop=request.stop,
-    )
+    request = replace(request, **prompt)
     sent = request_to_wire(request).SerializeToString()
 
     assert request_from_wire(inference_pb2.GenerateRequest.FromString(sent)) == request
@@ -109,12 +132,8 @@ def test_nan_crosses_for_the_validation_to_see() -> None:
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"logprobs": 0}, "logprobs"),
-        ({"logprobs": 5}, "logprobs"),
-        ({"n": 0}, "n"),
-        ({"n": 2}, "n"),
         ({"guided": inference_pb2.Guided()}, "guided"),
-        ({"guided": inference_pb2.Guided(json_schema="{}")}, "guided"),
+        ({"guided": inference_pb2.Guided(json_object=False)}, "guided"),
         ({"session_id": "s"}, "session_id"),
         ({"priority": 1}, "priority"),
     ],
@@ -129,13 +148,15 @@ def test_what_this_version_cannot_honour_is_refused_by_name(fields: dict[str, An
 
 def test_every_field_of_a_request_is_read_or_refused() -> None:
     """A new field in the proto must not be ignored in silence."""
-    read = {"model", "text", "chat", "tokens", "generated_token_ids", "sampling", "stop", "choice"}
-    refused = {"logprobs", "n", "guided", "session_id", "priority"}
+    prompts = {"text", "chat", "tokens"}
+    read = prompts | {"model", "generated_token_ids", "sampling", "stop", "choice", "n", "logprobs", "guided"}
+    refused = {"session_id", "priority"}
     by_the_server = {"request_id"}
 
     assert {field.name for field in inference_pb2.GenerateRequest.DESCRIPTOR.fields} == read | refused | by_the_server
     assert {field.name for field in inference_pb2.Sampling.DESCRIPTOR.fields} == set(Sampling.__slots__)
     assert {field.name for field in inference_pb2.Stop.DESCRIPTOR.fields} == set(Stop.__slots__)
+    assert {field.name for field in inference_pb2.Guided.DESCRIPTOR.fields} == set(GuidedKind)
 
 
 def test_a_delta_is_an_item_that_is_not_the_last() -> None:
@@ -147,12 +168,21 @@ def test_a_delta_is_an_item_that_is_not_the_last() -> None:
     assert not item.delta.HasField("usage")
 
 
-def test_a_finish_brings_its_reason_and_usage() -> None:
-    item = finish_to_wire(Finish(FinishReason.LENGTH, Usage(2, 5)), choice=1, position=5)
+def test_the_last_delta_brings_finish_reason_and_usage() -> None:
+    item = delta_to_wire(Delta(5, (), choice=1, finish_reason=FinishReason.LENGTH, usage=Usage(2, 5)))
 
     assert (item.delta.finish_reason, item.delta.position) == (inference_pb2.FINISH_REASON_LENGTH, 5)
     assert (item.delta.usage.prompt_tokens, item.delta.usage.completion_tokens) == (2, 5)
     assert not item.complete_final
+
+
+def test_log_probabilities_come_back_the_same() -> None:
+    logprobs = [TokenLogprobs(-0.5), TokenLogprobs(-0.25, ((7, -0.25), (8, -1.5)))]
+
+    item = delta_to_wire(Delta(0, (1, 7), logprobs=logprobs))
+
+    assert [logprobs_from_wire(one) for one in item.delta.logprobs] == logprobs
+    assert logprobs_from_wire(logprobs_to_wire(logprobs[1])) == logprobs[1]
 
 
 @pytest.mark.parametrize("reason", FinishReason)
@@ -190,6 +220,9 @@ def test_every_field_of_a_card_comes_back() -> None:
         bos_token="<s>",
         eos_token="</s>",
         default_temperature=0.5,
+        guided=("regex",),
+        has_logprobs=True,
+        migration_limit=0,
         resume=Resume(sampling=False, penalties=False, guided=True, logprobs=True),
     )
     plain = ModelCard(model="m", engine="e", context_length=7, vocab_size=8, tokenizer=TokenizerRef("bytes"))

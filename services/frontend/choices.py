@@ -40,9 +40,9 @@ class Choices:
                     group.create_task(self._inner(replace(request, n=1, choice=index), call, tally))
                     for index in range(request.n)
                 ]
+                finishes = [await choice for choice in choices]
         except ExceptionGroup as failures:
             raise root_cause(failures) from None  # One that failed has had the others cancelled.
-        finishes = [choice.result() for choice in choices]
         return Finish(finishes[0].reason, _total([finish.usage for finish in finishes]))
 
 

@@ -1,56 +1,61 @@
-"""Migrate: a lost worker costs the client nothing but time."""
+"""Migrate: a lost worker costs the client nothing but time, and one that leaves not even that."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from services.card import Resume
+from services.card import ModelCard, Resume
 from services.errors import Failure, Reason
-from services.frontend.migrate import Migrate, MigrateConfig, Progress, may_migrate
-from services.request import FinishReason, Request, Sampling
-from tests.support import Collected, Script, Step, call_layer, make_request, run_async
+from services.frontend.journey import LAG_TOKENS_MAX, ROUNDS_MAX
+from services.frontend.migrate import Migrate, MigrateConfig
+from services.request import Call, Delta, Finish, FinishReason, Request, Sampling, Sink, TokenLogprobs
+from tests.support import CARD, Collected, Script, Step, call_layer, make_request, run_async
 
-LOST = (
-    Reason.CANNOT_CONNECT,
-    Reason.DISCONNECTED,
-    Reason.STALLED,
-    Reason.STREAM_INCOMPLETE,
-    Reason.PROTOCOL_VIOLATION,
-    Reason.ENGINE_DEAD,
-)
-NEVER = (
-    Reason.OVERLOADED,
-    Reason.NO_WORKERS,
-    Reason.INVALID_ARGUMENT,
-    Reason.PROMPT_TOO_LONG,
-    Reason.MODEL_NOT_FOUND,
-    Reason.DEADLINE_EXCEEDED,
-    Reason.CANCELLED,
-    Reason.INTERNAL,
-)
+ABLE = replace(CARD, resume=Resume(sampling=True, penalties=True, guided=True, logprobs=True))
+
+
+class Counts:
+    """What a migration reports."""
+
+    def __init__(self) -> None:
+        self.moves: list[bool] = []
+        self.recomputed: list[int] = []
+        self.outcomes: list[str] = []
+        self.exceeded = 0
+
+    def count_move(self, model: str, *, has_tokens: bool, recomputed: int) -> None:
+        self.moves.append(has_tokens)
+        self.recomputed.append(recomputed)
+
+    def observe_move(self, model: str, *, has_tokens: bool, outcome: str, seconds: float) -> None:
+        assert 0 <= seconds < 10
+        self.outcomes.append(outcome)
+
+    def count_exceeded(self, model: str) -> None:
+        self.exceeded += 1
 
 
 class Case:
     """A Migrate layer over a script, and what it reported."""
 
-    def __init__(self, *takes: Sequence[Step], resume: Resume | None = None, **config: Any) -> None:
+    def __init__(self, *takes: Sequence[Step], card: ModelCard = ABLE, **config: Any) -> None:
         self.script = Script(*takes)
-        self.moves: list[bool] = []
-        self.layer = Migrate(
-            self.script,
-            MigrateConfig(**config),
-            resume_of=lambda _: resume or Resume(),
-            on_move=lambda _, has_tokens: self.moves.append(has_tokens),
-        )
+        self.counts = Counts()
+        self.layer = Migrate(self.script, MigrateConfig(**config), card_of=lambda _: card, metrics=self.counts)
 
-    def run(self, request: Request | None = None) -> Collected:
-        return run_async(call_layer(self.layer, request or make_request()))
+    def run(self, request: Request | None = None, **call: Any) -> Collected:
+        return run_async(call_layer(self.layer, request or make_request(), **call))
 
-    def fails(self, request: Request | None = None) -> Failure:
+    def fails(self, request: Request | None = None, **call: Any) -> Failure:
         with pytest.raises(Failure) as caught:
-            self.run(request)
+            self.run(request, **call)
         return caught.value
+
+
+# A worker is lost
 
 
 def test_passes_an_undisturbed_answer_through() -> None:
@@ -58,12 +63,13 @@ def test_passes_an_undisturbed_answer_through() -> None:
 
     result = case.run()
 
-    assert (result.token_ids, result.finish and result.finish.reason, case.moves) == ([7, 8], FinishReason.STOP, [])
+    assert result.token_ids == [7, 8]
+    assert result.finish == Finish(FinishReason.STOP)
+    assert case.counts.moves == []
 
 
-@pytest.mark.parametrize("reason", LOST)
-def test_continues_on_another_worker_after_the_last_token_delivered(reason: Reason) -> None:
-    case = Case([7, 8, reason], [9, 10])
+def test_continues_on_another_worker_after_the_last_token_delivered() -> None:
+    case = Case([7, 8, Reason.DISCONNECTED], [9, 10])
 
     result = case.run(make_request(prompt=(1, 2), max_tokens=4))
 
@@ -81,16 +87,15 @@ def test_a_request_that_brings_generated_tokens_keeps_them_in_front() -> None:
     assert case.script.requests[1].generated_token_ids == (5, 6, 8)
 
 
-def test_excludes_the_worker_that_failed() -> None:
-    async def failing(request: Request, call: Any, sink: Any) -> Any:
+def test_excludes_each_worker_that_failed_and_may_wait_for_another() -> None:
+    calls: list[Call] = []
+
+    async def failing(request: Request, call: Call, sink: Sink) -> Finish:
         calls.append(call)
-        failure = Failure(Reason.DISCONNECTED, "gone")
-        failure.worker = f"worker-{len(calls)}"
-        raise failure
+        call.attempt.worker = f"worker-{len(calls)}"
+        raise Failure(Reason.STALLED, "gone")
 
-    calls: list[Any] = []
-    layer = Migrate(failing, MigrateConfig(limit=2), resume_of=lambda _: Resume(), on_move=lambda *_: None)
-
+    layer = Migrate(failing, MigrateConfig(limit=2), card_of=lambda _: CARD, metrics=Counts())
     with pytest.raises(Failure):
         run_async(call_layer(layer, make_request()))
 
@@ -105,7 +110,11 @@ def test_moves_at_most_limit_times(limit: int) -> None:
 
     assert case.fails().reason is Reason.DISCONNECTED
     assert len(case.script.requests) == limit + 1
-    assert len(case.moves) == limit
+    assert len(case.counts.moves) == limit
+
+
+def test_the_client_may_lower_the_limit() -> None:
+    assert Case([7, Reason.STALLED], [8]).fails(migration_limit=0).reason is Reason.STALLED
 
 
 def test_gives_the_failure_that_cost_the_worker_not_that_of_the_last_try() -> None:
@@ -114,40 +123,19 @@ def test_gives_the_failure_that_cost_the_worker_not_that_of_the_last_try() -> No
     assert case.fails().reason is Reason.STALLED
 
 
-@pytest.mark.parametrize("reason", NEVER)
-def test_never_moves_what_would_fail_elsewhere_too(reason: Reason) -> None:
-    case = Case([7, reason])
-
-    assert case.fails().reason is reason
-    assert case.moves == []
-
-
-def test_a_refusal_for_capacity_is_free() -> None:
+def test_w7_a_refusal_for_capacity_is_free_and_immediate_elsewhere() -> None:
     refusals: list[list[Step]] = [[Reason.WORKER_AT_CAPACITY] for _ in range(5)]
     case = Case(*refusals, [7], limit=1)
 
     assert case.run().token_ids == [7]
+    assert {call.replacement_deadline for call in case.script.calls} == {None}
 
 
-def test_a_refused_new_request_does_not_wait_for_a_worker_but_a_begun_answer_does() -> None:
-    new = Case([Reason.WORKER_AT_CAPACITY], [7])
-    begun = Case([7, Reason.DISCONNECTED], [Reason.WORKER_AT_CAPACITY], [8])
+def test_a_begun_answer_that_is_refused_waits_for_a_slot() -> None:
+    case = Case([7, Reason.DISCONNECTED], [Reason.WORKER_AT_CAPACITY], [8])
 
-    new.run()
-    begun.run()
-
-    assert [call.replacement_deadline is None for call in new.script.calls] == [True, True]
-    assert [call.replacement_deadline is None for call in begun.script.calls] == [True, False, False]
-
-
-def test_an_engine_error_is_tried_once_elsewhere_and_only_before_the_first_token() -> None:
-    before = Case([Reason.ENGINE_ERROR], [7])
-    twice = Case([Reason.ENGINE_ERROR], [Reason.ENGINE_ERROR], [7])
-    after = Case([7, Reason.ENGINE_ERROR], [8])
-
-    assert before.run().token_ids == [7]
-    assert twice.fails().reason is Reason.ENGINE_ERROR
-    assert after.fails().reason is Reason.ENGINE_ERROR
+    assert case.run().token_ids == [7, 8]
+    assert [call.replacement_deadline is None for call in case.script.calls] == [True, False, False]
 
 
 def test_finishes_by_itself_when_all_that_was_asked_has_been_delivered() -> None:
@@ -155,67 +143,332 @@ def test_finishes_by_itself_when_all_that_was_asked_has_been_delivered() -> None
 
     result = case.run(make_request(max_tokens=2))
 
-    assert result.finish is not None
-    assert result.finish.reason is FinishReason.LENGTH
-    assert case.moves == []
+    assert result.finish == Finish(FinishReason.LENGTH)
+    assert case.counts.moves == []
 
 
-def test_tells_new_from_ongoing_requests() -> None:
-    case = Case([Reason.DISCONNECTED], [7, Reason.DISCONNECTED], [8])
+def test_a_request_that_kills_two_workers_is_poison_and_no_third_is_tried() -> None:
+    first = Case([Reason.DISCONNECTED], [Reason.DISCONNECTED], [7])
+    later = Case([7, Reason.ENGINE_DEAD], [Reason.DISCONNECTED], [8])
 
-    case.run()
+    assert first.fails().reason is Reason.POISON_REQUEST
+    assert later.fails().reason is Reason.POISON_REQUEST
+    assert len(first.script.requests) == len(later.script.requests) == 2
 
-    assert case.moves == [False, True]
+
+def test_a_request_that_meets_two_deaths_with_tokens_between_is_none() -> None:
+    case = Case([7, Reason.DISCONNECTED], [8, Reason.DISCONNECTED], [9])
+
+    assert case.run().token_ids == [7, 8, 9]
+
+
+def test_w9_counts_moves_only_and_tells_new_from_ongoing_requests() -> None:
+    case = Case([Reason.STALLED], [7, Reason.DISCONNECTED], [8])
+    off = Case([7, Reason.DISCONNECTED], limit=0)
+
+    case.run(make_request(prompt=(1, 2)))
+    off.fails()
+
+    assert case.counts.moves == [False, True]
+    assert case.counts.recomputed == [2, 3]
+    assert case.counts.outcomes == ["success", "success"]
+    assert off.counts.moves == []
+
+
+def test_a_move_that_leads_nowhere_is_told_as_such() -> None:
+    case = Case([7, Reason.STALLED], [Reason.NO_WORKERS])
+
+    case.fails()
+
+    assert case.counts.outcomes == ["failure"]
 
 
 @pytest.mark.parametrize(("seq_len_max", "moves"), [(4, True), (3, False)])
 def test_strictly_above_seq_len_max_a_request_does_not_move(seq_len_max: int, moves: bool) -> None:
     case = Case([7, 8, Reason.DISCONNECTED], [9], seq_len_max=seq_len_max)
+    request = make_request(prompt=(1, 2))
 
     if moves:
-        assert case.run(make_request(prompt=(1, 2))).token_ids == [7, 8, 9]
+        assert case.run(request).token_ids == [7, 8, 9]
     else:
-        assert case.fails(make_request(prompt=(1, 2))).reason is Reason.DISCONNECTED
+        assert case.fails(request).reason is Reason.DISCONNECTED
+    assert case.counts.exceeded == 1  # The third token exceeds it in any case.
 
 
 def test_a_prompt_above_seq_len_max_is_not_tracked_at_all() -> None:
     case = Case([Reason.DISCONNECTED], [7], seq_len_max=1)
 
     assert case.fails(make_request(prompt=(1, 2))).reason is Reason.DISCONNECTED
+    assert case.counts.exceeded == 1
 
 
 def test_does_not_move_what_the_engine_cannot_resume_exactly() -> None:
     sampled = make_request(sampling=Sampling(temperature=0.8, seed=1))
-    penalised = make_request(sampling=Sampling(temperature=0.0, seed=1, presence_penalty=1.0))
+    unable = replace(ABLE, resume=Resume(sampling=False))
     take: list[Step] = [7, Reason.DISCONNECTED]
 
-    assert Case(take, [8], resume=Resume(sampling=False)).run().token_ids == [7, 8]
-    assert Case(take, [8], resume=Resume(sampling=False)).fails(sampled).reason is Reason.DISCONNECTED
-    assert Case(take, [8], resume=Resume(penalties=False)).fails(penalised).reason is Reason.DISCONNECTED
+    assert Case(take, [8], card=unable).run().token_ids == [7, 8]
+    assert Case(take, [8], card=unable).fails(sampled).reason is Reason.DISCONNECTED
+    assert Case([Reason.DISCONNECTED], [8], card=unable).run(sampled).token_ids == [8]
 
 
-def test_a_request_without_tokens_moves_whatever_the_engine_can_resume() -> None:
-    sampled = make_request(sampling=Sampling(temperature=0.8, seed=1))
+@pytest.mark.parametrize("raised", [Reason.OVERLOADED, Reason.INVALID_ARGUMENT, Reason.DEADLINE_EXCEEDED])
+def test_never_moves_what_would_fail_elsewhere_too(raised: Reason) -> None:
+    case = Case([7, raised])
 
-    assert Case([Reason.DISCONNECTED], [8], resume=Resume(sampling=False)).run(sampled).token_ids == [8]
+    assert case.fails().reason is raised
+    assert case.counts.moves == []
 
 
-def test_free_moves_are_bounded_too() -> None:
-    refused = Failure(Reason.WORKER_AT_CAPACITY, "full")
-
-    assert may_migrate(refused, Progress(0, 63, 0, True), MigrateConfig(), can_resume=True)
-    assert not may_migrate(refused, Progress(0, 64, 0, True), MigrateConfig(), can_resume=True)
+def test_a_bug_below_is_not_taken_for_a_failure() -> None:
+    with pytest.raises(ValueError, match="bug"):
+        Case([7, ValueError("bug")]).run()
 
 
 def test_leaves_nothing_running_when_the_client_hangs_up() -> None:
-    async def scenario() -> int:
-        import asyncio
-
-        case = Case([7, "hang"])
+    async def scenario() -> Case:
+        case = Case([7, Reason.DISCONNECTED], ["hang"])
         async with asyncio.TaskGroup() as group:
             task = group.create_task(call_layer(case.layer, make_request()))
             await case.script.hanging.wait()
             task.cancel()
-        return case.script.cancelled_count
+        return case
 
-    assert run_async(scenario()) == 1
+    case = run_async(scenario())
+    assert case.script.cancelled_count == 1
+    assert case.counts.outcomes == ["cancelled"]
+
+
+# A worker leaves
+
+
+class Stage:
+    """Workers that a test moves by hand: each call of the layer is a part that delivers when it is told."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.entered = asyncio.Event()
+        self.counts = Counts()
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        part = Part(request, call, sink)
+        call.attempt.worker = f"worker-{len(self.parts) + 1}"
+        self.parts.append(part)
+        self.entered.set()
+        try:
+            return await part.ended
+        except asyncio.CancelledError:
+            part.is_cut = True
+            raise
+
+    async def part(self, index: int) -> "Part":
+        while len(self.parts) <= index:
+            self.entered.clear()
+            await self.entered.wait()
+        return self.parts[index]
+
+
+class Part:
+    """One attempt on a stage."""
+
+    def __init__(self, request: Request, call: Call, sink: Sink) -> None:
+        self.request = request
+        self.call = call
+        self._sink = sink
+        self._position = len(request.generated_token_ids)
+        self.ended: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
+        self.is_cut = False
+
+    def say(self, *token_ids: int) -> None:
+        logprobs = None if self.request.logprobs is None else [TokenLogprobs(-float(token)) for token in token_ids]
+        self._sink.deliver(Delta(self._position, token_ids, logprobs=logprobs))
+        self._position += len(token_ids)
+
+    def leave(self) -> None:
+        self.call.attempt.on_leaving(30.0)
+
+    def finish(self) -> None:
+        self.ended.set_result(Finish(FinishReason.STOP))
+
+    def fail(self, reason: Reason) -> None:
+        self.ended.set_exception(Failure(reason, "as staged"))
+
+
+Play = Callable[[Stage], Coroutine[Any, Any, None]]
+
+
+def staged(play: Play, request: Request | None = None, **config: Any) -> tuple[Stage, Collected]:
+    """Run a request on a stage; `play` must bring it to its end."""
+
+    async def scenario() -> tuple[Stage, Collected]:
+        stage = Stage()
+        layer = Migrate(stage, MigrateConfig(**config), card_of=lambda _: ABLE, metrics=stage.counts)
+        async with asyncio.TaskGroup() as group:
+            answer = group.create_task(call_layer(layer, request or make_request()))
+            await play(stage)
+        return stage, answer.result()
+
+    return run_async(scenario())
+
+
+def test_the_source_streams_on_until_the_target_delivers_the_next_token() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.say(7)
+        source.leave()
+        target = await stage.part(1)
+        assert target.request.generated_token_ids == (7,)
+        assert target.call.excluded == {"worker-1"}
+        assert not source.is_cut
+        target.say(8)
+        target.say(9)
+        target.finish()
+
+    stage, answer = staged(play)
+
+    assert answer.token_ids == [7, 8, 9]
+    assert stage.parts[0].is_cut
+    assert stage.counts.moves == [True]
+
+
+def test_a_target_that_is_a_little_behind_takes_over_and_repeats_nothing() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.leave()
+        target = await stage.part(1)
+        source.say(*range(LAG_TOKENS_MAX))
+        target.say(*range(LAG_TOKENS_MAX + 2))
+        source.say(99)  # Too late: nobody hears it.
+        target.finish()
+
+    _, answer = staged(play, make_request(logprobs=0))
+
+    assert answer.token_ids == [0, 1, 2]
+    assert [one.logprob for delta in answer.deltas for one in delta.logprobs or ()] == [0.0, -1.0, -2.0]
+
+
+def test_a_target_that_is_far_behind_starts_again_from_where_the_source_is() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.leave()
+        late = await stage.part(1)
+        source.say(7, 8, 9)
+        late.say(7)
+        target = await stage.part(2)
+        assert target.request.generated_token_ids == (7, 8, 9)
+        target.say(10)
+        target.finish()
+
+    stage, answer = staged(play)
+
+    assert answer.token_ids == [7, 8, 9, 10]
+    assert stage.parts[1].is_cut
+    assert stage.counts.moves == [True]
+
+
+def test_a_target_that_never_catches_up_takes_over_in_the_end() -> None:
+    async def play(stage: Stage) -> None:
+        source, spoken = await stage.part(0), 0
+        source.leave()
+        for round_ in range(1, ROUNDS_MAX + 2):
+            target = await stage.part(round_)
+            source.say(*range(spoken, spoken + 3))
+            spoken += 3
+            target.say(spoken - 3)
+        assert source.is_cut is False
+        target.say(spoken - 2, spoken - 1, spoken)
+        target.finish()
+
+    _, answer = staged(play)
+
+    assert answer.token_ids == list(range(3 * (ROUNDS_MAX + 1) + 1))
+
+
+def test_a_source_that_finishes_first_finishes_the_request() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.leave()
+        await stage.part(1)
+        source.say(7)
+        source.finish()
+
+    stage, answer = staged(play)
+
+    assert answer.token_ids == [7]
+    assert stage.parts[1].is_cut
+    assert stage.counts.moves == []
+
+
+def test_a_source_that_dies_meanwhile_leaves_its_place_to_the_target() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.say(7)
+        source.leave()
+        target = await stage.part(1)
+        source.say(8)
+        source.fail(Reason.DISCONNECTED)
+        target.say(8, 9)
+        target.finish()
+
+    stage, answer = staged(play)
+
+    assert answer.token_ids == [7, 8, 9]
+    assert len(stage.parts) == 2
+
+
+def test_a_target_that_fails_is_dropped_and_the_source_goes_on() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.leave()
+        (await stage.part(1)).fail(Reason.NO_WORKERS)
+        source.say(7)
+        await asyncio.sleep(0)
+        source.fail(Reason.DRAINING)
+        last = await stage.part(2)
+        last.say(8)
+        last.finish()
+
+    _, answer = staged(play)
+
+    assert answer.token_ids == [7, 8]
+
+
+def test_a_target_with_nothing_left_to_say_ends_the_answer() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.say(7)
+        source.leave()
+        (await stage.part(1)).finish()
+
+    stage, answer = staged(play)
+
+    assert answer.finish == Finish(FinishReason.STOP)
+    assert stage.parts[0].is_cut
+
+
+def test_a_target_may_leave_in_its_turn() -> None:
+    async def play(stage: Stage) -> None:
+        for index in range(3):
+            part = await stage.part(index)
+            part.say(index)
+            part.leave()
+        last = await stage.part(3)
+        last.say(3)
+        last.finish()
+
+    stage, answer = staged(play)
+
+    assert answer.token_ids == [0, 1, 2, 3]
+    assert stage.counts.moves == [True, True, True]
+
+
+def test_nothing_is_planned_where_nothing_may_move() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.leave()
+        source.say(7)
+        source.finish()
+
+    stage, _ = staged(play, limit=0)
+
+    assert len(stage.parts) == 1

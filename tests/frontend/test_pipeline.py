@@ -16,7 +16,7 @@ from services.frontend.catalogue import Catalogue, Model
 from services.frontend.metrics import build_metrics
 from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.layers import Gate, stack
-from services.request import FinishReason, Layer, Request, Sampling, Stop, Usage
+from services.request import Layer, Request, Sampling, Stop, Usage
 from services.tokenizers.byte_level import ByteTokenizer
 from tests.support import CARD, FakeWorker, FakeWorkers, Script, call_layer, make_request, models_of, run_async
 
@@ -108,13 +108,33 @@ async def a_deadline_covers_the_time_in_the_tokeniser(swapped: int | None) -> No
     assert failure.reason is Reason.DEADLINE_EXCEEDED
 
 
-async def usage_counts_the_tokens_of_a_text_prompt(swapped: int | None) -> None:
-    plane = Plane(Script([97, FinishReason.STOP]), swapped)
+async def a_prompt_is_tokenised_once_for_all_choices(swapped: int | None) -> None:
+    texts: list[str] = []
 
-    result = await call_layer(plane.call, Request(model="m", text="four"))
+    class CountingTokenizer(ByteTokenizer):
+        def encode(self, text: str, *, add_special: bool) -> list[int]:
+            texts.append(text)
+            return super().encode(text, add_special=add_special)
 
+    catalogue = Catalogue()
+    catalogue.add(Model(CARD, CountingTokenizer()))
+    plane = Plane(Script([97], [97]), swapped, catalogue=catalogue)
+
+    result = await call_layer(plane.call, Request(model="m", text="four", n=2))
+
+    assert texts == ["four"]
     assert result.finish is not None
-    assert result.finish.usage == Usage(4, 1)
+    assert result.finish.usage == Usage(4, 2)
+
+
+async def each_choice_has_a_text_of_its_own(swapped: int | None) -> None:
+    first, second, third = "漢".encode()
+    plane = Plane(Script([first, second, third], [first, second, third]), swapped)
+
+    result = await call_layer(plane.call, make_request(n=2))
+
+    for choice in (0, 1):
+        assert "".join(delta.text for delta in result.deltas if delta.choice == choice) == "漢"
 
 
 async def an_answer_that_migrate_ends_by_itself_still_shows_all_its_text(swapped: int | None) -> None:
@@ -140,7 +160,8 @@ PAIRS = [
     ("Guard", "Accept", a_bug_in_the_gate_is_guarded_too),
     ("Accept", "Deadline", a_refusal_while_draining_sets_no_timer),
     ("Deadline", "Preprocess", a_deadline_covers_the_time_in_the_tokeniser),
-    ("Preprocess", "Present", usage_counts_the_tokens_of_a_text_prompt),
+    ("Preprocess", "Choices", a_prompt_is_tokenised_once_for_all_choices),
+    ("Choices", "Present", each_choice_has_a_text_of_its_own),
     ("Present", "Migrate", an_answer_that_migrate_ends_by_itself_still_shows_all_its_text),
     ("Migrate", "Route", each_attempt_goes_to_another_worker),
 ]

@@ -27,13 +27,24 @@ def test_gives_each_token_its_text() -> None:
     assert [(delta.position, list(delta.token_ids), delta.text) for delta in result.deltas] == [
         (0, [104], "h"),
         (1, [105], "i"),
+        (2, [], ""),
+    ]
+
+
+def test_its_last_delta_says_why_the_answer_ended_and_what_was_used() -> None:
+    result = present([*take_of("hi"), FinishReason.STOP])
+
+    assert [(delta.finish_reason, delta.usage) for delta in result.deltas] == [
+        (None, None),
+        (None, None),
+        (FinishReason.STOP, Usage(2, 2)),
     ]
 
 
 def test_holds_half_a_character_back_until_it_is_whole() -> None:
     result = present(take_of("漢!"))
 
-    assert [delta.text for delta in result.deltas] == ["", "", "漢", "!"]
+    assert [delta.text for delta in result.deltas] == ["", "", "漢", "!", ""]
 
 
 def test_shows_half_a_character_as_such_when_nothing_more_comes() -> None:
@@ -75,7 +86,7 @@ def test_the_first_stop_string_in_the_text_counts() -> None:
 def test_holds_back_what_may_become_a_stop_string_and_releases_what_did_not() -> None:
     result = present(take_of("so stout"), strings=("stop",))
 
-    assert [delta.text for delta in result.deltas] == ["", "so", " ", "", "", "", "stou", "t"]
+    assert [delta.text for delta in result.deltas] == ["", "so", " ", "", "", "", "stou", "t", ""]
 
 
 def test_releases_what_was_held_back_at_the_end() -> None:

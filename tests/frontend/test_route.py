@@ -82,11 +82,10 @@ def test_no_worker_at_all_is_no_workers() -> None:
 def test_quarantines_a_worker_that_is_to_blame(reason: Reason) -> None:
     workers = FakeWorkers(FakeWorker("a"))
 
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(Failure):
         run_async(call_layer(route(Script([reason]), workers), make_request()))
 
     assert workers.quarantined == ["a"]
-    assert caught.value.worker == "a"
 
 
 @pytest.mark.parametrize("reason", [Reason.INVALID_ARGUMENT, Reason.ENGINE_ERROR, Reason.DEADLINE_EXCEEDED])

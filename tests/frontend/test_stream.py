@@ -8,7 +8,7 @@ import pytest
 
 from services.errors import Failure, Reason
 from services.frontend.stream import Stream
-from services.request import Finish, FinishReason
+from services.request import Attempt, Finish, FinishReason, TokenLogprobs
 from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP, FINISH_REASON_UNSPECIFIED
 from services.stubs.inference_pb2 import FinishReason as WireReason
@@ -29,7 +29,7 @@ def play(*items: Callable[[Stream], None], **request: Any) -> tuple[Collected, F
 
     async def scenario() -> tuple[Collected, Finish | Failure | None]:
         collected = Collected()
-        stream = Stream(1, make_request(**request), collected)
+        stream = Stream(1, make_request(**request), Attempt(), collected)
         for item in items:
             item(stream)
         if not stream.ended.done():
@@ -91,6 +91,24 @@ def test_a_continued_request_starts_behind_what_it_brings() -> None:
 def test_is_violated_by(items: list[Callable[[Stream], None]]) -> None:
     with pytest.raises(Failure) as caught:
         play(*items)
+
+    assert caught.value.reason is Reason.PROTOCOL_VIOLATION
+
+
+def test_passes_log_probabilities_on_with_their_tokens() -> None:
+    pair = [TokenLogprobs(-0.5), TokenLogprobs(-0.25, ((8, -0.25),))]
+
+    collected, _ = play(lambda stream: stream.on_tokens(0, [7, 8], pair), logprobs=1)
+
+    assert collected.deltas[0].logprobs == pair
+
+
+@pytest.mark.parametrize("logprobs", [None, [TokenLogprobs(-0.5)]], ids=["none", "too few"])
+def test_is_violated_by_tokens_without_the_log_probabilities_that_were_asked(
+    logprobs: list[TokenLogprobs] | None,
+) -> None:
+    with pytest.raises(Failure) as caught:
+        play(lambda stream: stream.on_tokens(0, [7, 8], logprobs), logprobs=1)
 
     assert caught.value.reason is Reason.PROTOCOL_VIOLATION
 

@@ -166,7 +166,7 @@ def test_the_time_that_is_left_becomes_the_calls_deadline(timeout_s: float | Non
 # What it refuses
 
 
-@pytest.mark.parametrize("fields", [{"n": 2}, {"session_id": "s"}, {"request_id": "two words"}])
+@pytest.mark.parametrize("fields", [{"priority": 1}, {"session_id": "s"}, {"request_id": "two words"}])
 def test_a_request_that_cannot_be_honoured_ends_with_an_error_and_harms_no_other(fields: dict[str, Any]) -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()

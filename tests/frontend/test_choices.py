@@ -1,0 +1,83 @@
+"""Choices: several answers to one request, side by side, billed as one."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from services.errors import Failure, Reason
+from services.frontend.choices import Choices
+from services.request import Call, Delta, Finish, FinishReason, Request, Sink, Usage
+from tests.support import Collected, call_layer, make_request, run_async
+
+
+class Answers:
+    """What is below: each choice answers with as many tokens as `lengths` says, or fails."""
+
+    def __init__(self, *lengths: int | Reason) -> None:
+        self._lengths = lengths
+        self.requests: list[Request] = []
+        self.cancelled: list[int] = []
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        self.requests.append(request)
+        length = self._lengths[request.choice]
+        try:
+            for position in range(length if isinstance(length, int) else 1):
+                sink.deliver(Delta(position, [7], "x", request.choice))
+                await asyncio.sleep(0)
+            if isinstance(length, Reason):
+                raise Failure(length, "as told")
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancelled.append(request.choice)
+            raise
+        usage = Usage(5, length)
+        sink.deliver(Delta(length, (), "", request.choice, finish_reason=FinishReason.STOP, usage=usage))
+        return Finish(FinishReason.STOP, usage)
+
+
+def ask(answers: Answers, **request: Any) -> Collected:
+    return run_async(call_layer(Choices(answers), make_request(**request)))
+
+
+def test_one_answer_passes_through() -> None:
+    answers = Answers(2)
+
+    result = ask(answers)
+
+    assert answers.requests[0].choice == 0
+    assert result.finish == Finish(FinishReason.STOP, Usage(5, 2))
+
+
+def test_each_choice_is_a_request_of_its_own() -> None:
+    answers = Answers(1, 3, 2)
+
+    result = ask(answers, n=3)
+
+    assert [(request.n, request.choice) for request in answers.requests] == [(1, 0), (1, 1), (1, 2)]
+    assert [sum(len(d.token_ids) for d in result.deltas if d.choice == choice) for choice in range(3)] == [1, 3, 2]
+
+
+def test_they_come_side_by_side() -> None:
+    result = ask(Answers(2, 2), n=2)
+
+    assert [delta.choice for delta in result.deltas if delta.token_ids] == [0, 1, 0, 1]
+
+
+def test_the_prompt_is_billed_once_and_the_last_end_carries_the_usage_of_all() -> None:
+    result = ask(Answers(1, 3), n=2)
+
+    assert result.finish is not None
+    assert result.finish.usage == Usage(5, 4)
+    assert [delta.usage for delta in result.deltas if delta.finish_reason] == [None, Usage(5, 4)]
+
+
+def test_one_that_fails_fails_the_request_and_cancels_the_others() -> None:
+    answers = Answers(9, Reason.STALLED)
+
+    with pytest.raises(Failure) as caught:
+        ask(answers, n=2)
+
+    assert caught.value.reason is Reason.STALLED
+    assert answers.cancelled == [0]
