@@ -16,18 +16,20 @@ from services.request import FinishReason, Usage
 DONE = b"data: [DONE]\n\n"
 _TEXT = "\0"
 _TEXT_ENCODED = msgspec.json.encode(_TEXT)
-_encode_text = msgspec.json.Encoder().encode
+encode_text = msgspec.json.Encoder().encode
+"""A text as a JSON string."""
 # JSON leaves these as they are, and SSE does not split lines at them, but clients that use str.splitlines do.
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
 def json_text(text: str) -> bytes:
     """`text` as a JSON string that holds no character at which any client would split a line."""
-    encoded: bytes = _encode_text(text)
-    return encoded if text.isascii() else _one_line(encoded)
+    encoded: bytes = encode_text(text)
+    return encoded if text.isascii() else one_line(encoded)
 
 
-def _one_line(encoded: bytes) -> bytes:
+def one_line(encoded: bytes) -> bytes:
+    """JSON with no character in its strings at which any client would split a line."""
     for raw, escaped in _LINE_ENDS:
         encoded = encoded.replace(raw, escaped)
     return encoded
@@ -105,7 +107,7 @@ class Answer(ABC):
         chunk = self._envelope(prefix, name, choices)
         if self.includes_usage:
             chunk["usage"] = usage
-        return b"data: " + _one_line(msgspec.json.encode(chunk)) + b"\n\n"
+        return b"data: " + one_line(msgspec.json.encode(chunk)) + b"\n\n"
 
     def _envelope(self, prefix: str, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -1,9 +1,9 @@
-"""What a stream sends for each delta: the events of each choice, formatted once."""
+"""What a stream sends for each delta: the events of each choice, formatted once, as bytes for the socket."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from services.frontend.http.answers import Answer, json_text
+from services.frontend.http.answers import Answer, encode_text, json_text, one_line
 from services.frontend.http.logprobs import LogprobsWriter
 from services.request import Delta
 
@@ -15,15 +15,22 @@ class _Begun:
     head: bytes
     tail: bytes
     logprobs: LogprobsWriter | None = None
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = len(self.head) + len(self.tail)
 
 
 class Events:
     """The events of one stream, choice by choice."""
 
-    def __init__(self, answer: Answer, token_bytes: Callable[[], Sequence[bytes]]) -> None:
-        """token_bytes: of each token id; asked once there are log probabilities."""
+    def __init__(self, answer: Answer, token_bytes: Callable[[], Sequence[bytes]], *, is_chunked: bool) -> None:
+        """token_bytes: of each token id; asked once there are log probabilities. is_chunked: what is written together
+        is a chunk of the HTTP/1.1 body; HTTP/1.0 ends its body by closing and has no chunks.
+        """
         self._answer = answer
         self._token_bytes = token_bytes
+        self._is_chunked = is_chunked
         self._begun: dict[int, _Begun] = {}
 
     def of(self, delta: Delta) -> bytes:
@@ -31,9 +38,14 @@ class Events:
         choice = self._begun.get(delta.choice)
         if choice is None or delta.logprobs or delta.finish_reason is not None:
             return self._rare(delta, choice)
-        if not (text := delta.text):
+        if not delta.text:
             return b""
-        return b"%b%b%b" % (choice.head, json_text(text), choice.tail)
+        text = encode_text(delta.text)  # From here on without calls and copies: this is what every token costs.
+        if not text.isascii():
+            text = one_line(text)
+        if self._is_chunked:
+            return b"%x\r\n%b%b%b\r\n" % (choice.size + len(text), choice.head, text, choice.tail)
+        return choice.head + text + choice.tail
 
     def _rare(self, delta: Delta, choice: _Begun | None) -> bytes:
         """All but plain text in the midst of a choice."""
@@ -49,7 +61,7 @@ class Events:
             events += choice.head + json_text(delta.text) + choice.tail
         if delta.finish_reason is not None:
             events += self._answer.finish(delta.choice, delta.finish_reason)
-        return events
+        return b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events
 
     def _with_logprobs(self, delta: Delta, choice: _Begun) -> bytes:
         assert delta.logprobs

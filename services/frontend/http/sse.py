@@ -50,9 +50,9 @@ class SseStream:
         self._answer = answer
         self._config = config
         self._response = web.StreamResponse(headers={**HEADERS, "X-Request-Id": answer.request_id})
-        self._events = Events(answer, token_bytes)
-        self._is_chunked = http_request.version >= HttpVersion11
-        if is_last or not self._is_chunked:
+        is_chunked = http_request.version >= HttpVersion11
+        self._events_of = Events(answer, token_bytes, is_chunked=is_chunked).of
+        if is_last or not is_chunked:
             self._response.force_close()  # Without chunks the end of the connection is the end of the body.
         self._buffer_bytes_max = config.client_buffer_bytes_max
         self._transport: asyncio.Transport | None = None
@@ -62,7 +62,7 @@ class SseStream:
         self._left: Reason | None = None
 
     def deliver(self, delta: Delta) -> None:
-        if self._left is not None or not (event := self._events.of(delta)):
+        if self._left is not None or not (event := self._events_of(delta)):
             return
         transport = self._transport
         if transport is None:
@@ -71,7 +71,7 @@ class SseStream:
         elif transport.is_closing():
             self._leave(Reason.CANCELLED)
         else:
-            transport.write(self._framed(event))
+            transport.write(event)
             if transport.get_write_buffer_size() > self._buffer_bytes_max:
                 self._leave(Reason.SLOW_CLIENT)
 
@@ -110,11 +110,7 @@ class SseStream:
         self._held.clear()
         self._transport = self._http_request.transport
         if self._transport is not None and first:
-            self._transport.write(self._framed(first))
-
-    def _framed(self, event: bytes) -> bytes:
-        """The event as a chunk of the HTTP/1.1 body; HTTP/1.0 ends its body by closing and has no chunks."""
-        return b"%x\r\n%b\r\n" % (len(event), event) if self._is_chunked else event
+            self._transport.write(first)
 
     async def _close(self, outcome: Finish | Failure) -> None:
         if isinstance(outcome, Failure):

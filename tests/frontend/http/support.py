@@ -14,18 +14,42 @@ from prometheus_client import CollectorRegistry
 from services.card import ModelCard, TokenizerRef
 from services.errors import Failure, Reason
 from services.frontend.http import HttpConfig, build_app, start_http
-from services.request import Call, Delta, Finish, FinishReason, Request, Sink, Usage
+from services.request import Call, Delta, Finish, FinishReason, Request, Sink, TokenLogprobs, Usage
+from services.tokenizers.byte_level import ByteTokenizer
 
 TEST_S_MAX = 10.0
 HANG = "hang"
 CARD = ModelCard(model="org/tiny", engine="mocker", context_length=64, vocab_size=256, tokenizer=TokenizerRef("bytes"))
 
-Step = str | int | Reason | Failure | Exception | asyncio.Event
+PROMPT_TOKENS = 3
+
+
+@dataclass
+class Say:
+    """A delta of one choice. A token is a byte of `tokens`; each has `logprob`, and `top` as its rivals."""
+
+    text: str = ""
+    choice: int = 0
+    tokens: bytes = b"\0"
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass
+class End:
+    """The last delta of one choice, with the text that was held back."""
+
+    choice: int = 0
+    reason: FinishReason = FinishReason.STOP
+    text: str = ""
+
+
+Step = str | Say | End | int | Reason | Failure | Exception | asyncio.Event
 
 
 class Script:
     """A pipeline that plays its steps: text is a token, a number that many turns of the loop, HANG waits for ever, an
-    event waits for it, a reason or an exception is raised. Then it finishes."""
+    event waits for it, a reason or an exception is raised. Then it finishes: a choice that has no End is given one."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps: Sequence[Step] = steps
@@ -40,14 +64,13 @@ class Script:
         self.calls.append(call)
         self.running.set()
         try:
-            return await self._play(sink)
+            return await self._play(_Choices(sink, request.n))
         except asyncio.CancelledError as error:
             self.causes.append(error.args)
             self.cancelled.set()
             raise
 
-    async def _play(self, sink: Sink) -> Finish:
-        position = 0
+    async def _play(self, choices: "_Choices") -> Finish:
         for step in self.steps:
             match step:
                 case Reason():
@@ -61,10 +84,46 @@ class Script:
                         await asyncio.sleep(0)
                 case "hang":
                     await asyncio.Event().wait()
-                case str():
-                    sink.deliver(Delta(position=position, token_ids=[position], text=step))
-                    position += 1
-        return Finish(FinishReason.STOP, Usage(prompt_tokens=3, completion_tokens=position))
+                case str() | Say() | End():
+                    choices.deliver(step)
+        return choices.finish()
+
+
+class _Choices:
+    """What present and choices do: positions for each choice, an end for each, and the usage with the last."""
+
+    def __init__(self, sink: Sink, count: int) -> None:
+        self._sink = sink
+        self._positions = [0] * count
+        self._reasons: dict[int, FinishReason] = {}
+
+    @property
+    def _usage(self) -> Usage:
+        return Usage(PROMPT_TOKENS, sum(self._positions))
+
+    def deliver(self, step: str | Say | End) -> None:
+        if isinstance(step, End):
+            self._end(step)
+        else:
+            self._say(Say(step) if isinstance(step, str) else step)
+
+    def _say(self, step: Say) -> None:
+        position = self._positions[step.choice]
+        logprobs = None if step.logprob is None else [TokenLogprobs(step.logprob, step.top)] * len(step.tokens)
+        self._positions[step.choice] += len(step.tokens)
+        self._sink.deliver(Delta(position, list(step.tokens), step.text, step.choice, logprobs))
+
+    def _end(self, step: End) -> None:
+        self._reasons[step.choice] = step.reason
+        usage = self._usage if len(self._reasons) == len(self._positions) else None
+        position = self._positions[step.choice]
+        self._sink.deliver(Delta(position, (), step.text, step.choice, finish_reason=step.reason, usage=usage))
+
+    def finish(self) -> Finish:
+        for choice in range(len(self._positions)):
+            if choice not in self._reasons:
+                self._end(End(choice))
+        return Finish(self._reasons[0], self._usage)
 
 
 class Flood:
@@ -97,6 +156,10 @@ class Shelf:
 
     def models(self) -> list[ModelCard]:
         return self.cards
+
+    def token_bytes_of(self, model: str) -> Sequence[bytes]:
+        assert model in {card.model for card in self.cards}
+        return ByteTokenizer.token_bytes
 
 
 @dataclass
@@ -185,9 +248,10 @@ async def bytes_left(client: socket.socket) -> int:
     return count
 
 
-def error_of(body: bytes) -> dict[str, Any]:
+def error_of(body: bytes, *, has_partial: bool = False) -> dict[str, Any]:
     error: dict[str, Any] = json.loads(body)["error"]
-    assert set(error) == {"message", "type", "code", "param", "retryable", "hint", "request_id"}
+    names = {"message", "type", "code", "param", "retryable", "hint", "request_id"}
+    assert set(error) == names | ({"partial"} if has_partial else set())
     return error
 
 

@@ -10,8 +10,8 @@ from prometheus_client import Counter
 
 from services.errors import Reason
 from services.frontend.http import HttpConfig
-from services.request import Message
-from tests.frontend.http.support import CARD, HANG, Script, Shelf, error_of, raw_post, run, serving
+from services.request import FinishReason, Message
+from tests.frontend.http.support import CARD, HANG, End, Say, Script, Shelf, error_of, raw_post, run, serving
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi"}
 CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -61,6 +61,81 @@ def test_a_unary_failure_is_never_a_200_even_after_tokens() -> None:
     run(test)
 
 
+def test_choices_of_a_unary_answer_stand_in_order_under_one_usage() -> None:
+    async def test() -> None:
+        script = Script(Say("b", 1), Say("a", 0), Say("B", 1), End(1, FinishReason.LENGTH, "!"), Say("A", 0), End(0))
+        async with serving(script) as server:
+            _, body = await server.post(COMPLETIONS, COMPLETION | {"n": 2})
+
+        answer = json.loads(body)
+        assert answer["choices"] == [
+            {"index": 0, "text": "aA", "logprobs": None, "finish_reason": "stop"},
+            {"index": 1, "text": "bB!", "logprobs": None, "finish_reason": "length"},
+        ]
+        assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+        assert script.requests[0].n == 2
+
+    run(test)
+
+
+def test_log_probabilities_of_a_unary_answer_are_whole() -> None:
+    async def test() -> None:
+        script = Script(Say("", tokens=b"a", logprob=-1.0), 2, Say("ab", tokens=b"b", logprob=-2.0, top=((98, -2.0),)))
+        async with serving(script) as server:
+            _, completion = await server.post(COMPLETIONS, COMPLETION | {"logprobs": 1})
+            _, chat = await server.post(CHATS, CHAT | {"logprobs": True, "top_logprobs": 1})
+
+        assert json.loads(completion)["choices"][0]["logprobs"] == {
+            "tokens": ["a", "b"],
+            "token_logprobs": [-1.0, -2.0],
+            "top_logprobs": [{"a": -1.0}, {"b": -2.0}],
+            "text_offset": [0, 1],
+        }
+        entries = json.loads(chat)["choices"][0]["logprobs"]["content"]
+        assert [(entry["token"], len(entry["top_logprobs"])) for entry in entries] == [("a", 0), ("b", 1)]
+        assert [request.logprobs for request in script.requests] == [1, 1]
+
+    run(test)
+
+
+def test_what_had_come_of_a_failed_answer_is_told_to_who_asks() -> None:
+    async def test() -> None:
+        script = Script(Say("a", 1), 2, End(1), Say("b"), Reason.DISCONNECTED)
+        async with serving(script) as server:
+            wish = {"X-Return-Partial": "True"}
+            response, completion = await server.post(COMPLETIONS, COMPLETION | {"n": 2}, headers=wish)
+            _, chat = await server.post(CHATS, CHAT | {"n": 2}, headers=wish)
+            _, unasked = await server.post(COMPLETIONS, COMPLETION | {"n": 2}, headers={"X-Return-Partial": "false"})
+
+        error = error_of(completion, has_partial=True)
+        assert (response.status, error["code"]) == (502, "DISCONNECTED")
+        assert response.headers["X-Request-Id"] == error["request_id"]
+        assert error["partial"] == {
+            "choices": [
+                {"index": 0, "text": "b", "finish_reason": None},
+                {"index": 1, "text": "a", "finish_reason": "stop"},
+            ]
+        }
+        assert [choice["message"]["content"] for choice in error_of(chat, has_partial=True)["partial"]["choices"]] == [
+            "b",
+            "a",
+        ]
+        error_of(unasked)
+
+    run(test)
+
+
+def test_where_nothing_had_come_there_is_no_partial_answer() -> None:
+    async def test() -> None:
+        async with serving(Script(2, Reason.OVERLOADED)) as server:
+            response, body = await server.post(COMPLETIONS, COMPLETION, headers={"X-Return-Partial": "true"})
+
+        error_of(body)
+        assert response.headers["Retry-After"] == "2"
+
+    run(test)
+
+
 @pytest.mark.parametrize("steps", [(HANG,), ("a", 2, HANG)])
 def test_a_client_that_leaves_has_its_unary_request_cancelled(steps: tuple[Any, ...]) -> None:
     async def test() -> None:
@@ -85,7 +160,8 @@ def test_a_client_that_leaves_has_its_unary_request_cancelled(steps: tuple[Any, 
         ({"prompt": "x"}, 400, "INVALID_ARGUMENT", "model"),
         ({"model": "m"}, 400, "INVALID_ARGUMENT", "prompt"),
         (COMPLETION | {"temperature": "hot"}, 400, "INVALID_ARGUMENT", "temperature"),
-        (COMPLETION | {"n": 2}, 400, "INVALID_ARGUMENT", "n"),
+        (COMPLETION | {"best_of": 2}, 400, "INVALID_ARGUMENT", "best_of"),
+        (COMPLETION | {"guided_regex": "a", "guided_json": {}}, 400, "INVALID_ARGUMENT", "guided_regex"),
         (COMPLETION | {"prompt": ["a", "b"]}, 400, "INVALID_ARGUMENT", "prompt"),
         (COMPLETION | {"stream": True, "seed": -1}, 400, "INVALID_ARGUMENT", "seed"),
         (COMPLETION | {"prompt": "x" * 5000}, 413, "BODY_TOO_LARGE", None),

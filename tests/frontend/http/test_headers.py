@@ -1,4 +1,4 @@
-"""Headers name the request and bound its time."""
+"""Headers name the request, bound its time and its moves."""
 
 import asyncio
 import re
@@ -71,6 +71,40 @@ def test_a_timeout_that_is_no_time_is_refused(given: str) -> None:
 
         assert response.status == 400
         assert error_of(body)["param"] == "X-Request-Timeout"
+        assert not script.calls
+
+    run(test)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, None), ("0", 0), ("3", 3), ("007", 7), ("9" * 9, 999_999_999)])
+def test_the_migration_limit_is_the_clients_or_none(given: str | None, expected: int | None) -> None:
+    async def test() -> None:
+        _, _, script = await ask({} if given is None else {"x-migration-limit": given})
+
+        assert script.calls[0].migration_limit == expected
+
+    run(test)
+
+
+@pytest.mark.parametrize("given", ["", "-1", "1.5", "many", "٣", "1" * 10])
+def test_a_migration_limit_that_is_no_number_of_moves_is_refused(given: str) -> None:
+    async def test() -> None:
+        response, body, script = await ask({"x-migration-limit": given})
+
+        assert response.status == 400
+        assert error_of(body)["param"] == "X-Migration-Limit"
+        assert not script.calls
+
+    run(test)
+
+
+@pytest.mark.parametrize("given", ["", "1", "yes"])
+def test_a_wish_for_partial_answers_is_true_or_false(given: str) -> None:
+    async def test() -> None:
+        response, body, script = await ask({"x-return-partial": given})
+
+        assert response.status == 400
+        assert error_of(body)["param"] == "X-Return-Partial"
         assert not script.calls
 
     run(test)

@@ -46,6 +46,8 @@ def test_null_means_the_default() -> None:
         "stream",
         "stream_options",
         "n",
+        "logprobs",
+        "response_format",
         "tools",
     ]
 
@@ -90,6 +92,48 @@ def test_one_stop_string_needs_no_list() -> None:
 
 def test_top_k_minus_one_keeps_all_tokens() -> None:
     assert completion(top_k=-1).sampling.top_k == 0
+
+
+def test_the_number_of_choices_is_carried() -> None:
+    assert [completion(n=n).n for n in (1, 64, 65, 0)] == [1, 64, 65, 0], "ranges are preprocess's"
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, None), (0, 0), (5, 5), (20, 20)])
+def test_a_completion_asks_for_log_probabilities_by_number(given: int | None, expected: int | None) -> None:
+    assert completion(logprobs=given).logprobs == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_a_chat_asks_for_them_and_says_how_many_rivals(fields: dict[str, Any], expected: int | None) -> None:
+    assert chat(**fields).logprobs == expected
+
+
+@pytest.mark.parametrize(
+    ("ask", "fields", "param"),
+    [
+        (chat, {"top_logprobs": 1}, "top_logprobs"),
+        (chat, {"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        (chat, {"logprobs": 1}, "logprobs"),
+        (completion, {"logprobs": True}, "logprobs"),
+        (completion, {"n": True}, "n"),
+        (completion, {"n": 1.5}, "n"),
+    ],
+)
+def test_other_ways_to_ask_are_refused_by_name(ask: Any, fields: dict[str, Any], param: str) -> None:
+    assert refusal(ask, **fields)[0] == param
 
 
 @pytest.mark.parametrize(
@@ -167,5 +211,6 @@ def test_fields_that_nobody_knows_are_accepted() -> None:
 
 
 def test_unsupported_fields_are_refused_by_name() -> None:
-    assert refusal(completion, n=2)[0] == "n"
+    assert refusal(completion, best_of=2)[0] == "best_of"
+    assert refusal(completion, top_logprobs=1)[0] == "top_logprobs"
     assert refusal(chat, tools=[{"type": "function"}])[0] == "tools"

@@ -11,9 +11,12 @@ from structlog.testing import capture_logs
 from services.errors import Failure, Reason
 from services.frontend.http import HttpConfig
 from services.layers import Guard
+from services.request import FinishReason
 from tests.frontend.http.support import (
     HANG,
+    End,
     Flood,
+    Say,
     Script,
     Shelf,
     bytes_left,
@@ -92,6 +95,88 @@ def test_usage_comes_once_after_the_finish_and_is_null_before(path: str, body: d
         assert usage["choices"] == []
         assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
         assert done == "[DONE]"
+
+    run(test)
+
+
+def test_each_choice_opens_and_ends_by_itself_and_the_stream_once() -> None:
+    async def test() -> None:
+        more = asyncio.Event()
+        script = Script(Say("b", 1), 2, Say("a", 0), Say("B", 1), End(1, FinishReason.LENGTH), more, Say("A", 0))
+        body = CHAT | {"n": 2, "stream_options": {"include_usage": True}}
+        async with serving(script) as server, server.session.post(CHATS, json=body) as response:
+            early = await response.content.readuntil(b'"finish_reason":"length"}],"usage":null}\n\n')
+            more.set()
+            late = await response.content.read()
+
+        *chunks, usage, done = events(early + late)
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        assert [(choice["index"], choice["delta"], choice["finish_reason"]) for choice in choices] == [
+            (1, {"role": "assistant", "content": ""}, None),
+            (1, {"content": "b"}, None),
+            (0, {"role": "assistant", "content": ""}, None),
+            (0, {"content": "a"}, None),
+            (1, {"content": "B"}, None),
+            (1, {}, "length"),
+            (0, {"content": "A"}, None),
+            (0, {}, "stop"),
+        ]
+        assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+        assert done == "[DONE]"
+
+    run(test)
+
+
+def test_one_choice_that_fails_fails_the_stream() -> None:
+    async def test() -> None:
+        async with serving(Script(Say("b", 1), 2, End(1), Say("a"), 3, Reason.DISCONNECTED)) as server:
+            _, body = await server.post(COMPLETIONS, COMPLETION | {"n": 2})
+
+        *chunks, (name, data) = events(body)
+        assert texts(chunks) == ["b", "", "a"]
+        assert (name, data["error"]["code"]) == ("error", "DISCONNECTED")
+
+    run(test)
+
+
+def test_text_that_was_held_back_comes_before_the_end() -> None:
+    async def test() -> None:
+        async with serving(Script("a", 2, End(text="held"))) as server:
+            _, body = await server.post(COMPLETIONS, COMPLETION)
+
+        *chunks, done = events(body)
+        assert [(chunk["choices"][0]["text"], chunk["choices"][0]["finish_reason"]) for chunk in chunks] == [
+            ("a", None),
+            ("held", None),
+            ("", "stop"),
+        ]
+        assert done == "[DONE]"
+
+    run(test)
+
+
+def test_log_probabilities_come_with_their_tokens_even_when_the_text_is_held_back() -> None:
+    async def test() -> None:
+        script = Script(Say("", tokens=b"a", logprob=-1.0), 2, Say("abc", tokens=b"bc", logprob=-2.0), 2, "d")
+        async with serving(script) as server:
+            _, completion = await server.post(COMPLETIONS, COMPLETION | {"logprobs": 0})
+            _, chat = await server.post(CHATS, CHAT | {"logprobs": True})
+
+        sent = [event["choices"][0]["logprobs"] for event in events(completion)[:-1]]
+        assert [one and (one["tokens"], one["text_offset"]) for one in sent] == [
+            (["a"], [0]),
+            (["b", "c"], [1, 2]),
+            None,
+            None,
+        ]
+        sent = [event["choices"][0]["logprobs"] for event in events(chat)[:-1]]
+        assert [one and [entry["token"] for entry in one["content"]] for one in sent] == [
+            None,
+            ["a"],
+            ["b", "c"],
+            None,
+            None,
+        ]
 
     run(test)
 

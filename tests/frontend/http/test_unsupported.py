@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from services.errors import Failure
-from services.frontend.http.unsupported import NEUTRAL, refuse_unsupported
+from services.frontend.http.unsupported import NEUTRAL, NEUTRAL_IN_COMPLETION, refuse_unsupported
 
 
 def given(name: str, value: Any) -> dict[str, msgspec.Raw]:
@@ -15,13 +15,13 @@ def given(name: str, value: Any) -> dict[str, msgspec.Raw]:
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in NEUTRAL for value in (*NEUTRAL[name], None)])
 def test_neutral_values_pass(name: str, value: Any) -> None:
-    refuse_unsupported(given(name, value))
+    refuse_unsupported(given(name, value), NEUTRAL)
 
 
 @pytest.mark.parametrize("name", list(NEUTRAL))
 def test_anything_else_is_refused_by_name(name: str) -> None:
     with pytest.raises(Failure, match=f"{name} is not supported in this version: leave it out") as caught:
-        refuse_unsupported(given(name, {"asks": "for something"}))
+        refuse_unsupported(given(name, {"asks": "for something"}), NEUTRAL)
 
     assert caught.value.param == name
 
@@ -29,14 +29,11 @@ def test_anything_else_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
-        ("n", True),
+        ("best_of", 2),
+        ("best_of", True),
         ("best_of", 0),
-        ("logprobs", 0),
-        ("logprobs", True),
         ("echo", True),
         ("priority", -1),
-        ("response_format", {"type": "json_object"}),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("modalities", ["text", "audio"]),
@@ -44,11 +41,18 @@ def test_anything_else_is_refused_by_name(name: str) -> None:
 )
 def test_values_that_look_neutral_and_are_not(name: str, value: Any) -> None:
     with pytest.raises(Failure):
-        refuse_unsupported(given(name, value))
+        refuse_unsupported(given(name, value), NEUTRAL)
 
 
 def test_the_sentence_says_what_to_change() -> None:
     with pytest.raises(Failure) as caught:
-        refuse_unsupported(given("n", 2))
+        refuse_unsupported(given("best_of", 2), NEUTRAL)
 
-    assert caught.value.detail == "n is not supported in this version: leave it out or set it to 1"
+    assert caught.value.detail == "best_of is not supported in this version: leave it out or set it to 1"
+
+
+def test_what_one_endpoint_lacks_is_refused_there() -> None:
+    refuse_unsupported(given("top_logprobs", 0), NEUTRAL_IN_COMPLETION)
+
+    with pytest.raises(Failure, match="top_logprobs"):
+        refuse_unsupported(given("top_logprobs", 1), NEUTRAL_IN_COMPLETION)
