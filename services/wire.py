@@ -184,13 +184,13 @@ def finish_reason_from_wire(number: int) -> FinishReason | None:
 
 def error_to_wire(failure: Failure) -> worker_pb2.Error:
     """A failure inside a session."""
-    return worker_pb2.Error(reason=failure.reason, detail=failure.detail)
+    return worker_pb2.Error(reason=failure.reason, detail=failure.detail, param=failure.param or "")
 
 
 def error_from_wire(message: worker_pb2.Error) -> Failure:
     """The failure; a reason that this version does not know is an ENGINE_ERROR."""
     reason = Reason(message.reason) if message.reason in Reason.__members__ else Reason.ENGINE_ERROR
-    return Failure(reason, message.detail)
+    return Failure(reason, message.detail, param=message.param or None)
 
 
 def card_to_wire(card: ModelCard) -> worker_pb2.ModelCard:

@@ -201,7 +201,7 @@ def test_no_finish_reason_is_none_and_one_from_the_future_is_a_violation() -> No
 def test_failures_cross_a_session_with_reason_and_detail(reason: Reason) -> None:
     failure = error_from_wire(error_to_wire(Failure(reason, "größer", param="p")))
 
-    assert (failure.reason, failure.detail) == (reason, "größer")
+    assert (failure.reason, failure.detail, failure.param) == (reason, "größer", "p")
 
 
 @pytest.mark.parametrize("reason", ["", "FROM_THE_FUTURE", "stalled"])

@@ -3,6 +3,7 @@
 import asyncio
 import codecs
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from services.frontend.catalogue import Catalogue
 from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, Usage
@@ -124,8 +125,13 @@ class Present:
         reason = FinishReason.STOP
         try:
             async with scope:
-                reason = (await self._inner(request, call, presenter)).reason
+                reason = (await self._inner(_without_strings(request), call, presenter)).reason
         except TimeoutError:
             if not (scope.expired() and presenter.is_stopped):
                 raise
         return presenter.finish(request, reason)
+
+
+def _without_strings(request: Request) -> Request:
+    """Stop strings are found here: no worker has to look for them."""
+    return replace(request, stop=replace(request.stop, strings=())) if request.stop.strings else request

@@ -13,7 +13,7 @@ A stream whose finish reason has come ends well, whatever happens to the session
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from itertools import count
 
@@ -33,6 +33,8 @@ from services.wire import card_from_wire, logprobs_from_wire, request_to_wire, s
 log = structlog.get_logger()
 
 Attachment = grpc.aio.StreamStreamCall[worker_pb2.AttachRequest, worker_pb2.AttachResponse]
+MESSAGE_TOKENS_MAX = 500_000
+"""Prompt tokens after which submits of one turn of the loop go on in another message: well below MESSAGE_BYTES_MAX."""
 COMPLETED_KEPT = 4096
 """How many completed stream ids a session remembers, to notice items that follow `complete_final`."""
 UNREADABLE = (grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -72,7 +74,8 @@ class Session:
         self._streams: dict[int, Stream] = {}
         self._stream_ids = count(1)
         self._completed: OrderedDict[int, None] = OrderedDict()
-        self._outgoing = worker_pb2.AttachRequest()
+        self._outgoing = deque([worker_pb2.AttachRequest()])
+        self._outgoing_tokens = 0
         self._has_outgoing = asyncio.Event()
         self._lost: asyncio.Future[None] = loop.create_future()
         self._full_until = 0.0
@@ -110,17 +113,25 @@ class Session:
             self._heard_at = self._stepped_at = self._clock()  # An idle worker was allowed its silence.
         stream = Stream(next(self._stream_ids), request, call.attempt, sink)
         self._streams[stream.id] = stream
-        submit = self._outgoing.submits.add(stream_id=stream.id, request=request_to_wire(request))
+        self._make_room(len(request.prompt_token_ids) + len(request.generated_token_ids))
+        submit = self._outgoing[-1].submits.add(stream_id=stream.id, request=request_to_wire(request))
         submit.request.request_id = call.request_id
         if (left_s := time_left_s(call.deadline)) is not None:
             submit.timeout.CopyFrom(seconds_to_wire(left_s))
         self._has_outgoing.set()
         return stream
 
+    def _make_room(self, token_count: int) -> None:
+        """Begin another message where this one would become too large."""
+        self._outgoing_tokens += token_count
+        if self._outgoing_tokens > MESSAGE_TOKENS_MAX:
+            self._outgoing.append(worker_pb2.AttachRequest())
+            self._outgoing_tokens = token_count
+
     def close(self, stream: Stream) -> None:
         """Forget the stream, and tell the worker if it has not ended. Late tokens reach nobody."""
         if self._streams.pop(stream.id, None) is not None and not self.is_lost:
-            self._outgoing.cancels.append(stream.id)
+            self._outgoing[-1].cancels.append(stream.id)
             self._has_outgoing.set()
 
     # The worker's messages
@@ -175,8 +186,10 @@ class Session:
             while True:
                 await self._has_outgoing.wait()
                 self._has_outgoing.clear()
-                message, self._outgoing = self._outgoing, worker_pb2.AttachRequest()
-                await call.write(message)
+                messages, self._outgoing = self._outgoing, deque([worker_pb2.AttachRequest()])
+                self._outgoing_tokens = 0
+                for message in messages:
+                    await call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             self.lose(Failure(Reason.DISCONNECTED, f"cannot write to {self.record.address}: {error}"))
 

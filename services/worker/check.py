@@ -32,5 +32,7 @@ class Check:
             raise invalid("prompt", "a worker takes token ids alone: give tokens, or ask a frontend")
         if request.n != 1:
             raise invalid("n", "a worker draws one answer to a request: ask a frontend, or leave n out")
+        if request.stop.strings:
+            raise invalid("stop", "a worker does not know the text of its tokens: ask a frontend, or give token ids")
         check_request(request)
         return settle(request, card, self._rng)

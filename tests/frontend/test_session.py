@@ -187,6 +187,28 @@ def test_tells_the_worker_when_a_request_is_given_up_and_lets_no_late_token_thro
     assert play(serve, use, SessionConfig()).reason is Reason.STREAM_INCOMPLETE
 
 
+def test_many_long_prompts_at_once_do_not_make_one_message_too_large() -> None:
+    prompt = tuple(
+        range(2**28, 2**28 + 400_000)
+    )  # Ids of five bytes: four such prompts are 8 MB, ten more than a message.
+
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        submits: list[worker_pb2.Submit] = []
+        while len(submits) < 10:
+            submits += (await peer.read()).submits
+        for submit in submits:
+            assert len(submit.request.tokens.ids) == len(prompt)
+            await peer.finish(submit.stream_id)
+
+    async def use(client: Client) -> None:
+        streams = [client.session.open(make_request(prompt), Call(request_id="r"), Collected()) for _ in range(10)]
+        for stream in streams:
+            await stream.ended
+
+    assert play(serve, use, SessionConfig(stall_s=8)).reason is Reason.STREAM_INCOMPLETE
+
+
 def test_cannot_connect_to_a_port_where_nobody_listens() -> None:
     assert run_async(attach("127.0.0.1:1", nothing, QUICK)).reason is Reason.CANNOT_CONNECT
 

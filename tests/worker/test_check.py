@@ -27,9 +27,7 @@ def refusal(request: Request) -> Failure:
 
 
 def test_a_frontends_request_passes_unchanged() -> None:
-    request = make_request(
-        generated_token_ids=(3, 4), strings=("x",), min_tokens=2, sampling=Sampling(temperature=0.5, seed=2**64 - 1)
-    )
+    request = make_request(generated_token_ids=(3, 4), min_tokens=2, sampling=Sampling(temperature=0.5, seed=2**64 - 1))
 
     assert check(request) == request
 
@@ -62,6 +60,8 @@ def test_what_a_client_chose_is_kept() -> None:
         ({"generated_token_ids": (VOCAB_SIZE,)}, Reason.INVALID_ARGUMENT, "generated_token_ids"),
         ({"token_ids": (1,) * CARD.context_length}, Reason.PROMPT_TOO_LONG, "prompt"),
         ({"sampling": Sampling(temperature=float("nan"))}, Reason.INVALID_ARGUMENT, "temperature"),
+        ({"n": 2}, Reason.INVALID_ARGUMENT, "n"),
+        ({"stop": Stop(strings=("x",))}, Reason.INVALID_ARGUMENT, "stop"),
         ({"stop": Stop(max_tokens=0)}, Reason.INVALID_ARGUMENT, "max_tokens"),
         ({"stop": Stop(max_tokens=2**31)}, Reason.INVALID_ARGUMENT, "max_tokens"),
     ],
