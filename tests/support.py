@@ -124,8 +124,8 @@ def models_of(*cards: ModelCard) -> Catalogue:
 async def call_layer(layer: Layer, request: Request, *, worker: str | None = None, **call: Any) -> Collected:
     """One call of a layer, with what came of it. worker: as if route had named it."""
     collected = Collected()
-    given = Call(**({"request_id": "r", "attempt": Attempt(worker)} | call))
-    collected.finish = await layer(request, given, collected)
+    given: dict[str, Any] = {"request_id": "r", "attempt": Attempt(worker)}
+    collected.finish = await layer(request, Call(**(given | call)), collected)
     return collected
 
 

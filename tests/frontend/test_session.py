@@ -190,7 +190,7 @@ def test_tells_the_worker_when_a_request_is_given_up_and_lets_no_late_token_thro
 def test_many_long_prompts_at_once_do_not_make_one_message_too_large() -> None:
     prompt = tuple(
         range(2**28, 2**28 + 400_000)
-    )  # Ids of five bytes: four such prompts are 8 MB, ten more than a message.
+    )  # Five bytes each: ten are too many for a message.
 
     async def serve(peer: Peer) -> None:
         await peer.welcome()
