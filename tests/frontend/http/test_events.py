@@ -63,9 +63,9 @@ def test_a_choice_without_any_text_opens_and_ends() -> None:
 def test_tokens_whose_text_is_held_back_are_sent_for_their_log_probabilities() -> None:
     events = chat_events()
 
-    [_, sent] = choices(events.of(Delta(0, [97], "", logprobs=[TokenLogprobs(-1.0)])))
+    [_, sent] = choices(events.of(Delta(0, [97], "", choice=1, logprobs=[TokenLogprobs(-1.0)])))
 
-    assert sent["delta"] == {"content": ""}
+    assert (sent["index"], sent["delta"]) == (1, {"content": ""})
     assert sent["logprobs"]["content"][0]["token"] == "a"
 
 
