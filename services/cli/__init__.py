@@ -17,6 +17,7 @@ COMMANDS = {
     "frontend": "Serve clients: gRPC and the OpenAI HTTP API.",
     "worker": "Serve one engine to frontends.",
     "registry": "Keep the set of instances.",
+    "drain": "Let a worker leave: its streams move to others.",
     "models": "Get models for the llamacpp engine.",
 }
 PREFIX = "DYN_"

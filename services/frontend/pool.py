@@ -39,10 +39,11 @@ class PoolConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """How a session ended, and whether requests could be sent on it before."""
+    """How a session ended, whether requests could be sent on it before, and whether the worker had said it leaves."""
 
     failure: Failure
     was_found: bool
+    was_draining: bool
 
 
 class Pool:
@@ -118,7 +119,8 @@ class Pool:
                 if lost.was_found:
                     self._quarantine_instance(instance_id)
                 if lost.was_found or is_news:  # Once for each outage, not for each try to end it.
-                    log.info("worker lost", instance=instance_id, address=record.address, why=str(lost.failure))
+                    event = "worker left" if lost.was_draining else "worker lost"
+                    log.info(event, instance=instance_id, address=record.address, why=str(lost.failure))
                 is_news = False
                 tries = 0 if lost.was_found else tries + 1
                 await asyncio.sleep(self._config.reconnect.delay_s(tries, self._rng))
@@ -140,7 +142,7 @@ class Pool:
         except ExceptionGroup as group:
             if not isinstance(failure := root_cause(group), Failure):
                 raise
-            return _Loss(failure, was_found=session.key in self._sessions)
+            return _Loss(failure, was_found=session.key in self._sessions, was_draining=session.is_draining)
         finally:
             if self._sessions.pop(session.key, None) is not None:
                 self._notify()

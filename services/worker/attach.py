@@ -90,6 +90,14 @@ class Outbox:
         self._message.goaway.grace.CopyFrom(seconds_to_wire(grace_s))
         self._changed.set()
 
+    def wake(self) -> None:
+        """Let the next message be taken though there is nothing to say."""
+        self._changed.set()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._entries and not self._message.ByteSize()
+
     async def take(self) -> worker_pb2.AttachResponse:
         """The next message, once there is something to send."""
         await self._changed.wait()
@@ -141,10 +149,16 @@ class Session:
         self._outbox.set_welcome(welcome)
         self._outbox.set_load(load())
         self._requests: dict[int, asyncio.Task[None]] = {}
+        self._has_ended = False
 
     def goaway(self, grace_s: float) -> None:
         """Tell the frontend that the worker leaves."""
         self._outbox.set_goaway(grace_s)
+
+    def end(self) -> None:
+        """End the session in order, with what is still unsent sent."""
+        self._has_ended = True
+        self._outbox.wake()
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Until the frontend hangs up or the session has to be dropped. Leaves no request behind."""
@@ -188,8 +202,9 @@ class Session:
         self._outbox.add_end(end)
 
     async def _write(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        while True:
+        while not (self._has_ended and self._outbox.is_empty):
             await context.write(await self._outbox.take())
+        raise SessionOverError("this worker left")
 
     async def _watch_bound(self) -> None:
         """Not the writer's business: a frontend that reads nothing holds up the writer for ever."""

@@ -188,6 +188,7 @@ class Worker:
             log.info("handing over", count=self._gate.count)
             self._execute.fail_all(Failure(Reason.DRAINING, "the worker left before the answer was complete"))
             await self._gate.wait_quiet(HAND_OVER_S)
+        self._service.end_sessions()
 
 
 async def _either(first: asyncio.Event, second: asyncio.Event) -> None:

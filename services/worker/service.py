@@ -41,6 +41,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         for session in self._sessions:
             session.goaway(grace_s)
 
+    def end_sessions(self) -> None:
+        """Nothing runs any more: the frontends need not wait for the connection to break."""
+        for session in self._sessions:
+            session.end()
+
     async def Attach(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """See worker.proto."""
         del request_iterator  # The handler reads from the context: a generator's clean-up runs late.

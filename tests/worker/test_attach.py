@@ -163,6 +163,27 @@ def test_the_time_that_is_left_becomes_the_calls_deadline(timeout_s: float | Non
     assert left_s is None or 4 < left_s <= 5
 
 
+def test_a_session_that_is_ended_sends_what_is_unsent_first() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        asked.sink.deliver(Delta(0, [11]))
+        asked.ended.set_exception(Failure(Reason.DRAINING, "handed over"))
+        await asyncio.wait([asked.ended])
+        await asyncio.sleep(0)  # The request's own task has taken note and put its end into the outbox.
+        served.service.end_sessions()
+        await frontend.until_over()
+        return frontend
+
+    frontend = play(scenario)
+    end = frontend.end(1)
+
+    assert frontend.token_ids(1) == [11]
+    assert end is not None
+    assert end.error.reason == "DRAINING"
+
+
 # What it refuses
 
 

@@ -1,0 +1,46 @@
+"""`unbroken drain`."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import grpc
+
+from services.cli.options import registry_option
+from services.errors import Failure, Reason
+from services.rpc import CHANNEL_OPTIONS, failure_of
+from services.stubs import registry_pb2, registry_pb2_grpc
+
+DRAIN_TIMEOUT_S = 5.0
+
+
+@click.command(help="Let a worker leave: its streams move to others, without a pause.")
+@registry_option
+@click.argument("instance")
+def command(instance: str, **given: Any) -> None:
+    try:
+        drained = asyncio.run(_drain(given["registries"], instance))
+    except Failure as failure:
+        if failure.reason is Reason.CANNOT_CONNECT:
+            raise click.ClickException(
+                f"no registry answers: {failure.detail}; give its address by --registry"
+            ) from None
+        raise click.ClickException(f"{failure.detail}: {failure.traits.hint}") from None
+    click.echo(f"{drained.instance_id} at {drained.address} is draining; it ends when its streams are gone")
+
+
+async def _drain(registries: Sequence[str], instance_id: str) -> registry_pb2.Instance:
+    """Ask the registries one after the other until one answers. Raises Failure."""
+    failure = Failure(Reason.CANNOT_CONNECT, "no registry was asked")
+    for address in registries:
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            stub = registry_pb2_grpc.RegistryStub(channel)
+            request = registry_pb2.DrainRequest(instance_id=instance_id)
+            try:
+                return (await stub.Drain(request, timeout=DRAIN_TIMEOUT_S)).instance
+            except grpc.aio.AioRpcError as error:
+                failure = failure_of(error, otherwise=Reason.CANNOT_CONNECT)
+                if failure.reason is Reason.INSTANCE_NOT_FOUND:
+                    break
+    raise failure
