@@ -179,8 +179,11 @@ class SlowProxy(Proxy):
     """Takes its time for each connection."""
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.3)
-        await super()._serve(reader, writer)
+        try:
+            await asyncio.sleep(0.3)
+            await super()._serve(reader, writer)
+        finally:
+            writer.close()
 
 
 def test_connects_to_a_peer_that_is_slow_to_answer() -> None:

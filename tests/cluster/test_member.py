@@ -20,7 +20,10 @@ from services.cluster.member import Member, MemberConfig, describe_exit, read_re
 from services.lifetime import StartupError
 
 WAIT_S = 20.0
-SERVES = "import pathlib, sys, time; print('hello', flush=True); pathlib.Path(sys.argv[1]).write_text('here:1'); time.sleep(60)"
+SERVES = (
+    "import pathlib, sys, time; print('hello', flush=True); "
+    "pathlib.Path(sys.argv[1]).write_text('here:1'); time.sleep(60)"
+)
 DIES = "import sys; print('no such model'); sys.exit(3)"
 NEVER_READY = "import time; time.sleep(60)"
 ORDERLY = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); " + SERVES

@@ -25,8 +25,10 @@ pytestmark = pytest.mark.model
 POSITIONS = 20
 TOKENS = 24
 ROUNDS_MAX = 60
+CHAT_EVERY = 5
+"""Every fifth round is a chat: a chat template makes prompts long, and prompts cost most."""
 GREEDY, SEEDED = 0.0, 0.8
-PROMPTS = {False: "🎉 日本 🎉 日本", True: "Emoji only"}
+PROMPTS = {False: "日本の歴史", True: "Translate to Greek: I love you"}
 LANES = ("lane0", "lane1")
 OPTIONS = ("--engine=llamacpp", "--model=smollm2", "--threads=1")
 
@@ -98,7 +100,7 @@ def test_the_answers_of_a_real_model_go_on_exactly_from_20_positions_each(start_
 
 async def kill_under_three(lane: Lane, worker: Process, number: int, survey: Survey) -> Process:
     """One round; the worker for the next one."""
-    frontend, is_chat = lane.plane.frontend, number // 2 % 2 == 1
+    frontend, is_chat = lane.plane.frontend, number % CHAT_EVERY == 0
     others = [
         make_ask((temperature, is_chat), lane.name, PROTOCOLS[(number + index) % 3], f"other-{number}-{index}")
         for index, temperature in enumerate((GREEDY, SEEDED))
@@ -109,8 +111,9 @@ async def kill_under_three(lane: Lane, worker: Process, number: int, survey: Sur
         tasks = [(ask, group.create_task(answer(frontend, ask))) for ask in others]
         await until(lambda: has_running(worker, len(others)))
         noting = answer(frontend, watched, lambda tokens: reached.set() if tokens >= target else None)
-        tasks.append((watched, group.create_task(noting)))
-        await reached.wait()
+        watching = group.create_task(noting)
+        tasks.append((watched, watching))
+        await until(lambda: reached.is_set() or watching.done())
         worker.kill()
         replacement = lane.launch()
     for ask, task in tasks:

@@ -25,7 +25,7 @@ from tests.integration.conftest import Start
 from tests.integration.plane import Plane, Process, until
 from tests.registry.support import Etcd
 
-OUTAGE_S = float(os.environ.get("UNBROKEN_OUTAGE_S", "4"))
+OUTAGE_S = float(os.environ.get("UNBROKEN_OUTAGE_S", "3"))
 CLIENTS = 8
 OPTIONS = ("--lease=2", "--mocker-itl-ms=2")
 
