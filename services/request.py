@@ -12,6 +12,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from services.card import ModelCard
+
 
 class FinishReason(StrEnum):
     """Why an answer ended well, in OpenAI's words."""
@@ -145,7 +147,8 @@ class Call:
     """This asking of a request: who, until when, and what has been tried.
 
     deadline: absolute, in the event loop's time. endpoint: for metrics. migration_limit: the client's own, at most the
-    frontend's. attempt: the one under way. excluded: sessions that this request must not go on any more.
+    frontend's. card: the model's, from preprocess on; only workers with this very card may answer. attempt: the one
+    under way. excluded: sessions that this request must not go on any more.
     replacement_deadline: until when it may wait for a worker; None: not at all.
     """
 
@@ -154,6 +157,7 @@ class Call:
     endpoint: str = "generate"
     is_streamed: bool = True
     migration_limit: int | None = None
+    card: ModelCard | None = None
     attempt: Attempt = field(default_factory=Attempt)
     excluded: frozenset[str] = frozenset()
     replacement_deadline: float | None = None

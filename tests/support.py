@@ -124,7 +124,7 @@ def models_of(*cards: ModelCard) -> Catalogue:
 async def call_layer(layer: Layer, request: Request, *, worker: str | None = None, **call: Any) -> Collected:
     """One call of a layer, with what came of it. worker: as if route had named it."""
     collected = Collected()
-    given: dict[str, Any] = {"request_id": "r", "attempt": Attempt(worker)}
+    given: dict[str, Any] = {"request_id": "r", "card": CARD, "attempt": Attempt(worker)}
     collected.finish = await layer(request, Call(**(given | call)), collected)
     return collected
 
@@ -155,14 +155,14 @@ class FakeWorkers:
         self.waiting = asyncio.Event()
         self.quarantined: list[str] = []
 
-    def sessions(self, model: str) -> Sequence[FakeWorker]:
+    def sessions(self, card: ModelCard) -> Sequence[FakeWorker]:
         return self.workers
 
     def quarantine(self, session: FakeWorker) -> None:
         self.quarantined.append(session.key)
         session.quarantined_until = float("inf")
 
-    async def wait_changed(self) -> None:
+    @property
+    def next_change(self) -> asyncio.Event:
         self.waiting.set()
-        await self.changed.wait()
-        self.changed.clear()
+        return self.changed

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
@@ -31,7 +32,7 @@ class Catalogue:
     """Models by name. A model stays known when its workers are gone: its absence is then NO_WORKERS, not a wrong name.
 
     All workers of one name must have the same card, or a stream could not move between them. The first card counts,
-    until a worker brings another while none of the old is left: `replaces` says so.
+    until a worker brings another while none of the old is left. Equal cards are one object.
     """
 
     def __init__(self) -> None:
@@ -53,25 +54,44 @@ class Catalogue:
         """Whether `find` would find it."""
         return name in self._models
 
-    def card_of(self, name: str) -> ModelCard:
-        """The card of a known model."""
-        return self.find(name).card
+    async def learn(
+        self, card: ModelCard, stub: "worker_pb2_grpc.WorkerAsyncStub", may_replace: Callable[[], bool]
+    ) -> ModelCard:
+        """Know the model from now on; returns our own copy of the card.
 
-    async def learn(self, card: ModelCard, stub: "worker_pb2_grpc.WorkerAsyncStub", *, replaces: bool) -> None:
-        """Know the model from now on. Raises Failure when its tokeniser can't be had or its card contradicts."""
-        known = self._models.get(card.model)
-        if known is not None and known.card == card:
-            return
-        if known is not None and not replaces:
-            detail = f"its card for {card.model!r} differs from that of the workers that serve it already"
-            raise Failure(Reason.CANNOT_CONNECT, detail)
-        tokenizer = self._tokenizers.get(card.tokenizer)
-        if tokenizer is None:
-            content = await _fetch(card.tokenizer, stub)
-            tokenizer = await asyncio.to_thread(load_tokenizer, card.tokenizer, content)
-            self._tokenizers[card.tokenizer] = tokenizer
+        may_replace: whether no worker with another card for the name is left. Raises Failure when the tokeniser can't
+        be had or the card contradicts.
+        """
+        if (known := self._settled(card, may_replace)) is not None:
+            return known
+        tokenizer = self._tokenizers.get(card.tokenizer) or await _load(card.tokenizer, stub)
+        if (known := self._settled(card, may_replace)) is not None:  # Others learn, too, while a tokeniser is fetched.
+            return known
+        self._tokenizers[card.tokenizer] = tokenizer
         self.add(Model(card, tokenizer))
         log.info("model known", model=card.model, engine=card.engine, context_length=card.context_length)
+        return card
+
+    def _settled(self, card: ModelCard, may_replace: Callable[[], bool]) -> ModelCard | None:
+        """The card if it is known already. Raises if another is, and counts."""
+        known = self._models.get(card.model)
+        if known is None:
+            return None
+        if known.card == card:
+            return known.card
+        if not may_replace():
+            detail = f"its card for {card.model!r} differs from that of the workers that serve it already"
+            raise Failure(Reason.CANNOT_CONNECT, detail)
+        return None
+
+
+async def _load(ref: TokenizerRef, stub: "worker_pb2_grpc.WorkerAsyncStub") -> Tokenizer:
+    """Fetch and read a tokeniser. Raises Failure."""
+    content = await _fetch(ref, stub)
+    try:
+        return await asyncio.to_thread(load_tokenizer, ref, content)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise Failure(Reason.CANNOT_CONNECT, f"the tokeniser cannot be read: {error}") from error
 
 
 async def _fetch(ref: TokenizerRef, stub: "worker_pb2_grpc.WorkerAsyncStub") -> bytes:

@@ -154,7 +154,8 @@ class Journey:
             raise self._cause or failure from failure
         self._count(failure)
         self._call = self._next_call(failure)
-        self._begin_move(failure.reason)
+        if not failure.traits.free or (failure.reason is Reason.DRAINING and self._record.count):
+            self._begin_move(failure.reason)
         if self._second is not None:
             self._current, self._second = self._second, None
         else:
@@ -175,9 +176,10 @@ class Journey:
     def _next_call(self, failure: Failure) -> Call:
         call, worker = self._call, self._current.attempt.worker
         excluded = call.excluded if worker is None else call.excluded | {worker}
-        if failure.traits.free and not self._record.count:
-            return replace(call, excluded=excluded)
-        if failure.reason is Reason.WORKER_AT_CAPACITY:  # It may have a slot later, and this answer has begun.
+        has_begun = self._record.count > 0 or call.replacement_deadline is not None
+        if failure.reason is Reason.ENGINE_ERROR or (failure.traits.free and not has_begun):
+            return replace(call, excluded=excluded)  # It has lost nothing that would be worth a wait.
+        if failure.reason is Reason.WORKER_AT_CAPACITY:  # It may have a slot later.
             excluded = call.excluded
         until = self._clock() + self._terms.replacement_wait_s
         return replace(call, excluded=excluded, replacement_deadline=until)

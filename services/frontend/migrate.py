@@ -4,10 +4,8 @@ A worker that is lost has its requests continued on another. A worker that says 
 another is made ready, and is cut off only when that one delivers: make before break.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.card import ModelCard
 from services.frontend.journey import Journey, MigrationMetrics, Terms
 from services.frontend.policy import policy_for
 from services.frontend.record import Recorder
@@ -35,17 +33,15 @@ class Migrate:
         self,
         inner: Layer,
         config: MigrateConfig,
-        card_of: Callable[[str], ModelCard],
         metrics: MigrationMetrics,
     ) -> None:
-        """card_of: by model name."""
         self._inner = inner
         self._config = config
-        self._card_of = card_of
         self._metrics = metrics
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        policy = policy_for(request, call, self._card_of(request.model), self._config.limit)
+        assert call.card is not None, "preprocess names the card"
+        policy = policy_for(request, call, call.card, self._config.limit)
         record = Recorder(sink, request, self._config.seq_len_max, lambda: self._metrics.count_exceeded(request.model))
         terms = Terms(policy, self._config.replacement_wait_s, self._metrics)
         return await Journey(self._inner, request, call, record, terms).run()

@@ -35,7 +35,7 @@ def frontend_layers(
 ) -> list[Callable[[Layer], Layer]]:
     """The layers over the transport, outermost first. For each two neighbours a test swaps them and fails."""
 
-    migrate = partial(Migrate, config=config.migrate, card_of=catalogue.card_of, metrics=metrics)
+    migrate = partial(Migrate, config=config.migrate, metrics=metrics)
     return [
         partial(Observe, metrics=metrics, is_known=catalogue.knows),  # Above all: a bug and a refusal are outcomes too.
         Guard,  # Above all that can have a bug.

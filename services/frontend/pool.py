@@ -18,7 +18,7 @@ from services.discovery import InstanceRecord
 from services.errors import Failure
 from services.frontend.catalogue import Catalogue
 from services.frontend.session import Session, SessionConfig
-from services.layers import root_cause
+from services.layers import bug_failure, root_cause
 from services.rpc import CHANNEL_OPTIONS
 from services.stubs import worker_pb2_grpc
 
@@ -62,8 +62,11 @@ class Pool:
 
     # What routing sees
 
-    def sessions(self, model: str) -> list[Session]:
-        """Sessions to workers of this model, whatever their state."""
+    def sessions(self, card: ModelCard) -> list[Session]:
+        """Sessions to workers with this very card, whatever their state."""
+        return [session for session in self._sessions.values() if session.card is card]
+
+    def _sessions_of(self, model: str) -> list[Session]:
         return [session for session in self._sessions.values() if session.card.model == model]
 
     def session(self, key: str) -> Session | None:
@@ -84,9 +87,10 @@ class Pool:
         """Outlives the session: a worker that breaks one session after another is not new each time."""
         self._quarantined[instance_id] = asyncio.get_running_loop().time() + self._config.quarantine_s
 
-    async def wait_changed(self) -> None:
-        """Until a session has come or gone. The caller bounds the wait."""
-        await self._changed.wait()
+    @property
+    def next_change(self) -> asyncio.Event:
+        """Set when a session comes or goes, has room again, or is leaving. Take it before you look."""
+        return self._changed
 
     def _notify(self) -> None:
         self._changed.set()
@@ -131,7 +135,7 @@ class Pool:
 
     async def _hold(self, record: InstanceRecord) -> _Loss:
         """One session, from its opening to its loss."""
-        session = Session(record, self._config.session)
+        session = Session(record, self._config.session, on_news=self._notify)
         channel = grpc.aio.insecure_channel(record.address, options=CHANNEL_OPTIONS)
         stub = worker_pb2_grpc.WorkerStub(channel)
         welcome = asyncio.Event()
@@ -153,12 +157,16 @@ class Pool:
         """Offer the worker to requests once its model is known."""
         await welcome.wait()
         try:
-            await self._catalogue.learn(session.card, stub, replaces=not self.sessions(session.card.model))
+            card = await self._catalogue.learn(session.card, stub, lambda: not self._sessions_of(session.card.model))
         except Failure as failure:
             log.error("worker cannot be used", address=session.record.address, why=failure.detail)
             session.lose(failure)
             return
+        except Exception as error:
+            session.lose(bug_failure(error, f"(any) to {session.record.address}"))
+            return
         if not session.is_lost:
+            session.set_card(card)
             session.quarantined_until = self._quarantined.get(session.record.instance_id, 0.0)
             self._sessions[session.key] = session
             log.info("worker found", instance=session.record.instance_id, address=session.record.address)

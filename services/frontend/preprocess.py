@@ -33,7 +33,7 @@ class Preprocess:
         if token_ids is None:
             token_ids = await _tokenize(request, model)
         request = replace(request, text=None, messages=None, token_ids=token_ids)
-        return await self._inner(settle(request, model.card, self._rng), call, sink)
+        return await self._inner(settle(request, model.card, self._rng), replace(call, card=model.card), sink)
 
 
 async def _tokenize(request: Request, model: Model) -> tuple[int, ...]:

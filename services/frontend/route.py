@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from services.card import ModelCard
 from services.errors import Failure, Reason
 from services.request import Call, Finish, Layer, Request, Sink
 
@@ -33,11 +34,12 @@ AnyWorker = TypeVar("AnyWorker", bound=Worker)
 class Workers(Protocol[AnyWorker]):
     """The sessions there are, and the news of them: see `Pool`."""
 
-    def sessions(self, model: str) -> Sequence[AnyWorker]: ...
+    def sessions(self, card: ModelCard) -> Sequence[AnyWorker]: ...
 
     def quarantine(self, session: AnyWorker) -> None: ...
 
-    async def wait_changed(self) -> None: ...
+    @property
+    def next_change(self) -> asyncio.Event: ...
 
 
 def choose(candidates: Sequence[AnyWorker], rng: random.Random) -> AnyWorker:
@@ -100,16 +102,18 @@ class Route(Generic[AnyWorker]):
 
     async def _pick(self, request: Request, call: Call) -> AnyWorker:
         """An eligible worker. A call that has lost its worker waits for another until `call.replacement_deadline`."""
-        clock = asyncio.get_running_loop().time
+        clock, card = asyncio.get_running_loop().time, call.card
+        assert card is not None, "preprocess names the card"
         try:
             async with asyncio.timeout_at(call.replacement_deadline):
                 while True:
-                    seen = view(self._pool.sessions(request.model), call, clock())
+                    change = self._pool.next_change
+                    seen = view(self._pool.sessions(card), call, clock())
                     if seen.eligible:
                         return choose(seen.eligible, self._rng)
                     if call.replacement_deadline is None:
                         raise _nobody(request, is_any_full=seen.is_any_full)
-                    await self._pool.wait_changed()
+                    await change.wait()
         except TimeoutError:
             raise _nobody(request, is_any_full=False) from None
 

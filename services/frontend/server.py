@@ -121,8 +121,9 @@ class Frontend:
     async def _report_health(self) -> None:
         """The gRPC health service says what `/health` says: SERVING while some model can be served."""
         while True:
+            change = self._pool.next_change
             await self._server.set_serving(is_serving=bool(self._pool.served_cards()) and not self._gate.is_draining)
-            await self._pool.wait_changed()
+            await change.wait()
 
     async def _drain(self) -> None:
         log.info("draining", streams=self._gate.count, grace_s=self._config.drain_timeout_s)

@@ -14,6 +14,7 @@ A stream whose finish reason has come ends well, whatever happens to the session
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
@@ -24,17 +25,19 @@ from services.card import ModelCard
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.frontend.stream import Stream
-from services.layers import root_cause
+from services.layers import bug_failure, root_cause
 from services.request import Call, Request, Sink
-from services.rpc import failure_of, time_left_s
+from services.rpc import MESSAGE_BYTES_MAX, failure_of, time_left_s
 from services.stubs import worker_pb2, worker_pb2_grpc
 from services.wire import card_from_wire, logprobs_from_wire, request_to_wire, seconds_from_wire, seconds_to_wire
 
 log = structlog.get_logger()
 
 Attachment = grpc.aio.StreamStreamCall[worker_pb2.AttachRequest, worker_pb2.AttachResponse]
-MESSAGE_TOKENS_MAX = 500_000
-"""Prompt tokens after which submits of one turn of the loop go on in another message: well below MESSAGE_BYTES_MAX."""
+SUBMIT_BYTES_MAX = MESSAGE_BYTES_MAX // 2
+"""The largest request, and all the requests that travel in one message: a larger message would cost all streams."""
+TIMEOUT_S_MAX = 1e9
+"""More than a client can mean: what a Duration holds is bounded, too."""
 COMPLETED_KEPT = 4096
 """How many completed stream ids a session remembers, to notice items that follow `complete_final`."""
 UNREADABLE = (grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -46,14 +49,20 @@ class SessionConfig:
     """connect_timeout_s: until the welcome. stall_s: silence that makes a worker with streams of ours a lost one.
 
     idle_stall_s: the same for one without. engine_stall_s: how long the step counter may stand still while sequences
-    run and no prefill explains it. full_s: how long a refusal for capacity counts, unless a load report comes first.
+    run; prefill_stall_s: the same while a prompt is being computed. full_s: how long a refusal for capacity counts,
+    unless a load report comes first.
     """
 
     connect_timeout_s: float = 2.0
     stall_s: float = 1.0
     idle_stall_s: float = 10.0
     engine_stall_s: float = 5.0
+    prefill_stall_s: float = 60.0
     full_s: float = 1.0
+
+
+def _nobody() -> None:
+    """Who does not route need not know."""
 
 
 class Session:
@@ -61,8 +70,10 @@ class Session:
 
     _numbers = count(1)
 
-    def __init__(self, record: InstanceRecord, config: SessionConfig) -> None:
+    def __init__(self, record: InstanceRecord, config: SessionConfig, on_news: Callable[[], None] = _nobody) -> None:
+        """on_news: called when the worker has room again, or leaves."""
         loop = asyncio.get_running_loop()
+        self._on_news = on_news
         self.record = record
         self.key = f"{record.instance_id}#{next(self._numbers)}"
         self.load = worker_pb2.Load()
@@ -75,9 +86,10 @@ class Session:
         self._stream_ids = count(1)
         self._completed: OrderedDict[int, None] = OrderedDict()
         self._outgoing = deque([worker_pb2.AttachRequest()])
-        self._outgoing_tokens = 0
+        self._outgoing_bytes = 0
         self._has_outgoing = asyncio.Event()
-        self._lost: asyncio.Future[None] = loop.create_future()
+        self._loss: Failure | None = None
+        self._has_ended = asyncio.Event()
         self._full_until = 0.0
         self._heard_at = self._stepped_at = self._clock()
 
@@ -87,6 +99,11 @@ class Session:
         assert self._card is not None, "no welcome yet"
         return self._card
 
+    def set_card(self, card: ModelCard) -> None:
+        """Put the catalogue's own copy in the place of an equal one: route tells cards apart by identity."""
+        assert card == self._card
+        self._card = card
+
     @property
     def in_flight_count(self) -> int:
         """Our own requests on it."""
@@ -94,7 +111,7 @@ class Session:
 
     @property
     def is_lost(self) -> bool:
-        return self._lost.done()
+        return self._loss is not None
 
     def is_full(self) -> bool:
         """It refused for capacity, no load report has come since, and that is not long ago."""
@@ -102,6 +119,7 @@ class Session:
 
     def mark_full(self) -> None:
         self._full_until = self._clock() + self._config.full_s
+        asyncio.get_running_loop().call_later(self._config.full_s, self._on_news)
 
     # Requests
 
@@ -109,24 +127,23 @@ class Session:
         """Send the request. The caller awaits `ended` of what is returned and then closes it."""
         if self.is_lost:
             raise Failure(Reason.DISCONNECTED, f"the session to {self.record.address} is over")
+        submit = _submit(next(self._stream_ids), request, call)
         if not self._streams:
             self._heard_at = self._stepped_at = self._clock()  # An idle worker was allowed its silence.
-        stream = Stream(next(self._stream_ids), request, call.attempt, sink)
+        stream = Stream(submit.stream_id, request, call.attempt, sink, self.card.vocab_size)
         self._streams[stream.id] = stream
-        self._make_room(len(request.prompt_token_ids) + len(request.generated_token_ids))
-        submit = self._outgoing[-1].submits.add(stream_id=stream.id, request=request_to_wire(request))
-        submit.request.request_id = call.request_id
-        if (left_s := time_left_s(call.deadline)) is not None:
-            submit.timeout.CopyFrom(seconds_to_wire(left_s))
-        self._has_outgoing.set()
+        self._send(submit)
         return stream
 
-    def _make_room(self, token_count: int) -> None:
-        """Begin another message where this one would become too large."""
-        self._outgoing_tokens += token_count
-        if self._outgoing_tokens > MESSAGE_TOKENS_MAX:
+    def _send(self, submit: worker_pb2.Submit) -> None:
+        """With the next message, or with one more where that would become too large."""
+        size = submit.ByteSize()
+        self._outgoing_bytes += size
+        if self._outgoing_bytes > SUBMIT_BYTES_MAX:
             self._outgoing.append(worker_pb2.AttachRequest())
-            self._outgoing_tokens = token_count
+            self._outgoing_bytes = size
+        self._outgoing[-1].submits.append(submit)
+        self._has_outgoing.set()
 
     def close(self, stream: Stream) -> None:
         """Forget the stream, and tell the worker if it has not ended. Late tokens reach nobody."""
@@ -145,12 +162,12 @@ class Session:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read(call))
                 group.create_task(self._write(call))
-                await self._lost
+                await self._has_ended.wait()
+                raise self._loss or AssertionError("lose sets both")
         except ExceptionGroup as group:
             raise root_cause(group) from None
         finally:
             self.lose(Failure(Reason.DISCONNECTED, "the frontend closed the session"))
-            self._lost.exception()  # Whoever cancels `run` does not ask for it.
             call.cancel()
 
     async def _await_welcome(self, call: Attachment) -> None:
@@ -180,6 +197,8 @@ class Session:
             self.lose(failure_of(error, otherwise=Reason.PROTOCOL_VIOLATION if is_refused else Reason.DISCONNECTED))
         except Failure as failure:
             self.lose(failure)
+        except Exception as error:
+            self.lose(bug_failure(error, f"(any) on the session to {self.record.address}"))
 
     async def _write(self, call: Attachment) -> None:
         try:
@@ -187,11 +206,13 @@ class Session:
                 await self._has_outgoing.wait()
                 self._has_outgoing.clear()
                 messages, self._outgoing = self._outgoing, deque([worker_pb2.AttachRequest()])
-                self._outgoing_tokens = 0
+                self._outgoing_bytes = 0
                 for message in messages:
                     await call.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            self.lose(Failure(Reason.DISCONNECTED, f"cannot write to {self.record.address}: {error}"))
+        except grpc.aio.AioRpcError as error:
+            self.lose(failure_of(error, otherwise=Reason.DISCONNECTED))
+        except asyncio.InvalidStateError:  # What gRPC says of a stream that has ended.
+            self.lose(Failure(Reason.DISCONNECTED, f"cannot write to {self.record.address}: the stream has ended"))
 
     def _on_message(self, message: worker_pb2.AttachResponse) -> None:
         self._heard_at = self._clock()
@@ -199,9 +220,12 @@ class Session:
             if message.load.engine_steps != self.load.engine_steps:
                 self._stepped_at = self._heard_at
             self.load = message.load
-            self._full_until = 0.0
+            if self._full_until:
+                self._full_until = 0.0
+                self._on_news()
         if message.HasField("goaway"):
             self.is_draining = True
+            self._on_news()
             for stream in list(self._streams.values()):
                 stream.attempt.on_leaving(seconds_from_wire(message.goaway.grace))
         if message.HasField("step"):
@@ -212,8 +236,11 @@ class Session:
     def _on_step(self, step: worker_pb2.Step) -> None:
         self._stepped_at = self._heard_at
         token_ids, start = list(step.token_ids), 0
+        lengths = {len(step.stream_ids), len(step.positions), len(step.token_counts)}
+        if len(lengths) > 1 or sum(step.token_counts) != len(token_ids):
+            raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.record.address} sent columns of unequal length")
         logprobs = {one.entry: one.tokens for one in step.logprobs}
-        entries = zip(step.stream_ids, step.positions, step.token_counts, strict=False)
+        entries = zip(step.stream_ids, step.positions, step.token_counts, strict=True)
         for index, (stream_id, position, length) in enumerate(entries):
             stop = start + length
             if (stream := self._find(stream_id)) is not None:
@@ -232,7 +259,7 @@ class Session:
             stream.on_end(end)
         except Failure as failure:
             self._drop(stream, failure)
-        if stream.ended.done():
+        if end.complete_final or end.HasField("error"):
             self._streams.pop(stream.id, None)
             self._completed[stream.id] = None
             if len(self._completed) > COMPLETED_KEPT:
@@ -257,11 +284,13 @@ class Session:
         limit_s = self._config.stall_s if self._streams else self._config.idle_stall_s
         if now - self._heard_at > limit_s:
             self.lose(Failure(Reason.STALLED, f"nothing heard from {self.record.address} for {limit_s} s"))
-        elif self._streams and self._is_engine_due() and now - self._stepped_at > self._config.engine_stall_s:
+        elif self._streams and self.load.running and now - self._stepped_at > self._step_limit_s():
             self.lose(Failure(Reason.STALLED, f"the engine of {self.record.address} stands still"))
 
-    def _is_engine_due(self) -> bool:
-        return self.load.running > 0 and not any(rank.active_prefill_tokens for rank in self.load.ranks)
+    def _step_limit_s(self) -> float:
+        """How long a step may take: longer where there is a prompt to compute."""
+        is_prefilling = any(rank.active_prefill_tokens for rank in self.load.ranks)
+        return self._config.prefill_stall_s if is_prefilling else self._config.engine_stall_s
 
     def forgive(self, now: float) -> None:
         """The frontend itself was late: silence until now proves nothing."""
@@ -269,9 +298,21 @@ class Session:
 
     def lose(self, failure: Failure) -> None:
         """The session is over: every stream on it fails at once. Idempotent."""
-        if self._lost.done():
+        if self._loss is not None:
             return
-        self._lost.set_exception(failure)
+        self._loss = failure
+        self._has_ended.set()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(failure)
+
+
+def _submit(stream_id: int, request: Request, call: Call) -> worker_pb2.Submit:
+    """The message that starts the request. Raises INVALID_ARGUMENT for one that is too large to send."""
+    submit = worker_pb2.Submit(stream_id=stream_id, request=request_to_wire(request))
+    submit.request.request_id = call.request_id
+    if (left_s := time_left_s(call.deadline)) is not None:
+        submit.timeout.CopyFrom(seconds_to_wire(min(left_s, TIMEOUT_S_MAX)))
+    if submit.ByteSize() > SUBMIT_BYTES_MAX:
+        raise Failure(Reason.INVALID_ARGUMENT, f"the request is larger than {SUBMIT_BYTES_MAX} bytes: shorten it")
+    return submit

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from services.errors import Failure, Reason
+from services.layers import bug_failure
 from services.request import Attempt, Delta, Finish, Request, Sink, TokenLogprobs
 from services.stubs import worker_pb2
 from services.wire import error_from_wire, finish_reason_from_wire
@@ -12,13 +13,14 @@ from services.wire import error_from_wire, finish_reason_from_wire
 class Stream:
     """One request on a session."""
 
-    __slots__ = ("_choice", "_finish", "_has_logprobs", "_position", "_sink", "attempt", "ended", "id")
+    __slots__ = ("_choice", "_finish", "_has_logprobs", "_position", "_sink", "_vocab_size", "attempt", "ended", "id")
 
-    def __init__(self, stream_id: int, request: Request, attempt: Attempt, sink: Sink) -> None:
+    def __init__(self, stream_id: int, request: Request, attempt: Attempt, sink: Sink, vocab_size: int) -> None:
         self.id = stream_id
         self.attempt = attempt
         self.ended: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
         self._sink = sink
+        self._vocab_size = vocab_size
         self._choice = request.choice
         self._has_logprobs = request.logprobs is not None
         self._position = len(request.generated_token_ids)
@@ -32,8 +34,13 @@ class Stream:
             raise Failure(Reason.PROTOCOL_VIOLATION, f"{len(token_ids)} tokens at position {position} {why}")
         if self._has_logprobs and (logprobs is None or len(logprobs) != len(token_ids)):
             raise Failure(Reason.PROTOCOL_VIOLATION, "not as many log probabilities as tokens")
+        if max(token_ids) >= self._vocab_size:
+            raise Failure(Reason.PROTOCOL_VIOLATION, f"token {max(token_ids)} of a vocabulary of {self._vocab_size}")
         self._position += len(token_ids)
-        self._sink.deliver(Delta(position, token_ids, choice=self._choice, logprobs=logprobs))
+        try:
+            self._sink.deliver(Delta(position, token_ids, choice=self._choice, logprobs=logprobs))
+        except Exception as error:  # A sink never raises: it is a bug, and must not harm the streams beside it.
+            self.fail(bug_failure(error, "(see above)"))
 
     def on_end(self, end: worker_pb2.StreamEnd) -> None:
         if end.HasField("error"):

@@ -1,5 +1,6 @@
 """Catalogue: what a frontend knows of models it has from workers, checked."""
 
+import asyncio
 import hashlib
 from dataclasses import replace
 from typing import Any
@@ -47,7 +48,7 @@ def learn(catalogue: Catalogue, card: ModelCard, content: bytes = CONTENT, *, ti
             address = await server.start("127.0.0.1:0")
             async with grpc.aio.insecure_channel(address) as channel:
                 for _ in range(times):
-                    await catalogue.learn(card, worker_pb2_grpc.WorkerStub(channel), replaces=False)
+                    await catalogue.learn(card, worker_pb2_grpc.WorkerStub(channel), lambda: False)
         return library.fetches
 
     return run_async(scenario())
@@ -109,7 +110,7 @@ def test_a_card_that_contradicts_is_refused_while_the_others_serve_and_replaces_
     other = replace(CARD, context_length=7)
 
     assert "differs" in refusal(other, catalogue=catalogue).detail
-    run_async(catalogue.learn(other, stub=None, replaces=True))  # type: ignore[arg-type]
+    run_async(catalogue.learn(other, None, lambda: True))  # type: ignore[arg-type]
     assert catalogue.find("m").card == other
 
 
@@ -119,3 +120,48 @@ def test_an_unknown_name_is_told_what_there_is() -> None:
 
     assert caught.value.reason is Reason.MODEL_NOT_FOUND
     assert "known: m" in caught.value.detail
+
+
+def test_of_two_cards_learnt_at_the_same_time_one_is_refused() -> None:
+    ref = TokenizerRef("gguf", SHA256)
+    cards = [replace(CARD, tokenizer=ref), replace(CARD, tokenizer=ref, context_length=7)]
+
+    async def scenario() -> list[str]:
+        catalogue, outcomes = Catalogue(), []
+
+        async def learn_one(card: ModelCard, stub: Any) -> None:
+            try:
+                await catalogue.learn(card, stub, lambda: False)
+                outcomes.append("learnt")
+            except Failure:
+                outcomes.append("refused")
+
+        async with GrpcServer(["unbroken.v1.Worker"]) as server:
+            worker_pb2_grpc.add_WorkerServicer_to_server(Library(CONTENT), server.server)
+            async with grpc.aio.insecure_channel(await server.start("127.0.0.1:0")) as channel:
+                stub = worker_pb2_grpc.WorkerStub(channel)
+                async with asyncio.TaskGroup() as group:
+                    for card in cards:
+                        group.create_task(learn_one(card, stub))
+        return sorted(outcomes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "load_tokenizer", lambda *_: ByteTokenizer())
+        assert run_async(scenario()) == ["learnt", "refused"]
+
+
+def test_equal_cards_are_one_object() -> None:
+    catalogue = models_of()
+
+    assert run_async(catalogue.learn(replace(CARD), None, lambda: False)) is catalogue.find("m").card  # type: ignore[arg-type]
+
+
+def test_a_tokeniser_that_cannot_be_read_is_the_workers_failure_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any) -> Tokenizer:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(module, "load_tokenizer", load)
+
+    failure = refusal(replace(CARD, tokenizer=TokenizerRef("gguf", SHA256)))
+
+    assert failure.reason is Reason.CANNOT_CONNECT

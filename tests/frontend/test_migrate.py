@@ -44,10 +44,11 @@ class Case:
     def __init__(self, *takes: Sequence[Step], card: ModelCard = ABLE, **config: Any) -> None:
         self.script = Script(*takes)
         self.counts = Counts()
-        self.layer = Migrate(self.script, MigrateConfig(**config), card_of=lambda _: card, metrics=self.counts)
+        self.layer = Migrate(self.script, MigrateConfig(**config), self.counts)
+        self.card = card
 
     def run(self, request: Request | None = None, **call: Any) -> Collected:
-        return run_async(call_layer(self.layer, request or make_request(), **call))
+        return run_async(call_layer(self.layer, request or make_request(), card=self.card, **call))
 
     def fails(self, request: Request | None = None, **call: Any) -> Failure:
         with pytest.raises(Failure) as caught:
@@ -95,7 +96,7 @@ def test_excludes_each_worker_that_failed_and_may_wait_for_another() -> None:
         call.attempt.worker = f"worker-{len(calls)}"
         raise Failure(Reason.STALLED, "gone")
 
-    layer = Migrate(failing, MigrateConfig(limit=2), card_of=lambda _: CARD, metrics=Counts())
+    layer = Migrate(failing, MigrateConfig(limit=2), Counts())
     with pytest.raises(Failure):
         run_async(call_layer(layer, make_request()))
 
@@ -129,6 +130,30 @@ def test_w7_a_refusal_for_capacity_is_free_and_immediate_elsewhere() -> None:
 
     assert case.run().token_ids == [7]
     assert {call.replacement_deadline for call in case.script.calls} == {None}
+
+
+def test_an_engine_error_is_tried_elsewhere_at_once_or_not_at_all() -> None:
+    """Its worker is not lost: there is nothing to wait for."""
+    case = Case([Reason.ENGINE_ERROR], [Reason.NO_WORKERS])
+
+    assert case.fails().reason is Reason.ENGINE_ERROR
+    assert case.script.calls[1].replacement_deadline is None
+
+
+def test_a_refusal_is_not_counted_as_a_move() -> None:
+    case = Case([Reason.WORKER_AT_CAPACITY], [Reason.DRAINING], [7])
+
+    case.run()
+
+    assert case.counts.moves == []
+
+
+def test_a_request_that_lost_its_worker_does_not_give_up_one_that_is_merely_full() -> None:
+    case = Case([Reason.STALLED], [Reason.WORKER_AT_CAPACITY], [7])
+
+    case.run()
+
+    assert case.script.calls[2].excluded == case.script.calls[1].excluded
 
 
 def test_a_begun_answer_that_is_refused_waits_for_a_slot() -> None:
@@ -302,9 +327,9 @@ def staged(play: Play, request: Request | None = None, **config: Any) -> tuple[S
 
     async def scenario() -> tuple[Stage, Collected]:
         stage = Stage()
-        layer = Migrate(stage, MigrateConfig(**config), card_of=lambda _: ABLE, metrics=stage.counts)
+        layer = Migrate(stage, MigrateConfig(**config), stage.counts)
         async with asyncio.TaskGroup() as group:
-            answer = group.create_task(call_layer(layer, request or make_request()))
+            answer = group.create_task(call_layer(layer, request or make_request(), card=ABLE))
             await play(stage)
         return stage, answer.result()
 

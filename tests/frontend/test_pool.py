@@ -11,7 +11,7 @@ from services.card import ModelCard, TokenizerRef
 from services.discovery import InstanceRecord
 from services.frontend.catalogue import Catalogue
 from services.frontend.pool import Pool, PoolConfig
-from services.frontend.session import SessionConfig
+from services.frontend.session import Session, SessionConfig
 from services.frontend.transport import Transport
 from services.grpc_server import GrpcServer
 from services.layers import Deadline
@@ -73,9 +73,15 @@ def view_of(*machines: Machine) -> dict[str, InstanceRecord]:
 
 async def until(pool: Pool, count: int) -> list[str]:
     """Wait until that many sessions are there; the instances they are to."""
-    while len(pool.sessions("mocker")) != count:
-        await pool.wait_changed()
-    return sorted(session.record.instance_id for session in pool.sessions("mocker"))
+    while True:
+        change = pool.next_change
+        if len(found := sessions(pool)) == count:
+            return sorted(session.record.instance_id for session in found)
+        await change.wait()
+
+
+def sessions(pool: Pool) -> list[Session]:
+    return [session for card in pool.served_cards() for session in pool.sessions(card)]
 
 
 async def ask(pool: Pool, key: str) -> Collected:
@@ -95,7 +101,7 @@ def test_carries_a_request_on_the_session_that_the_call_names() -> None:
     async def scenario() -> None:
         async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
             await until(pool, 1)
-            assert len((await ask(pool, pool.sessions("mocker")[0].key)).token_ids) == 3
+            assert len((await ask(pool, sessions(pool)[0].key)).token_ids) == 3
 
     run_async(scenario())
 
@@ -114,11 +120,11 @@ def test_a_lost_worker_is_forgotten_at_once_and_found_again_when_it_is_back() ->
     async def scenario() -> None:
         async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
             await until(pool, 1)
-            first = pool.sessions("mocker")[0].key
+            first = sessions(pool)[0].key
             drop_sessions(a)
             await until(pool, 0)
             await until(pool, 1)
-            assert pool.sessions("mocker")[0].key != first
+            assert sessions(pool)[0].key != first
             assert pool.session(first) is None
 
     run_async(scenario())
@@ -157,7 +163,7 @@ def test_a_tokeniser_that_cannot_be_had_keeps_the_worker_out() -> None:
                 await asyncio.sleep(0.01)
             while a.service.session_count:
                 await asyncio.sleep(0.01)
-            assert pool.sessions("mocker") == []
+            assert sessions(pool) == []
 
     run_async(scenario())
 

@@ -188,9 +188,7 @@ def test_tells_the_worker_when_a_request_is_given_up_and_lets_no_late_token_thro
 
 
 def test_many_long_prompts_at_once_do_not_make_one_message_too_large() -> None:
-    prompt = tuple(
-        range(2**28, 2**28 + 400_000)
-    )  # Five bytes each: ten are too many for a message.
+    prompt = tuple(range(2**28, 2**28 + 400_000))  # Five bytes each: ten are too many for a message.
 
     async def serve(peer: Peer) -> None:
         await peer.welcome()
@@ -392,9 +390,106 @@ def test_opens_nothing_once_it_is_lost() -> None:
     async def scenario() -> None:
         session = Session(InstanceRecord("i", "127.0.0.1:1", "m"), QUICK)
         session.lose(Failure(Reason.DISCONNECTED, "gone"))
+        assert session.is_lost
         with pytest.raises(Failure) as caught:
             session.open(make_request(), Call(request_id="r"), Collected())
         assert caught.value.reason is Reason.DISCONNECTED
-        session._lost.exception()
+
+    run_async(scenario())
+
+
+def test_its_streams_fail_when_whoever_runs_it_is_cancelled() -> None:
+    """A bug: they hung for ever, for the loss was a future that the cancellation cancelled."""
+
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        await peer.context.read()
+        await peer.context.read()
+
+    async def scenario() -> Reason:
+        async with GrpcServer(["unbroken.v1.Worker"]) as server:
+            worker_pb2_grpc.add_WorkerServicer_to_server(Peer(serve), server.server)
+            address = await server.start("127.0.0.1:0")
+            session, welcome = Session(InstanceRecord("i", address, "m"), SessionConfig()), asyncio.Event()
+            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+                running = asyncio.ensure_future(session.run(worker_pb2_grpc.WorkerStub(channel), welcome))
+                await welcome.wait()
+                stream = session.open(make_request(), Call(request_id="r"), Collected())
+                running.cancel()
+                await asyncio.wait([running])
+                return await failure_of(stream)
+
+    assert run_async(scenario()) is Reason.DISCONNECTED
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        worker_pb2.Step(stream_ids=[1], positions=[0], token_counts=[5], token_ids=[7, 8]),
+        worker_pb2.Step(stream_ids=[1, 1], positions=[0], token_counts=[1], token_ids=[7]),
+        worker_pb2.Step(stream_ids=[1]),
+    ],
+    ids=["too few tokens", "too few positions", "no columns"],
+)
+def test_columns_of_unequal_length_end_the_session(step: worker_pb2.Step) -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        await peer.read()
+        await peer.send(step=step)
+        await peer.context.read()
+
+    async def use(client: Client) -> None:
+        assert await failure_of(client.open()[0]) is Reason.PROTOCOL_VIOLATION
+
+    assert play(serve, use).reason is Reason.PROTOCOL_VIOLATION
+
+
+def test_the_marker_of_a_stream_that_was_dropped_harms_nobody() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        bad, good = (submit.stream_id for submit in (await peer.read()).submits)
+        unknown: Any = 99
+        await peer.send(ends=[worker_pb2.StreamEnd(stream_id=bad, finish_reason=unknown)])
+        await peer.send(ends=[worker_pb2.StreamEnd(stream_id=bad, complete_final=True)])
+        await peer.finish(good)
+
+    async def use(client: Client) -> None:
+        (bad, _), (good, _) = client.open(), client.open()
+        assert await failure_of(bad) is Reason.PROTOCOL_VIOLATION
+        assert (await good.ended).reason is FinishReason.STOP
+
+    assert play(serve, use).reason is Reason.STREAM_INCOMPLETE
+
+
+def test_a_request_too_large_to_send_is_refused_and_leaves_nothing() -> None:
+    async def use(client: Client) -> None:
+        with pytest.raises(Failure) as caught:
+            client.session.open(make_request(range(2**28, 2**28 + 2_000_000)), Call(request_id="r"), Collected())
+        assert caught.value.reason is Reason.INVALID_ARGUMENT
+        assert client.session.in_flight_count == 0
+        await client.open(deadline=1e300)[0].ended
+
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        submits = (await peer.read()).submits
+        assert len(submits) == 1
+        await peer.finish(submits[0].stream_id)
+
+    play(serve, use, SessionConfig(stall_s=8))
+
+
+def test_tells_who_routes_that_the_worker_has_room_again_or_leaves() -> None:
+    news: list[str] = []
+
+    async def scenario() -> None:
+        quick = SessionConfig(full_s=0.01)
+        session = Session(InstanceRecord("i", "127.0.0.1:1", "m"), quick, on_news=lambda: news.append("news"))
+        session.mark_full()
+        session._on_message(worker_pb2.AttachResponse(load=worker_pb2.Load()))
+        assert news == ["news"]
+        session._on_message(worker_pb2.AttachResponse(goaway=worker_pb2.GoAway()))
+        assert news == ["news"] * 2
+        while len(news) < 3:
+            await asyncio.sleep(0)
 
     run_async(scenario())

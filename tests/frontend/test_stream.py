@@ -8,10 +8,11 @@ import pytest
 
 from services.errors import Failure, Reason
 from services.frontend.stream import Stream
-from services.request import Attempt, Finish, FinishReason, TokenLogprobs
+from services.request import Attempt, Delta, Finish, FinishReason, TokenLogprobs
 from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP, FINISH_REASON_UNSPECIFIED
 from services.stubs.inference_pb2 import FinishReason as WireReason
+from services.tokenizers.byte_level import VOCAB_SIZE
 from tests.support import Collected, make_request, run_async
 
 
@@ -29,7 +30,7 @@ def play(*items: Callable[[Stream], None], **request: Any) -> tuple[Collected, F
 
     async def scenario() -> tuple[Collected, Finish | Failure | None]:
         collected = Collected()
-        stream = Stream(1, make_request(**request), Attempt(), collected)
+        stream = Stream(1, make_request(**request), Attempt(), collected, VOCAB_SIZE)
         for item in items:
             item(stream)
         if not stream.ended.done():
@@ -72,6 +73,7 @@ def test_a_continued_request_starts_behind_what_it_brings() -> None:
         [tokens(0, 7), tokens(0, 7)],
         [tokens(0, 7), tokens(2, 8)],
         [tokens(0)],
+        [tokens(0, 7, VOCAB_SIZE)],
         [ends(FINISH_REASON_STOP), tokens(0, 7)],
         [ends(FINISH_REASON_STOP), ends(FINISH_REASON_STOP, final=True)],
         [ends()],
@@ -82,6 +84,7 @@ def test_a_continued_request_starts_behind_what_it_brings() -> None:
         "a repeat",
         "a gap",
         "no tokens",
+        "a token that the model lacks",
         "tokens after the finish",
         "a second finish",
         "an end that is none",
@@ -147,3 +150,18 @@ def test_a_late_end_of_a_cancelled_request_is_ignored() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         play(cancel, ends(FINISH_REASON_STOP, final=True))
+
+
+def test_a_bug_in_a_sink_fails_its_request_and_nothing_else() -> None:
+    class BrokenSink:
+        def deliver(self, delta: Delta) -> None:
+            raise IndexError("bug")
+
+    async def scenario() -> Failure:
+        stream = Stream(1, make_request(), Attempt(), BrokenSink(), VOCAB_SIZE)
+        stream.on_tokens(0, [7])
+        with pytest.raises(Failure) as caught:
+            await stream.ended
+        return caught.value
+
+    assert run_async(scenario()).reason is Reason.INTERNAL
