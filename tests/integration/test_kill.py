@@ -18,7 +18,7 @@ import pytest
 
 from tests.integration.clients import PROTOCOLS, Answer, Ask, answer, ballast, gathered, move_reasons, under_streams
 from tests.integration.conftest import Start
-from tests.integration.plane import Plane
+from tests.integration.plane import Plane, until
 
 POSITIONS = 20
 LANES = ("lane0", "lane1", "lane2", "lane3")
@@ -85,12 +85,15 @@ def test_100_streams_lose_nothing_when_the_worker_under_all_of_them_is_killed(st
     ]
 
     async def scenario() -> None:
-        victim = await plane.worker()
+        fast = await plane.worker("--mocker-itl-ms=1")
         undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
+        fast.kill()
+        await until(lambda: plane.frontend.events("worker lost", instance=fast.ready["instance_id"]))
+        victim = await plane.worker("--mocker-itl-ms=40")  # Slow, so that all have begun before any ends.
 
         async def kill() -> None:
-            await plane.worker()
             victim.kill()
+            await plane.worker("--mocker-itl-ms=1")
 
         assert await under_streams(plane.frontend, asks, kill) == undisturbed
         assert move_reasons(plane.frontend, asks) == [["DISCONNECTED"]] * STREAMS
