@@ -70,7 +70,7 @@ def _etcd_option(name: str, variable: str, **attributes: Any) -> Option:
 @click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Written with the real host:port when it listens.",
+    help='Written with the real address when it listens: {"address": "host:port"}.',
 )
 @logging_options
 def command(**given: Any) -> None:

@@ -242,16 +242,10 @@ class Member:
 
 
 def read_ready(path: Path) -> Mapping[str, str] | None:
-    """What a process wrote when it became ready: a JSON object of strings, or just its address. None: not yet."""
+    """What a process wrote when it became ready: a JSON object of strings. None: not yet, or not the whole of it."""
     try:
-        text = path.read_text().strip()
-    except FileNotFoundError:
-        return None
-    if not text.startswith("{"):
-        return {"address": text} if text else None
-    try:
-        ready: dict[str, str] = json.loads(text)
-    except json.JSONDecodeError:  # Half written.
+        ready: dict[str, str] = json.loads(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
         return None
     return ready
 

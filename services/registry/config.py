@@ -27,7 +27,7 @@ class EtcdConfig:
 class RegistryConfig:
     """listen: host:port, where port 0 takes a free one. etcd: None for the embedded store.
 
-    ready_file: where to write the address once it is known, for whoever started this process.
+    ready_file: where to write `{"address": "host:port"}` once it listens, for whoever started this process.
     """
 
     listen: str = "127.0.0.1:50050"

@@ -1,6 +1,7 @@
 """The registry's process: one store, one gRPC server."""
 
 import asyncio
+import json
 
 import grpc
 import structlog
@@ -36,7 +37,7 @@ async def serve(config: RegistryConfig, stopping: asyncio.Event) -> None:
         await healthy.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
         try:
             if config.ready_file is not None:
-                write_atomically(config.ready_file, address)
+                write_atomically(config.ready_file, json.dumps({"address": address}))
             log.info("registry ready", address=address, store="etcd" if config.etcd else "memory")
             await stopping.wait()
             await healthy.enter_graceful_shutdown()

@@ -22,7 +22,7 @@ from services.lifetime import StartupError
 WAIT_S = 20.0
 SERVES = (
     "import pathlib, sys, time; print('hello', flush=True); "
-    "pathlib.Path(sys.argv[1]).write_text('here:1'); time.sleep(60)"
+    "pathlib.Path(sys.argv[1]).write_text('{\"address\": \"here:1\"}'); time.sleep(60)"
 )
 DIES = "import sys; print('no such model'); sys.exit(3)"
 NEVER_READY = "import time; time.sleep(60)"
@@ -217,11 +217,14 @@ def test_a_process_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None
         "subprocess.Popen(tethered([sys.executable, '-c', sys.argv[1], sys.argv[2]])).wait()"
     )
     ready_file = tmp_path / "ready"
-    script = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(60)"
+    script = (
+        "import json, os, pathlib, sys, time; "
+        "pathlib.Path(sys.argv[1]).write_text(json.dumps({'pid': str(os.getpid())})); time.sleep(60)"
+    )
 
     with subprocess.Popen([sys.executable, "-c", supervisor_script, script, str(ready_file)]) as supervisor:
         ready = asyncio.run(until(lambda: read_ready(ready_file)))
-        pid = int(ready["address"])
+        pid = int(ready["pid"])
         assert is_alive(pid)
         supervisor.kill()
 
@@ -245,13 +248,12 @@ def test_a_long_line_is_cut_and_a_last_line_needs_no_end(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "ready"),
     [
-        ("127.0.0.1:5\n", {"address": "127.0.0.1:5"}),
         ('{"grpc": "a:1", "http": "a:2"}', {"grpc": "a:1", "http": "a:2"}),
         ("", None),
         ('{"grpc": "a', None),
     ],
 )
-def test_a_ready_file_is_an_address_or_an_object_and_may_be_half_written(
+def test_a_ready_file_is_an_object_and_may_be_half_written(
     tmp_path: Path, text: str, ready: dict[str, str] | None
 ) -> None:
     (tmp_path / "ready").write_text(text)

@@ -90,9 +90,8 @@ class Process:
 
     @property
     def ready(self) -> Any:
-        """What the ready file says: an address, or an object of several."""
-        text = self._ready_file.read_text()
-        return json.loads(text) if text.startswith("{") else text.strip()
+        """What the ready file says: its addresses and names."""
+        return json.loads(self._ready_file.read_text())
 
     def signal(self, number: signal.Signals) -> None:
         """Send it; nothing happens to a process that is gone."""
@@ -171,7 +170,7 @@ class Frontend(Process):
 
     def moves(self, request_id: str) -> list[dict[str, Any]]:
         """The moves of one request."""
-        return self.events("request moves", request_id=request_id)
+        return self.events("request moved", request_id=request_id)
 
 
 class Plane:
@@ -187,7 +186,7 @@ class Plane:
         self._processes: list[Process] = []
         self.registry = self._start(Process, "registry", "registry", "--listen=127.0.0.1:0", *registry)
         self.registry.wait_ready()
-        self.registry_address: str = self.registry.ready
+        self.registry_address: str = self.registry.ready["address"]
         listen = ("--grpc-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0", f"--registry={self.registry_address}")
         self.frontend: Frontend = self._start(Frontend, "frontend", "frontend", *listen, *frontend)
         self.frontend.wait_ready()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -38,7 +39,8 @@ class Registry:
 
     async def address(self) -> str:
         await until(self._ready.exists)
-        return self._ready.read_text()
+        address: str = json.loads(self._ready.read_text())["address"]
+        return address
 
     def log(self) -> str:
         return self._log.read_text()
