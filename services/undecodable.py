@@ -14,10 +14,20 @@ from services.errors import Failure, Reason
 from services.rpc import abort
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_DETAIL = "the request cannot be decoded: send a message of the type that the .proto file names"
+
+
+async def read(context: Context) -> Any:
+    """The next message of the client's stream, or `grpc.aio.EOF`. Raises INVALID_ARGUMENT if it can't be decoded."""
+    try:
+        return await context.read()
+    except DecodeError:
+        raise Failure(Reason.INVALID_ARGUMENT, _DETAIL) from None
 
 
 class RefuseUndecodable(grpc.aio.ServerInterceptor):
-    """Ends an rpc whose one request can't be decoded with INVALID_ARGUMENT. Streams of requests are let through."""
+    """Ends an rpc whose one request can't be decoded with INVALID_ARGUMENT. A stream of requests is let through:
+    its handler gets each of them by `read`."""
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         handler = await continuation(handler_call_details)
@@ -47,8 +57,7 @@ def _lenient(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 def _checked(behaviour: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
     async def serve(request: Any, context: Context) -> Any:
         if isinstance(request, DecodeError):
-            detail = "the request cannot be decoded: send a message of the type that the .proto file names"
-            await abort(context, Failure(Reason.INVALID_ARGUMENT, detail))
+            await abort(context, Failure(Reason.INVALID_ARGUMENT, _DETAIL))
         return await behaviour(request, context)
 
     return serve

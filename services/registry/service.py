@@ -25,6 +25,7 @@ from services.stubs.registry_pb2 import (
     WatchResponse,
 )
 from services.stubs.registry_pb2_grpc import RegistryServicer
+from services.undecodable import read
 
 LEASE_S_DEFAULT = 10
 LEASE_S_MAX = 300
@@ -94,7 +95,7 @@ class RegistryService(RegistryServicer):
 async def _first(context: RegisterContext) -> RegisterRequest:
     try:
         async with asyncio.timeout(FIRST_RECORD_TIMEOUT_S):
-            request = await context.read()
+            request = await read(context)
     except TimeoutError:
         raise invalid("instance", "the stream must begin with a record") from None
     if not isinstance(request, RegisterRequest) or not request.HasField("instance"):
@@ -115,7 +116,7 @@ async def _serve(registration: Registration, context: RegisterContext) -> bool:
 
 
 async def _read(registration: Registration, context: RegisterContext) -> bool:
-    while isinstance(request := await context.read(), RegisterRequest):
+    while isinstance(request := await read(context), RegisterRequest):
         match request.WhichOneof("action"):
             case "instance":
                 registration.update(checked_instance(request.instance))

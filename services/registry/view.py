@@ -92,6 +92,11 @@ class View:
         """Until the next change. Check `since` first, without an await between."""
         await self._changed.wait()
 
+    async def wait_known(self) -> None:
+        """Until the store was reached for the first time."""
+        while not self.is_known:
+            await self.wait_change()
+
     @contextmanager
     def listening(self, instance_id: str, listener: Callable[[], None]) -> Iterator[None]:
         """Call `listener` after each change of this one instance."""

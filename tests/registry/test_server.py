@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -20,6 +21,7 @@ from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from services.registry.server import SERVICE
 from services.stubs.registry_pb2 import ListRequest, WatchRequest
 from tests.registry.support import WAIT_S, Etcd, client, free_port, instance, register, until
 
@@ -78,15 +80,17 @@ def test_serves_health_reflection_and_channelz(tmp_path: Path) -> None:
             started(tmp_path, DYN_REGISTRY_LISTEN="127.0.0.1:0") as registry,
             grpc.aio.insecure_channel(await registry.address()) as channel,
         ):
-            healthy = await health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(service="unbroken.v1.Registry")
-            )
-            assert healthy.status == health_pb2.HealthCheckResponse.SERVING
+            assert [await health_of(channel, name) for name in ("", SERVICE)] == ["SERVING", "SERVING"]
             assert b"unbroken.v1.Registry" in (await listed_services(channel)).SerializeToString()
             servers = await channelz_pb2_grpc.ChannelzStub(channel).GetServers(channelz_pb2.GetServersRequest())
             assert len(servers.server) == 1
 
     asyncio.run(scenario())
+
+
+async def health_of(channel: grpc.aio.Channel, service: str) -> str:
+    answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
 async def listed_services(channel: grpc.aio.Channel) -> Message:
@@ -95,6 +99,33 @@ async def listed_services(channel: grpc.aio.Channel) -> Message:
     response: Message = await call.read()
     call.cancel()
     return response
+
+
+def garbled(method: str, channel: grpc.aio.Channel) -> Any:
+    """A call that sends what is no message at all."""
+    multi = channel.stream_stream if method == "Register" else channel.unary_unary
+    return multi(f"/{SERVICE}/{method}", request_serializer=lambda _: b"\xff", response_deserializer=bytes)
+
+
+@pytest.mark.parametrize("method", ["Register", "List", "Drain"])
+def test_a_request_that_cannot_be_decoded_is_the_clients_fault(tmp_path: Path, method: str) -> None:
+    async def scenario() -> None:
+        async with (
+            started(tmp_path, "--listen", "127.0.0.1:0") as registry,
+            grpc.aio.insecure_channel(await registry.address()) as channel,
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                if method == "Register":
+                    call = garbled(method, channel)()
+                    await call.write(None)
+                    await call.read()
+                else:
+                    await garbled(method, channel)(None)
+
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "Traceback" not in registry.log()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -122,7 +153,7 @@ def test_a_port_in_use_is_one_sentence_and_status_1(tmp_path: Path) -> None:
         registry = Registry(tmp_path, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
 
         assert registry.wait() == 1
-        assert "error: the registry cannot listen on 127.0.0.1:" in registry.log()
+        assert "error: cannot listen on 127.0.0.1:" in registry.log()
         assert "Traceback" not in registry.log()
 
 
@@ -146,6 +177,29 @@ def test_starts_without_etcd_and_says_so_once_without_the_password(tmp_path: Pat
             assert "hunter2" not in registry.log()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.etcd
+def test_is_healthy_once_it_has_reached_its_store_and_stays_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        etcd = Etcd(tmp_path)
+        options = ("--listen", "127.0.0.1:0", "--store", "etcd", "--etcd-endpoints", etcd.endpoint)
+        async with (
+            started(tmp_path, *options) as registry,
+            grpc.aio.insecure_channel(await registry.address()) as channel,
+        ):
+            assert [await health_of(channel, name) for name in ("", SERVICE)] == ["NOT_SERVING", "NOT_SERVING"]
+            try:
+                etcd.start()
+                watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+                while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
+                    pass
+            finally:
+                etcd.kill()
+            await until(lambda: "the watch on etcd broke off" in registry.log())
+            assert await health_of(channel, SERVICE) == "SERVING", "it serves its last view"
+
+    asyncio.run(asyncio.wait_for(scenario(), WAIT_S))
 
 
 @pytest.mark.etcd
