@@ -38,13 +38,18 @@ class GgufTokenizer:
     def __init__(self, content: bytes) -> None:
         self._model = _load_vocabulary(content)
         self._vocab = self._model.get_vocab()
-        self.token_bytes = tuple(_token_bytes(self._vocab, _kind_of(self._model)))
+        self.token_bytes = vocabulary_bytes(self._model)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """The ids of `text`. Special tokens in it are read as such; add_special: begin and end as the model expects."""
         whole = text.encode("utf-8", errors="replace").decode()  # half a surrogate pair has no UTF-8
         ids: list[int] = self._vocab.tokenize(whole, add_special=add_special, parse_special=True)
         return ids
+
+
+def vocabulary_bytes(model: Any) -> tuple[bytes, ...]:
+    """The text of each token of a loaded model. Raises Failure if its vocabulary is of an unknown kind."""
+    return tuple(_token_bytes(model.get_vocab(), _kind_of(model)))
 
 
 def tokenizer_content(path: Path) -> bytes:

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
-from services.errors import Failure, Reason
-from services.request import FinishReason, Request
+from services.errors import Failure, Reason, invalid
+from services.guided import Form
+from services.request import FinishReason, Request, TokenLogprobs
 from services.worker.engine import EngineLoad, Output, RankLoad
-from services.worker.engines.llamacpp.draw import enders
+from services.worker.engines.llamacpp.draw import choose_from, enders
 from services.worker.engines.llamacpp.model import Llama, Row
 
 log = structlog.get_logger()
@@ -25,16 +26,19 @@ _FILLER = 0
 
 
 class Running:
-    """One request on the model: the tokens it has, and how many of them are in its cache."""
+    """One request on the model: the tokens it has, how many of them are in its cache, and the form it is held to."""
 
-    def __init__(self, key: int, request: Request, end_ids: frozenset[int]) -> None:
+    def __init__(self, key: int, request: Request, end_ids: frozenset[int], form: Form | None = None) -> None:
+        assert (form is None) == (request.guided is None)
         self.key = key
         self.request = request
         self.stream = -1
         self.computed_count = 0
         self.tokens = [*request.prompt_token_ids, *request.generated_token_ids]
         self._prompt_count = len(request.prompt_token_ids)
+        self._end_ids = end_ids
         self._enders = enders(request, end_ids)
+        self._form = form
 
     @property
     def generated(self) -> Sequence[int]:
@@ -49,13 +53,29 @@ class Running:
         generated_count = len(self.tokens) - self._prompt_count
         return generated_count >= self.request.max_tokens or len(self.tokens) >= context_length
 
-    def take(self, token: int, context_length: int) -> Output:
+    def choices(self) -> bytes | None:
+        """What its form lets it draw, one bit for each token; None: anything. Raises Failure."""
+        if self._form is None:
+            return None
+        return choose_from(self._form.allowed(), self.request, len(self.generated), self._end_ids)
+
+    def end_of_form(self) -> Output:
+        """What to say when there is no choice left."""
+        assert self._form is not None
+        if self._form.is_complete:
+            return Output(self.key, finish=FinishReason.STOP)
+        return Output(self.key, failure=invalid("guided", "the model has no token that the form could go on with"))
+
+    def take(self, token: int, context_length: int, logprobs: TokenLogprobs | None = None) -> Output:
         """Add what was drawn, or end with it."""
         may_end = len(self.tokens) - self._prompt_count >= self.request.stop.min_tokens
         if may_end and token in self._enders:
             return Output(self.key, finish=FinishReason.STOP)
+        if self._form is not None:
+            self._form.take(token)
         self.tokens.append(token)
-        return Output(self.key, (token,), FinishReason.LENGTH if self.is_at_limit(context_length) else None)
+        finish = FinishReason.LENGTH if self.is_at_limit(context_length) else None
+        return Output(self.key, (token,), finish, logprobs=None if logprobs is None else (logprobs,))
 
 
 class Batch:
@@ -146,12 +166,23 @@ class Batch:
 
     def _draw(self, running: Running) -> Output:
         try:
-            token = self._llama.draw(running.stream, running.request, running.generated)
+            return self._draw_next(running)
+        except Failure as failure:
+            return Output(running.key, failure=failure)
         except Exception:
             # One request's fault must not harm the others.
             log.exception("drawing a token failed", key=running.key)
             return Output(running.key, failure=Failure(Reason.ENGINE_ERROR, "llama.cpp could not draw a token"))
-        return running.take(token, self._llama.context_length)
+
+    def _draw_next(self, running: Running) -> Output:
+        choices = running.choices()
+        if choices is not None and not any(choices):
+            return running.end_of_form()
+        request, row = running.request, running.stream
+        token = self._llama.draw(row, request, running.generated, choices)
+        asked = request.logprobs
+        logprobs = None if asked is None else self._llama.logprobs(row, token, asked)
+        return running.take(token, self._llama.context_length, logprobs)
 
     def _decode(self, rows: Sequence[Row]) -> None:
         self._llama.decode(rows)

@@ -16,15 +16,17 @@ from services.request import Request
 from services.worker.engine import Emit, EngineLoad, Output, RankLoad
 
 try:
+    from services.guided import KINDS, Form
     from services.tokenizers.gguf import tokenizer_content
     from services.worker.engines.llamacpp.batch import PIECE_TOKENS_MAX, PIECE_TOKENS_MIN, Batch, Running
+    from services.worker.engines.llamacpp.forms import FormMaker
     from services.worker.engines.llamacpp.model import Llama
 except (ImportError, Failure) as error:
     raise StartupError("the llamacpp engine needs llama.cpp: pip install 'unbroken[llamacpp]'") from error
 
 log = structlog.get_logger()
 
-JOIN_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 10.0
 """How long ending waits for the step, or the loading, that is under way."""
 _IDLE_WAIT_S = 1.0
 
@@ -99,6 +101,8 @@ class LlamaCppEngine:
         self._live: set[int] = set()  # Keys that may be emitted. Only the event loop touches it.
         self._loaded: tuple[Llama, ModelCard, bytes] | None = None
         self._batch: Batch | None = None
+        self._form_maker: FormMaker | None = None
+        self._emit: Emit = lambda _: None
         self.request_limit = config.sequences
 
     @property
@@ -112,12 +116,26 @@ class LlamaCppEngine:
         return self._batch.load if self._batch is not None else EngineLoad(0, (RankLoad(0, 0, 0),))
 
     def submit(self, key: int, request: Request) -> None:
-        llama, card, _ = self._get_loaded()
-        _check(request, card)
+        _check(request, self.card)
         if len(self._live) >= self.request_limit:
             raise Failure(Reason.WORKER_AT_CAPACITY, "Server overloaded: worker at capacity")
+        if request.guided is None:
+            self._enqueue(key, request)
+        else:
+            assert self._form_maker is not None, "the engine is not ready"
+            self._form_maker.start(request, lambda result: self._take_form(key, request, result))
         self._live.add(key)
-        self._mailbox.submit(Running(key, request, llama.end_ids))
+
+    def _enqueue(self, key: int, request: Request, form: Form | None = None) -> None:
+        self._mailbox.submit(Running(key, request, self._get_loaded()[0].end_ids, form))
+
+    def _take_form(self, key: int, request: Request, result: Form | Failure) -> None:
+        if key not in self._live:  # Cancelled meanwhile.
+            return
+        if isinstance(result, Failure):
+            self._deliver([Output(key, failure=result)])
+        else:
+            self._enqueue(key, request, result)
 
     def cancel(self, key: int) -> None:
         if key in self._live:
@@ -125,37 +143,44 @@ class LlamaCppEngine:
             self._mailbox.cancel(key)
 
     async def run(self, emit: Emit, ready: asyncio.Event) -> None:
-        """Raises Failure(ENGINE_DEAD) when loading or a step fails."""
+        """Raises Failure(ENGINE_DEAD) when loading or a step fails.
+
+        cyllama holds Python's global lock while it reads a file, so loading stops the event loop, too, for up to 0.7 s
+        with 100 MB. Nobody waits for it then: a worker is announced, and takes sessions, only once `ready` is set.
+        """
+        self._emit = emit
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
+        died: asyncio.Future[None] = loop.create_future()
+        ended = asyncio.Event()
 
         def tell(callback: Callable[..., object], *args: object) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(callback, *args)
 
-        def deliver(outputs: Sequence[Output]) -> None:
-            self._deliver(outputs, emit)
+        def start() -> None:
+            self._form_maker = FormMaker(loop, self._get_loaded()[0].forms)
+            ready.set()
 
         def fail(error: BaseException) -> None:
-            if not ended.done():
-                ended.set_exception(Failure(Reason.ENGINE_DEAD, f"llama.cpp failed: {error}"))
+            if not died.done():
+                died.set_exception(Failure(Reason.ENGINE_DEAD, f"llama.cpp failed: {error}"))
 
         def work() -> None:
             try:
-                self._work(lambda: tell(ready.set), lambda outputs: tell(deliver, outputs))
+                self._work(lambda: tell(start), lambda outputs: tell(self._deliver, outputs))
             except Exception as error:
                 log.exception("the engine's thread died")
                 tell(fail, error)
+            finally:
+                tell(ended.set)
 
         thread = threading.Thread(target=work, name="llamacpp", daemon=True)
         thread.start()
         try:
-            await ended
+            await died
         finally:
             self._mailbox.close()
-            thread.join(JOIN_TIMEOUT_S)
-            if thread.is_alive():
-                log.warning("the engine's thread is still in a step; leaving it behind")
+            await _wait_ended(thread, ended)
 
     def _work(self, on_ready: Callable[[], None], on_outputs: Callable[[Sequence[Output]], None]) -> None:
         """The thread: load, then step while there is work, until the mailbox is closed."""
@@ -188,13 +213,13 @@ class LlamaCppEngine:
         self._loaded = (llama, _card_of(llama, config, content), content)
         return llama
 
-    def _deliver(self, outputs: Sequence[Output], emit: Emit) -> None:
+    def _deliver(self, outputs: Sequence[Output]) -> None:
         wanted = [output for output in outputs if output.key in self._live]
         for output in wanted:
             if output.finish is not None or output.failure is not None:
                 self._live.remove(output.key)
         if wanted:
-            emit(wanted)
+            self._emit(wanted)
 
     def _get_loaded(self) -> tuple[Llama, ModelCard, bytes]:
         assert self._loaded is not None, "the engine is not ready"
@@ -211,8 +236,21 @@ def _card_of(llama: Llama, config: LlamaCppConfig, content: bytes) -> ModelCard:
         chat_template=llama.chat_template,
         bos_token=llama.bos_token,
         eos_token=llama.eos_token,
-        resume=Resume(sampling=True, penalties=True),
+        guided=KINDS,
+        has_logprobs=True,
+        resume=Resume(sampling=True, penalties=True, guided=True, logprobs=True),
     )
+
+
+async def _wait_ended(thread: threading.Thread, ended: asyncio.Event) -> None:
+    """Wait for the thread, but not for ever, while the event loop goes on. ended: its last act is to set this."""
+    try:
+        async with asyncio.timeout(END_TIMEOUT_S):
+            await ended.wait()
+    except TimeoutError:
+        log.warning("the engine's thread is still in a step; leaving it behind")
+    else:
+        thread.join()
 
 
 def _check(request: Request, card: ModelCard) -> None:

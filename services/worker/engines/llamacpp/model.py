@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.guided import Forms
 from services.llama import llama_cpp
-from services.request import Request
-from services.worker.engines.llamacpp.draw import build_chain
+from services.request import Request, TokenLogprobs
+from services.tokenizers.gguf import vocabulary_bytes
+from services.worker.engines.llamacpp.draw import build_chain, forbidden_by, is_in
+from services.worker.engines.llamacpp.logprobs import token_logprobs
 
 CONTEXT_LENGTH_DEFAULT_MAX = 2048
 _FLASH_ATTENTION_ON = 1
@@ -26,6 +29,12 @@ class Row:
     is_scored: bool = False
 
 
+class _Model(llama_cpp.LlamaModel):  # type: ignore[misc]
+    """cyllama 0.2.18 asks the model for `n_vocab` when it is asked for scores, and its model has none."""
+
+    n_vocab = 0
+
+
 class Llama:
     """A loaded model with `streams` caches of `context_length` tokens. Raises ValueError when it cannot be loaded.
 
@@ -36,13 +45,15 @@ class Llama:
         self, path: Path, *, streams: int, context_length: int | None, threads: int, decode_tokens_max: int
     ) -> None:
         llama_cpp.ggml_backend_load_all()
-        self._model = llama_cpp.LlamaModel(str(path), _model_parameters())
+        self._model = _Model(str(path), _model_parameters())
         if self._model.is_recurrent() or self._model.has_encoder():
             raise ValueError("only decoder models with a key-value cache can be served")
         self.pads = threads > 1 or not _is_alike_alone(path)
         vocab = self._model.get_vocab()
         self.vocab_size: int = vocab.n_vocab
+        self._model.n_vocab = self.vocab_size
         self.end_ids = frozenset(token for token in range(self.vocab_size) if vocab.is_eog(token))
+        self.forms = Forms(vocabulary_bytes(self._model), self.end_ids)
         self.bos_token: str = _text(vocab, vocab.token_bos())
         self.eos_token: str = _text(vocab, vocab.token_eos())
         self.chat_template: str = self._model.get_default_chat_template()
@@ -66,11 +77,29 @@ class Llama:
             self._batch.add(row.token, row.position, [row.stream], row.is_scored)
         self._context.decode(self._batch)
 
-    def draw(self, row: int, request: Request, generated: Sequence[int]) -> int:
-        """The token that follows row number `row` of the last decode, which must be scored."""
-        chain = build_chain(request, generated, self.vocab_size, self.end_ids)
+    def draw(self, row: int, request: Request, generated: Sequence[int], allowed: bytes | None = None) -> int:
+        """The token that follows row number `row` of the last decode, which must be scored.
+
+        allowed: one bit for each token, at least one of them set; None: all are allowed.
+        """
+        token = self._sample(row, request, generated)
+        if allowed is None or is_in(allowed, token):
+            return token
+        token = self._sample(row, request, generated, forbidden_by(allowed, self.vocab_size))
+        if not is_in(allowed, token):
+            raise RuntimeError("the scores of all allowed tokens are minus infinity or no numbers")
+        return token
+
+    def _sample(
+        self, row: int, request: Request, generated: Sequence[int], forbidden: Sequence[int] | None = None
+    ) -> int:
+        chain = build_chain(request, generated, self.vocab_size, self.end_ids, forbidden)
         token: int = chain.sample(self._context, row)
         return token
+
+    def logprobs(self, row: int, token: int, rival_count: int) -> TokenLogprobs:
+        """Of `token` after row number `row` of the last decode, which must be scored."""
+        return token_logprobs(self._context.get_logits_ith(row), token, rival_count)
 
     def forget(self, stream: int) -> None:
         """Empty the stream's cache."""
