@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 
 from services.stubs.registry_pb2 import Instance, WatchResponse
 
@@ -80,13 +81,18 @@ class View:
             return self.snapshot()
         if revision >= self.revision:
             return None
-        touched = sorted({instance_id for at, ids in self._history if at > revision for instance_id in ids})
+        touched = self._touched_after(revision)
         return WatchResponse(
             revision=self.revision,
             epoch=epoch,
             put=[self._entries[instance_id].instance for instance_id in touched if instance_id in self._entries],
             deleted=[instance_id for instance_id in touched if instance_id not in self._entries],
         )
+
+    def _touched_after(self, revision: int) -> list[str]:
+        """The ids of what changed, sorted. From the latest change on: most watchers have seen all but one."""
+        newer = takewhile(lambda change: change[0] > revision, reversed(self._history))
+        return sorted({instance_id for _, ids in newer for instance_id in ids})
 
     async def wait_change(self) -> None:
         """Until the next change. Check `since` first, without an await between."""

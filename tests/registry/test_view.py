@@ -1,5 +1,7 @@
 """View: a watcher learns everything that happened since the revision it has seen, and costs nothing meanwhile."""
 
+import timeit
+
 from services.registry.view import Entry, View
 from tests.registry.support import instance
 
@@ -90,6 +92,16 @@ def test_a_watcher_that_is_ahead_gets_nothing_until_the_view_has_passed_it() -> 
     assert view.since(2, "epoch") is None
     view.change(3, {"w3": Entry(instance("w3"), 3)})
     assert view.since(2, "epoch") is not None
+
+
+def test_telling_the_last_change_costs_the_same_however_long_the_history_is() -> None:
+    """It once looked at all 10,000 changes for each watcher and change: 0.45 ms."""
+
+    def cost_s(changes: int) -> float:
+        view = view_of(*(["w1"] * changes), history_changes_max=changes)
+        return min(timeit.repeat(lambda: view.since(changes - 1, "epoch"), number=20, repeat=5))
+
+    assert cost_s(10_000) < 10 * cost_s(10)
 
 
 def test_instances_come_in_the_order_of_their_ids() -> None:
