@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import structlog
 
@@ -18,12 +18,22 @@ log = structlog.get_logger()
 RENEWALS_PER_LEASE = 3
 """Two renewals may be lost before the lease is."""
 TELL_TIMEOUT_S = 5.0
-"""A client that does not read its states for so long is broken off."""
+"""A client that does not read its stream for so long is broken off."""
 LEASES_REMEMBERED_MAX = 8
 LINGER_TIMEOUT_S = 1.0
 """For the last renewal, when a stream broke."""
 
+Message = TypeVar("Message")
 Tell = Callable[[RegisterResponse], Awaitable[None]]
+
+
+async def tell_in_time(tell: Callable[[Message], Awaitable[None]], message: Message) -> None:
+    """Raises SLOW_CLIENT when the client has not taken it after TELL_TIMEOUT_S."""
+    try:
+        async with asyncio.timeout(TELL_TIMEOUT_S):
+            await tell(message)
+    except TimeoutError:
+        raise Failure(Reason.SLOW_CLIENT, f"the client has read nothing for {TELL_TIMEOUT_S:g} s") from None
 
 
 class Registration:
@@ -124,11 +134,7 @@ class Registration:
     async def _send(self, instance: Instance, lease: Lease) -> None:
         response = RegisterResponse(instance=instance, revision=self._revision)
         response.lease.FromMilliseconds(round(lease.granted_s * 1e3))
-        try:
-            async with asyncio.timeout(TELL_TIMEOUT_S):
-                await self._tell(response)
-        except TimeoutError:
-            raise Failure(Reason.SLOW_CLIENT, "the client does not read its Register stream") from None
+        await tell_in_time(self._tell, response)
         self._told = instance
 
     async def _wait_news(self, timeout_s: float) -> bool:

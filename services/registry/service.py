@@ -2,14 +2,15 @@
 
 import asyncio
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
 from services.errors import Failure, Reason, invalid
 from services.layers import root_cause
-from services.registry.registration import Registration
+from services.registry.registration import Registration, tell_in_time
 from services.registry.store import Store
+from services.registry.view import View
 from services.rpc import abort
 from services.stubs.registry_pb2 import (
     INSTANCE_STATE_SERVING,
@@ -61,19 +62,12 @@ class RegistryService(RegistryServicer):
     async def Watch(  # type: ignore[override]  # noqa: N802
         self, request: WatchRequest, context: grpc.aio.ServicerContext[WatchRequest, WatchResponse]
     ) -> None:
-        view = self._store.view
-        if not view.is_known:
+        if not self._store.view.is_known:
             await abort(context, _not_known())
-        first = view.since(request.revision, request.epoch)
-        last = first or WatchResponse(revision=request.revision, epoch=request.epoch)
-        await context.write(last)
-        while True:
-            response = view.since(last.revision, last.epoch)
-            if response is None:
-                await view.wait_change()
-            else:
-                last = response
-                await context.write(last)
+        try:
+            await _tell_changes(self._store.view, request, context)
+        except Failure as failure:
+            await abort(context, failure)
 
     async def List(  # noqa: N802
         self, _request: ListRequest, context: grpc.aio.ServicerContext[ListRequest, ListResponse]
@@ -90,6 +84,19 @@ class RegistryService(RegistryServicer):
             return DrainResponse(instance=await self._store.drain(request.instance_id))
         except Failure as failure:
             await abort(context, failure)
+
+
+async def _tell_changes(
+    view: View, request: WatchRequest, context: grpc.aio.ServicerContext[WatchRequest, WatchResponse]
+) -> NoReturn:
+    """All that comes after the revision that the watcher has seen. Raises SLOW_CLIENT."""
+    first = view.since(request.revision, request.epoch)
+    last = first or WatchResponse(revision=request.revision, epoch=request.epoch)
+    while True:
+        await tell_in_time(context.write, last)
+        while (response := view.since(last.revision, last.epoch)) is None:
+            await view.wait_change()
+        last = response
 
 
 async def _first(context: RegisterContext) -> RegisterRequest:

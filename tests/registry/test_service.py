@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from services.registry import registration
 from services.registry.config import EtcdConfig
 from services.registry.etcd import EtcdStore
 from services.registry.memory import MemoryStore
@@ -313,6 +314,29 @@ def test_a_watcher_that_does_not_read_gets_what_it_missed_in_bounded_messages() 
 
         assert last.revision == 3000
         assert messages < 3000
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+
+
+def test_a_watcher_that_reads_nothing_for_long_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frontend that hung once held its place in the registry for as long as its connection stood."""
+    monkeypatch.setattr(registration, "TELL_TIMEOUT_S", 0.1)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with running(store := MemoryStore()), served(store) as address, client(address) as stub:
+            lease = await store.grant(300)
+            watch = stub.Watch(WatchRequest())
+            await watch.read()
+            over_at = loop.time() + 0.5  # Nothing else shows that the buffers below are full.
+            while loop.time() < over_at:
+                await store.put(instance(model="m" * 1_000_000), lease, takes_over=True)
+                await asyncio.sleep(0.01)
+
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await until_watched(watch, lambda _: False)
+
+            assert reason_of(error.value) == "SLOW_CLIENT"
 
     asyncio.run(asyncio.wait_for(main(), WAIT_S))
 
