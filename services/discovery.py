@@ -41,9 +41,6 @@ FIRST_ANSWER_TIMEOUT_S = 5.0
 DEREGISTER_TIMEOUT_S = 2.0
 """How long a worker that leaves waits for the registry. Without an answer its record goes with its lease."""
 BACKOFF = Backoff()
-# gRPC gives a connection attempt no longer than this, and each try here is the first of its channel: with the 50 ms of
-# the shared options a registry that is far away or busy would never be reached.
-OPTIONS = [*{**dict(CHANNEL_OPTIONS), "grpc.min_reconnect_backoff_ms": round(FIRST_ANSWER_TIMEOUT_S * 1e3)}.items()]
 
 RegisterCall: TypeAlias = "grpc.aio.StreamStreamCall[RegisterRequest, RegisterResponse]"
 Session: TypeAlias = "Callable[[RegistryAsyncStub, Callable[[], None]], Awaitable[bool]]"
@@ -215,7 +212,7 @@ async def _stay_connected(addresses: Sequence[str], session: Session, what: str)
     for number in itertools.count(first):
         address = addresses[number % len(addresses)]
         try:
-            async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
                 if await session(RegistryStub(channel), partial(outage.end, address)):
                     return
             outage.begin(address, "the registry ended the stream")

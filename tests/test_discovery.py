@@ -19,6 +19,7 @@ from services import discovery
 from services.backoff import Backoff
 from services.discovery import InstanceRecord, Registrar, Watcher
 from services.registry.memory import MemoryStore
+from services.rpc import CHANNEL_OPTIONS
 from services.stubs.registry_pb2 import DrainRequest
 from tests.registry.support import WAIT_S, Proxy, client, free_port, instance, running, served, until
 
@@ -255,7 +256,7 @@ def test_a_registry_that_never_answers_is_left_for_the_next(monkeypatch: pytest.
 
 def test_a_registry_that_freezes_is_noticed_by_its_silence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     quick = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
-    monkeypatch.setattr(discovery, "OPTIONS", [*{**dict(discovery.OPTIONS), **quick}.items()])
+    monkeypatch.setattr(discovery, "CHANNEL_OPTIONS", [*{**dict(CHANNEL_OPTIONS), **quick}.items()])
     monkeypatch.setattr(discovery, "FIRST_ANSWER_TIMEOUT_S", 0.2)
 
     async def scenario(cluster: Cluster) -> None:

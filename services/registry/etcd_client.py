@@ -30,9 +30,7 @@ Result = TypeVar("Result")
 KEEPALIVE_TIME_MS = 6_000
 """A member that hangs is noticed by its watch so soon; etcd breaks clients off that ping more than every 5 s."""
 KEEPALIVE_TIMEOUT_MS = 2_000
-CONNECT_TIMEOUT_MS = 2_000
 _TIMES = {
-    "grpc.min_reconnect_backoff_ms": CONNECT_TIMEOUT_MS,  # What gRPC gives a connection attempt at least.
     "grpc.keepalive_time_ms": KEEPALIVE_TIME_MS,
     "grpc.keepalive_timeout_ms": KEEPALIVE_TIMEOUT_MS,
     "grpc.http2.ping_timeout_ms": KEEPALIVE_TIMEOUT_MS,
