@@ -50,7 +50,7 @@ CHANNEL_OPTIONS = [
 SERVER_OPTIONS = [
     *_OPTIONS,
     *_KEEPALIVE,
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
     ("grpc.so_reuseport", 0),  # A port in use is an error, not a second server beside the first.
 ]
 

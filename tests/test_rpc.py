@@ -206,11 +206,43 @@ def test_connects_to_a_peer_that_is_slow_to_answer() -> None:
     run_async(scenario())
 
 
+PING_INTERVAL = "grpc.http2.min_ping_interval_without_data_ms"
+
+
 def test_keepalive_is_on_and_the_server_puts_up_with_it() -> None:
     pings, allowed = dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)
 
-    assert pings["grpc.keepalive_time_ms"] > allowed["grpc.http2.min_recv_ping_interval_without_data_ms"]
+    assert pings["grpc.keepalive_time_ms"] > allowed[PING_INTERVAL]
     assert allowed["grpc.keepalive_permit_without_calls"] == 1
+
+
+def test_a_client_that_pings_on_a_silent_stream_is_not_thrown_out() -> None:
+    """A bug: the option was misspelt, gRPC ignored it, and every idle connection ended with "too many pings".
+
+    The same at a hundredth of the times, so that eight pings, four times what is too many, take two seconds.
+    """
+    scaled = [(name, value // 100 if name == PING_INTERVAL else value) for name, value in SERVER_OPTIONS]
+    pings = {**dict(CHANNEL_OPTIONS), "grpc.keepalive_time_ms": 200}
+    silence_s = 2.0
+
+    async def silent(_: Any, context: Any) -> None:
+        await context.write(b"first")
+        await asyncio.sleep(silence_s)
+        await context.write(b"last")
+
+    async def scenario() -> list[Any]:
+        server = grpc.aio.server(options=scaled)
+        handler = grpc.unary_stream_rpc_method_handler(silent)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("s", {"Silent": handler}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[*pings.items()]) as channel:
+            call: Any = channel.unary_stream("/s/Silent")(b"")
+            answers = [await call.read(), await call.read()]
+        await server.stop(None)
+        return answers
+
+    assert run_async(scenario()) == [b"first", b"last"]
 
 
 def test_time_left_is_never_negative_and_none_without_a_deadline() -> None:
