@@ -13,6 +13,7 @@ A leg is one attempt on one worker, in a task of its own. Tokens of a leg that i
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -151,7 +152,7 @@ class Journey:
             detail = f"two workers died of this request, one after the other: {failure.detail}"
             raise Failure(Reason.POISON_REQUEST, detail) from failure
         if not self._terms.policy.may_migrate(failure, progress):
-            raise self._cause or failure from failure
+            raise self._last_word(failure) from failure
         self._count(failure)
         self._call = self._next_call(failure)
         if not failure.traits.free or (failure.reason is Reason.DRAINING and self._record.count):
@@ -160,6 +161,13 @@ class Journey:
             self._current, self._second = self._second, None
         else:
             self._current = self._start(self._call)
+
+    def _last_word(self, failure: Failure) -> Failure:
+        """What cost the request its worker, and what became of the last try to go on."""
+        cause = self._cause
+        if cause is None:
+            return failure
+        return Failure(cause.reason, f"{cause.detail}; and then: {failure.detail}", retry_after_s=failure.retry_after_s)
 
     def _progress(self) -> Progress:
         record = self._record
@@ -232,7 +240,9 @@ class Journey:
 
         def end() -> None:
             gap_s = self._end_move("success")
-            log.info(
+            level = logging.INFO if reason is Reason.DRAINING else logging.WARNING
+            log.log(
+                level,
                 "request moved",
                 request_id=self._call.request_id,
                 away_from=away_from,

@@ -123,8 +123,9 @@ class Pool:
                 if lost.was_found:
                     self._quarantine_instance(instance_id)
                 if lost.was_found or is_news:  # Once for each outage, not for each try to end it.
+                    say = log.info if lost.was_draining else log.warning
                     event = "worker left" if lost.was_draining else "worker lost"
-                    log.info(event, instance=instance_id, address=record.address, why=str(lost.failure))
+                    say(event, instance=instance_id, address=record.address, why=str(lost.failure))
                 is_news = False
                 tries = 0 if lost.was_found else tries + 1
                 await asyncio.sleep(self._config.reconnect.delay_s(tries, self._rng))

@@ -115,7 +115,8 @@ class Route(Generic[AnyWorker]):
                         raise _nobody(request, is_any_full=seen.is_any_full)
                     await change.wait()
         except TimeoutError:
-            raise _nobody(request, is_any_full=False) from None
+            detail = f"no other worker of {request.model!r} had room or came in time"
+            raise Failure(Reason.NO_WORKERS, detail, retry_after_s=1.0) from None
 
 
 def _nobody(request: Request, *, is_any_full: bool) -> Failure:

@@ -193,8 +193,7 @@ class Session:
                 raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.record.address} sent what can't be decoded")
             self.lose(Failure(Reason.STREAM_INCOMPLETE, f"{self.record.address} ended the session"))
         except grpc.aio.AioRpcError as error:
-            is_refused = error.code() in UNREADABLE
-            self.lose(failure_of(error, otherwise=Reason.PROTOCOL_VIOLATION if is_refused else Reason.DISCONNECTED))
+            self.lose(self._broken(error))
         except Failure as failure:
             self.lose(failure)
         except Exception as error:
@@ -210,9 +209,14 @@ class Session:
                 for message in messages:
                     await call.write(message)
         except grpc.aio.AioRpcError as error:
-            self.lose(failure_of(error, otherwise=Reason.DISCONNECTED))
+            self.lose(self._broken(error))
         except asyncio.InvalidStateError:  # What gRPC says of a stream that has ended.
             self.lose(Failure(Reason.DISCONNECTED, f"cannot write to {self.record.address}: the stream has ended"))
+
+    def _broken(self, error: grpc.aio.AioRpcError) -> Failure:
+        is_refused = error.code() in UNREADABLE
+        failure = failure_of(error, otherwise=Reason.PROTOCOL_VIOLATION if is_refused else Reason.DISCONNECTED)
+        return Failure(failure.reason, f"the connection to {self.record.address} broke: {failure.detail}")
 
     def _on_message(self, message: worker_pb2.AttachResponse) -> None:
         self._heard_at = self._clock()

@@ -121,7 +121,10 @@ def test_the_client_may_lower_the_limit() -> None:
 def test_gives_the_failure_that_cost_the_worker_not_that_of_the_last_try() -> None:
     case = Case([7, Reason.STALLED], [Reason.CANNOT_CONNECT], [Reason.NO_WORKERS])
 
-    assert case.fails().reason is Reason.STALLED
+    failure = case.fails()
+
+    assert failure.reason is Reason.STALLED
+    assert failure.detail == "STALLED as scripted; and then: NO_WORKERS as scripted"
 
 
 def test_w7_a_refusal_for_capacity_is_free_and_immediate_elsewhere() -> None:
