@@ -11,12 +11,20 @@ from services.telemetry import configure_logging
 from services.worker.engine import Engine
 
 ENGINES = ("mocker", "llamacpp")
-FAULTS = ("die_after", "hang_after", "raise_after", "refuse")
+FAULTS = {
+    "die_after": "K: kill the process when a request has K tokens",
+    "freeze_after": "K: stop the process (SIGSTOP) then",
+    "leave_after": "K: ask the process to leave (SIGTERM) then",
+    "hang_after": "K: stop the engine under a live server then",
+    "raise_after": "K: fail the request then",
+    "die_on_token": "T: kill the process at the first step of a prompt with token T",
+    "refuse": "M: refuse the first M requests",
+    "hold": "M: make no step before there are M requests",
+}
 
 
-_FAULT_HELP = (
-    "For tests, with the mocker, repeatable. die_after=K: kill the process when a request has K tokens; hang_after=K: "
-    "stop the engine under a live server; raise_after=K: fail the request; refuse=M: refuse the first M requests."
+_FAULT_HELP = "For tests, with the mocker, repeatable. " + "; ".join(
+    f"{name}={meaning}" for name, meaning in FAULTS.items()
 )
 
 
@@ -25,7 +33,7 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
     for text in given:
         name, _sign, number = text.partition("=")
         if name not in FAULTS or not number.isdigit():
-            raise click.BadParameter(f"{text!r} is not die_after=K, hang_after=K, raise_after=K or refuse=M")
+            raise click.BadParameter(f"{text!r} is none of {', '.join(f'{name}=N' for name in FAULTS)}")
         faults[name] = int(number)
     return faults
 

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from services.card import ModelCard, TokenizerRef
+from services.card import ModelCard, Resume, TokenizerRef
 from services.errors import Failure, Reason
 from services.request import FinishReason, Request, TokenLogprobs
 from services.tokenizers.byte_level import EOS, VOCAB_SIZE
@@ -31,14 +31,21 @@ _EOS_ODDS = 400
 class Faults:
     """What goes wrong on command, once some request has got so many tokens from this process (None: never).
 
-    0 is before its first token. die_after: the process kills itself. hang_after: the engine stops for good, under a
-    live server. raise_after: the request fails. refuse: this many submissions are refused first.
+    0 is before its first token. die_after: the process kills itself. freeze_after: it stops itself (SIGSTOP).
+    leave_after: it asks itself to leave (SIGTERM). hang_after: the engine stops for good, under a live server.
+    raise_after: the request fails. Others: die_on_token: a prompt with this token kills the process at its first step.
+    refuse: this many submissions are refused first. hold: no step is made before there are so many requests, so that
+    all of them stand at the same position when something happens.
     """
 
     die_after: int | None = None
+    freeze_after: int | None = None
+    leave_after: int | None = None
     hang_after: int | None = None
     raise_after: int | None = None
+    die_on_token: int | None = None
     refuse: int = 0
+    hold: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +169,8 @@ class MockerEngine:
         self._has_work = asyncio.Event()
         self._steps = 0
         self._refusals_left = config.faults.refuse
+        self._quorum = config.faults.hold
+        self._has_left = False
         self.request_limit = config.request_limit
         self.card = ModelCard(
             model=config.served_model_name,
@@ -171,6 +180,7 @@ class MockerEngine:
             tokenizer=TokenizerRef("bytes"),
             default_temperature=0.0,
             has_logprobs=True,
+            resume=Resume(logprobs=True),
             chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ",
         )
 
@@ -205,10 +215,11 @@ class MockerEngine:
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
-            if not self._sequences:
+            while len(self._sequences) < self._quorum:
                 self._has_work.clear()
                 await self._has_work.wait()
                 due = loop.time()
+            self._quorum = 1
             prefilled = self._prefill()
             due = max(due, loop.time() - self._config.itl_ms * 1e-3)  # Late by more than a step: don't catch up.
             due += self._config.itl_ms * 1e-3 + prefilled * self._config.prefill_us_per_token * 1e-6
@@ -247,11 +258,20 @@ class MockerEngine:
 
     async def _break_on_command(self, running: Sequence[_Sequence]) -> None:
         faults = self._config.faults
-        if _has_one_at(faults.die_after, running):
+        if _has_one_at(faults.die_after, running) or _has_one_with(faults.die_on_token, running):
             os.kill(os.getpid(), signal.SIGKILL)
+        if _has_one_at(faults.freeze_after, running):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if _has_one_at(faults.leave_after, running) and not self._has_left:
+            self._has_left = True
+            os.kill(os.getpid(), signal.SIGTERM)
         if _has_one_at(faults.hang_after, running):
             await asyncio.Event().wait()
 
 
 def _has_one_at(count: int | None, running: Sequence[_Sequence]) -> bool:
     return count is not None and any(sequence.emitted_count >= count for sequence in running)
+
+
+def _has_one_with(token: int | None, running: Sequence[_Sequence]) -> bool:
+    return token is not None and any(token in sequence.request.prompt_token_ids for sequence in running)

@@ -1,9 +1,12 @@
 """The mocker: tokens that prove themselves, continued from any cut, and faults on command."""
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -387,6 +390,18 @@ def test_hang_after_stops_the_engine_for_good(after: int, max_tokens: int) -> No
     assert run(scenario, asked(max_tokens=max_tokens), faults=Faults(hang_after=after)) == (after, after)
 
 
+def test_hold_makes_no_step_before_there_are_so_many_requests_and_then_all_go_together() -> None:
+    async def scenario(running: Running) -> tuple[int, int]:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        before = running.engine.load().steps
+        running.engine.submit(3, asked())
+        await running.until(lambda: running.end(3))
+        return before, len(running.steps)
+
+    assert run(scenario, asked(), asked(), faults=Faults(hold=3)) == (0, 64)
+
+
 def test_refuse_refuses_so_many_submissions_and_no_more() -> None:
     engine = MockerEngine(MockerConfig(faults=Faults(refuse=2)))
     reasons = []
@@ -399,31 +414,89 @@ def test_refuse_refuses_so_many_submissions_and_no_more() -> None:
     assert reasons == [Reason.WORKER_AT_CAPACITY] * 2
 
 
-DYING = """
-import asyncio, sys
+DOOMED = """
+import asyncio, signal, sys
 from services.worker.engines.mocker import Faults, MockerConfig, MockerEngine
 from tests.support import make_request
+
+signal.signal(signal.SIGTERM, lambda *_: print("asked to leave", flush=True))
 
 def emit(outputs):
     for output in outputs:
         print(len(output.token_ids), flush=True)
 
 async def main():
-    engine = MockerEngine(MockerConfig(itl_ms=0, faults=Faults(die_after={after})))
-    engine.submit(1, make_request(max_tokens={max_tokens}, ignore_eos=True))
+    engine = MockerEngine(MockerConfig(itl_ms=0, faults=Faults({fault})))
+    engine.submit(1, make_request((7,), max_tokens={max_tokens}, ignore_eos=True))
     await engine.run(emit, asyncio.Event())
 
 asyncio.run(main())
 """
 
 
+@contextmanager
+def doomed(fault: str, max_tokens: int = 9) -> Iterator[subprocess.Popen[str]]:
+    """A process with an engine that has this fault, and one request whose prompt is token 7; it writes 1 a token."""
+    code = DOOMED.format(fault=fault, max_tokens=max_tokens)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read(process: subprocess.Popen[str], lines: int) -> str:
+    assert process.stdout is not None
+    return "".join(process.stdout.readline() for _ in range(lines))
+
+
 @pytest.mark.parametrize(("after", "max_tokens"), [(0, 9), (3, 9), (3, 3)])
 def test_die_after_kills_the_process_there(after: int, max_tokens: int) -> None:
-    code = DYING.format(after=after, max_tokens=max_tokens)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
+    with doomed(f"die_after={after}", max_tokens) as process:
+        written, _ = process.communicate(timeout=20)
 
-    assert done.returncode == -9, done.stderr
-    assert done.stdout == "1\n" * after
+        assert process.returncode == -signal.SIGKILL
+        assert written == "1\n" * after
+
+
+def test_die_on_token_kills_the_process_before_the_first_token() -> None:
+    with doomed("die_on_token=7") as process:
+        written, _ = process.communicate(timeout=20)
+
+        assert (process.returncode, written) == (-signal.SIGKILL, "")
+
+
+def test_a_prompt_without_the_token_is_harmless() -> None:
+    with doomed("die_on_token=8") as process:
+        assert read(process, 9) == "1\n" * 9
+
+
+def test_freeze_after_stops_the_process_there() -> None:
+    with doomed("freeze_after=3") as process:
+        written = read(process, 3)
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+
+        assert os.WIFSTOPPED(status)
+        assert written == "1\n" * 3
+        process.kill()
+
+
+def test_leave_after_asks_the_process_to_leave_once_while_the_request_goes_on() -> None:
+    with doomed("leave_after=3") as process:
+        assert read(process, 10) == "1\n" * 3 + "asked to leave\n" + "1\n" * 6
+
+
+def test_its_card_says_that_log_probabilities_go_on_exactly_too() -> None:
+    async def scenario(running: Running) -> list[Any]:
+        await running.until(lambda: running.end(1))
+        return [one for step in running.steps for output in step for one in output.logprobs or ()]
+
+    whole = asked(SEEDED, logprobs=3)
+    uncut = run(scenario, whole)
+
+    assert MockerEngine(MockerConfig()).card.resume.logprobs
+    assert run(scenario, whole.after(tokens(whole)[:30])) == uncut[30:]
 
 
 def test_its_card_is_enough_to_read_its_tokens() -> None:
