@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 
 from services.errors import Failure, Reason
-from services.request import Call, Delta, Finish, Layer, Request, Sink
+from services.request import Call, Delta, Ending, Finish, Layer, Request, Sink
 
 log = structlog.get_logger()
 
@@ -59,26 +59,36 @@ class Deadline:
 
 
 class Gate:
-    """Whether a process takes new requests, and how many it has."""
+    """Whether a process takes new requests, and which it has."""
 
     def __init__(self) -> None:
         self.is_draining = False
-        self.count = 0
+        self._inside: set[Ending] = set()
         self._quiet = asyncio.Event()
         self._quiet.set()
 
-    def enter(self) -> None:
+    @property
+    def count(self) -> int:
+        """How many requests are inside."""
+        return len(self._inside)
+
+    def enter(self, ending: Ending) -> None:
         """Take a request in. Raises DRAINING."""
         if self.is_draining:
             raise Failure(Reason.DRAINING, "the server is leaving and takes no new requests", retry_after_s=1.0)
-        self.count += 1
+        self._inside.add(ending)
         self._quiet.clear()
 
-    def leave(self) -> None:
+    def leave(self, ending: Ending) -> None:
         """The request is done."""
-        self.count -= 1
-        if self.count == 0:
+        self._inside.discard(ending)
+        if not self._inside:
             self._quiet.set()
+
+    def fail_all(self, failure: Failure) -> None:
+        """End every request that is inside with this failure; `wait_quiet` says when they are gone."""
+        for ending in list(self._inside):
+            ending.fail(failure)
 
     async def wait_quiet(self, timeout_s: float) -> bool:
         """Until no request is left; False if some are after `timeout_s`."""
@@ -91,18 +101,29 @@ class Gate:
 
 
 class Accept:
-    """Above everything that takes time or a slot: a process that leaves takes nothing new."""
+    """Above everything that takes time or a slot: a process that leaves takes nothing new, and can end what it has."""
 
     def __init__(self, inner: Layer, gate: Gate) -> None:
         self._inner = inner
         self._gate = gate
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        self._gate.enter()
+        ending, scope = call.ending, asyncio.timeout(None)
+        clock = asyncio.get_running_loop().time
+        self._gate.enter(ending)
         try:
-            return await self._inner(request, call, sink)
+            async with scope:
+                ending.listen(lambda: scope.reschedule(clock()))
+                finish = await self._inner(request, call, sink)
+        except TimeoutError:
+            if ending.failure is None:
+                raise
         finally:
-            self._gate.leave()
+            ending.listen(None)
+            self._gate.leave(ending)
+        if ending.failure is not None:  # Even if the answer was complete: who ended it has let its client go.
+            raise ending.failure
+        return finish
 
 
 class Conclude:

@@ -13,6 +13,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from services.card import ModelCard
+from services.errors import Failure
 
 
 class FinishReason(StrEnum):
@@ -142,13 +143,37 @@ class Attempt:
     on_leaving: Callable[[float], None] = _stay
 
 
+class Ending:
+    """Ends a request from outside of its own task: for a sink whose client does not read, and a process that leaves.
+
+    The first failure counts. `Accept` listens, so that the request fails below whatever counts outcomes.
+    """
+
+    __slots__ = ("_on_failed", "failure")
+
+    def __init__(self) -> None:
+        self.failure: Failure | None = None
+        self._on_failed: Callable[[], None] | None = None
+
+    def listen(self, on_failed: Callable[[], None] | None) -> None:
+        """Who is told of the failure; None: nobody any more."""
+        self._on_failed = on_failed
+
+    def fail(self, failure: Failure) -> None:
+        """The request is to fail with this, unless it has failed or ended already. Never raises."""
+        if self.failure is None:
+            self.failure = failure
+            if self._on_failed is not None:
+                self._on_failed()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """This asking of a request: who, until when, and what has been tried.
 
     deadline: absolute, in the event loop's time. endpoint: for metrics. migration_limit: the client's own, at most the
-    frontend's. card: the model's, from preprocess on; only workers with this very card may answer. attempt: the one
-    under way. excluded: sessions that this request must not go on any more.
+    frontend's. ending: for who has to end it from outside. card: the model's, from preprocess on; only workers with
+    this very card may answer. attempt: the one under way. excluded: sessions that this request must not go on any more.
     replacement_deadline: until when it may wait for a worker; None: not at all.
     """
 
@@ -157,6 +182,7 @@ class Call:
     endpoint: str = "generate"
     is_streamed: bool = True
     migration_limit: int | None = None
+    ending: Ending = field(default_factory=Ending)
     card: ModelCard | None = None
     attempt: Attempt = field(default_factory=Attempt)
     excluded: frozenset[str] = frozenset()

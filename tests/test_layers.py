@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
 from services.layers import Accept, Deadline, Gate, Guard, root_cause, stack
-from services.request import Call, Finish, FinishReason, Layer, Request, Sink
-from tests.support import HANG, Script, call_layer, make_request, run_async
+from services.request import Call, Ending, Finish, FinishReason, Layer, Request, Sink
+from tests.support import HANG, Collected, Script, call_layer, make_request, run_async
 
 LOST = Failure(Reason.DISCONNECTED, "lost")
 
@@ -196,13 +196,79 @@ def test_every_way_out_is_counted(end: Any) -> None:
 
 def test_the_gate_is_quiet_only_when_the_last_request_has_left() -> None:
     async def scenario() -> list[bool]:
-        gate = Gate()
+        gate, first, second = Gate(), Ending(), Ending()
         seen = [await gate.wait_quiet(0)]
-        gate.enter()
-        gate.enter()
-        gate.leave()
+        gate.enter(first)
+        gate.enter(second)
+        gate.leave(first)
         seen.append(await gate.wait_quiet(0))
-        gate.leave()
+        gate.leave(second)
         return [*seen, await gate.wait_quiet(0)]
 
     assert run_async(scenario()) == [True, False, True]
+
+
+def test_what_is_inside_can_be_failed_from_outside_and_is_gone_then() -> None:
+    async def scenario() -> tuple[list[Failure], int, bool]:
+        gate, script = Gate(), Script([7, HANG], [8, HANG])
+        layer, failures = Accept(Deadline(script), gate), []
+
+        async def ask() -> None:
+            with pytest.raises(Failure) as caught:
+                await call_layer(layer, make_request())
+            failures.append(caught.value)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(ask())
+            while gate.count < 2:
+                await asyncio.sleep(0)
+            gate.fail_all(LOST)
+            is_quiet = await gate.wait_quiet(5)
+        return failures, script.cancelled_count, is_quiet
+
+    assert run_async(scenario()) == ([LOST, LOST], 2, True)
+
+
+def test_the_first_failure_from_outside_counts_even_against_a_complete_answer() -> None:
+    """Who ended it has let its client go: an outcome "stop" would be a truncated answer that nobody counts."""
+
+    async def inner(request: Request, call: Call, sink: Sink) -> Finish:
+        call.ending.fail(LOST)
+        call.ending.fail(Failure(Reason.DRAINING, "later"))
+        return Finish(FinishReason.STOP)
+
+    async def scenario() -> Failure:
+        with pytest.raises(Failure) as caught:
+            await call_layer(Accept(inner, Gate()), make_request())
+        return caught.value
+
+    assert run_async(scenario()) is LOST
+
+
+def test_a_failure_from_outside_that_comes_after_the_end_changes_nothing() -> None:
+    async def scenario() -> Finish:
+        call = Call(request_id="r")
+        finish = await Accept(Script([7]), Gate())(make_request(), call, Collected())
+        call.ending.fail(LOST)
+        return finish
+
+    assert run_async(scenario()).reason is FinishReason.LENGTH
+
+
+def test_a_client_that_leaves_while_it_is_failed_is_a_client_that_left() -> None:
+    async def scenario() -> bool:
+        gate, script = Gate(), Script([7, HANG])
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(call_layer(Accept(script, gate), make_request()))
+            await script.hanging.wait()
+            gate.fail_all(LOST)
+            asking.cancel()
+        return asking.cancelled() and gate.count == 0
+
+    assert run_async(scenario())
+
+
+def test_a_timeout_from_below_is_not_taken_for_a_failure_from_outside() -> None:
+    with pytest.raises(TimeoutError, match="below"):
+        run_async(call_layer(Accept(Script([TimeoutError("below")]), Gate()), make_request()))
