@@ -8,9 +8,11 @@ import asyncio
 import re
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
+import structlog
 
 from services.errors import Failure, Reason, invalid
 from services.layers import bug_failure, root_cause
@@ -19,8 +21,14 @@ from services.rpc import abort
 from services.stubs import inference_pb2, inference_pb2_grpc
 from services.wire import delta_to_wire, request_from_wire
 
+log = structlog.get_logger()
+
 CLIENT_BUFFER_TOKENS_MAX = 65_536
 """What a client may leave unread before its request is ended with SLOW_CLIENT."""
+CLIENT_DRAIN_S_MAX = 30.0
+"""How long a client may take to accept what is unsent when its answer has ended."""
+STATUS_S_MAX = 1.0
+"""How long a status may wait behind a message that a client does not take."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MARKER = inference_pb2.GenerateResponse(complete_final=True)
@@ -36,35 +44,56 @@ def request_id_of(given: str) -> str:
     return given
 
 
+class _Joined:
+    """What has come of one choice since the last write."""
+
+    __slots__ = ("choice", "finish_reason", "logprobs", "position", "texts", "token_ids", "usage")
+
+    def __init__(self, first: Delta) -> None:
+        self.choice = first.choice
+        self.position = first.position
+        self.token_ids = list(first.token_ids)
+        self.texts = [first.text]
+        self.logprobs = None if first.logprobs is None else list(first.logprobs)
+        self.finish_reason, self.usage = first.finish_reason, first.usage
+
+    def add(self, delta: Delta) -> None:
+        """Add what comes next."""
+        assert delta.position == self.position + len(self.token_ids), "a gap between deltas"
+        self.token_ids.extend(delta.token_ids)
+        self.texts.append(delta.text)
+        if delta.logprobs:
+            assert self.logprobs is not None, "all deltas with tokens have log probabilities, or none"
+            self.logprobs.extend(delta.logprobs)
+        self.finish_reason, self.usage = delta.finish_reason, delta.usage
+
+    def delta(self) -> Delta:
+        """All of it as one."""
+        text = "".join(self.texts)
+        return Delta(self.position, self.token_ids, text, self.choice, self.logprobs, self.finish_reason, self.usage)
+
+
 class JoiningSink:
     """Holds what has come since the last write, one delta for each choice; calls `on_overflow` once it is too much."""
 
     def __init__(self, on_overflow: Callable[[], None]) -> None:
         self._on_overflow = on_overflow
-        self._joined: dict[int, Delta] = {}
+        self._joined: dict[int, _Joined] = {}
         self._token_count = 0
         self._is_closed = False
         self._changed = asyncio.Event()
-        self.is_over = False
+        self._is_over = False
 
     def deliver(self, delta: Delta) -> None:
         joined = self._joined.get(delta.choice)
         if joined is None:
-            self._joined[delta.choice] = Delta(
-                delta.position,
-                list(delta.token_ids),
-                delta.text,
-                delta.choice,
-                None if delta.logprobs is None else list(delta.logprobs),
-                delta.finish_reason,
-                delta.usage,
-            )
+            self._joined[delta.choice] = _Joined(delta)
         else:
-            _join(joined, delta)
+            joined.add(delta)
         self._token_count += len(delta.token_ids)
         self._changed.set()
-        if self._token_count > CLIENT_BUFFER_TOKENS_MAX and not self.is_over:
-            self.is_over = True
+        if self._token_count > CLIENT_BUFFER_TOKENS_MAX and not self._is_over:
+            self._is_over = True
             self._on_overflow()
 
     def close(self) -> None:
@@ -77,20 +106,9 @@ class JoiningSink:
         while not self._joined and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
-        deltas, self._joined, self._token_count = list(self._joined.values()), {}, 0
+        deltas = [joined.delta() for joined in self._joined.values()]
+        self._joined, self._token_count = {}, 0
         return deltas
-
-
-def _join(joined: Delta, delta: Delta) -> None:
-    """Add `delta` to what stands before it; `joined` owns its lists."""
-    assert delta.position == joined.position + len(joined.token_ids), "a gap between deltas"
-    assert isinstance(joined.token_ids, list)
-    joined.token_ids.extend(delta.token_ids)
-    joined.text += delta.text
-    if delta.logprobs:
-        assert isinstance(joined.logprobs, list)
-        joined.logprobs.extend(delta.logprobs)
-    joined.finish_reason, joined.usage = delta.finish_reason, delta.usage
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -109,24 +127,39 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             asked = request_from_wire(request)
         except Failure as failure:
             self._on_refused("generate", failure)
-            await abort(context, failure, request_id=request_id)
+            await _end(context, failure, request_id)
+            return
         left_s = context.time_remaining()
         deadline = None if left_s is None else asyncio.get_running_loop().time() + left_s
         try:
-            await self._stream(asked, Call(request_id=request_id, deadline=deadline), context)
+            await self._serve(asked, Call(request_id=request_id, deadline=deadline), context)
         except Failure as failure:
-            await abort(context, failure, request_id=request_id)
+            await _end(context, failure, request_id)
         except Exception as error:
-            await abort(context, bug_failure(error, request_id), request_id=request_id)
+            await _end(context, bug_failure(error, request_id), request_id)
 
-    async def _stream(self, request: Request, call: Call, context: Context) -> None:
-        clock, scope = asyncio.get_running_loop().time, asyncio.timeout(None)
-        # A client that does not read holds up the writer, so it is the sink that ends the request: it ends its time.
-        sink = JoiningSink(on_overflow=lambda: scope.reschedule(clock()))
+    async def _serve(self, request: Request, call: Call, context: Context) -> None:
+        """The whole answer. Raises SLOW_CLIENT if its client does not take the end of it in time."""
+        draining = asyncio.timeout(None)
+        try:
+            async with draining:
+                await self._stream(request, call, context, draining)
+        except TimeoutError:
+            if not draining.expired():
+                raise
+            log.warning("client cut", reason=Reason.SLOW_CLIENT, request_id=call.request_id)
+            detail = f"the client did not take the end of the answer within {CLIENT_DRAIN_S_MAX:g} s"
+            raise Failure(Reason.SLOW_CLIENT, detail) from None
+
+    async def _stream(self, request: Request, call: Call, context: Context, draining: asyncio.Timeout) -> None:
+        # A client that does not read holds up the writer, so it is the sink that has the request ended.
+        overflow = Failure(Reason.SLOW_CLIENT, f"the client left {CLIENT_BUFFER_TOKENS_MAX} tokens unread")
+        sink = JoiningSink(on_overflow=lambda: call.ending.fail(overflow))
         try:
             async with asyncio.TaskGroup() as group:
                 writing = group.create_task(_write_deltas(sink, context))
-                outcome = await self._run(request, call, sink, scope)
+                outcome = await self._outcome(request, call, sink)
+                draining.reschedule(asyncio.get_running_loop().time() + CLIENT_DRAIN_S_MAX)
                 sink.close()
                 await writing  # Not left to the group: one that fails while it ends leaves its owner cancelled.
         except ExceptionGroup as group:
@@ -135,20 +168,31 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise outcome
         await context.write(_MARKER)
 
-    async def _run(self, request: Request, call: Call, sink: JoiningSink, scope: asyncio.Timeout) -> Finish | Failure:
+    async def _outcome(self, request: Request, call: Call, sink: JoiningSink) -> Finish | Failure:
         """A failure is returned, so that what was delivered before it is written first."""
         try:
-            async with scope:
-                return await self._pipeline(request, call, sink)
+            return await self._pipeline(request, call, sink)
         except Failure as failure:
             return failure
-        except TimeoutError:
-            if not sink.is_over:
-                raise
-            return Failure(Reason.SLOW_CLIENT, f"the client left {CLIENT_BUFFER_TOKENS_MAX} tokens unread")
 
 
 async def _write_deltas(sink: JoiningSink, context: Context) -> None:
-    while deltas := await sink.take():
+    deltas = await sink.take()
+    if deltas:
+        # By themselves: as part of a message that its client does not take they would stand in the way of the status.
+        await context.send_initial_metadata(())
+    while deltas:
         for delta in deltas:
             await context.write(delta_to_wire(delta))
+        deltas = await sink.take()
+
+
+async def _end(context: Context, failure: Failure, request_id: str) -> None:
+    """End the rpc with the failure. Raises what `context.abort` raises.
+
+    Behind a message that its client does not take the status waits too: then it is left to gRPC, which sends it to a
+    client that reads on after all, and forgets it with the connection.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(STATUS_S_MAX):
+            await abort(context, failure, request_id=request_id)

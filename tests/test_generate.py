@@ -1,6 +1,7 @@
 """Generate: whatever the pipeline, its client gets every token once, in order, and then the truth about the end."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,8 +13,9 @@ from grpc_status import rpc_status
 
 from services import generate
 from services.errors import Failure, Reason
-from services.generate import InferenceService, JoiningSink, request_id_of
+from services.generate import CLIENT_BUFFER_TOKENS_MAX, InferenceService, JoiningSink, request_id_of
 from services.grpc_server import GrpcServer
+from services.layers import Accept, Gate, Guard
 from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, TokenLogprobs, Usage
 from services.rpc import CHANNEL_OPTIONS
 from services.stubs import inference_pb2, inference_pb2_grpc
@@ -59,9 +61,9 @@ class Steps:
 
 @asynccontextmanager
 async def serving(pipeline: Layer) -> AsyncIterator[Any]:
-    """A client of a real server over `pipeline`."""
+    """A client of a real server over `pipeline`, which can be ended from outside as that of every process can."""
     async with GrpcServer(["unbroken.v1.Inference"]) as server:
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(pipeline), server.server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(Accept(pipeline, Gate())), server.server)
         address = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
             yield inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
@@ -419,12 +421,82 @@ def test_exactly_the_bound_may_be_left_unread(tokens: int, is_over: bool, monkey
     monkeypatch.setattr(generate, "CLIENT_BUFFER_TOKENS_MAX", 4)
     overflows = []
 
-    async def scenario() -> bool:
+    async def scenario() -> None:
         sink = JoiningSink(on_overflow=lambda: overflows.append(1))
         for position in range(tokens):
             sink.deliver(Delta(position, [7]))
         sink.deliver(Delta(tokens, []))
-        return sink.is_over
 
-    assert run_async(scenario()) is is_over
+    run_async(scenario())
     assert len(overflows) == is_over, "said once, not with every token"
+
+
+class Burst:
+    """A pipeline that delivers more than a window at once, and ends: by itself, or by its sink's doing."""
+
+    def __init__(self, token_count: int, outcome: Finish | Exception | None = ANSWER) -> None:
+        """outcome: None waits for ever."""
+        self._token_count = token_count
+        self._outcome = outcome
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        sink.deliver(Delta(0, [7] * self._token_count, "x" * 12_000_000))
+        await asyncio.sleep(0)
+        sink.deliver(Delta(self._token_count, [7]))
+        if self._outcome is None:
+            await asyncio.Event().wait()
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        assert self._outcome is not None
+        return self._outcome
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        Burst(1),
+        Burst(1, Failure(Reason.DISCONNECTED, "lost")),
+        Guard(Burst(1, ValueError("a bug"))),
+        Burst(CLIENT_BUFFER_TOKENS_MAX + 1, outcome=None),
+    ],
+    ids=["that ended well", "that failed", "with a bug", "that it made too long"],
+)
+def test_a_client_that_never_reads_the_end_of_an_answer_is_let_go(
+    pipeline: Layer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once its handler, its buffer and the end of the process waited for it for ever."""
+    monkeypatch.setattr(generate, "CLIENT_DRAIN_S_MAX", 0.1)
+    monkeypatch.setattr(generate, "STATUS_S_MAX", 0.1)
+
+    def handlers() -> int:
+        return sum("_write_deltas" in repr(task) for task in asyncio.all_tasks())
+
+    async def scenario() -> tuple[str, list[str]]:
+        async with serving(pipeline) as stub:
+            call = stub.Generate(asked())
+            await call.initial_metadata()
+            while handlers():
+                await asyncio.sleep(0.01)
+            _, error = await read_all(call)  # One that reads after all is told.
+            errors = [record.message for record in caplog.records if record.name.startswith("grpc")]
+            return error_info(error).reason, errors
+
+    assert run_async(scenario()) == ("SLOW_CLIENT", [])
+
+
+def test_joining_costs_the_same_for_each_token_however_much_is_unread() -> None:
+    """Once each token copied the whole text before it: 65,000 of them held up the loop for seconds."""
+
+    async def joined_s(count: int) -> float:
+        sink = JoiningSink(on_overflow=lambda: None)
+        began = time.process_time()
+        for position in range(count):
+            sink.deliver(Delta(position, [7], "a text of some length " * 4))
+        await sink.take()
+        return time.process_time() - began
+
+    async def scenario() -> float:
+        await joined_s(1000)
+        return await joined_s(60_000)
+
+    assert run_async(scenario()) < 1.0
