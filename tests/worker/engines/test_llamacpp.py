@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from services.card import Resume
 from services.errors import Failure, Reason
 from services.models import resolve
-from services.request import FinishReason, Request, Sampling, Stop
+from services.request import FinishReason, Guided, GuidedKind, Request, Sampling, Stop
+from services.tokenizers.gguf import GgufTokenizer
 from services.worker.engine import Output
 from services.worker.engines.llamacpp import LlamaCppConfig, LlamaCppEngine
 
@@ -61,6 +63,14 @@ class Bench:
         outputs = self.of(key)
         return outputs[-1].finish if outputs else None
 
+    async def failure(self, request: Request) -> Failure:
+        """Run one request to its failure."""
+        key = self.submit(request)
+        await self.until(lambda: any(output.failure for output in self.of(key)))
+        failure = self.of(key)[-1].failure
+        assert failure is not None
+        return failure
+
     async def answer(self, request: Request) -> tuple[list[int], FinishReason | None]:
         """Run one request to its end: its tokens, and why it ended."""
         key = self.submit(request)
@@ -95,11 +105,17 @@ def bench(runner: asyncio.Runner) -> Iterator[Bench]:
 
 
 def request(
-    *, prompt: Sequence[int] = PROMPT, max_tokens: int = 4, sampling: Sampling | None = None, **stop: Any
+    *,
+    prompt: Sequence[int] = PROMPT,
+    max_tokens: int = 4,
+    sampling: Sampling | None = None,
+    guided: Guided | None = None,
+    **stop: Any,
 ) -> Request:
     return Request(
         model="tiny",
         token_ids=tuple(prompt),
+        guided=guided,
         sampling=sampling or Sampling(temperature=0),
         stop=Stop(max_tokens=max_tokens, **stop),
     )
@@ -118,6 +134,14 @@ def test_the_card_says_what_the_file_says(bench: Bench) -> None:
     assert (card.model, card.engine, card.context_length, card.vocab_size) == ("tiny", "llamacpp", 96, 49_152)
     assert (card.bos_token, card.eos_token, card.tokenizer.kind) == ("<|im_start|>", "<|im_end|>", "gguf")
     assert "<|im_start|>" in card.chat_template
+
+
+def test_the_card_says_what_the_engine_can_do(bench: Bench) -> None:
+    card = bench.engine.card
+
+    assert set(card.guided) == set(GuidedKind)
+    assert card.has_logprobs
+    assert card.resume == Resume(sampling=True, penalties=True, guided=True, logprobs=True)
 
 
 def test_an_answer_ends_with_its_last_token_at_max_tokens(bench: Bench, runner: asyncio.Runner) -> None:
@@ -209,6 +233,48 @@ def test_is_refused(bench: Bench, refused: Request, reason: Reason) -> None:
     assert raised.value.reason is reason
 
 
+YES_OR_NO = Guided(GuidedKind.CHOICE, ("yes", "no"))
+
+
+def test_a_guided_answer_is_one_of_its_form(bench: Bench, runner: asyncio.Runner) -> None:
+    tokens, finish = runner.run(bench.answer(request(guided=YES_OR_NO)))
+
+    spelling = GgufTokenizer(bench.engine.tokenizer_content()).token_bytes
+    assert b"".join(spelling[token] for token in tokens) in (b"yes", b"no")
+    assert finish is FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    ("failing", "reason"),
+    [
+        (request(guided=Guided(GuidedKind.GRAMMAR, ("root ::= [",))), Reason.INVALID_ARGUMENT),
+        (request(guided=YES_OR_NO).after((PROMPT[0],)), Reason.GRAMMAR_REPLAY_MISMATCH),
+        (request(guided=YES_OR_NO).after((EOS,)), Reason.GRAMMAR_REPLAY_MISMATCH),
+    ],
+)
+def test_a_form_that_cannot_be_made_fails_and_the_engine_goes_on(
+    bench: Bench, runner: asyncio.Runner, failing: Request, reason: Reason
+) -> None:
+    failure = runner.run(bench.failure(failing))
+
+    assert failure.reason is reason
+    tokens, _ = runner.run(bench.answer(request()))
+    assert len(tokens) == 4
+
+
+def test_a_guided_request_that_is_cancelled_while_its_form_is_made_leaves_nothing(
+    bench: Bench, runner: asyncio.Runner
+) -> None:
+    async def scenario() -> None:
+        cancelled = bench.submit(request(guided=YES_OR_NO))
+        bench.engine.cancel(cancelled)
+        await bench.answer(request(guided=YES_OR_NO))
+
+        assert bench.of(cancelled) == []
+
+    runner.run(scenario())
+
+
 def test_a_cancelled_request_emits_nothing_more_and_leaves_its_place(bench: Bench, runner: asyncio.Runner) -> None:
     async def scenario() -> tuple[int, int]:
         keys = [bench.submit(request(max_tokens=80, ignore_eos=True)) for _ in range(3)]
@@ -285,8 +351,27 @@ def test_a_file_that_is_no_model_ends_the_run_with_engine_dead(tmp_path: Path) -
     assert raised.value.reason is Reason.ENGINE_DEAD
 
 
-def test_without_llama_cpp_the_refusal_says_how_to_install_it() -> None:
-    blocked = "import sys; sys.modules['cyllama'] = None; import services.worker.engines.llamacpp"
+def test_the_event_loop_goes_on_while_the_engine_ends() -> None:
+    async def scenario() -> int:
+        engine = LlamaCppEngine(LlamaCppConfig(path=resolve("smollm2"), served_model_name="tiny", context_length=64))
+        ready, turns = asyncio.Event(), 0
+        run = asyncio.create_task(engine.run(lambda _: None, ready))
+        async with asyncio.timeout(TIMEOUT_S):
+            await ready.wait()
+            run.cancel()
+            while not run.done():
+                await asyncio.sleep(0)
+                turns += 1
+        return turns
+
+    assert (
+        asyncio.run(scenario()) > 10
+    )  # The memory of a model is given back meanwhile; two turns are the cancellation.
+
+
+@pytest.mark.parametrize("missing", ["cyllama", "llguidance"])
+def test_without_llama_cpp_the_refusal_says_how_to_install_it(missing: str) -> None:
+    blocked = f"import sys; sys.modules['{missing}'] = None; import services.worker.engines.llamacpp"
 
     done = subprocess.run(
         [sys.executable, "-c", blocked], capture_output=True, text=True, timeout=TIMEOUT_S, check=False

@@ -3,13 +3,19 @@
 At temperature 2 a draw falls among thousands of tokens of like probability, so the least change of a score shows.
 """
 
+import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
+from services.errors import Reason
+from services.guided import Form
 from services.models import resolve
-from services.request import Request, Sampling, Stop
+from services.request import FinishReason, Guided, GuidedKind, Request, Sampling, Stop, TokenLogprobs
+from services.tokenizers.gguf import GgufTokenizer, tokenizer_content
 from services.worker.engine import Output
 from services.worker.engines.llamacpp.batch import PIECE_TOKENS_MAX, Batch, Running
 from services.worker.engines.llamacpp.model import Llama
@@ -51,16 +57,34 @@ def request(prompt: tuple[int, ...], max_tokens: int, temperature: float = 2.0, 
     )
 
 
-def answers(llama: Llama, batch: Batch, requests: list[Request]) -> list[list[int]]:
-    """Run the requests at the same time: their tokens."""
-    tokens: list[list[int]] = [[] for _ in requests]
+def outputs_of(llama: Llama, batch: Batch, requests: list[Request]) -> list[list[Output]]:
+    """Run the requests at the same time: what was said of each."""
+    outputs: list[list[Output]] = [[] for _ in requests]
     for key, one in enumerate(requests):
-        batch.add(Running(key, one, llama.end_ids))
+        batch.add(Running(key, one, llama.end_ids, form_of(llama, one)))
     while not batch.is_empty:
         for output in batch.step():
-            assert output.failure is None
-            tokens[output.key] += output.token_ids
-    return tokens
+            outputs[output.key].append(output)
+    return outputs
+
+
+def form_of(llama: Llama, request: Request) -> Form | None:
+    return None if request.guided is None else llama.forms.start(request.guided, request.generated_token_ids)
+
+
+def answers(llama: Llama, batch: Batch, requests: list[Request]) -> list[list[int]]:
+    """Run the requests at the same time: their tokens."""
+    outputs = outputs_of(llama, batch, requests)
+    assert all(output.failure is None for one in outputs for output in one)
+    return [tokens_of(one) for one in outputs]
+
+
+def tokens_of(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+def logprobs_of(outputs: list[Output]) -> list[TokenLogprobs]:
+    return [one for output in outputs for one in output.logprobs or ()]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 2.0])
@@ -126,3 +150,110 @@ def test_a_fault_in_drawing_ends_that_request_alone(llama: Llama) -> None:
 
     assert [output.failure is not None for output in outputs if output.key == 1] == [True]
     assert sum(len(output.token_ids) for output in outputs if output.key == 2) == 2
+
+
+RIVALS = 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_log_probabilities_are_the_same_to_the_bit_after_a_cut_and_in_company(llama: Llama, temperature: float) -> None:
+    whole = replace(request(SHORT, 8, temperature), logprobs=RIVALS)
+    [uncut] = outputs_of(llama, make_batch(llama), [whole])
+    tokens = tokens_of(uncut)
+
+    cuts = (1, 4, 7)
+    continued = outputs_of(llama, make_batch(llama), [whole.after(tokens[:cut]) for cut in cuts])
+
+    assert [logprobs_of(one) for one in continued] == [logprobs_of(uncut)[cut:] for cut in cuts]
+    assert all(len(one.top) == RIVALS for one in logprobs_of(uncut))
+
+
+def test_log_probabilities_are_the_models_own_whatever_is_asked_of_it(llama: Llama) -> None:
+    plain = replace(request(SHORT, 1, temperature=0), logprobs=1)
+    bent = replace(plain, sampling=Sampling(temperature=0, logit_bias=((7, 100.0),)))
+    held = replace(plain, guided=Guided(GuidedKind.CHOICE, ("!",)))
+
+    likeliest, biased, forced = (
+        logprobs_of(one)[0] for one in outputs_of(llama, make_batch(llama), [plain, bent, held])
+    )
+
+    assert biased.top == forced.top == likeliest.top
+    assert likeliest.logprob == likeliest.top[0][1] > max(biased.logprob, forced.logprob)
+    assert 0 < math.exp(likeliest.logprob) < 1
+
+
+def test_no_log_probabilities_come_unasked(llama: Llama) -> None:
+    [outputs] = outputs_of(llama, make_batch(llama), [request(SHORT, 2)])
+
+    assert [output.logprobs for output in outputs] == [None, None]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> GgufTokenizer:
+    return GgufTokenizer(tokenizer_content(resolve("smollm2")))
+
+
+def text_of(vocabulary: GgufTokenizer, tokens: list[int]) -> str:
+    return b"".join(vocabulary.token_bytes[token] for token in tokens).decode()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_json_answer_that_is_cut_at_any_token_goes_on_as_the_same_json(
+    llama: Llama, vocabulary: GgufTokenizer, temperature: float
+) -> None:
+    held = Request(
+        model="m",
+        token_ids=SHORT,
+        guided=Guided(GuidedKind.JSON_SCHEMA, (json.dumps(SCHEMA),)),
+        sampling=Sampling(temperature=temperature, seed=5),
+        stop=Stop(max_tokens=60),
+    )
+    [whole] = outputs_of(llama, make_batch(llama), [held])
+    tokens = tokens_of(whole)
+    assert json.loads(text_of(vocabulary, tokens)).keys() == {"city"}
+    assert whole[-1].finish is FinishReason.STOP
+
+    for start in range(0, len(tokens) + 1, STREAMS):
+        cuts = range(start, min(start + STREAMS, len(tokens) + 1))
+        continued = outputs_of(llama, make_batch(llama), [held.after(tokens[:cut]) for cut in cuts])
+        assert [tokens_of(one) for one in continued] == [tokens[cut:] for cut in cuts]
+        assert all(one[-1].finish is FinishReason.STOP for one in continued)
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        (Stop(max_tokens=9), "no"),
+        (Stop(max_tokens=9, min_tokens=9), "no no no"),
+        (Stop(max_tokens=9, ignore_eos=True), "no no no"),
+    ],
+)
+def test_a_form_ends_when_the_model_ends_it_or_else_when_it_is_complete(
+    llama: Llama, vocabulary: GgufTokenizer, stop: Stop, text: str
+) -> None:
+    ending = Sampling(temperature=0, logit_bias=tuple((token, 100.0) for token in llama.end_ids))
+    held = Request(
+        model="m", token_ids=SHORT, guided=Guided(GuidedKind.REGEX, ("no( no){0,2}",)), sampling=ending, stop=stop
+    )
+
+    [outputs] = outputs_of(llama, make_batch(llama), [held])
+
+    assert text_of(vocabulary, tokens_of(outputs)) == text
+    assert outputs[-1].finish is FinishReason.STOP
+
+
+def test_a_form_that_nothing_fits_ends_that_request_alone(llama: Llama) -> None:
+    barren = replace(request(SHORT, 2), guided=Guided(GuidedKind.GRAMMAR, ("root ::= root",)))
+
+    failed, other = outputs_of(llama, make_batch(llama), [barren, request(SHORT, 2)])
+
+    assert [output.failure and output.failure.reason for output in failed] == [Reason.INVALID_ARGUMENT]
+    assert len(tokens_of(other)) == 2

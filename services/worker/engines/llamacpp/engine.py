@@ -168,7 +168,7 @@ class LlamaCppEngine:
         def work() -> None:
             try:
                 self._work(lambda: tell(start), lambda outputs: tell(self._deliver, outputs))
-            except Exception as error:
+            except BaseException as error:  # A panic in Rust is no Exception.
                 log.exception("the engine's thread died")
                 tell(fail, error)
             finally:

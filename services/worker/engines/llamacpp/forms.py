@@ -17,10 +17,25 @@ from services.request import Request
 log = structlog.get_logger()
 
 FORM_S_MAX = 5.0
-"""How long a form may take to be made."""
+"""How long a form may take to be made, with the wait for a thread."""
 THREADS_MAX = 4
+WAITING_MAX = 1024
 
 Done = Callable[[Form | Failure], None]
+
+
+class _Making:
+    """One form on its way: `done` is called once, with what comes first."""
+
+    def __init__(self, request: Request, done: Done) -> None:
+        self.request = request
+        self.is_started = False
+        self._done: Done | None = done
+
+    def end(self, result: Form | Failure) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(result)
 
 
 class FormMaker:
@@ -29,23 +44,33 @@ class FormMaker:
     def __init__(self, loop: asyncio.AbstractEventLoop, forms: Forms) -> None:
         self._loop = loop
         self._forms = forms
+        self._waiting: dict[_Making, asyncio.TimerHandle] = {}  # Oldest first.
         self._thread_count = 0
 
     def start(self, request: Request, done: Done) -> None:
         """Make the form of a guided request as it stands; `done` is called once, on the loop, within FORM_S_MAX.
 
-        Raises Failure(WORKER_AT_CAPACITY) while THREADS_MAX forms are in the making.
+        Raises Failure(WORKER_AT_CAPACITY) when WAITING_MAX forms wait.
         """
-        if self._thread_count >= THREADS_MAX:
-            raise Failure(Reason.WORKER_AT_CAPACITY, "Server overloaded: too many forms are being made")
-        self._thread_count += 1
-        making = _Making(self._loop, done)
-        threading.Thread(target=self._work, args=(request, making), name="llamacpp-form", daemon=True).start()
+        if len(self._waiting) >= WAITING_MAX:
+            raise _full()
+        making = _Making(request, done)
+        self._waiting[making] = self._loop.call_later(FORM_S_MAX, self._expire, making)
+        self._start_threads()
 
-    def _work(self, request: Request, making: "_Making") -> None:
-        result = self._make(request)
+    def _start_threads(self) -> None:
+        while self._waiting and self._thread_count < THREADS_MAX:
+            making = next(iter(self._waiting))
+            timer = self._waiting.pop(making)
+            self._thread_count += 1
+            making.is_started = True
+            threading.Thread(target=self._work, args=(making, timer), name="llamacpp-form", daemon=True).start()
+
+    def _work(self, making: _Making, timer: asyncio.TimerHandle) -> None:
+        """The thread."""
+        result = self._make(making.request)
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._end, making, result)
+            self._loop.call_soon_threadsafe(self._end, making, timer, result)
 
     def _make(self, request: Request) -> Form | Failure:
         assert request.guided is not None
@@ -53,26 +78,24 @@ class FormMaker:
             return self._forms.start(request.guided, request.generated_token_ids)
         except Failure as failure:
             return failure
-        except Exception:
+        except BaseException:  # A panic in Rust is no Exception.
             log.exception("making a form failed")
             return Failure(Reason.ENGINE_ERROR, "the form of a guided request could not be made")
 
-    def _end(self, making: "_Making", result: Form | Failure) -> None:
+    def _end(self, making: _Making, timer: asyncio.TimerHandle, result: Form | Failure) -> None:
+        timer.cancel()
         self._thread_count -= 1
         making.end(result)
+        self._start_threads()
+
+    def _expire(self, making: _Making) -> None:
+        self._waiting.pop(making, None)
+        making.end(_too_complex() if making.is_started else _full())
 
 
-class _Making:
-    """One form: ends with its result or in time, whichever is first."""
+def _too_complex() -> Failure:
+    return invalid("guided", f"guided is too complex: it took more than {FORM_S_MAX:g} s to read; simplify it")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, done: Done) -> None:
-        self._done = done
-        self._is_over = False
-        late = invalid("guided", f"guided is too complex: it took more than {FORM_S_MAX:g} s to read; simplify it")
-        self._timer = loop.call_later(FORM_S_MAX, self.end, late)
 
-    def end(self, result: Form | Failure) -> None:
-        self._timer.cancel()
-        if not self._is_over:
-            self._is_over = True
-            self._done(result)
+def _full() -> Failure:
+    return Failure(Reason.WORKER_AT_CAPACITY, "Server overloaded: too many forms are being made")
