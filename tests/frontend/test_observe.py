@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 from services.errors import Failure, Reason
 from services.frontend.metrics import build_metrics
 from services.frontend.observe import Observe
-from services.request import Call, Finish, FinishReason, Request, Sink, Usage
+from services.layers import Accept, Gate
+from services.request import Call, Delta, Finish, FinishReason, Request, Sink, Usage
 from tests.support import HANG, Script, Step, call_layer, make_request, run_async
 
 
@@ -18,9 +19,9 @@ class Case:
 
     def __init__(self, *take: Step) -> None:
         self.script = Script(take)
-        metrics = build_metrics()
-        self.registry: CollectorRegistry = metrics.registry
-        self.layer = Observe(self.script, metrics, lambda name: name == "m")
+        self.metrics = build_metrics()
+        self.registry: CollectorRegistry = self.metrics.registry
+        self.layer = Observe(self.script, self.metrics, lambda name: name == "m")
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"dynamo_frontend_{name}", {"model": "m"} | labels)
@@ -85,3 +86,25 @@ def test_a_client_that_leaves_is_counted_and_the_gauge_goes_back() -> None:
     case = run_async(scenario())
     assert case.requests("error", "CANCELLED") == 1
     assert case.value("inflight_requests") == 0
+
+
+def test_a_request_that_its_own_sink_had_ended_is_counted_with_that_reason() -> None:
+    """Once a client that was cut for not reading was counted as one that had left."""
+    case = Case(7, HANG)
+    case.layer = Observe(Accept(case.script, Gate()), case.metrics, lambda name: name == "m")
+
+    class Full:
+        def __init__(self, call: Call) -> None:
+            self._call = call
+
+        def deliver(self, delta: Delta) -> None:
+            self._call.ending.fail(Failure(Reason.SLOW_CLIENT, "unread"))
+
+    async def scenario() -> Reason:
+        call = Call(request_id="r")
+        with pytest.raises(Failure) as caught:
+            await case.layer(make_request(), call, Full(call))
+        return caught.value.reason
+
+    assert run_async(scenario()) is Reason.SLOW_CLIENT
+    assert case.requests("error", "SLOW_CLIENT") == 1

@@ -12,7 +12,7 @@ from services.frontend.http.config import HttpConfig
 from services.frontend.http.errors import envelope
 from services.frontend.http.events import Events
 from services.frontend.http.sending import finish_sending
-from services.request import Call, Delta, Finish, Layer, Request
+from services.request import Call, Delta, Ending, Finish, Layer, Request
 
 log = structlog.get_logger()
 
@@ -20,6 +20,11 @@ HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
+}
+
+_WHY_LEFT = {
+    Reason.SLOW_CLIENT: "the client left too much of its stream unread",
+    Reason.CANCELLED: "the client has closed the connection",
 }
 
 
@@ -33,7 +38,7 @@ class SseStream:
     | --- | --- | --- |
     | waiting: not prepared yet | holds the event, wakes `_open` | `_open` |
     | open | writes into the transport | the pipeline's end |
-    | left: client too slow, or gone | nothing | cancelled with the reason |
+    | left: client too slow, or gone | nothing | failed from outside, with the reason |
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class SseStream:
         self._transport: asyncio.Transport | None = None
         self._held: list[bytes] = []
         self._has_begun = asyncio.Event()
-        self._task: asyncio.Task[object] | None = None
+        self._ending = Ending()
         self._left: Reason | None = None
 
     def deliver(self, delta: Delta) -> None:
@@ -78,21 +83,21 @@ class SseStream:
     async def serve(self, pipeline: Layer, request: Request, call: Call) -> web.StreamResponse:
         """Run the request and send its answer. Raises Failure if it fails before the first event.
 
-        A client that is too slow has the request cancelled with Reason.SLOW_CLIENT as the message of CancelledError.
+        A client that is too slow, or gone, has its request failed from outside, so that it ends with that reason below
+        whatever counts outcomes.
         """
-        self._task = asyncio.current_task()
-        try:
-            async with asyncio.TaskGroup() as group:
-                opening = group.create_task(self._open())
-                outcome = await _outcome(pipeline, request, call, self)
-                if isinstance(outcome, Failure) and not self._has_begun.is_set():
-                    opening.cancel()
-                self._has_begun.set()
-        finally:
-            self._cut_if_slow()
-        if not self._response.prepared:
-            assert isinstance(outcome, Failure), "whatever ends well has begun"
-            raise outcome
+        self._ending = call.ending
+        async with asyncio.TaskGroup() as group:
+            opening = group.create_task(self._open())
+            outcome = await _outcome(pipeline, request, call, self)
+            if isinstance(outcome, Failure) and not self._has_begun.is_set():
+                opening.cancel()
+            self._has_begun.set()
+        if self._left is Reason.SLOW_CLIENT:
+            self._cut()
+            return self._response
+        if not self._response.prepared:  # What ends well has begun: then it is the client that has gone meanwhile.
+            raise outcome if isinstance(outcome, Failure) else Failure(Reason.CANCELLED, _WHY_LEFT[Reason.CANCELLED])
         await self._close(outcome)
         return self._response
 
@@ -122,17 +127,15 @@ class SseStream:
         await finish_sending(self._http_request, self._response, self._config, self._answer.request_id, last)
 
     def _leave(self, reason: Reason) -> None:
-        """The client gets no more: end the request, and tell it why."""
-        assert self._task is not None, "serve runs before anything is delivered"
+        """The client gets no more: end the request, and say why."""
         self._left = reason
-        self._task.cancel(reason)
+        self._ending.fail(Failure(reason, _WHY_LEFT[reason]))
 
-    def _cut_if_slow(self) -> None:
+    def _cut(self) -> None:
         """After the request is gone from the pipeline, so that aiohttp's own cancel cannot hide the reason from it."""
-        transport = self._http_request.transport
-        if self._left is Reason.SLOW_CLIENT and transport is not None:
-            transport.abort()
-            log.warning("client cut", reason=Reason.SLOW_CLIENT, request_id=self._answer.request_id)
+        log.warning("client cut", reason=Reason.SLOW_CLIENT, request_id=self._answer.request_id)
+        if self._transport is not None:
+            self._transport.abort()
 
 
 async def _outcome(pipeline: Layer, request: Request, call: Call, sink: SseStream) -> Finish | Failure:

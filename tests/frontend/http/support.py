@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry
 from services.card import ModelCard, TokenizerRef
 from services.errors import Failure, Reason
 from services.frontend.http import HttpConfig, build_app, start_http
-from services.request import Call, Delta, Finish, FinishReason, Request, Sink, TokenLogprobs, Usage
+from services.layers import Accept, Gate
+from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, TokenLogprobs, Usage
 from services.tokenizers.byte_level import ByteTokenizer
 
 TEST_S_MAX = 10.0
@@ -57,7 +58,6 @@ class Script:
         self.calls: list[Call] = []
         self.running = asyncio.Event()
         self.cancelled = asyncio.Event()
-        self.causes: list[tuple[Any, ...]] = []
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         self.requests.append(request)
@@ -65,8 +65,7 @@ class Script:
         self.running.set()
         try:
             return await self._play(_Choices(sink, request.n))
-        except asyncio.CancelledError as error:
-            self.causes.append(error.args)
+        except asyncio.CancelledError:
             self.cancelled.set()
             raise
 
@@ -132,7 +131,6 @@ class Flood:
     def __init__(self, text: str) -> None:
         self.text = text
         self.position = 0
-        self.causes: list[tuple[Any, ...]] = []
         self.cancelled = asyncio.Event()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
@@ -141,8 +139,7 @@ class Flood:
                 sink.deliver(Delta(position=self.position, token_ids=[self.position], text=self.text))
                 self.position += 1
                 await asyncio.sleep(0)
-        except asyncio.CancelledError as error:
-            self.causes.append(error.args)
+        except asyncio.CancelledError:
             self.cancelled.set()
             raise
 
@@ -162,11 +159,29 @@ class Shelf:
         return ByteTokenizer.token_bytes
 
 
+class Outcomes:
+    """Above a pipeline that can be ended from outside: how each request ended, as Observe would count it."""
+
+    def __init__(self, inner: Layer) -> None:
+        self._inner = Accept(inner, Gate())
+        self.seen: list[Finish | Reason] = []
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        try:
+            finish = await self._inner(request, call, sink)
+        except Failure as failure:
+            self.seen.append(failure.reason)
+            raise
+        self.seen.append(finish)
+        return finish
+
+
 @dataclass
 class Server:
     port: int
     session: aiohttp.ClientSession
     metrics: CollectorRegistry
+    outcomes: Outcomes
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def post(
@@ -197,10 +212,11 @@ async def serving(
     on_refused: Callable[[str, Failure], None] = lambda *_: None,
 ) -> AsyncIterator[Server]:
     metrics = CollectorRegistry()
-    app = build_app(pipeline, catalogue or Shelf(), metrics, config or HttpConfig(), on_refused)
+    outcomes = Outcomes(pipeline)
+    app = build_app(outcomes, catalogue or Shelf(), metrics, config or HttpConfig(), on_refused)
     runner, port = await start_http(app, "127.0.0.1", 0)
     session = aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=1))
-    server = Server(port, session, metrics)
+    server = Server(port, session, metrics, outcomes)
     try:
         async with session:
             yield server
