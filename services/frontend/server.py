@@ -1,6 +1,7 @@
 """The frontend process: discovery, sessions, the pipeline, gRPC and HTTP, started and ended in order.
 
-End (SIGTERM): not ready → new requests are refused → streams finish within `drain_timeout_s` → close.
+End (SIGTERM): not ready → new requests are refused → streams finish within `drain_timeout_s` → what is left fails with
+DRAINING, as its clients are told → close.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import structlog
 
 from services.card import ModelCard
 from services.discovery import Watcher
+from services.errors import Failure, Reason
 from services.frontend.catalogue import Catalogue
 from services.frontend.http import HttpConfig, build_app, start_http
 from services.frontend.metrics import PREFIX, build_metrics
@@ -27,6 +29,10 @@ from services.lifetime import write_atomically
 from services.stubs import inference_pb2_grpc
 
 log = structlog.get_logger()
+
+LEAVE_S = 1.0
+"""How long streams that are ended at the end of the drain may take to leave the pipeline. Their clients then still have
+the grace of both servers to be told why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,4 +136,6 @@ class Frontend:
         self._gate.is_draining = True
         await self._server.set_serving(is_serving=False)
         if not await self._gate.wait_quiet(self._config.drain_timeout_s):
-            log.warning("streams are cut", count=self._gate.count)
+            log.warning("ending what still runs", count=self._gate.count)
+            self._gate.fail_all(Failure(Reason.DRAINING, "the server left before the answer was complete"))
+            await self._gate.wait_quiet(LEAVE_S)

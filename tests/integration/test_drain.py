@@ -5,6 +5,7 @@
 | streams of all kinds on one worker | SIGTERM with time enough | `Answer`, nothing moves, exit 0 |
 | the same | SIGTERM with too little time | `Answer`, all moved for DRAINING, exit 0 |
 | the same | SIGTERM of the frontend | `Answer`, `/health` 503, nothing new is taken, exit 0 |
+| the same, longer than the drain | SIGTERM of the frontend | each client is told DRAINING, and counted so; exit 0 |
 """
 
 import asyncio
@@ -91,6 +92,33 @@ def test_a_frontend_that_leaves_finishes_its_streams_and_takes_nothing_new(start
 
         assert await under_streams(plane.frontend, ASKS, leave) == undisturbed
         assert await wait_exit(plane.frontend) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_frontend_that_can_wait_no_longer_tells_every_client_why(start_plane: Start) -> None:
+    """Once the streams were broken off without a word, and counted as if their clients had left."""
+    plane = start_plane(frontend=("--drain-timeout=0.2",))
+    asks = [replace(ask, max_tokens=3000) for ask in ASKS]
+    codes = {"grpc": "UNAVAILABLE", "unary": 503, "stream": 200}
+
+    async def told(number: int, begun: set[int]) -> tuple[int | str, str]:
+        with pytest.raises(Refused) as caught:
+            await answer(plane.frontend, asks[number].named(f"s{number}"), lambda _: begun.add(number))
+        return caught.value.code, caught.value.reason
+
+    async def scenario() -> None:
+        await plane.worker(ITL)
+        begun: set[int] = set()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(told(number, begun)) for number in range(len(asks))]
+            await until(lambda: len(begun) == sum(ask.protocol != "unary" for ask in asks))
+            plane.frontend.signal(SIGTERM)
+
+        assert [task.result() for task in tasks] == [(codes[ask.protocol], "DRAINING") for ask in asks]
+        assert await wait_exit(plane.frontend) == 0
+        outcomes = [event["outcome"] for event in plane.frontend.events("request")]
+        assert outcomes == ["DRAINING"] * len(asks)
 
     asyncio.run(scenario())
 
