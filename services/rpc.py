@@ -1,6 +1,8 @@
 """The seam to gRPC: channel and server options, and Failure ↔ status, in one place for every process."""
 
 import asyncio
+import ipaddress
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -25,6 +27,8 @@ _OPTIONS: list[tuple[str, int]] = [
 DETAIL_BYTES_MAX = 1024
 """Of a failure's detail on the wire, in UTF-8. It travels twice, once percent-encoded, in trailers of 8 KiB."""
 PARAM_BYTES_MAX = 128
+PORT_MAX = 65_535
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 RECONNECT_BACKOFF_MS_MAX = 1_000
@@ -124,12 +128,27 @@ def time_left_s(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
 
 
+def split_address(text: str) -> tuple[str, int]:
+    """`host:port` → the two; the host of an IPv6 address keeps its brackets. Raises ValueError."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None or int(found["port"]) > PORT_MAX:
+        raise ValueError(f"{text!r} is not host:port")
+    return found["host"], int(found["port"])
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether it stands for all addresses of a machine, so that nobody elsewhere can reach it by that name."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False
+
+
 def split_addresses(text: str) -> Sequence[str]:
-    """`a:1,b:2` → the addresses. Raises ValueError for none and for one without a port."""
+    """`a:1,b:2` → the addresses. Raises ValueError for none and for one that is not host:port."""
     addresses = [part.strip() for part in text.split(",") if part.strip()]
     for address in addresses:
-        if not address.rpartition(":")[2].isdigit():
-            raise ValueError(f"{address!r} is not host:port")
+        split_address(address)
     if not addresses:
         raise ValueError("at least one host:port is needed")
     return addresses

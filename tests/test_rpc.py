@@ -18,6 +18,8 @@ from services.rpc import (
     SERVER_OPTIONS,
     abort,
     failure_of,
+    is_wildcard,
+    split_address,
     split_addresses,
     status_of,
     time_left_s,
@@ -261,7 +263,17 @@ def test_splits_addresses() -> None:
     assert split_addresses(" a:1, [::1]:2 ,") == ["a:1", "[::1]:2"]
 
 
-@pytest.mark.parametrize("text", ["", " , ", "a", "a:", "a:1,b"])
-def test_refuses_addresses_without_a_port(text: str) -> None:
+@pytest.mark.parametrize("text", ["", " , ", "a", "a:", "a:1,b", "8001", ":8001", "a:65536", "::1:80", "http://a:1"])
+def test_refuses_what_is_not_host_and_port(text: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
         split_addresses(text)
+
+
+def test_splits_an_address_into_host_and_port() -> None:
+    assert [split_address(text) for text in ("a.b-c:65535", "[::1]:0")] == [("a.b-c", 65535), ("[::1]", 0)]
+
+
+def test_knows_the_hosts_that_stand_for_all_addresses() -> None:
+    hosts = ("0.0.0.0", "[::]", "127.0.0.1", "[::1]", "worker-1")
+
+    assert [is_wildcard(host) for host in hosts] == [True, True, False, False, False]

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from services.cli.options import env_option, logging_options, registry_option
+from services.cli.options import Address, env_option, logging_options, registry_option
 from services.lifetime import run_process
 from services.telemetry import configure_logging
 
@@ -13,8 +13,12 @@ MIB = 1024 * 1024
 
 
 @click.command(help="Serve clients: gRPC and the OpenAI HTTP API.", context_settings={"show_default": True})
-@env_option("--grpc-listen", "DYN_GRPC_LISTEN", default="127.0.0.1:50051", help="host:port; port 0 takes a free one.")
-@env_option("--http-listen", "DYN_HTTP_LISTEN", default="127.0.0.1:8000", help="host:port; port 0 takes a free one.")
+@env_option(
+    "--grpc-listen", "DYN_GRPC_LISTEN", default="127.0.0.1:50051", type=Address(), help="Port 0 takes a free one."
+)
+@env_option(
+    "--http-listen", "DYN_HTTP_LISTEN", default="127.0.0.1:8000", type=Address(), help="Port 0 takes a free one."
+)
 @registry_option
 @env_option(
     "--migration-limit",

@@ -5,9 +5,22 @@ from typing import Any, TypeVar
 
 import click
 
-from services.rpc import split_addresses
+from services.rpc import split_address, split_addresses
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Address(click.ParamType[str]):
+    """`host:port`."""
+
+    name = "host:port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            split_address(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
 
 
 class Addresses(click.ParamType[Sequence[str]]):

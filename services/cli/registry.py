@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from services.cli.options import Addresses, logging_options
+from services.cli.options import Address, Addresses, logging_options
 from services.lifetime import run_process
 from services.registry.config import EtcdConfig, RegistryConfig
 from services.telemetry import configure_logging
@@ -21,7 +21,10 @@ class Endpoints(Addresses):
     name = "[http[s]://]host:port,…"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Sequence[str]:
-        endpoints = [endpoint.rstrip("/") for endpoint in super().convert(value, param, ctx)]
+        if not isinstance(value, str):
+            return list(value)
+        endpoints = [endpoint.strip().rstrip("/") for endpoint in value.split(",")]
+        super().convert(",".join(map(_bare, endpoints)), param, ctx)
         if len({_is_https(endpoint) for endpoint in endpoints}) > 1:
             self.fail("either all endpoints are https:// or none", param, ctx)
         return endpoints
@@ -38,7 +41,8 @@ def _etcd_option(name: str, variable: str, **attributes: Any) -> Option:
     envvar="DYN_REGISTRY_LISTEN",
     show_envvar=True,
     default="127.0.0.1:50050",
-    help="host:port; port 0 takes a free one.",
+    type=Address(),
+    help="Port 0 takes a free one.",
 )
 @click.option(
     "--store",
@@ -93,7 +97,7 @@ def _etcd_config(given: dict[str, Any]) -> EtcdConfig:
     if given["etcd_client_cert"] and not is_tls:
         raise click.UsageError("--etcd-client-cert needs TLS: give --etcd-ca or https:// endpoints")
     return EtcdConfig(
-        endpoints=tuple(endpoint.rpartition("://")[2] for endpoint in endpoints),
+        endpoints=tuple(map(_bare, endpoints)),
         is_tls=is_tls,
         username=given["etcd_username"],
         password=given["etcd_password"],
@@ -101,6 +105,10 @@ def _etcd_config(given: dict[str, Any]) -> EtcdConfig:
         client_cert=_read(given["etcd_client_cert"]),
         client_key=_read(given["etcd_client_key"]),
     )
+
+
+def _bare(endpoint: str) -> str:
+    return endpoint.removeprefix("http://").removeprefix("https://")
 
 
 def _is_https(endpoint: str) -> bool:

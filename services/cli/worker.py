@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
-from services.cli.options import env_option, logging_options, registry_option
+from services.cli.options import Address, env_option, logging_options, registry_option
 from services.lifetime import run_process
+from services.rpc import is_wildcard, split_address
 from services.telemetry import configure_logging
 from services.worker.engine import Engine
 
@@ -42,8 +43,13 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
 @env_option("--engine", "DYN_ENGINE", default="mocker", type=click.Choice(ENGINES))
 @env_option("--model", "DYN_MODEL", help="For llamacpp: a GGUF file, or a name that `unbroken models pull` knows.")
 @env_option("--served-model-name", "DYN_SERVED_MODEL_NAME", help="What clients ask for. Default: the model's name.")
-@env_option("--listen", "DYN_WORKER_LISTEN", default="127.0.0.1:0", help="host:port; port 0 takes a free one.")
-@env_option("--advertise", "DYN_WORKER_ADVERTISE", help="host:port for the registry. Default: where it listens.")
+@env_option("--listen", "DYN_WORKER_LISTEN", default="127.0.0.1:0", type=Address(), help="Port 0 takes a free one.")
+@env_option(
+    "--advertise",
+    "DYN_WORKER_ADVERTISE",
+    type=Address(),
+    help="Where frontends reach it; port 0 stands for the port it listens on. Default: where it listens.",
+)
 @registry_option
 @env_option(
     "--metrics-port", "DYN_SYSTEM_PORT", type=click.IntRange(0, 65535), help="/metrics, /live, /health over HTTP."
@@ -86,6 +92,7 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
 def command(**given: Any) -> None:
     from services.worker.server import Worker, WorkerConfig
 
+    _check_reachable(given["listen"], given["advertise"])
     configure_logging("worker", level=given["log_level"], log_format=given["log_format"])
     port, host = given["metrics_port"], given["listen"].rpartition(":")[0]
     config = WorkerConfig(
@@ -104,6 +111,17 @@ def command(**given: Any) -> None:
         await Worker(_engine(given), config).run(stopping)
 
     run_process(serve)
+
+
+def _check_reachable(listen: str, advertise: str | None) -> None:
+    """To a frontend elsewhere "all addresses" would mean its own machine."""
+    option, address = ("--listen", listen) if advertise is None else ("--advertise", advertise)
+    host, _port = split_address(address)
+    if is_wildcard(host):
+        raise click.UsageError(
+            f"{option} {address} is no address that frontends can reach: give one by --advertise host:port"
+            " (port 0 stands for the port it listens on)"
+        )
 
 
 def _engine(given: dict[str, Any]) -> Engine:

@@ -27,6 +27,7 @@ from services.layers import Accept, Conclude, Deadline, Gate, Guard, root_cause,
 from services.lifetime import StartupError, write_atomically
 from services.ops import start_ops
 from services.request import Layer
+from services.rpc import split_address
 from services.stubs import inference_pb2_grpc, worker_pb2_grpc
 from services.worker.attach import SessionConfig
 from services.worker.check import Check
@@ -43,8 +44,10 @@ HAND_OVER_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """advertise: the address in the registry, by default the one it listens on. engine_request_limit: N, by default as
-    many as the engine runs at a time. request_queue_limit: Q. lease_s: how long the registry keeps a silent worker.
+    """advertise: the address in the registry, by default the one it listens on; its port 0 stands for the real port.
+
+    engine_request_limit: N, by default as many as the engine runs at a time. request_queue_limit: Q. lease_s: how long
+    the registry keeps a silent worker.
     """
 
     listen: str = "127.0.0.1:0"
@@ -138,7 +141,7 @@ class Worker:
     async def _serve(self, stopping: asyncio.Event) -> None:
         async with self._server:
             address = await self._server.start(self._config.listen)
-            advertise = self._config.advertise or address
+            advertise = _advertised(self._config.advertise, address)
             runner, metrics = None, None
             if self._config.metrics_listen is not None:
                 runner, metrics = await start_ops(self._config.metrics_listen, self._metrics, self._is_ready)
@@ -189,6 +192,14 @@ class Worker:
             self._execute.fail_all(Failure(Reason.DRAINING, "the worker left before the answer was complete"))
             await self._gate.wait_quiet(HAND_OVER_S)
         self._service.end_sessions()
+
+
+def _advertised(wanted: str | None, real: str) -> str:
+    """The address for the registry; port 0 in `wanted` stands for the port of `real`."""
+    if wanted is None:
+        return real
+    host, port = split_address(wanted)
+    return wanted if port else f"{host}:{split_address(real)[1]}"
 
 
 async def _either(first: asyncio.Event, second: asyncio.Event) -> None:

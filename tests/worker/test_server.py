@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -392,6 +393,8 @@ def test_advertises_what_it_is_told_and_where_it_listens_otherwise(tmp_path: Pat
     assert run_async(scenario()).startswith("127.0.0.1:")
     (tmp_path / "r").unlink()
     assert run_async(scenario(advertise="worker-1:50052")) == "worker-1:50052"
+    (tmp_path / "r").unlink()
+    assert re.fullmatch(r"worker-1:[1-9]\d*", run_async(scenario(advertise="worker-1:0"))), "port 0 is the real one"
 
 
 def test_more_slots_than_the_engine_has_are_refused_in_a_sentence() -> None:
