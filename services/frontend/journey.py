@@ -88,6 +88,7 @@ class Journey:
         self._moves = self._free_moves = 0
         self._died_at: int | None = None
         self._cause: Failure | None = None
+        self._refusal: Failure | None = None
         self._second: Leg | None = None
         self._lost_at: float | None = None
 
@@ -166,7 +167,8 @@ class Journey:
         """What cost the request its worker, and what became of the last try to go on."""
         cause = self._cause
         if cause is None:
-            return failure
+            is_refused_by_all = failure.reason is Reason.NO_WORKERS  # Whichever has room again has refused it before.
+            return self._refusal if is_refused_by_all and self._refusal is not None else failure
         return Failure(cause.reason, f"{cause.detail}; and then: {failure.detail}", retry_after_s=failure.retry_after_s)
 
     def _progress(self) -> Progress:
@@ -176,6 +178,7 @@ class Journey:
     def _count(self, failure: Failure) -> None:
         if failure.traits.free:
             self._free_moves += 1
+            self._refusal = failure if failure.reason is Reason.WORKER_AT_CAPACITY else self._refusal
             return
         self._moves += 1
         self._cause = self._cause or failure

@@ -135,6 +135,11 @@ def test_w7_a_refusal_for_capacity_is_free_and_immediate_elsewhere() -> None:
     assert {call.replacement_deadline for call in case.script.calls} == {None}
 
 
+def test_a_request_that_every_worker_refused_is_told_of_the_capacity() -> None:
+    """Also when one has room again by the time that none is left to try."""
+    assert Case([Reason.WORKER_AT_CAPACITY], [Reason.NO_WORKERS]).fails().reason is Reason.WORKER_AT_CAPACITY
+
+
 def test_an_engine_error_is_tried_elsewhere_at_once_or_not_at_all() -> None:
     """Its worker is not lost: there is nothing to wait for."""
     case = Case([Reason.ENGINE_ERROR], [Reason.NO_WORKERS])
