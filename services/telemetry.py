@@ -35,6 +35,7 @@ def configure_logging(process: str, *, level: str, log_format: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.getLogger("grpc").setLevel(max(root.level, logging.WARNING))  # Below, it speaks of its own loop alone.
     structlog.contextvars.bind_contextvars(process=process)
 
 

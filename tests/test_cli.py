@@ -1,6 +1,8 @@
 """The command line: every option says its environment variable, and a misspelt variable is an error."""
 
 import os
+import re
+import socket
 import subprocess
 import sys
 
@@ -61,6 +63,17 @@ def test_a_known_variable_is_read() -> None:
 
 def test_the_variables_of_the_described_system_are_known() -> None:
     assert {"DYN_MIGRATION_LIMIT", "DYN_LOG_LEVEL", "DYN_REGISTRY"} <= known_variables()
+
+
+@pytest.mark.parametrize("command", [("registry", "--listen"), ("frontend", "--grpc-listen"), ("worker", "--listen")])
+def test_a_port_in_use_is_one_line(command: tuple[str, str]) -> None:
+    """gRPC's core used to print lines of its own before it."""
+    name, option = command
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = unbroken(name, f"{option}=127.0.0.1:{taken.getsockname()[1]}", "--log-level=error")
+
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: cannot listen .*\n", done.stderr)
 
 
 def test_an_unknown_command_is_refused() -> None:

@@ -18,6 +18,7 @@ async def main():
     log.debug("small")
     log.info("ours", count=3, name="größer")
     logging.getLogger("library").warning("theirs %d", 4)
+    logging.getLogger("grpc._cython.cygrpc").debug("a line for each use of the loop")
     try:
         1 / 0
     except ZeroDivisionError:

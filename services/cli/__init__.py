@@ -47,6 +47,8 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point of the distribution."""
+    # Its lines from C++ tell people nothing that we do not say better; read when grpc is first imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     _refuse_unknown_variables()
     cli(prog_name="unbroken")
 
