@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -172,6 +173,13 @@ class Frontend(Process):
         """The moves of one request."""
         return self.events("request moved", request_id=request_id)
 
+    def all_moves(self) -> dict[str, list[dict[str, Any]]]:
+        """The moves of each request, by its id."""
+        moves: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for move in self.events("request moved"):
+            moves[move["request_id"]].append(move)
+        return moves
+
 
 class Plane:
     """One registry, one frontend, any workers."""
@@ -215,6 +223,21 @@ class Plane:
         """The worker, once the frontend has found it."""
         await until(lambda: worker.is_ready and self.frontend.has_found(worker))
         return worker
+
+    async def run(self, command: str, *arguments: str) -> int:
+        """The exit status of a command of `unbroken` that ends by itself."""
+        log = self._folder / f"{command}-{next(self._names)}.log"
+        words = [command, f"--registry={self.registry_address}", *arguments]
+        pid = self._nursery.order(start=words, log=str(log))
+        status: list[int | None] = [None]
+
+        def has_ended() -> bool:
+            status[0] = self._nursery.order(poll=pid)
+            return status[0] is not None
+
+        await until(has_ended)
+        assert status[0] is not None
+        return status[0]
 
     def close(self) -> None:
         for process in self._processes:

@@ -19,7 +19,9 @@ import pytest
 
 from services.rpc import CHANNEL_OPTIONS, MESSAGE_BYTES_MAX
 from services.stubs import inference_pb2, inference_pb2_grpc
-from tests.integration.clients import Answer, Ask, Refused, answer, refusal_of, request
+from tests.integration.answers import Answer, Refused
+from tests.integration.asks import Ask, request
+from tests.integration.clients import answer, refusal_of
 from tests.integration.conftest import Start
 from tests.integration.plane import Frontend, Plane
 
@@ -113,9 +115,20 @@ HTTP = {
     "empty stop string": (GOOD | {"stop": ""}, 400, "INVALID_ARGUMENT", "stop"),
     "too many stop strings": (GOOD | {"stop": ["x"] * 17}, 400, "INVALID_ARGUMENT", "stop"),
     "bias of no token": (GOOD | {"logit_bias": {"x": 1}}, 400, "INVALID_ARGUMENT", "logit_bias"),
-    "several answers": (GOOD | {"n": 2}, 400, "INVALID_ARGUMENT", "n"),
-    "logprobs": (GOOD | {"logprobs": 1}, 400, "INVALID_ARGUMENT", "logprobs"),
-    "a grammar": (GOOD | {"guided_grammar": "root ::= x"}, 400, "INVALID_ARGUMENT", "guided_grammar"),
+    "no answers": (GOOD | {"n": 0}, 400, "INVALID_ARGUMENT", "n"),
+    "too many answers": (GOOD | {"n": 65}, 400, "INVALID_ARGUMENT", "n"),
+    "too many log probabilities": (GOOD | {"logprobs": 21}, 400, "INVALID_ARGUMENT", "logprobs"),
+    "log probabilities below 0": (GOOD | {"logprobs": -1}, 400, "INVALID_ARGUMENT", "logprobs"),
+    "a form that the engine can't do": (GOOD | {"guided_grammar": "root ::= x"}, 400, "INVALID_ARGUMENT", "guided"),
+    "an empty form": (GOOD | {"guided_regex": ""}, 400, "INVALID_ARGUMENT", "guided"),
+    "two forms": (GOOD | {"guided_regex": "a", "guided_choice": ["b"]}, 400, "INVALID_ARGUMENT", "guided_choice"),
+    "an unknown form": (GOOD | {"response_format": {"type": "xml"}}, 400, "INVALID_ARGUMENT", "response_format.type"),
+    "a form without its schema": (
+        GOOD | {"response_format": {"type": "json_schema"}},
+        400,
+        "INVALID_ARGUMENT",
+        "response_format.json_schema",
+    ),
     "a list for an object": ([1, 2], 400, "INVALID_ARGUMENT", None),
 }
 CHATS = {
@@ -128,6 +141,7 @@ CHATS = {
     "tools": (CHAT | {"tools": [{"type": "function"}]}, "tools"),
     "stream options without stream": (CHAT | {"stream_options": {"include_usage": True}}, "stream_options"),
     "two limits": (CHAT | {"max_completion_tokens": 4}, "max_tokens"),
+    "top_logprobs without logprobs": (CHAT | {"top_logprobs": 2}, "top_logprobs"),
 }
 RAW = {
     "nothing": b"",
@@ -208,9 +222,11 @@ GRPC = {
     "huge max_tokens": (wrong(stop__max_tokens=HUGE), INVALID, "max_tokens"),
     "NaN temperature": (wrong(sampling__temperature=math.nan), INVALID, "temperature"),
     "negative temperature": (wrong(sampling__temperature=-1), INVALID, "temperature"),
-    "several answers": (wrong(n=2), INVALID, "n"),
-    "logprobs": (wrong(logprobs=1), INVALID, "logprobs"),
-    "a grammar": (wrong(guided__grammar="root ::= x"), INVALID, "guided"),
+    "no answers": (wrong(n=0), INVALID, "n"),
+    "too many answers": (wrong(n=65), INVALID, "n"),
+    "too many log probabilities": (wrong(logprobs=21), INVALID, "logprobs"),
+    "a form that the engine can't do": (wrong(guided__grammar="root ::= x"), INVALID, "guided"),
+    "an empty form": (wrong(guided__grammar=""), INVALID, "guided"),
     "a session": (wrong(session_id="s"), INVALID, "session_id"),
     "a priority": (wrong(priority=1), INVALID, "priority"),
     "a request id with a space": (wrong(request_id="a b"), INVALID, "request_id"),

@@ -9,7 +9,8 @@ import asyncio
 
 import pytest
 
-from tests.integration.clients import PROTOCOLS, Ask, answer
+from tests.integration.asks import PROTOCOLS, Ask
+from tests.integration.clients import answer
 from tests.integration.conftest import Start
 from tests.integration.plane import Plane, Process, until
 

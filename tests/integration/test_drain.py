@@ -1,14 +1,16 @@
-"""Who leaves in order (SIGTERM) leaves nobody behind: streams finish or go on elsewhere, and the exit status is 0.
+"""Who leaves in order (SIGTERM, `unbroken drain`) leaves nobody behind: streams move or finish; the exit status is 0.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| streams of all kinds on one worker | SIGTERM with time enough | `Answer`, nothing moves, exit 0 |
-| the same | SIGTERM with too little time | `Answer`, all moved for DRAINING, exit 0 |
+| streams of all kinds on one of two workers | SIGTERM, `unbroken drain` | `Answer`, all moved for DRAINING, exit 0 |
+| the same on the only worker | SIGTERM with time enough | `Answer`, nothing moves, nothing new is taken, exit 0 |
+| the same | SIGTERM with too little time, then another worker | `Answer`, all moved for DRAINING, exit 0 |
+| the same on two workers | all are replaced, one after the other | every `Answer`; the largest gap is printed |
 | the same | SIGTERM of the frontend | `Answer`, `/health` 503, nothing new is taken, exit 0 |
-| the same, longer than the drain | SIGTERM of the frontend | each client is told DRAINING, and counted so; exit 0 |
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from signal import SIGTERM
 
@@ -16,15 +18,19 @@ import aiohttp
 import grpc
 import pytest
 
-from tests.integration.clients import PROTOCOLS, Ask, Refused, answer, gathered, move_reasons, under_streams
+from tests.integration.answers import Refused
+from tests.integration.asks import PROTOCOLS, Ask
+from tests.integration.clients import answer, gathered, move_reasons, under_streams
 from tests.integration.conftest import Start
-from tests.integration.plane import Frontend, Process, until
+from tests.integration.plane import Frontend, Plane, Process, until
 
 ASKS = [
     Ask(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=150)
     for number in range(12)
 ]
 ITL = "--mocker-itl-ms=4"
+RESTARTS = 4
+"""Each of two workers, twice."""
 
 
 async def wait_exit(process: Process) -> int | None:
@@ -32,24 +38,51 @@ async def wait_exit(process: Process) -> int | None:
     return process.status()
 
 
-@pytest.mark.parametrize(
-    ("drain_s", "moves"), [(20, []), (0.1, ["DRAINING"])], ids=["with time enough", "with too little time"]
-)
-def test_a_worker_that_leaves_is_not_noticed(start_plane: Start, drain_s: float, moves: list[str]) -> None:
+async def by_signal(_: Plane, worker: Process) -> None:
+    worker.signal(SIGTERM)
+
+
+async def by_command(plane: Plane, worker: Process) -> None:
+    assert await plane.run("drain", worker.ready["instance_id"]) == 0
+
+
+@pytest.mark.parametrize("leave", [by_signal, by_command])
+def test_the_streams_of_a_worker_that_leaves_move_at_once_where_there_is_another(
+    start_plane: Start, leave: Callable[[Plane, Process], Awaitable[None]]
+) -> None:
     plane = start_plane()
 
     async def scenario() -> None:
-        leaving = await plane.worker(ITL, f"--drain-timeout={drain_s}")
+        leaving = await plane.worker(ITL)
         undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
 
-        async def leave() -> None:
+        async def leave_to_another() -> None:
             await plane.worker(ITL)
-            leaving.signal(SIGTERM)
+            await leave(plane, leaving)
 
-        assert await under_streams(plane.frontend, ASKS, leave) == undisturbed
-        assert move_reasons(plane.frontend, ASKS) == [moves] * len(ASKS)
+        assert await under_streams(plane.frontend, ASKS, leave_to_another) == undisturbed
+        assert move_reasons(plane.frontend, ASKS) == [["DRAINING"]] * len(ASKS)
         assert await wait_exit(leaving) == 0
         assert await answer(plane.frontend, ASKS[0]) == undisturbed[0]
+
+    asyncio.run(scenario())
+    assert not plane.frontend.events(level="error")
+
+
+def test_the_streams_of_the_only_worker_wait_for_another_if_its_time_is_too_short(start_plane: Start) -> None:
+    plane = start_plane()
+
+    async def scenario() -> None:
+        leaving = await plane.worker(ITL, "--drain-timeout=0.1")
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+
+        async def leave_and_come() -> None:
+            leaving.signal(SIGTERM)
+            assert await wait_exit(leaving) == 0
+            await plane.worker(ITL)
+
+        assert await under_streams(plane.frontend, ASKS, leave_and_come) == undisturbed
+        assert move_reasons(plane.frontend, ASKS) == [["DRAINING"]] * len(ASKS)
 
     asyncio.run(scenario())
 
@@ -72,6 +105,37 @@ def test_a_worker_that_leaves_takes_no_new_request_while_its_streams_finish(star
         assert await wait_exit(leaving) == 0
 
     asyncio.run(scenario())
+
+
+def test_a_rolling_restart_of_all_workers_under_load_loses_nothing(start_plane: Start) -> None:
+    plane = start_plane()
+
+    async def scenario() -> None:
+        workers = [await plane.worker(ITL) for _ in range(2)]
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+        is_over = asyncio.Event()
+
+        async def ask_on(number: int) -> int:
+            answered = 0
+            while not is_over.is_set():
+                assert await answer(plane.frontend, ASKS[number]) == undisturbed[number]
+                answered += 1
+            return answered
+
+        async with asyncio.TaskGroup() as group:
+            clients = [group.create_task(ask_on(number)) for number in range(len(ASKS))]
+            for _ in range(RESTARTS):
+                workers.append(await plane.worker(ITL))
+                leaving = workers.pop(0)
+                leaving.signal(SIGTERM)
+                assert await wait_exit(leaving) == 0
+            is_over.set()
+        assert all(client.result() for client in clients)
+
+    asyncio.run(scenario())
+    moves = plane.frontend.events("request moved")
+    assert {move["reason"] for move in moves} == {"DRAINING"}
+    print(f"{len(moves)} moves, largest gap {max(move['gap_ms'] for move in moves)} ms")
 
 
 def test_a_frontend_that_leaves_finishes_its_streams_and_takes_nothing_new(start_plane: Start) -> None:

@@ -16,7 +16,9 @@ from itertools import count, product
 
 import pytest
 
-from tests.integration.clients import PROTOCOLS, Answer, Ask, answer, ballast, gathered, move_reasons, under_streams
+from tests.integration.answers import Answer
+from tests.integration.asks import PROTOCOLS, Ask
+from tests.integration.clients import answer, ballast, gathered, move_reasons, under_streams
 from tests.integration.conftest import Start
 from tests.integration.plane import Plane, until
 

@@ -9,20 +9,15 @@ import asyncio
 
 import pytest
 
-from tests.integration.clients import Answer, Ask, Refused, answer, gathered
+from tests.integration.answers import Answer, Refused
+from tests.integration.asks import Ask
+from tests.integration.clients import answer, gathered, outcome
 from tests.integration.conftest import Start
 from tests.integration.plane import Plane, Process, until
 
 REQUESTS = 50
 ITL_MS = 20
 MIX = {"http": ("stream", "unary"), "grpc": ("grpc",)}
-
-
-async def outcome(plane: Plane, ask: Ask) -> Answer | Refused:
-    try:
-        return await answer(plane.frontend, ask)
-    except Refused as refused:
-        return refused
 
 
 async def watch(worker: Process, stop: asyncio.Event) -> tuple[set[float], set[float]]:
@@ -61,7 +56,7 @@ def test_exactly_what_fits_is_admitted(start_plane: Start, slots: int, places: i
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(watch(worker, stop))
-            outcomes = await gathered(outcome(plane, ask) for ask in asks)
+            outcomes = await gathered(outcome(plane.frontend, ask) for ask in asks)
             stop.set()
 
         refusals = [one for one in outcomes if isinstance(one, Refused)]

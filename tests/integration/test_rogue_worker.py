@@ -18,7 +18,9 @@ import pytest
 
 from services.rpc import MESSAGE_BYTES_MAX
 from services.stubs.inference_pb2 import FINISH_REASON_LENGTH
-from tests.integration.clients import Answer, Ask, Refused, answer, ballast
+from tests.integration.answers import Answer, Refused
+from tests.integration.asks import Ask
+from tests.integration.clients import answer, ballast
 from tests.integration.conftest import Start
 from tests.integration.plane import Plane, until
 from tests.integration.rogue import Act, Line, honest_welcome, rogue

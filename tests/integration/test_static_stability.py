@@ -20,7 +20,8 @@ import pytest
 from services.rpc import CHANNEL_OPTIONS
 from services.stubs.registry_pb2 import ListRequest
 from services.stubs.registry_pb2_grpc import RegistryStub
-from tests.integration.clients import PROTOCOLS, Ask, answer
+from tests.integration.asks import PROTOCOLS, Ask
+from tests.integration.clients import answer
 from tests.integration.conftest import Start
 from tests.integration.plane import Plane, Process, until
 from tests.registry.support import Etcd

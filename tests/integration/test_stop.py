@@ -10,7 +10,8 @@ import asyncio
 from dataclasses import replace
 from signal import SIGCONT, SIGSTOP
 
-from tests.integration.clients import PROTOCOLS, Ask, answer, gathered, move_reasons, under_streams
+from tests.integration.asks import PROTOCOLS, Ask
+from tests.integration.clients import answer, gathered, move_reasons, under_streams
 from tests.integration.conftest import Start
 from tests.integration.plane import Plane, Process, until
 
