@@ -112,6 +112,8 @@ async def _first(context: RegisterContext) -> RegisterRequest:
 
 async def _serve(registration: Registration, context: RegisterContext) -> bool:
     """Keep the record until the stream ends. True when the instance asked to leave."""
+    # By itself: a first write that is cancelled half-way leaves gRPC unable to end the call, and the client waiting.
+    await context.send_initial_metadata(())
     try:
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(registration.run())

@@ -176,6 +176,22 @@ def test_a_wrong_update_ends_the_stream_and_the_record_stays_for_its_lease() -> 
     on_memory(scenario)
 
 
+def test_a_wrong_update_that_comes_with_the_record_ends_the_stream_too() -> None:
+    """It cut the first answer off half-way, and gRPC could not end the call: the client waited for ever."""
+
+    async def scenario(stub: Any) -> None:
+        call = stub.Register()
+        await call.write(register(instance()))
+        await call.write(register(instance("another")))
+
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await until_watched(call, lambda _: False)
+
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    on_memory(scenario)
+
+
 def test_deregistering_removes_the_record_at_once_and_ends_the_stream_well() -> None:
     async def scenario(stub: Any) -> None:
         call = await registered(stub, instance(), 300)
