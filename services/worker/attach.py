@@ -17,6 +17,7 @@ from services.errors import Failure
 from services.generate import request_id_of
 from services.request import Call, Delta, Finish, Layer, TokenLogprobs
 from services.stubs import worker_pb2
+from services.undecodable import read
 from services.wire import (
     error_to_wire,
     finish_reason_to_wire,
@@ -28,12 +29,15 @@ from services.wire import (
 
 log = structlog.get_logger()
 
+TOKEN_BYTES = 4
+"""What a token id is long; an end counts as so many tokens as it has bytes for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
     """heartbeat_s: longest silence while the session has streams; idle_heartbeats: as a multiple of it, otherwise.
 
-    outbox_tokens_max: what a frontend may leave unread before its session is dropped.
+    outbox_tokens_max: what a frontend may leave unread before its session is dropped; an end counts by its length.
     """
 
     heartbeat_s: float = 0.25
@@ -69,14 +73,17 @@ class Outbox:
             entry[1].extend(delta.token_ids)
         if delta.logprobs is not None:
             self._logprobs.setdefault(stream_id, []).extend(delta.logprobs)
-        self._token_count += len(delta.token_ids)
-        self._changed.set()
-        if self._token_count > self._tokens_max:
-            self.is_over.set()
+        self._grow(len(delta.token_ids))
 
     def add_end(self, end: worker_pb2.StreamEnd) -> None:
         self._message.ends.append(end)
+        self._grow(-(-end.ByteSize() // TOKEN_BYTES))
+
+    def _grow(self, token_count: int) -> None:
+        self._token_count += token_count
         self._changed.set()
+        if self._token_count > self._tokens_max:
+            self.is_over.set()
 
     def set_welcome(self, welcome: worker_pb2.Welcome) -> None:
         self._message.welcome.CopyFrom(welcome)
@@ -103,8 +110,9 @@ class Outbox:
         await self._changed.wait()
         self._changed.clear()
         message, self._message = self._message, worker_pb2.AttachResponse()
+        self._token_count = 0
         if self._entries:
-            entries, self._entries, self._token_count = self._entries, {}, 0
+            entries, self._entries = self._entries, {}
             step = message.step
             step.stream_ids.extend(entries)
             step.positions.extend([position for position, _ in entries.values()])
@@ -162,6 +170,8 @@ class Session:
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Until the frontend hangs up or the session has to be dropped. Leaves no request behind."""
+        # By itself: a first write that is cancelled half-way leaves gRPC unable to end the call, and the peer waiting.
+        await context.send_initial_metadata(())
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write(context))
@@ -172,7 +182,7 @@ class Session:
             log.info("session over", why=str(over.exceptions[0]), peer=context.peer())
 
     async def _read(self, context: grpc.aio.ServicerContext[Any, Any], group: asyncio.TaskGroup) -> None:
-        while (message := await context.read()) is not grpc.aio.EOF:
+        while (message := await _next(context)) is not grpc.aio.EOF:
             for submit in message.submits:
                 self._submit(submit, group)
             for stream_id in message.cancels:
@@ -219,3 +229,11 @@ class Session:
             beats += 1
             if self._requests or beats % self._config.idle_heartbeats == 0:
                 self._outbox.set_load(self._load())
+
+
+async def _next(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    """The frontend's next message. Ends the session over one that is no message."""
+    try:
+        return await read(context)
+    except Failure as failure:
+        raise SessionOverError(f"the frontend broke the protocol: {failure.detail}") from None

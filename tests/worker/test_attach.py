@@ -218,6 +218,24 @@ def test_a_bug_in_one_request_is_that_requests_failure_under_the_guard() -> None
     assert run_async(scenario()) == ("INTERNAL", True)
 
 
+def test_a_message_that_cannot_be_decoded_ends_the_session(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        async with grpc.aio.insecure_channel(served.address, options=CHANNEL_OPTIONS) as channel:
+            garbled: Any = channel.stream_stream("/unbroken.v1.Worker/Attach")
+            call = garbled()
+            await call.write(b"\xff")
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert not asked.cancelled.is_set(), "that was another frontend"
+
+    play(scenario)
+
+    assert not [record.message for record in caplog.records if record.name.startswith("grpc")]
+
+
 def test_a_stream_id_in_use_ends_the_session() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
@@ -363,6 +381,34 @@ def test_a_frontend_may_leave_exactly_the_bound_unread(count: int) -> None:
         return frontend.is_over
 
     assert play(scenario, outbox_tokens_max=10) is (count > 10)
+
+
+def test_ends_count_towards_the_bound_by_their_length() -> None:
+    """Once 200,000 refused requests lay unread and the session went on."""
+
+    async def scenario() -> list[bool]:
+        outbox, seen = Outbox(100), []
+        end = worker_pb2.StreamEnd(stream_id=1, error=worker_pb2.Error(reason="DRAINING", detail="x" * 200))
+        outbox.add_end(end)
+        seen.append(outbox.is_over.is_set())
+        await outbox.take()
+        outbox.add_end(end)
+        seen.append(outbox.is_over.is_set())
+        outbox.add_end(end)
+        return [*seen, outbox.is_over.is_set()]
+
+    assert run_async(scenario()) == [False, False, True]
+
+
+def test_a_frontend_that_submits_and_reads_nothing_is_dropped() -> None:
+    async def scenario() -> None:
+        refused = Script(*[[Reason.WORKER_AT_CAPACITY]] * 1000)
+        async with serving(refused, outbox_tokens_max=100) as served:
+            frontend = served.attach()
+            await frontend.send(*[submit(number, 10) for number in range(1000)])
+            await frontend.until_over()
+
+    run_async(scenario())
 
 
 def test_a_frontend_that_reads_nothing_is_dropped_while_the_write_still_waits() -> None:
