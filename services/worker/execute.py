@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 
 from services.errors import Failure, Reason
+from services.layers import bug_failure
 from services.request import Call, Delta, Finish, Request, Sink, Usage
 from services.worker.dispatcher import Dispatcher, Limits
 from services.worker.engine import Engine, Output
@@ -18,10 +19,11 @@ log = structlog.get_logger()
 class _Run:
     """One request on the engine: its sink, where its answer stands, and how it ends."""
 
-    __slots__ = ("ended", "position", "request", "sink")
+    __slots__ = ("ended", "position", "request", "request_id", "sink")
 
-    def __init__(self, request: Request, sink: Sink) -> None:
+    def __init__(self, request: Request, request_id: str, sink: Sink) -> None:
         self.request = request
+        self.request_id = request_id
         self.sink = sink
         self.position = len(request.generated_token_ids)
         self.ended: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
@@ -68,7 +70,7 @@ class Execute:
         return self._dispatcher.waiting_count
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        run, key = _Run(request, sink), next(self._keys)
+        run, key = _Run(request, call.request_id, sink), next(self._keys)
         self._runs[key] = run
         try:
             self._dispatcher.admit(key)
@@ -84,11 +86,15 @@ class Execute:
                 self._dispatcher.release(key)
 
     def emit(self, outputs: Sequence[Output]) -> None:
-        """Take one step's outputs from the engine."""
+        """Take one step's outputs from the engine. A bug in what one request makes of them is that request's alone."""
         for output in outputs:
             run = self._runs.get(output.key)
-            if run is not None:
+            if run is None:
+                continue
+            try:
                 run.take(output)
+            except Exception as error:
+                run.fail(bug_failure(error, run.request_id))
 
     def fail_all(self, failure: Failure) -> None:
         """The engine is gone: nothing that runs or waits can go on."""

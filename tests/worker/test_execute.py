@@ -5,9 +5,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
-from services.request import Call, FinishReason, Request, Usage
+from services.request import Call, Delta, FinishReason, Request, Usage
 from services.worker.dispatcher import Limits
 from services.worker.engine import Output
 from services.worker.execute import Execute
@@ -252,6 +253,38 @@ def test_a_bug_in_the_engines_cancel_does_not_keep_the_slot() -> None:
             case.engine.give(case.key(1), [7], FinishReason.STOP)
 
     play(scenario)
+
+
+class BrokenSink:
+    """Has a bug."""
+
+    def deliver(self, delta: Delta) -> None:
+        raise ZeroDivisionError("a bug")
+
+
+def test_a_bug_in_one_requests_sink_is_that_requests_failure_and_no_others() -> None:
+    """Once it went up through the engine's loop and ended the engine, and with it all requests."""
+
+    async def ask_broken(case: Case) -> Failure:
+        with pytest.raises(Failure) as caught:
+            await case.execute(make_request(prompt=(1,)), Call(request_id="broken"), BrokenSink())
+        return caught.value
+
+    async def scenario(case: Case) -> tuple[Failure, Any]:
+        async with asyncio.TaskGroup() as group:
+            broken = group.create_task(ask_broken(case))
+            whole = case.ask(2)
+            await settle()
+            case.engine.step(Output(case.key(1), [7]), Output(case.key(2), [8]))
+            case.engine.give(case.key(2), [9], FinishReason.STOP)
+            return await broken, await whole
+
+    with capture_logs() as logs:
+        failure, whole = play(scenario, slots=2)
+
+    assert failure.reason is Reason.INTERNAL
+    assert whole.token_ids == [8, 9]
+    assert [(line["event"], line["request_id"]) for line in logs] == [("bug", "broken")]
 
 
 def test_what_the_engine_emits_late_reaches_nobody() -> None:
