@@ -1,5 +1,6 @@
 """A gRPC server as every process of the plane runs one: health, reflection and channelz beside its own services."""
 
+import errno
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -8,7 +9,7 @@ from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.lifetime import StartupError
+from services.listening import bind_error, cannot_listen, split_listen
 from services.rpc import SERVER_OPTIONS
 from services.undecodable import RefuseUndecodable
 
@@ -31,11 +32,12 @@ class GrpcServer:
 
     async def start(self, listen: str) -> str:
         """Listen on `host:port` and return the real one; not serving yet. Raises StartupError if it can't be had."""
-        host = listen.rpartition(":")[0]
+        host, _port = split_listen(listen)
         try:
             port = self.server.add_insecure_port(listen)
-        except RuntimeError as error:
-            raise StartupError(f"cannot listen on {listen}: is another process using that port?") from error
+        except RuntimeError as error:  # It does not say why: ask the system.
+            why = bind_error(listen) or OSError(errno.EADDRINUSE, "whoever had it has let go of it since")
+            raise cannot_listen("gRPC", listen, why) from error
         await self.set_serving(is_serving=False)  # Unsaid, health would be SERVING for the server as a whole.
         await self.server.start()
         return f"{host}:{port}"

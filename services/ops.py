@@ -6,7 +6,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from services.lifetime import StartupError
+from services.listening import bare_host, cannot_listen, split_listen
 
 
 async def start_ops(listen: str, metrics: CollectorRegistry, is_ready: Callable[[], bool]) -> tuple[web.AppRunner, str]:
@@ -14,6 +14,8 @@ async def start_ops(listen: str, metrics: CollectorRegistry, is_ready: Callable[
 
     `/live` is 200 as long as the process answers; `/health` is 503 when it should get no traffic.
     """
+
+    host, port = split_listen(listen)
 
     async def on_metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -29,11 +31,9 @@ async def start_ops(listen: str, metrics: CollectorRegistry, is_ready: Callable[
     app.add_routes([web.get("/metrics", on_metrics), web.get("/live", on_live), web.get("/health", on_health)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    host, _, port = listen.rpartition(":")
     try:
-        await web.TCPSite(runner, host, int(port)).start()
-    except (OSError, ValueError, OverflowError) as error:
+        await web.TCPSite(runner, bare_host(host), port).start()
+    except OSError as error:
         await runner.cleanup()
-        why = error.strerror if isinstance(error, OSError) else "a host:port with a port from 0 to 65535 is needed"
-        raise StartupError(f"cannot listen on {listen} for metrics: {why}") from error
+        raise cannot_listen("metrics", listen, error) from error
     return runner, f"{host}:{runner.addresses[0][1]}"

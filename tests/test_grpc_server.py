@@ -95,7 +95,18 @@ def test_a_port_in_use_is_said_in_a_sentence_and_not_shared() -> None:
         async with GrpcServer([]) as first, GrpcServer([]) as second:
             await second.start(await first.start("127.0.0.1:0"))
 
-    with pytest.raises(StartupError, match=r"cannot listen on 127\.0\.0\.1:\d+: is another process using that port\?"):
+    with pytest.raises(StartupError, match=r"cannot listen for gRPC on 127\.0\.0\.1:\d+: the port is in use; stop"):
+        run_async(scenario())
+
+
+def test_any_other_reason_is_said_as_the_system_has_it() -> None:
+    async def scenario() -> None:
+        async with GrpcServer([]) as server:
+            await server.start("192.0.2.1:0")
+
+    with pytest.raises(
+        StartupError, match=r"cannot listen for gRPC on 192\.0\.2\.1:0: Cannot assign requested address"
+    ):
         run_async(scenario())
 
 

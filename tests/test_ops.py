@@ -56,7 +56,7 @@ def test_a_port_in_use_is_said_in_a_sentence() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(StartupError, match=r"cannot listen on 127\.0\.0\.1:\d+ for metrics: .*in use"):
+        with pytest.raises(StartupError, match=r"cannot listen for metrics on 127\.0\.0\.1:\d+: .*in use"):
             start(f"127.0.0.1:{taken.getsockname()[1]}")
 
 

@@ -26,6 +26,7 @@ from services.generate import InferenceService
 from services.grpc_server import GrpcServer
 from services.layers import Gate, stack
 from services.lifetime import write_atomically
+from services.listening import split_listen
 from services.stubs import inference_pb2_grpc
 
 log = structlog.get_logger()
@@ -96,10 +97,10 @@ class Frontend:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set and all is drained. Raises StartupError when it can't start."""
-        host, _, port = self._config.http_listen.rpartition(":")
+        host, port = split_listen(self._config.http_listen)
         async with self._server:
             grpc_address = await self._server.start(self._config.grpc_listen)
-            runner, http_port = await start_http(self._app, host, int(port))
+            runner, http_port = await start_http(self._app, host, port)
             try:
                 self._announce(grpc_address, f"{host}:{http_port}")
                 await self._serve(stopping)

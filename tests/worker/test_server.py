@@ -211,7 +211,7 @@ def test_a_port_in_use_is_said_in_a_sentence(tmp_path: Path) -> None:
     status, said = run_async(scenario())
 
     assert status == 1
-    assert said.splitlines()[-1].startswith("error: cannot listen on 127.0.0.1:")
+    assert said.splitlines()[-1].startswith("error: cannot listen for gRPC on 127.0.0.1:")
     assert "Traceback" not in said
 
 

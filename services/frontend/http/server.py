@@ -1,13 +1,12 @@
 """Listens for HTTP clients."""
 
-import errno
 import logging
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from services.frontend.http.app import CONFIG
-from services.lifetime import StartupError
+from services.listening import bare_host, cannot_listen
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +36,8 @@ async def start_http(app: web.Application, host: str, port: int) -> tuple[web.Ap
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, backlog=config.backlog).start()
+        await web.TCPSite(runner, bare_host(host), port, backlog=config.backlog).start()
     except OSError as error:
         await runner.cleanup()
-        raise StartupError(_sentence(error, host, port)) from error
+        raise cannot_listen("HTTP", f"{host}:{port}", error) from error
     return runner, int(runner.addresses[0][1])
-
-
-def _sentence(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"the HTTP port {port} on {host} is in use: stop what holds it, or choose another with --http-listen"
-    return f"cannot listen for HTTP on {host}:{port}: {error.strerror or error}"

@@ -14,10 +14,18 @@ def test_a_port_in_use_is_one_sentence() -> None:
     async def test() -> None:
         async with serving(Script()) as server:
             app = build_app(Script(), Shelf(), CollectorRegistry(), HttpConfig(), lambda *_: None)
-            with pytest.raises(
-                StartupError, match=f"the HTTP port {server.port} on 127.0.0.1 is in use: .*--http-listen"
-            ):
+            with pytest.raises(StartupError, match=f"HTTP on 127.0.0.1:{server.port}: the port is in use; stop"):
                 await start_http(app, "127.0.0.1", server.port)
+
+    run(test)
+
+
+def test_an_ipv6_address_is_given_in_brackets() -> None:
+    async def test() -> None:
+        app = build_app(Script(), Shelf(), CollectorRegistry(), HttpConfig(), lambda *_: None)
+        runner, port = await start_http(app, "[::1]", 0)
+        await runner.cleanup()
+        assert port > 0
 
     run(test)
 

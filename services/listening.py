@@ -1,0 +1,49 @@
+"""Where a process listens: whether an address can be had, and one sentence for people when it can't."""
+
+import errno
+import os
+import socket
+
+from services.lifetime import StartupError
+from services.rpc import PORT_MAX, split_address
+
+CHOOSE_ANOTHER = "choose another port"
+
+
+def split_listen(address: str) -> tuple[str, int]:
+    """`host:port` → the two; an IPv6 host keeps its brackets. Raises StartupError."""
+    try:
+        return split_address(address)
+    except ValueError as error:
+        raise StartupError(f"cannot listen on {address}: {error}, with a port from 0 to {PORT_MAX}") from error
+
+
+def bare_host(host: str) -> str:
+    """A host as sockets take it: an IPv6 address without its brackets."""
+    return host.removeprefix("[").removesuffix("]")
+
+
+def bind_error(address: str) -> OSError | None:
+    """Why `host:port` can't be listened on; None if it can. Port 0 always can, on a host of this machine."""
+    host, port = split_address(address)
+    try:
+        for family, kind, protocol, _name, found in socket.getaddrinfo(
+            bare_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As servers do: the dead hold no port.
+                probe.bind(found)
+    except OSError as error:
+        return error
+    return None
+
+
+def cannot_listen(what: str, address: str, error: OSError, *, remedy: str = CHOOSE_ANOTHER) -> StartupError:
+    """The sentence. what: who would listen there. remedy: what to do when another process has the port."""
+    if error.errno == errno.EADDRINUSE:
+        return StartupError(
+            f"cannot listen for {what} on {address}: the port is in use; stop what holds it, or {remedy}"
+        )
+    is_lookup = isinstance(error, socket.gaierror)  # It has error numbers of its own.
+    why = error.strerror if is_lookup or error.errno is None else os.strerror(error.errno)
+    return StartupError(f"cannot listen for {what} on {address}: {why}")
