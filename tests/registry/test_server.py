@@ -153,7 +153,7 @@ def test_a_port_in_use_is_one_sentence_and_status_1(tmp_path: Path) -> None:
         registry = Registry(tmp_path, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
 
         assert registry.wait() == 1
-        assert "error: cannot listen on 127.0.0.1:" in registry.log()
+        assert "error: cannot listen for gRPC on 127.0.0.1:" in registry.log()
         assert "Traceback" not in registry.log()
 
 
