@@ -13,6 +13,9 @@ from services.request import Guided, GuidedKind, Request, Sampling, Stop
 
 STOP_STRINGS_MAX = 16
 STOP_STRING_CHARACTERS_MAX = 1024
+STOP_TOKENS_MAX = 256
+LOGIT_BIASES_MAX = 1024
+MESSAGES_MAX = 4096
 SEED_MAX = 2**64 - 1
 COUNT_MAX = 2**32 - 1
 CHOICES_MAX = 64
@@ -41,6 +44,8 @@ def check_request(request: Request) -> None:
         raise invalid(
             "messages" if request.messages is not None else "prompt", "the prompt is empty: give at least one token"
         )
+    if len(request.messages or ()) > MESSAGES_MAX:
+        raise invalid("messages", f"messages has more than {MESSAGES_MAX} messages: leave the oldest out")
     if not 1 <= request.n <= CHOICES_MAX:
         raise invalid("n", f"n is {request.n}: it must be from 1 to {CHOICES_MAX}")
     if request.logprobs is not None and not 0 <= request.logprobs <= LOGPROBS_MAX:
@@ -73,6 +78,8 @@ def _check_sampling(sampling: Sampling) -> None:
         raise invalid("top_k", f"top_k is {sampling.top_k}: it must be 0 (off) or more")
     if sampling.seed is not None and not 0 <= sampling.seed <= SEED_MAX:
         raise invalid("seed", f"seed is {sampling.seed}: it must be from 0 to 2^64 - 1")
+    if len(sampling.logit_bias) > LOGIT_BIASES_MAX:
+        raise invalid("logit_bias", f"logit_bias has more than {LOGIT_BIASES_MAX} tokens: leave some out")
     for token, bias in sampling.logit_bias:
         if not -100 <= bias <= 100 or token < 0:
             raise invalid("logit_bias", f"logit_bias of token {token} is {bias}: it must be from -100 to 100")
@@ -83,6 +90,8 @@ def _check_stop(stop: Stop) -> None:
         raise invalid("stop", f"{len(stop.strings)} stop strings are too many: give at most {STOP_STRINGS_MAX}")
     if any(not 1 <= len(string) <= STOP_STRING_CHARACTERS_MAX for string in stop.strings):
         raise invalid("stop", f"a stop string must have 1 to {STOP_STRING_CHARACTERS_MAX} characters")
+    if len(stop.token_ids) > STOP_TOKENS_MAX:
+        raise invalid("stop_token_ids", f"stop_token_ids has more than {STOP_TOKENS_MAX} tokens: leave some out")
     if stop.max_tokens is not None and stop.max_tokens < 1:
         raise invalid("max_tokens", f"max_tokens is {stop.max_tokens}: it must be at least 1")
     if not 0 <= stop.min_tokens <= (stop.max_tokens or COUNT_MAX):
@@ -94,6 +103,7 @@ def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:
 
     Raises INVALID_ARGUMENT and PROMPT_TOO_LONG.
     """
+    max_tokens = max_tokens_of(request, card.context_length)  # First: what is too long is not looked through.
     _check_tokens(request, card.vocab_size)
     if request.logprobs is not None and not card.has_logprobs:
         raise invalid("logprobs", f"the engine of {card.model!r} gives no log probabilities: leave logprobs out")
@@ -105,7 +115,7 @@ def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:
     temperature = card.default_temperature if sampling.temperature is None else sampling.temperature
     return replace(
         request,
-        stop=replace(request.stop, max_tokens=max_tokens_of(request, card.context_length)),
+        stop=replace(request.stop, max_tokens=max_tokens),
         sampling=replace(sampling, seed=seed, temperature=temperature),
     )
 

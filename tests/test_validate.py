@@ -111,6 +111,9 @@ def test_token_ids_must_be_the_models(request_fields: dict[str, Any], field: str
     [
         ({"n": 0}, "n"),
         ({"n": 65}, "n"),
+        ({"token_ids": None, "messages": (Message("user", "x"),) * 4097}, "messages"),
+        ({"stop_token_ids": range(257)}, "stop_token_ids"),
+        ({"sampling": Sampling(logit_bias=tuple((token, 1.0) for token in range(1025)))}, "logit_bias"),
         ({"logprobs": -1}, "logprobs"),
         ({"logprobs": 21}, "logprobs"),
         ({"guided": Guided(GuidedKind.REGEX)}, "guided"),
@@ -159,3 +162,20 @@ def test_prompt_and_answer_must_fit_the_context(fields: dict[str, Any], reason: 
         max_tokens_of(make_request(**fields), 10)
 
     assert (caught.value.reason, caught.value.param) == (reason, param)
+
+
+def test_a_prompt_that_is_too_long_is_not_looked_through() -> None:
+    """Its ids were compared with the vocabulary first: millions of them, to be refused for their number."""
+
+    class Unread(tuple[int, ...]):
+        def __iter__(self) -> Any:
+            raise AssertionError("looked through")
+
+    too_long: list[tuple[dict[str, Any], Reason]] = [
+        ({"token_ids": Unread(range(CARD.context_length))}, Reason.PROMPT_TOO_LONG),
+        ({"generated_token_ids": Unread(range(CARD.context_length))}, Reason.INVALID_ARGUMENT),
+    ]
+    for fields, reason in too_long:
+        with pytest.raises(Failure) as caught:
+            settle(make_request(**fields), CARD, random.Random(0))
+        assert caught.value.reason is reason

@@ -1,6 +1,5 @@
 """Makes of what a client wrote what a worker can run: token ids, checked limits, a seed."""
 
-import asyncio
 import random
 from dataclasses import replace
 from functools import lru_cache
@@ -8,14 +7,16 @@ from functools import lru_cache
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from services.aside import Aside
 from services.card import ModelCard
-from services.errors import invalid
+from services.errors import Failure, Reason, invalid
 from services.frontend.catalogue import Catalogue, Model
 from services.request import Call, Finish, Layer, Message, Request, Sink
 from services.validate import check_request, settle
 
 LONG_TEXT_CHARACTERS = 32_768
-"""A longer text is tokenised in a thread, so that it does not stop the other streams."""
+MANY_MESSAGES = 256
+"""Longer texts and longer conversations are prepared in a thread, so that they do not stop the other streams."""
 
 
 class Preprocess:
@@ -25,23 +26,40 @@ class Preprocess:
         self._inner = inner
         self._catalogue = catalogue
         self._rng = rng
+        self._aside = Aside()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         check_request(request)
         model = self._catalogue.find(request.model)
         token_ids = request.token_ids
         if token_ids is None:
-            token_ids = await _tokenize(request, model)
+            token_ids = await self._tokenize(request, model)
         request = replace(request, text=None, messages=None, token_ids=token_ids)
         return await self._inner(settle(request, model.card, self._rng), replace(call, card=model.card), sink)
 
+    async def _tokenize(self, request: Request, model: Model) -> tuple[int, ...]:
+        """The prompt's token ids. Raises PROMPT_TOO_LONG, without tokenising, for a text that can't fit."""
+        size = _check_characters(request, model)
+        if size > LONG_TEXT_CHARACTERS or len(request.messages or ()) > MANY_MESSAGES:
+            return await self._aside.run(_encode, request, model)
+        return _encode(request, model)
 
-async def _tokenize(request: Request, model: Model) -> tuple[int, ...]:
+
+def _check_characters(request: Request, model: Model) -> int:
+    """How many characters the client's own text has."""
+    texts = [request.text or "", *(message.content for message in request.messages or ())]
+    size, context = sum(map(len, texts)), model.card.context_length
+    if size > context * model.tokenizer.token_characters_max:
+        name = "prompt" if request.messages is None else "messages"
+        detail = f"{name} has {size} characters, which cannot fit the model's context of {context} tokens"
+        raise Failure(Reason.PROMPT_TOO_LONG, detail, param=name)
+    return size
+
+
+def _encode(request: Request, model: Model) -> tuple[int, ...]:
     is_chat = request.messages is not None
     text = render_chat(model.card, request.messages) if request.messages is not None else request.text
     assert text is not None, "check_request lets no request without a prompt through"
-    if len(text) > LONG_TEXT_CHARACTERS:
-        return tuple(await asyncio.to_thread(model.tokenizer.encode, text, add_special=not is_chat))
     return tuple(model.tokenizer.encode(text, add_special=not is_chat))
 
 

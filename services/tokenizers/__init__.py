@@ -12,10 +12,14 @@ class Tokenizer(Protocol):
     """One model's vocabulary.
 
     token_bytes: for each id the bytes of its text; empty for control tokens. A token may be part of a character.
+    token_characters_max: no token stands for more characters of a text, so a text of C has at least C / max tokens.
     """
 
     @property
     def token_bytes(self) -> Sequence[bytes]: ...
+
+    @property
+    def token_characters_max(self) -> int: ...
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """The ids of `text`. Special tokens in it are read as such; add_special: begin and end as the model expects."""

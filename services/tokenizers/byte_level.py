@@ -11,6 +11,8 @@ class ByteTokenizer:
 
     token_bytes: Sequence[bytes] = (*(bytes((value,)) for value in range(256)), b"")
 
+    token_characters_max = 1
+
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """The UTF-8 bytes of `text`. There is nothing special to add."""
         del add_special

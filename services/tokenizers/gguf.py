@@ -34,11 +34,14 @@ class GgufTokenizer:
     """
 
     token_bytes: Sequence[bytes]
+    token_characters_max: int
 
     def __init__(self, content: bytes) -> None:
         self._model = _load_vocabulary(content)
         self._vocab = self._model.get_vocab()
         self.token_bytes = vocabulary_bytes(self._model)
+        # As the vocabulary spells them: control tokens, which have no bytes, are read from a text too.
+        self.token_characters_max = max(len(self._vocab.get_text(token)) for token in range(self._vocab.n_vocab))
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """The ids of `text`. Special tokens in it are read as such; add_special: begin and end as the model expects."""

@@ -1,14 +1,17 @@
 """Preprocess: of what a client wrote it makes what any worker can run alike."""
 
 import random
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from services.errors import Failure, Reason
+from services.frontend.catalogue import Catalogue, Model
 from services.frontend.preprocess import Preprocess, render_chat
 from services.request import Message, Request, Sampling
+from services.tokenizers.byte_level import ByteTokenizer
 from tests.support import CARD, Script, call_layer, make_request, models_of, run_async
 
 CHAT = (Message("system", "Be kind."), Message("user", "Hi"))
@@ -94,3 +97,52 @@ def test_a_template_sees_the_models_special_tokens_and_asks_for_an_answer() -> N
     card = replace(CARD, chat_template="{{ bos_token }}|{{ eos_token }}|{{ add_generation_prompt }}", bos_token="<s>")
 
     assert render_chat(card, CHAT) == "<s>||True"
+
+
+class Unread(ByteTokenizer):
+    """A vocabulary whose longest token has five characters, and that must not be asked for more."""
+
+    token_characters_max = 5
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        raise AssertionError("tokenised")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [({"text": "x" * 101}, "prompt"), ({"messages": (Message("user", "x" * 51),) * 2}, "messages")],
+)
+def test_a_text_that_cannot_fit_is_refused_without_tokenising_it(prompt: dict[str, Any], param: str) -> None:
+    """Once 16 MiB of text became 285 MiB of tokens, and held up every stream for 0.6 s, only to be refused."""
+    catalogue = Catalogue()
+    catalogue.add(Model(replace(CARD, context_length=20), Unread()))
+    layer = Preprocess(Script([7]), catalogue, random.Random(1))
+
+    with pytest.raises(Failure) as caught:
+        run_async(call_layer(layer, make_request(token_ids=None, **prompt)))
+
+    assert (caught.value.reason, caught.value.param) == (Reason.PROMPT_TOO_LONG, param)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_aside"),
+    [
+        ({"text": "x" * 100}, False),
+        ({"text": "x" * 40_000}, True),
+        ({"messages": (Message("user", "x" * 20_000),) * 2}, True),
+        ({"messages": (Message("user", "x"),) * 300}, True),
+    ],
+)
+def test_a_long_prompt_is_prepared_in_a_thread(prompt: dict[str, Any], is_aside: bool) -> None:
+    threads = []
+
+    class Noting(ByteTokenizer):
+        def encode(self, text: str, *, add_special: bool) -> list[int]:
+            threads.append(threading.get_ident())
+            return super().encode(text, add_special=add_special)
+
+    catalogue = Catalogue()
+    catalogue.add(Model(replace(CARD, context_length=100_000), Noting()))
+    run_async(call_layer(Preprocess(Script([7]), catalogue, random.Random(1)), make_request(token_ids=None, **prompt)))
+
+    assert [thread != threading.get_ident() for thread in threads] == [is_aside]

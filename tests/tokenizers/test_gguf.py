@@ -99,3 +99,14 @@ def test_another_file_than_a_gguf_file_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="not a GGUF file"):
         tokenizer_content(file)
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "<|im_start|>" * 50, " " * 1000, "=" * 1000], ids=lambda text: text[:12])
+def test_no_token_stands_for_more_characters_than_the_longest(tokenizer: GgufTokenizer, text: str) -> None:
+    count = len(tokenizer.encode(text, add_special=False))
+
+    assert count * tokenizer.token_characters_max >= len(text)
+
+
+def test_the_longest_token_is_found(tokenizer: GgufTokenizer) -> None:
+    assert tokenizer.token_characters_max == 81
