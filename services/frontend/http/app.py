@@ -12,6 +12,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from services.aside import Aside
 from services.card import ModelCard
 from services.errors import Failure, Reason
 from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer, model_list, model_object
@@ -32,13 +33,15 @@ from services.layers import bug_failure
 from services.request import Call, Layer, Request
 
 CONFIG = web.AppKey("config", HttpConfig)
+LARGE_BODY_BYTES = 256 * 1024
+"""A larger body is parsed in a thread, so that it does not stop the other streams."""
 _ID = web.RequestKey("request_id", str)
 
 OnRefused = Callable[[str, Failure], None]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Catalogue(Protocol):
+class Served(Protocol):
     """What this frontend can serve."""
 
     def models(self) -> Sequence[ModelCard]:
@@ -55,13 +58,13 @@ class Catalogue(Protocol):
 
 def build_app(
     pipeline: Layer,
-    catalogue: Catalogue,
+    served: Served,
     metrics: CollectorRegistry,
     config: HttpConfig,
     on_refused: OnRefused,
 ) -> web.Application:
     """The application; `start_http` serves it. on_refused: told of requests that are too broken for the pipeline."""
-    gateway = _Gateway(pipeline, catalogue, metrics, config, on_refused)
+    gateway = _Gateway(pipeline, served, metrics, config, on_refused)
     app = web.Application(client_max_size=config.body_bytes_max, middlewares=[gateway.respond])
     app[CONFIG] = config
     app.add_routes(
@@ -82,17 +85,18 @@ class _Gateway:
     def __init__(
         self,
         pipeline: Layer,
-        catalogue: Catalogue,
+        served: Served,
         metrics: CollectorRegistry,
         config: HttpConfig,
         on_refused: OnRefused,
     ) -> None:
         self._pipeline = pipeline
         self._on_refused = on_refused
-        self._catalogue = catalogue
+        self._served = served
         self._metrics = metrics
         self._config = config
         self._created = int(time.time())
+        self._aside = Aside()
 
     @web.middleware
     async def respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -112,7 +116,7 @@ class _Gateway:
             response = error_response(bug_failure(error, request_id), request_id)
         if not response.prepared:
             response.headers[REQUEST_ID] = request_id
-            if self._catalogue.is_draining:
+            if self._served.is_draining:
                 response.force_close()
             await finish_sending(request, response, self._config, request_id)
         return response
@@ -129,16 +133,15 @@ class _Gateway:
         try:
             call = _call_of(request, endpoint, self._config)
             has_partial = wants_partial(request)
-            body = parse(await self._read(request))
-            asked = body.to_request()
+            body, asked = await self._parse(parse, await self._read(request))
         except Failure as failure:
             self._on_refused(endpoint, failure)
             raise
         answer = answer_type(request_id=call.request_id, model=body.model, includes_usage=body.includes_usage)
         if not body.is_streamed:
             return await self._answer(asked, replace(call, is_streamed=False), answer, has_partial=has_partial)
-        token_bytes = partial(self._catalogue.token_bytes_of, body.model)
-        stream = SseStream(request, answer, self._config, token_bytes, is_last=self._catalogue.is_draining)
+        token_bytes = partial(self._served.token_bytes_of, body.model)
+        stream = SseStream(request, answer, self._config, token_bytes, is_last=self._served.is_draining)
         return await stream.serve(self._pipeline, asked, call)
 
     async def _answer(self, asked: Request, call: Call, answer: Answer, *, has_partial: bool) -> web.Response:
@@ -151,8 +154,17 @@ class _Gateway:
                 raise
             return error_response(failure, call.request_id, partial=answer.partial(collector.choices))
         assert finish.usage is not None, "present sets usage"
-        token_bytes = () if asked.logprobs is None else self._catalogue.token_bytes_of(asked.model)
+        token_bytes = () if asked.logprobs is None else self._served.token_bytes_of(asked.model)
         return json_response(answer.body(collector.choices, finish.usage, token_bytes))
+
+    async def _parse(self, parse: Callable[[bytes], Body], content: bytes) -> tuple[Body, Request]:
+        """What is asked. Raises Failure."""
+
+        def parsed() -> tuple[Body, Request]:
+            body = parse(content)
+            return body, body.to_request()
+
+        return parsed() if len(content) <= LARGE_BODY_BYTES else await self._aside.run(parsed)
 
     async def _read(self, request: web.Request) -> bytes:
         """The body. Raises Failure when it is too large, too slow or broken."""
@@ -174,11 +186,11 @@ class _Gateway:
             raise Failure(Reason.DEADLINE_EXCEEDED, detail) from error
 
     async def models(self, request: web.Request) -> web.Response:
-        return json_response(model_list(self._catalogue.models(), self._created))
+        return json_response(model_list(self._served.models(), self._created))
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        for card in self._catalogue.models():
+        for card in self._served.models():
             if card.model == name:
                 return json_response(msgspec.json.encode(model_object(card, self._created)))
         raise Failure(Reason.MODEL_NOT_FOUND, f"the model {name[:200]!r} is not served here", param="model")
@@ -188,9 +200,9 @@ class _Gateway:
 
     async def health(self, request: web.Request) -> web.Response:
         """Ready for requests? 503 says why not."""
-        if self._catalogue.is_draining:
+        if self._served.is_draining:
             raise Failure(Reason.DRAINING, "this frontend is leaving and takes no new requests")
-        if not (cards := self._catalogue.models()):
+        if not (cards := self._served.models()):
             raise Failure(Reason.NO_WORKERS, "no model can be served yet: no worker has been found")
         return json_response(msgspec.json.encode({"status": "ready", "models": [card.model for card in cards]}))
 

@@ -1,17 +1,24 @@
 """JSON bodies into structs; what is wrong with them, in a sentence that names the field."""
 
 import re
+from collections.abc import Container
 from typing import TypeVar
 
 import msgspec
+from msgspec import Raw
 
 from services.errors import Failure, Reason, invalid
 
 T = TypeVar("T")
 
+FIELD_BYTES_MAX = 1024 * 1024
+"""Of one field of a body, as JSON, where it is not what the model reads."""
+FIELD_NAME_CHARACTERS_MAX = 128
+
 _WHERE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
 _TYPES = re.compile(r"^Expected `(?P<wanted>.*)`, got `(?P<got>.*)`$")
+_LENGTH = re.compile(r"^Expected `array` of length <= (?P<most>\d+)$")
 _BOUND = re.compile(r"^Expected `\w+` (?P<bound>[<>]=? .*)$")
 _WORDS = {
     "int": "an integer",
@@ -24,13 +31,25 @@ _WORDS = {
 }
 
 
-def decode(body: bytes, shape: type[T]) -> T:
-    """`body` as `shape`. Raises Failure(INVALID_ARGUMENT) with the path of the field that does not fit."""
+def fields_of(body: bytes, *, large: Container[str] = ()) -> dict[str, Raw]:
+    """The fields of a body, undecoded. Raises Failure(INVALID_ARGUMENT) for what is no JSON object in UTF-8, and for a
+    field of more than FIELD_BYTES_MAX that is not one of `large`: what a decoder would hold up all streams for.
+    """
     try:
         body.decode()  # msgspec checks only the strings that it keeps.
-        return msgspec.json.decode(body, type=shape)
     except UnicodeDecodeError as error:
         raise _broken(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
+    fields = decode(body, dict[str, Raw])
+    for name, value in fields.items():
+        if memoryview(value).nbytes > FIELD_BYTES_MAX and name not in large:
+            raise invalid(name[:FIELD_NAME_CHARACTERS_MAX], f"{name[:40]} is longer than 1 MiB: shorten it")
+    return fields
+
+
+def decode(body: bytes | Raw, shape: type[T]) -> T:
+    """`body` as `shape`. Raises Failure(INVALID_ARGUMENT) with the path of the field that does not fit."""
+    try:
+        return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
         raise misfit(str(error)) from error
     except msgspec.DecodeError as error:
@@ -60,6 +79,8 @@ def _complaint(what: str) -> str:
     if types := _TYPES.match(what):
         wanted = " or ".join(_WORDS.get(name, name) for name in types["wanted"].split(" | ") if name != "null")
         return f"must be {wanted}, not {_WORDS.get(types['got'], types['got'])}"
+    if length := _LENGTH.match(what):
+        return f"must have at most {length['most']} items"
     if bound := _BOUND.match(what):
         return f"must be {bound['bound']}"
     return f"is wrong: {what[:1].lower()}{what[1:]}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw, Struct
 
 from services.errors import invalid
-from services.frontend.http.decoding import decode
+from services.frontend.http.decoding import decode, fields_of
 from services.frontend.http.guided import ResponseFormat, Schema, StructuredOutputs, forms_of, only_one
 from services.frontend.http.unsupported import (
     NEUTRAL,
@@ -20,11 +20,10 @@ from services.frontend.http.unsupported import (
     refuse_unsupported,
 )
 from services.request import Guided, Message, Request, Sampling, Stop
-from services.validate import LOGPROBS_MAX
+from services.validate import LOGPROBS_MAX, MESSAGES_MAX
 
 COMPLETION_TOKENS_DEFAULT = 16
 """As OpenAI documents for /v1/completions."""
-SEED_MAX = 2**64 - 1
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
@@ -104,8 +103,6 @@ class Body(Struct, frozen=True, kw_only=True):
             raise invalid(name, f"{name} is not supported in this version: leave it out")
 
     def _sampling(self) -> Sampling:
-        if self.seed is not None and not 0 <= self.seed <= SEED_MAX:
-            raise invalid("seed", "seed must be from 0 to 2^64 - 1")
         given = _given(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -157,14 +154,14 @@ class CompletionBody(Body, frozen=True, kw_only=True):
         raise invalid("prompt", "prompt must be one string or one list of token ids: send each prompt by itself")
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class Part(Struct, frozen=True, kw_only=True, gc=False):
     """A piece of a message. Only text is taken in this version."""
 
     type: str
     text: str | None = None
 
 
-class ChatMessage(Struct, frozen=True, kw_only=True):
+class ChatMessage(Struct, frozen=True, kw_only=True, gc=False):
     """One turn of a conversation."""
 
     role: str
@@ -182,7 +179,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
 class ChatBody(Body, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Meta(max_length=MESSAGES_MAX)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
@@ -207,14 +204,10 @@ class ChatBody(Body, frozen=True, kw_only=True):
         return {"messages": tuple(turn.to_message(f"messages[{i}]") for i, turn in enumerate(self.messages))}
 
 
-class _Turns(Struct, frozen=True):
-    messages: list[dict[str, Raw]]
-
-
 def parse_completion(body: bytes) -> CompletionBody:
     """The body of POST /v1/completions. Raises Failure(INVALID_ARGUMENT)."""
+    given = fields_of(body, large={"prompt"})
     parsed = decode(body, CompletionBody)
-    given = decode(body, dict[str, Raw])
     _refuse_in_both(parsed, given)
     refuse_unsupported(given, NEUTRAL_IN_COMPLETION)
     return parsed
@@ -222,9 +215,10 @@ def parse_completion(body: bytes) -> CompletionBody:
 
 def parse_chat(body: bytes) -> ChatBody:
     """The body of POST /v1/chat/completions. Raises Failure(INVALID_ARGUMENT)."""
+    given = fields_of(body, large={"messages"})
     parsed = decode(body, ChatBody)
-    _refuse_in_both(parsed, decode(body, dict[str, Raw]))
-    for i, turn in enumerate(decode(body, _Turns).messages):
+    _refuse_in_both(parsed, given)
+    for i, turn in enumerate(decode(given["messages"], list[dict[str, Raw]])):
         refuse_unsupported(turn, NEUTRAL_IN_MESSAGE, path=f"messages[{i}].")
     return parsed
 
@@ -232,7 +226,7 @@ def parse_chat(body: bytes) -> ChatBody:
 def _refuse_in_both(parsed: Body, given: Mapping[str, Raw]) -> None:
     refuse_unsupported(given, NEUTRAL)
     if parsed.structured_outputs is not None:
-        fields = decode(bytes(given["structured_outputs"]), dict[str, Raw])
+        fields = decode(given["structured_outputs"], dict[str, Raw])
         refuse_unsupported(fields, NEUTRAL_IN_STRUCTURED_OUTPUTS, path="structured_outputs.")
 
 

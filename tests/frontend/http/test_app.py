@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import aiohttp
@@ -9,7 +10,8 @@ import pytest
 from prometheus_client import Counter
 
 from services.errors import Reason
-from services.frontend.http import HttpConfig
+from services.frontend.http import HttpConfig, app
+from services.frontend.http.openai import CompletionBody, parse_completion
 from services.request import FinishReason, Message
 from tests.frontend.http.support import CARD, HANG, End, Say, Script, Shelf, error_of, raw_post, run, serving
 
@@ -163,7 +165,7 @@ def test_a_client_that_leaves_has_its_unary_request_cancelled(steps: tuple[Any, 
         (COMPLETION | {"best_of": 2}, 400, "INVALID_ARGUMENT", "best_of"),
         (COMPLETION | {"guided_regex": "a", "guided_json": {}}, 400, "INVALID_ARGUMENT", "guided_regex"),
         (COMPLETION | {"prompt": ["a", "b"]}, 400, "INVALID_ARGUMENT", "prompt"),
-        (COMPLETION | {"stream": True, "seed": -1}, 400, "INVALID_ARGUMENT", "seed"),
+        (COMPLETION | {"stream": True, "seed": "x"}, 400, "INVALID_ARGUMENT", "seed"),
         (COMPLETION | {"prompt": "x" * 5000}, 413, "BODY_TOO_LARGE", None),
     ],
 )
@@ -374,3 +376,21 @@ def test_a_request_too_broken_for_the_pipeline_is_reported_once() -> None:
 
     run(test)
     assert refused == [("completions", Reason.INVALID_ARGUMENT), ("chat_completions", Reason.INVALID_ARGUMENT)]
+
+
+@pytest.mark.parametrize(("size", "is_aside"), [(1000, False), (300_000, True)])
+def test_a_large_body_is_parsed_in_a_thread(size: int, is_aside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def noting(body: bytes) -> CompletionBody:
+        threads.append(threading.get_ident())
+        return parse_completion(body)
+
+    async def test() -> None:
+        async with serving(Script("ok")) as server:
+            response, _ = await server.post(COMPLETIONS, COMPLETION | {"prompt": "x" * size})
+            assert response.status == 200
+        assert [thread != threading.get_ident() for thread in threads] == [is_aside]
+
+    monkeypatch.setattr(app, "parse_completion", noting)
+    run(test)

@@ -4,7 +4,7 @@ import pytest
 
 from services.errors import Failure, Reason
 from services.frontend.http.decoding import decode, misfit
-from services.frontend.http.openai import ChatBody, CompletionBody
+from services.frontend.http.openai import ChatBody, CompletionBody, parse_completion
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
@@ -74,7 +74,7 @@ def test_a_field_that_does_not_fit(body: bytes, param: str, detail: str) -> None
 )
 def test_a_body_that_is_no_json_object(body: bytes, detail: str) -> None:
     with pytest.raises(Failure, match=detail) as caught:
-        decode(body, CompletionBody)
+        parse_completion(body)
 
     assert caught.value.reason is Reason.INVALID_ARGUMENT
     assert caught.value.param is None
