@@ -72,7 +72,7 @@ class Engine(Protocol):
         ...
 
     def submit(self, key: int, request: Request) -> None:
-        """Start a request. Raises Failure (PROMPT_TOO_LONG, INVALID_ARGUMENT) if it can't be run."""
+        """Start a request, which check.py has held to the card. Raises Failure if it can't be run all the same."""
         ...
 
     def cancel(self, key: int) -> None:
