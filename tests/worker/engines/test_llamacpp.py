@@ -265,10 +265,13 @@ def test_a_form_that_cannot_be_made_fails_and_the_engine_goes_on(
 def test_a_guided_request_that_is_cancelled_while_its_form_is_made_leaves_nothing(
     bench: Bench, runner: asyncio.Runner
 ) -> None:
+    long = request(guided=Guided(GuidedKind.REGEX, ("[a-z ]{200}",)), max_tokens=80)
+
     async def scenario() -> None:
-        cancelled = bench.submit(request(guided=YES_OR_NO))
+        cancelled = bench.submit(long)
         bench.engine.cancel(cancelled)
-        await bench.answer(request(guided=YES_OR_NO))
+        keys = [bench.submit(request(guided=YES_OR_NO)) for _ in range(bench.engine.request_limit)]  # There is place.
+        await bench.until(lambda: all(bench.finish(key) is not None for key in keys))
 
         assert bench.of(cancelled) == []
 
