@@ -5,7 +5,6 @@ with it the pipeline. Tokens that come while a write is under way travel togethe
 """
 
 import asyncio
-import re
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from services.layers import bug_failure, root_cause
 from services.request import Call, Delta, Finish, Layer, Request
 from services.rpc import abort
 from services.stubs import inference_pb2, inference_pb2_grpc
+from services.validate import NAME_FORM
 from services.wire import delta_to_wire, request_from_wire
 
 log = structlog.get_logger()
@@ -30,7 +30,6 @@ CLIENT_DRAIN_S_MAX = 30.0
 STATUS_S_MAX = 1.0
 """How long a status may wait behind a message that a client does not take."""
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MARKER = inference_pb2.GenerateResponse(complete_final=True)
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -39,7 +38,7 @@ def request_id_of(given: str) -> str:
     """The client's own name for the request, or a new one. Raises INVALID_ARGUMENT for one that can't be logged."""
     if not given:
         return uuid.uuid4().hex
-    if not _REQUEST_ID.fullmatch(given):
+    if not NAME_FORM.fullmatch(given):
         raise invalid("request_id", "request_id must be 1 to 128 letters, digits, '-', '_', '.' or ':'")
     return given
 

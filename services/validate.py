@@ -5,12 +5,15 @@ Every refusal names the field and says what to change.
 
 import math
 import random
+import re
 from dataclasses import replace
 
 from services.card import ModelCard
 from services.errors import Failure, Reason, invalid
 from services.request import Guided, GuidedKind, Request, Sampling, Stop
 
+NAME_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""Names that clients give to requests: safe in logs, headers and trailers."""
 STOP_STRINGS_MAX = 16
 STOP_STRING_CHARACTERS_MAX = 1024
 STOP_TOKENS_MAX = 256

@@ -10,6 +10,7 @@ from services.lifetime import run_process
 from services.telemetry import configure_logging
 
 MIB = 1024 * 1024
+DAY_S = 86_400
 
 
 @click.command(help="Serve clients: gRPC and the OpenAI HTTP API.", context_settings={"show_default": True})
@@ -64,7 +65,7 @@ MIB = 1024 * 1024
 @env_option(
     "--request-timeout",
     "DYN_REQUEST_TIMEOUT_SECS",
-    type=click.FloatRange(0, min_open=True),
+    type=click.FloatRange(0, DAY_S, min_open=True),
     help="Deadline in seconds of HTTP requests that bring none. Default: none.",
 )
 @env_option("--body-limit-mb", "DYN_HTTP_BODY_LIMIT_MB", type=click.IntRange(1), default=64, help="Largest HTTP body.")

@@ -2,20 +2,21 @@
 
 import asyncio
 import math
-import re
 import uuid
 
 from aiohttp import web
 
 from services.errors import invalid
 from services.frontend.http.config import HttpConfig
+from services.validate import NAME_FORM
 
 REQUEST_ID = "X-Request-Id"
 REQUEST_TIMEOUT = "X-Request-Timeout"
 MIGRATION_LIMIT = "X-Migration-Limit"
 RETURN_PARTIAL = "X-Return-Partial"
 MIGRATION_LIMIT_DIGITS_MAX = 9
-_REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+REQUEST_TIMEOUT_S_MAX = 86_400.0
+"""One day. A time without measure would overflow on its way to the worker."""
 
 
 def request_id_of(request: web.Request) -> str:
@@ -25,13 +26,13 @@ def request_id_of(request: web.Request) -> str:
     answer, and the response's own header says which id counts.
     """
     given = request.headers.get(REQUEST_ID, "")
-    return given if _REQUEST_ID_FORM.fullmatch(given) else uuid.uuid4().hex
+    return given if NAME_FORM.fullmatch(given) else uuid.uuid4().hex
 
 
 def deadline_of(request: web.Request, config: HttpConfig) -> float | None:
     """The deadline in loop time: `X-Request-Timeout` in seconds, else the configured one.
 
-    Raises Failure(INVALID_ARGUMENT) if it is not a finite number above 0.
+    Raises Failure(INVALID_ARGUMENT) if it is not a number above 0, up to REQUEST_TIMEOUT_S_MAX.
     """
     given = request.headers.get(REQUEST_TIMEOUT)
     timeout_s = config.request_timeout_s if given is None else _seconds(given)
@@ -43,8 +44,9 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise invalid(REQUEST_TIMEOUT, f"the header {REQUEST_TIMEOUT} must be a number of seconds above 0")
+    if not 0 < seconds <= REQUEST_TIMEOUT_S_MAX:  # Not a number is neither.
+        bounds = f"above 0, up to {REQUEST_TIMEOUT_S_MAX:.0f}"
+        raise invalid(REQUEST_TIMEOUT, f"the header {REQUEST_TIMEOUT} must be a number of seconds {bounds}")
     return seconds
 
 

@@ -40,7 +40,8 @@ def test_any_other_is_replaced(given: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "configured", "timeout_s"), [("2.5", None, 2.5), ("2.5", 9.0, 2.5), (None, 9.0, 9.0)]
+    ("header", "configured", "timeout_s"),
+    [("2.5", None, 2.5), ("2.5", 9.0, 2.5), (None, 9.0, 9.0), ("86400", None, 86_400.0)],
 )
 def test_the_deadline_is_the_clients_else_the_configured(
     header: str | None, configured: float | None, timeout_s: float
@@ -64,7 +65,7 @@ def test_there_is_none_unless_someone_sets_it() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("given", ["", "0", "-1", "nan", "inf", "soon", "1s"])
+@pytest.mark.parametrize("given", ["", "0", "-1", "nan", "inf", "soon", "1s", "86401", "1e300"])
 def test_a_timeout_that_is_no_time_is_refused(given: str) -> None:
     async def test() -> None:
         response, body, script = await ask({"X-Request-Timeout": given})
