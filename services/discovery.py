@@ -49,7 +49,10 @@ Session: TypeAlias = "Callable[[RegistryAsyncStub, Callable[[], None]], Awaitabl
 
 @dataclass(frozen=True, slots=True)
 class InstanceRecord:
-    """One worker. address: host:port, as frontends reach it. model: the served model's name."""
+    """One worker. address: host:port, as frontends reach it. model: the served model's name.
+
+    is_draining: what the registry says of it; a worker does not say so itself, it deregisters.
+    """
 
     instance_id: str
     address: str
@@ -116,29 +119,15 @@ class Registrar:
         self._record = record
         self._lease_s = lease_s
         self._on_drain: Callable[[], None] | None = on_drain
-        self._changed = asyncio.Event()
         self._leave = asyncio.Event()
-        self._is_registered = False
         self._hung_up = asyncio.Event()
         self._hung_up.set()
         self._stopped = asyncio.Event()
         self._stopped.set()
 
-    @property
-    def is_registered(self) -> bool:
-        """Does a registry hold the record, as far as this process knows?"""
-        return self._is_registered
-
-    def set_record(self, record: InstanceRecord) -> None:
-        """Replace the record, now and in every registration to come."""
-        assert record.instance_id == self._record.instance_id, "an instance id lasts as long as its process"
-        self._record = record
-        self._changed.set()
-
     async def deregister(self) -> None:
         """Leave: `run` ends, and nothing registers this instance again. Bounded by DEREGISTER_TIMEOUT_S; idempotent."""
         self._leave.set()
-        self._changed.set()
         await self._stopped.wait()
 
     async def run(self) -> None:
@@ -162,6 +151,8 @@ class Registrar:
             log.warning("the registry did not confirm the deregistration: the record goes with its lease")
 
     async def _register(self, stub: "RegistryAsyncStub", on_up: Callable[[], None]) -> bool:
+        if self._leave.is_set():
+            return True
         call = stub.Register()
         self._hung_up.clear()
         try:
@@ -172,19 +163,13 @@ class Registrar:
         except BaseExceptionGroup as failures:
             raise root_cause(failures) from None
         finally:
-            self._is_registered = False
             self._hung_up.set()
         return self._leave.is_set()
 
     async def _send(self, call: RegisterCall) -> None:
-        sent: InstanceRecord | None = None
         try:
-            while not self._leave.is_set():
-                self._changed.clear()
-                if self._record is not sent:
-                    sent = self._record
-                    await call.write(_request(sent, self._lease_s))
-                await self._changed.wait()
+            await call.write(_request(self._record, self._lease_s))
+            await self._leave.wait()
             await call.write(RegisterRequest(deregister=Deregister()))
         except asyncio.InvalidStateError:
             return  # The stream is over: `_receive` says why.
@@ -194,15 +179,13 @@ class Registrar:
             response = await call.read()
         while isinstance(response, RegisterResponse):
             on_up()
-            self._is_registered = True
             self._heed(response.instance)
             response = await call.read()
 
     def _heed(self, instance: Instance) -> None:
         if instance.state == INSTANCE_STATE_DRAINING and self._on_drain is not None:
             on_drain, self._on_drain = self._on_drain, None
-            if not self._record.is_draining:
-                on_drain()
+            on_drain()
 
 
 async def _stay_connected(addresses: Sequence[str], session: Session, what: str) -> None:
@@ -259,6 +242,6 @@ def _request(record: InstanceRecord, lease_s: int) -> RegisterRequest:
         instance_id=record.instance_id,
         address=record.address,
         model=record.model,
-        state=INSTANCE_STATE_DRAINING if record.is_draining else INSTANCE_STATE_SERVING,
+        state=INSTANCE_STATE_SERVING,
     )
     return RegisterRequest(instance=instance, lease=Duration(seconds=lease_s))

@@ -12,7 +12,7 @@ def configure_logging(process: str, *, level: str, log_format: str) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info if log_format == "json" else _keep_exception,
+        *([structlog.processors.format_exc_info] if log_format == "json" else []),
     ]
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
@@ -39,7 +39,6 @@ def configure_logging(process: str, *, level: str, log_format: str) -> None:
     structlog.contextvars.bind_contextvars(process=process)
 
 
-def _keep_exception(
-    _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
-) -> structlog.typing.EventDict:
-    return event
+def log_config(config: object) -> None:
+    """Say once how the process is configured: all of a dataclass but the fields that have `repr=False`, its secrets."""
+    structlog.get_logger().info("configuration", config=config)

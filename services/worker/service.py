@@ -31,10 +31,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._sessions: set[Session] = set()
         self._grace_s: float | None = None
 
-    @property
-    def session_count(self) -> int:
-        return len(self._sessions)
-
     def goaway(self, grace_s: float) -> None:
         """Tell all frontends, and whoever attaches from now on, that this worker leaves."""
         self._grace_s = grace_s

@@ -23,6 +23,7 @@ from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.execute import Execute
 from services.worker.service import WorkerService
 from tests.support import Collected, call_layer, make_request, run_async
+from tests.worker.support import session_count
 
 QUICK = PoolConfig(
     sweep_s=0.02,
@@ -144,9 +145,9 @@ def test_a_worker_whose_card_contradicts_the_others_is_not_used() -> None:
         async with Machine("a").running() as a, Machine("b", other).running() as b, pool_of(view_of(a)) as pool:
             await until(pool, 1)
             pool.on_view(view_of(a, b))
-            while not b.service.session_count:
+            while not session_count(b.service):
                 await asyncio.sleep(0.01)
-            while b.service.session_count:
+            while session_count(b.service):
                 await asyncio.sleep(0.01)
             assert await until(pool, 1) == ["a"]
 
@@ -159,9 +160,9 @@ def test_a_tokeniser_that_cannot_be_had_keeps_the_worker_out() -> None:
 
     async def scenario() -> None:
         async with Machine("a", missing).running() as a, pool_of(view_of(a)) as pool:
-            while not a.service.session_count:
+            while not session_count(a.service):
                 await asyncio.sleep(0.01)
-            while a.service.session_count:
+            while session_count(a.service):
                 await asyncio.sleep(0.01)
             assert sessions(pool) == []
 

@@ -181,6 +181,15 @@ class Served:
     def attach(self) -> RawFrontend:
         return RawFrontend(self.stub)
 
+    @property
+    def session_count(self) -> int:
+        return session_count(self.service)
+
+
+def session_count(service: WorkerService) -> int:
+    """How many frontends are attached: nothing on the wire tells that one has left."""
+    return len(service._sessions)
+
 
 @asynccontextmanager
 async def serving(

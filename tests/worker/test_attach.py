@@ -311,9 +311,7 @@ def test_a_frontend_that_hangs_up_cancels_all_its_requests_and_nobody_elses(
         asked[2].ended.set_result(DONE)
         await staying.until(lambda: staying.end(1))
         await channel.close()
-        return served.service.session_count, [
-            record.message for record in caplog.records if record.name.startswith("grpc")
-        ]
+        return served.session_count, [record.message for record in caplog.records if record.name.startswith("grpc")]
 
     assert play(scenario) == (1, [])
 
@@ -435,6 +433,6 @@ def test_a_frontend_that_reads_nothing_is_dropped_while_the_write_still_waits() 
             served.service.goaway(1)  # Another frontend's session is unharmed.
             await quick.until(lambda: quick.messages[-1].HasField("goaway"))
             await slow.until_over()
-            return served.service.session_count
+            return served.session_count
 
     assert run_async(scenario()) == 1
