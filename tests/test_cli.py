@@ -1,14 +1,16 @@
 """The command line: every option says its environment variable, and a misspelt variable is an error."""
 
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
 
+import click
 import pytest
 
-from services.cli import COMMANDS, known_variables
+from services.cli import COMMANDS, cli, known_variables
 
 TIMEOUT_S = 30.0
 
@@ -81,3 +83,40 @@ def test_an_unknown_command_is_refused() -> None:
 
     assert done.returncode == 2
     assert "wroker" in done.stderr
+
+
+def test_every_option_says_its_variable_but_for_those_of_one_process() -> None:
+    """A ready file is one process's own, and so is a fault: a variable would give them to all."""
+    context = click.Context(cli)
+    commands = [command for name in COMMANDS if (command := cli.get_command(context, name)) is not None]
+    silent = {
+        option.opts[0]
+        for command in commands
+        for option in command.params
+        if isinstance(option, click.Option) and not (option.envvar and option.show_envvar)
+    }
+
+    assert silent == {"--ready-file", "--mocker-fault"}
+
+
+@pytest.mark.parametrize("name", ["frontend", "worker", "registry"])
+def test_a_process_says_its_whole_configuration_once_but_no_secret(name: str) -> None:
+    started = subprocess.Popen(
+        [sys.executable, "-m", "services", name, "--log-format=json"],
+        env=os.environ | {"DYN_REGISTRY_STORE": "etcd", "DYN_ETCD_AUTH_PASSWORD": "sesame"}
+        if name == "registry"
+        else None,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stderr is not None
+    try:
+        first = json.loads(started.stderr.readline())
+    finally:
+        started.terminate()
+        rest = started.communicate(timeout=TIMEOUT_S)[1]
+
+    assert (first["event"], first["process"]) == ("configuration", name)
+    assert first["config"].startswith(f"{name.title()}Config(")
+    assert "listen='127.0.0.1:" in first["config"]
+    assert "sesame" not in first["config"] + rest

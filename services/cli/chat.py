@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import click
 
 from services.chat import ChatConfig, ChatError, Conversation
+from services.cli.options import env_option
 
 PROMPT = "> "
 
@@ -29,11 +30,11 @@ def _check_url(_: click.Context, __: click.Parameter, given: str) -> str:
     callback=_check_url,
     help="Of a frontend's HTTP API.",
 )
-@click.option("--model", envvar="DYN_CHAT_MODEL", show_envvar=True, show_default="the first that is served")
-@click.option("--max-tokens", type=int)
-@click.option("--temperature", type=float)
-@click.option("--seed", type=int)
-@click.option("--system", help="What the model is told before the conversation.")
+@env_option("--model", "DYN_CHAT_MODEL", show_default="the first that is served")
+@env_option("--max-tokens", "DYN_CHAT_MAX_TOKENS", type=int)
+@env_option("--temperature", "DYN_CHAT_TEMPERATURE", type=float)
+@env_option("--seed", "DYN_CHAT_SEED", type=int)
+@env_option("--system", "DYN_CHAT_SYSTEM", help="What the model is told before the conversation.")
 def command(*, url: str, model: str | None, system: str | None, **options: Any) -> None:
     """Talk to a model in the terminal.
 

@@ -7,7 +7,7 @@ import click
 
 from services.cli.options import Address, env_option, logging_options, registry_option
 from services.lifetime import run_process
-from services.telemetry import configure_logging
+from services.telemetry import configure_logging, log_config
 
 MIB = 1024 * 1024
 DAY_S = 86_400
@@ -98,6 +98,7 @@ def command(**given: Any) -> None:
         pool=PoolConfig(session=session),
         http=HttpConfig(body_bytes_max=given["body_limit_mb"] * MIB, request_timeout_s=given["request_timeout"]),
     )
+    log_config(config)
 
     async def serve(stopping: Any) -> None:
         await Frontend(config).run(stopping)

@@ -9,7 +9,7 @@ import click
 from services.cli.options import Address, Addresses, logging_options
 from services.lifetime import run_process
 from services.registry.config import EtcdConfig, RegistryConfig
-from services.telemetry import configure_logging
+from services.telemetry import configure_logging, log_config
 
 PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -84,6 +84,7 @@ def command(**given: Any) -> None:
         etcd=_etcd_config(given) if given["store"] == "etcd" else None,
         ready_file=given["ready_file"],
     )
+    log_config(config)
     from services.registry.server import serve
 
     run_process(lambda stopping: serve(config, stopping))

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from services.cli.options import logging_options
+from services.cli.options import env_option, logging_options
 from services.cluster.cluster import Cluster
 from services.cluster.commands import ClusterConfig
 from services.cluster.member import MemberConfig
@@ -72,7 +72,7 @@ PORT = click.IntRange(0, 65535)
     show_default="~/.cache/unbroken/run",
     help="Where cluster.json is kept: the pids and addresses of all processes, while all is up.",
 )
-@click.option("--no-restart", is_flag=True, help="Leave a process that died dead.")
+@env_option("--no-restart", "DYN_UP_NO_RESTART", is_flag=True, help="Leave a process that died dead.")
 @click.option(
     "--ready-timeout",
     "ready_timeout_s",

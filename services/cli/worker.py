@@ -8,7 +8,7 @@ import click
 from services.cli.options import Address, env_option, logging_options, registry_option
 from services.lifetime import run_process
 from services.rpc import is_wildcard, split_address
-from services.telemetry import configure_logging
+from services.telemetry import configure_logging, log_config
 from services.worker.engine import Engine
 
 ENGINES = ("mocker", "llamacpp")
@@ -107,6 +107,7 @@ def command(**given: Any) -> None:
         lease_s=given["lease"],
         ready_file=given["ready_file"],
     )
+    log_config(config)
 
     async def serve(stopping: Any) -> None:
         await Worker(_engine(given), config).run(stopping)
@@ -133,16 +134,16 @@ def _mocker(given: dict[str, Any]) -> Engine:
     from services.worker.engines.mocker import Faults, MockerConfig, MockerEngine
 
     optional = {"request_limit": given["engine_request_limit"], "context_length": given["context_length"]}
-    return MockerEngine(
-        MockerConfig(
-            served_model_name=given["served_model_name"] or given["model"] or "mocker",
-            itl_ms=given["mocker_itl_ms"],
-            prefill_us_per_token=given["mocker_prefill_us_per_token"],
-            startup_s=given["mocker_startup_s"],
-            faults=Faults(**given["mocker_faults"]),
-            **{name: value for name, value in optional.items() if value is not None},
-        )
+    config = MockerConfig(
+        served_model_name=given["served_model_name"] or given["model"] or "mocker",
+        itl_ms=given["mocker_itl_ms"],
+        prefill_us_per_token=given["mocker_prefill_us_per_token"],
+        startup_s=given["mocker_startup_s"],
+        faults=Faults(**given["mocker_faults"]),
+        **{name: value for name, value in optional.items() if value is not None},
     )
+    log_config(config)
+    return MockerEngine(config)
 
 
 def _llamacpp(given: dict[str, Any]) -> Engine:
@@ -157,10 +158,10 @@ def _llamacpp(given: dict[str, Any]) -> Engine:
         "context_length": given["context_length"],
         "threads": given["threads"],
     }
-    return LlamaCppEngine(
-        LlamaCppConfig(
-            path=path,
-            served_model_name=given["served_model_name"] or path.stem,
-            **{name: value for name, value in optional.items() if value is not None},
-        )
+    config = LlamaCppConfig(
+        path=path,
+        served_model_name=given["served_model_name"] or path.stem,
+        **{name: value for name, value in optional.items() if value is not None},
     )
+    log_config(config)
+    return LlamaCppEngine(config)
