@@ -1,8 +1,9 @@
 """Everything that can go wrong with a request: one exception, one closed enum of reasons, one table.
 
 `reason` is for programs and never changes its meaning; `detail` is for people and may. A new reason is made only when
-some code or client would act differently on it. The table is the whole policy: which codes a client sees, who may try
-again, and whether a worker is to blame.
+some code or client would act differently on it. The table says what follows from a reason alone: which codes a client
+sees, who may try again, and whether a worker is to blame. What also depends on how far a request has come, above all
+after an ENGINE_ERROR, is in frontend/policy.py.
 """
 
 from dataclasses import dataclass
