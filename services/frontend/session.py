@@ -42,6 +42,8 @@ COMPLETED_KEPT = 4096
 """How many completed stream ids a session remembers, to notice items that follow `complete_final`."""
 UNREADABLE = (grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED)
 """What gRPC ends a stream with, on our side of it, when a message has no sound frame or is above the bound."""
+WRITE_FAILED = "Internal error from Core"
+"""What grpc.aio says, under INTERNAL, when the connection was gone as we wrote: that is no fault of a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +195,7 @@ class Session:
                 raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.record.address} sent what can't be decoded")
             self.lose(Failure(Reason.STREAM_INCOMPLETE, f"{self.record.address} ended the session"))
         except grpc.aio.AioRpcError as error:
-            self.lose(self._broken(error))
+            self.lose(loss_of(error, self.record.address))
         except Failure as failure:
             self.lose(failure)
         except Exception as error:
@@ -209,14 +211,9 @@ class Session:
                 for message in messages:
                     await call.write(message)
         except grpc.aio.AioRpcError as error:
-            self.lose(self._broken(error))
+            self.lose(loss_of(error, self.record.address))
         except asyncio.InvalidStateError:  # What gRPC says of a stream that has ended.
             self.lose(Failure(Reason.DISCONNECTED, f"cannot write to {self.record.address}: the stream has ended"))
-
-    def _broken(self, error: grpc.aio.AioRpcError) -> Failure:
-        is_refused = error.code() in UNREADABLE
-        failure = failure_of(error, otherwise=Reason.PROTOCOL_VIOLATION if is_refused else Reason.DISCONNECTED)
-        return Failure(failure.reason, f"the connection to {self.record.address} broke: {failure.detail}")
 
     def _on_message(self, message: worker_pb2.AttachResponse) -> None:
         self._heard_at = self._clock()
@@ -309,6 +306,13 @@ class Session:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(failure)
+
+
+def loss_of(error: grpc.aio.AioRpcError, address: str) -> Failure:
+    """What a session is lost for when its stream ends with `error`."""
+    is_unreadable = error.code() in UNREADABLE and error.details() != WRITE_FAILED
+    failure = failure_of(error, otherwise=Reason.PROTOCOL_VIOLATION if is_unreadable else Reason.DISCONNECTED)
+    return Failure(failure.reason, f"the connection to {address} broke: {failure.detail}")
 
 
 def _submit(stream_id: int, request: Request, call: Call) -> worker_pb2.Submit:

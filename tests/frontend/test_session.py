@@ -9,7 +9,7 @@ import pytest
 
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
-from services.frontend.session import Session, SessionConfig
+from services.frontend.session import Session, SessionConfig, loss_of
 from services.frontend.stream import Stream
 from services.grpc_server import GrpcServer
 from services.request import Call, FinishReason
@@ -493,3 +493,20 @@ def test_tells_who_routes_that_the_worker_has_room_again_or_leaves() -> None:
             await asyncio.sleep(0)
 
     run_async(scenario())
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "reason"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", Reason.DISCONNECTED),
+        (grpc.StatusCode.INTERNAL, "Internal error from Core", Reason.DISCONNECTED),
+        (grpc.StatusCode.INTERNAL, "bad frame", Reason.PROTOCOL_VIOLATION),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "message larger than max", Reason.PROTOCOL_VIOLATION),
+    ],
+)
+def test_a_connection_that_breaks_while_we_write_is_no_fault_of_a_message(
+    code: grpc.StatusCode, details: str, reason: Reason
+) -> None:
+    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+    assert loss_of(error, "127.0.0.1:1").reason is reason
