@@ -6,7 +6,8 @@ from typing import Any
 import click
 
 from services.cli.options import Address, env_option, logging_options, registry_option
-from services.lifetime import run_process
+from services.lifetime import StartupError, run_process
+from services.models import PUBLISHED, resolve
 from services.rpc import is_wildcard, split_address
 from services.telemetry import configure_logging, log_config
 from services.worker.engine import Engine
@@ -21,6 +22,7 @@ FAULTS = {
     "die_on_token": "T: kill the process at the first step of a prompt with token T",
     "refuse": "M: refuse the first M requests",
     "hold": "M: make no step before there are M requests",
+    "linger_ms": "T: die or stop T ms later, when all that was drawn has been sent",
 }
 
 
@@ -41,7 +43,11 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
 
 @click.command(help="Serve one engine to frontends.", context_settings={"show_default": True})
 @env_option("--engine", "DYN_ENGINE", default="mocker", type=click.Choice(ENGINES))
-@env_option("--model", "DYN_MODEL", help="For llamacpp: a GGUF file, or a name that `unbroken models pull` knows.")
+@env_option(
+    "--model",
+    "DYN_MODEL",
+    help="For llamacpp: a GGUF file, or a name that `unbroken models pull` knows. The mocker only takes its name.",
+)
 @env_option("--served-model-name", "DYN_SERVED_MODEL_NAME", help="What clients ask for. Default: the model's name.")
 @env_option("--listen", "DYN_WORKER_LISTEN", default="127.0.0.1:0", type=Address(), help="Port 0 takes a free one.")
 @env_option(
@@ -93,7 +99,7 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
 def command(**given: Any) -> None:
     from services.worker.server import Worker, WorkerConfig
 
-    _check_reachable(given["listen"], given["advertise"])
+    check_options(given)
     configure_logging("worker", level=given["log_level"], log_format=given["log_format"])
     port, host = given["metrics_port"], given["listen"].rpartition(":")[0]
     config = WorkerConfig(
@@ -113,6 +119,22 @@ def command(**given: Any) -> None:
         await Worker(_engine(given), config).run(stopping)
 
     run_process(serve)
+
+
+def check_options(given: dict[str, Any]) -> None:
+    """What each option alone does not show. Raises ClickException."""
+    _check_reachable(given["listen"], given["advertise"])
+    if given["engine"] == "llamacpp":
+        _model_path(given["model"])
+
+
+def _model_path(model: str | None) -> Path:
+    if model is None:
+        raise click.UsageError(f"--engine llamacpp needs --model: a GGUF file, or {' or '.join(PUBLISHED)}")
+    try:
+        return resolve(model)
+    except StartupError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _check_reachable(listen: str, advertise: str | None) -> None:
@@ -147,12 +169,9 @@ def _mocker(given: dict[str, Any]) -> Engine:
 
 
 def _llamacpp(given: dict[str, Any]) -> Engine:
-    from services.models import resolve
     from services.worker.engines.llamacpp import LlamaCppConfig, LlamaCppEngine
 
-    if given["model"] is None:
-        raise click.UsageError("--engine llamacpp needs --model: a GGUF file, or smollm2")
-    path = resolve(given["model"])
+    path = _model_path(given["model"])
     optional = {
         "sequences": given["engine_request_limit"],
         "context_length": given["context_length"],

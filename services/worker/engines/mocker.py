@@ -35,7 +35,8 @@ class Faults:
     leave_after: it asks itself to leave (SIGTERM). hang_after: the engine stops for good, under a live server.
     raise_after: the request fails. Others: die_on_token: a prompt with this token kills the process at its first step.
     refuse: this many submissions are refused first. hold: no step is made before there are so many requests, so that
-    all of them stand at the same position when something happens.
+    all of them stand at the same position when something happens. linger_ms: how long it waits before it dies or
+    stops, so that all it has drawn has been sent.
     """
 
     die_after: int | None = None
@@ -46,6 +47,7 @@ class Faults:
     die_on_token: int | None = None
     refuse: int = 0
     hold: int = 1
+    linger_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,8 +256,10 @@ class MockerEngine:
     async def _break_on_command(self, running: Sequence[_Sequence]) -> None:
         faults = self._config.faults
         if _has_one_at(faults.die_after, running) or _has_one_with(faults.die_on_token, running):
+            await asyncio.sleep(faults.linger_ms * 1e-3)
             os.kill(os.getpid(), signal.SIGKILL)
         if _has_one_at(faults.freeze_after, running):
+            await asyncio.sleep(faults.linger_ms * 1e-3)
             os.kill(os.getpid(), signal.SIGSTOP)
         if _has_one_at(faults.leave_after, running) and not self._has_left:
             self._has_left = True
