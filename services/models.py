@@ -19,6 +19,8 @@ from pathlib import Path
 from services.lifetime import StartupError
 
 DOWNLOAD_TIMEOUT_S = 900
+GGUF_MAGIC = b"GGUF"
+"""What a file of the format begins with. Source: the GGUF specification."""
 _BLOCK_BYTES = 1 << 20
 
 
@@ -54,14 +56,26 @@ def cache_folder() -> Path:
 
 
 def resolve(model: str) -> Path:
-    """The file of a published model's name, or of a path. Raises StartupError when it is not there."""
+    """The file of a published model's name, or of a path. Raises StartupError when it is not there or no model."""
     published = PUBLISHED.get(model)
     path = published.path if published is not None else Path(model)
     if path.is_file():
+        _check_magic(path)
         return path
     if published is not None:
         raise StartupError(f"the model {model} is not on this machine yet: run `unbroken models pull {model}`")
     raise StartupError(f"there is no file {model}: give the path of a GGUF file, or one of {', '.join(PUBLISHED)}")
+
+
+def _check_magic(path: Path) -> None:
+    """Whether the rest is sound, llama.cpp finds out."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(GGUF_MAGIC))
+    except OSError as error:
+        raise StartupError(f"cannot read the model {path}: {error.strerror}") from error
+    if magic != GGUF_MAGIC:
+        raise StartupError(f"{path} is not a GGUF file: give the path of one, or one of {', '.join(PUBLISHED)}")
 
 
 def pull(model: PublishedModel, say: Say) -> Path:

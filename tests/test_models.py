@@ -112,3 +112,12 @@ def test_a_path_resolves_to_itself(tmp_path: Path) -> None:
     file.write_bytes(CONTENT)
 
     assert resolve(str(file)) == file
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    """Two tracebacks used to stand above the sentence."""
+    file = tmp_path / "any.gguf"
+    file.write_text("root:x:0:0")
+
+    with pytest.raises(StartupError, match="is not a GGUF file"):
+        resolve(str(file))

@@ -1,13 +1,15 @@
 """`unbroken up`: a registry, workers and frontends on this machine."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
+from services.cli import worker
 from services.cli.options import env_option, logging_options
 from services.cluster.cluster import Cluster
-from services.cluster.commands import ClusterConfig
+from services.cluster.commands import PROGRAM, ClusterConfig, worker_command
 from services.cluster.member import MemberConfig
 from services.cluster.state import default_folder
 from services.lifetime import run_process
@@ -31,7 +33,7 @@ PORT = click.IntRange(0, 65535)
     "--model",
     envvar="DYN_MODEL",
     show_envvar=True,
-    help="For llamacpp: a pulled model's name or a path to a GGUF file.",
+    help="For llamacpp: a pulled model's name or a path to a GGUF file. The mocker only takes its name.",
 )
 @click.option(
     "--served-model-name", envvar="DYN_SERVED_MODEL_NAME", show_envvar=True, help="What clients call the model."
@@ -91,8 +93,17 @@ def command(
 
     Options after -- go to every worker: see `unbroken worker --help`.
     """
-    configure_logging("up", level=log_level, log_format=log_format)
     config = ClusterConfig(log_level=log_level, log_format=log_format, **what)
+    _check_worker_options(config)
+    configure_logging("up", level=log_level, log_format=log_format)
     members = MemberConfig(is_restarted=not no_restart, ready_timeout_s=ready_timeout_s)
 
     run_process(Cluster(config, members, state_dir).run)
+
+
+def _check_worker_options(config: ClusterConfig) -> None:
+    """Before anything is started, and once: each worker would refuse them for itself."""
+    nowhere = "127.0.0.1:0"
+    arguments = worker_command(config, Path(os.devnull), registry=nowhere)[len(PROGRAM) + 1 :]
+    with worker.command.make_context("unbroken worker", list(arguments)) as context:
+        worker.check_options(context.params)

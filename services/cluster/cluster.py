@@ -13,6 +13,7 @@ from services.cluster.console import Console, table
 from services.cluster.health import wait_served
 from services.cluster.member import Command, Member, MemberConfig
 from services.cluster.state import STATE_FILE, owned, write_state
+from services.cluster.ports import check_ports
 
 SUPERVISOR = "up"
 
@@ -39,6 +40,7 @@ class Cluster:
         with owned(self._folder):
             async with asyncio.TaskGroup() as lives:
                 try:
+            check_ports(self._config)
                     await self._serve_until(stopping, lives)
                 finally:
                     await self._end()

@@ -55,8 +55,8 @@ def frontend_command(
     config: ClusterConfig, index: int, ready_file: Path, last: Mapping[str, str], *, registry: str
 ) -> Sequence[str]:
     """Frontend `index`, from 0; a later one listens where the first of the same index did."""
-    grpc = last.get("grpc") or join(config.host, _port(config.grpc_port, index))
-    http = last.get("http") or join(config.host, _port(config.http_port, index))
+    grpc = last.get("grpc") or join(config.host, port_of(config.grpc_port, index))
+    http = last.get("http") or join(config.host, port_of(config.http_port, index))
     return [
         *_begin("frontend", config, ready_file),
         f"--grpc-listen={grpc}",
@@ -71,7 +71,8 @@ def _begin(subcommand: str, config: ClusterConfig, ready_file: Path) -> list[str
     return [*PROGRAM, subcommand, *logs, f"--ready-file={ready_file}"]
 
 
-def _port(first: int, index: int) -> int:
+def port_of(first: int, index: int) -> int:
+    """The port of frontend `index`, from 0, where the first has `first`; 0: any."""
     return first + index if first else 0
 
 

@@ -33,7 +33,9 @@ def owned(folder: Path) -> Iterator[None]:
             finally:
                 (folder / STATE_FILE).unlink(missing_ok=True)
     except BlockingIOError:
-        raise StartupError(f"another cluster runs in {folder}: end it, or give another --state-dir") from None
+        raise StartupError(
+            f"another cluster runs in {folder}: end it, or give another --state-dir and other ports"
+        ) from None
     except OSError as error:
         raise StartupError(f"cannot use the state folder {folder}: {error.strerror}") from error
 

@@ -177,23 +177,38 @@ def test_a_signal_while_it_starts_ends_it(start: Callable[..., Up]) -> None:
     assert up.end() == 0
 
 
-def test_a_port_in_use_is_an_error_that_says_who_wants_it(start: Callable[..., Up]) -> None:
+@pytest.mark.parametrize("option", ["--registry-port", "--grpc-port", "--http-port"])
+def test_a_port_in_use_is_an_error_before_anything_is_started(start: Callable[..., Up], option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        up = start("--workers=1", f"--http-port={port}")
+        up = start(f"{option}={port}")
 
         assert up.process.wait(WAIT_S) == 1
 
-    assert "error: frontend-1 exited with status 1 before it was ready" in up.log
-    assert str(port) in up.log.partition("error: frontend-1")[2]
+    said = rf"error: cannot listen for .* on 127\.0\.0\.1:{port}: .*; stop what holds it, or give another {option}\n"
+    assert re.fullmatch(said, up.log)
 
 
-def test_a_missing_model_is_an_error(start: Callable[..., Up]) -> None:
-    up = start("--engine=llamacpp", "--model=/no/such.gguf")
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (["--engine=llamacpp"], 2, "--engine llamacpp needs --model"),
+        (["--engine=llamacpp", "--model=/no/such.gguf"], 1, "there is no file /no/such.gguf"),
+        (["--engine=llamacpp", "--model=/etc/passwd"], 1, "/etc/passwd is not a GGUF file"),
+        (["--", "--no-such-option"], 2, "--no-such-option"),
+        (["--", "--mocker-itl-ms=soon"], 2, "--mocker-itl-ms"),
+    ],
+)
+def test_what_no_worker_could_start_with_is_said_once(
+    start: Callable[..., Up], options: list[str], status: int, said: str
+) -> None:
+    """Registry, frontend and workers used to be started first, and each worker said it."""
+    up = start(*options)
 
-    assert up.process.wait(WAIT_S) == 1
-    assert re.search(r"error: worker-\d exited with status 1 before it was ready", up.log)
-    assert "/no/such.gguf" in up.log.partition("last lines")[2]
+    assert up.process.wait(WAIT_S) == status
+    assert up.log.count("Error: ") == 1
+    assert said in up.log.partition("Error: ")[2]
+    assert "registry" not in up.log
 
 
 def test_one_state_folder_serves_one_cluster(start: Callable[..., Up]) -> None:
