@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.errors import Failure
-
 PREFIX = "dynamo_frontend"
 UNKNOWN_MODEL = "unknown"
 """What metrics call a model that does not exist: names that clients make up must not become time series."""
@@ -41,10 +39,6 @@ class Metrics:
     def count_exceeded(self, model: str) -> None:
         """See MigrationMetrics."""
         self.migration_exceeded.labels(model).inc()
-
-    def count_refused(self, endpoint: str, failure: Failure) -> None:
-        """A request that was too broken for the pipeline: neither its model nor its type is known."""
-        self.requests.labels(UNKNOWN_MODEL, endpoint, "unary", "error", failure.reason).inc()
 
 
 def _kind(has_tokens: bool) -> str:

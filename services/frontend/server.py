@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -19,6 +20,7 @@ from services.errors import Failure, Reason
 from services.frontend.catalogue import Catalogue
 from services.frontend.http import HttpConfig, build_app, start_http
 from services.frontend.metrics import PREFIX, build_metrics
+from services.frontend.observe import observe_refused
 from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.frontend.pool import Pool, PoolConfig
 from services.frontend.transport import Transport
@@ -89,11 +91,10 @@ class Frontend:
         )
         pipeline = stack(*layers, innermost=Transport(self._pool))
         served = _Served(catalogue, self._pool, self._gate)
-        self._app = build_app(pipeline, served, metrics.registry, config.http, on_refused=metrics.count_refused)
+        on_refused = partial(observe_refused, metrics)
+        self._app = build_app(pipeline, served, metrics.registry, config.http, on_refused)
         self._server = GrpcServer(["unbroken.v1.Inference"])
-        inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceService(pipeline, metrics.count_refused), self._server.server
-        )
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(pipeline, on_refused), self._server.server)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set and all is drained. Raises StartupError when it can't start."""

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
 from services.frontend.metrics import build_metrics
-from services.frontend.observe import Observe
+from services.frontend.observe import WHY_CHARS_MAX, Observe, observe_refused
 from services.layers import Accept, Gate
 from services.request import Call, Delta, Finish, FinishReason, Request, Sink, Usage
 from tests.support import HANG, Script, Step, call_layer, make_request, run_async
@@ -108,3 +109,37 @@ def test_a_request_that_its_own_sink_had_ended_is_counted_with_that_reason() -> 
 
     assert run_async(scenario()) is Reason.SLOW_CLIENT
     assert case.requests("error", "SLOW_CLIENT") == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "level"),
+    [
+        (Reason.DISCONNECTED, "warning"),
+        (Reason.INTERNAL, "warning"),
+        (Reason.NO_WORKERS, "warning"),
+        (Reason.OVERLOADED, "info"),
+        (Reason.INVALID_ARGUMENT, "info"),
+    ],
+)
+def test_a_failure_is_logged_with_its_detail_and_warns_when_it_is_ours(reason: Reason, level: str) -> None:
+    async def inner(request: Request, call: Call, sink: Sink) -> Finish:
+        raise Failure(reason, "x" * 10_000, param="prompt")
+
+    with capture_logs() as logs, pytest.raises(Failure):
+        run_async(call_layer(Observe(inner, build_metrics(), lambda _: True), make_request()))
+
+    assert [(line["event"], line["log_level"], line["outcome"]) for line in logs] == [("request", level, reason)]
+    assert logs[0]["param"] == "prompt"
+    assert logs[0]["why"] == "x" * WHY_CHARS_MAX
+
+
+def test_a_request_too_broken_for_the_pipeline_is_counted_and_logged_too() -> None:
+    metrics = build_metrics()
+    labels = {"model": "unknown", "endpoint": "completions", "request_type": "unary", "status": "error"}
+
+    with capture_logs() as logs:
+        observe_refused(metrics, "completions", Failure(Reason.INVALID_ARGUMENT, "the body is not valid JSON"))
+
+    assert logs[0]["why"] == "the body is not valid JSON"
+    labels["error_type"] = "INVALID_ARGUMENT"
+    assert metrics.registry.get_sample_value("dynamo_frontend_requests_total", labels) == 1
