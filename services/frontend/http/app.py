@@ -138,9 +138,16 @@ class _Gateway:
             self._on_refused(endpoint, failure)
             raise
         answer = answer_type(request_id=call.request_id, model=body.model, includes_usage=body.includes_usage)
-        if not body.is_streamed:
+        try:
+            if body.is_streamed:
+                return await self._stream(request, asked, call, answer)
             return await self._answer(asked, replace(call, is_streamed=False), answer, has_partial=has_partial)
-        token_bytes = partial(self._served.token_bytes_of, body.model)
+        except Failure as failure:
+            failure.param = body.spelling_of(failure.param)
+            raise
+
+    async def _stream(self, request: web.Request, asked: Request, call: Call, answer: Answer) -> web.StreamResponse:
+        token_bytes = partial(self._served.token_bytes_of, asked.model)
         stream = SseStream(request, answer, self._config, token_bytes, is_last=self._served.is_draining)
         return await stream.serve(self._pipeline, asked, call)
 

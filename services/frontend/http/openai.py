@@ -77,7 +77,7 @@ class Body(Struct, frozen=True, kw_only=True):
             model=self.model,
             n=1 if self.n is None else self.n,
             logprobs=self._logprobs(),
-            guided=self._guided(),
+            guided=only_one(self._forms()),
             sampling=self._sampling(),
             stop=self._stop(),
             **self._prompt(),
@@ -115,13 +115,17 @@ class Body(Struct, frozen=True, kw_only=True):
         )
         return Sampling(logit_bias=_logit_bias(self.logit_bias or {}), **given)
 
-    def _guided(self) -> Guided | None:
+    def spelling_of(self, param: str | None) -> str | None:
+        """What this client calls the field that the plane calls `param`, which failed."""
+        return next(iter(self._forms()), param) if param == "guided" else param
+
+    def _forms(self) -> dict[str, Guided]:
         forms = forms_of("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         if self.structured_outputs is not None:
             forms |= self.structured_outputs.forms()
         if self.response_format is not None and (form := self.response_format.to_guided()) is not None:
             forms["response_format"] = form
-        return only_one(forms)
+        return forms
 
     def _stop(self) -> Stop:
         given = _given(min_tokens=self.min_tokens, ignore_eos=self.ignore_eos)
@@ -190,6 +194,11 @@ class ChatBody(Body, frozen=True, kw_only=True):
         if self.top_logprobs:
             raise invalid("top_logprobs", "top_logprobs needs logprobs: set logprobs to true or leave it out")
         return None
+
+    def spelling_of(self, param: str | None) -> str | None:
+        if param == "max_tokens" and self.max_completion_tokens is not None:
+            return "max_completion_tokens"
+        return super().spelling_of(param)
 
     def _limit(self) -> int | None:
         if self.max_completion_tokens is None:

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from prometheus_client import Counter
 
-from services.errors import Reason
+from services.errors import Reason, invalid
 from services.frontend.http import HttpConfig, app
 from services.frontend.http.openai import CompletionBody, parse_completion
 from services.request import FinishReason, Message
@@ -393,4 +393,32 @@ def test_a_large_body_is_parsed_in_a_thread(size: int, is_aside: bool, monkeypat
         assert [thread != threading.get_ident() for thread in threads] == [is_aside]
 
     monkeypatch.setattr(app, "parse_completion", noting)
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "spelling"),
+    [
+        (CHATS, CHAT | {"response_format": {"type": "json_object"}}, "guided", "response_format"),
+        (COMPLETIONS, COMPLETION | {"guided_regex": "a+"}, "guided", "guided_regex"),
+        (
+            CHATS,
+            CHAT | {"structured_outputs": {"choice": ["a"]}, "stream": True},
+            "guided",
+            "structured_outputs.choice",
+        ),
+        (CHATS, CHAT | {"max_completion_tokens": 9, "stream": True}, "max_tokens", "max_completion_tokens"),
+        (CHATS, CHAT | {"max_tokens": 9}, "max_tokens", "max_tokens"),
+        (COMPLETIONS, COMPLETION, "prompt", "prompt"),
+    ],
+)
+def test_a_refusal_from_the_pipeline_names_the_field_as_the_client_wrote_it(
+    path: str, body: dict[str, Any], param: str, spelling: str
+) -> None:
+    async def test() -> None:
+        async with serving(Script(1, invalid(param, "no"))) as server:
+            response, answer = await server.post(path, body)
+
+        assert (response.status, error_of(answer)["param"]) == (400, spelling)
+
     run(test)
