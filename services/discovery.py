@@ -1,7 +1,7 @@
 """The registry's clients: a worker keeps itself registered, a frontend keeps a view of who is registered.
 
 Both take the addresses of several registries and use one that answers. When all are away both go on with what they
-have, and come back with full jitter; an outage is logged once, not once per try.
+have, and come back with full jitter; an outage is logged now and then, not once per try.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from services.backoff import Backoff
 from services.layers import root_cause
+from services.reminder import Reminder
 from services.rpc import CHANNEL_OPTIONS
 from services.stubs.registry_pb2 import (
     INSTANCE_STATE_DRAINING,
@@ -207,18 +208,20 @@ async def _stay_connected(addresses: Sequence[str], session: Session, what: str)
 
 
 class _Outage:
-    """Counts tries, and logs the first and the last of them."""
+    """Counts tries, and logs the first, some, and the last of them."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._is_out = True
-        self._is_logged = False
+        self._was_up = False
+        self._reminder = Reminder()
         self._up_at = 0.0
         self.tries = 0
 
     def end(self, address: str) -> None:
         if self._is_out:
-            self._is_out = self._is_logged = False
+            self._is_out, self._was_up = False, True
+            self._reminder.reset()
             self._up_at = asyncio.get_running_loop().time()
             log.info("registry answers", what=self._what, registry=address)
 
@@ -227,9 +230,14 @@ class _Outage:
         lasted_s = 0.0 if self._is_out else asyncio.get_running_loop().time() - self._up_at
         self.tries = 0 if lasted_s > BACKOFF.cap_s else self.tries + 1
         self._is_out = True
-        if not self._is_logged:
-            self._is_logged = True
-            log.warning("registry lost: going on with what is known", what=self._what, registry=address, why=why)
+        is_first = self._reminder.is_quiet
+        if self._reminder.take():
+            log.warning(self._event(is_first=is_first), what=self._what, registry=address, why=why)
+
+    def _event(self, *, is_first: bool) -> str:
+        if not self._was_up:
+            return "registry not reached yet: trying again"
+        return "registry lost: going on with what is known" if is_first else "registry still away: trying again"
 
 
 def _record(instance: Instance) -> InstanceRecord:

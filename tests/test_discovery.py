@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services import discovery
+from services import discovery, reminder
 from services.backoff import Backoff
 from services.discovery import InstanceRecord, Registrar, Watcher
 from services.registry.memory import MemoryStore
@@ -288,7 +288,7 @@ def test_a_registry_that_freezes_is_noticed_by_its_silence(monkeypatch: pytest.M
     run(scenario)
 
 
-def test_an_outage_is_logged_once_however_often_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_is_logged_seldom_however_often_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
 
     class Counting(Backoff):
@@ -308,8 +308,27 @@ def test_an_outage_is_logged_once_however_often_it_is_tried(monkeypatch: pytest.
     with capture_logs() as logs:
         run(scenario)
 
-    assert [line["event"] for line in logs].count("registry lost: going on with what is known") <= 2
+    assert [line["event"] for line in logs][:2] == ["registry not reached yet: trying again", "registry answers"]
     assert tries[:5] == [1, 2, 3, 4, 5]
+
+
+def test_an_outage_that_lasts_is_spoken_of_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reminder, "REMIND_S", 0.0)
+
+    async def scenario(cluster: Cluster) -> None:
+        port = free_port()
+        async with memory_registry(port):
+            cluster.watch([f"127.0.0.1:{port}"])
+            await until(lambda: said("registry answers"))
+        await until(lambda: said("registry lost: going on with what is known"))
+        await until(lambda: said("registry still away: trying again"))
+
+    with capture_logs() as logs:
+
+        def said(event: str) -> bool:
+            return any(line["event"] == event for line in logs)
+
+        run(scenario)
 
 
 def test_a_registry_that_is_slow_to_take_connections_is_reached() -> None:

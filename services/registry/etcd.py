@@ -22,6 +22,7 @@ from services.registry.config import EtcdConfig
 from services.registry.etcd_client import EtcdClient, Member, NotFound
 from services.registry.store import Lease, LeaseLost, Stored, drained, merged, not_found
 from services.registry.view import Entry, View
+from services.reminder import Reminder
 from services.stubs.registry_pb2 import Instance
 
 log = structlog.get_logger()
@@ -41,7 +42,7 @@ class EtcdStore:
         self._view = view or View()
         self._client = EtcdClient(config)
         self._timeout_s = config.call_timeout_s
-        self._is_away = False
+        self._away = Reminder()
 
     @property
     def view(self) -> View:
@@ -145,8 +146,8 @@ class EtcdStore:
         await self._commit(unchanged, KVService.txn_op_put(EPOCH, secrets.token_hex(8)))
 
     def _show(self, epoch: str, revision: int, entries: dict[str, Entry]) -> None:
-        if self._is_away or not self._view.is_known:
-            self._is_away = False
+        if not (self._away.is_quiet and self._view.is_known):
+            self._away.reset()
             log.info("etcd answers", revision=revision, instances=len(entries))
         if epoch != self._view.epoch:
             self._view.replace(epoch, revision, entries)
@@ -178,10 +179,12 @@ class EtcdStore:
         return done.header.revision if done.succeeded else None
 
     def _log_away(self, failure: Failure) -> None:
-        if not self._is_away:
-            self._is_away = True
-            known = len(self._view.entries) if self._view.is_known else "nothing yet"
-            log.warning("etcd is away: serving the last view", why=failure.detail, instances=known)
+        if not self._away.take():
+            return
+        if self._view.is_known:
+            log.warning("etcd is away: serving the last view", why=failure.detail, instances=len(self._view.entries))
+        else:
+            log.warning("etcd not reached yet: trying again", why=failure.detail)
 
 
 class _EpochEnded(Exception):

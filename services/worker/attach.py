@@ -157,10 +157,12 @@ class Session:
         self._outbox.set_welcome(welcome)
         self._outbox.set_load(load())
         self._requests: dict[int, asyncio.Task[None]] = {}
+        self._is_leaving = False
         self._has_ended = False
 
     def goaway(self, grace_s: float) -> None:
         """Tell the frontend that the worker leaves."""
+        self._is_leaving = True
         self._outbox.set_goaway(grace_s)
 
     def end(self) -> None:
@@ -188,7 +190,7 @@ class Session:
             for stream_id in message.cancels:
                 if (task := self._requests.get(stream_id)) is not None:
                     task.cancel()
-        raise SessionOverError("the frontend left")
+        raise SessionOverError("this worker leaves" if self._is_leaving else "the frontend ended it, or is gone")
 
     def _submit(self, submit: worker_pb2.Submit, group: asyncio.TaskGroup) -> None:
         if submit.stream_id in self._requests:

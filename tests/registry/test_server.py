@@ -167,12 +167,12 @@ def test_starts_without_etcd_and_says_so_once_without_the_password(tmp_path: Pat
             async with client(await registry.address()) as stub:
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await stub.List(ListRequest())
-            await until(lambda: "etcd is away" in registry.log())
+            await until(lambda: "etcd not reached yet" in registry.log())
             registry.process.terminate()
 
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE
             assert await asyncio.to_thread(registry.wait) == 0
-            assert registry.log().count("etcd is away") == 1
+            assert registry.log().count("etcd not reached yet") == 1
             assert endpoint in registry.log()
             assert "hunter2" not in registry.log()
 

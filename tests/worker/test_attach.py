@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
 from services.layers import Guard
@@ -331,6 +332,26 @@ def test_goaway_reaches_those_who_are_here_and_those_who_come() -> None:
         return [seconds_from_wire(one.messages[-1].goaway.grace) for one in (here, late)]
 
     assert play(scenario) == [2.5, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("is_leaving", "why"), [(True, "this worker leaves"), (False, "the frontend ended it, or is gone")]
+)
+def test_the_log_says_on_whose_account_a_session_ended(is_leaving: bool, why: str) -> None:
+    """ "The frontend left" was said of a frontend that had been told to."""
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.read()
+        if is_leaving:
+            served.service.goaway(2.5)
+        await frontend.call.done_writing()
+        await frontend.until_over()
+
+    with capture_logs() as logs:
+        play(scenario)
+
+    assert [line["why"] for line in logs if line["event"] == "session over"] == [why]
 
 
 # Heartbeats

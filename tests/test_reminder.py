@@ -1,0 +1,26 @@
+"""Reminder: a line when something begins, and now and then while it lasts."""
+
+from services import reminder
+from services.reminder import Reminder
+from tests.support import run_async
+
+
+def test_a_line_is_due_at_first_and_again_after_its_time() -> None:
+    async def scenario() -> list[bool]:
+        one = Reminder()
+        due = [one.take(), one.take()]
+        one._said_at = (one._said_at or 0) - reminder.REMIND_S  # As if so much time had passed.
+        return [*due, one.take(), one.take()]
+
+    assert run_async(scenario()) == [True, False, True, False]
+
+
+def test_the_next_outage_is_a_first_one() -> None:
+    async def scenario() -> tuple[bool, bool, bool]:
+        one = Reminder()
+        one.take()
+        was_quiet = one.is_quiet
+        one.reset()
+        return was_quiet, one.is_quiet, one.take()
+
+    assert run_async(scenario()) == (False, True, True)
