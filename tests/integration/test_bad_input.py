@@ -100,6 +100,15 @@ HTTP = {
     "empty list of prompts": (GOOD | {"prompt": []}, 400, "INVALID_ARGUMENT", "prompt"),
     "several prompts": (GOOD | {"prompt": ["a", "b"]}, 400, "INVALID_ARGUMENT", "prompt"),
     "too long prompt": (GOOD | {"prompt": "x" * CONTEXT}, 400, "PROMPT_TOO_LONG", "prompt"),
+    "a prompt that is far too long": (GOOD | {"prompt": "x" * 10_000_000}, 400, "PROMPT_TOO_LONG", "prompt"),
+    "far too many tokens": (GOOD | {"prompt": [1] * 1_000_000}, 400, "PROMPT_TOO_LONG", "prompt"),
+    "too many stop tokens": (GOOD | {"stop_token_ids": [1] * 257}, 400, "INVALID_ARGUMENT", "stop_token_ids"),
+    "too many biases": (
+        GOOD | {"logit_bias": {str(token): 1 for token in range(1025)}},
+        400,
+        "INVALID_ARGUMENT",
+        "logit_bias",
+    ),
     "unknown token": (GOOD | {"prompt": [1, 99_999]}, 400, "INVALID_ARGUMENT", "prompt"),
     "prompt of another type": (GOOD | {"prompt": {"text": "Hi"}}, 400, "INVALID_ARGUMENT", "prompt"),
     "negative max_tokens": (GOOD | {"max_tokens": -1}, 400, "INVALID_ARGUMENT", "max_tokens"),
@@ -119,8 +128,13 @@ HTTP = {
     "too many answers": (GOOD | {"n": 65}, 400, "INVALID_ARGUMENT", "n"),
     "too many log probabilities": (GOOD | {"logprobs": 21}, 400, "INVALID_ARGUMENT", "logprobs"),
     "log probabilities below 0": (GOOD | {"logprobs": -1}, 400, "INVALID_ARGUMENT", "logprobs"),
-    "a form that the engine can't do": (GOOD | {"guided_grammar": "root ::= x"}, 400, "INVALID_ARGUMENT", "guided"),
-    "an empty form": (GOOD | {"guided_regex": ""}, 400, "INVALID_ARGUMENT", "guided"),
+    "a form that the engine can't do": (
+        GOOD | {"guided_grammar": "root ::= x"},
+        400,
+        "INVALID_ARGUMENT",
+        "guided_grammar",
+    ),
+    "an empty form": (GOOD | {"guided_regex": ""}, 400, "INVALID_ARGUMENT", "guided_regex"),
     "two forms": (GOOD | {"guided_regex": "a", "guided_choice": ["b"]}, 400, "INVALID_ARGUMENT", "guided_choice"),
     "an unknown form": (GOOD | {"response_format": {"type": "xml"}}, 400, "INVALID_ARGUMENT", "response_format.type"),
     "a form without its schema": (
@@ -133,6 +147,7 @@ HTTP = {
 }
 CHATS = {
     "no messages": (CHAT | {"messages": []}, "messages"),
+    "too many messages": (CHAT | {"messages": [{"role": "user", "content": "x"}] * 5000}, "messages"),
     "a message without content": (CHAT | {"messages": [{"role": "user"}]}, "messages[0].content"),
     "a picture": (
         CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
