@@ -47,7 +47,8 @@ class Traits:
 
     grpc, http: the status a client sees. kind: the OpenAI envelope's `type`. migrates: the frontend may carry the
     stream on elsewhere. free: such a move does not count against the migration limit. blames_worker: the worker is
-    quarantined. retryable: the client may send the same request again. hint: what a person should do.
+    quarantined. retryable: the client may send the same request again. hint: what a person should do; None where the
+    failure's detail says it.
     """
 
     grpc: StatusCode
@@ -57,7 +58,7 @@ class Traits:
     free: bool = False
     blames_worker: bool = False
     retryable: bool = False
-    hint: str
+    hint: str | None
 
 
 def _lost(hint: str) -> Traits:
@@ -84,7 +85,7 @@ def _full(hint: str, *, migrates: bool) -> Traits:
     )
 
 
-def _request(http: int, grpc: StatusCode, hint: str) -> Traits:
+def _request(http: int, grpc: StatusCode, hint: str | None) -> Traits:
     return Traits(grpc=grpc, http=http, kind="invalid_request_error", hint=hint)
 
 
@@ -132,7 +133,7 @@ TRAITS: dict[Reason, Traits] = {
         retryable=True,
         hint="No worker serves this model at the moment. Start one, or wait.",
     ),
-    Reason.INVALID_ARGUMENT: _request(400, StatusCode.INVALID_ARGUMENT, "Correct the request as the message says."),
+    Reason.INVALID_ARGUMENT: _request(400, StatusCode.INVALID_ARGUMENT, None),
     Reason.BODY_TOO_LARGE: _request(413, StatusCode.RESOURCE_EXHAUSTED, "Send a smaller request."),
     Reason.PROMPT_TOO_LONG: _request(400, StatusCode.INVALID_ARGUMENT, "Shorten the prompt or lower max_tokens."),
     Reason.MODEL_NOT_FOUND: _request(404, StatusCode.NOT_FOUND, "Ask for one of the models in /v1/models."),

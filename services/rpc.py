@@ -66,7 +66,9 @@ def status_of(failure: Failure, *, request_id: str = "") -> status_pb2.Status:
     the client as another status, without a reason.
     """
     traits = failure.traits
-    metadata = {"hint": traits.hint, "retryable": str(traits.retryable).lower()}
+    metadata = {"retryable": str(traits.retryable).lower()}
+    if traits.hint is not None:
+        metadata["hint"] = traits.hint
     if failure.param is not None:
         metadata["param"] = _cut(failure.param, PARAM_BYTES_MAX)
     if request_id:

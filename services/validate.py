@@ -43,10 +43,10 @@ def check_request(request: Request) -> None:
     given = (request.text, request.messages, request.token_ids)
     if all(prompt is None for prompt in given):
         raise invalid("prompt", "the request has no prompt: give text, chat messages or token ids")
+    if request.messages is not None and not request.messages:
+        raise invalid("messages", "messages is empty: give at least one")
     if any(prompt is not None and not prompt for prompt in given):
-        raise invalid(
-            "messages" if request.messages is not None else "prompt", "the prompt is empty: give at least one token"
-        )
+        raise invalid("prompt", "the prompt is empty: give at least one token")
     if len(request.messages or ()) > MESSAGES_MAX:
         raise invalid("messages", f"messages has more than {MESSAGES_MAX} messages: leave the oldest out")
     if not 1 <= request.n <= CHOICES_MAX:

@@ -50,7 +50,8 @@ def test_every_row_tells_clients_and_people_something(reason: Reason) -> None:
 
     assert traits.grpc not in (StatusCode.OK, StatusCode.UNKNOWN)
     assert 400 <= traits.http <= 599
-    assert traits.hint.endswith(".")
+    assert (traits.hint is None) == (reason is Reason.INVALID_ARGUMENT), "its detail says what to change"
+    assert traits.hint is None or traits.hint.endswith(".")
     assert traits.free is False or traits.migrates, "only a move can be free"
 
 

@@ -18,7 +18,7 @@ from services.errors import Failure, Reason
 from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer, model_list, model_object
 from services.frontend.http.collector import Collector
 from services.frontend.http.config import HttpConfig
-from services.frontend.http.errors import error_response, json_response, routing_failure
+from services.frontend.http.errors import error_response, json_response, routing_response
 from services.frontend.http.headers import (
     REQUEST_ID,
     deadline_of,
@@ -107,9 +107,7 @@ class _Gateway:
         except Failure as failure:
             response = error_response(failure, request_id)
         except web.HTTPException as error:
-            response = error_response(routing_failure(request, error), request_id, status=error.status)
-            if "Allow" in error.headers:
-                response.headers["Allow"] = error.headers["Allow"]
+            response = routing_response(request, error, request_id)
         except Exception as error:
             if request.writer.output_size:
                 raise  # In the midst of a stream there is no status left to give: aiohttp logs it and hangs up.
@@ -210,7 +208,7 @@ class _Gateway:
         if self._served.is_draining:
             raise Failure(Reason.DRAINING, "this frontend is leaving and takes no new requests")
         if not (cards := self._served.models()):
-            raise Failure(Reason.NO_WORKERS, "no model can be served yet: no worker has been found")
+            raise Failure(Reason.NO_WORKERS, "no model can be served: there is no worker at the moment")
         return json_response(msgspec.json.encode({"status": "ready", "models": [card.model for card in cards]}))
 
     async def metrics(self, request: web.Request) -> web.Response:

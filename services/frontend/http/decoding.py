@@ -21,7 +21,7 @@ _TYPES = re.compile(r"^Expected `(?P<wanted>.*)`, got `(?P<got>.*)`$")
 _LENGTH = re.compile(r"^Expected `array` of length <= (?P<most>\d+)$")
 _BOUND = re.compile(r"^Expected `\w+` (?P<bound>[<>]=? .*)$")
 _WORDS = {
-    "int": "an integer",
+    "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
     "str": "a string",
@@ -29,6 +29,7 @@ _WORDS = {
     "object": "an object",
     "null": "null",
 }
+_NUMBERS = ("int", "float")
 
 
 def fields_of(body: bytes, *, large: Container[str] = ()) -> dict[str, Raw]:
@@ -78,7 +79,9 @@ def misfit(text: str) -> Failure:
 def _complaint(what: str) -> str:
     if types := _TYPES.match(what):
         wanted = " or ".join(_WORDS.get(name, name) for name in types["wanted"].split(" | ") if name != "null")
-        return f"must be {wanted}, not {_WORDS.get(types['got'], types['got'])}"
+        got = "a number" if types["got"] in _NUMBERS else _WORDS.get(types["got"], types["got"])
+        is_fraction = _WORDS["int"] in wanted and types["got"] == "float"  # A number, too: only not a whole one.
+        return f"must be {wanted}" if is_fraction else f"must be {wanted}, not {got}"
     if length := _LENGTH.match(what):
         return f"must have at most {length['most']} items"
     if bound := _BOUND.match(what):

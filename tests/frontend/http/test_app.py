@@ -11,6 +11,7 @@ from prometheus_client import Counter
 
 from services.errors import Reason, invalid
 from services.frontend.http import HttpConfig, app
+from services.frontend.http.errors import PATH_CHARACTERS_MAX
 from services.frontend.http.openai import CompletionBody, parse_completion
 from services.request import FinishReason, Message
 from tests.frontend.http.support import CARD, HANG, End, Say, Script, Shelf, error_of, raw_post, run, serving
@@ -273,6 +274,21 @@ def test_unknown_paths_and_methods_have_the_envelope(method: str, path: str, sta
         assert response.status == status
         assert response.headers["X-Request-Id"] == error["request_id"]
         assert ("Allow" in response.headers) == (status == 405)
+        assert error["hint"], "it says which paths there are, or which models"
+
+    run(test)
+
+
+def test_an_unknown_path_is_told_which_there_are() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server, server.session.get("/v1/" + "x" * 1000) as response:
+            error = error_of(await response.read())
+
+        assert error["message"] == f"there is no GET /v1/{'x' * (PATH_CHARACTERS_MAX - 4)} here"
+        assert error["hint"] == (
+            "There are GET /health, GET /live, GET /metrics, POST /v1/chat/completions, POST /v1/completions,"
+            " GET /v1/models, GET /v1/models/{model}."
+        )
 
     run(test)
 
