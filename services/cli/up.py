@@ -1,15 +1,16 @@
 """`unbroken up`: a registry, workers and frontends on this machine."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from services.cli import worker
+from services.cli import frontend, worker
 from services.cli.options import env_option, logging_options
 from services.cluster.cluster import Cluster
-from services.cluster.commands import PROGRAM, ClusterConfig, worker_command
+from services.cluster.commands import PROGRAM, ClusterConfig, frontend_command, worker_command
 from services.cluster.member import MemberConfig
 from services.cluster.state import default_folder
 from services.lifetime import run_process
@@ -96,7 +97,9 @@ def command(
     config = ClusterConfig(log_level=log_level, log_format=log_format, **what)
     _check_worker_options(config)
     configure_logging("up", level=log_level, log_format=log_format)
-    members = MemberConfig(is_restarted=not no_restart, ready_timeout_s=ready_timeout_s)
+    members = MemberConfig(
+        is_restarted=not no_restart, ready_timeout_s=ready_timeout_s, drain_timeout_s=_drain_timeout_s(config)
+    )
 
     run_process(Cluster(config, members, state_dir).run)
 
@@ -107,3 +110,17 @@ def _check_worker_options(config: ClusterConfig) -> None:
     arguments = worker_command(config, Path(os.devnull), registry=nowhere)[len(PROGRAM) + 1 :]
     with worker.command.make_context("unbroken worker", list(arguments)) as context:
         worker.check_options(context.params)
+
+
+def _drain_timeout_s(config: ClusterConfig) -> float:
+    """How long streams may go on after Ctrl-C: what the options and the environment of the processes come to."""
+    nowhere, nothing = "127.0.0.1:0", Path(os.devnull)
+    lines: list[tuple[click.Command, Sequence[str]]] = [
+        (worker.command, worker_command(config, nothing, registry=nowhere)),
+        (frontend.command, frontend_command(config, 0, nothing, {}, registry=nowhere)),
+    ]
+    timeouts_s: list[float] = []
+    for command, line in lines:
+        with command.make_context(f"unbroken {command.name}", [*line[len(PROGRAM) + 1 :]]) as context:
+            timeouts_s.append(context.params["drain_timeout"])
+    return max(timeouts_s)

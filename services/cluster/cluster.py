@@ -5,6 +5,7 @@ import random
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from services.cluster.commands import ClusterConfig, frontend_command, reachable
 from services.cluster.console import Console, table
 from services.cluster.health import wait_served
 from services.cluster.member import Command, Member, MemberConfig
-from services.cluster.state import STATE_FILE, owned, write_state
 from services.cluster.ports import check_ports
+from services.cluster.state import STATE_FILE, owned, write_state
 
 SUPERVISOR = "up"
 
@@ -28,19 +29,20 @@ class Cluster:
         workers = [f"worker-{number}" for number in range(1, config.workers + 1)]
         frontends = [f"frontend-{number}" for number in range(1, config.frontends + 1)]
         self._console = Console([SUPERVISOR, "registry", *workers, *frontends], sys.stderr)
-        self._registry = self._member("registry", partial(registry_command, config))
-        self._workers = [self._member(name, self._worker_command) for name in workers]
+        streamless = replace(members, drain_timeout_s=0)
+        self._registry = self._member("registry", partial(registry_command, config), streamless)
+        self._workers = [self._member(name, self._worker_command, members) for name in workers]
         self._frontends = [
-            self._member(name, partial(self._frontend_command, index)) for index, name in enumerate(frontends)
+            self._member(name, partial(self._frontend_command, index), members) for index, name in enumerate(frontends)
         ]
         self._is_up = False
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Bring it up, keep it until `stopping`, take it down. Raises StartupError if it does not come up."""
         with owned(self._folder):
+            check_ports(self._config)
             async with asyncio.TaskGroup() as lives:
                 try:
-            check_ports(self._config)
                     await self._serve_until(stopping, lives)
                 finally:
                     await self._end()
@@ -64,16 +66,19 @@ class Cluster:
 
     async def _end(self) -> None:
         """Frontends first, whose clients the others serve; the registry last."""
+        if self._is_up:
+            drain_s = self._member_config.drain_timeout_s
+            self._say(f"ending: streams may go on for {drain_s:g} s; Ctrl-C once more ends all at once")
         for row in (self._frontends, self._workers, [self._registry]):
             async with asyncio.TaskGroup() as group:
                 for member in row:
                     group.create_task(member.end())
 
-    def _member(self, name: str, command: Command) -> Member:
+    def _member(self, name: str, command: Command, config: MemberConfig) -> Member:
         return Member(
             name,
             command,
-            self._member_config,
+            config,
             console=self._console,
             folder=self._folder,
             on_change=self._write_state,

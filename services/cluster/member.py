@@ -32,11 +32,13 @@ Command = Callable[[Path, Mapping[str, str]], Sequence[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberConfig:
-    """ready_timeout_s: from start to readiness. end_timeout_s: from SIGTERM to SIGKILL. stable_s: a process that served
-    for so long is started again as if it were its first death."""
+    """ready_timeout_s: from start to readiness. drain_timeout_s: how long its streams may go on after SIGTERM.
+    end_timeout_s: from then to SIGKILL. stable_s: a process that served for so long is started again as if it were its
+    first death."""
 
     is_restarted: bool = True
     ready_timeout_s: float = 120.0
+    drain_timeout_s: float = 0.0
     end_timeout_s: float = 10.0
     stable_s: float = 10.0
     backoff: Backoff = field(default_factory=lambda: Backoff(base_s=0.1, cap_s=5.0))
@@ -114,13 +116,14 @@ class Member:
             self._settled.set()
 
     async def end(self) -> None:
-        """SIGTERM, and SIGKILL after `end_timeout_s`. Returns once the process is gone, at once if it never was."""
+        """SIGTERM, and SIGKILL once its time is over. Returns once the process is gone, at once if it never was."""
+        timeout_s = self._config.drain_timeout_s + self._config.end_timeout_s
         self._ending.set()
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)  # A stopped process takes its SIGTERM only when it goes on.
-        if await self._has_ended_within(self._config.end_timeout_s):
+        if await self._has_ended_within(timeout_s):
             return
-        self._say(f"did not end within {self._config.end_timeout_s:g} s: killed")
+        self._say(f"did not end within {timeout_s:g} s: killed")
         self._signal(signal.SIGKILL)
         if not await self._has_ended_within(KILL_TIMEOUT_S):
             self._say("is not gone after SIGKILL: the system holds it")

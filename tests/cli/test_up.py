@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -168,6 +169,39 @@ def test_a_dead_worker_is_left_dead_when_asked(start: Callable[..., Up]) -> None
 
     assert until(lambda: up.state()["workers"] == [second])
     assert up.end(signal.SIGINT) == 0
+
+
+def streaming(http: str, tokens: int) -> HTTPResponse:
+    """A stream that has begun."""
+    body = {"model": "mocker", "prompt": "Hi", "max_tokens": tokens, "seed": 1, "stream": True, "ignore_eos": True}
+    request = Request(f"http://{http}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+    response: HTTPResponse = urlopen(request, timeout=WAIT_S)
+    response.readline()
+    return response
+
+
+def test_streams_go_on_after_the_first_ctrl_c(start: Callable[..., Up]) -> None:
+    up = start("--workers=1", "--", "--mocker-itl-ms=5", "--drain-timeout=41")
+    frontend = up.wait_state()["frontends"][0]
+
+    with streaming(frontend["http"], tokens=200) as response:
+        up.process.send_signal(signal.SIGINT)
+        assert response.read().endswith(b"data: [DONE]\n\n")
+
+    assert up.process.wait(WAIT_S) == 0
+    assert "[ending: streams may go on for 41 s" in up.log
+
+
+def test_a_second_ctrl_c_ends_all_at_once(start: Callable[..., Up]) -> None:
+    up = start("--workers=1")
+    state = up.wait_state()
+
+    with streaming(state["frontends"][0]["http"], tokens=100_000):
+        up.process.send_signal(signal.SIGINT)
+        until(lambda: "[ending: streams may go on for 30 s" in up.log)
+
+        assert up.end(signal.SIGINT) == 130
+        until(lambda: not any(map(is_alive, pids_in(state))))
 
 
 def test_a_signal_while_it_starts_ends_it(start: Callable[..., Up]) -> None:

@@ -22,7 +22,7 @@ from services.lifetime import StartupError
 WAIT_S = 20.0
 SERVES = (
     "import pathlib, sys, time; print('hello', flush=True); "
-    "pathlib.Path(sys.argv[1]).write_text('{\"address\": \"here:1\"}'); time.sleep(60)"
+    'pathlib.Path(sys.argv[1]).write_text(\'{"address": "here:1"}\'); time.sleep(60)'
 )
 DIES = "import sys; print('no such model'); sys.exit(3)"
 NEVER_READY = "import time; time.sleep(60)"
@@ -164,6 +164,19 @@ def test_a_process_that_does_not_end_is_killed(tmp_path: Path) -> None:
 
     assert "did not end within 0.1 s: killed" in stage.output.getvalue()
     assert not is_alive(pids[0])
+
+
+def test_a_process_whose_streams_may_go_on_has_that_time_to_end(tmp_path: Path) -> None:
+    """`unbroken up` once killed workers after 10 s, though streams were promised 30 s."""
+    slow = ORDERLY.replace("sys.exit(0)", "[time.sleep(0.5), sys.exit(0)]")
+    stage = Stage(tmp_path, slow, end_timeout_s=0.1, drain_timeout_s=WAIT_S)
+
+    async def scene() -> None:
+        await stage.member.wait_serving()
+
+    stage.play(scene)
+
+    assert "killed" not in stage.output.getvalue()
 
 
 def test_a_stopped_process_still_ends_in_order(tmp_path: Path) -> None:
