@@ -27,13 +27,13 @@ from services.stubs.registry_pb2 import (
 )
 from services.stubs.registry_pb2_grpc import RegistryServicer
 from services.undecodable import read
+from services.validate import NAME_FORM
 
 LEASE_S_DEFAULT = 10
 LEASE_S_MAX = 300
 FIRST_RECORD_TIMEOUT_S = 10.0
 """A client that opens Register and sends nothing is broken off."""
 MODEL_CHARACTERS_MAX = 256
-INSTANCE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:\[\]/]{1,253}):([0-9]{1,5})")
 
 RegisterContext = grpc.aio.ServicerContext[RegisterRequest, RegisterResponse]
@@ -138,7 +138,7 @@ async def _read(registration: Registration, context: RegisterContext) -> bool:
 
 def checked_instance(instance: Instance) -> Instance:
     """The record, serving unless it says otherwise. Raises Failure(INVALID_ARGUMENT) if something is missing."""
-    if not INSTANCE_ID.fullmatch(instance.instance_id):
+    if not NAME_FORM.fullmatch(instance.instance_id):
         raise invalid("instance.instance_id", "instance_id must be 1 to 128 letters, digits, '-', '_', '.' or ':'")
     address = ADDRESS.fullmatch(instance.address)
     if address is None or not 1 <= int(address[2]) <= 65535:
