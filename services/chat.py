@@ -1,7 +1,8 @@
 """A conversation with a model over the HTTP API, for people at a terminal."""
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,6 +39,11 @@ class Conversation:
         if config.system is not None:
             self.messages.append({"role": "system", "content": config.system})
 
+    async def find_model(self) -> str:
+        """The model that answers: the given one, else the first that is served. Raises ChatError."""
+        async with self._session() as session:
+            return await self._model_on(session)
+
     async def ask(self, text: str, write: Callable[[str], object]) -> None:
         """Send `text` and give the answer to `write` as it comes. Raises ChatError; the question is then forgotten."""
         question = {"role": "user", "content": text}
@@ -54,18 +60,31 @@ class Conversation:
                 self.messages += [question, {"role": "assistant", "content": "".join(parts)}]
 
     async def _stream(self, messages: list[dict[str, str]], take: Callable[[str], None]) -> None:
+        async with self._session() as session:
+            body = {"model": await self._model_on(session), "messages": messages, "stream": True}
+            async with session.post("/v1/chat/completions", json=body | self._config.options) as response:
+                await _raise_for_error(response)
+                await _read_events(response.content, take)
+
+    async def _model_on(self, session: aiohttp.ClientSession) -> str:
+        self.model = self.model or await _first_model(session)
+        return self.model
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """A session with the server; whatever goes wrong inside is a ChatError."""
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S)
         try:
             async with aiohttp.ClientSession(
                 self._config.url, timeout=timeout, read_bufsize=EVENT_BYTES_MAX
             ) as session:
-                self.model = self.model or await _first_model(session)
-                body = {"model": self.model, "messages": messages, "stream": True, **self._config.options}
-                async with session.post("/v1/chat/completions", json=body) as response:
-                    await _raise_for_error(response)
-                    await _read_events(response.content, take)
+                yield session
         except TimeoutError as error:
             raise ChatError(f"{self._config.url} says nothing for too long") from error
+        except aiohttp.ClientResponseError as error:
+            raise ChatError(
+                f"{self._config.url} does not speak the HTTP API of a frontend: is it the gRPC port?"
+            ) from error
         except aiohttp.ClientError as error:
             raise ChatError(
                 f"cannot talk to {self._config.url}: {error}\nIs it up? `unbroken up` starts it."

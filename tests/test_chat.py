@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import select
+import socket
 import subprocess
 import sys
 import threading
@@ -162,15 +163,15 @@ def test_an_error_shows_its_message_and_hint() -> None:
         done = chat(server, "Hi", "--model", "none")
 
     assert done.returncode == 1
-    assert "error: no such model\nAsk for another.\n" in done.stderr
+    assert (done.stdout, done.stderr) == ("", "error: no such model\nAsk for another.\n")
 
 
 def test_an_error_in_the_stream_shows_after_what_came() -> None:
     with Server([event("Hel"), f"event: error\ndata: {json.dumps(ENVELOPE)}\n\n"]) as server:
         done = chat(server, "Hi")
 
-    assert (done.returncode, done.stdout) == (1, "Hel")
-    assert "no such model" in done.stderr
+    assert (done.returncode, done.stdout) == (1, "Hel\n")
+    assert done.stderr.startswith("error: no such model")
 
 
 def test_an_answer_that_is_cut_off_is_an_error() -> None:
@@ -191,6 +192,40 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
     assert "`unbroken up` starts it" in done.stderr
 
 
+def test_the_grpc_port_is_known_for_what_it_is() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = Server([])
+        server.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        thread = threading.Thread(target=_settings_of_http2, args=(listening,))
+        thread.start()
+        done = chat(server, "Hi")
+        thread.join(WAIT_S)
+
+    assert done.returncode == 1
+    assert done.stderr == f"error: {server.url} does not speak the HTTP API of a frontend: is it the gRPC port?\n"
+
+
+def _settings_of_http2(listening: socket.socket) -> None:
+    """Take one connection, and say at once what an HTTP/2 server does."""
+    connection, _ = listening.accept()
+    with connection:
+        connection.sendall(b"\0\0\0\x04\0\0\0\0\0")
+        while connection.recv(4096):
+            pass
+
+
+@pytest.mark.parametrize(("text", "said"), [(b" \n", "has no message"), (b"\xff\xfe\0", "is not text in UTF-8")])
+def test_what_is_no_message_is_not_sent(text: bytes, said: str) -> None:
+    with Server([event("Hello"), "data: [DONE]\n\n"]) as server:
+        command = [sys.executable, "-m", "services", "chat", f"--url={server.url}"]
+        done = subprocess.run(command, input=text, capture_output=True, timeout=WAIT_S, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith("Error: standard input ")
+    assert said in done.stderr.decode()
+    assert server.requests == []
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "http://", ""])
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     server = Server([])
@@ -205,6 +240,7 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
 def test_the_conversation_is_kept_and_ctrl_d_ends_it(terminals: list[Terminal]) -> None:
     with Server([event("Hello"), "data: [DONE]\n\n"]) as server:
         terminals.append(terminal := Terminal(server))
+        terminal.wait_for("This is first. Ctrl-C stops an answer, Ctrl-D leaves.")
         for text in ("one", "two", "three"):
             terminal.wait_for("> ")
             terminal.type(f"{text}\n")

@@ -44,13 +44,25 @@ def command(*, url: str, model: str | None, system: str | None, **options: Any) 
     conversation = Conversation(ChatConfig(url=url, model=model, system=system, options=given))
     if sys.stdin.isatty():
         _converse(conversation)
-    elif not _answer(conversation, sys.stdin.read()):
+    elif not _answer(conversation, _read_message()):
         sys.exit(1)
+
+
+def _read_message() -> str:
+    """All of standard input."""
+    try:
+        text = sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise click.ClickException("standard input is not text in UTF-8") from error
+    if not text.strip():
+        raise click.ClickException("standard input has no message: pipe some text in, or use a terminal")
+    return text
 
 
 def _converse(conversation: Conversation) -> None:
     if find_spec("readline") is not None:
         import readline  # noqa: F401 (gives `input` its line editing)
+    _greet(conversation)
     while True:
         try:
             text = input(PROMPT)
@@ -64,19 +76,32 @@ def _converse(conversation: Conversation) -> None:
             _answer(conversation, text)
 
 
+def _greet(conversation: Conversation) -> None:
+    try:
+        model = asyncio.run(conversation.find_model())
+    except ChatError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"This is {model}. Ctrl-C stops an answer, Ctrl-D leaves.")
+
+
 def _answer(conversation: Conversation, text: str) -> bool:
     """Print the answer as it comes. False if it failed."""
+    has_begun = False
+
+    def write(part: str) -> None:
+        nonlocal has_begun
+        has_begun = True
+        sys.stdout.write(part)
+        sys.stdout.flush()
+
     try:
-        asyncio.run(conversation.ask(text, _write))
+        asyncio.run(conversation.ask(text, write))
     except KeyboardInterrupt:  # asyncio.run has cancelled the request, which ends it at the server too.
         click.echo()
     except ChatError as error:
-        click.echo(f"\nerror: {error}", err=True)
+        if has_begun:
+            click.echo()
+        click.echo(f"error: {error}", err=True)
         return False
     click.echo()
     return True
-
-
-def _write(part: str) -> None:
-    sys.stdout.write(part)
-    sys.stdout.flush()
