@@ -42,6 +42,10 @@ def test_each_command_has_help(name: str) -> None:
     assert done.stdout.startswith(f"Usage: unbroken {name} ")
 
 
+def test_help_names_the_models_that_can_be_pulled() -> None:
+    assert "Names: smollm2." in unbroken("models", "pull", "--help").stdout
+
+
 def test_help_shows_variables_and_defaults() -> None:
     text = unbroken("up", "--help").stdout
 
@@ -53,7 +57,14 @@ def test_a_misspelt_variable_is_refused() -> None:
     done = unbroken("--version", DYN_MIGRATION_LIMITS="3")
 
     assert done.returncode == 1
-    assert "no option reads DYN_MIGRATION_LIMITS" in done.stderr
+    assert done.stderr == "error: no option reads DYN_MIGRATION_LIMITS: did you mean DYN_MIGRATION_LIMIT?\n"
+
+
+def test_a_variable_like_no_other_is_refused() -> None:
+    done = unbroken("--version", DYN_QQQQQQ="3")
+
+    assert done.returncode == 1
+    assert done.stderr == "error: no option reads DYN_QQQQQQ: see `unbroken COMMAND --help` for the names\n"
 
 
 def test_a_known_variable_is_read() -> None:

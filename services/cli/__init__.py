@@ -4,6 +4,7 @@ Each subcommand is a module here with a `command`; it is imported only when it i
 does not wait for gRPC.
 """
 
+import difflib
 import importlib
 import os
 
@@ -58,9 +59,12 @@ def _refuse_unknown_variables() -> None:
     given = {name for name in os.environ if name.startswith(PREFIX)}
     if not given:
         return
-    unknown = sorted(given - known_variables())
+    known = known_variables()
+    unknown = sorted(given - known)
     if unknown:
-        raise SystemExit(f"error: no option reads {', '.join(unknown)}: see `unbroken COMMAND --help` for the names")
+        meant = [near for name in unknown for near in difflib.get_close_matches(name, known, n=1)]
+        way = f"did you mean {', '.join(meant)}?" if meant else "see `unbroken COMMAND --help` for the names"
+        raise SystemExit(f"error: no option reads {', '.join(unknown)}: {way}")
 
 
 def known_variables() -> set[str]:
