@@ -11,12 +11,10 @@ def command() -> None:
     """Get models for the llamacpp engine."""
 
 
-@command.command(
-    name="pull",
-    help=f"Get the model NAME, check it, and keep it in the user's cache folder. Names: {', '.join(sorted(PUBLISHED))}.",
-)
-@click.argument("name", metavar="NAME", type=click.Choice(sorted(PUBLISHED)))
+@command.command(name="pull")
+@click.argument("name", type=click.Choice(sorted(PUBLISHED)))
 def pull_command(name: str) -> None:
+    """Get a model, check it, and keep it in the user's cache folder."""
     try:
         pull(PUBLISHED[name], click.echo)
     except StartupError as error:
