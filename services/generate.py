@@ -18,7 +18,7 @@ from services.layers import bug_failure, root_cause
 from services.request import Call, Delta, Finish, Layer, Request
 from services.rpc import abort
 from services.stubs import inference_pb2, inference_pb2_grpc
-from services.validate import NAME_FORM
+from services.validate import MIGRATION_LIMIT, NAME_FORM, migration_limit_of
 from services.wire import delta_to_wire, request_from_wire
 
 log = structlog.get_logger()
@@ -123,6 +123,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         request_id = ""  # One that is refused is not echoed either: it may be of any size.
         try:
             request_id = request_id_of(request.request_id)
+            limit = migration_limit_of(_metadata(context).get(MIGRATION_LIMIT.lower()))
             asked = request_from_wire(request)
         except Failure as failure:
             self._on_refused("generate", failure)
@@ -130,8 +131,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             return
         left_s = context.time_remaining()
         deadline = None if left_s is None else asyncio.get_running_loop().time() + left_s
+        call = Call(request_id=request_id, deadline=deadline, migration_limit=limit)
         try:
-            await self._serve(asked, Call(request_id=request_id, deadline=deadline), context)
+            await self._serve(asked, call, context)
         except Failure as failure:
             await _end(context, failure, request_id)
         except Exception as error:
@@ -173,6 +175,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             return await self._pipeline(request, call, sink)
         except Failure as failure:
             return failure
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    """What the client sent beside the request; gRPC's keys are in lower case."""
+    pairs = context.invocation_metadata() or ()
+    return {key: value for key, value in pairs if isinstance(value, str)}
 
 
 async def _write_deltas(sink: JoiningSink, context: Context) -> None:

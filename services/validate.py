@@ -21,6 +21,8 @@ LOGIT_BIASES_MAX = 1024
 MESSAGES_MAX = 4096
 SEED_MAX = 2**64 - 1
 COUNT_MAX = 2**32 - 1
+MIGRATION_LIMIT = "X-Migration-Limit"
+MIGRATION_LIMIT_DIGITS_MAX = 9
 CHOICES_MAX = 64
 LOGPROBS_MAX = 20
 GUIDED_CHARACTERS_MAX = 65_536
@@ -34,6 +36,18 @@ _RANGES: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0, math.inf),
 }
 _ABOVE_ZERO = ("top_p", "repetition_penalty")
+
+
+def migration_limit_of(given: str | None) -> int | None:
+    """How often a client lets its request move, as it says in the header or metadata X-Migration-Limit; None: it doesn't.
+
+    Raises INVALID_ARGUMENT for what is not a whole number of at most MIGRATION_LIMIT_DIGITS_MAX digits.
+    """
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdecimal() and len(given) <= MIGRATION_LIMIT_DIGITS_MAX):
+        raise invalid(MIGRATION_LIMIT, f"the header {MIGRATION_LIMIT} must be a whole number of moves, 0 for none")
+    return int(given)
 
 
 def check_request(request: Request) -> None:

@@ -504,3 +504,22 @@ def test_joining_costs_the_same_for_each_token_however_much_is_unread() -> None:
         return await joined_s(60_000)
 
     assert run_async(scenario()) < 1.0
+
+
+@pytest.mark.parametrize(("given", "limit"), [((), None), ((("x-migration-limit", "2"),), 2)])
+def test_a_client_says_in_the_metadata_how_often_its_request_may_move(given: Any, limit: int | None) -> None:
+    async def scenario() -> int | None:
+        pipeline = open_pipeline([7])
+        async with serving(pipeline) as stub:
+            await read_all(stub.Generate(asked(), metadata=given))
+        return pipeline.calls[0].migration_limit
+
+    assert run_async(scenario()) == limit
+
+
+def test_a_migration_limit_that_is_no_number_is_refused_by_name() -> None:
+    async def scenario() -> grpc.aio.AioRpcError | None:
+        async with serving(Script()) as stub:
+            return (await read_all(stub.Generate(asked(), metadata=(("x-migration-limit", "many"),))))[1]
+
+    assert error_info(run_async(scenario())).metadata["param"] == "X-Migration-Limit"

@@ -133,7 +133,7 @@ class EtcdStore:
         """Make the view what etcd has now."""
         while True:
             found = await self._get(PREFIX, END)
-            epoch = next((kv.value.decode() for kv in found.kvs if kv.key == EPOCH), "")
+            epoch = next((kv.value.decode(errors="replace") for kv in found.kvs if kv.key == EPOCH), "")
             is_restored = epoch == self._view.epoch and found.header.revision < self._view.revision
             if epoch and not is_restored:
                 break

@@ -22,7 +22,6 @@ from services.frontend.http.errors import error_response, json_response, routing
 from services.frontend.http.headers import (
     REQUEST_ID,
     deadline_of,
-    migration_limit_of,
     request_id_of,
     wants_partial,
 )
@@ -31,6 +30,7 @@ from services.frontend.http.sending import finish_sending
 from services.frontend.http.sse import SseStream
 from services.layers import bug_failure
 from services.request import Call, Layer, Request
+from services.validate import MIGRATION_LIMIT, migration_limit_of
 
 CONFIG = web.AppKey("config", HttpConfig)
 LARGE_BODY_BYTES = 256 * 1024
@@ -221,5 +221,5 @@ def _call_of(request: web.Request, endpoint: str, config: HttpConfig) -> Call:
         request_id=request[_ID],
         deadline=deadline_of(request, config),
         endpoint=endpoint,
-        migration_limit=migration_limit_of(request),
+        migration_limit=migration_limit_of(request.headers.get(MIGRATION_LIMIT)),
     )

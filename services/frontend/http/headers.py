@@ -12,9 +12,7 @@ from services.validate import NAME_FORM
 
 REQUEST_ID = "X-Request-Id"
 REQUEST_TIMEOUT = "X-Request-Timeout"
-MIGRATION_LIMIT = "X-Migration-Limit"
 RETURN_PARTIAL = "X-Return-Partial"
-MIGRATION_LIMIT_DIGITS_MAX = 9
 REQUEST_TIMEOUT_S_MAX = 86_400.0
 """One day. A time without measure would overflow on its way to the worker."""
 
@@ -48,19 +46,6 @@ def _seconds(text: str) -> float:
         bounds = f"above 0, up to {REQUEST_TIMEOUT_S_MAX:.0f}"
         raise invalid(REQUEST_TIMEOUT, f"the header {REQUEST_TIMEOUT} must be a number of seconds {bounds}")
     return seconds
-
-
-def migration_limit_of(request: web.Request) -> int | None:
-    """How often the client lets its request move: `X-Migration-Limit`; None: it leaves that to the frontend.
-
-    Raises Failure(INVALID_ARGUMENT) if it is not a whole number of at most 9 digits.
-    """
-    given = request.headers.get(MIGRATION_LIMIT)
-    if given is None:
-        return None
-    if not (given.isascii() and given.isdecimal() and len(given) <= MIGRATION_LIMIT_DIGITS_MAX):
-        raise invalid(MIGRATION_LIMIT, f"the header {MIGRATION_LIMIT} must be a whole number of moves, 0 for none")
-    return int(given)
 
 
 def wants_partial(request: web.Request) -> bool:
