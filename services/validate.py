@@ -39,7 +39,7 @@ _ABOVE_ZERO = ("top_p", "repetition_penalty")
 
 
 def migration_limit_of(given: str | None) -> int | None:
-    """How often a client lets its request move, as it says in the header or metadata X-Migration-Limit; None: it doesn't.
+    """How often a client lets its request move: header or metadata X-Migration-Limit; None: it does not say.
 
     Raises INVALID_ARGUMENT for what is not a whole number of at most MIGRATION_LIMIT_DIGITS_MAX digits.
     """
