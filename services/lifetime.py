@@ -43,7 +43,7 @@ async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> Non
         if stopping.is_set():
             log.warning("exiting at once", signal=name)
             os._exit(EXIT_FORCED)
-        log.info("stopping", signal=name)
+        log.info("stopping", signal=name, again="ends it at once")
         stopping.set()
 
     loop = asyncio.get_running_loop()
