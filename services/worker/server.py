@@ -126,8 +126,8 @@ class Worker:
         try:
             await self._engine.run(self._execute.emit, ready)
         except Exception as error:
-            log.exception("the engine died")
             why = error.detail if isinstance(error, Failure) else error
+            log.error("the engine died", why=str(why), exc_info=not isinstance(error, Failure))
             death = Failure(Reason.ENGINE_DEAD, f"the engine died: {why}")
             await self._leave_dead(death)
             raise death from error
