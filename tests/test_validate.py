@@ -79,6 +79,11 @@ def test_refuses_what_is_missing_or_empty(prompt: dict[str, Any], field: str) ->
     refused(field, **prompt)
 
 
+def test_an_empty_conversation_is_told_what_it_lacks() -> None:
+    with pytest.raises(Failure, match="messages is empty: give at least one"):
+        check_request(make_request(token_ids=None, messages=()))
+
+
 def test_takes_each_kind_of_prompt() -> None:
     check_request(make_request())
     check_request(make_request(token_ids=None, text="hi"))
