@@ -8,13 +8,14 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 MODEL := smollm2
 WORKERS ?= 2
+KILLS ?= 500
 SOURCES_OF_INSTALL := pyproject.toml proto/build_stubs.py $(wildcard proto/unbroken/v1/*.proto)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint stubs install install-dev model etcd clean
+.PHONY: help up test kill-loop lint stubs install install-dev model etcd clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -25,6 +26,9 @@ up: install model ## Run a registry, two workers with a real model and a fronten
 
 test: install-dev model etcd ## Install what the tests need, and run them all.
 	$(BIN)/pytest
+
+kill-loop: install-dev ## Kill 500 workers under load, one each second, and count what clients notice.
+	$(BIN)/python -m bench.kill_loop --kills $(KILLS)
 
 lint: install-dev ## Check style, types and proto files.
 	$(BIN)/ruff check

@@ -75,10 +75,10 @@ async def gathered(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-async def outcome(frontend: Frontend, ask: Ask) -> Answer | Refused:
+async def outcome(frontend: Frontend, ask: Ask, on_tokens: OnTokens = _ignore) -> Answer | Refused:
     """The answer, or how it was refused."""
     try:
-        return await answer(frontend, ask)
+        return await answer(frontend, ask, on_tokens)
     except Refused as refused:
         return refused
 

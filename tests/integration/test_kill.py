@@ -5,8 +5,8 @@
 | 100 streams of all kinds at a time on one worker | one SIGKILL | `Answer`, all moved |
 | 12 streams of all kinds on the only worker | SIGKILL; another worker 3 s later | `Answer`, all moved |
 
-`Answer` is text, token ids, usage and finish reason; who reads it (answers.py) checks positions, marker and [DONE]. Kills
-at every single position are in test_moves.py.
+`Answer` is text, token ids, usage and finish reason; who reads it (answers.py) checks positions, marker and [DONE].
+Kills at every single position are in test_moves.py.
 """
 
 import asyncio

@@ -1,0 +1,161 @@
+"""Kill one worker after the other with SIGKILL under load, and count what its clients notice.
+
+    python -m bench.kill_loop --kills 500
+
+Each second one of the workers dies and another is started in its place, while so many clients ask without pause, over
+gRPC, SSE and unary HTTP. Each answer is compared with the one that the same request got before anything was killed:
+text, token ids, finish reason and usage. The last line says what was counted; the exit status is 1 if anything was lost
+or wrong.
+"""
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, product
+from pathlib import Path
+
+import click
+
+from tests.integration.answers import Answer, Refused
+from tests.integration.asks import PROTOCOLS, Ask
+from tests.integration.clients import answer, gathered, outcome
+from tests.integration.plane import Nursery, Plane, Process, nursery
+
+TOKENS = 150
+ITL_MS = 10
+"""An answer takes 1.5 s, so each sees a kill or two, and not every one hits its worker."""
+SEEDS = 4
+REPORT_EVERY = 20
+ASKS = [
+    Ask(protocol, is_chat=is_chat, temperature=temperature, seed=seed, prompt=f"Prompt {seed}", max_tokens=TOKENS)
+    for protocol, is_chat, temperature, seed in product(PROTOCOLS, (False, True), (0.0, 0.8), range(SEEDS))
+]
+
+
+@dataclass
+class Tally:
+    """What the clients saw. gaps_s: of each streamed answer the longest time between two tokens."""
+
+    kills: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    gaps_s: list[float] = field(default_factory=list)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def note(self, kind: str, what: str) -> None:
+        """One more of a kind that should not be; the first of them is told at the end."""
+        self.counts[kind] += 1
+        self.first.setdefault(kind, what)
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.counts["lost"] and not self.counts["wrong"]
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{kind} {self.counts[kind]}" for kind in ("requests", "lost", "wrong", "poison"))
+        gaps = f"longest gap of an answer p50 {self._gap_ms(0.5)} ms, p99 {self._gap_ms(0.99)} ms"
+        return f"kills {self.kills}, {shown}, {gaps}, max {self._gap_ms(1.0)} ms"
+
+    def _gap_ms(self, quantile: float) -> float:
+        ordered = sorted(self.gaps_s) or [0.0]
+        return round(ordered[min(int(quantile * len(ordered)), len(ordered) - 1)] * 1e3, 1)
+
+
+@dataclass
+class Gap:
+    """The longest time between two tokens of one answer."""
+
+    longest_s: float = 0.0
+    last_at: float | None = None
+
+    def __call__(self, _: int) -> None:
+        now = time.monotonic()
+        if self.last_at is not None:
+            self.longest_s = max(self.longest_s, now - self.last_at)
+        self.last_at = now
+
+
+@dataclass(frozen=True)
+class Load:
+    """Clients that ask without pause until `is_over`."""
+
+    plane: Plane
+    expected: Mapping[int, Answer]
+    tally: Tally
+    is_over: asyncio.Event
+    numbers: Iterator[int] = field(default_factory=count)
+
+    async def run_client(self) -> None:
+        while not self.is_over.is_set():
+            number = next(self.numbers)
+            await self._ask(number % len(ASKS), f"loop-{number}")
+
+    async def _ask(self, which: int, request_id: str) -> None:
+        gap = Gap()
+        got = await outcome(self.plane.frontend, ASKS[which].named(request_id), gap)
+        self.tally.counts["requests"] += 1
+        if isinstance(got, Refused):
+            self.tally.note("lost", f"{request_id}: {got}")
+            if got.reason == "POISON_REQUEST":
+                self.tally.note("poison", request_id)
+        elif got != self.expected[which]:
+            self.tally.note("wrong", f"{request_id}: {got} instead of {self.expected[which]}")
+        elif ASKS[which].protocol != "unary":
+            self.tally.gaps_s.append(gap.longest_s)
+
+
+async def start_workers(plane: Plane, number: int) -> list[Process]:
+    return await gathered(plane.worker(f"--mocker-itl-ms={ITL_MS}") for _ in range(number))
+
+
+async def kill_in_turn(plane: Plane, workers: Sequence[Process], kills: int, period_s: float, tally: Tally) -> None:
+    """One worker every `period_s`, each replaced at once."""
+    alive = list(workers)
+    for number in range(1, kills + 1):
+        await asyncio.sleep(period_s)
+        alive.pop(0).kill()
+        alive.append(plane.launch(f"--mocker-itl-ms={ITL_MS}"))
+        tally.kills = number
+        if number % REPORT_EVERY == 0:
+            print(tally, flush=True)
+
+
+async def run(plane: Plane, workers: int, streams: int, kills: int, period_s: float) -> Tally:
+    alive = await start_workers(plane, workers)
+    answers = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+    load = Load(plane, dict(enumerate(answers)), Tally(), asyncio.Event())
+    async with asyncio.TaskGroup() as group:
+        for _ in range(streams):
+            group.create_task(load.run_client())
+        await kill_in_turn(plane, alive, kills, period_s, load.tally)
+        load.is_over.set()
+    return load.tally
+
+
+def run_with(mother: Nursery, folder: Path, **options: float) -> Tally:
+    plane = Plane(mother, folder)
+    try:
+        return asyncio.run(run(plane, **options))  # type: ignore[arg-type]  # click gives the right types
+    finally:
+        plane.close()
+
+
+@click.command(help="Kill workers under load, and count what clients notice.", context_settings={"show_default": True})
+@click.option("--kills", type=click.IntRange(1), default=500)
+@click.option("--workers", type=click.IntRange(2), default=4)
+@click.option("--streams", type=click.IntRange(1), default=64, help="Clients that ask at a time.")
+@click.option("--period-s", type=click.FloatRange(0, min_open=True), default=1.0, help="Seconds from kill to kill.")
+def main(**options: float) -> None:
+    with nursery() as mother, tempfile.TemporaryDirectory() as folder:
+        tally = run_with(mother, Path(folder), **options)
+    for kind, what in tally.first.items():
+        print(f"the first {kind}: {what}")
+    print(tally)
+    sys.exit(0 if tally.is_clean else 1)
+
+
+if __name__ == "__main__":
+    main()
