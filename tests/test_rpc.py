@@ -234,12 +234,13 @@ def test_a_client_that_pings_on_a_silent_stream_is_not_thrown_out() -> None:
 
     async def scenario() -> list[Any]:
         server = grpc.aio.server(options=scaled)
-        handler = grpc.unary_stream_rpc_method_handler(silent)
+        handler: Any = grpc.unary_stream_rpc_method_handler(silent)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("s", {"Silent": handler}),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[*pings.items()]) as channel:
-            call: Any = channel.unary_stream("/s/Silent")(b"")
+            method: Any = channel.unary_stream("/s/Silent")
+            call = method(b"")
             answers = [await call.read(), await call.read()]
         await server.stop(None)
         return answers
