@@ -21,7 +21,7 @@ from typing import Protocol
 import structlog
 
 from services.errors import Failure, Reason
-from services.frontend.policy import Policy, Progress
+from services.frontend.policy import DEATHS, Policy, Progress
 from services.frontend.record import Recorder
 from services.layers import root_cause
 from services.request import Attempt, Call, Delta, Finish, FinishReason, Layer, Request
@@ -86,7 +86,8 @@ class Journey:
         self._clock = asyncio.get_running_loop().time
         self._has_outcome = asyncio.Event()
         self._moves = self._free_moves = 0
-        self._died_at: int | None = None
+        self._barren_deaths = 0
+        self._given_before = 0  # Tokens that the client had when the current leg became the current one.
         self._cause: Failure | None = None
         self._refusal: Failure | None = None
         self._second: Leg | None = None
@@ -148,8 +149,9 @@ class Journey:
 
     def _go_on(self, failure: Failure) -> None:
         """The current leg is lost: let the second take its place, or start the next. Raises what the client gets."""
+        self._count_death(failure)
         progress = self._progress()
-        if self._terms.policy.is_poison(failure, progress):
+        if self._terms.policy.is_poison(progress):
             detail = f"two workers died of this request, one after the other: {failure.detail}"
             raise Failure(Reason.POISON_REQUEST, detail) from failure
         if not self._terms.policy.may_migrate(failure, progress):
@@ -162,6 +164,13 @@ class Journey:
             self._current, self._second = self._second, None
         else:
             self._current = self._start(self._call)
+        self._given_before = self._record.count
+
+    def _count_death(self, failure: Failure) -> None:
+        if self._record.count > self._given_before:
+            self._barren_deaths = 0
+        elif failure.reason in DEATHS:
+            self._barren_deaths += 1
 
     def _last_word(self, failure: Failure) -> Failure:
         """What cost the request its worker, and what became of the last try to go on."""
@@ -173,7 +182,7 @@ class Journey:
 
     def _progress(self) -> Progress:
         record = self._record
-        return Progress(self._moves, self._free_moves, record.count, record.is_tracking, self._died_at)
+        return Progress(self._moves, self._free_moves, record.count, record.is_tracking, self._barren_deaths)
 
     def _count(self, failure: Failure) -> None:
         if failure.traits.free:
@@ -182,7 +191,6 @@ class Journey:
             return
         self._moves += 1
         self._cause = self._cause or failure
-        self._died_at = self._record.count
 
     def _next_call(self, failure: Failure) -> Call:
         call, worker = self._call, self._current.attempt.worker
@@ -219,6 +227,7 @@ class Journey:
         self._call = self._planned_call(self._clock())
         self._current.cut()
         self._current, self._second = leg, None
+        self._given_before = self._record.count
         return True
 
     def _on_second_ended(self, leg: Leg) -> None:

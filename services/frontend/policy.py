@@ -8,6 +8,7 @@ from services.request import Call, Request
 
 FREE_MOVES_MAX = 64
 """Refusals are free, but not for ever."""
+BARREN_DEATHS_MAX = 2
 DEATHS = (Reason.DISCONNECTED, Reason.ENGINE_DEAD)
 """How a worker ends that a request kills."""
 
@@ -16,14 +17,14 @@ DEATHS = (Reason.DISCONNECTED, Reason.ENGINE_DEAD)
 class Progress:
     """How far a request has come: moves that count, moves that were free, tokens delivered, whether they are known.
 
-    died_at: how many tokens had been delivered when its worker last died of something.
+    barren_deaths: workers in a row that died before they gave it a token.
     """
 
     moves: int
     free_moves: int
     delivered: int
     is_tracked: bool
-    died_at: int | None = None
+    barren_deaths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,9 @@ class Policy:
         """Whether another worker could carry the request on at all."""
         return progress.is_tracked and (self.can_resume or not progress.delivered)
 
-    def is_poison(self, failure: Failure, progress: Progress) -> bool:
-        """Whether two workers died of the request, one after the other, without a token between."""
-        return failure.reason in DEATHS and progress.died_at == progress.delivered
+    def is_poison(self, progress: Progress) -> bool:
+        """Whether workers die of the request. A request beside one of that kind has got tokens from the first."""
+        return progress.barren_deaths >= BARREN_DEATHS_MAX
 
 
 def policy_for(request: Request, call: Call, card: ModelCard, limit: int) -> Policy:

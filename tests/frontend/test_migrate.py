@@ -181,12 +181,34 @@ def test_finishes_by_itself_when_all_that_was_asked_has_been_delivered() -> None
 
 
 def test_a_request_that_kills_two_workers_is_poison_and_no_third_is_tried() -> None:
-    first = Case([Reason.DISCONNECTED], [Reason.DISCONNECTED], [7])
-    later = Case([7, Reason.ENGINE_DEAD], [Reason.DISCONNECTED], [8])
+    case = Case([Reason.DISCONNECTED], [Reason.ENGINE_DEAD], [7])
 
-    assert first.fails().reason is Reason.POISON_REQUEST
-    assert later.fails().reason is Reason.POISON_REQUEST
-    assert len(first.script.requests) == len(later.script.requests) == 2
+    assert case.fails().reason is Reason.POISON_REQUEST
+    assert len(case.script.requests) == 2
+
+
+def test_a_refusal_between_two_deaths_does_not_make_them_harmless() -> None:
+    case = Case([Reason.DISCONNECTED], [Reason.WORKER_AT_CAPACITY], [Reason.DISCONNECTED], [7])
+
+    assert case.fails().reason is Reason.POISON_REQUEST
+
+
+def test_a_request_beside_a_poison_request_is_none() -> None:
+    """It had tokens from the first worker that died, and came to the second one together with the culprit."""
+    case = Case([7, Reason.DISCONNECTED], [Reason.DISCONNECTED], [8])
+
+    assert case.run().token_ids == [7, 8]
+
+
+def test_a_request_that_kills_in_the_middle_of_its_answer_stops_after_three() -> None:
+    case = Case([7, Reason.DISCONNECTED], [Reason.DISCONNECTED], [Reason.DISCONNECTED], [8])
+
+    assert case.fails().reason is Reason.POISON_REQUEST
+    assert len(case.script.requests) == 3
+
+
+def test_a_worker_that_was_only_silent_did_not_die_of_the_request() -> None:
+    assert Case([Reason.STALLED], [Reason.DISCONNECTED], [7]).run().token_ids == [7]
 
 
 def test_a_request_that_meets_two_deaths_with_tokens_between_is_none() -> None:

@@ -86,12 +86,8 @@ def test_what_an_engine_cannot_resume_exactly_is_not_resumed(request_: Request, 
     assert policy_for(make_request(), call, replace(CARD, resume=replace(able, **{what: False})), 3).can_resume
 
 
-def test_two_deaths_without_a_token_between_are_poison() -> None:
+def test_two_workers_in_a_row_that_died_before_a_token_are_poison() -> None:
     policy = Policy(3, can_resume=True)
-    died = replace(BEGUN, died_at=5)
 
-    assert policy.is_poison(Failure(Reason.DISCONNECTED, "x"), died)
-    assert policy.is_poison(Failure(Reason.ENGINE_DEAD, "x"), died)
-    assert not policy.is_poison(Failure(Reason.STALLED, "x"), died)
-    assert not policy.is_poison(Failure(Reason.DISCONNECTED, "x"), replace(died, delivered=6))
-    assert not policy.is_poison(Failure(Reason.DISCONNECTED, "x"), BEGUN)
+    assert policy.is_poison(replace(BEGUN, barren_deaths=2))
+    assert not policy.is_poison(replace(BEGUN, barren_deaths=1))
