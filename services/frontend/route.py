@@ -11,6 +11,10 @@ from services.errors import Failure, Reason
 from services.request import Call, Finish, Layer, Request, Sink
 
 
+RETRY_AFTER_S = 1.0
+"""When a client that found no room may come back: load reports clear the marks of full workers by then."""
+
+
 class Worker(Protocol):
     """What routing knows of a session to a worker."""
 
@@ -96,6 +100,7 @@ class Route(Generic[AnyWorker]):
                 self._pool.quarantine(session)
             elif failure.reason is Reason.WORKER_AT_CAPACITY:
                 session.mark_full()
+                failure.retry_after_s = RETRY_AFTER_S
             elif failure.reason is Reason.DRAINING:
                 session.is_draining = True
             raise
@@ -116,10 +121,12 @@ class Route(Generic[AnyWorker]):
                     await change.wait()
         except TimeoutError:
             detail = f"no other worker of {request.model!r} had room or came in time"
-            raise Failure(Reason.NO_WORKERS, detail, retry_after_s=1.0) from None
+            raise Failure(Reason.NO_WORKERS, detail, retry_after_s=RETRY_AFTER_S) from None
 
 
 def _nobody(request: Request, *, is_any_full: bool) -> Failure:
     if is_any_full:
-        return Failure(Reason.OVERLOADED, f"every worker of {request.model!r} is at capacity", retry_after_s=1.0)
-    return Failure(Reason.NO_WORKERS, f"no worker serves {request.model!r} at the moment", retry_after_s=1.0)
+        return Failure(
+            Reason.OVERLOADED, f"every worker of {request.model!r} is at capacity", retry_after_s=RETRY_AFTER_S
+        )
+    return Failure(Reason.NO_WORKERS, f"no worker serves {request.model!r} at the moment", retry_after_s=RETRY_AFTER_S)

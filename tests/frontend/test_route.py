@@ -102,9 +102,10 @@ def test_leaves_a_worker_alone_that_is_not_to_blame(reason: Reason) -> None:
 
 def test_marks_what_refused_for_capacity_as_full_and_what_is_leaving_as_draining() -> None:
     full, leaving = FakeWorker("a"), FakeWorker("b")
-    for worker, reason in ((full, Reason.WORKER_AT_CAPACITY), (leaving, Reason.DRAINING)):
-        with pytest.raises(Failure):
+    for worker, reason, retry_after_s in ((full, Reason.WORKER_AT_CAPACITY, 1.0), (leaving, Reason.DRAINING, None)):
+        with pytest.raises(Failure) as caught:
             run_async(call_layer(route(Script([reason]), FakeWorkers(worker)), make_request()))
+        assert caught.value.retry_after_s == retry_after_s
 
     assert (full.full, leaving.is_draining) == (True, True)
 
