@@ -10,7 +10,6 @@ from services.card import ModelCard
 from services.errors import Failure, Reason
 from services.request import Call, Finish, Layer, Request, Sink
 
-
 RETRY_AFTER_S = 1.0
 """When a client that found no room may come back: load reports clear the marks of full workers by then."""
 
@@ -126,7 +125,7 @@ class Route(Generic[AnyWorker]):
 
 def _nobody(request: Request, *, is_any_full: bool) -> Failure:
     if is_any_full:
-        return Failure(
-            Reason.OVERLOADED, f"every worker of {request.model!r} is at capacity", retry_after_s=RETRY_AFTER_S
-        )
-    return Failure(Reason.NO_WORKERS, f"no worker serves {request.model!r} at the moment", retry_after_s=RETRY_AFTER_S)
+        reason, detail = Reason.OVERLOADED, f"every worker of {request.model!r} is at capacity"
+    else:
+        reason, detail = Reason.NO_WORKERS, f"no worker serves {request.model!r} at the moment"
+    return Failure(reason, detail, retry_after_s=RETRY_AFTER_S)
