@@ -15,7 +15,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test kill-loop lint stubs install install-dev model etcd clean
+.PHONY: help up test kill-loop lint stubs install install-dev model etcd iproute2 clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -24,7 +24,7 @@ help: ## List the targets.
 up: install model ## Run a registry, two workers with a real model and a frontend. Ctrl-C ends all.
 	exec $(BIN)/unbroken up --workers $(WORKERS) --engine llamacpp --model $(MODEL)
 
-test: install-dev model etcd ## Install what the tests need, and run them all.
+test: install-dev model etcd iproute2 ## Install what the tests need, and run them all.
 	$(BIN)/pytest
 
 kill-loop: install-dev ## Kill 500 workers under load, one each second, and count what clients notice.
@@ -52,6 +52,12 @@ etcd: ## Install etcd for the tests, with apt.
 		&& $(SUDO) apt-get update -qq \
 		&& $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends etcd-server; } \
 		|| { echo "error: the tests need etcd, and it cannot be installed here: install etcd 3.4 or later and put it on PATH" >&2; exit 1; }
+
+iproute2: ## Install `ip` for the tests that cut a network, with apt.
+	@command -v ip >/dev/null || { command -v apt-get >/dev/null && $(SUDO) true \
+		&& $(SUDO) apt-get update -qq \
+		&& $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2; } \
+		|| { echo "error: the tests need ip of iproute2, and it cannot be installed here: install it, or run pytest -m 'not netns'" >&2; exit 1; }
 
 clean: ## Remove what was installed and generated here.
 	rm -rf $(VENV) services/stubs/*_pb2*

@@ -47,9 +47,10 @@ def wait_until(condition: Callable[[], Any], seconds_max: float = WAIT_S) -> Any
 class Nursery:
     """Forks processes; see nursery.py."""
 
-    def __init__(self) -> None:
+    def __init__(self, *prefix: str) -> None:
+        """prefix: words before the command."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.nursery"],
+            [*prefix, sys.executable, "-m", "tests.integration.nursery"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -199,8 +200,8 @@ class Plane:
         self.frontend: Frontend = self._start(Frontend, "frontend", "frontend", *listen, *frontend)
         self.frontend.wait_ready()
 
-    def _start(self, kind: Any, name: str, *arguments: str) -> Any:
-        process = kind(self._nursery, self._folder, f"{name}-{next(self._names)}", *arguments)
+    def _start(self, kind: Any, name: str, *arguments: str, nursery: Nursery | None = None) -> Any:
+        process = kind(nursery or self._nursery, self._folder, f"{name}-{next(self._names)}", *arguments)
         self._processes.append(process)
         return process
 
@@ -209,10 +210,10 @@ class Plane:
         listen = f"--listen={self.registry_address}"
         self.registry = self._start(Process, "registry", "registry", listen, *self._registry_options)
 
-    def launch(self, *options: str) -> Process:
+    def launch(self, *options: str, nursery: Nursery | None = None) -> Process:
         """Start a worker and don't wait for it. Its model is `mocker` unless the options say otherwise."""
         listen = ("--listen=127.0.0.1:0", "--metrics-port=0", f"--registry={self.registry_address}")
-        worker: Process = self._start(Process, "worker", "worker", *listen, *options)
+        worker: Process = self._start(Process, "worker", "worker", *listen, *options, nursery=nursery)
         return worker
 
     async def worker(self, *options: str) -> Process:

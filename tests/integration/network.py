@@ -1,0 +1,76 @@
+"""A network namespace with one cable to this machine, and ways to make packets vanish on it without a trace.
+
+Needs root and iproute2. A cut cable is a neighbour entry with an address that nobody has: packets leave, and nobody says
+that they do not arrive.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+NOBODY = "02:00:00:00:00:ff"
+NEEDS = "needs root and `ip` of iproute2 (Debian: apt-get install iproute2); leave it out by -m 'not netns'"
+
+
+class Cable:
+    """Between this machine (`here`) and the namespace (`there`); both are IPv4 addresses."""
+
+    def __init__(self) -> None:
+        number = os.getpid()
+        self.name = f"ub{number}"
+        self._ends = (f"ub{number}h", f"ub{number}t")
+        self._net = f"10.{200 + number // 250 % 50}.{number % 250}"
+        self.here, self.there = f"{self._net}.1", f"{self._net}.2"
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """What a command begins with that is to run there."""
+        return ("ip", "netns", "exec", self.name)
+
+    def plug(self) -> None:
+        here, there = self._ends
+        _ip("netns", "add", self.name)
+        _ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", self.name)
+        _ip("address", "add", f"{self.here}/30", "dev", here)
+        _ip("link", "set", here, "up")
+        self._ip_there("address", "add", f"{self.there}/30", "dev", there)
+        self._ip_there("link", "set", there, "up")
+        self._ip_there("link", "set", "lo", "up")
+
+    def unplug(self) -> None:
+        """The link goes with the namespace."""
+        _ip("netns", "delete", self.name)
+
+    def cut(self, *, is_one_way: bool = False) -> None:
+        """Nothing that is sent arrives any more: from here to there, and back unless `is_one_way`."""
+        _ip("neighbour", "replace", self.there, "lladdr", NOBODY, "dev", self._ends[0], "nud", "permanent")
+        if not is_one_way:
+            self._ip_there(
+                "neighbour", "replace", self.here, "lladdr", NOBODY, "dev", self._ends[1], "nud", "permanent"
+            )
+
+    def mend(self) -> None:
+        _ip("neighbour", "flush", "dev", self._ends[0], "nud", "permanent")
+        self._ip_there("neighbour", "flush", "dev", self._ends[1], "nud", "permanent")
+
+    def _ip_there(self, *words: str) -> None:
+        _ip("-netns", self.name, *words)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@contextmanager
+def cable() -> Iterator[Cable]:
+    """A plugged one."""
+    assert os.geteuid() == 0, NEEDS
+    assert shutil.which("ip"), NEEDS
+    one = Cable()
+    one.plug()
+    try:
+        yield one
+    finally:
+        one.unplug()
