@@ -1,7 +1,7 @@
 """A network namespace with one cable to this machine, and ways to make packets vanish on it without a trace.
 
-Needs root and iproute2. A cut cable is a neighbour entry with an address that nobody has: packets leave, and nobody says
-that they do not arrive.
+Needs root and iproute2. A cut cable is a neighbour entry with an address that nobody has: packets leave, and nobody
+says that they do not arrive.
 """
 
 import os

@@ -2,7 +2,7 @@
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| 12 streams of all kinds on a worker in a namespace of its own | packets dropped, both ways | `Answer`, moves for STALLED |
+| 12 streams on a worker in a namespace of its own | packets dropped, both ways | `Answer`, all moved for STALLED |
 | the same | packets to the worker dropped, its own arrive | the same |
 | the same | the network is back | the worker is found again and serves |
 """
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.netns
 STREAMS = 12
 ITL = "--mocker-itl-ms=5"
 ASKS = [
-    Ask(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=400)
+    Ask(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=200)
     for number in range(STREAMS)
 ]
 
