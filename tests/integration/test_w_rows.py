@@ -1,0 +1,213 @@
+"""Each weakness of migration and streams that another system of this kind is known to have has a test here.
+
+W1: a death after the finish reason starts the answer anew
+    test_rogue_worker.py test_an_answer_that_is_whole_ends_well
+W2: usage of a moved answer counts its first part as prompt
+    test_moves.py test_a_killed_worker_changes_nothing_at_any_position
+W3: stop strings, penalties and the seed are lost at a move
+    test_moves.py test_a_killed_worker_changes_nothing_at_any_position
+W4: half a character is lost at a move
+    test_moves.py test_a_killed_worker_changes_nothing_at_any_position
+W5, W6: what cannot be carried over is moved all the same
+    test_bad_input.py test_chat_refuses
+W7: all tries are spent in the milliseconds without a worker
+    test_kill.py test_w7_the_only_worker_is_killed_and_another_comes_3_s_later_and_nothing_is_lost
+W8: a request that can't go on is a bare 500
+    test_w8_a_request_that_cannot_go_on_says_why_and_that_it_may_be_sent_again
+W9: moves are counted that never were
+    test_w9_what_may_not_move_is_not_counted_as_moved
+W10: a refusal for capacity sticks to a worker
+    test_overload.py test_exactly_what_fits_is_admitted
+W12: any news of discovery ends a quarantine
+    test_w12_a_quarantine_outlives_news_of_other_workers
+W13: a request to a worker that left waits without end
+    test_drain.py test_a_worker_that_leaves_takes_no_new_request_while_its_streams_finish
+W14: a frozen worker hangs its clients
+    test_stop.py test_every_stream_of_a_frozen_worker_goes_on_elsewhere
+W15: at the deadline a stream just ends
+    test_w15_a_deadline_within_a_stream_is_told
+W16: every error within a stream is a 500, and [DONE] follows
+    test_w16_an_error_within_a_stream_has_its_own_reason_and_no_done
+W17: an end without a finish reason passes for success
+    test_rogue_worker.py test_an_engine_that_ends_without_a_reason_after_tokens_fails_the_request
+W18: the request that finds the engine dead fails
+    test_w18_no_stream_of_a_dead_engine_under_a_live_server_fails
+W19: a failure before the first token is not tried elsewhere
+    test_w19_an_engine_that_fails_before_the_first_token_costs_nothing
+W20: a poison request takes all workers with it
+    test_poison.py test_w20_a_poison_request_is_refused_after_two_deaths_and_harms_nobody
+W47: tests of moves compare no text, and leave kinds out
+    test_moves.py test_a_killed_worker_changes_nothing_at_any_position
+
+W11 is about latches for busy workers: there are none here.
+"""
+
+import asyncio
+import re
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.integration.answers import Answer, Refused
+from tests.integration.asks import PROTOCOLS, Ask, body, headers, path
+from tests.integration.clients import answer, ballast, gathered, move_reasons, outcome, under_streams
+from tests.integration.conftest import Start
+from tests.integration.plane import Frontend, Plane, until
+from tests.integration.rogue import Line, rogue
+
+ITL = "--mocker-itl-ms=5"
+HERE = Path(__file__)
+
+
+def test_the_table_names_tests_that_there_are() -> None:
+    assert __doc__ is not None
+    named = re.findall(r"^    (?:(test_\w+\.py) )?(test_\w+)$", __doc__, re.MULTILINE)
+
+    assert len(named) == 19
+    for file, name in named:
+        assert f"def {name}(" in (HERE.parent / (file or HERE.name)).read_text(), name
+
+
+async def refused(plane: Plane, ask: Ask) -> Refused:
+    got = await outcome(plane.frontend, ask)
+    assert isinstance(got, Refused), got
+    return got
+
+
+@pytest.mark.parametrize(("protocol", "code"), [("unary", 502), ("stream", 200), ("grpc", "UNAVAILABLE")])
+def test_w8_a_request_that_cannot_go_on_says_why_and_that_it_may_be_sent_again(
+    start_plane: Start, protocol: str, code: int | str
+) -> None:
+    plane = start_plane(frontend=("--replacement-wait=0.2",))
+
+    async def scenario() -> None:
+        await plane.worker(ITL, "--mocker-fault=die_after=5")
+        got = await refused(plane, Ask(protocol))
+
+        assert (got.code, got.reason) == (code, "DISCONNECTED")
+        assert got.error["retryable"] in (True, "true")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("option", "limit"), [("--migration-limit=0", None), ("--migration-limit=3", "0")])
+def test_w9_what_may_not_move_is_not_counted_as_moved(start_plane: Start, option: str, limit: str | None) -> None:
+    plane = start_plane(frontend=(option,))
+    given = {} if limit is None else {"X-Migration-Limit": limit}
+
+    async def scenario() -> None:
+        victim = await plane.worker(ITL, "--mocker-fault=die_after=5")
+        await plane.worker(ITL)
+        outcomes = await gathered(outcome(plane.frontend, Ask("unary", headers=given)) for _ in range(8))
+
+        assert {one.reason for one in outcomes if isinstance(one, Refused)} == {"DISCONNECTED"}
+        assert victim.status() == -9
+        assert await plane.frontend.metric("dynamo_frontend_model_migration_total") == 0
+        assert not plane.frontend.events("request moved")
+
+    asyncio.run(scenario())
+
+
+def test_w12_a_quarantine_outlives_news_of_other_workers(start_plane: Start) -> None:
+    plane = start_plane()
+    taken: list[int] = []
+
+    async def take_and_leave(line: Line) -> None:
+        await line.welcome()
+        taken.append(await line.take_request())
+
+    async def scenario() -> None:
+        await plane.worker(ITL)
+        undisturbed = await answer(plane.frontend, Ask("grpc"))
+        assert undisturbed.token_ids is not None
+        async with ballast(plane.frontend), rogue(plane.registry_address, take_and_leave, undisturbed.token_ids) as bad:
+            await until(lambda: plane.frontend.events("worker found", instance=bad))
+            assert await answer(plane.frontend, Ask("grpc")) == undisturbed
+            await until(lambda: len(plane.frontend.events("worker found", instance=bad)) == 2)
+            await plane.worker(ITL)
+            for _ in range(10):
+                assert await answer(plane.frontend, Ask("grpc", max_tokens=1))
+
+    asyncio.run(scenario())
+    assert len(taken) == 1
+
+
+async def events(frontend: Frontend, ask: Ask) -> str:
+    """The body of a streamed answer, as it comes."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{frontend.http}{path(ask)}", json=body(ask), headers=headers(ask)) as response,
+    ):
+        assert response.status == 200
+        return await response.text()
+
+
+def test_w15_a_deadline_within_a_stream_is_told(start_plane: Start) -> None:
+    plane = start_plane()
+
+    async def scenario() -> None:
+        await plane.worker(ITL)
+        ask = Ask("stream", max_tokens=100_000, headers={"X-Request-Timeout": "0.3"})
+
+        assert (await refused(plane, ask)).reason == "DEADLINE_EXCEEDED"
+        assert "[DONE]" not in await events(plane.frontend, ask)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("raise_after", "ENGINE_ERROR"), ("die_after", "DISCONNECTED")])
+def test_w16_an_error_within_a_stream_has_its_own_reason_and_no_done(
+    start_plane: Start, fault: str, reason: str
+) -> None:
+    plane = start_plane(frontend=("--migration-limit=0",))
+
+    async def scenario() -> None:
+        await plane.worker(ITL, f"--mocker-fault={fault}=5", "--mocker-fault=linger_ms=100")
+        text = await events(plane.frontend, Ask("stream"))
+
+        assert text.count("event: error\n") == 1
+        assert f'"code":"{reason}"' in text
+        assert '"retryable":true' in text
+        assert "[DONE]" not in text
+
+    asyncio.run(scenario())
+
+
+def test_w18_no_stream_of_a_dead_engine_under_a_live_server_fails(start_plane: Start) -> None:
+    """Its server goes on with its heartbeats; what stands still is the count of its steps."""
+    plane = start_plane(frontend=("--engine-stall-ms=500",))
+    asks = [
+        Ask(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=100)
+        for number in range(6)
+    ]
+
+    async def scenario() -> None:
+        dead = await plane.worker(ITL, "--mocker-fault=hang_after=50")
+
+        async def help_out() -> None:
+            await plane.worker(ITL)
+
+        answers = await under_streams(plane.frontend, asks, help_out)
+        assert move_reasons(plane.frontend, asks) == [["STALLED"]] * len(asks)
+        assert dead.status() is None
+        assert answers == await gathered(answer(plane.frontend, ask) for ask in asks)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_w19_an_engine_that_fails_before_the_first_token_costs_nothing(start_plane: Start, protocol: str) -> None:
+    plane = start_plane()
+
+    async def scenario() -> list[Answer]:
+        await plane.worker(ITL)
+        undisturbed = await answer(plane.frontend, Ask(protocol))
+        await plane.worker(ITL, "--mocker-fault=raise_after=0")
+        async with ballast(plane.frontend):
+            assert await answer(plane.frontend, Ask(protocol, request_id="tried")) == undisturbed
+        return [undisturbed]
+
+    asyncio.run(scenario())
+    assert [move["reason"] for move in plane.frontend.moves("tried")] == ["ENGINE_ERROR"]
+    assert not plane.frontend.events("worker lost"), "no worker is to blame"
