@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | 100 streams of all kinds at a time on one worker | one SIGKILL | `Answer`, all moved |
 | 12 streams of all kinds on the only worker | SIGKILL; another worker 3 s later | `Answer`, all moved |
+| a unary request that may not move | its worker dies | what had come, if asked for |
 
 `Answer` is text, token ids, usage and finish reason; who reads it (answers.py) checks positions, marker and [DONE].
 Kills at every single position are in test_moves.py.
@@ -13,9 +14,11 @@ import asyncio
 from dataclasses import replace
 from itertools import product
 
-from tests.integration.answers import Answer
+import pytest
+
+from tests.integration.answers import Answer, Refused
 from tests.integration.asks import PROTOCOLS, Ask
-from tests.integration.clients import answer, gathered, move_reasons, under_streams
+from tests.integration.clients import answer, gathered, move_reasons, outcome, under_streams
 from tests.integration.conftest import Start
 from tests.integration.plane import Plane, Process, until
 
@@ -81,3 +84,27 @@ def test_w7_the_only_worker_is_killed_and_another_comes_3_s_later_and_nothing_is
     asyncio.run(scenario())
     gaps = [move["gap_ms"] for move in plane.frontend.events("request moved")]
     assert min(gaps) > AWAY_S * 1e3
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_what_had_come_of_a_unary_answer_is_not_thrown_away_if_the_client_asks(
+    start_plane: Start, is_asked: bool
+) -> None:
+    plane = start_plane()
+    headers = {"X-Migration-Limit": "0"} | ({"X-Return-Partial": "true"} if is_asked else {})
+
+    async def scenario() -> tuple[Answer, Answer | Refused]:
+        whole = (await without_faults(plane, [Ask("unary")]))[0]
+        await plane.worker("--mocker-fault=die_after=30", "--mocker-fault=linger_ms=100")
+        return whole, await outcome(plane.frontend, Ask("unary", headers=headers))
+
+    whole, refused = asyncio.run(scenario())
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.reason) == (502, "DISCONNECTED")
+    if is_asked:
+        (choice,) = refused.error["partial"]["choices"]
+        assert choice["finish_reason"] is None
+        assert len(choice["text"]) > 10
+        assert whole.text.startswith(choice["text"])
+    else:
+        assert "partial" not in refused.error
