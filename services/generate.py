@@ -89,7 +89,7 @@ class JoiningSink:
             self._joined[delta.choice] = _Joined(delta)
         else:
             joined.add(delta)
-        self._token_count += len(delta.token_ids)
+        self._token_count += delta.weight
         self._changed.set()
         if self._token_count > CLIENT_BUFFER_TOKENS_MAX and not self._is_over:
             self._is_over = True

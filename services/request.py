@@ -129,18 +129,26 @@ class Request:
         return replace(self, generated_token_ids=self.generated_token_ids + tuple(token_ids))
 
 
-def _stay(_grace_s: float) -> None:
-    """Whoever does not migrate takes no note of a worker that leaves."""
+def _ignore(*_: object) -> None:
+    """Not everybody has to know."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One try of a call on one worker. worker: the session, named by route. on_leaving: called with the seconds that
-    are left when that worker says that it leaves.
+    """One try of a call on one worker. worker: the session, named by route. has_begun: the engine works on it.
+
+    on_begun: called when it begins. on_leaving: called with the seconds that are left when the worker says it leaves.
     """
 
     worker: str | None = None
-    on_leaving: Callable[[float], None] = _stay
+    has_begun: bool = False
+    on_begun: Callable[[], None] = _ignore
+    on_leaving: Callable[[float], None] = _ignore
+
+    def begin(self) -> None:
+        """The engine works on it from now on."""
+        self.has_begun = True
+        self.on_begun()
 
 
 class Ending:
@@ -223,6 +231,13 @@ class Delta(Struct, gc=False):
     logprobs: Sequence[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+
+    @property
+    def weight(self) -> int:
+        """What it takes to keep it, in tokens: a log probability is one more, and each rival's as well."""
+        if self.logprobs is None:
+            return len(self.token_ids)
+        return len(self.token_ids) + sum(1 + len(one.top) for one in self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)

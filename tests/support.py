@@ -53,6 +53,7 @@ class Script:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         self.requests.append(request)
         self.calls.append(call)
+        call.attempt.begin()
         try:
             return await self._play(request, sink)
         except asyncio.CancelledError:

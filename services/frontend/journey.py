@@ -5,8 +5,9 @@
 | the current leg delivers | to the client | to the client |
 | the second leg delivers | – | in time: it becomes the current one, the first is cut; too late: it starts again |
 | the current worker says that it leaves | a second leg starts | – |
-| the current leg fails | the next leg starts, if it may | the second becomes the current one |
-| the second leg fails | – | it is dropped; the first goes on for as long as it can |
+| the second's worker says that it leaves | – | a third starts as soon as the second is the current one |
+| the current leg fails | the next leg starts, if it may | the second becomes the current one, if it has a worker |
+| the second leg fails | – | another starts in its place, if that may help; the first goes on for as long as it can |
 | the current leg finishes | the request has finished | the request has finished |
 
 A leg is one attempt on one worker, in a task of its own. Tokens of a leg that is neither reach nobody.
@@ -29,9 +30,9 @@ from services.request import Attempt, Call, Delta, Finish, FinishReason, Layer, 
 log = structlog.get_logger()
 
 LAG_TOKENS_MAX = 1
-"""How far behind the current leg a second one may be when it takes over: each token costs the client one step."""
+"""How far behind the client a second leg may be when it takes over: each token costs the client one step."""
 ROUNDS_MAX = 4
-"""How often a second leg starts anew because it is too far behind, before it takes over all the same."""
+"""How often a second leg starts anew, for it is too far behind or has failed, before it takes over or is given up."""
 
 
 class MigrationMetrics(Protocol):
@@ -43,6 +44,8 @@ class MigrationMetrics(Protocol):
 
     def count_exceeded(self, model: str) -> None: ...
 
+    def set_limit(self, model: str, limit: int) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -53,16 +56,28 @@ class Terms:
     metrics: MigrationMetrics
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A move under way: why, from where, since when, and how much the next worker has to compute."""
+
+    reason: Reason
+    away_from: str | None
+    since: float
+    has_tokens: bool
+    recomputed: int
+
+
 class Leg:
     """One attempt. It is the sink of its worker's tokens, and passes them to the journey."""
 
-    __slots__ = ("_journey", "attempt", "outcome", "rounds_left", "task")
+    __slots__ = ("_journey", "attempt", "leaves_at", "outcome", "rounds_left", "task")
 
     def __init__(self, journey: "Journey", rounds_left: int) -> None:
         self._journey = journey
         self.attempt = Attempt(on_leaving=lambda grace_s: journey.on_leaving(self, grace_s))
         self.outcome: Finish | Failure | None = None
         self.rounds_left = rounds_left
+        self.leaves_at: float | None = None
         self.task: asyncio.Task[None] | None = None
 
     def deliver(self, delta: Delta) -> None:
@@ -85,27 +100,35 @@ class Journey:
         self._terms = terms
         self._clock = asyncio.get_running_loop().time
         self._has_outcome = asyncio.Event()
+        self._is_over = False
         self._moves = self._free_moves = 0
         self._barren_deaths = 0
         self._given_before = 0  # Tokens that the client had when the current leg became the current one.
         self._cause: Failure | None = None
         self._refusal: Failure | None = None
         self._second: Leg | None = None
-        self._lost_at: float | None = None
+        self._delivered_at = 0.0  # Of the last token, while there is a second leg.
+        self._move: Move | None = None
 
     async def run(self) -> Finish:
         """To the request's end. Raises Failure."""
+        outcome = "failure"
         try:
             async with asyncio.TaskGroup() as self._group:
                 self._current = self._start(self._call)
                 try:
-                    return await self._travel()
+                    finish = await self._travel()
+                    outcome = "success"
+                    return finish
+                except asyncio.CancelledError:
+                    outcome = "cancelled"
+                    raise
                 finally:
-                    self._drop_second()
+                    self._end()
         except ExceptionGroup as failures:
             raise root_cause(failures) from None
         finally:
-            self._end_move("cancelled" if asyncio.current_task().cancelling() else "failure")  # type: ignore[union-attr]
+            self._end_move(outcome)
 
     async def _travel(self) -> Finish:
         while True:
@@ -118,6 +141,13 @@ class Journey:
                 if self._record.position >= self._request.max_tokens:
                     return Finish(FinishReason.LENGTH)  # All that was asked has been delivered.
                 self._go_on(outcome)
+
+    def _end(self) -> None:
+        """Before the group ends: no leg may start any more."""
+        self._is_over = True
+        self._current.cut()
+        if self._second is not None:
+            self._second.cut()
 
     # Legs
 
@@ -132,18 +162,29 @@ class Journey:
             leg.outcome = await self._inner(request, call, leg)
         except Failure as failure:
             leg.outcome = failure
-        if leg is self._second:
+        if leg is self._second and not self._is_over:
             self._on_second_ended(leg)
         self._has_outcome.set()
 
     def on_tokens(self, leg: Leg, delta: Delta) -> None:
         """A leg's worker has delivered."""
-        if leg is self._second and not self._take_over(leg, delta.position):
+        takes_over = leg is self._second
+        if takes_over and not self._take_over(leg, delta.position):
             return
-        if leg is self._current:
-            known = self._record.position - delta.position
-            if known < len(delta.token_ids) or not delta.token_ids:
-                self._record.deliver(_after(delta, known) if known else delta)
+        if leg is not self._current:
+            return
+        known = self._record.position - delta.position
+        assert known >= 0, f"position {delta.position} where {self._record.position} was due"
+        if known < len(delta.token_ids):
+            self._record.deliver(_after(delta, known) if known else delta)
+            if self._second is not None:
+                self._delivered_at = self._clock()
+        if takes_over and leg.leaves_at is not None:
+            self._plan(leg)
+
+    def _make_current(self, leg: Leg) -> None:
+        self._current, self._second = leg, None
+        self._given_before = self._record.count
 
     # Unplanned moves
 
@@ -159,25 +200,30 @@ class Journey:
         self._count(failure)
         self._call = self._next_call(failure)
         if not failure.traits.free or (failure.reason is Reason.DRAINING and self._record.count):
-            self._begin_move(failure.reason)
-        if self._second is not None:
-            self._current, self._second = self._second, None
-        else:
-            self._current = self._start(self._call)
-        self._given_before = self._record.count
+            self._begin_move(failure.reason, self._clock())
+        second = self._second
+        if second is not None and second.attempt.worker is None:
+            second.cut()  # It waits for a worker still, and not as long as a lost request may.
+            second = None
+        self._make_current(self._start(self._call) if second is None else second)
+        if self._current.leaves_at is not None:
+            self._plan(self._current)
 
     def _count_death(self, failure: Failure) -> None:
+        """A worker that dies while it has given the request no token may have died of it, if it had begun with it."""
         if self._record.count > self._given_before:
             self._barren_deaths = 0
-        elif failure.reason in DEATHS:
+        elif failure.reason in DEATHS and self._current.attempt.has_begun:
             self._barren_deaths += 1
 
     def _last_word(self, failure: Failure) -> Failure:
-        """What cost the request its worker, and what became of the last try to go on."""
+        """What cost the request its worker and became of the last try to go on; or what no other worker could mend."""
         cause = self._cause
         if cause is None:
             is_refused_by_all = failure.reason is Reason.NO_WORKERS  # Whichever has room again has refused it before.
             return self._refusal if is_refused_by_all and self._refusal is not None else failure
+        if not (failure.traits.migrates or failure.reason in (Reason.NO_WORKERS, Reason.OVERLOADED)):
+            return failure
         return Failure(cause.reason, f"{cause.detail}; and then: {failure.detail}", retry_after_s=failure.retry_after_s)
 
     def _progress(self) -> Progress:
@@ -186,7 +232,7 @@ class Journey:
 
     def _count(self, failure: Failure) -> None:
         if failure.traits.free:
-            self._free_moves += 1
+            self._free_moves += self._call.replacement_deadline is None  # Else that bounds them.
             self._refusal = failure if failure.reason is Reason.WORKER_AT_CAPACITY else self._refusal
             return
         self._moves += 1
@@ -200,81 +246,91 @@ class Journey:
             return replace(call, excluded=excluded)  # It has lost nothing that would be worth a wait.
         if failure.reason is Reason.WORKER_AT_CAPACITY:  # It may have a slot later.
             excluded = call.excluded
-        until = self._clock() + self._terms.replacement_wait_s
+        until = call.replacement_deadline if failure.traits.free else None  # A refusal does not prolong the wait.
+        if until is None:
+            until = self._clock() + self._terms.replacement_wait_s
         return replace(call, excluded=excluded, replacement_deadline=until)
 
     # Planned moves
 
     def on_leaving(self, leg: Leg, grace_s: float) -> None:
         """The worker of a leg leaves in `grace_s`: make another ready meanwhile."""
-        is_free_to = leg is self._current and self._second is None and self._terms.policy.limit > 0
-        if is_free_to and leg.outcome is None and self._terms.policy.may_leave(self._progress()):
-            self._second = self._start(self._planned_call(self._clock() + grace_s))
+        leg.leaves_at = self._clock() + grace_s
+        if leg is self._current and self._second is None:
+            self._plan(leg)
 
-    def _planned_call(self, until: float) -> Call:
-        worker = self._current.attempt.worker
-        excluded = self._call.excluded if worker is None else self._call.excluded | {worker}
-        return replace(self._call, excluded=excluded, replacement_deadline=until)
+    def _plan(self, leg: Leg) -> None:
+        """Start a second leg beside the current one, if it may ever take over."""
+        may = self._terms.policy.limit > 0 and self._terms.policy.may_leave(self._progress())
+        if may and leg.outcome is None and not self._is_over:
+            self._delivered_at = self._clock()
+            self._second = self._start(self._planned_call())
+
+    def _planned_call(self, *refused: str | None) -> Call:
+        """Anywhere but where the request is, and where it was refused."""
+        away = {worker for worker in (self._current.attempt.worker, *refused) if worker is not None}
+        return replace(self._call, excluded=self._call.excluded | away, replacement_deadline=self._current.leaves_at)
 
     def _take_over(self, leg: Leg, position: int) -> bool:
-        """The second leg delivers: let it be the current one, unless it is too far behind to go on without a gap."""
+        """Make the second leg the current one, unless the first has finished, must not be left, or is too far ahead."""
+        if isinstance(self._current.outcome, Finish):
+            return False
+        if not self._terms.policy.may_leave(self._progress()):
+            leg.cut()
+            self._second = None
+            return False
         if self._record.position - position > LAG_TOKENS_MAX and leg.rounds_left > 0:
             leg.cut()
-            until = self._clock() + self._terms.replacement_wait_s
-            self._second = self._start(self._planned_call(until), leg.rounds_left - 1)
+            self._second = self._start(self._planned_call(), leg.rounds_left - 1)
             return False
-        self._begin_move(Reason.DRAINING)
-        self._call = self._planned_call(self._clock())
+        self._begin_move(Reason.DRAINING, self._delivered_at)
+        self._call = replace(self._planned_call(), replacement_deadline=None)
         self._current.cut()
-        self._current, self._second = leg, None
-        self._given_before = self._record.count
+        self._make_current(leg)
         return True
 
     def _on_second_ended(self, leg: Leg) -> None:
-        """Without a token: it failed, or there was nothing left to say."""
-        if isinstance(leg.outcome, Finish) and self._take_over(leg, self._record.position):
+        """Without a token: there was nothing left to say, or it failed, and another may do better."""
+        if isinstance(leg.outcome, Finish):
+            if not self._take_over(leg, self._record.position):
+                self._second = None
             return
+        assert leg.outcome is not None, "it has ended"
         self._second = None
-
-    def _drop_second(self) -> None:
-        if self._second is not None:
-            self._second.cut()
-        self._current.cut()
+        if leg.outcome.traits.migrates and leg.rounds_left > 0:
+            self._second = self._start(self._planned_call(leg.attempt.worker), leg.rounds_left - 1)
 
     # What is told of moves
 
-    def _begin_move(self, reason: Reason) -> None:
+    def _begin_move(self, reason: Reason, since: float) -> None:
         self._end_move("failure")
-        self._lost_at, record = self._clock(), self._record
-        has_tokens, away_from = record.count > 0, self._current.attempt.worker
+        record = self._record
         recomputed = len(self._request.prompt_token_ids) + record.position
-        self._terms.metrics.count_move(self._request.model, has_tokens=has_tokens, recomputed=recomputed)
+        self._move = Move(reason, self._current.attempt.worker, since, record.count > 0, recomputed)
+        record.on_next(lambda: self._end_move("success"))
 
-        def end() -> None:
-            gap_s = self._end_move("success")
-            level = logging.INFO if reason is Reason.DRAINING else logging.WARNING
-            log.log(
-                level,
-                "request moved",
-                request_id=self._call.request_id,
-                away_from=away_from,
-                to=self._current.attempt.worker,
-                reason=reason,
-                position=record.position,
-                gap_ms=round(gap_s * 1e3, 1),
-            )
-
-        record.on_next(end)
-
-    def _end_move(self, outcome: str) -> float:
-        """Seconds since the worker was lost, if a move is under way."""
-        if self._lost_at is None:
-            return 0.0
-        seconds, self._lost_at = self._clock() - self._lost_at, None
+    def _end_move(self, outcome: str) -> None:
+        """The move under way, if one is, has led somewhere, or not."""
+        if self._move is None:
+            return
+        move, self._move = self._move, None
         self._record.on_next(None)
-        has_tokens = self._record.count > 0
-        self._terms.metrics.observe_move(self._request.model, has_tokens=has_tokens, outcome=outcome, seconds=seconds)
-        return seconds
+        seconds, metrics, model = self._clock() - move.since, self._terms.metrics, self._request.model
+        metrics.observe_move(model, has_tokens=move.has_tokens, outcome=outcome, seconds=seconds)
+        if outcome != "success":
+            return
+        metrics.count_move(model, has_tokens=move.has_tokens, recomputed=move.recomputed)
+        self._call = replace(self._call, replacement_deadline=None)
+        log.log(
+            logging.INFO if move.reason is Reason.DRAINING else logging.WARNING,
+            "request moved",
+            request_id=self._call.request_id,
+            away_from=move.away_from,
+            to=self._current.attempt.worker,
+            reason=move.reason,
+            position=self._record.position,
+            gap_ms=round(seconds * 1e3, 1),
+        )
 
 
 def _after(delta: Delta, known: int) -> Delta:

@@ -26,6 +26,7 @@ class Metrics:
     migration_s: Histogram
     migration_exceeded: Counter
     recomputed_tokens: Counter
+    migration_limit: Gauge
 
     def count_move(self, model: str, *, has_tokens: bool, recomputed: int) -> None:
         """See MigrationMetrics."""
@@ -35,6 +36,10 @@ class Metrics:
     def observe_move(self, model: str, *, has_tokens: bool, outcome: str, seconds: float) -> None:
         """See MigrationMetrics."""
         self.migration_s.labels(model, _kind(has_tokens), outcome).observe(seconds)
+
+    def set_limit(self, model: str, limit: int) -> None:
+        """See MigrationMetrics."""
+        self.migration_limit.labels(model).set(limit)
 
     def count_exceeded(self, model: str) -> None:
         """See MigrationMetrics."""
@@ -83,6 +88,9 @@ def build_metrics(prefix: str = PREFIX) -> Metrics:
             "Requests too long to be moved any more.",
             ["model"],
             registry=registry,
+        ),
+        migration_limit=Gauge(
+            f"{prefix}_model_migration_limit", "Moves that a request may make.", ["model"], registry=registry
         ),
         recomputed_tokens=Counter(
             f"{prefix}_model_migration_recomputed_tokens",

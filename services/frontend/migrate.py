@@ -7,7 +7,7 @@ another is made ready, and is cut off only when that one delivers: make before b
 from dataclasses import dataclass
 
 from services.frontend.journey import Journey, MigrationMetrics, Terms
-from services.frontend.policy import policy_for
+from services.frontend.policy import allowed_by, policy_for
 from services.frontend.record import Recorder
 from services.request import Call, Finish, Layer, Request, Sink
 
@@ -42,6 +42,7 @@ class Migrate:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         assert call.card is not None, "preprocess names the card"
         policy = policy_for(request, call, call.card, self._config.limit)
+        self._metrics.set_limit(request.model, allowed_by(call.card, self._config.limit))
         record = Recorder(sink, request, self._config.seq_len_max, lambda: self._metrics.count_exceeded(request.model))
         terms = Terms(policy, self._config.replacement_wait_s, self._metrics)
         return await Journey(self._inner, request, call, record, terms).run()

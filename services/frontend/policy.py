@@ -43,21 +43,21 @@ class Policy:
         if not failure.traits.migrates:
             return False
         if failure.traits.free:
-            return progress.free_moves < FREE_MOVES_MAX
+            return progress.free_moves < FREE_MOVES_MAX and (self.limit > 0 or not progress.delivered)
         return progress.moves < self.limit
 
     def may_leave(self, progress: Progress) -> bool:
-        """Whether another worker could carry the request on at all."""
-        return progress.is_tracked and (self.can_resume or not progress.delivered)
+        """Whether another worker could carry the request on at all: a request without tokens can start anywhere."""
+        return not progress.delivered or (progress.is_tracked and self.can_resume)
 
     def is_poison(self, progress: Progress) -> bool:
-        """Whether workers die of the request. A request beside one of that kind has got tokens from the first."""
+        """Whether workers die of the request, as far as can be told from here."""
         return progress.barren_deaths >= BARREN_DEATHS_MAX
 
 
 def policy_for(request: Request, call: Call, card: ModelCard, limit: int) -> Policy:
     """The lowest limit of frontend, worker and client counts; an answer that an engine cannot resume exactly stays."""
-    limits = (limit, card.migration_limit, call.migration_limit)
+    allowed = allowed_by(card, limit)
     resume = card.resume
     needs = (
         (resume.sampling, not request.sampling.is_greedy),
@@ -66,6 +66,11 @@ def policy_for(request: Request, call: Call, card: ModelCard, limit: int) -> Pol
         (resume.logprobs, request.logprobs is not None),
     )
     return Policy(
-        limit=min(one for one in limits if one is not None),
+        limit=allowed if call.migration_limit is None else min(allowed, call.migration_limit),
         can_resume=all(can or not needed for can, needed in needs),
     )
+
+
+def allowed_by(card: ModelCard, limit: int) -> int:
+    """The frontend's limit, lowered by the worker's."""
+    return limit if card.migration_limit is None else min(limit, card.migration_limit)

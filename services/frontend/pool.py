@@ -63,8 +63,8 @@ class Pool:
     # What routing sees
 
     def sessions(self, card: ModelCard) -> list[Session]:
-        """Sessions to workers with this very card, whatever their state."""
-        return [session for session in self._sessions.values() if session.card is card]
+        """Living sessions to workers with this very card, whatever their state."""
+        return [one for one in self._sessions.values() if one.card is card and not one.is_lost]
 
     def _sessions_of(self, model: str) -> list[Session]:
         return [session for session in self._sessions.values() if session.card.model == model]

@@ -10,20 +10,28 @@ from services.request import Call, Delta, Finish, FinishReason, Layer, Request, 
 
 
 class StopStrings:
-    """Finds the first stop string in a text that comes in pieces, and holds back what may become one."""
+    """Finds the first stop string to be completed in a text that comes in pieces, and holds back what may become one.
+
+    Each string is searched by Knuth, Morris and Pratt's algorithm: what a character costs does not grow with the
+    strings' length, so that nobody can make it cost more than it is worth.
+    """
 
     def __init__(self, strings: Sequence[str]) -> None:
-        self._strings = strings
+        self._searches = [_Search(string) for string in strings]
+        self._firsts = {string[0] for string in strings}
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
         """What may be shown now, and whether a stop string has come: then it is what stood before it."""
-        text = self._held + text
-        found = [at for at in (text.find(string) for string in self._strings) if at >= 0]
-        if found:
-            self._held = ""
-            return text[: min(found)], True
-        held = max((_overlap(text, string) for string in self._strings), default=0)
+        if not self._held and self._firsts.isdisjoint(text):
+            return text, False
+        text, begin = self._held + text, len(self._held)
+        for end in range(begin, len(text)):
+            completed = [search.length for search in self._searches if search.take(text[end])]
+            if completed:
+                self._held = ""
+                return text[: end + 1 - max(completed)], True
+        held = max((search.matched for search in self._searches), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], False
 
@@ -33,10 +41,34 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, string: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `string`, but not all of it."""
-    longest = min(len(text), len(string) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(string[:size])), 0)
+class _Search:
+    """The search for one string: how much of it stands at the end of the text so far."""
+
+    def __init__(self, string: str) -> None:
+        self._string = string
+        self._fallback = _fallback(string)
+        self.length = len(string)
+        self.matched = 0
+
+    def take(self, character: str) -> bool:
+        """One more character. Returns whether it completes the string."""
+        matched = self.matched
+        while matched and self._string[matched] != character:
+            matched = self._fallback[matched - 1]
+        self.matched = matched + (self._string[matched] == character)
+        return self.matched == self.length
+
+
+def _fallback(string: str) -> list[int]:
+    """For each prefix the length of the longest other prefix that is its end."""
+    fallback = [0] * len(string)
+    length = 0
+    for at in range(1, len(string)):
+        while length and string[at] != string[length]:
+            length = fallback[length - 1]
+        length += string[at] == string[length]
+        fallback[at] = length
+    return fallback
 
 
 class Presenter:

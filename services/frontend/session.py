@@ -128,7 +128,7 @@ class Session:
     def open(self, request: Request, call: Call, sink: Sink) -> Stream:
         """Send the request. The caller awaits `ended` of what is returned and then closes it."""
         if self.is_lost:
-            raise Failure(Reason.DISCONNECTED, f"the session to {self.record.address} is over")
+            raise Failure(Reason.CANNOT_CONNECT, f"the session to {self.record.address} is over")
         submit = _submit(next(self._stream_ids), request, call)
         if not self._streams:
             self._heard_at = self._stepped_at = self._clock()  # An idle worker was allowed its silence.
@@ -224,15 +224,24 @@ class Session:
             if self._full_until:
                 self._full_until = 0.0
                 self._on_news()
-        if message.HasField("goaway"):
-            self.is_draining = True
-            self._on_news()
-            for stream in list(self._streams.values()):
-                stream.attempt.on_leaving(seconds_from_wire(message.goaway.grace))
+        for stream_id in message.begun:
+            if (stream := self._streams.get(stream_id)) is not None:
+                stream.attempt.begin()
         if message.HasField("step"):
             self._on_step(message.step)
         for end in message.ends:
             self._on_end(end)
+        if message.HasField("goaway"):
+            self._on_goaway(seconds_from_wire(message.goaway.grace))
+
+    def _on_goaway(self, grace_s: float) -> None:
+        self.is_draining = True
+        self._on_news()
+        for stream in list(self._streams.values()):
+            try:
+                stream.attempt.on_leaving(grace_s)
+            except Exception as error:  # Nobody raises here: it is a bug, and must not harm the streams beside it.
+                stream.fail(bug_failure(error, f"(any) on the session to {self.record.address}"))
 
     def _on_step(self, step: worker_pb2.Step) -> None:
         self._stepped_at = self._heard_at

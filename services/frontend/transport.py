@@ -15,7 +15,7 @@ class Transport:
         assert call.worker is not None, "route names the worker"
         session = self._pool.session(call.worker)
         if session is None:
-            raise Failure(Reason.DISCONNECTED, "the worker was lost before the request was sent")
+            raise Failure(Reason.CANNOT_CONNECT, "the worker was lost before the request was sent")
         stream = session.open(request, call, sink)
         try:
             return await stream.ended

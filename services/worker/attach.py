@@ -15,7 +15,7 @@ import structlog
 
 from services.errors import Failure
 from services.generate import request_id_of
-from services.request import Call, Delta, Finish, Layer, TokenLogprobs
+from services.request import Attempt, Call, Delta, Finish, Layer, TokenLogprobs
 from services.stubs import worker_pb2
 from services.undecodable import read
 from services.wire import (
@@ -73,7 +73,7 @@ class Outbox:
             entry[1].extend(delta.token_ids)
         if delta.logprobs is not None:
             self._logprobs.setdefault(stream_id, []).extend(delta.logprobs)
-        self._grow(len(delta.token_ids))
+        self._grow(delta.weight)
 
     def add_end(self, end: worker_pb2.StreamEnd) -> None:
         self._message.ends.append(end)
@@ -84,6 +84,10 @@ class Outbox:
         self._changed.set()
         if self._token_count > self._tokens_max:
             self.is_over.set()
+
+    def add_begun(self, stream_id: int) -> None:
+        self._message.begun.append(stream_id)
+        self._changed.set()
 
     def set_welcome(self, welcome: worker_pb2.Welcome) -> None:
         self._message.welcome.CopyFrom(welcome)
@@ -205,7 +209,8 @@ class Session:
             deadline = asyncio.get_running_loop().time() + seconds_from_wire(submit.timeout)
         end = worker_pb2.StreamEnd(stream_id=submit.stream_id)
         try:
-            call = Call(request_id=request_id_of(submit.request.request_id), deadline=deadline)
+            attempt = Attempt(on_begun=lambda: self._outbox.add_begun(submit.stream_id))
+            call = Call(request_id=request_id_of(submit.request.request_id), deadline=deadline, attempt=attempt)
             sink = _StreamSink(self._outbox, submit.stream_id)
             finish: Finish = await self._pipeline(request_from_wire(submit.request), call, sink)
             end.finish_reason, end.complete_final = finish_reason_to_wire(finish.reason), True

@@ -19,11 +19,11 @@ log = structlog.get_logger()
 class _Run:
     """One request on the engine: its sink, where its answer stands, and how it ends."""
 
-    __slots__ = ("ended", "position", "request", "request_id", "sink")
+    __slots__ = ("call", "ended", "position", "request", "sink")
 
-    def __init__(self, request: Request, request_id: str, sink: Sink) -> None:
+    def __init__(self, request: Request, call: Call, sink: Sink) -> None:
         self.request = request
-        self.request_id = request_id
+        self.call = call
         self.sink = sink
         self.position = len(request.generated_token_ids)
         self.ended: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class Execute:
         return self._dispatcher.waiting_count
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        run, key = _Run(request, call.request_id, sink), next(self._keys)
+        run, key = _Run(request, call, sink), next(self._keys)
         self._runs[key] = run
         try:
             self._dispatcher.admit(key)
@@ -94,7 +94,7 @@ class Execute:
             try:
                 run.take(output)
             except Exception as error:
-                run.fail(bug_failure(error, run.request_id))
+                run.fail(bug_failure(error, run.call.request_id))
 
     def fail_all(self, failure: Failure) -> None:
         """The engine is gone: nothing that runs or waits can go on."""
@@ -105,6 +105,7 @@ class Execute:
         run = self._runs[key]
         try:
             self._engine.submit(key, run.request)
+            run.call.attempt.begin()
         except Failure as failure:
             run.fail(failure)
         except Exception:

@@ -11,6 +11,7 @@ from services.card import ModelCard, Resume
 from services.errors import Failure, Reason
 from services.frontend.journey import LAG_TOKENS_MAX, ROUNDS_MAX
 from services.frontend.migrate import Migrate, MigrateConfig
+from services.frontend.policy import FREE_MOVES_MAX
 from services.request import Call, Delta, Finish, FinishReason, Request, Sampling, Sink, TokenLogprobs
 from tests.support import CARD, Collected, Script, Step, call_layer, make_request, run_async
 
@@ -25,6 +26,7 @@ class Counts:
         self.recomputed: list[int] = []
         self.outcomes: list[str] = []
         self.exceeded = 0
+        self.limit = -1
 
     def count_move(self, model: str, *, has_tokens: bool, recomputed: int) -> None:
         self.moves.append(has_tokens)
@@ -36,6 +38,9 @@ class Counts:
 
     def count_exceeded(self, model: str) -> None:
         self.exceeded += 1
+
+    def set_limit(self, model: str, limit: int) -> None:
+        self.limit = limit
 
 
 class Case:
@@ -138,6 +143,53 @@ def test_w7_a_refusal_for_capacity_is_free_and_immediate_elsewhere() -> None:
 def test_a_request_that_every_worker_refused_is_told_of_the_capacity() -> None:
     """Also when one has room again by the time that none is left to try."""
     assert Case([Reason.WORKER_AT_CAPACITY], [Reason.NO_WORKERS]).fails().reason is Reason.WORKER_AT_CAPACITY
+
+
+@pytest.mark.parametrize(
+    "reason", [Reason.GRAMMAR_REPLAY_MISMATCH, Reason.DEADLINE_EXCEEDED, Reason.INVALID_ARGUMENT, Reason.INTERNAL]
+)
+def test_what_no_other_worker_could_mend_is_told_as_such_even_after_a_loss(reason: Reason) -> None:
+    assert Case([7, Reason.DISCONNECTED], [reason]).fails().reason is reason
+
+
+def test_refusals_after_a_loss_neither_prolong_the_wait_nor_use_up_the_free_moves() -> None:
+    refusals: list[list[Step]] = [[Reason.WORKER_AT_CAPACITY] for _ in range(FREE_MOVES_MAX + 5)]
+    case = Case([7, Reason.DISCONNECTED], *refusals, [8])
+
+    assert case.run().token_ids == [7, 8]
+    assert len({call.replacement_deadline for call in case.script.calls[1:]}) == 1
+
+
+def test_the_next_loss_may_be_waited_for_anew() -> None:
+    case = Case([7, Reason.DISCONNECTED], [8, Reason.DISCONNECTED], [9])
+
+    case.run()
+
+    first, second = (call.replacement_deadline for call in case.script.calls[1:])
+    assert first is not None
+    assert second is not None
+    assert second > first
+
+
+def test_a_request_that_no_engine_had_begun_with_killed_nobody() -> None:
+    async def dying(request: Request, call: Call, sink: Sink) -> Finish:
+        calls.append(call)
+        raise Failure(Reason.DISCONNECTED, "gone while the request was in the queue")
+
+    calls: list[Call] = []
+    with pytest.raises(Failure) as caught:
+        run_async(call_layer(Migrate(dying, MigrateConfig(), Counts()), make_request(), card=ABLE))
+
+    assert caught.value.reason is Reason.DISCONNECTED
+    assert len(calls) == 4
+
+
+def test_the_limit_is_told_as_frontend_and_worker_set_it() -> None:
+    case = Case([7], card=replace(ABLE, migration_limit=2), limit=3)
+
+    case.run(migration_limit=1)
+
+    assert case.counts.limit == 2
 
 
 def test_an_engine_error_is_tried_elsewhere_at_once_or_not_at_all() -> None:
@@ -251,10 +303,12 @@ def test_strictly_above_seq_len_max_a_request_does_not_move(seq_len_max: int, mo
 
 
 def test_a_prompt_above_seq_len_max_is_not_tracked_at_all() -> None:
-    case = Case([Reason.DISCONNECTED], [7], seq_len_max=1)
+    begun = Case([7, Reason.DISCONNECTED], [8], seq_len_max=1)
+    new = Case([Reason.DISCONNECTED], [7], seq_len_max=1)
 
-    assert case.fails(make_request(prompt=(1, 2))).reason is Reason.DISCONNECTED
-    assert case.counts.exceeded == 1
+    assert begun.fails(make_request(prompt=(1, 2))).reason is Reason.DISCONNECTED
+    assert begun.counts.exceeded == 1
+    assert new.run(make_request(prompt=(1, 2))).token_ids == [7]  # It has nothing yet that would have to be known.
 
 
 def test_does_not_move_what_the_engine_cannot_resume_exactly() -> None:
@@ -304,10 +358,12 @@ class Stage:
         self.parts: list[Part] = []
         self.entered = asyncio.Event()
         self.counts = Counts()
+        self.has_workers = True
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         part = Part(request, call, sink)
-        call.attempt.worker = f"worker-{len(self.parts) + 1}"
+        if self.has_workers:
+            call.attempt.worker = f"worker-{len(self.parts) + 1}"
         self.parts.append(part)
         self.entered.set()
         try:
@@ -352,14 +408,16 @@ class Part:
 Play = Callable[[Stage], Coroutine[Any, Any, None]]
 
 
-def staged(play: Play, request: Request | None = None, **config: Any) -> tuple[Stage, Collected]:
+def staged(
+    play: Play, request: Request | None = None, *, card: ModelCard = ABLE, **config: Any
+) -> tuple[Stage, Collected]:
     """Run a request on a stage; `play` must bring it to its end."""
 
     async def scenario() -> tuple[Stage, Collected]:
         stage = Stage()
         layer = Migrate(stage, MigrateConfig(**config), stage.counts)
         async with asyncio.TaskGroup() as group:
-            answer = group.create_task(call_layer(layer, request or make_request(), card=ABLE))
+            answer = group.create_task(call_layer(layer, request or make_request(), card=card))
             await play(stage)
         return stage, answer.result()
 
@@ -471,7 +529,24 @@ def test_a_source_that_dies_meanwhile_leaves_its_place_to_the_target() -> None:
     assert len(stage.parts) == 2
 
 
-def test_a_target_that_fails_is_dropped_and_the_source_goes_on() -> None:
+def test_a_target_that_fails_gives_its_place_to_another_and_the_source_goes_on() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.leave()
+        (await stage.part(1)).fail(Reason.WORKER_AT_CAPACITY)
+        source.say(7)
+        other = await stage.part(2)
+        assert other.call.excluded == {"worker-1", "worker-2"}
+        assert other.call.replacement_deadline == (await stage.part(1)).call.replacement_deadline
+        other.say(8)
+        other.finish()
+
+    _, answer = staged(play)
+
+    assert answer.token_ids == [7, 8]
+
+
+def test_where_no_target_is_to_be_had_the_source_goes_on_to_its_end() -> None:
     async def play(stage: Stage) -> None:
         source = await stage.part(0)
         source.leave()
@@ -483,9 +558,117 @@ def test_a_target_that_fails_is_dropped_and_the_source_goes_on() -> None:
         last.say(8)
         last.finish()
 
+    stage, answer = staged(play)
+
+    assert answer.token_ids == [7, 8]
+    assert len(stage.parts) == 3
+
+
+def test_targets_are_not_tried_for_ever() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.leave()
+        for index in range(1, ROUNDS_MAX + 2):
+            (await stage.part(index)).fail(Reason.STALLED)
+            await asyncio.sleep(0)
+        source.finish()
+
+    stage, _ = staged(play)
+
+    assert len(stage.parts) == ROUNDS_MAX + 2
+
+
+def test_a_source_that_dies_while_the_target_waits_for_a_worker_may_wait_as_long_as_any() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.say(7)
+        stage.has_workers = False
+        source.call.attempt.on_leaving(0.0)
+        waiting = await stage.part(1)
+        source.fail(Reason.ENGINE_DEAD)
+        last = await stage.part(2)
+        assert waiting.call.replacement_deadline is not None
+        assert last.call.replacement_deadline is not None
+        assert last.call.replacement_deadline > waiting.call.replacement_deadline + 5
+        last.say(8)
+        last.finish()
+
+    stage, answer = staged(play, replacement_wait_s=10)
+
+    assert answer.token_ids == [7, 8]
+    assert stage.parts[1].is_cut
+
+
+def test_a_target_whose_worker_leaves_is_replaced_as_soon_as_it_has_taken_over() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.leave()
+        second = await stage.part(1)
+        second.leave()
+        second.say(7)
+        third = await stage.part(2)
+        third.say(8)
+        third.finish()
+
     _, answer = staged(play)
 
     assert answer.token_ids == [7, 8]
+
+
+def test_a_source_that_has_finished_is_not_taken_over() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.say(7)
+        source.leave()
+        second = await stage.part(1)
+        source.finish()
+        await asyncio.sleep(0)
+        second.say(8)
+
+    _, answer = staged(play)
+
+    assert answer.token_ids == [7]
+
+
+@pytest.mark.parametrize(
+    ("card", "config"),
+    [(replace(ABLE, resume=Resume(sampling=False)), {}), (ABLE, {"seq_len_max": 2})],
+    ids=["cannot be resumed", "is not tracked any more"],
+)
+def test_an_answer_that_has_begun_meanwhile_is_not_mixed_with_another_if_it(
+    card: ModelCard, config: dict[str, Any]
+) -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.leave()
+        second = await stage.part(1)
+        source.say(7)
+        second.say(50, 51)
+        source.say(8)
+        source.finish()
+
+    stage, answer = staged(play, make_request(sampling=Sampling(temperature=0.8, seed=1)), card=card, **config)
+
+    assert answer.token_ids == [7, 8]
+    assert stage.parts[1].is_cut
+
+
+def test_a_worker_that_leaves_as_the_client_hangs_up_starts_nothing() -> None:
+    """A bug: it raised in the session, and took all its streams along."""
+
+    async def scenario() -> Stage:
+        stage = Stage()
+        layer = Migrate(stage, MigrateConfig(), stage.counts)
+        running = asyncio.ensure_future(call_layer(layer, make_request(), card=ABLE))
+        source = await stage.part(0)
+        running.cancel()
+        for _ in range(5):
+            source.leave()
+            await asyncio.sleep(0)
+        await asyncio.wait([running])
+        return stage
+
+    assert len(run_async(scenario()).parts) <= 2
 
 
 def test_a_target_with_nothing_left_to_say_ends_the_answer() -> None:
@@ -499,6 +682,7 @@ def test_a_target_with_nothing_left_to_say_ends_the_answer() -> None:
 
     assert answer.finish == Finish(FinishReason.STOP)
     assert stage.parts[0].is_cut
+    assert stage.counts.outcomes == ["success"]
 
 
 def test_a_target_may_leave_in_its_turn() -> None:

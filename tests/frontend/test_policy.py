@@ -36,8 +36,14 @@ def test_a_lost_worker_may_be_left_up_to_the_limit(reason: Reason) -> None:
 
 @pytest.mark.parametrize("reason", FREE)
 def test_a_refusal_is_free_but_not_for_ever(reason: Reason) -> None:
-    assert may(reason, replace(BEGUN, moves=9, free_moves=FREE_MOVES_MAX - 1), limit=0)
+    assert may(reason, replace(BEGUN, moves=9, free_moves=FREE_MOVES_MAX - 1))
     assert not may(reason, replace(BEGUN, free_moves=FREE_MOVES_MAX))
+
+
+@pytest.mark.parametrize("reason", FREE)
+def test_with_a_limit_of_0_a_refused_request_may_start_elsewhere_but_a_begun_one_stays(reason: Reason) -> None:
+    assert may(reason, BEGINNING, limit=0)
+    assert not may(reason, BEGUN, limit=0)
 
 
 def test_an_engine_error_may_be_tried_once_elsewhere_and_only_from_the_start() -> None:
@@ -54,6 +60,7 @@ def test_nothing_else_moves(reason: Reason) -> None:
 
 def test_an_answer_that_is_not_tracked_or_cannot_be_resumed_stays() -> None:
     assert not may(Reason.DISCONNECTED, replace(BEGUN, is_tracked=False))
+    assert may(Reason.DISCONNECTED, replace(BEGINNING, is_tracked=False))
     assert not may(Reason.DISCONNECTED, BEGUN, can_resume=False)
     assert may(Reason.DISCONNECTED, BEGINNING, can_resume=False)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from services.backoff import Backoff
 from services.card import ModelCard, TokenizerRef
 from services.discovery import InstanceRecord
+from services.errors import Failure, Reason
 from services.frontend.catalogue import Catalogue
 from services.frontend.pool import Pool, PoolConfig
 from services.frontend.session import Session, SessionConfig
@@ -113,6 +114,16 @@ def test_an_instance_that_leaves_the_view_keeps_its_living_session() -> None:
             await until(pool, 1)
             pool.on_view(view_of(b))
             assert await until(pool, 2) == ["a", "b"]
+
+    run_async(scenario())
+
+
+def test_a_lost_session_is_not_offered_even_before_it_is_cleared_away() -> None:
+    async def scenario() -> None:
+        async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
+            await until(pool, 1)
+            sessions(pool)[0].lose(Failure(Reason.STALLED, "silent"))
+            assert sessions(pool) == []
 
     run_async(scenario())
 

@@ -1,5 +1,6 @@
 """Present: whole characters, nothing of a stop string, and the usage of the whole answer."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -122,6 +123,30 @@ def test_knows_only_models_that_a_worker_has_had() -> None:
     with pytest.raises(Failure) as caught:
         present([7], model="other")
     assert caught.value.reason is Reason.MODEL_NOT_FOUND
+
+
+def test_of_two_strings_that_end_together_the_longer_counts() -> None:
+    assert StopStrings(["cd", "bcd"]).feed("abcde") == ("a", True)
+
+
+def test_a_long_string_that_nearly_comes_costs_no_more_than_a_short_one() -> None:
+    """A bug: each token was compared with every beginning of every string, for tens of milliseconds."""
+    stops = StopStrings(["a" * 1023 + chr(0x100 + number) for number in range(16)])
+    steps = 0
+
+    def count(frame: Any, event: str, _: Any) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return count
+
+    stops.feed("a" * 1023)
+    sys.settrace(count)
+    try:
+        stops.feed("a" * 100)
+    finally:
+        sys.settrace(None)
+
+    assert steps < 100 * 16 * 20
 
 
 @given(st.text(alphabet="abc", max_size=30), st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3))

@@ -12,11 +12,11 @@ from services.errors import Failure, Reason
 from services.frontend.session import Session, SessionConfig, loss_of
 from services.frontend.stream import Stream
 from services.grpc_server import GrpcServer
-from services.request import Call, FinishReason
+from services.request import Attempt, Call, FinishReason
 from services.rpc import CHANNEL_OPTIONS, MESSAGE_BYTES_MAX
 from services.stubs import worker_pb2, worker_pb2_grpc
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
-from services.wire import card_to_wire
+from services.wire import card_to_wire, seconds_to_wire
 from tests.support import CARD, Collected, make_request, run_async
 
 WELCOME = worker_pb2.Welcome(instance_id="i", card=card_to_wire(CARD))
@@ -393,7 +393,7 @@ def test_opens_nothing_once_it_is_lost() -> None:
         assert session.is_lost
         with pytest.raises(Failure) as caught:
             session.open(make_request(), Call(request_id="r"), Collected())
-        assert caught.value.reason is Reason.DISCONNECTED
+        assert caught.value.reason is Reason.CANNOT_CONNECT
 
     run_async(scenario())
 
@@ -510,3 +510,43 @@ def test_a_connection_that_breaks_while_we_write_is_no_fault_of_a_message(
     error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
     assert loss_of(error, "127.0.0.1:1").reason is reason
+
+
+def test_takes_a_message_in_the_order_that_the_proto_says() -> None:
+    """A worker's last tokens and ends come before its goaway: those streams need no other worker."""
+    leaving: list[float] = []
+
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        ended, running = (submit.stream_id for submit in (await peer.read()).submits)
+        end = worker_pb2.StreamEnd(stream_id=ended, finish_reason=FINISH_REASON_STOP, complete_final=True)
+        await peer.send(begun=[running], ends=[end], goaway=worker_pb2.GoAway(grace=seconds_to_wire(30)))
+        await peer.finish(running)
+
+    async def use(client: Client) -> None:
+        attempts = [Attempt(on_leaving=leaving.append), Attempt(on_leaving=leaving.append)]
+        streams = [client.open(attempt=attempt)[0] for attempt in attempts]
+        for stream in streams:
+            await stream.ended
+        assert leaving == [30.0]
+        assert [attempt.has_begun for attempt in attempts] == [False, True]
+
+    play(serve, use)
+
+
+def test_a_bug_in_whoever_is_told_of_a_goaway_fails_that_request_alone() -> None:
+    def broken(_: float) -> None:
+        raise RuntimeError("bug")
+
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        submits = (await peer.read()).submits
+        await peer.send(goaway=worker_pb2.GoAway())
+        await peer.finish(submits[1].stream_id)
+
+    async def use(client: Client) -> None:
+        (bad, _), (good, _) = client.open(attempt=Attempt(on_leaving=broken)), client.open()
+        assert await failure_of(bad) is Reason.INTERNAL
+        await good.ended
+
+    play(serve, use)
