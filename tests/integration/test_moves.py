@@ -180,7 +180,8 @@ def test_a_worker_that_freezes_or_leaves_changes_nothing(stage: Stage, nemesis: 
 
     asyncio.run(strike_at(stage, SPREAD, nemesis, survey))
 
-    assert all(survey.moved_at[kind] for kind in stage.asks(0)), "some kind never moved"
+    unmoved = {name for name, protocol in stage.asks(0) if not survey.moved_at[name, protocol]}
+    assert unmoved <= {AT_THE_LIMIT}  # With one token left it may finish where it is.
 
 
 async def strike_at(stage: Stage, positions: Sequence[int], nemesis: Nemesis, survey: Survey) -> None:
