@@ -79,7 +79,13 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
     "DYN_DRAIN_TIMEOUT_SECS",
     type=click.FloatRange(0),
     default=30.0,
-    help="Seconds that streams may go on after SIGTERM before other workers take them over.",
+    help="Seconds that streams may go on after SIGTERM where no other worker takes them over at once.",
+)
+@env_option(
+    "--migration-limit",
+    "DYN_WORKER_MIGRATION_LIMIT",
+    type=click.IntRange(0),
+    help="How often a request of this worker may move, at most. 0: never. Default: as often as the frontend allows.",
 )
 @env_option(
     "--lease", "DYN_LEASE_SECS", type=click.IntRange(1, 300), default=10, help="Seconds in the registry if silent."
@@ -97,6 +103,7 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Written with the real addresses when it serves.")
 @logging_options
 def command(**given: Any) -> None:
+    from services.worker.attach import SessionConfig
     from services.worker.server import Worker, WorkerConfig
 
     check_options(given)
@@ -112,6 +119,7 @@ def command(**given: Any) -> None:
         drain_timeout_s=given["drain_timeout"],
         lease_s=given["lease"],
         ready_file=given["ready_file"],
+        session=SessionConfig(migration_limit=given["migration_limit"]),
     )
     log_config(config)
 

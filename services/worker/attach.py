@@ -43,6 +43,7 @@ class SessionConfig:
     heartbeat_s: float = 0.25
     idle_heartbeats: int = 8
     outbox_tokens_max: int = 262_144
+    migration_limit: int | None = None
 
 
 class SessionOverError(Exception):

@@ -1,5 +1,6 @@
 """The `Worker` service: sessions to frontends, and the tokeniser they need."""
 
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -83,9 +84,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         )
 
     def _welcome(self) -> worker_pb2.Welcome:
+        card = replace(self._engine.card, migration_limit=self._config.migration_limit)
         return worker_pb2.Welcome(
             instance_id=self._instance_id,
-            card=card_to_wire(self._engine.card),
+            card=card_to_wire(card),
             engine_request_limit=self._execute.limits.slots,
             request_queue_limit=self._execute.limits.places,
             heartbeat=seconds_to_wire(self._config.heartbeat_s),

@@ -77,3 +77,14 @@ def test_the_load_is_what_runs_and_waits_now() -> None:
         9,
         3,
     )
+
+
+def test_the_welcome_says_how_often_requests_of_this_worker_may_move() -> None:
+    async def welcome(**config: Any) -> worker_pb2.ModelCard:
+        async with serving(Script(), **config) as served:
+            frontend = served.attach()
+            await frontend.until(lambda: frontend.messages)
+            return frontend.messages[0].welcome.card
+
+    assert not run_async(welcome()).HasField("migration_limit")
+    assert run_async(welcome(migration_limit=0)).migration_limit == 0
