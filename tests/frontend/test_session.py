@@ -363,15 +363,16 @@ def test_is_full_from_a_refusal_to_the_next_load_report() -> None:
         await peer.welcome()
         await peer.read()
         await peer.send(load=worker_pb2.Load(running=3))
-        await peer.context.read()
+        await peer.read()  # The cancel.
 
     async def use(client: Client) -> None:
         client.session.mark_full()
         assert client.session.is_full()
-        client.open()
+        stream, _ = client.open()
         while client.session.load.running != 3:
             await asyncio.sleep(0)
         assert not client.session.is_full()
+        client.session.close(stream)
 
     play(serve, use)
 
