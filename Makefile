@@ -25,7 +25,7 @@ up: install model ## Run a registry, two workers with a real model and a fronten
 	exec $(BIN)/unbroken up --workers $(WORKERS) --engine llamacpp --model $(MODEL)
 
 test: install-dev model etcd iproute2 ## Install what the tests need, and run them all.
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses=2 --dist=loadfile
 
 kill-loop: install-dev ## Kill 500 workers under load, one each second, and count what clients notice.
 	$(BIN)/python -m bench.kill_loop --kills $(KILLS)

@@ -29,6 +29,8 @@ ASKS = [
     for number in range(12)
 ]
 ITL = "--mocker-itl-ms=4"
+PATIENT = ("--stall-ms=8000",)
+"""A worker that is silent on a busy machine is not what these tests are about."""
 RESTARTS = 4
 """Each of two workers, twice."""
 
@@ -50,7 +52,7 @@ async def by_command(plane: Plane, worker: Process) -> None:
 def test_the_streams_of_a_worker_that_leaves_move_at_once_where_there_is_another(
     start_plane: Start, leave: Callable[[Plane, Process], Awaitable[None]]
 ) -> None:
-    plane = start_plane()
+    plane = start_plane(frontend=PATIENT)
 
     async def scenario() -> None:
         leaving = await plane.worker(ITL)
@@ -70,7 +72,7 @@ def test_the_streams_of_a_worker_that_leaves_move_at_once_where_there_is_another
 
 
 def test_the_streams_of_the_only_worker_wait_for_another_if_its_time_is_too_short(start_plane: Start) -> None:
-    plane = start_plane()
+    plane = start_plane(frontend=PATIENT)
 
     async def scenario() -> None:
         leaving = await plane.worker(ITL, "--drain-timeout=0.1")
@@ -88,7 +90,7 @@ def test_the_streams_of_the_only_worker_wait_for_another_if_its_time_is_too_shor
 
 
 def test_a_worker_that_leaves_takes_no_new_request_while_its_streams_finish(start_plane: Start) -> None:
-    plane = start_plane()
+    plane = start_plane(frontend=PATIENT)
 
     async def scenario() -> None:
         leaving = await plane.worker(ITL)
@@ -108,7 +110,7 @@ def test_a_worker_that_leaves_takes_no_new_request_while_its_streams_finish(star
 
 
 def test_a_rolling_restart_of_all_workers_under_load_loses_nothing(start_plane: Start) -> None:
-    plane = start_plane()
+    plane = start_plane(frontend=PATIENT)
 
     async def scenario() -> None:
         workers = [await plane.worker(ITL) for _ in range(2)]
@@ -139,7 +141,7 @@ def test_a_rolling_restart_of_all_workers_under_load_loses_nothing(start_plane: 
 
 
 def test_a_frontend_that_leaves_finishes_its_streams_and_takes_nothing_new(start_plane: Start) -> None:
-    plane = start_plane()
+    plane = start_plane(frontend=PATIENT)
 
     async def scenario() -> None:
         await plane.worker(ITL)
@@ -162,7 +164,7 @@ def test_a_frontend_that_leaves_finishes_its_streams_and_takes_nothing_new(start
 
 def test_a_frontend_that_can_wait_no_longer_tells_every_client_why(start_plane: Start) -> None:
     """Once the streams were broken off without a word, and counted as if their clients had left."""
-    plane = start_plane(frontend=("--drain-timeout=0.2",))
+    plane = start_plane(frontend=(*PATIENT, "--drain-timeout=0.2"))
     asks = [replace(ask, max_tokens=3000) for ask in ASKS]
     codes = {"grpc": "UNAVAILABLE", "unary": 503, "stream": 200}
 
