@@ -95,32 +95,29 @@ def command(
     Options after -- go to every worker: see `unbroken worker --help`.
     """
     config = ClusterConfig(log_level=log_level, log_format=log_format, **what)
-    _check_worker_options(config)
+    drain_timeout_s = _check_children(config)
     configure_logging("up", level=log_level, log_format=log_format)
     members = MemberConfig(
-        is_restarted=not no_restart, ready_timeout_s=ready_timeout_s, drain_timeout_s=_drain_timeout_s(config)
+        is_restarted=not no_restart, ready_timeout_s=ready_timeout_s, drain_timeout_s=drain_timeout_s
     )
 
     run_process(Cluster(config, members, state_dir).run)
 
 
-def _check_worker_options(config: ClusterConfig) -> None:
-    """Before anything is started, and once: each worker would refuse them for itself."""
-    nowhere = "127.0.0.1:0"
-    arguments = worker_command(config, Path(os.devnull), registry=nowhere)[len(PROGRAM) + 1 :]
-    with worker.command.make_context("unbroken worker", list(arguments)) as context:
-        worker.check_options(context.params)
+def _check_children(config: ClusterConfig) -> float:
+    """Read the options of workers and frontends once, as they will, before anything is started.
 
-
-def _drain_timeout_s(config: ClusterConfig) -> float:
-    """How long streams may go on after Ctrl-C: what the options and the environment of the processes come to."""
+    Returns how long streams may go on after Ctrl-C: what options and environment come to. Raises what a worker would
+    refuse them with, each for itself.
+    """
     nowhere, nothing = "127.0.0.1:0", Path(os.devnull)
-    lines: list[tuple[click.Command, Sequence[str]]] = [
-        (worker.command, worker_command(config, nothing, registry=nowhere)),
-        (frontend.command, frontend_command(config, 0, nothing, {}, registry=nowhere)),
-    ]
-    timeouts_s: list[float] = []
-    for command, line in lines:
-        with command.make_context(f"unbroken {command.name}", [*line[len(PROGRAM) + 1 :]]) as context:
-            timeouts_s.append(context.params["drain_timeout"])
-    return max(timeouts_s)
+    of_worker = _read("worker", worker.command, worker_command(config, nothing, registry=nowhere))
+    of_frontend = _read("frontend", frontend.command, frontend_command(config, 0, nothing, {}, registry=nowhere))
+    worker.check_options(of_worker)
+    return float(max(of_worker["drain_timeout"], of_frontend["drain_timeout"]))
+
+
+def _read(name: str, command: click.Command, line: Sequence[str]) -> dict[str, Any]:
+    """The options that a child with this command line has."""
+    with command.make_context(f"unbroken {name}", [*line[len(PROGRAM) + 1 :]]) as context:
+        return context.params
