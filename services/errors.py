@@ -6,6 +6,7 @@ sees, who may try again, and whether a worker is to blame. What also depends on 
 after an ENGINE_ERROR, is in frontend/policy.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -38,6 +39,7 @@ class Reason(StrEnum):
     INSTANCE_NOT_FOUND = "INSTANCE_NOT_FOUND"
     STORE_AWAY = "STORE_AWAY"
     TAKEN_OVER = "TAKEN_OVER"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
     INTERNAL = "INTERNAL"
 
 
@@ -166,6 +168,12 @@ TRAITS: dict[Reason, Traits] = {
         kind="invalid_request_error",
         hint="A newer stream registered this instance id. Give each start of a worker an id of its own.",
     ),
+    Reason.UNAUTHENTICATED: Traits(
+        grpc=StatusCode.UNAUTHENTICATED,
+        http=401,
+        kind="authentication_error",
+        hint="Send the header (over gRPC the metadata) `authorization: Bearer TOKEN` with the right token.",
+    ),
     Reason.INTERNAL: Traits(
         grpc=StatusCode.INTERNAL, http=500, kind="server_error", hint="This is a bug: report the request id."
     ),
@@ -176,21 +184,35 @@ class Failure(Exception):
     """A request failed.
 
     detail: one sentence for people, safe to show to the client. param: the request's field at fault, in the client's
-    spelling. retry_after_s: when to try again, in seconds, where that is known.
+    spelling. retry_after_s: when to try again, in seconds, where that is known. metadata: what else programs may want
+    to know, such as the limits that a refusal is about; it goes to the client as it is.
     """
 
     def __init__(
-        self, reason: Reason, detail: str, *, param: str | None = None, retry_after_s: float | None = None
+        self,
+        reason: Reason,
+        detail: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail
         self.param = param
         self.retry_after_s = retry_after_s
+        self.metadata: Mapping[str, str] = metadata or {}
 
     @property
     def traits(self) -> Traits:
         return TRAITS[self.reason]
+
+    def again(self) -> "Failure":
+        """The same for one more request: an exception that several tasks raise would gather their tracebacks."""
+        return Failure(
+            self.reason, self.detail, param=self.param, retry_after_s=self.retry_after_s, metadata=self.metadata
+        )
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}"

@@ -14,8 +14,8 @@ import grpc
 import structlog
 
 from services.errors import Failure, Reason, invalid
-from services.layers import bug_failure, root_cause
-from services.request import Call, Delta, Finish, Layer, Request
+from services.layers import Gate, bug_failure, root_cause
+from services.request import Call, Cause, Delta, Finish, Layer, Request
 from services.rpc import abort
 from services.stubs import inference_pb2, inference_pb2_grpc
 from services.validate import MIGRATION_LIMIT, NAME_FORM, migration_limit_of
@@ -113,10 +113,19 @@ class JoiningSink:
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Serves a pipeline."""
 
-    def __init__(self, pipeline: Layer, on_refused: Callable[[str, Failure], None] = lambda *_: None) -> None:
-        """on_refused: told of requests that are too broken for the pipeline."""
+    def __init__(
+        self, pipeline: Layer, gate: Gate, on_refused: Callable[[str, Failure], None] = lambda *_: None
+    ) -> None:
+        """gate: the pipeline's own. on_refused: told of requests that are too broken for the pipeline."""
         self._pipeline = pipeline
+        self._gate = gate
         self._on_refused = on_refused
+
+    async def Cancel(  # noqa: N802
+        self, request: inference_pb2.CancelRequest, context: Context
+    ) -> inference_pb2.CancelResponse:
+        """See inference.proto."""
+        return inference_pb2.CancelResponse(cancelled=self._gate.cancel(request.request_id))
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """See inference.proto."""
@@ -155,7 +164,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _stream(self, request: Request, call: Call, context: Context, draining: asyncio.Timeout) -> None:
         # A client that does not read holds up the writer, so it is the sink that has the request ended.
         overflow = Failure(Reason.SLOW_CLIENT, f"the client left {CLIENT_BUFFER_TOKENS_MAX} tokens unread")
-        sink = JoiningSink(on_overflow=lambda: call.ending.fail(overflow))
+        sink = JoiningSink(on_overflow=lambda: call.ending.fail(overflow, Cause.SLOW_CLIENT))
         try:
             async with asyncio.TaskGroup() as group:
                 writing = group.create_task(_write_deltas(sink, context))

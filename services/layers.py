@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 
 from services.errors import Failure, Reason
-from services.request import Call, Delta, Ending, Finish, Layer, Request, Sink
+from services.request import Call, Cause, Delta, Ending, Finish, Layer, Request, Sink
 
 log = structlog.get_logger()
 
@@ -63,32 +63,42 @@ class Gate:
 
     def __init__(self) -> None:
         self.is_draining = False
-        self._inside: set[Ending] = set()
+        self._inside: dict[str, set[Ending]] = {}  # request id → of all requests that have it
         self._quiet = asyncio.Event()
         self._quiet.set()
 
     @property
     def count(self) -> int:
         """How many requests are inside."""
-        return len(self._inside)
+        return sum(map(len, self._inside.values()))
 
-    def enter(self, ending: Ending) -> None:
+    def enter(self, call: Call) -> None:
         """Take a request in. Raises DRAINING."""
         if self.is_draining:
             raise Failure(Reason.DRAINING, "the server is leaving and takes no new requests", retry_after_s=1.0)
-        self._inside.add(ending)
+        self._inside.setdefault(call.request_id, set()).add(call.ending)
         self._quiet.clear()
 
-    def leave(self, ending: Ending) -> None:
+    def leave(self, call: Call) -> None:
         """The request is done."""
-        self._inside.discard(ending)
+        namesakes = self._inside[call.request_id]
+        namesakes.discard(call.ending)
+        if not namesakes:
+            del self._inside[call.request_id]
         if not self._inside:
             self._quiet.set()
 
+    def cancel(self, request_id: str) -> int:
+        """End every request of that name that is inside and not ended yet. Returns how many those are. Idempotent."""
+        endings = [ending for ending in self._inside.get(request_id, ()) if ending.failure is None]
+        for ending in endings:
+            ending.fail(Failure(Reason.CANCELLED, "the request was cancelled by its name"), Cause.EXPLICIT)
+        return len(endings)
+
     def fail_all(self, failure: Failure) -> None:
         """End every request that is inside with this failure; `wait_quiet` says when they are gone."""
-        for ending in list(self._inside):
-            ending.fail(failure)
+        for ending in [one for namesakes in self._inside.values() for one in namesakes]:
+            ending.fail(failure, Cause.DRAIN)
 
     async def wait_quiet(self, timeout_s: float) -> bool:
         """Until no request is left; False if some are after `timeout_s`."""
@@ -110,7 +120,7 @@ class Accept:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         ending, scope = call.ending, asyncio.timeout(None)
         clock = asyncio.get_running_loop().time
-        self._gate.enter(ending)
+        self._gate.enter(call)
         try:
             async with scope:
                 ending.listen(lambda: scope.reschedule(clock()))
@@ -120,7 +130,7 @@ class Accept:
                 raise
         finally:
             ending.listen(None)
-            self._gate.leave(ending)
+            self._gate.leave(call)
         if ending.failure is not None:  # Even if the answer was complete: who ended it has let its client go.
             raise ending.failure
         return finish

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from services.card import ModelCard
 from services.errors import Failure
+from services.party import Party
 
 
 class FinishReason(StrEnum):
@@ -151,26 +152,38 @@ class Attempt:
         self.on_begun()
 
 
+class Cause(StrEnum):
+    """Why a request was ended before its answer was complete, by somebody who did not want it any more."""
+
+    CLIENT_DISCONNECT = "client_disconnect"
+    EXPLICIT = "explicit"
+    DEADLINE = "deadline"
+    SLOW_CLIENT = "slow_client"
+    DRAIN = "drain"
+
+
 class Ending:
-    """Ends a request from outside of its own task: for a sink whose client does not read, and a process that leaves.
+    """Ends a request from outside of its own task: for a sink whose client does not read, a process that leaves, and a
+    client that cancels by name.
 
     The first failure counts. `Accept` listens, so that the request fails below whatever counts outcomes.
     """
 
-    __slots__ = ("_on_failed", "failure")
+    __slots__ = ("_on_failed", "cause", "failure")
 
     def __init__(self) -> None:
         self.failure: Failure | None = None
+        self.cause: Cause | None = None
         self._on_failed: Callable[[], None] | None = None
 
     def listen(self, on_failed: Callable[[], None] | None) -> None:
         """Who is told of the failure; None: nobody any more."""
         self._on_failed = on_failed
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: Failure, cause: Cause) -> None:
         """The request is to fail with this, unless it has failed or ended already. Never raises."""
         if self.failure is None:
-            self.failure = failure
+            self.failure, self.cause = failure, cause
             if self._on_failed is not None:
                 self._on_failed()
 
@@ -182,7 +195,8 @@ class Call:
     deadline: absolute, in the event loop's time. endpoint: for metrics. migration_limit: the client's own, at most the
     frontend's. ending: for who has to end it from outside. card: the model's, from preprocess on; only workers with
     this very card may answer. attempt: the one under way. excluded: sessions that this request must not go on any more.
-    replacement_deadline: until when it may wait for a worker; None: not at all.
+    replacement_deadline: until when it may wait for a worker; None: not at all. party: of a choice whose first attempt
+    goes to one worker with the others'.
     """
 
     request_id: str
@@ -195,6 +209,7 @@ class Call:
     attempt: Attempt = field(default_factory=Attempt)
     excluded: frozenset[str] = frozenset()
     replacement_deadline: float | None = None
+    party: Party | None = None
 
     @property
     def worker(self) -> str | None:

@@ -63,7 +63,8 @@ class Steps:
 async def serving(pipeline: Layer, kind: type[InferenceService] = InferenceService) -> AsyncIterator[Any]:
     """A client of a real server over `pipeline`, which can be ended from outside as that of every process can."""
     async with GrpcServer(["unbroken.v1.Inference"]) as server:
-        inference_pb2_grpc.add_InferenceServicer_to_server(kind(Accept(pipeline, Gate())), server.server)
+        gate = Gate()
+        inference_pb2_grpc.add_InferenceServicer_to_server(kind(Accept(pipeline, gate), gate), server.server)
         address = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
             yield inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call,unused-ignore]

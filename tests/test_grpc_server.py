@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from services.generate import InferenceService
 from services.grpc_server import GrpcServer
+from services.layers import Gate
 from services.lifetime import StartupError
 from services.stubs import inference_pb2_grpc
 from tests.support import Script, run_async
@@ -22,7 +23,7 @@ SERVICE = "unbroken.v1.Inference"
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
     async with GrpcServer([SERVICE]) as server:
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(Script()), server.server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(Script(), Gate()), server.server)
         address = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(address) as channel:
             yield server, channel

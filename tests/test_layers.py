@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
 from services.layers import Accept, Deadline, Gate, Guard, root_cause, stack
-from services.request import Call, Ending, Finish, FinishReason, Layer, Request, Sink
+from services.request import Call, Cause, Finish, FinishReason, Layer, Request, Sink
 from tests.support import HANG, Collected, Script, call_layer, make_request, run_async
 
 LOST = Failure(Reason.DISCONNECTED, "lost")
@@ -196,7 +196,7 @@ def test_every_way_out_is_counted(end: Any) -> None:
 
 def test_the_gate_is_quiet_only_when_the_last_request_has_left() -> None:
     async def scenario() -> list[bool]:
-        gate, first, second = Gate(), Ending(), Ending()
+        gate, first, second = Gate(), Call(request_id="r"), Call(request_id="r")
         seen = [await gate.wait_quiet(0)]
         gate.enter(first)
         gate.enter(second)
@@ -234,8 +234,8 @@ def test_the_first_failure_from_outside_counts_even_against_a_complete_answer() 
     """Who ended it has let its client go: an outcome "stop" would be a truncated answer that nobody counts."""
 
     async def inner(request: Request, call: Call, sink: Sink) -> Finish:
-        call.ending.fail(LOST)
-        call.ending.fail(Failure(Reason.DRAINING, "later"))
+        call.ending.fail(LOST, Cause.DRAIN)
+        call.ending.fail(Failure(Reason.DRAINING, "later"), Cause.DRAIN)
         return Finish(FinishReason.STOP)
 
     async def scenario() -> Failure:
@@ -250,7 +250,7 @@ def test_a_failure_from_outside_that_comes_after_the_end_changes_nothing() -> No
     async def scenario() -> Finish:
         call = Call(request_id="r")
         finish = await Accept(Script([7]), Gate())(make_request(), call, Collected())
-        call.ending.fail(LOST)
+        call.ending.fail(LOST, Cause.DRAIN)
         return finish
 
     assert run_async(scenario()).reason is FinishReason.LENGTH

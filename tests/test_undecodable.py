@@ -10,6 +10,7 @@ import pytest
 from services.errors import Reason
 from services.generate import InferenceService
 from services.grpc_server import GrpcServer
+from services.layers import Gate
 from services.rpc import failure_of
 from services.stubs import inference_pb2_grpc
 from tests.support import Script, run_async
@@ -20,7 +21,7 @@ GARBAGE = b"\xff\xff\xff\xff"
 @asynccontextmanager
 async def serving(script: Script) -> AsyncIterator[grpc.aio.Channel]:
     async with GrpcServer(["unbroken.v1.Inference"]) as server:
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(script), server.server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(script, Gate()), server.server)
         async with grpc.aio.insecure_channel(await server.start("127.0.0.1:0")) as channel:
             yield channel
 

@@ -1,13 +1,17 @@
 """`unbroken frontend`."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from services.cli.options import Address, env_option, logging_options, registry_option
 from services.lifetime import run_process
 from services.telemetry import configure_logging, log_config
+
+if TYPE_CHECKING:
+    from services.frontend.busy import AdmissionConfig
+    from services.frontend.http import HttpConfig
 
 MIB = 1024 * 1024
 DAY_S = 86_400
@@ -68,16 +72,71 @@ DAY_S = 86_400
     type=click.FloatRange(0, DAY_S, min_open=True),
     help="Deadline in seconds of HTTP requests that bring none. Default: none.",
 )
+@env_option(
+    "--admission-control",
+    "DYN_ADMISSION_CONTROL",
+    type=click.Choice(["none", "token-capacity"]),
+    default="none",
+    help="token-capacity: refuse new requests while all workers are over a threshold below.",
+)
+@env_option(
+    "--active-decode-blocks-threshold",
+    "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+    type=click.FloatRange(0, 1),
+    help="Fraction of a worker's key-value cache blocks in use above which it is busy. Default: not looked at.",
+)
+@env_option(
+    "--active-prefill-tokens-threshold",
+    "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+    type=click.IntRange(0),
+    help="Prompt tokens still to be computed above which a worker is busy. Default: not looked at.",
+)
+@env_option(
+    "--overload-status-code",
+    "DYN_HTTP_OVERLOAD_STATUS_CODE",
+    type=click.IntRange(400, 599),
+    default=503,
+    help="HTTP status of refusals for want of capacity.",
+)
+@env_option(
+    "--client-buffer-max",
+    "DYN_CLIENT_BUFFER_MAX_BYTES",
+    type=click.IntRange(65_536),
+    default=4 * MIB,
+    help="Bytes that a client may leave unread before its request is ended.",
+)
+@env_option(
+    "--client-stall-timeout",
+    "DYN_CLIENT_STALL_TIMEOUT_SECS",
+    type=click.FloatRange(0, DAY_S, min_open=True),
+    default=30.0,
+    help="Seconds that a client may take nothing at all, while something waits for it, before its request is ended.",
+)
+@env_option(
+    "--admin-listen",
+    "DYN_ADMIN_LISTEN",
+    type=Address(),
+    help="Where /busy_threshold is answered, with /health, /live and /metrics. Default: with clients' calls.",
+)
+@env_option(
+    "--admin-grpc-listen",
+    "DYN_ADMIN_GRPC_LISTEN",
+    type=Address(),
+    help="Where the gRPC service Admin is answered. Default: with clients' calls.",
+)
+@env_option(
+    "--admin-token", "DYN_ADMIN_TOKEN", help="What admin calls must bring as a bearer token. Default: they need none."
+)
+@env_option("--disable-admin-api", "DYN_DISABLE_FRONTEND_ADMIN_API", is_flag=True, help="Answer no admin calls at all.")
 @env_option("--body-limit-mb", "DYN_HTTP_BODY_LIMIT_MB", type=click.IntRange(1), default=64, help="Largest HTTP body.")
 @env_option("--metrics-prefix", "DYN_METRICS_PREFIX", default="dynamo_frontend", help="What metric names begin with.")
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Written with the real addresses when it listens.")
 @logging_options
 def command(**given: Any) -> None:
-    from services.frontend.http import HttpConfig
     from services.frontend.migrate import MigrateConfig
     from services.frontend.pipeline import PipelineConfig
     from services.frontend.pool import PoolConfig
-    from services.frontend.server import Frontend, FrontendConfig
+    from services.frontend.server import AdminConfig, Frontend, FrontendConfig
     from services.frontend.session import SessionConfig
 
     configure_logging("frontend", level=given["log_level"], log_format=given["log_format"])
@@ -96,7 +155,14 @@ def command(**given: Any) -> None:
         ready_file=given["ready_file"],
         pipeline=PipelineConfig(migrate=migrate),
         pool=PoolConfig(session=session),
-        http=HttpConfig(body_bytes_max=given["body_limit_mb"] * MIB, request_timeout_s=given["request_timeout"]),
+        http=_http(given),
+        admission=_admission(given),
+        admin=AdminConfig(
+            listen=given["admin_listen"],
+            grpc_listen=given["admin_grpc_listen"],
+            token=given["admin_token"],
+            is_on=not given["disable_admin_api"],
+        ),
     )
     log_config(config)
 
@@ -104,3 +170,30 @@ def command(**given: Any) -> None:
         await Frontend(config).run(stopping)
 
     run_process(serve)
+
+
+def _http(given: dict[str, Any]) -> "HttpConfig":
+    from services.client_bounds import ClientBounds
+    from services.frontend.http import HttpConfig
+
+    return HttpConfig(
+        body_bytes_max=given["body_limit_mb"] * MIB,
+        request_timeout_s=given["request_timeout"],
+        overload_status=given["overload_status_code"],
+        client=ClientBounds(
+            buffer_bytes_max=given["client_buffer_max"],
+            stall_s_max=given["client_stall_timeout"],
+        ),
+    )
+
+
+def _admission(given: dict[str, Any]) -> "AdmissionConfig":
+    from services.frontend.busy import AdmissionConfig, Thresholds
+
+    return AdmissionConfig(
+        is_on=given["admission_control"] == "token-capacity",
+        thresholds=Thresholds(
+            active_decode_blocks=given["active_decode_blocks_threshold"],
+            active_prefill_tokens=given["active_prefill_tokens_threshold"],
+        ),
+    )

@@ -23,6 +23,8 @@ FAULTS = {
     "refuse": "M: refuse the first M requests",
     "hold": "M: make no step before there are M requests",
     "linger_ms": "T: die or stop T ms later, when all that was drawn has been sent",
+    "mute_after": "K: report no load any more when a request has K tokens",
+    "mute_rank": "R: never report the load of data-parallel rank R",
 }
 
 
@@ -75,6 +77,19 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
     help="Q: how many more may wait. One more is refused at once.",
 )
 @env_option(
+    "--queue-timeout",
+    "DYN_QUEUE_TIMEOUT_SECS",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    help="Seconds that a request may wait for a slot. One that waits longer goes to another worker, or is refused.",
+)
+@env_option(
+    "--queue-token-limit",
+    "DYN_QUEUE_TOKEN_LIMIT",
+    type=click.IntRange(0),
+    help="How many prompt tokens may wait in all. Default: no limit but that of requests.",
+)
+@env_option(
     "--drain-timeout",
     "DYN_DRAIN_TIMEOUT_SECS",
     type=click.FloatRange(0),
@@ -97,6 +112,24 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
 @env_option("--mocker-itl-ms", "DYN_MOCKER_ITL_MS", type=click.FloatRange(0), default=6.0, help="Time between tokens.")
 @env_option("--mocker-prefill-us-per-token", "DYN_MOCKER_PREFILL_US_PER_TOKEN", type=click.FloatRange(0), default=0.0)
 @env_option(
+    "--mocker-prefill-chunk-tokens",
+    "DYN_MOCKER_PREFILL_CHUNK_TOKENS",
+    type=click.IntRange(1),
+    default=2048,
+    help="Prompt tokens that a step computes.",
+)
+@env_option(
+    "--mocker-dp-ranks", "DYN_MOCKER_DP_RANKS", type=click.IntRange(1), default=1, help="Data-parallel ranks to play."
+)
+@env_option(
+    "--mocker-kv-blocks",
+    "DYN_MOCKER_KV_BLOCKS",
+    type=click.IntRange(1),
+    default=65_536,
+    help="Key-value cache blocks of each rank.",
+)
+@env_option("--mocker-kv-block-tokens", "DYN_MOCKER_KV_BLOCK_TOKENS", type=click.IntRange(1), default=16)
+@env_option(
     "--mocker-startup-s", "DYN_MOCKER_STARTUP_SECS", type=click.FloatRange(0), default=0.0, help="Loading time."
 )
 @click.option("--mocker-fault", "mocker_faults", multiple=True, callback=_parse_faults, help=_FAULT_HELP)
@@ -116,6 +149,8 @@ def command(**given: Any) -> None:
         registries=tuple(given["registries"]),
         engine_request_limit=given["engine_request_limit"],
         request_queue_limit=given["request_queue_limit"],
+        queue_timeout_s=given["queue_timeout"],
+        queue_token_limit=given["queue_token_limit"],
         drain_timeout_s=given["drain_timeout"],
         lease_s=given["lease"],
         ready_file=given["ready_file"],
@@ -169,6 +204,10 @@ def _mocker(given: dict[str, Any]) -> Engine:
         itl_ms=given["mocker_itl_ms"],
         prefill_us_per_token=given["mocker_prefill_us_per_token"],
         startup_s=given["mocker_startup_s"],
+        prefill_chunk_tokens=given["mocker_prefill_chunk_tokens"],
+        dp_ranks=given["mocker_dp_ranks"],
+        kv_blocks_total=given["mocker_kv_blocks"],
+        kv_block_tokens=given["mocker_kv_block_tokens"],
         faults=Faults(**given["mocker_faults"]),
         **{name: value for name, value in optional.items() if value is not None},
     )

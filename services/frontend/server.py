@@ -17,6 +17,7 @@ import structlog
 from services.card import ModelCard
 from services.discovery import Watcher
 from services.errors import Failure, Reason
+from services.frontend.busy import AdmissionConfig
 from services.frontend.catalogue import Catalogue
 from services.frontend.http import HttpConfig, build_app, start_http
 from services.frontend.metrics import PREFIX, build_metrics
@@ -39,6 +40,19 @@ the grace of both servers to be told why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdminConfig:
+    """listen: where HTTP admin calls are answered, grpc_listen: those over gRPC; None: where those of clients are.
+
+    token: what each call must bring; None: nothing. is_on: False where there is to be no admin API at all.
+    """
+
+    listen: str | None = None
+    grpc_listen: str | None = None
+    token: str | None = field(default=None, repr=False)
+    is_on: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendConfig:
     """drain_timeout_s: how long streams may go on after SIGTERM."""
 
@@ -51,6 +65,8 @@ class FrontendConfig:
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    admin: AdminConfig = field(default_factory=AdminConfig)
 
 
 class _Served:
@@ -94,7 +110,9 @@ class Frontend:
         on_refused = partial(observe_refused, metrics)
         self._app = build_app(pipeline, served, metrics.registry, config.http, on_refused)
         self._server = GrpcServer(["unbroken.v1.Inference"])
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(pipeline, on_refused), self._server.server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(
+            InferenceService(pipeline, self._gate, on_refused), self._server.server
+        )
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set and all is drained. Raises StartupError when it can't start."""

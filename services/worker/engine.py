@@ -26,19 +26,28 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """Load of one data-parallel rank: key-value cache blocks, prompt tokens still to be computed."""
+    """Load of one data-parallel rank: key-value cache blocks, prompt tokens still to be computed; which rank it is."""
 
     kv_blocks_used: int
     kv_blocks_total: int
     active_prefill_tokens: int
+    dp_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What the engine is doing. `steps` grows by one for each step and never stands still while sequences run."""
+    """What the engine is doing. `steps` grows by one for each step and never stands still while sequences run.
+
+    ranks: those that have reported, each once. The others count since the start, what nobody wanted any more included:
+    prefill_tokens, prompt tokens computed; generated_tokens, tokens drawn; tokens_after_cancel, those of either kind
+    that were computed for a request after its `cancel`.
+    """
 
     steps: int
     ranks: tuple[RankLoad, ...]
+    prefill_tokens: int = 0
+    generated_tokens: int = 0
+    tokens_after_cancel: int = 0
 
 
 Emit = Callable[[Sequence[Output]], None]

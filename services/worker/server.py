@@ -9,15 +9,12 @@ import asyncio
 import json
 import random
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import structlog
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from services.discovery import InstanceRecord, Registrar
 from services.errors import Failure, Reason
@@ -34,6 +31,7 @@ from services.worker.check import Check
 from services.worker.dispatcher import Limits
 from services.worker.engine import Engine
 from services.worker.execute import Execute
+from services.worker.metrics import WorkerMetrics
 from services.worker.service import WorkerService
 
 log = structlog.get_logger()
@@ -46,8 +44,9 @@ HAND_OVER_S = 1.0
 class WorkerConfig:
     """advertise: the address in the registry, by default the one it listens on; its port 0 stands for the real port.
 
-    engine_request_limit: N, by default as many as the engine runs at a time. request_queue_limit: Q. lease_s: how long
-    the registry keeps a silent worker.
+    engine_request_limit: N, by default as many as the engine runs at a time. request_queue_limit: Q. queue_timeout_s:
+    how long a request may wait for a slot. queue_token_limit: prompt tokens that may wait in all; None: any.
+    lease_s: how long the registry keeps a silent worker.
     """
 
     listen: str = "127.0.0.1:0"
@@ -56,26 +55,12 @@ class WorkerConfig:
     registries: tuple[str, ...] = ("127.0.0.1:50050",)
     engine_request_limit: int | None = None
     request_queue_limit: int = 16
+    queue_timeout_s: float = 60.0
+    queue_token_limit: int | None = None
     drain_timeout_s: float = 30.0
     lease_s: int = 10
     ready_file: Path | None = None
     session: SessionConfig = field(default_factory=SessionConfig)
-
-
-class WorkerMetrics(Collector):
-    """The worker's state, read when somebody scrapes it: nothing is counted on the way of a token."""
-
-    def __init__(self, execute: Execute, engine: Engine) -> None:
-        self._execute = execute
-        self._engine = engine
-
-    def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("dynamo_engine_request", "Requests on the engine.", self._execute.running_count)
-        yield GaugeMetricFamily("dynamo_request_queue", "Requests that wait.", self._execute.waiting_count)
-        yield CounterMetricFamily(
-            "dynamo_rejection_request", "Requests refused for capacity.", self._execute.refused_count
-        )
-        yield CounterMetricFamily("unbroken_engine_steps", "Steps of the engine.", self._engine.load().steps)
 
 
 class Worker:
@@ -93,7 +78,9 @@ class Worker:
         pipeline = self._pipeline()
         self._service = WorkerService(self._instance_id, engine, self._execute, pipeline, config.session)
         self._server = GrpcServer(["unbroken.v1.Inference", "unbroken.v1.Worker"])
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(Conclude(pipeline)), self._server.server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(
+            InferenceService(Conclude(pipeline), self._gate), self._server.server
+        )
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, self._server.server)
         self._metrics = CollectorRegistry()
         self._metrics.register(WorkerMetrics(self._execute, engine))

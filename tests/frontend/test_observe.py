@@ -11,7 +11,7 @@ from services.errors import Failure, Reason
 from services.frontend.metrics import build_metrics
 from services.frontend.observe import WHY_CHARS_MAX, Observe, observe_refused
 from services.layers import Accept, Gate
-from services.request import Call, Delta, Finish, FinishReason, Request, Sink, Usage
+from services.request import Call, Cause, Delta, Finish, FinishReason, Request, Sink, Usage
 from tests.support import HANG, Script, Step, call_layer, make_request, run_async
 
 
@@ -99,7 +99,7 @@ def test_a_request_that_its_own_sink_had_ended_is_counted_with_that_reason() -> 
             self._call = call
 
         def deliver(self, delta: Delta) -> None:
-            self._call.ending.fail(Failure(Reason.SLOW_CLIENT, "unread"))
+            self._call.ending.fail(Failure(Reason.SLOW_CLIENT, "unread"), Cause.SLOW_CLIENT)
 
     async def scenario() -> Reason:
         call = Call(request_id="r")

@@ -16,7 +16,7 @@ from services.frontend.catalogue import Catalogue, Model
 from services.frontend.metrics import build_metrics
 from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.layers import Gate, stack
-from services.request import Ending, Layer, Request, Sampling, Stop, Usage
+from services.request import Call, Layer, Request, Sampling, Stop, Usage
 from services.tokenizers.byte_level import ByteTokenizer
 from tests.support import CARD, FakeWorker, FakeWorkers, Script, call_layer, make_request, models_of, run_async
 
@@ -65,7 +65,7 @@ async def a_bug_is_counted_as_the_internal_error_that_the_client_sees(swapped: i
 
 async def a_bug_in_the_gate_is_guarded_too(swapped: int | None) -> None:
     class BrokenGate(Gate):
-        def enter(self, ending: Ending) -> None:
+        def enter(self, call: Call) -> None:
             raise ValueError("bug")
 
     plane = Plane(Script(), swapped, gate=BrokenGate())

@@ -1,25 +1,27 @@
 """What can be set about the HTTP side."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from services.client_bounds import ClientBounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpConfig:
     """Bounds of the HTTP side.
 
-    body_bytes_max: the largest request body, after decompression. client_buffer_bytes_max: what may be unsent to one
-    client before it is cut. request_timeout_s: the deadline of requests that bring none; None: no deadline.
-    body_read_s_max: how long a body may take to arrive. client_drain_s_max: how long a client may take to accept the
-    last bytes of an answer. lingering_s_max: how long the rest of a refused body is read and thrown away, so that the
-    client sees its answer. keepalive_s: how long an idle connection stays open. shutdown_s_max: how long handlers that
-    still run when the server closes may go on. backlog: connections that may wait to be accepted.
+    body_bytes_max: the largest request body, after decompression. client: how slowly one may read. request_timeout_s:
+    the deadline of requests that bring none; None: no deadline. overload_status: of refusals for want of capacity.
+    body_read_s_max: how long a body may take to arrive. lingering_s_max: how long the rest of a refused body is read
+    and thrown away, so that the client sees its answer. keepalive_s: how long an idle connection stays open.
+    shutdown_s_max: how long handlers that still run when the server closes may go on. backlog: connections that may
+    wait to be accepted.
     """
 
     body_bytes_max: int = 64 * 1024 * 1024
-    client_buffer_bytes_max: int = 4 * 1024 * 1024
+    client: ClientBounds = field(default_factory=ClientBounds)
     request_timeout_s: float | None = None
+    overload_status: int = 503
     body_read_s_max: float = 60.0
-    client_drain_s_max: float = 30.0
     lingering_s_max: float = 10.0
     keepalive_s: float = 75.0
     shutdown_s_max: float = 1.0

@@ -16,7 +16,7 @@ async def finish_sending(
 ) -> None:
     """Send what is left of the response and `last`. A client that does not take it in time is cut, and logged."""
     try:
-        async with asyncio.timeout(config.client_drain_s_max):
+        async with asyncio.timeout(config.client.drain_s_max):
             await response.prepare(request)
             await response.write_eof(last)
     except ConnectionError:

@@ -12,7 +12,7 @@ from services.frontend.http.config import HttpConfig
 from services.frontend.http.errors import envelope
 from services.frontend.http.events import Events
 from services.frontend.http.sending import finish_sending
-from services.request import Call, Delta, Ending, Finish, Layer, Request
+from services.request import Call, Cause, Delta, Ending, Finish, Layer, Request
 
 log = structlog.get_logger()
 
@@ -59,7 +59,7 @@ class SseStream:
         self._events_of = Events(answer, token_bytes, is_chunked=is_chunked).of
         if is_last or not is_chunked:
             self._response.force_close()  # Without chunks the end of the connection is the end of the body.
-        self._buffer_bytes_max = config.client_buffer_bytes_max
+        self._buffer_bytes_max = config.client.buffer_bytes_max
         self._transport: asyncio.Transport | None = None
         self._held: list[bytes] = []
         self._has_begun = asyncio.Event()
@@ -129,7 +129,8 @@ class SseStream:
     def _leave(self, reason: Reason) -> None:
         """The client gets no more: end the request, and say why."""
         self._left = reason
-        self._ending.fail(Failure(reason, _WHY_LEFT[reason]))
+        cause = Cause.SLOW_CLIENT if reason is Reason.SLOW_CLIENT else Cause.CLIENT_DISCONNECT
+        self._ending.fail(Failure(reason, _WHY_LEFT[reason]), cause)
 
     def _cut(self) -> None:
         """After the request is gone from the pipeline, so that aiohttp's own cancel cannot hide the reason from it."""

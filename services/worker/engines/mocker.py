@@ -36,7 +36,8 @@ class Faults:
     raise_after: the request fails. Others: die_on_token: a prompt with this token kills the process at its first step.
     refuse: this many submissions are refused first. hold: no step is made before there are so many requests, so that
     all of them stand at the same position when something happens. linger_ms: how long it waits before it dies or
-    stops, so that all it has drawn has been sent.
+    stops, so that all it has drawn has been sent. mute_after: it reports no load any more. mute_rank: this rank never
+    reports.
     """
 
     die_after: int | None = None
@@ -48,6 +49,8 @@ class Faults:
     refuse: int = 0
     hold: int = 1
     linger_ms: int = 0
+    mute_after: int | None = None
+    mute_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,7 @@ class MockerConfig:
     context_length: int = 131_072
     kv_block_tokens: int = 16
     kv_blocks_total: int = 65_536
+    dp_ranks: int = 1
     faults: Faults = field(default_factory=Faults)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from services.client_bounds import ClientBounds
 from services.errors import Failure, Reason
 from services.frontend.http import HttpConfig
 from services.layers import Guard
@@ -371,7 +372,7 @@ def test_a_client_that_leaves_while_tokens_come_has_its_request_cancelled() -> N
 def test_a_client_that_does_not_read_is_cut_and_the_request_told_why() -> None:
     async def test() -> None:
         flood = Flood("x" * 50_000)
-        async with serving(flood, config=HttpConfig(client_buffer_bytes_max=2_000_000)) as server:
+        async with serving(flood, config=HttpConfig(client=ClientBounds(buffer_bytes_max=2_000_000))) as server:
             with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
                 await flood.cancelled.wait()
                 received = await bytes_left(client)
@@ -391,7 +392,7 @@ def test_after_the_cut_nothing_more_is_written() -> None:
         async def burst(request: Any, call: Any, sink: Any) -> Any:
             return await Script("a", 5, *["x" * 1_000_000] * 40)(request, call, sink)
 
-        async with serving(burst, config=HttpConfig(client_buffer_bytes_max=100_000)) as server:
+        async with serving(burst, config=HttpConfig(client=ClientBounds(buffer_bytes_max=100_000))) as server:
             with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
                 assert await bytes_left(client) < 20_000_000
 
@@ -402,7 +403,7 @@ def test_after_the_cut_nothing_more_is_written() -> None:
 
 def test_a_client_that_does_not_take_the_last_bytes_is_cut_in_bounded_time() -> None:
     async def test() -> None:
-        config = HttpConfig(client_buffer_bytes_max=2**30, client_drain_s_max=0.05)
+        config = HttpConfig(client=ClientBounds(buffer_bytes_max=2**30, drain_s_max=0.05))
         async with serving(Script("x" * 20_000_000), config=config) as server:
             with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
                 while len(asyncio.all_tasks()) < 2:
@@ -421,7 +422,7 @@ def test_a_client_that_said_goodbye_but_does_not_read_has_its_request_cancelled(
 
     async def test() -> None:
         flood = Flood("x" * 50_000)
-        async with serving(flood, config=HttpConfig(client_buffer_bytes_max=2**30)) as server:
+        async with serving(flood, config=HttpConfig(client=ClientBounds(buffer_bytes_max=2**30))) as server:
             with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
                 while flood.position < 200:
                     await asyncio.sleep(0)
@@ -437,7 +438,7 @@ def test_an_answer_that_ends_after_its_client_said_goodbye_is_nobodys_error(capl
     async def test() -> None:
         goodbye = asyncio.Event()
         script = Script("x" * 20_000_000, goodbye, 5)
-        async with serving(script, config=HttpConfig(client_buffer_bytes_max=2**30)) as server:
+        async with serving(script, config=HttpConfig(client=ClientBounds(buffer_bytes_max=2**30))) as server:
             with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
                 await script.running.wait()
                 await asyncio.get_running_loop().sock_recv(client, 1)
@@ -457,7 +458,7 @@ def test_a_slow_client_harms_no_other() -> None:
             layer = flood if call.request_id == "slow" else Script("a", 50, "b")
             return await layer(request, call, sink)
 
-        async with serving(both, config=HttpConfig(client_buffer_bytes_max=100_000)) as server:
+        async with serving(both, config=HttpConfig(client=ClientBounds(buffer_bytes_max=100_000))) as server:
             with deaf_client(server, raw_post(COMPLETIONS, COMPLETION, headers="X-Request-Id: slow\r\n")):
                 _, body = await server.post(COMPLETIONS, COMPLETION)
                 await flood.cancelled.wait()
