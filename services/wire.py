@@ -184,13 +184,26 @@ def finish_reason_from_wire(number: int) -> FinishReason | None:
 
 def error_to_wire(failure: Failure) -> worker_pb2.Error:
     """A failure inside a session."""
-    return worker_pb2.Error(reason=failure.reason, detail=failure.detail, param=failure.param or "")
+    retry_after = None if failure.retry_after_s is None else seconds_to_wire(failure.retry_after_s)
+    return worker_pb2.Error(
+        reason=failure.reason,
+        detail=failure.detail,
+        param=failure.param or "",
+        metadata=failure.metadata,
+        retry_after=retry_after,
+    )
 
 
 def error_from_wire(message: worker_pb2.Error) -> Failure:
     """The failure; a reason that this version does not know is an ENGINE_ERROR."""
     reason = Reason(message.reason) if message.reason in Reason.__members__ else Reason.ENGINE_ERROR
-    return Failure(reason, message.detail, param=message.param or None)
+    return Failure(
+        reason,
+        message.detail,
+        param=message.param or None,
+        retry_after_s=seconds_from_wire(message.retry_after) if message.HasField("retry_after") else None,
+        metadata=dict(message.metadata),
+    )
 
 
 def card_to_wire(card: ModelCard) -> worker_pb2.ModelCard:

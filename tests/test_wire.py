@@ -202,6 +202,16 @@ def test_failures_cross_a_session_with_reason_and_detail(reason: Reason) -> None
     failure = error_from_wire(error_to_wire(Failure(reason, "größer", param="p")))
 
     assert (failure.reason, failure.detail, failure.param) == (reason, "größer", "p")
+    assert (failure.metadata, failure.retry_after_s) == ({}, None)
+
+
+@pytest.mark.parametrize("retry_after_s", [0.0, 1.5])
+def test_what_a_refusal_tells_beside_its_reason_crosses_a_session(retry_after_s: float) -> None:
+    told = Failure(Reason.WORKER_AT_CAPACITY, "full", retry_after_s=retry_after_s, metadata={"running": "4"})
+
+    failure = error_from_wire(error_to_wire(told))
+
+    assert (failure.metadata, failure.retry_after_s) == ({"running": "4"}, retry_after_s)
 
 
 @pytest.mark.parametrize("reason", ["", "FROM_THE_FUTURE", "stalled"])

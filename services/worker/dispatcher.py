@@ -17,6 +17,9 @@ from dataclasses import dataclass
 
 from services.errors import Failure, Reason
 
+MEAN_WEIGHT = 1 / 8
+"""What the newest of the service times weighs in their mean: as with round-trip times in RFC 6298."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -31,12 +34,18 @@ class Limits:
 
 
 class Dispatcher:
-    """Starts requests by calling `start(key)` at once or when a slot comes free. `start` must not raise."""
+    """Starts requests by calling `start(key)` at once or when a slot comes free. `start` must not raise.
 
-    def __init__(self, limits: Limits, start: Callable[[Hashable], None]) -> None:
+    clock: in seconds. service_time_s: how long a request holds its slot, an exponentially weighted mean; None: none has
+    given its slot back so far.
+    """
+
+    def __init__(self, limits: Limits, start: Callable[[Hashable], None], clock: Callable[[], float]) -> None:
+        self.service_time_s: float | None = None
         self._limits = limits
         self._start = start
-        self._running: set[Hashable] = set()
+        self._clock = clock
+        self._running: dict[Hashable, float] = {}  # key → since when
         self._waiting: dict[Hashable, None] = {}  # A dict is the queue that also forgets one in the middle at once.
 
     @property
@@ -61,7 +70,8 @@ class Dispatcher:
     def release(self, key: Hashable) -> None:
         """Take the request out, wherever it is. Idempotent."""
         self._waiting.pop(key, None)
-        self._running.discard(key)
+        if (since := self._running.pop(key, None)) is not None:
+            self._learn(self._clock() - since)
         while self._waiting and self._has_free_slot():
             first = next(iter(self._waiting))
             del self._waiting[first]
@@ -71,5 +81,9 @@ class Dispatcher:
         return len(self._running) < self._limits.slots
 
     def _run(self, key: Hashable) -> None:
-        self._running.add(key)
+        self._running[key] = self._clock()
         self._start(key)
+
+    def _learn(self, held_s: float) -> None:
+        before = held_s if self.service_time_s is None else self.service_time_s
+        self.service_time_s = before + (held_s - before) * MEAN_WEIGHT

@@ -16,6 +16,11 @@ from services.worker.engine import Engine, Output
 log = structlog.get_logger()
 
 
+def _now() -> float:
+    """The loop's time, in seconds."""
+    return asyncio.get_running_loop().time()
+
+
 class _Run:
     """One request on the engine: its sink, where its answer stands, and how it ends."""
 
@@ -58,7 +63,7 @@ class Execute:
         self._engine = engine
         self._keys = count(1)
         self._runs: dict[int, _Run] = {}
-        self._dispatcher = Dispatcher(limits, self._start)
+        self._dispatcher = Dispatcher(limits, self._start, _now)
         self.refused_count = 0
 
     @property
@@ -68,6 +73,11 @@ class Execute:
     @property
     def waiting_count(self) -> int:
         return self._dispatcher.waiting_count
+
+    @property
+    def service_time_s(self) -> float | None:
+        """How long a request holds its slot, on average; None: none has ended so far."""
+        return self._dispatcher.service_time_s
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         run, key = _Run(request, call, sink), next(self._keys)

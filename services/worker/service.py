@@ -68,7 +68,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     def load(self) -> worker_pb2.Load:
         """What the worker is doing now."""
-        load = self._engine.load()
+        load, service_time_s = self._engine.load(), self._execute.service_time_s
         return worker_pb2.Load(
             running=self._execute.running_count,
             waiting=self._execute.waiting_count,
@@ -78,9 +78,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     kv_blocks_used=rank.kv_blocks_used,
                     kv_blocks_total=rank.kv_blocks_total,
                     active_prefill_tokens=rank.active_prefill_tokens,
+                    dp_rank=rank.dp_rank,
                 )
                 for rank in load.ranks
             ],
+            service_time=None if service_time_s is None else seconds_to_wire(service_time_s),
         )
 
     def _welcome(self) -> worker_pb2.Welcome:

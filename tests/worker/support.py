@@ -61,7 +61,7 @@ class ManualEngine:
             raise self.cancel_bug
 
     def load(self) -> EngineLoad:
-        return EngineLoad(7, (RankLoad(len(self.requests), 9, 3),))
+        return EngineLoad(7, (RankLoad(len(self.requests), 9, 3, dp_rank=2),))
 
     def step(self, *outputs: Output) -> None:
         assert self._emit is not None

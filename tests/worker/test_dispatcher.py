@@ -16,7 +16,8 @@ class Case:
 
     def __init__(self, slots: int, places: int, admitted: int = 0) -> None:
         self.started: list[object] = []
-        self.dispatcher = Dispatcher(Limits(slots=slots, places=places), self.started.append)
+        self.now_s = 0.0
+        self.dispatcher = Dispatcher(Limits(slots=slots, places=places), self.started.append, lambda: self.now_s)
         for key in range(admitted):
             self.dispatcher.admit(key)
 
@@ -147,3 +148,18 @@ def test_a_key_that_is_in_cannot_come_in_again() -> None:
 def test_limits_under_which_somebody_would_wait_for_ever_are_refused(slots: int, places: int) -> None:
     with pytest.raises(AssertionError):
         Limits(slots=slots, places=places)
+
+
+def test_the_service_time_is_a_mean_of_how_long_slots_were_held_in_which_newer_ones_weigh_more() -> None:
+    case = Case(1, 2, 3)
+    assert case.dispatcher.service_time_s is None
+
+    case.dispatcher.release(2)
+    assert case.dispatcher.service_time_s is None, "who only waited held no slot"
+    case.now_s = 8.0
+    case.dispatcher.release(0)
+    assert case.dispatcher.service_time_s == 8.0
+    case.now_s = 24.0
+    case.dispatcher.release(1)
+
+    assert case.dispatcher.service_time_s == 9.0, "an eighth of 16 and seven of 8"

@@ -70,13 +70,11 @@ def test_the_load_is_what_runs_and_waits_now() -> None:
     loads = run_async(scenario())
 
     assert [(load.running, load.waiting) for load in loads] == [(0, 0), (1, 2), (0, 0)]
-    rank = loads[1].ranks[0]
-    assert (loads[1].engine_steps, rank.kv_blocks_used, rank.kv_blocks_total, rank.active_prefill_tokens) == (
-        7,
-        1,
-        9,
-        3,
-    )
+    assert loads[1].engine_steps == 7
+    assert list(loads[1].ranks) == [
+        worker_pb2.RankLoad(kv_blocks_used=1, kv_blocks_total=9, active_prefill_tokens=3, dp_rank=2)
+    ]
+    assert [load.HasField("service_time") for load in loads] == [False, False, True], "once a slot has been given back"
 
 
 def test_the_welcome_says_how_often_requests_of_this_worker_may_move() -> None:
