@@ -188,12 +188,14 @@ def _http(given: dict[str, Any]) -> "HttpConfig":
 
 
 def _admission(given: dict[str, Any]) -> "AdmissionConfig":
+    from services.errors import Failure
     from services.frontend.busy import AdmissionConfig, Thresholds
 
-    return AdmissionConfig(
-        is_on=given["admission_control"] == "token-capacity",
-        thresholds=Thresholds(
+    try:
+        thresholds = Thresholds(
             active_decode_blocks=given["active_decode_blocks_threshold"],
             active_prefill_tokens=given["active_prefill_tokens_threshold"],
-        ),
-    )
+        )
+    except Failure as failure:  # Not a number is in no range, and click lets it through.
+        raise click.UsageError(f"{failure.param}: {failure.detail}") from failure
+    return AdmissionConfig(is_on=given["admission_control"] == "token-capacity", thresholds=thresholds)

@@ -1,6 +1,23 @@
 """When a worker counts as busy: thresholds over what it reports of its load."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.errors import invalid
+
+
+class Rank(Protocol):
+    """The load of one data-parallel rank, as last reported."""
+
+    @property
+    def kv_blocks_used(self) -> int: ...
+
+    @property
+    def kv_blocks_total(self) -> int: ...
+
+    @property
+    def active_prefill_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -8,11 +25,31 @@ class Thresholds:
     """What is strictly exceeded where a rank is busy; None: not looked at.
 
     active_decode_blocks: fraction of key-value cache blocks in use, from 0 to 1. active_prefill_tokens: prompt tokens
-    still to be computed, at least 0.
+    still to be computed, at least 0. Raises INVALID_ARGUMENT for others, with the field as clients spell it.
     """
 
     active_decode_blocks: float | None = None
     active_prefill_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        blocks, tokens = self.active_decode_blocks, self.active_prefill_tokens
+        if blocks is not None and not 0 <= blocks <= 1:  # Not a number is neither.
+            raise invalid("active_decode_blocks_threshold", f"{blocks} is not a fraction from 0 to 1")
+        if tokens is not None and tokens < 0:
+            raise invalid("active_prefill_tokens_threshold", f"{tokens} tokens: there can't be fewer than 0")
+
+
+def is_busy(ranks: Sequence[Rank], thresholds: Thresholds) -> bool:
+    """Whether a worker is busy: all its ranks that are known. Where none is known, it is not."""
+    return bool(ranks) and all(_is_rank_busy(rank, thresholds) for rank in ranks)
+
+
+def _is_rank_busy(rank: Rank, thresholds: Thresholds) -> bool:
+    """Any threshold suffices. Divides, for a product can come out above what it is equal to: 29 > 0.29 * 100."""
+    blocks, tokens = thresholds.active_decode_blocks, thresholds.active_prefill_tokens
+    if blocks is not None and rank.kv_blocks_total and rank.kv_blocks_used / rank.kv_blocks_total > blocks:
+        return True
+    return tokens is not None and rank.active_prefill_tokens > tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,3 +58,28 @@ class AdmissionConfig:
 
     is_on: bool = False
     thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+class BusyThresholds:
+    """The thresholds of each model, as they are now: routing asks for each request, so what is set counts at once."""
+
+    def __init__(self, config: AdmissionConfig) -> None:
+        self._config = config
+        self._set: dict[str, Thresholds] = {}  # By model; whoever sets lets only known names through.
+
+    @property
+    def is_on(self) -> bool:
+        """Whether thresholds act. They can be read and set even where they do not."""
+        return self._config.is_on
+
+    def of(self, model: str) -> Thresholds:
+        """What was last set for the model, or else is configured for all."""
+        return self._set.get(model, self._config.thresholds)
+
+    def set(self, model: str, thresholds: Thresholds) -> None:
+        """Count these from now on. The caller knows that there is such a model."""
+        self._set[model] = thresholds
+
+    def is_busy(self, model: str, ranks: Sequence[Rank]) -> bool:
+        """Whether a worker of the model, with these known ranks, is to be passed by."""
+        return self.is_on and is_busy(ranks, self.of(model))
