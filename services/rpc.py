@@ -4,7 +4,7 @@ import asyncio
 import ipaddress
 import re
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -13,6 +13,8 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from services.errors import Failure, Reason
+
+Detail = TypeVar("Detail", error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo)
 
 DOMAIN = "unbroken"
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
@@ -27,6 +29,10 @@ _OPTIONS: list[tuple[str, int]] = [
 DETAIL_BYTES_MAX = 1024
 """Of a failure's detail on the wire, in UTF-8. It travels twice, once percent-encoded, in trailers of 8 KiB."""
 PARAM_BYTES_MAX = 128
+METADATA_BYTES_MAX = 1024
+"""Of all of a failure's metadata on the wire, keys and values, in UTF-8. What goes beyond is left out."""
+OWN_METADATA = frozenset({"retryable", "hint", "param", "request_id"})
+"""Keys of ErrorInfo that say what every failure says; a failure's own metadata has others."""
 PORT_MAX = 65_535
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 KEEPALIVE_TIME_MS = 10_000
@@ -65,21 +71,33 @@ def status_of(failure: Failure, *, request_id: str = "") -> status_pb2.Status:
     What a client sent may be part of the detail, at any length, so that is cut: trailers that are too large would reach
     the client as another status, without a reason.
     """
-    traits = failure.traits
-    metadata = {"retryable": str(traits.retryable).lower()}
-    if traits.hint is not None:
-        metadata["hint"] = traits.hint
-    if failure.param is not None:
-        metadata["param"] = _cut(failure.param, PARAM_BYTES_MAX)
-    if request_id:
-        metadata["request_id"] = request_id
-    info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN, metadata=metadata)
+    info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN, metadata=_metadata(failure, request_id))
     details = [_pack(info)]
     if failure.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(round(failure.retry_after_s * 1e3))
         details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
-    return status_pb2.Status(code=_code(traits.grpc), message=_cut(failure.detail, DETAIL_BYTES_MAX), details=details)
+    code, message = _code(failure.traits.grpc), _cut(failure.detail, DETAIL_BYTES_MAX)
+    return status_pb2.Status(code=code, message=message, details=details)
+
+
+def _metadata(failure: Failure, request_id: str) -> dict[str, str]:
+    """What ErrorInfo says beside the reason: the failure's own metadata, as far as it fits, and what every one has."""
+    metadata: dict[str, str] = {}
+    bytes_left = METADATA_BYTES_MAX
+    for key, value in failure.metadata.items():
+        bytes_left -= len(key.encode(errors="replace")) + len(value.encode(errors="replace"))
+        if bytes_left < 0:
+            break
+        metadata[key] = value
+    metadata["retryable"] = str(failure.traits.retryable).lower()
+    if failure.traits.hint is not None:
+        metadata["hint"] = failure.traits.hint
+    if failure.param is not None:
+        metadata["param"] = _cut(failure.param, PARAM_BYTES_MAX)
+    if request_id:
+        metadata["request_id"] = request_id
+    return metadata
 
 
 def _cut(text: str, bytes_max: int) -> str:
@@ -87,7 +105,7 @@ def _cut(text: str, bytes_max: int) -> str:
     return text if len(encoded) <= bytes_max else encoded[: bytes_max - 3].decode(errors="ignore") + "…"
 
 
-def _pack(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:
+def _pack(message: Detail) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed
@@ -107,22 +125,29 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Failure, *
 def failure_of(error: grpc.aio.AioRpcError, *, otherwise: Reason) -> Failure:
     """The failure that an rpc ended with: its own ErrorInfo if it has one of ours, else `otherwise`."""
     try:
-        info, detail = _error_info(error)
+        status = rpc_status.from_call(error) or status_pb2.Status()
+        info = _detail_of(status, error_details_pb2.ErrorInfo)
+        retry = _detail_of(status, error_details_pb2.RetryInfo)
     except (DecodeError, ValueError):  # Details that can't be read, or that contradict the status, say nothing.
-        info, detail = None, ""
+        info = None
     if info is None or info.domain != DOMAIN or info.reason not in Reason.__members__:
         return Failure(otherwise, f"{error.code().name.lower()}: {error.details()}")
-    return Failure(Reason(info.reason), detail, param=info.metadata.get("param"))
+    return Failure(
+        Reason(info.reason),
+        status.message,
+        param=info.metadata.get("param"),
+        retry_after_s=None if retry is None else retry.retry_delay.ToMilliseconds() / 1e3,
+        metadata={key: value for key, value in info.metadata.items() if key not in OWN_METADATA},
+    )
 
 
-def _error_info(error: grpc.aio.AioRpcError) -> tuple[error_details_pb2.ErrorInfo | None, str]:
-    """The first ErrorInfo, and the status message. Raises DecodeError, ValueError."""
-    status = rpc_status.from_call(error)
-    for detail in status.details if status is not None else ():
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info):
-            return info, status.message
-    return None, ""
+def _detail_of(status: status_pb2.Status, kind: type[Detail]) -> Detail | None:
+    """The first detail of that kind. Raises DecodeError."""
+    for packed in status.details:
+        detail = kind()
+        if packed.Unpack(detail):
+            return detail
+    return None
 
 
 def time_left_s(deadline: float | None) -> float | None:

@@ -15,6 +15,7 @@ from services.rpc import (
     CHANNEL_OPTIONS,
     DETAIL_BYTES_MAX,
     MESSAGE_BYTES_MAX,
+    METADATA_BYTES_MAX,
     SERVER_OPTIONS,
     abort,
     failure_of,
@@ -93,6 +94,39 @@ def test_the_details_tell_clients_in_any_language_what_to_do() -> None:
 
 def test_says_nothing_about_when_to_try_again_where_that_is_not_known() -> None:
     assert len(status_of(Failure(Reason.OVERLOADED, "busy")).details) == 1
+
+
+def test_what_a_failure_tells_beside_its_reason_crosses_too() -> None:
+    limits = {"running": "8", "engine_request_limit": "8"}
+    error = cross(Failure(Reason.WORKER_AT_CAPACITY, "full", retry_after_s=2.5, metadata=limits), request_id="r")
+    failure = failure_of(error, otherwise=Reason.INTERNAL)
+
+    assert (failure.metadata, failure.retry_after_s) == (limits, 2.5)
+
+
+def test_when_to_try_again_stays_unknown_where_it_was() -> None:
+    assert failure_of(cross(Failure(Reason.OVERLOADED, "busy")), otherwise=Reason.INTERNAL).retry_after_s is None
+
+
+def test_a_failures_metadata_never_stands_in_for_what_every_failure_says() -> None:
+    given = {"retryable": "false", "hint": "none", "request_id": "another", "param": "another"}
+    status = status_of(Failure(Reason.OVERLOADED, "busy", param="p", metadata=given), request_id="r")
+    info = error_details_pb2.ErrorInfo()
+
+    assert status.details[0].Unpack(info)
+    hint = TRAITS[Reason.OVERLOADED].hint
+    assert dict(info.metadata) == {"retryable": "true", "hint": hint, "request_id": "r", "param": "p"}
+
+
+def test_metadata_without_measure_reaches_the_client_as_far_as_it_fits() -> None:
+    """Beside a detail and a field at their own bounds, in the most expensive characters."""
+    given = {f"key-{number}": "🎉" * 20 for number in range(100)}
+    failure = Failure(Reason.OVERLOADED, "🎉" * 100_000, param="p" * 100_000, metadata=given, retry_after_s=60.0)
+    crossed = failure_of(cross(failure, request_id="r" * 128), otherwise=Reason.INTERNAL)
+
+    assert crossed.reason is Reason.OVERLOADED
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in crossed.metadata.items())
+    assert METADATA_BYTES_MAX - 100 < size <= METADATA_BYTES_MAX
 
 
 @pytest.mark.parametrize("character", ["a", "é", "漢", "🎉", "\n", "\ud800"])

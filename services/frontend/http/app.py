@@ -105,7 +105,7 @@ class _Gateway:
         try:
             response = await handler(request)
         except Failure as failure:
-            response = error_response(failure, request_id)
+            response = error_response(failure, request_id, overload_status=self._config.overload_status)
         except web.HTTPException as error:
             response = routing_response(request, error, request_id)
         except Exception as error:
@@ -157,7 +157,9 @@ class _Gateway:
         except Failure as failure:
             if not (has_partial and collector.choices):
                 raise
-            return error_response(failure, call.request_id, partial=answer.partial(collector.choices))
+            partial_ = answer.partial(collector.choices)
+            status = self._config.overload_status
+            return error_response(failure, call.request_id, partial=partial_, overload_status=status)
         assert finish.usage is not None, "present sets usage"
         token_bytes = () if asked.logprobs is None else self._served.token_bytes_of(asked.model)
         return json_response(answer.body(collector.choices, finish.usage, token_bytes))

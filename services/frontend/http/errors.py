@@ -1,4 +1,4 @@
-"""How a failure looks over HTTP: the status, the OpenAI error envelope, Retry-After."""
+"""How a failure looks over HTTP: the status, the OpenAI error envelope, when to come back."""
 
 import math
 from collections.abc import Mapping
@@ -11,14 +11,18 @@ from services.errors import Failure, Reason
 
 JSON_TYPE = "application/json; charset=utf-8"
 PATH_CHARACTERS_MAX = 200
-RETRY_AFTER_S_MIN = 1
+RETRY_AFTER_S_DEFAULT = 1.0
+RETRY_AFTER_S_MAX = 60.0
+"""Clients of OpenAI's own make nothing of a longer time."""
 RETRY_LATER_STATUSES = frozenset({429, 503})
+OVERLOADED = "overloaded_error"
+"""The kind of failures for want of capacity."""
 
 
 def envelope(
     failure: Failure, request_id: str, *, partial: Mapping[str, Any] | None = None, hint: str | None = None
 ) -> bytes:
-    """`{"error": {…}}` as JSON: `type` and `code` are for programs, `message` and `hint` for people.
+    """`{"error": {…}}` as JSON: `type`, `code` and `metadata` are for programs, `message` and `hint` for people.
 
     partial: what had come of the answer, for a client that asks for it. hint: where the reason alone has none.
     """
@@ -32,16 +36,28 @@ def envelope(
         "hint": hint or traits.hint,
         "request_id": request_id,
     }
+    if failure.metadata:
+        error["metadata"] = failure.metadata
     if partial is not None:
         error["partial"] = partial
     return msgspec.json.encode({"error": error})
 
 
-def error_response(failure: Failure, request_id: str, *, partial: Mapping[str, Any] | None = None) -> web.Response:
-    """The failure as a whole response."""
-    response = json_response(envelope(failure, request_id, partial=partial), status=failure.traits.http)
-    if response.status in RETRY_LATER_STATUSES:
-        response.headers["Retry-After"] = str(retry_after_s(failure))
+def error_response(
+    failure: Failure,
+    request_id: str,
+    *,
+    partial: Mapping[str, Any] | None = None,
+    overload_status: int | None = None,
+) -> web.Response:
+    """The failure as a whole response. overload_status: of failures for want of capacity; None: as the table says."""
+    is_overload = failure.traits.kind == OVERLOADED
+    status = (overload_status if is_overload else None) or failure.traits.http
+    response = json_response(envelope(failure, request_id, partial=partial), status=status)
+    if is_overload or status in RETRY_LATER_STATUSES:
+        retry_after_s = retry_after_s_of(failure)
+        response.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+        response.headers["retry-after-ms"] = str(round(retry_after_s * 1e3))
     return response
 
 
@@ -50,9 +66,9 @@ def json_response(body: bytes, *, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, headers={"Content-Type": JSON_TYPE})
 
 
-def retry_after_s(failure: Failure) -> int:
-    """Whole seconds for Retry-After: the failure's own time rounded up, at least 1."""
-    return max(RETRY_AFTER_S_MIN, math.ceil(failure.retry_after_s or 0))
+def retry_after_s_of(failure: Failure) -> float:
+    """When to come back: the failure's own time, at most RETRY_AFTER_S_MAX, else RETRY_AFTER_S_DEFAULT."""
+    return min(failure.retry_after_s or RETRY_AFTER_S_DEFAULT, RETRY_AFTER_S_MAX)
 
 
 def routing_response(request: web.Request, error: web.HTTPException, request_id: str) -> web.Response:

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from prometheus_client import Counter
 
-from services.errors import Reason, invalid
+from services.errors import Failure, Reason, invalid
 from services.frontend.http import HttpConfig, app
 from services.frontend.http.errors import PATH_CHARACTERS_MAX
 from services.frontend.http.openai import CompletionBody, parse_completion
@@ -135,6 +135,20 @@ def test_where_nothing_had_come_there_is_no_partial_answer() -> None:
 
         error_of(body)
         assert response.headers["Retry-After"] == "2"
+
+    run(test)
+
+
+@pytest.mark.parametrize("body", [COMPLETION, COMPLETION | {"stream": True}], ids=["unary", "stream"])
+@pytest.mark.parametrize("status", [429, 529])
+def test_want_of_capacity_has_the_configured_status(status: int, body: dict[str, Any]) -> None:
+    async def test() -> None:
+        busy = Failure(Reason.OVERLOADED, "busy", retry_after_s=7.0, metadata={"workers": "2"})
+        async with serving(Script(1, busy), config=HttpConfig(overload_status=status)) as server:
+            response, answer = await server.post(COMPLETIONS, body)
+
+        assert (response.status, response.headers["Retry-After"]) == (status, "7")
+        assert json.loads(answer)["error"]["metadata"] == {"workers": "2"}
 
     run(test)
 

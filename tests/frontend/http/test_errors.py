@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from services.errors import Failure, Reason
-from services.frontend.http.errors import envelope, error_response, retry_after_s
+from services.errors import TRAITS, Failure, Reason
+from services.frontend.http.errors import envelope, error_response
 
 
 def test_the_envelope_has_every_field() -> None:
@@ -24,9 +24,30 @@ def test_the_envelope_has_every_field() -> None:
     }
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, 1), (0.0, 1), (0.2, 1), (1.0, 1), (1.01, 2), (30.0, 30)])
-def test_retry_after_is_rounded_up_to_whole_seconds(given: float | None, expected: int) -> None:
-    assert retry_after_s(Failure(Reason.OVERLOADED, "", retry_after_s=given)) == expected
+def test_what_a_failure_tells_beside_its_reason_is_in_the_envelope() -> None:
+    failure = Failure(Reason.WORKER_AT_CAPACITY, "full", metadata={"running": "8", "waiting": "16"})
+
+    assert json.loads(envelope(failure, "r-1"))["error"]["metadata"] == {"running": "8", "waiting": "16"}
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds", "milliseconds"),
+    [
+        (None, "1", "1000"),
+        (0.0, "1", "1000"),
+        (0.2, "1", "200"),
+        (1.0, "1", "1000"),
+        (1.01, "2", "1010"),
+        (59.2, "60", "59200"),
+        (61.0, "60", "60000"),
+    ],
+)
+def test_when_to_come_back_is_told_in_whole_seconds_and_in_milliseconds(
+    given: float | None, seconds: str, milliseconds: str
+) -> None:
+    headers = error_response(Failure(Reason.OVERLOADED, "", retry_after_s=given), "r-1").headers
+
+    assert (headers["Retry-After"], headers["retry-after-ms"]) == (seconds, milliseconds)
 
 
 @pytest.mark.parametrize("reason", list(Reason))
@@ -34,3 +55,16 @@ def test_retry_after_is_on_every_429_and_503_and_nowhere_else(reason: Reason) ->
     response = error_response(Failure(reason, "x"), "r-1")
 
     assert ("Retry-After" in response.headers) == (response.status in {429, 503})
+
+
+@pytest.mark.parametrize("status", [400, 429, 503, 529, 599])
+@pytest.mark.parametrize("reason", list(Reason))
+def test_want_of_capacity_has_the_status_that_is_configured_and_says_when_to_come_back(
+    reason: Reason, status: int
+) -> None:
+    response = error_response(Failure(reason, "x"), "r-1", overload_status=status)
+
+    if reason in (Reason.OVERLOADED, Reason.WORKER_AT_CAPACITY):
+        assert (response.status, response.headers["Retry-After"]) == (status, "1")
+    else:
+        assert response.status == TRAITS[reason].http
