@@ -17,6 +17,8 @@ class Metrics:
 
     registry: CollectorRegistry
     requests: Counter
+    rejections: Counter
+    cancellations: Counter
     inflight: Gauge
     first_token_s: Histogram
     duration_s: Histogram
@@ -63,6 +65,18 @@ def build_metrics(prefix: str = PREFIX) -> Metrics:
             f"{prefix}_requests",
             "Requests by outcome; error_type is the reason of a failure.",
             ["model", "endpoint", "request_type", "status", "error_type"],
+            registry=registry,
+        ),
+        rejections=Counter(
+            f"{prefix}_model_rejection",
+            "Requests refused for want of capacity, before their first token or after.",
+            ["model", "endpoint"],
+            registry=registry,
+        ),
+        cancellations=Counter(
+            f"{prefix}_model_cancellation",
+            "Requests ended before their answer was complete, by cause.",
+            ["model", "endpoint", "request_type", "cause"],
             registry=registry,
         ),
         inflight=Gauge(f"{prefix}_inflight_requests", "Requests under way.", ["model"], registry=registry),

@@ -3,13 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import structlog
 
 from services.errors import Failure, Reason
 from services.frontend.metrics import UNKNOWN_MODEL, Metrics
-from services.request import Call, Delta, Finish, Layer, Request, Sink
+from services.request import Call, Cause, Delta, Ending, Finish, Layer, Request, Sink
 
 log = structlog.get_logger()
 
@@ -18,6 +20,11 @@ WHY_CHARS_MAX = 300
 SERVER_FAULT = 500
 REFUSALS = frozenset({Reason.WORKER_AT_CAPACITY, Reason.OVERLOADED, Reason.DRAINING, Reason.SLOW_CLIENT})
 """Statuses of a server, for what is nobody's fault or the client's."""
+REJECTIONS = frozenset({Reason.WORKER_AT_CAPACITY, Reason.OVERLOADED})
+DEADLINE_SLACK = 0.01
+"""gRPC rounds a timeout up on the wire, by at most this part of it: a client's own timer may be so much earlier."""
+DEADLINE_SLACK_S = 0.01
+"""The same for clocks and for the way."""
 
 
 class _FirstToken:
@@ -34,53 +41,128 @@ class _FirstToken:
         self._sink.deliver(delta)
 
 
+@dataclass(slots=True)
+class _Outcome:
+    """How a request ended. cause: who had it ended before its answer was complete, if anybody had."""
+
+    result: Finish | Failure
+    cause: Cause | None = None
+    first_s: float | None = None
+    duration_s: float = 0.0
+
+
 class Observe:
     """Above all: a refusal and a timeout are outcomes too."""
 
     def __init__(self, inner: Layer, metrics: Metrics, is_known: Callable[[str], bool]) -> None:
         self._inner = inner
-        self._metrics = metrics
         self._is_known = is_known
+        self._inflight = cache(metrics.inflight.labels)
+        self._counts = _Counts(metrics)
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         first = _FirstToken(sink)
         clock = asyncio.get_running_loop().time
         began = clock()
         model = request.model if self._is_known(request.model) else UNKNOWN_MODEL
-        outcome: Finish | Failure = Failure(Reason.CANCELLED, "the client left")
-        with self._metrics.inflight.labels(model).track_inprogress():
-            try:
-                outcome = await self._inner(request, call, first)
-            except Failure as failure:
-                outcome = failure
-                raise
-            else:
-                return outcome
-            finally:
-                first_s = None if first.at is None else first.at - began
-                self._record(model, call, outcome, first_s, clock() - began)
+        inflight = self._inflight(model)
+        inflight.inc()
+        outcome = _Outcome(Failure(Reason.CANCELLED, "the process was ended"))
+        try:
+            finish = outcome.result = await self._inner(request, call, first)
+        except Failure as failure:
+            outcome.result, outcome.cause = failure, cause_of(failure, call.ending)
+            raise
+        except asyncio.CancelledError:
+            outcome.result, outcome.cause = why_cancelled(call, began, clock())
+            raise
+        else:
+            return finish
+        finally:
+            inflight.dec()
+            outcome.first_s = None if first.at is None else first.at - began
+            outcome.duration_s = clock() - began
+            self._counts.add(model, call, outcome)
+            _log(model, call, outcome)
 
-    def _record(
-        self, model: str, call: Call, outcome: Finish | Failure, first_s: float | None, duration_s: float
-    ) -> None:
-        metrics = self._metrics
+
+def cause_of(failure: Failure, ending: Ending) -> Cause | None:
+    """Who had the request ended before its answer was complete; None: nobody, it failed by itself."""
+    if ending.failure is not None and ending.failure.reason is failure.reason:
+        return ending.cause
+    if failure.reason is Reason.CANCELLED:
+        return Cause.EXPLICIT  # It was not this frontend that was asked, but the worker.
+    return Cause.DEADLINE if failure.reason is Reason.DEADLINE_EXCEEDED else None
+
+
+def why_cancelled(call: Call, began_s: float, now_s: float) -> tuple[Failure, Cause | None]:
+    """What became of a request whose task was cancelled: gRPC does that for a hang-up and for a deadline alike.
+
+    Who had ended it already counts before a client that leaves meanwhile. Times are the event loop's.
+    """
+    if call.ending.failure is not None:
+        return call.ending.failure, call.ending.cause
+    if call.deadline is not None:
+        slack_s = DEADLINE_SLACK * (call.deadline - began_s) + DEADLINE_SLACK_S
+        if now_s >= call.deadline - slack_s:
+            return Failure(Reason.DEADLINE_EXCEEDED, "the request's deadline has passed"), Cause.DEADLINE
+    return Failure(Reason.CANCELLED, "the client left"), Cause.CLIENT_DISCONNECT
+
+
+class _Counts:
+    """The metrics of outcomes. Each series is looked up once; there are as many as models, endpoints and reasons."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._requests = cache(metrics.requests.labels)
+        self._rejections = cache(metrics.rejections.labels)
+        self._cancellations = cache(metrics.cancellations.labels)
+        self._duration_s = cache(metrics.duration_s.labels)
+        self._first_token_s = cache(metrics.first_token_s.labels)
+        self._prompt_tokens = cache(metrics.prompt_tokens.labels)
+        self._completion_tokens = cache(metrics.completion_tokens.labels)
+
+    def add(self, model: str, call: Call, outcome: _Outcome) -> None:
+        """Count a request."""
+        result = outcome.result
         request_type = "stream" if call.is_streamed else "unary"
-        status, error_type = ("error", outcome.reason) if isinstance(outcome, Failure) else ("success", "")
-        metrics.requests.labels(model, call.endpoint, request_type, status, error_type).inc()
-        metrics.duration_s.labels(model).observe(duration_s)
-        if first_s is not None:
-            metrics.first_token_s.labels(model).observe(first_s)
-        if isinstance(outcome, Finish) and outcome.usage is not None:
-            metrics.prompt_tokens.labels(model).observe(outcome.usage.prompt_tokens)
-            metrics.completion_tokens.labels(model).observe(outcome.usage.completion_tokens)
-        seconds = {"first_token_s": None if first_s is None else round(first_s, 4), "duration_s": round(duration_s, 4)}
-        level, fields = _said_of(outcome)
-        log.log(level, "request", request_id=call.request_id, model=model, endpoint=call.endpoint, **fields, **seconds)
+        self._duration_s(model).observe(outcome.duration_s)
+        if outcome.first_s is not None:
+            self._first_token_s(model).observe(outcome.first_s)
+        if isinstance(result, Failure):
+            self._requests(model, call.endpoint, request_type, "error", result.reason).inc()
+            if result.reason in REJECTIONS:
+                self._rejections(model, call.endpoint).inc()
+            if outcome.cause is not None:
+                self._cancellations(model, call.endpoint, request_type, outcome.cause).inc()
+            return
+        self._requests(model, call.endpoint, request_type, "success", "").inc()
+        if result.usage is not None:
+            self._prompt_tokens(model).observe(result.usage.prompt_tokens)
+            self._completion_tokens(model).observe(result.usage.completion_tokens)
+
+
+def _log(model: str, call: Call, outcome: _Outcome) -> None:
+    first_s = None if outcome.first_s is None else round(outcome.first_s, 4)
+    level, fields = _said_of(outcome.result)
+    if outcome.cause is not None:
+        fields["cause"] = outcome.cause
+    log.log(
+        level,
+        "request",
+        request_id=call.request_id,
+        model=model,
+        endpoint=call.endpoint,
+        **fields,
+        first_token_s=first_s,
+        duration_s=round(outcome.duration_s, 4),
+    )
 
 
 def observe_refused(metrics: Metrics, endpoint: str, failure: Failure) -> None:
     """Count and log a request that was too broken for the pipeline: neither its model nor its type is known."""
     metrics.requests.labels(UNKNOWN_MODEL, endpoint, "unary", "error", failure.reason).inc()
+    if failure.reason in REJECTIONS:
+        metrics.rejections.labels(UNKNOWN_MODEL, endpoint).inc()
     level, fields = _said_of(failure)
     log.log(level, "request", endpoint=endpoint, **fields)
 

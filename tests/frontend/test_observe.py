@@ -1,6 +1,8 @@
 """Observe: every request is counted once, with the outcome that its client saw."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,10 +11,12 @@ from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
 from services.frontend.metrics import build_metrics
-from services.frontend.observe import WHY_CHARS_MAX, Observe, observe_refused
-from services.layers import Accept, Gate
-from services.request import Call, Cause, Delta, Finish, FinishReason, Request, Sink, Usage
+from services.frontend.observe import WHY_CHARS_MAX, Observe, observe_refused, why_cancelled
+from services.layers import Accept, Deadline, Gate
+from services.request import Call, Cause, Delta, Finish, FinishReason, Layer, Request, Sink, Usage
 from tests.support import HANG, Script, Step, call_layer, make_request, run_async
+
+End = Callable[[Gate, asyncio.Task[Any]], object]
 
 
 class Case:
@@ -109,6 +113,140 @@ def test_a_request_that_its_own_sink_had_ended_is_counted_with_that_reason() -> 
 
     assert run_async(scenario()) is Reason.SLOW_CLIENT
     assert case.requests("error", "SLOW_CLIENT") == 1
+    assert cancellations(case) == {"slow_client": 1}
+
+
+# Rejections
+
+
+@pytest.mark.parametrize("take", [(), (7, 8)], ids=["at once", "in the middle of a stream"])
+@pytest.mark.parametrize("reason", [Reason.OVERLOADED, Reason.WORKER_AT_CAPACITY])
+def test_want_of_capacity_is_counted_whenever_it_comes(reason: Reason, take: tuple[int, ...]) -> None:
+    case = Case(*take, reason)
+
+    with pytest.raises(Failure):
+        run_async(call_layer(case.layer, make_request(), endpoint="completions"))
+
+    assert case.value("model_rejection_total", endpoint="completions") == 1
+
+
+@pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.OVERLOADED, Reason.WORKER_AT_CAPACITY}))
+def test_nothing_else_is_a_rejection(reason: Reason) -> None:
+    case = Case(reason)
+
+    with pytest.raises(Failure):
+        run_async(call_layer(case.layer, make_request()))
+
+    assert case.value("model_rejection_total", endpoint="generate") is None
+
+
+# Cancellations
+
+
+def cancellations(case: Case) -> dict[str, float]:
+    """How many there were of each cause."""
+    name = "dynamo_frontend_model_cancellation_total"
+    samples = [sample for metric in case.registry.collect() for sample in metric.samples if sample.name == name]
+    assert all(sample.labels["model"] == "m" and sample.labels["endpoint"] == "generate" for sample in samples)
+    return {sample.labels["cause"]: sample.value for sample in samples}
+
+
+async def end_by(case: Case, end: End, **call: Any) -> list[Any]:
+    """End the request that hangs in the case, and return the lines of the log."""
+    gate = Gate()
+    case.layer = Observe(Accept(Deadline(case.script), gate), case.metrics, lambda name: name == "m")
+    with capture_logs() as logs:
+        async with asyncio.TaskGroup() as group:
+            asking: asyncio.Task[Any] = group.create_task(ask_quietly(case.layer, **call))
+            await case.script.hanging.wait()
+            end(gate, asking)
+    return logs
+
+
+async def ask_quietly(layer: Layer, **call: Any) -> None:
+    with suppress(Failure):
+        await call_layer(layer, make_request(), **call)
+
+
+ENDS: dict[Cause, tuple[End, Reason]] = {
+    Cause.CLIENT_DISCONNECT: (lambda _, asking: asking.cancel(), Reason.CANCELLED),
+    Cause.EXPLICIT: (lambda gate, _: gate.cancel("r"), Reason.CANCELLED),
+    Cause.DRAIN: (lambda gate, _: gate.fail_all(Failure(Reason.DRAINING, "leaving")), Reason.DRAINING),
+}
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("cause", ENDS)
+def test_who_ended_a_request_is_counted_and_said_once(cause: Cause, is_streamed: bool) -> None:
+    case = Case(7, HANG)
+    end, reason = ENDS[cause]
+
+    logs = run_async(end_by(case, end, is_streamed=is_streamed))
+
+    request_type = "stream" if is_streamed else "unary"
+    assert case.requests("error", reason, request_type=request_type) == 1
+    assert cancellations(case) == {cause: 1}
+    assert [(line["outcome"], line["cause"]) for line in logs] == [(reason, cause)]
+
+
+def test_a_deadline_is_a_cause() -> None:
+    async def scenario() -> Case:
+        case = Case(7, HANG)
+        layer = Observe(Deadline(case.script), case.metrics, lambda name: name == "m")
+        await ask_quietly(layer, deadline=asyncio.get_running_loop().time() + 0.02)
+        return case
+
+    case = run_async(scenario())
+    assert case.requests("error", "DEADLINE_EXCEEDED") == 1
+    assert cancellations(case) == {"deadline": 1}
+
+
+def test_a_request_that_a_worker_was_told_to_end_was_ended_by_name() -> None:
+    case = Case(7, Reason.CANCELLED)
+
+    run_async(ask_quietly(case.layer))
+
+    assert cancellations(case) == {"explicit": 1}
+
+
+@pytest.mark.parametrize("reason", [Reason.DISCONNECTED, Reason.OVERLOADED, Reason.DRAINING])
+def test_what_fails_by_itself_was_ended_by_nobody(reason: Reason) -> None:
+    case = Case(7, reason)
+
+    with capture_logs() as logs:
+        run_async(ask_quietly(case.layer))
+
+    assert cancellations(case) == {}
+    assert "cause" not in logs[0]
+
+
+def test_who_ended_it_first_counts_though_its_client_leaves_meanwhile() -> None:
+    case = Case(7, HANG)
+
+    run_async(end_by(case, lambda gate, asking: (gate.cancel("r"), asking.cancel())))
+
+    assert cancellations(case) == {"explicit": 1}
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "left_s", "cause"),
+    [
+        (None, 0.0, Cause.CLIENT_DISCONNECT),
+        (100.0, 5.0, Cause.CLIENT_DISCONNECT),
+        (100.0, 0.9, Cause.DEADLINE),
+        (0.1, 0.005, Cause.DEADLINE),
+        (0.1, 0.05, Cause.CLIENT_DISCONNECT),
+        (100.0, -1.0, Cause.DEADLINE),
+    ],
+)
+def test_a_client_whose_own_timer_ended_it_has_not_left(timeout_s: float | None, left_s: float, cause: Cause) -> None:
+    """gRPC cancels the handler for both, and for the deadline up to a hundredth of it too early."""
+    call = Call(request_id="r", deadline=None if timeout_s is None else 1000.0 + timeout_s)
+
+    failure, found = why_cancelled(call, 1000.0, 1000.0 + (timeout_s or 0.0) - left_s)
+
+    assert found is cause
+    assert failure.reason is (Reason.DEADLINE_EXCEEDED if cause is Cause.DEADLINE else Reason.CANCELLED)
 
 
 @pytest.mark.parametrize(
@@ -143,3 +281,12 @@ def test_a_request_too_broken_for_the_pipeline_is_counted_and_logged_too() -> No
     assert logs[0]["why"] == "the body is not valid JSON"
     labels["error_type"] = "INVALID_ARGUMENT"
     assert metrics.registry.get_sample_value("dynamo_frontend_requests_total", labels) == 1
+
+
+def test_one_that_there_was_no_thread_to_read_is_a_rejection_too() -> None:
+    metrics = build_metrics()
+
+    observe_refused(metrics, "completions", Failure(Reason.OVERLOADED, "too many long requests at once"))
+
+    labels = {"model": "unknown", "endpoint": "completions"}
+    assert metrics.registry.get_sample_value("dynamo_frontend_model_rejection_total", labels) == 1
