@@ -23,8 +23,8 @@ FAULTS = {
     "refuse": "M: refuse the first M requests",
     "hold": "M: make no step before there are M requests",
     "linger_ms": "T: die or stop T ms later, when all that was drawn has been sent",
-    "mute_after": "K: report no load any more when a request has K tokens",
-    "mute_rank": "R: never report the load of data-parallel rank R",
+    "mute_after": "K: report no rank's load any more when a request has K tokens; 0: from the first request on",
+    "mute_rank": "R: never report the load of data-parallel rank R, counted from 0",
 }
 
 
@@ -110,25 +110,42 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
 )
 @env_option("--threads", "DYN_THREADS", type=click.IntRange(1), help="For llamacpp: CPU threads.")
 @env_option("--mocker-itl-ms", "DYN_MOCKER_ITL_MS", type=click.FloatRange(0), default=6.0, help="Time between tokens.")
-@env_option("--mocker-prefill-us-per-token", "DYN_MOCKER_PREFILL_US_PER_TOKEN", type=click.FloatRange(0), default=0.0)
+@env_option(
+    "--mocker-prefill-us-per-token",
+    "DYN_MOCKER_PREFILL_US_PER_TOKEN",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Microseconds that a step takes longer for each prompt token it computes.",
+)
 @env_option(
     "--mocker-prefill-chunk-tokens",
     "DYN_MOCKER_PREFILL_CHUNK_TOKENS",
     type=click.IntRange(1),
     default=2048,
-    help="Prompt tokens that a step computes.",
+    help="Prompt tokens that a step computes at most, on each rank. A cancelled request gets no further chunk.",
 )
 @env_option(
-    "--mocker-dp-ranks", "DYN_MOCKER_DP_RANKS", type=click.IntRange(1), default=1, help="Data-parallel ranks to play."
+    "--mocker-dp-ranks",
+    "DYN_MOCKER_DP_RANKS",
+    type=click.IntRange(1),
+    default=1,
+    help="Data-parallel ranks to play, each with its own cache and its own chunk of prompts in a step. They step "
+    "together, and a request goes to the one with the fewest tokens.",
 )
 @env_option(
     "--mocker-kv-blocks",
     "DYN_MOCKER_KV_BLOCKS",
     type=click.IntRange(1),
     default=65_536,
-    help="Key-value cache blocks of each rank.",
+    help="Key-value cache blocks of each rank. Requests that do not fit wait; no context is longer than all blocks.",
 )
-@env_option("--mocker-kv-block-tokens", "DYN_MOCKER_KV_BLOCK_TOKENS", type=click.IntRange(1), default=16)
+@env_option(
+    "--mocker-kv-block-tokens",
+    "DYN_MOCKER_KV_BLOCK_TOKENS",
+    type=click.IntRange(1),
+    default=16,
+    help="Tokens that a block holds.",
+)
 @env_option(
     "--mocker-startup-s", "DYN_MOCKER_STARTUP_SECS", type=click.FloatRange(0), default=0.0, help="Loading time."
 )
@@ -167,6 +184,9 @@ def command(**given: Any) -> None:
 def check_options(given: dict[str, Any]) -> None:
     """What each option alone does not show. Raises ClickException."""
     _check_reachable(given["listen"], given["advertise"])
+    mute_rank = given["mocker_faults"].get("mute_rank", 0)
+    if mute_rank >= given["mocker_dp_ranks"]:
+        raise click.UsageError(f"--mocker-fault mute_rank={mute_rank}: --mocker-dp-ranks gives no such rank")
     if given["engine"] == "llamacpp":
         _model_path(given["model"])
 

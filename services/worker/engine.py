@@ -26,7 +26,13 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """Load of one data-parallel rank: key-value cache blocks, prompt tokens still to be computed; which rank it is."""
+    """Load of one data-parallel rank: of requests submitted that have neither ended nor been cancelled.
+
+    kv_blocks_used: key-value cache blocks that are spoken for: of a whole prompt from the start on, of an answer as it
+    grows. kv_blocks_total: those that requests can fill; `used` never exceeds it. active_prefill_tokens: tokens that
+    requests brought, or have to compute again, and that are still to be computed before their next can be drawn.
+    dp_rank: which rank, from 0.
+    """
 
     kv_blocks_used: int
     kv_blocks_total: int
@@ -39,8 +45,9 @@ class EngineLoad:
     """What the engine is doing. `steps` grows by one for each step and never stands still while sequences run.
 
     ranks: those that have reported, each once. The others count since the start, what nobody wanted any more included:
-    prefill_tokens, prompt tokens computed; generated_tokens, tokens drawn; tokens_after_cancel, those of either kind
-    that were computed for a request after its `cancel`.
+    prefill_tokens, tokens computed of prompts and of what continued requests bring; generated_tokens, tokens drawn, end
+    tokens not counted; tokens_after_cancel, those of either kind whose computing ended after the request's `cancel`, a
+    piece of a prompt being one whole.
     """
 
     steps: int

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,57 +15,9 @@ import pytest
 from services.errors import Failure, Reason
 from services.request import FinishReason, Request, Sampling
 from services.tokenizers.byte_level import EOS, ByteTokenizer
-from services.worker.engine import Output
 from services.worker.engines.mocker import Faults, MockerConfig, MockerEngine
 from tests.support import make_request, run_async
-
-GREEDY = Sampling(temperature=0.0, seed=1)
-SEEDED = Sampling(temperature=0.8, seed=1)
-PROMPT = tuple(b"Tell me of the sea.")
-
-
-class Running:
-    """An engine that runs, and what it has emitted, step by step."""
-
-    def __init__(self, config: MockerConfig) -> None:
-        self.engine = MockerEngine(config)
-        self.steps: list[Sequence[Output]] = []
-        self._news = asyncio.Event()
-
-    def emit(self, outputs: Sequence[Output]) -> None:
-        self.steps.append(outputs)
-        self._news.set()
-
-    async def until(self, condition: Callable[[], Any]) -> None:
-        while not condition():
-            self._news.clear()
-            await self._news.wait()
-
-    def token_ids(self, key: int) -> list[int]:
-        return [token for step in self.steps for output in step if output.key == key for token in output.token_ids]
-
-    def end(self, key: int) -> Output | None:
-        ends = [
-            output for step in self.steps for output in step if output.key == key and (output.finish or output.failure)
-        ]
-        assert len(ends) <= 1
-        return ends[0] if ends else None
-
-
-def run(scenario: Callable[[Running], Any], *requests: Request, faults: Faults | None = None, **config: Any) -> Any:
-    """Submit the requests under keys 1, 2, …, then play the scenario on the running engine."""
-
-    async def play() -> Any:
-        running = Running(MockerConfig(**({"itl_ms": 0.0} | config), faults=faults or Faults()))
-        async with asyncio.TaskGroup() as group:
-            engine = group.create_task(running.engine.run(running.emit, asyncio.Event()))
-            for key, request in enumerate(requests, start=1):
-                running.engine.submit(key, request)
-            result = await scenario(running)
-            engine.cancel()
-        return result
-
-    return run_async(play())
+from tests.worker.engines.support import GREEDY, PROMPT, SEEDED, Running, asked, run
 
 
 def answer(request: Request, **config: Any) -> tuple[list[int], FinishReason | None]:
@@ -83,10 +35,6 @@ def answer(request: Request, **config: Any) -> tuple[list[int], FinishReason | N
 
 def tokens(request: Request) -> list[int]:
     return answer(request)[0]
-
-
-def asked(sampling: Sampling = GREEDY, *, max_tokens: int = 64, **fields: Any) -> Request:
-    return make_request(PROMPT, sampling=sampling, max_tokens=max_tokens, **({"ignore_eos": True} | fields))
 
 
 # What the tokens depend on
@@ -239,18 +187,6 @@ def test_a_step_gives_every_running_sequence_one_token() -> None:
     assert run(scenario, asked(), asked()) == [[1, 2]] * 3
 
 
-def test_after_cancel_nothing_of_it_is_emitted_any_more() -> None:
-    async def scenario(running: Running) -> tuple[int, int]:
-        await running.until(lambda: len(running.token_ids(1)) == 3)
-        running.engine.cancel(1)
-        running.engine.cancel(1)
-        running.engine.cancel(99)
-        await running.until(lambda: running.end(2))
-        return len(running.token_ids(1)), len(running.token_ids(2))
-
-    assert run(scenario, asked(), asked()) == (3, 64)
-
-
 def test_an_engine_whose_last_sequence_was_cancelled_goes_on_with_the_next() -> None:
     async def scenario(running: Running) -> int:
         await running.until(lambda: running.token_ids(1))
@@ -304,35 +240,6 @@ def test_is_ready_once_it_has_loaded() -> None:
             return clock() - began
 
     assert run_async(scenario()) >= 0.05
-
-
-# Load
-
-
-def test_the_load_is_that_of_the_sequences_it_has() -> None:
-    engine = MockerEngine(MockerConfig(kv_block_tokens=16, kv_blocks_total=100))
-    loads = [engine.load()]
-    engine.submit(1, make_request((1,) * 16))
-    engine.submit(2, make_request((1,) * 16, generated_token_ids=(97,)))
-    loads.append(engine.load())
-    engine.cancel(1)
-    engine.cancel(2)
-    loads.append(engine.load())
-    ranks = [load.ranks[0] for load in loads]
-
-    assert [rank.kv_blocks_used for rank in ranks] == [0, 3, 0]
-    assert [rank.active_prefill_tokens for rank in ranks] == [0, 33, 0]
-    assert {rank.kv_blocks_total for rank in ranks} == {100}
-
-
-def test_the_step_counter_grows_with_every_step_prefill_included() -> None:
-    async def scenario(running: Running) -> tuple[int, int, int]:
-        await running.until(lambda: running.end(1))
-        load = running.engine.load()
-        return load.steps, load.ranks[0].active_prefill_tokens, load.ranks[0].kv_blocks_used
-
-    # Three chunks of prompt, the last of which gives the first of four tokens.
-    assert run(scenario, make_request((1,) * 30, max_tokens=4), prefill_chunk_tokens=10) == (6, 0, 0)
 
 
 # Faults
@@ -465,6 +372,17 @@ def test_freeze_after_stops_the_process_there() -> None:
         assert os.WIFSTOPPED(status)
         assert written == "1\n" * 3
         process.kill()
+
+
+def test_who_left_while_the_process_was_frozen_takes_no_part_in_the_step_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(running: Running) -> None:
+        monkeypatch.setattr(os, "kill", lambda _pid, _signal: running.engine.cancel(1))  # In place of the stop.
+        await running.until(lambda: running.end(2))
+
+        assert running.token_ids(1) == []
+        assert running.engine.load().tokens_after_cancel == 0
+
+    run(scenario, asked(max_tokens=1), asked(max_tokens=1), faults=Faults(freeze_after=0))
 
 
 def test_leave_after_asks_the_process_to_leave_once_while_the_request_goes_on() -> None:

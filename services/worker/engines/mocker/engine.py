@@ -1,0 +1,159 @@
+"""The mocker's steps: requests on one or several data-parallel ranks, prompts in chunks, a token for each at a time."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from services.card import ModelCard, Resume, TokenizerRef
+from services.request import Request
+from services.tokenizers.byte_level import VOCAB_SIZE
+from services.worker.engine import Emit, EngineLoad, Output
+from services.worker.engines.mocker.faults import Faults, Saboteur
+from services.worker.engines.mocker.rank import Piece, Rank, next_pieces
+from services.worker.engines.mocker.sequence import MockerSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MockerConfig:
+    """itl_ms: time between tokens. prefill_us_per_token: on top of it, for each prompt token. startup_s: loading.
+
+    dp_ranks: each has `kv_blocks_total` blocks of `kv_block_tokens` and computes up to `prefill_chunk_tokens` of its
+    prompts in a step. They step together, as ranks do that share experts: a step takes as long as the one with most to
+    compute. request_limit: of all ranks together. The context is at most what the blocks of one rank hold.
+    """
+
+    served_model_name: str = "mocker"
+    itl_ms: float = 6.0
+    prefill_us_per_token: float = 0.0
+    prefill_chunk_tokens: int = 2048
+    startup_s: float = 0.0
+    request_limit: int = 1024
+    context_length: int = 131_072
+    kv_block_tokens: int = 16
+    kv_blocks_total: int = 65_536
+    dp_ranks: int = 1
+    faults: Faults = field(default_factory=Faults)
+
+    def __post_init__(self) -> None:
+        assert self.dp_ranks >= 1
+        assert self.faults.mute_rank is None or self.faults.mute_rank < self.dp_ranks
+
+
+class MockerEngine:
+    """See the package. Prompts are computed in chunks, first come first served, while the others go on.
+
+    A request goes to the rank with the fewest tokens, and its answer does not depend on where it went.
+    """
+
+    def __init__(self, config: MockerConfig) -> None:
+        self._config = config
+        self._ranks = [
+            Rank(number, blocks_total=config.kv_blocks_total, block_tokens=config.kv_block_tokens)
+            for number in range(config.dp_ranks)
+        ]
+        self._rank_of: dict[int, Rank] = {}  # By key.
+        self._has_work = asyncio.Event()
+        self._saboteur = Saboteur(config.faults)
+        self._quorum = config.faults.hold
+        self._steps = self._prefill_tokens = self._generated_tokens = self._tokens_after_cancel = 0
+        self.request_limit = config.request_limit
+        self.card = ModelCard(
+            model=config.served_model_name,
+            engine="mocker",
+            context_length=min(config.context_length, config.kv_blocks_total * config.kv_block_tokens),
+            vocab_size=VOCAB_SIZE,
+            tokenizer=TokenizerRef("bytes"),
+            default_temperature=0.0,
+            has_logprobs=True,
+            resume=Resume(logprobs=True),
+            chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ",
+        )
+
+    def tokenizer_content(self) -> bytes:
+        return b""
+
+    def submit(self, key: int, request: Request) -> None:
+        self._saboteur.refuse()
+        assert len(request.prompt_token_ids) < self.card.context_length, "see services/worker/check.py"
+        rank = min(self._ranks, key=lambda rank: rank.token_count)
+        rank.add(MockerSequence(key, request))
+        self._rank_of[key] = rank
+        self._has_work.set()
+
+    def cancel(self, key: int) -> None:
+        sequence = self._remove(key)
+        if sequence is not None:
+            sequence.is_cancelled = True
+
+    def _remove(self, key: int) -> MockerSequence | None:
+        rank = self._rank_of.pop(key, None)
+        return None if rank is None else rank.remove(key)
+
+    def load(self) -> EngineLoad:
+        ranks = (rank.load() for number, rank in enumerate(self._ranks) if not self._saboteur.is_muted(number))
+        return EngineLoad(
+            self._steps, tuple(ranks), self._prefill_tokens, self._generated_tokens, self._tokens_after_cancel
+        )
+
+    async def run(self, emit: Emit, ready: asyncio.Event) -> None:
+        await asyncio.sleep(self._config.startup_s)
+        ready.set()
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            if await self._wait_work():
+                due = loop.time()
+            fitting = [rank.fit() for rank in self._ranks]
+            pieces = [next_pieces(residents, self._config.prefill_chunk_tokens) for residents in fitting]
+            due = max(due, loop.time() - self._config.itl_ms * 1e-3)  # Late by more than a step: don't catch up.
+            due += self._step_s(pieces)
+            await asyncio.sleep(due - loop.time())
+            self._take(piece for of_rank in pieces for piece in of_rank)
+            await self._saboteur.act(_ready(fitting))
+            running = _ready(fitting)  # Again: one may have been cancelled meanwhile.
+            self._step(running, emit)
+            await self._saboteur.act(running)
+
+    async def _wait_work(self) -> bool:
+        """Returns whether there was something to wait for."""
+        has_waited = False
+        while len(self._rank_of) < self._quorum:
+            has_waited = True
+            self._has_work.clear()
+            await self._has_work.wait()
+        self._quorum = 1
+        return has_waited
+
+    def _step_s(self, pieces: Sequence[Sequence[Piece]]) -> float:
+        """How long a step takes that computes these pieces, for each rank."""
+        prefilled = max(sum(size for _, size in of_rank) for of_rank in pieces)
+        return self._config.itl_ms * 1e-3 + prefilled * self._config.prefill_us_per_token * 1e-6
+
+    def _take(self, pieces: Iterable[Piece]) -> None:
+        """The pieces are computed, also those of whom nobody wants any more: a step can't be cut short."""
+        for sequence, size in pieces:
+            sequence.prefill_left -= size
+            self._prefill_tokens += size
+            if sequence.is_cancelled:
+                self._tokens_after_cancel += size
+
+    def _step(self, running: Sequence[MockerSequence], emit: Emit) -> None:
+        self._steps += 1
+        outputs = [self._output(sequence) for sequence in running]
+        for output in outputs:
+            self._generated_tokens += len(output.token_ids)
+            if output.finish is not None or output.failure is not None:
+                self._remove(output.key)
+        if outputs:
+            emit(outputs)
+
+    def _output(self, sequence: MockerSequence) -> Output:
+        failure = self._saboteur.failure_of(sequence)
+        if failure is not None:
+            return Output(sequence.key, failure=failure)
+        return sequence.step(self.card.context_length)
+
+
+def _ready(fitting: Sequence[Sequence[MockerSequence]]) -> list[MockerSequence]:
+    """Those that draw a token in this step, rank by rank: their prompt is computed, and they are still wanted."""
+    return [one for residents in fitting for one in residents if one.prefill_left == 0 and not one.is_cancelled]

@@ -1,0 +1,87 @@
+"""What goes wrong in the mocker on command."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.errors import Failure, Reason
+from services.worker.engines.mocker.sequence import MockerSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What goes wrong on command, once some request has got so many tokens from this process (None: never).
+
+    0 is before its first token. die_after: the process kills itself. freeze_after: it stops itself (SIGSTOP).
+    leave_after: it asks itself to leave (SIGTERM). hang_after: the engine stops for good, under a live server.
+    raise_after: the request fails. Others: die_on_token: a prompt with this token kills the process at its first step.
+    refuse: this many submissions are refused first. hold: no step is made before there are so many requests, so that
+    all of them stand at the same position when something happens. linger_ms: how long it waits before it dies or
+    stops, so that all it has drawn has been sent. mute_after: from then on no rank's load is reported; 0: from the
+    first submission on. mute_rank: this rank's load never is.
+    """
+
+    die_after: int | None = None
+    freeze_after: int | None = None
+    leave_after: int | None = None
+    hang_after: int | None = None
+    raise_after: int | None = None
+    die_on_token: int | None = None
+    refuse: int = 0
+    hold: int = 1
+    linger_ms: int = 0
+    mute_after: int | None = None
+    mute_rank: int | None = None
+
+
+class Saboteur:
+    """Does what the faults say, when their time has come."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._refusals_left = faults.refuse
+        self._has_left = False
+        self._is_mute = False
+
+    def refuse(self) -> None:
+        """Called for each submission. Raises Failure(WORKER_AT_CAPACITY) for the first ones."""
+        if self._refusals_left > 0:
+            self._refusals_left -= 1
+            raise Failure(Reason.WORKER_AT_CAPACITY, "Server overloaded: worker at capacity (on command)")
+        self._is_mute |= self._faults.mute_after == 0
+
+    def is_muted(self, rank: int) -> bool:
+        return self._is_mute or rank == self._faults.mute_rank
+
+    def failure_of(self, sequence: MockerSequence) -> Failure | None:
+        """What a request fails with now, if it does."""
+        after = self._faults.raise_after
+        if after is None or sequence.emitted_count < after:
+            return None
+        return Failure(Reason.ENGINE_ERROR, f"the mocker failed after {after} tokens, on command")
+
+    async def act(self, running: Sequence[MockerSequence]) -> None:
+        """Called before and after each step, with those that take part in it."""
+        faults = self._faults
+        self._is_mute |= _has_one_at(faults.mute_after, running)
+        if _has_one_at(faults.die_after, running) or _has_one_with(faults.die_on_token, running):
+            await asyncio.sleep(faults.linger_ms * 1e-3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if _has_one_at(faults.freeze_after, running):
+            await asyncio.sleep(faults.linger_ms * 1e-3)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if _has_one_at(faults.leave_after, running) and not self._has_left:
+            self._has_left = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        if _has_one_at(faults.hang_after, running):
+            await asyncio.Event().wait()
+
+
+def _has_one_at(count: int | None, running: Sequence[MockerSequence]) -> bool:
+    return count is not None and any(sequence.emitted_count >= count for sequence in running)
+
+
+def _has_one_with(token: int | None, running: Sequence[MockerSequence]) -> bool:
+    return token is not None and any(token in sequence.request.prompt_token_ids for sequence in running)

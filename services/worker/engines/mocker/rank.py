@@ -1,0 +1,76 @@
+"""One data-parallel rank of the mocker: its requests, and the key-value cache that they share.
+
+The cache goes to the oldest requests, as many as fit; one has the blocks of its whole prompt at once, and further ones
+as its answer grows. The others wait. When the answers outgrow the cache, the youngest gives its blocks back and waits
+like one that has just come: all its tokens, drawn ones too, are then computed again. So `used` never exceeds `total`.
+"""
+
+from itertools import islice
+
+from services.worker.engine import RankLoad
+from services.worker.engines.mocker.sequence import MockerSequence
+
+Piece = tuple[MockerSequence, int]
+"""How many tokens a step computes of a prompt."""
+
+
+class Rank:
+    """See the module. blocks_total: of `block_tokens` tokens each. No request alone may need more than all of them."""
+
+    def __init__(self, number: int, *, blocks_total: int, block_tokens: int) -> None:
+        self._number = number
+        self._blocks_total = blocks_total
+        self._block_tokens = block_tokens
+        self._sequences: dict[int, MockerSequence] = {}  # Oldest first.
+
+    @property
+    def token_count(self) -> int:
+        return sum(sequence.token_count for sequence in self._sequences.values())
+
+    def add(self, sequence: MockerSequence) -> None:
+        self._sequences[sequence.key] = sequence
+
+    def remove(self, key: int) -> MockerSequence | None:
+        """Idempotent. Returns what it removed."""
+        return self._sequences.pop(key, None)
+
+    def fit(self) -> list[MockerSequence]:
+        """Those that have their part of the cache. What was computed of the others is lost."""
+        residents = self._residents()
+        for sequence in islice(self._sequences.values(), len(residents), None):
+            sequence.prefill_left = sequence.token_count
+        return residents
+
+    def load(self) -> RankLoad:
+        residents = self._residents()
+        used = sum(self._blocks(sequence) for sequence in residents)
+        prefill = sum(sequence.prefill_left for sequence in residents)
+        waiting = islice(self._sequences.values(), len(residents), None)
+        prefill += sum(sequence.token_count for sequence in waiting)
+        return RankLoad(used, self._blocks_total, prefill, self._number)
+
+    def _residents(self) -> list[MockerSequence]:
+        free = self._blocks_total
+        residents = []
+        for sequence in self._sequences.values():
+            free -= self._blocks(sequence)
+            if free < 0:
+                break
+            residents.append(sequence)
+        return residents
+
+    def _blocks(self, sequence: MockerSequence) -> int:
+        return -(-sequence.token_count // self._block_tokens)
+
+
+def next_pieces(residents: list[MockerSequence], chunk_tokens: int) -> list[Piece]:
+    """What the next step computes of prompts: at most `chunk_tokens`, of the oldest first."""
+    pieces = []
+    for sequence in residents:
+        if chunk_tokens == 0:
+            break
+        if sequence.prefill_left:
+            size = min(chunk_tokens, sequence.prefill_left)
+            pieces.append((sequence, size))
+            chunk_tokens -= size
+    return pieces

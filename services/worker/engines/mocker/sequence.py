@@ -1,0 +1,115 @@
+"""One request in the mocker: each token follows from all tokens before it."""
+
+import hashlib
+import math
+import struct
+from array import array
+from collections.abc import Iterator
+
+from services.request import FinishReason, Request, TokenLogprobs
+from services.tokenizers.byte_level import EOS
+from services.worker.engine import Output
+
+_CHARACTERS = [*"etaoinshrdlcumwfgypb", *" " * 6, ",", ".", "\n", *"éßдא", *"漢字語", *"🎉🚀"]
+_EOS_ODDS = 400
+"""At the start of a character the answer ends with a chance of one in this."""
+
+
+def _next_bytes() -> dict[bytes, bytes]:
+    """For each beginning of a character the bytes that may follow, as often as they are to be likely."""
+    follow: dict[bytes, bytes] = {}
+    for character in _CHARACTERS:
+        encoded = character.encode()
+        for cut in range(len(encoded)):
+            follow[encoded[:cut]] = follow.get(encoded[:cut], b"") + encoded[cut : cut + 1]
+    return follow
+
+
+_FOLLOW = _next_bytes()
+
+
+def _advance(begun: bytes, token: int) -> bytes:
+    """What has begun of a character after one more token; nothing if that ends it, or is none of ours."""
+    begun = begun + bytes((token,)) if token < EOS else b""
+    return begun if begun in _FOLLOW else b""
+
+
+class MockerSequence:
+    """One request: the hash over all its tokens so far, what has begun of a character, and what is to be computed.
+
+    prefill_left: tokens to compute before the next can be drawn. emitted_count: tokens that came from this process.
+    """
+
+    def __init__(self, key: int, request: Request) -> None:
+        self.key = key
+        self.request = request
+        self.generated_count = len(request.generated_token_ids)
+        self.emitted_count = 0
+        self.is_cancelled = False
+        self.prefill_left = len(request.prompt_token_ids) + self.generated_count
+        self._hash = hashlib.blake2b(_draw(request), digest_size=8)
+        self._hash.update(array("I", request.prompt_token_ids + request.generated_token_ids).tobytes())
+        self._begun = b""
+        for token in request.generated_token_ids:
+            self._begun = _advance(self._begun, token)
+
+    @property
+    def token_count(self) -> int:
+        return len(self.request.prompt_token_ids) + self.generated_count
+
+    def step(self, context_length: int) -> Output:
+        """One token, or the end."""
+        if self._is_at_limit(context_length):
+            return Output(self.key, finish=FinishReason.LENGTH)
+        token = self._draw_token()
+        if token is None:
+            return Output(self.key, finish=FinishReason.STOP)
+        logprobs = None if self.request.logprobs is None else (self._logprobs(token, self.request.logprobs),)
+        self._hash.update(struct.pack("I", token))
+        self._begun = _advance(self._begun, token)
+        self.generated_count += 1
+        self.emitted_count += 1
+        finish = FinishReason.LENGTH if self._is_at_limit(context_length) else None
+        return Output(self.key, (token,), finish, logprobs=logprobs)
+
+    def _is_at_limit(self, context_length: int) -> bool:
+        return self.generated_count >= self.request.max_tokens or self.token_count >= context_length
+
+    def _logprobs(self, token: int, top: int) -> TokenLogprobs:
+        """Made up of all tokens so far, like the token itself: each rival is half as likely as the one before it."""
+        rivals = list(dict.fromkeys((token, *_candidates(_FOLLOW[self._begun], self._value()))))
+        shift = self._value() % 1000 * 1e-3
+        values = [(rival, -math.log(2) * (rank + 1) - shift) for rank, rival in enumerate(rivals)]
+        return TokenLogprobs(values[0][1], tuple(values[:top]))
+
+    def _value(self) -> int:
+        """The hash of all so far."""
+        return int.from_bytes(self._hash.copy().digest(), "little")
+
+    def _draw_token(self) -> int | None:
+        stop = self.request.stop
+        value = self._value()
+        may_stop = self.generated_count >= stop.min_tokens
+        if may_stop and not stop.ignore_eos and not self._begun and value % _EOS_ODDS == 0:
+            return None
+        for token in _candidates(_FOLLOW[self._begun], value // _EOS_ODDS):
+            if token not in stop.token_ids:
+                return token
+            if may_stop:
+                return None
+        return None  # Every token is a stop token, so not even min_tokens can be reached.
+
+
+def _candidates(follow: bytes, value: int) -> Iterator[int]:
+    start = value % len(follow)
+    yield from follow[start:]
+    yield from follow[:start]
+
+
+def _draw(request: Request) -> bytes:
+    """All that the draw depends on besides the tokens. At temperature 0 the seed and the choice do not matter."""
+    sampling = request.sampling
+    seeded = () if sampling.is_greedy else (sampling.seed, request.choice)
+    shape = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.logit_bias)
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
+    return repr((seeded, shape, penalties)).encode()
