@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 import structlog
 
-from services.errors import Failure, Reason, invalid
+from services.errors import Failure, Reason
 from services.layers import Gate, bug_failure, root_cause
 from services.request import Call, Cause, Delta, Finish, Layer, Request
 from services.rpc import abort
 from services.stubs import inference_pb2, inference_pb2_grpc
-from services.validate import MIGRATION_LIMIT, NAME_FORM, migration_limit_of
+from services.validate import MIGRATION_LIMIT, checked_request_id, migration_limit_of
 from services.wire import delta_to_wire, request_from_wire
 
 log = structlog.get_logger()
@@ -36,11 +36,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 def request_id_of(given: str) -> str:
     """The client's own name for the request, or a new one. Raises INVALID_ARGUMENT for one that can't be logged."""
-    if not given:
-        return uuid.uuid4().hex
-    if not NAME_FORM.fullmatch(given):
-        raise invalid("request_id", "request_id must be 1 to 128 letters, digits, '-', '_', '.' or ':'")
-    return given
+    return checked_request_id(given) if given else uuid.uuid4().hex
 
 
 class _Joined:
@@ -125,7 +121,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.CancelRequest, context: Context
     ) -> inference_pb2.CancelResponse:
         """See inference.proto."""
-        return inference_pb2.CancelResponse(cancelled=self._gate.cancel(request.request_id))
+        try:
+            cancelled = self._gate.cancel(checked_request_id(request.request_id))
+        except Failure as failure:
+            await abort(context, failure)
+        return inference_pb2.CancelResponse(cancelled=cancelled)
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """See inference.proto."""

@@ -38,6 +38,13 @@ _RANGES: dict[str, tuple[float, float]] = {
 _ABOVE_ZERO = ("top_p", "repetition_penalty")
 
 
+def checked_request_id(given: str) -> str:
+    """A client's own name for a request. Raises INVALID_ARGUMENT for one that can't be logged."""
+    if not NAME_FORM.fullmatch(given):
+        raise invalid("request_id", "request_id must be 1 to 128 letters, digits, '-', '_', '.' or ':'")
+    return given
+
+
 def migration_limit_of(given: str | None) -> int | None:
     """How often a client lets its request move: header or metadata X-Migration-Limit; None: it does not say.
 

@@ -524,3 +524,38 @@ def test_a_migration_limit_that_is_no_number_is_refused_by_name() -> None:
             return (await read_all(stub.Generate(asked(), metadata=(("x-migration-limit", "many"),))))[1]
 
     assert error_info(run_async(scenario())).metadata["param"] == "X-Migration-Limit"
+
+
+# Cancel
+
+
+def test_cancelling_by_name_ends_the_stream_with_cancelled() -> None:
+    async def scenario() -> tuple[list[int], grpc.aio.AioRpcError | None]:
+        pipeline = Steps([5])
+        pipeline.go.release()
+        async with serving(pipeline) as stub:
+            call = stub.Generate(asked(request_id="mine"))
+            await call.read()
+            answers = [await stub.Cancel(inference_pb2.CancelRequest(request_id=name)) for name in ("another", "mine")]
+            _, error = await read_all(call)
+        await pipeline.cancelled.wait()
+        return [answer.cancelled for answer in answers], error
+
+    cancelled, error = run_async(scenario())
+    assert cancelled == [0, 1]
+    assert error is not None
+    assert error.code() is grpc.StatusCode.CANCELLED
+    assert error_info(error).reason == "CANCELLED"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 129])
+def test_a_name_that_no_request_can_have_is_bad_input(name: str) -> None:
+    async def scenario() -> grpc.aio.AioRpcError:
+        async with serving(Steps()) as stub:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Cancel(inference_pb2.CancelRequest(request_id=name))
+        return caught.value
+
+    error = run_async(scenario())
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error_info(error).metadata["param"] == "request_id"

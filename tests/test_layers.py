@@ -269,6 +269,36 @@ def test_a_client_that_leaves_while_it_is_failed_is_a_client_that_left() -> None
     assert run_async(scenario())
 
 
+def test_all_requests_of_a_name_are_cancelled_and_no_others_and_only_once() -> None:
+    async def scenario() -> tuple[list[int], dict[str, list[tuple[Reason, Cause | None]]]]:
+        gate, calls = Gate(), [Call(request_id=name) for name in ("mine", "mine", "yours")]
+        layer = Accept(Script([7, HANG], [7, HANG], [7, HANG]), gate)
+        ends: dict[str, list[tuple[Reason, Cause | None]]] = {"mine": [], "yours": []}
+
+        async def ask(call: Call) -> None:
+            with pytest.raises(Failure) as caught:
+                await layer(make_request(), call, Collected())
+            ends[call.request_id].append((caught.value.reason, call.ending.cause))
+
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(ask(call))
+            while gate.count < len(calls):
+                await asyncio.sleep(0)
+            counts = [gate.cancel("mine"), gate.cancel("mine"), gate.cancel("nobody's")]
+            while gate.count > 1:
+                await asyncio.sleep(0)
+            counts.append(gate.cancel("mine"))
+            assert not ends["yours"]
+            gate.fail_all(LOST)
+        return counts, ends
+
+    counts, ends = run_async(scenario())
+    assert counts == [2, 0, 0, 0]
+    assert ends["mine"] == [(Reason.CANCELLED, Cause.EXPLICIT)] * 2
+    assert ends["yours"] == [(Reason.DISCONNECTED, Cause.DRAIN)]
+
+
 def test_a_timeout_from_below_is_not_taken_for_a_failure_from_outside() -> None:
     with pytest.raises(TimeoutError, match="below"):
         run_async(call_layer(Accept(Script([TimeoutError("below")]), Gate()), make_request()))

@@ -83,6 +83,9 @@ class _Served:
     def token_bytes_of(self, model: str) -> Sequence[bytes]:
         return self._catalogue.find(model).tokenizer.token_bytes
 
+    def cancel(self, request_id: str) -> int:
+        return self._gate.cancel(request_id)
+
     @property
     def is_draining(self) -> bool:
         return self._gate.is_draining

@@ -1,8 +1,7 @@
-"""The routes of the OpenAI API, health and metrics, and the one place where failures become responses."""
+"""The routes of the OpenAI API, and those that end requests by name."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -10,50 +9,39 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from services.aside import Aside
-from services.card import ModelCard
 from services.errors import Failure, Reason
 from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer, model_list, model_object
+from services.frontend.http.body import read_body
 from services.frontend.http.collector import Collector
 from services.frontend.http.config import HttpConfig
-from services.frontend.http.errors import error_response, json_response, routing_response
-from services.frontend.http.headers import (
-    REQUEST_ID,
-    deadline_of,
-    request_id_of,
-    wants_partial,
-)
+from services.frontend.http.errors import error_response, json_response
+from services.frontend.http.headers import deadline_of, wants_partial
 from services.frontend.http.openai import Body, parse_chat, parse_completion
-from services.frontend.http.sending import finish_sending
+from services.frontend.http.ops import Ops, State
+from services.frontend.http.respond import ID, Respond
 from services.frontend.http.sse import SseStream
-from services.layers import bug_failure
 from services.request import Call, Layer, Request
-from services.validate import MIGRATION_LIMIT, migration_limit_of
+from services.validate import MIGRATION_LIMIT, checked_request_id, migration_limit_of
 
 CONFIG = web.AppKey("config", HttpConfig)
 LARGE_BODY_BYTES = 256 * 1024
 """A larger body is parsed in a thread, so that it does not stop the other streams."""
-_ID = web.RequestKey("request_id", str)
 
 OnRefused = Callable[[str, Failure], None]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Served(Protocol):
-    """What this frontend can serve."""
-
-    def models(self) -> Sequence[ModelCard]:
-        """Those that can be served now."""
-        ...
+class Served(State, Protocol):
+    """What this frontend serves."""
 
     def token_bytes_of(self, model: str) -> Sequence[bytes]:
         """The bytes of each token id of a model that has answered."""
         ...
 
-    @property
-    def is_draining(self) -> bool: ...
+    def cancel(self, request_id: str) -> int:
+        """End every request of that name that is under way. Returns how many those are."""
+        ...
 
 
 def build_app(
@@ -64,8 +52,9 @@ def build_app(
     on_refused: OnRefused,
 ) -> web.Application:
     """The application; `start_http` serves it. on_refused: told of requests that are too broken for the pipeline."""
-    gateway = _Gateway(pipeline, served, metrics, config, on_refused)
-    app = web.Application(client_max_size=config.body_bytes_max, middlewares=[gateway.respond])
+    gateway = _Gateway(pipeline, served, config, on_refused)
+    respond = Respond(config, lambda: served.is_draining)
+    app = web.Application(client_max_size=config.body_bytes_max, middlewares=[respond.middleware])
     app[CONFIG] = config
     app.add_routes(
         [
@@ -73,9 +62,8 @@ def build_app(
             web.get("/v1/models/{model:.+}", gateway.model),
             web.post("/v1/completions", gateway.completions),
             web.post("/v1/chat/completions", gateway.chat_completions),
-            web.get("/live", gateway.live),
-            web.get("/health", gateway.health),
-            web.get("/metrics", gateway.metrics),
+            web.post("/v1/requests/{request_id}/cancel", gateway.cancel),
+            *Ops(served, metrics).routes(),
         ]
     )
     return app
@@ -86,38 +74,15 @@ class _Gateway:
         self,
         pipeline: Layer,
         served: Served,
-        metrics: CollectorRegistry,
         config: HttpConfig,
         on_refused: OnRefused,
     ) -> None:
         self._pipeline = pipeline
         self._on_refused = on_refused
         self._served = served
-        self._metrics = metrics
         self._config = config
         self._created = int(time.time())
         self._aside = Aside()
-
-    @web.middleware
-    async def respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Give every request an id and every failure its response. Streams send themselves; the rest is sent here."""
-        request_id = request[_ID] = request_id_of(request)
-        try:
-            response = await handler(request)
-        except Failure as failure:
-            response = error_response(failure, request_id, overload_status=self._config.overload_status)
-        except web.HTTPException as error:
-            response = routing_response(request, error, request_id)
-        except Exception as error:
-            if request.writer.output_size:
-                raise  # In the midst of a stream there is no status left to give: aiohttp logs it and hangs up.
-            response = error_response(bug_failure(error, request_id), request_id)
-        if not response.prepared:
-            response.headers[REQUEST_ID] = request_id
-            if self._served.is_draining:
-                response.force_close()
-            await finish_sending(request, response, self._config, request_id)
-        return response
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         return await self._serve(request, "completions", parse_completion, CompletionAnswer)
@@ -174,23 +139,8 @@ class _Gateway:
         return parsed() if len(content) <= LARGE_BODY_BYTES else await self._aside.run(parsed)
 
     async def _read(self, request: web.Request) -> bytes:
-        """The body. Raises Failure when it is too large, too slow or broken."""
-        bytes_max = self._config.body_bytes_max
-        too_large = Failure(Reason.BODY_TOO_LARGE, f"the body is larger than {bytes_max} bytes: send a smaller one")
-        if (request.content_length or 0) > bytes_max:
-            raise too_large
-        try:
-            async with asyncio.timeout(self._config.body_read_s_max):
-                return await request.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            raise too_large from error
-        except web.RequestPayloadError as error:
-            raise Failure(
-                Reason.INVALID_ARGUMENT, f"the body broke off or is not as its headers say: {error}"
-            ) from error
-        except TimeoutError as error:
-            detail = f"the body did not arrive within {self._config.body_read_s_max:g} s"
-            raise Failure(Reason.DEADLINE_EXCEEDED, detail) from error
+        config = self._config
+        return await read_body(request, bytes_max=config.body_bytes_max, read_s_max=config.body_read_s_max)
 
     async def models(self, request: web.Request) -> web.Response:
         return json_response(model_list(self._served.models(), self._created))
@@ -202,25 +152,17 @@ class _Gateway:
                 return json_response(msgspec.json.encode(model_object(card, self._created)))
         raise Failure(Reason.MODEL_NOT_FOUND, f"the model {name[:200]!r} is not served here", param="model")
 
-    async def live(self, request: web.Request) -> web.Response:
-        return json_response(b'{"status":"live"}')
-
-    async def health(self, request: web.Request) -> web.Response:
-        """Ready for requests? 503 says why not."""
-        if self._served.is_draining:
-            raise Failure(Reason.DRAINING, "this frontend is leaving and takes no new requests")
-        if not (cards := self._served.models()):
-            raise Failure(Reason.NO_WORKERS, "no model can be served: there is no worker at the moment")
-        return json_response(msgspec.json.encode({"status": "ready", "models": [card.model for card in cards]}))
-
-    async def metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def cancel(self, request: web.Request) -> web.Response:
+        """End requests by their name; again and again, if need be."""
+        request_id = checked_request_id(request.match_info["request_id"])
+        cancelled = self._served.cancel(request_id)
+        return json_response(msgspec.json.encode({"id": request_id, "cancelled": cancelled}))
 
 
 def _call_of(request: web.Request, endpoint: str, config: HttpConfig) -> Call:
     """What the headers say. Raises Failure(INVALID_ARGUMENT)."""
     return Call(
-        request_id=request[_ID],
+        request_id=request[ID],
         deadline=deadline_of(request, config),
         endpoint=endpoint,
         migration_limit=migration_limit_of(request.headers.get(MIGRATION_LIMIT)),

@@ -146,10 +146,11 @@ class Flood:
 
 @dataclass
 class Shelf:
-    """A catalogue."""
+    """What a frontend serves."""
 
     cards: list[ModelCard] = field(default_factory=lambda: [CARD])
     is_draining: bool = False
+    gate: Gate = field(default_factory=Gate)
 
     def models(self) -> list[ModelCard]:
         return self.cards
@@ -158,12 +159,15 @@ class Shelf:
         assert model in {card.model for card in self.cards}
         return ByteTokenizer.token_bytes
 
+    def cancel(self, request_id: str) -> int:
+        return self.gate.cancel(request_id)
+
 
 class Outcomes:
     """Above a pipeline that can be ended from outside: how each request ended, as Observe would count it."""
 
-    def __init__(self, inner: Layer) -> None:
-        self._inner = Accept(inner, Gate())
+    def __init__(self, inner: Layer, gate: Gate) -> None:
+        self._inner = Accept(inner, gate)
         self.seen: list[Finish | Reason] = []
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
@@ -210,12 +214,14 @@ async def serving(
     catalogue: Shelf | None = None,
     config: HttpConfig | None = None,
     on_refused: Callable[[str, Failure], None] = lambda *_: None,
+    connections_max: int = 1,
 ) -> AsyncIterator[Server]:
     metrics = CollectorRegistry()
-    outcomes = Outcomes(pipeline)
-    app = build_app(outcomes, catalogue or Shelf(), metrics, config or HttpConfig(), on_refused)
+    shelf = catalogue or Shelf()
+    outcomes = Outcomes(pipeline, shelf.gate)
+    app = build_app(outcomes, shelf, metrics, config or HttpConfig(), on_refused)
     runner, port = await start_http(app, "127.0.0.1", 0)
-    session = aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=1))
+    session = aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=connections_max))
     server = Server(port, session, metrics, outcomes)
     try:
         async with session:

@@ -14,7 +14,20 @@ from services.frontend.http import HttpConfig, app
 from services.frontend.http.errors import PATH_CHARACTERS_MAX
 from services.frontend.http.openai import CompletionBody, parse_completion
 from services.request import FinishReason, Message
-from tests.frontend.http.support import CARD, HANG, End, Say, Script, Shelf, error_of, raw_post, run, serving
+from tests.frontend.http.support import (
+    CARD,
+    HANG,
+    End,
+    Say,
+    Script,
+    Server,
+    Shelf,
+    error_of,
+    events,
+    raw_post,
+    run,
+    serving,
+)
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi"}
 CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -167,6 +180,61 @@ def test_a_client_that_leaves_has_its_unary_request_cancelled(steps: tuple[Any, 
     run(test)
 
 
+async def cancel(server: Server, request_id: str) -> Any:
+    """The answer to cancelling by name."""
+    response, body = await server.post(f"/v1/requests/{request_id}/cancel", b"")
+    assert response.status == 200
+    return json.loads(body)
+
+
+def test_a_unary_request_can_be_cancelled_by_its_name() -> None:
+    async def test() -> None:
+        script = Script("a", HANG)
+        async with serving(script, connections_max=2) as server, asyncio.TaskGroup() as group:
+            asking = group.create_task(server.post(COMPLETIONS, COMPLETION, headers={"X-Request-Id": "mine"}))
+            await script.running.wait()
+            answers = [await cancel(server, name) for name in ("another", "mine", "mine")]
+            response, body = await asking
+
+        assert answers == [
+            {"id": "another", "cancelled": 0},
+            {"id": "mine", "cancelled": 1},
+            {"id": "mine", "cancelled": 0},
+        ]
+        assert (response.status, error_of(body)["code"]) == (499, "CANCELLED")
+        assert script.cancelled.is_set()
+        assert server.outcomes.seen == [Reason.CANCELLED]
+
+    run(test)
+
+
+def test_a_stream_that_is_cancelled_by_its_name_says_so_and_is_not_done() -> None:
+    async def test() -> None:
+        async with serving(Script("a", 5, HANG), connections_max=2) as server:
+            body = COMPLETION | {"stream": True}
+            async with server.session.post(COMPLETIONS, json=body, headers={"X-Request-Id": "mine"}) as response:
+                first = await response.content.readuntil(b"\n\n")
+                answer = await cancel(server, "mine")
+                rest = await response.read()
+
+        assert answer["cancelled"] == 1
+        kind, error = events(first + rest)[-1]
+        assert (kind, error["error"]["code"]) == ("error", "CANCELLED")
+
+    run(test)
+
+
+@pytest.mark.parametrize("name", ["a%20b", "x" * 129, "%C3%A9"])
+def test_what_cannot_be_a_requests_name_is_bad_input(name: str) -> None:
+    async def test() -> None:
+        async with serving(Script()) as server:
+            response, body = await server.post(f"/v1/requests/{name}/cancel", b"")
+
+        assert (response.status, error_of(body)["param"]) == (400, "request_id")
+
+    run(test)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code", "param"),
     [
@@ -301,7 +369,7 @@ def test_an_unknown_path_is_told_which_there_are() -> None:
         assert error["message"] == f"there is no GET /v1/{'x' * (PATH_CHARACTERS_MAX - 4)} here"
         assert error["hint"] == (
             "There are GET /health, GET /live, GET /metrics, POST /v1/chat/completions, POST /v1/completions,"
-            " GET /v1/models, GET /v1/models/{model}."
+            " GET /v1/models, GET /v1/models/{model}, POST /v1/requests/{request_id}/cancel."
         )
 
     run(test)

@@ -1,0 +1,54 @@
+"""What tells others how a frontend is: `/live`, `/health`, `/metrics`."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from services.card import ModelCard
+from services.errors import Failure, Reason
+from services.frontend.http.errors import json_response
+
+
+class State(Protocol):
+    """How a frontend is."""
+
+    def models(self) -> Sequence[ModelCard]:
+        """Those that can be served now."""
+        ...
+
+    @property
+    def is_draining(self) -> bool: ...
+
+
+class Ops:
+    """Routes for any application of a frontend."""
+
+    def __init__(self, state: State, metrics: CollectorRegistry) -> None:
+        self._state = state
+        self._metrics = metrics
+
+    def routes(self) -> list[web.RouteDef]:
+        """All of them."""
+        return [
+            web.get("/live", self._live),
+            web.get("/health", self._health),
+            web.get("/metrics", self._expose),
+        ]
+
+    async def _live(self, request: web.Request) -> web.Response:
+        return json_response(b'{"status":"live"}')
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """Ready for requests? 503 says why not."""
+        if self._state.is_draining:
+            raise Failure(Reason.DRAINING, "this frontend is leaving and takes no new requests")
+        if not (cards := self._state.models()):
+            raise Failure(Reason.NO_WORKERS, "no model can be served: there is no worker at the moment")
+        return json_response(msgspec.json.encode({"status": "ready", "models": [card.model for card in cards]}))
+
+    async def _expose(self, request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})
