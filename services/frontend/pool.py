@@ -17,6 +17,7 @@ from services.card import ModelCard
 from services.discovery import InstanceRecord
 from services.errors import Failure
 from services.frontend.catalogue import Catalogue
+from services.frontend.outgoing import CancelCounts
 from services.frontend.session import Session, SessionConfig
 from services.layers import bug_failure, root_cause
 from services.rpc import CHANNEL_OPTIONS
@@ -59,6 +60,7 @@ class Pool:
         self._quarantined: dict[str, float] = {}  # instance id → until when, in loop time
         self._changed = asyncio.Event()
         self._view_changed = asyncio.Event()
+        self.cancels = CancelCounts()
 
     # What routing sees
 
@@ -72,6 +74,10 @@ class Pool:
     def session(self, key: str) -> Session | None:
         """The session that `Call.worker` names, if it still lives."""
         return self._sessions.get(key)
+
+    def all_sessions(self) -> list[Session]:
+        """Sessions to workers of any model, whatever their state."""
+        return list(self._sessions.values())
 
     def served_cards(self) -> Sequence[ModelCard]:
         """Cards of the models that some worker takes requests for now, by name."""
@@ -136,7 +142,7 @@ class Pool:
 
     async def _hold(self, record: InstanceRecord) -> _Loss:
         """One session, from its opening to its loss."""
-        session = Session(record, self._config.session, on_news=self._notify)
+        session = Session(record, self._config.session, on_news=self._notify, cancels=self.cancels)
         channel = grpc.aio.insecure_channel(record.address, options=CHANNEL_OPTIONS)
         stub = worker_pb2_grpc.WorkerStub(channel)
         welcome = asyncio.Event()

@@ -25,6 +25,7 @@ from services.frontend.observe import observe_refused
 from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.frontend.pool import Pool, PoolConfig
 from services.frontend.transport import Transport
+from services.frontend.worker_metrics import WorkerMetrics
 from services.generate import InferenceService
 from services.grpc_server import GrpcServer
 from services.layers import Gate, stack
@@ -100,6 +101,7 @@ class Frontend:
         metrics = build_metrics(config.metrics_prefix)
         catalogue = Catalogue()
         self._pool = Pool(catalogue, config.pool)
+        metrics.registry.register(WorkerMetrics(self._pool, config.metrics_prefix))
         layers = frontend_layers(
             config.pipeline,
             catalogue=catalogue,

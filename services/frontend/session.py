@@ -13,8 +13,8 @@ A stream whose finish reason has come ends well, whatever happens to the session
 """
 
 import asyncio
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -24,20 +24,18 @@ import structlog
 from services.card import ModelCard
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
+from services.frontend.outgoing import CancelCounts, Outgoing, submit_of
 from services.frontend.stream import Stream
+from services.frontend.worker_load import FullMark, Occupancy, WorkerLoad
 from services.layers import bug_failure, root_cause
 from services.request import Call, Request, Sink
-from services.rpc import MESSAGE_BYTES_MAX, failure_of, time_left_s
+from services.rpc import failure_of
 from services.stubs import worker_pb2, worker_pb2_grpc
-from services.wire import card_from_wire, logprobs_from_wire, request_to_wire, seconds_from_wire, seconds_to_wire
+from services.wire import card_from_wire, logprobs_from_wire, seconds_from_wire
 
 log = structlog.get_logger()
 
 Attachment = grpc.aio.StreamStreamCall[worker_pb2.AttachRequest, worker_pb2.AttachResponse]
-SUBMIT_BYTES_MAX = MESSAGE_BYTES_MAX // 2
-"""The largest request, and all the requests that travel in one message: a larger message would cost all streams."""
-TIMEOUT_S_MAX = 1e9
-"""More than a client can mean: what a Duration holds is bounded, too."""
 COMPLETED_KEPT = 4096
 """How many completed stream ids a session remembers, to notice items that follow `complete_final`."""
 UNREADABLE = (grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -52,7 +50,7 @@ class SessionConfig:
 
     idle_stall_s: the same for one without. engine_stall_s: how long the step counter may stand still while sequences
     run; prefill_stall_s: the same while a prompt is being computed. full_s: how long a refusal for capacity counts,
-    unless a load report comes first.
+    unless a load report comes or one of our own streams ends first.
     """
 
     connect_timeout_s: float = 2.0
@@ -72,13 +70,21 @@ class Session:
 
     _numbers = count(1)
 
-    def __init__(self, record: InstanceRecord, config: SessionConfig, on_news: Callable[[], None] = _nobody) -> None:
+    def __init__(
+        self,
+        record: InstanceRecord,
+        config: SessionConfig,
+        on_news: Callable[[], None] = _nobody,
+        cancels: CancelCounts | None = None,
+    ) -> None:
         """on_news: called when the worker has room again, or leaves."""
         loop = asyncio.get_running_loop()
         self._on_news = on_news
+        self._cancels = cancels or CancelCounts()
         self.record = record
         self.key = f"{record.instance_id}#{next(self._numbers)}"
-        self.load = worker_pb2.Load()
+        self._load = WorkerLoad(loop.time)
+        self._full_mark = FullMark(config.full_s, on_news)
         self.is_draining = False
         self.quarantined_until = 0.0
         self._card: ModelCard | None = None
@@ -87,12 +93,9 @@ class Session:
         self._streams: dict[int, Stream] = {}
         self._stream_ids = count(1)
         self._completed: OrderedDict[int, None] = OrderedDict()
-        self._outgoing = deque([worker_pb2.AttachRequest()])
-        self._outgoing_bytes = 0
-        self._has_outgoing = asyncio.Event()
+        self._outgoing = Outgoing(self._cancels)
         self._loss: Failure | None = None
         self._has_ended = asyncio.Event()
-        self._full_until = 0.0
         self._heard_at = self._stepped_at = self._clock()
 
     @property
@@ -115,13 +118,24 @@ class Session:
     def is_lost(self) -> bool:
         return self._loss is not None
 
+    @property
+    def occupancy(self) -> Occupancy:
+        """How full the worker is, by its own last word."""
+        return self._load.occupancy
+
+    def ranks(self) -> Sequence[worker_pb2.RankLoad]:
+        """The load of its ranks, of those that are known at the moment."""
+        return self._load.ranks()
+
     def is_full(self) -> bool:
-        """It refused for capacity, no load report has come since, and that is not long ago."""
-        return self._clock() < self._full_until
+        """It has refused for capacity, and nothing was heard since; or our own streams are all that it takes."""
+        limit = self._load.request_limit
+        return self._full_mark.is_set or (limit is not None and self.in_flight_count >= limit)
 
     def mark_full(self) -> None:
-        self._full_until = self._clock() + self._config.full_s
-        asyncio.get_running_loop().call_later(self._config.full_s, self._on_news)
+        """It has refused for capacity."""
+        if not self.is_lost:
+            self._full_mark.set()
 
     # Requests
 
@@ -129,29 +143,32 @@ class Session:
         """Send the request. The caller awaits `ended` of what is returned and then closes it."""
         if self.is_lost:
             raise Failure(Reason.CANNOT_CONNECT, f"the session to {self.record.address} is over")
-        submit = _submit(next(self._stream_ids), request, call)
+        submit = submit_of(next(self._stream_ids), request, call)
         if not self._streams:
             self._heard_at = self._stepped_at = self._clock()  # An idle worker was allowed its silence.
+            self._load.set_in_use(True)
         stream = Stream(submit.stream_id, request, call.attempt, sink, self.card.vocab_size)
         self._streams[stream.id] = stream
-        self._send(submit)
+        self._outgoing.submit(submit)
         return stream
-
-    def _send(self, submit: worker_pb2.Submit) -> None:
-        """With the next message, or with one more where that would become too large."""
-        size = submit.ByteSize()
-        self._outgoing_bytes += size
-        if self._outgoing_bytes > SUBMIT_BYTES_MAX:
-            self._outgoing.append(worker_pb2.AttachRequest())
-            self._outgoing_bytes = size
-        self._outgoing[-1].submits.append(submit)
-        self._has_outgoing.set()
 
     def close(self, stream: Stream) -> None:
         """Forget the stream, and tell the worker if it has not ended. Late tokens reach nobody."""
-        if self._streams.pop(stream.id, None) is not None and not self.is_lost:
-            self._outgoing[-1].cancels.append(stream.id)
-            self._has_outgoing.set()
+        if self._remove(stream, frees_room=True) and not self.is_lost:
+            self._outgoing.cancel(stream.id)
+
+    def _remove(self, stream: Stream, *, frees_room: bool) -> bool:
+        """Whether it was there. frees_room: it had a slot or a place, which another request can have now."""
+        was_full = self.is_full()
+        if self._streams.pop(stream.id, None) is None:
+            return False
+        if not self._streams:
+            self._load.set_in_use(False)
+        if frees_room:
+            self._full_mark.clear()
+        if was_full and not self.is_full():
+            self._on_news()
+        return True
 
     # The worker's messages
 
@@ -182,10 +199,14 @@ class Session:
         except grpc.aio.AioRpcError as error:
             raise failure_of(error, otherwise=Reason.CANNOT_CONNECT) from error
         if isinstance(message, worker_pb2.AttachResponse) and message.HasField("welcome"):
-            self._card = card_from_wire(message.welcome.card)
+            self._on_welcome(message.welcome)
             self._on_message(message)
         else:
             raise Failure(Reason.CANNOT_CONNECT, f"{self.record.address} did not begin with a welcome")
+
+    def _on_welcome(self, welcome: worker_pb2.Welcome) -> None:
+        self._card = card_from_wire(welcome.card)
+        self._load.on_welcome(welcome)
 
     async def _read(self, call: Attachment) -> None:
         try:
@@ -204,11 +225,7 @@ class Session:
     async def _write(self, call: Attachment) -> None:
         try:
             while True:
-                await self._has_outgoing.wait()
-                self._has_outgoing.clear()
-                messages, self._outgoing = self._outgoing, deque([worker_pb2.AttachRequest()])
-                self._outgoing_bytes = 0
-                for message in messages:
+                for message in await self._outgoing.take():
                     await call.write(message)
         except grpc.aio.AioRpcError as error:
             self.lose(loss_of(error, self.record.address))
@@ -218,12 +235,7 @@ class Session:
     def _on_message(self, message: worker_pb2.AttachResponse) -> None:
         self._heard_at = self._clock()
         if message.HasField("load"):
-            if message.load.engine_steps != self.load.engine_steps:
-                self._stepped_at = self._heard_at
-            self.load = message.load
-            if self._full_until:
-                self._full_until = 0.0
-                self._on_news()
+            self._on_load(message.load)
         for stream_id in message.begun:
             if (stream := self._streams.get(stream_id)) is not None:
                 stream.attempt.begin()
@@ -233,6 +245,14 @@ class Session:
             self._on_end(end)
         if message.HasField("goaway"):
             self._on_goaway(seconds_from_wire(message.goaway.grace))
+
+    def _on_load(self, load: worker_pb2.Load) -> None:
+        if load.engine_steps != self._load.last.engine_steps:
+            self._stepped_at = self._heard_at
+        self._load.add(load)
+        if load.ranks and self._full_mark.is_set:
+            self._full_mark.clear()
+            self._on_news()
 
     def _on_goaway(self, grace_s: float) -> None:
         self.is_draining = True
@@ -259,6 +279,8 @@ class Session:
                     stream.on_tokens(position, token_ids[start:stop], ours)
                 except Failure as failure:
                     self._drop(stream, failure)
+            else:
+                self._cancels.late_tokens += length
             start = stop
 
     def _on_end(self, end: worker_pb2.StreamEnd) -> None:
@@ -270,7 +292,7 @@ class Session:
         except Failure as failure:
             self._drop(stream, failure)
         if end.complete_final or end.HasField("error"):
-            self._streams.pop(stream.id, None)
+            self._remove(stream, frees_room=end.error.reason != Reason.WORKER_AT_CAPACITY)  # A refused one had none.
             self._completed[stream.id] = None
             if len(self._completed) > COMPLETED_KEPT:
                 self._completed.popitem(last=False)
@@ -294,12 +316,12 @@ class Session:
         limit_s = self._config.stall_s if self._streams else self._config.idle_stall_s
         if now - self._heard_at > limit_s:
             self.lose(Failure(Reason.STALLED, f"nothing heard from {self.record.address} for {limit_s} s"))
-        elif self._streams and self.load.running and now - self._stepped_at > self._step_limit_s():
+        elif self._streams and self._load.last.running and now - self._stepped_at > self._step_limit_s():
             self.lose(Failure(Reason.STALLED, f"the engine of {self.record.address} stands still"))
 
     def _step_limit_s(self) -> float:
         """How long a step may take: longer where there is a prompt to compute."""
-        is_prefilling = any(rank.active_prefill_tokens for rank in self.load.ranks)
+        is_prefilling = any(rank.active_prefill_tokens for rank in self._load.last.ranks)
         return self._config.prefill_stall_s if is_prefilling else self._config.engine_stall_s
 
     def forgive(self, now: float) -> None:
@@ -312,6 +334,7 @@ class Session:
             return
         self._loss = failure
         self._has_ended.set()
+        self._full_mark.clear()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(failure)
@@ -322,14 +345,3 @@ def loss_of(error: grpc.aio.AioRpcError, address: str) -> Failure:
     is_unreadable = error.code() in UNREADABLE and error.details() != WRITE_FAILED
     failure = failure_of(error, otherwise=Reason.PROTOCOL_VIOLATION if is_unreadable else Reason.DISCONNECTED)
     return Failure(failure.reason, f"the connection to {address} broke: {failure.detail}")
-
-
-def _submit(stream_id: int, request: Request, call: Call) -> worker_pb2.Submit:
-    """The message that starts the request. Raises INVALID_ARGUMENT for one that is too large to send."""
-    submit = worker_pb2.Submit(stream_id=stream_id, request=request_to_wire(request))
-    submit.request.request_id = call.request_id
-    if (left_s := time_left_s(call.deadline)) is not None:
-        submit.timeout.CopyFrom(seconds_to_wire(min(left_s, TIMEOUT_S_MAX)))
-    if submit.ByteSize() > SUBMIT_BYTES_MAX:
-        raise Failure(Reason.INVALID_ARGUMENT, f"the request is larger than {SUBMIT_BYTES_MAX} bytes: shorten it")
-    return submit

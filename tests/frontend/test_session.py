@@ -10,6 +10,7 @@ import pytest
 
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
+from services.frontend.outgoing import CancelCounts
 from services.frontend.session import Session, SessionConfig, loss_of
 from services.frontend.stream import Stream
 from services.grpc_server import GrpcServer
@@ -358,23 +359,141 @@ def test_a_violation_of_one_stream_leaves_the_others_alone() -> None:
     play(serve, use)
 
 
-def test_is_full_from_a_refusal_to_the_next_load_report() -> None:
-    async def serve(peer: Peer) -> None:
-        await peer.welcome()
-        await peer.read()
-        await peer.send(load=worker_pb2.Load(running=3))
-        await peer.read()  # The cancel.
+class Bare:
+    """A session whose worker is the test itself, without a connection. It takes two requests, and one more may wait."""
 
-    async def use(client: Client) -> None:
-        client.session.mark_full()
-        assert client.session.is_full()
-        stream, _ = client.open()
-        while client.session.load.running != 3:
-            await asyncio.sleep(0)
-        assert not client.session.is_full()
-        client.session.close(stream)
+    def __init__(self, config: SessionConfig = PATIENT) -> None:
+        self.news: list[str] = []
+        self.cancels = CancelCounts()
+        record = InstanceRecord("i", "127.0.0.1:1", "m")
+        self.session = Session(record, config, on_news=lambda: self.news.append("news"), cancels=self.cancels)
+        welcome = worker_pb2.Welcome(engine_request_limit=2, request_queue_limit=1, card=WELCOME.card)
+        self.session._on_welcome(welcome)
 
-    play(serve, use)
+    def open(self, **call: Any) -> Stream:
+        return self.session.open(make_request(), Call(**({"request_id": "r"} | call)), Collected())
+
+    def hear(self, **message: Any) -> None:
+        self.session._on_message(worker_pb2.AttachResponse(**message))
+
+    def refuse(self, stream: Stream) -> None:
+        error = worker_pb2.Error(reason=Reason.WORKER_AT_CAPACITY)
+        self.hear(ends=[worker_pb2.StreamEnd(stream_id=stream.id, error=error)])
+        assert isinstance(stream.ended.exception(), Failure)
+        self.session.mark_full()
+
+
+REPORT = worker_pb2.Load(ranks=[worker_pb2.RankLoad(kv_blocks_used=1, kv_blocks_total=2)])
+
+
+def test_a_refusal_makes_it_full_until_the_next_report_which_a_heartbeat_without_ranks_is_not() -> None:
+    async def scenario() -> None:
+        bare = Bare()
+        bare.refuse(bare.open())
+        assert bare.session.is_full()
+
+        bare.hear(load=worker_pb2.Load(running=3))
+        assert (bare.session.is_full(), bare.news) == (True, [])
+
+        bare.hear(load=REPORT)
+        assert (bare.session.is_full(), bare.news) == (False, ["news"])
+
+    run_async(scenario())
+
+
+@pytest.mark.parametrize("how", ["finished", "closed"])
+def test_or_until_one_of_our_own_streams_on_it_ends(how: str) -> None:
+    async def scenario() -> None:
+        bare = Bare()
+        stream = bare.open()
+        bare.session.mark_full()
+
+        if how == "closed":
+            bare.session.close(stream)
+        else:
+            bare.hear(ends=[worker_pb2.StreamEnd(stream_id=1, finish_reason=FINISH_REASON_STOP, complete_final=True)])
+
+        assert (bare.session.is_full(), bare.news) == (False, ["news"])
+
+    run_async(scenario())
+
+
+def test_but_a_stream_that_was_refused_leaves_no_room_behind() -> None:
+    async def scenario() -> None:
+        bare = Bare()
+        first, second = bare.open(), bare.open()
+        bare.refuse(first)
+        bare.refuse(second)
+        assert (bare.session.is_full(), bare.news) == (True, [])
+
+    run_async(scenario())
+
+
+def test_as_many_streams_of_our_own_as_it_takes_make_it_full_without_asking_it() -> None:
+    async def scenario() -> None:
+        bare = Bare()
+        streams = []
+        for _ in range(3):
+            assert not bare.session.is_full()
+            streams.append(bare.open())
+        assert bare.session.is_full()
+        bare.hear(load=REPORT)
+        assert bare.session.is_full()
+
+        bare.session.close(streams[1])
+
+        assert (bare.session.is_full(), bare.news) == (False, ["news"])
+
+    run_async(scenario())
+
+
+def test_a_worker_that_names_no_limit_is_full_only_when_it_says_so() -> None:
+    async def scenario() -> None:
+        bare = Bare()
+        bare.session._on_welcome(WELCOME)
+        for _ in range(50):
+            bare.open()
+        assert not bare.session.is_full()
+
+    run_async(scenario())
+
+
+def test_the_end_of_a_session_leaves_no_mark_and_no_timer() -> None:
+    async def scenario() -> None:
+        bare = Bare(SessionConfig(full_s=0.01))
+        bare.session.mark_full()
+        bare.session.lose(Failure(Reason.DISCONNECTED, "gone"))
+        bare.session.mark_full()
+        assert not bare.session.is_full()
+
+    run_async(scenario())
+
+
+def test_counts_a_cancel_for_each_stream_that_had_not_ended_and_the_tokens_that_came_all_the_same() -> None:
+    async def scenario() -> None:
+        bare = Bare()
+        ended, cancelled = bare.open(), bare.open()
+        bare.hear(ends=[worker_pb2.StreamEnd(stream_id=1, finish_reason=FINISH_REASON_STOP, complete_final=True)])
+        for stream in (ended, cancelled, cancelled):
+            bare.session.close(stream)
+        step = worker_pb2.Step(stream_ids=[2], positions=[0], token_counts=[3], token_ids=[7, 8, 9])
+        bare.hear(step=step)
+        assert bare.cancels == CancelCounts(signals=1, late_tokens=3)
+
+    run_async(scenario())
+
+
+def test_a_session_with_streams_believes_a_report_for_less_time_than_an_idle_one() -> None:
+    async def scenario() -> None:
+        bare = Bare()
+        bare.hear(load=REPORT)
+        stream = bare.open()
+        assert bare.session._load._in_use_since is not None
+        assert len(bare.session.ranks()) == 1
+        bare.session.close(stream)
+        assert bare.session._load._in_use_since is None
+
+    run_async(scenario())
 
 
 def test_a_goaway_marks_it_draining_and_lets_streams_finish() -> None:
@@ -456,6 +575,7 @@ def test_the_marker_of_a_stream_that_was_dropped_harms_nobody() -> None:
         unknown: Any = 99
         await peer.send(ends=[worker_pb2.StreamEnd(stream_id=bad, finish_reason=unknown)])
         await peer.send(ends=[worker_pb2.StreamEnd(stream_id=bad, complete_final=True)])
+        assert (await peer.read()).cancels == [bad]  # Else the client may still write when the session has ended.
         await peer.finish(good)
 
     async def use(client: Client) -> None:
@@ -484,18 +604,14 @@ def test_a_request_too_large_to_send_is_refused_and_leaves_nothing() -> None:
 
 
 def test_tells_who_routes_that_the_worker_has_room_again_or_leaves() -> None:
-    news: list[str] = []
-
     async def scenario() -> None:
-        quick = SessionConfig(full_s=0.01)
-        session = Session(InstanceRecord("i", "127.0.0.1:1", "m"), quick, on_news=lambda: news.append("news"))
-        session.mark_full()
-        session._on_message(worker_pb2.AttachResponse(load=worker_pb2.Load()))
-        assert news == ["news"]
-        session._on_message(worker_pb2.AttachResponse(goaway=worker_pb2.GoAway()))
-        assert news == ["news"] * 2
-        while len(news) < 3:
+        bare = Bare(SessionConfig(full_s=0.01))
+        bare.session.mark_full()
+        while not bare.news:
             await asyncio.sleep(0)
+        assert not bare.session.is_full()
+        bare.hear(goaway=worker_pb2.GoAway())
+        assert bare.news == ["news"] * 2
 
     run_async(scenario())
 

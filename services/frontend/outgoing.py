@@ -1,0 +1,68 @@
+"""What a session is about to send: requests and cancels, joined into one message for each turn of the loop."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from services.errors import Failure, Reason
+from services.request import Call, Request
+from services.rpc import MESSAGE_BYTES_MAX, time_left_s
+from services.stubs import worker_pb2
+from services.wire import request_to_wire, seconds_to_wire
+
+SUBMIT_BYTES_MAX = MESSAGE_BYTES_MAX // 2
+"""The largest request, and all the requests that travel in one message: a larger message would cost all streams."""
+TIMEOUT_S_MAX = 1e9
+"""More than a client can mean: what a Duration holds is bounded, too."""
+
+
+@dataclass(slots=True)
+class CancelCounts:
+    """For all workers of a frontend. signals: cancels sent. late_tokens: that came for streams cancelled before."""
+
+    signals: int = 0
+    late_tokens: int = 0
+
+
+class Outgoing:
+    """Messages to one worker that are not sent yet, in order."""
+
+    def __init__(self, cancels: CancelCounts) -> None:
+        self._cancels = cancels
+        self._messages = deque([worker_pb2.AttachRequest()])
+        self._bytes = 0
+        self._changed = asyncio.Event()
+
+    def submit(self, submit: worker_pb2.Submit) -> None:
+        """With the next message, or with one more where that would become too large."""
+        size = submit.ByteSize()
+        self._bytes += size
+        if self._bytes > SUBMIT_BYTES_MAX:
+            self._messages.append(worker_pb2.AttachRequest())
+            self._bytes = size
+        self._messages[-1].submits.append(submit)
+        self._changed.set()
+
+    def cancel(self, stream_id: int) -> None:
+        self._messages[-1].cancels.append(stream_id)
+        self._cancels.signals += 1
+        self._changed.set()
+
+    async def take(self) -> deque[worker_pb2.AttachRequest]:
+        """All that there is, once there is something."""
+        await self._changed.wait()
+        self._changed.clear()
+        messages, self._messages = self._messages, deque([worker_pb2.AttachRequest()])
+        self._bytes = 0
+        return messages
+
+
+def submit_of(stream_id: int, request: Request, call: Call) -> worker_pb2.Submit:
+    """The message that starts the request. Raises INVALID_ARGUMENT for one that is too large to send."""
+    submit = worker_pb2.Submit(stream_id=stream_id, request=request_to_wire(request))
+    submit.request.request_id = call.request_id
+    if (left_s := time_left_s(call.deadline)) is not None:
+        submit.timeout.CopyFrom(seconds_to_wire(min(left_s, TIMEOUT_S_MAX)))
+    if submit.ByteSize() > SUBMIT_BYTES_MAX:
+        raise Failure(Reason.INVALID_ARGUMENT, f"the request is larger than {SUBMIT_BYTES_MAX} bytes: shorten it")
+    return submit

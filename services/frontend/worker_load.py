@@ -1,0 +1,130 @@
+"""What a frontend knows of one worker's load, and for how long it may believe it.
+
+| what | counts until |
+| --- | --- |
+| a rank's report | the next one, or REPORT_HEARTBEATS_MAX heartbeats: from then on the rank is unknown |
+| the same, while the worker has no streams of ours and reports seldom | IDLE_HEARTBEATS times as long |
+| a refusal for capacity | the next report, the end of one of our own streams, or `full_s` |
+| as many streams of our own as the worker takes | one of them ends |
+
+A message with a load but without ranks is no report: it proves that the worker lives, and tells running and waiting.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.stubs import worker_pb2
+from services.wire import seconds_from_wire
+
+REPORT_HEARTBEATS_MAX = 3
+IDLE_HEARTBEATS = 8
+"""How many times longer than a heartbeat a worker is silent that has no streams of ours: see its `idle_heartbeats`."""
+HEARTBEAT_S = 0.25
+"""Of a worker whose welcome names none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """slots, places: N and Q, both 0 where they are not known. running, waiting: by its last load, for all frontends.
+
+    service_s: how long a request holds a slot there, if it has said.
+    """
+
+    slots: int = 0
+    places: int = 0
+    running: int = 0
+    waiting: int = 0
+    service_s: float | None = None
+
+
+class WorkerLoad:
+    """What one worker said of itself, and which of that still counts."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._welcome = worker_pb2.Welcome()
+        self._limit_s = REPORT_HEARTBEATS_MAX * HEARTBEAT_S
+        self._reports: dict[int, tuple[float, worker_pb2.RankLoad]] = {}  # dp_rank → when it came, what it said
+        self._in_use_since: float | None = None
+        self.last = worker_pb2.Load()
+
+    def on_welcome(self, welcome: worker_pb2.Welcome) -> None:
+        """Before all loads."""
+        self._welcome = welcome
+        self._limit_s = REPORT_HEARTBEATS_MAX * (seconds_from_wire(welcome.heartbeat) or HEARTBEAT_S)
+
+    def add(self, load: worker_pb2.Load) -> None:
+        """Take a load; ranks that it does not name keep what they said last."""
+        self.last = load
+        self._forget_overdue()
+        now = self._clock()
+        for rank in load.ranks:
+            self._reports[rank.dp_rank] = (now, rank)
+
+    def set_in_use(self, is_in_use: bool) -> None:
+        """Whether the worker has streams of ours: before the first and after the last it reports seldom."""
+        self._forget_overdue()  # What is unknown stays so, though the limit changes.
+        self._in_use_since = self._clock() if is_in_use else None
+
+    def ranks(self) -> list[worker_pb2.RankLoad]:
+        """Of the ranks whose report is not overdue, what they said last."""
+        now = self._clock()
+        return [rank for at, rank in self._reports.values() if self._is_known(at, now)]
+
+    def _is_known(self, at: float, now: float) -> bool:
+        if now - at > self._limit_s * IDLE_HEARTBEATS:
+            return False
+        return self._in_use_since is None or now - max(at, self._in_use_since) <= self._limit_s
+
+    def _forget_overdue(self) -> None:
+        now = self._clock()
+        self._reports = {number: one for number, one in self._reports.items() if self._is_known(one[0], now)}
+
+    @property
+    def request_limit(self) -> int | None:
+        """How many requests the worker takes, running and waiting; None where it does not say."""
+        slots = self._welcome.engine_request_limit
+        return slots + self._welcome.request_queue_limit if slots else None
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """How full the worker is, by its own last word."""
+        load = self.last
+        return Occupancy(
+            slots=self._welcome.engine_request_limit,
+            places=self._welcome.request_queue_limit,
+            running=load.running,
+            waiting=load.waiting,
+            service_s=seconds_from_wire(load.service_time) if load.HasField("service_time") else None,
+        )
+
+
+class FullMark:
+    """A worker refused for capacity. It never lasts longer than `full_s`, whatever else is heard of it, or not."""
+
+    def __init__(self, full_s: float, on_news: Callable[[], None]) -> None:
+        """on_news: called when the mark has lapsed."""
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._full_s = full_s
+        self._on_news = on_news
+        self._lapsing: asyncio.TimerHandle | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._lapsing is not None
+
+    def set(self) -> None:
+        """From now on; anew, if it is set already."""
+        self.clear()
+        self._lapsing = self._loop.call_later(self._full_s, self._lapse)
+
+    def clear(self) -> None:
+        if self._lapsing is not None:
+            self._lapsing.cancel()
+            self._lapsing = None
+
+    def _lapse(self) -> None:
+        self._lapsing = None
+        self._on_news()

@@ -1,0 +1,40 @@
+"""What a frontend tells Prometheus of its workers, and of requests that it ended on them."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.frontend.pool import Pool
+
+LABELS = ["worker_id", "dp_rank"]
+
+
+class WorkerMetrics(Collector):
+    """Read from the pool when somebody scrapes it. A rank that is unknown has no value, rather than an old one."""
+
+    def __init__(self, pool: Pool, prefix: str) -> None:
+        self._pool = pool
+        self._prefix = prefix
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._loads()
+        cancels = self._pool.cancels
+        yield CounterMetricFamily(f"{self._prefix}_cancel_signals", "Cancels sent to workers.", cancels.signals)
+        yield CounterMetricFamily(
+            f"{self._prefix}_tokens_after_cancel", "Tokens that came for cancelled requests.", cancels.late_tokens
+        )
+
+    def _loads(self) -> Iterator[Metric]:
+        blocks = GaugeMetricFamily(
+            f"{self._prefix}_worker_active_decode_blocks", "Key-value cache blocks in use.", labels=LABELS
+        )
+        tokens = GaugeMetricFamily(
+            f"{self._prefix}_worker_active_prefill_tokens", "Prompt tokens still to be computed.", labels=LABELS
+        )
+        for session in self._pool.all_sessions():
+            for rank in session.ranks():
+                labels = [session.record.instance_id, str(rank.dp_rank)]
+                blocks.add_metric(labels, rank.kv_blocks_used)
+                tokens.add_metric(labels, rank.active_prefill_tokens)
+        yield from (blocks, tokens)
