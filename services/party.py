@@ -5,7 +5,7 @@ that starts them all. In a worker it is a key in the dispatcher, and whoever res
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.errors import Failure
 
@@ -15,43 +15,53 @@ Reservation = tuple[Sequence[int], Callable[[int], None]]
 
 @dataclass(slots=True, eq=False)
 class Party:
-    """count: how many choices. worker: the session that the first of them was routed to, for the others to follow."""
+    """count: how many choices. first: the number of the first of them. worker: the session that the first to come was
+    routed to, for the others to follow.
+    """
 
     count: int
     first: int = 0
     worker: str | None = None
-    _places: Sequence[int] = ()
+    _untaken: dict[int, int] | None = None  # choice → its place; None: nothing is reserved
+    _gone: set[int] = field(default_factory=set)
     _refusal: Failure | None = None
     _give_back: Callable[[int], None] | None = None
-    _untaken: set[int] | None = None
 
     def take(self, choice: int, reserve: Callable[[int], Reservation]) -> int:
-        """The place of a choice. The first to come reserves for all: what it is refused with, all are.
+        """The place of a choice. The first to come reserves for all that may come: what it is refused with, all are.
 
         choice: as in the request, from `first` on. Raises what `reserve(count)` raises.
         """
         if self._refusal is not None:
             raise self._refusal.again()
         if self._untaken is None:
-            try:
-                self._places, self._give_back = reserve(self.count)
-            except Failure as failure:
-                self._refusal = failure
-                raise
-            self._untaken = set(self._places)
-        place = self._places[choice - self.first]
-        self._untaken.discard(place)
-        return place
+            self._untaken = self._reserve(reserve)
+        return self._untaken.pop(choice)
+
+    def _reserve(self, reserve: Callable[[int], Reservation]) -> dict[int, int]:
+        coming = [choice for choice in range(self.first, self.first + self.count) if choice not in self._gone]
+        try:
+            places, self._give_back = reserve(len(coming))
+        except Failure as failure:
+            self._refusal = failure
+            raise
+        return dict(zip(coming, places, strict=True))
+
+    def leave(self, choice: int) -> None:
+        """This choice has ended, or never comes: no place is kept for it, now or later. Idempotent."""
+        self._gone.add(choice)
+        if self._untaken and self._give_back is not None and (place := self._untaken.pop(choice, None)) is not None:
+            self._give_back(place)
 
     def renew(self, worker: str) -> None:
         """Refused by `worker`: all will try again elsewhere, together. Idempotent: each of them says so."""
         if self.worker == worker:
             self.end()
-            self.worker, self._places, self._refusal, self._give_back, self._untaken = None, (), None, None, None
+            self.worker, self._untaken, self._refusal, self._give_back = None, None, None, None
 
     def end(self) -> None:
         """Give back the places that nobody has taken: those of choices that were cancelled before they came."""
         if self._untaken and self._give_back is not None:
-            for place in sorted(self._untaken):
+            untaken, self._untaken = self._untaken, {}
+            for place in untaken.values():
                 self._give_back(place)
-            self._untaken.clear()

@@ -134,32 +134,49 @@ def _ignore(*_: object) -> None:
     """Not everybody has to know."""
 
 
+class Phase(StrEnum):
+    """How far a request has come in a worker. PREFILL: the engine has it, and there is no token yet."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
 @dataclass(slots=True)
 class Attempt:
     """One try of a call on one worker. worker: the session, named by route. has_begun: the engine works on it.
 
-    on_begun: called when it begins. on_leaving: called with the seconds that are left when the worker says it leaves.
+    phase: how far it has come, kept by workers alone. on_begun: called when it begins. on_leaving: called with the
+    seconds that are left when the worker says it leaves.
     """
 
     worker: str | None = None
     has_begun: bool = False
+    phase: Phase = Phase.QUEUED
     on_begun: Callable[[], None] = _ignore
     on_leaving: Callable[[float], None] = _ignore
 
     def begin(self) -> None:
         """The engine works on it from now on."""
-        self.has_begun = True
+        self.has_begun, self.phase = True, Phase.PREFILL
         self.on_begun()
 
 
 class Cause(StrEnum):
-    """Why a request was ended before its answer was complete, by somebody who did not want it any more."""
+    """Why a request was ended before its answer was complete, by somebody who did not want it any more.
+
+    The last three are a worker's: its frontend cancelled the stream, or hung up; a bug on the way of its tokens.
+    """
 
     CLIENT_DISCONNECT = "client_disconnect"
     EXPLICIT = "explicit"
     DEADLINE = "deadline"
     SLOW_CLIENT = "slow_client"
     DRAIN = "drain"
+    SIGNAL = "signal"
+    SESSION_LOST = "session_lost"
+    INTERNAL = "internal"
 
 
 class Ending:

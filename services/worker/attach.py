@@ -7,7 +7,8 @@ and with it every request.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import grpc
@@ -15,22 +16,25 @@ import structlog
 
 from services.errors import Failure
 from services.generate import request_id_of
-from services.request import Attempt, Call, Delta, Finish, Layer, TokenLogprobs
+from services.party import Party
+from services.request import Attempt, Call, Cause, Delta, Ending, Finish, Layer, Phase, Request
 from services.stubs import worker_pb2
 from services.undecodable import read
+from services.validate import CHOICES_MAX, COUNT_MAX
 from services.wire import (
     error_to_wire,
     finish_reason_to_wire,
-    logprobs_to_wire,
     request_from_wire,
     seconds_from_wire,
-    seconds_to_wire,
 )
+from services.worker.execute import ATTACH
+from services.worker.outbox import Outbox
+from services.worker.tally import Tally
 
 log = structlog.get_logger()
 
-TOKEN_BYTES = 4
-"""What a token id is long; an end counts as so many tokens as it has bytes for."""
+ENDED_KEPT = 16_384
+"""How many ended stream ids a session remembers, to count each cancel that crosses an end on its way exactly once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,99 +54,26 @@ class SessionOverError(Exception):
     """Ends a session's task group; the message says why."""
 
 
-class Outbox:
-    """What is to be sent to one frontend: each stream's tokens in one entry, then ends.
+class _Stream:
+    """One stream of a session, from its submit to its end; the sink of its request.
 
-    A frontend that is slow gets fewer and larger entries. `is_over` is set over the bound in tokens.
+    choice: its number in the request. attempt, ending: of its call. has_come: its task has made its first step.
     """
 
-    def __init__(self, tokens_max: int) -> None:
-        self._tokens_max = tokens_max
-        self._changed = asyncio.Event()
-        self._message = worker_pb2.AttachResponse()
-        self._entries: dict[int, tuple[int, list[int]]] = {}  # stream id → position, tokens
-        self._logprobs: dict[int, list[TokenLogprobs]] = {}  # stream id → of those tokens, where asked
-        self._token_count = 0
-        self.is_over = asyncio.Event()
+    __slots__ = ("_outbox", "attempt", "choice", "ending", "has_come", "id", "party", "task")
 
-    def add_tokens(self, stream_id: int, delta: Delta) -> None:
-        entry = self._entries.get(stream_id)
-        if entry is None:
-            self._entries[stream_id] = (delta.position, list(delta.token_ids))
-        else:
-            assert delta.position == entry[0] + len(entry[1]), "a gap between deltas"
-            entry[1].extend(delta.token_ids)
-        if delta.logprobs is not None:
-            self._logprobs.setdefault(stream_id, []).extend(delta.logprobs)
-        self._grow(delta.weight)
-
-    def add_end(self, end: worker_pb2.StreamEnd) -> None:
-        self._message.ends.append(end)
-        self._grow(-(-end.ByteSize() // TOKEN_BYTES))
-
-    def _grow(self, token_count: int) -> None:
-        self._token_count += token_count
-        self._changed.set()
-        if self._token_count > self._tokens_max:
-            self.is_over.set()
-
-    def add_begun(self, stream_id: int) -> None:
-        self._message.begun.append(stream_id)
-        self._changed.set()
-
-    def set_welcome(self, welcome: worker_pb2.Welcome) -> None:
-        self._message.welcome.CopyFrom(welcome)
-        self._changed.set()
-
-    def set_load(self, load: worker_pb2.Load) -> None:
-        self._message.load.CopyFrom(load)
-        self._changed.set()
-
-    def set_goaway(self, grace_s: float) -> None:
-        self._message.goaway.grace.CopyFrom(seconds_to_wire(grace_s))
-        self._changed.set()
-
-    def wake(self) -> None:
-        """Let the next message be taken though there is nothing to say."""
-        self._changed.set()
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._entries and not self._message.ByteSize()
-
-    async def take(self) -> worker_pb2.AttachResponse:
-        """The next message, once there is something to send."""
-        await self._changed.wait()
-        self._changed.clear()
-        message, self._message = self._message, worker_pb2.AttachResponse()
-        self._token_count = 0
-        if self._entries:
-            entries, self._entries = self._entries, {}
-            step = message.step
-            step.stream_ids.extend(entries)
-            step.positions.extend([position for position, _ in entries.values()])
-            step.token_counts.extend([len(token_ids) for _, token_ids in entries.values()])
-            step.token_ids.extend([token for _, token_ids in entries.values() for token in token_ids])
-            if self._logprobs:
-                self._add_logprobs(step)
-        return message
-
-    def _add_logprobs(self, step: worker_pb2.Step) -> None:
-        taken, self._logprobs = self._logprobs, {}
-        for index, stream_id in enumerate(step.stream_ids):
-            if (logprobs := taken.get(stream_id)) is not None:
-                step.logprobs.add(entry=index, tokens=map(logprobs_to_wire, logprobs))
-
-
-class _StreamSink:
-    """One request's tokens, to the session's outbox."""
-
-    def __init__(self, outbox: Outbox, stream_id: int) -> None:
+    def __init__(self, stream_id: int, choice: int, party: Party | None, outbox: Outbox) -> None:
+        self.id = stream_id
+        self.choice = choice
+        self.party = party
+        self.attempt = Attempt(on_begun=lambda: outbox.add_begun(stream_id))
+        self.ending = Ending()
+        self.has_come = False
+        self.task: asyncio.Task[None] | None = None
         self._outbox = outbox
-        self._stream_id = stream_id
 
     def deliver(self, delta: Delta) -> None:
-        self._outbox.add_tokens(self._stream_id, delta)
+        self._outbox.add_tokens(self.id, delta)
 
 
 class Session:
@@ -153,15 +84,18 @@ class Session:
         pipeline: Layer,
         welcome: worker_pb2.Welcome,
         load: Callable[[], worker_pb2.Load],
+        tally: Tally,
         config: SessionConfig,
     ) -> None:
         self._pipeline = pipeline
         self._load = load
+        self._tally = tally
         self._config = config
         self._outbox = Outbox(config.outbox_tokens_max)
         self._outbox.set_welcome(welcome)
         self._outbox.set_load(load())
-        self._requests: dict[int, asyncio.Task[None]] = {}
+        self._streams: dict[int, _Stream] = {}
+        self._ended: dict[int, None] = {}  # Ids of streams that have ended, oldest first: a cancel may still come.
         self._is_leaving = False
         self._has_ended = False
 
@@ -193,31 +127,78 @@ class Session:
             for submit in message.submits:
                 self._submit(submit, group)
             for stream_id in message.cancels:
-                if (task := self._requests.get(stream_id)) is not None:
-                    task.cancel()
+                self._cancel(stream_id)
         raise SessionOverError("this worker leaves" if self._is_leaving else "the frontend ended it, or is gone")
 
-    def _submit(self, submit: worker_pb2.Submit, group: asyncio.TaskGroup) -> None:
-        if submit.stream_id in self._requests:
-            raise SessionOverError(f"the frontend used stream id {submit.stream_id} twice")
-        task = group.create_task(self._run(submit))
-        self._requests[submit.stream_id] = task
-        task.add_done_callback(lambda _: self._requests.pop(submit.stream_id))
+    # Requests
 
-    async def _run(self, submit: worker_pb2.Submit) -> None:
+    def _submit(self, submit: worker_pb2.Submit, group: asyncio.TaskGroup) -> None:
+        """One stream for each choice. What they share is read once."""
+        count = max(submit.choices, 1)
+        if count > CHOICES_MAX:
+            raise SessionOverError(f"the frontend asked for {count} choices at once: at most {CHOICES_MAX}")
+        if submit.stream_id + count - 1 > COUNT_MAX:
+            raise SessionOverError(f"the frontend gave {count} choices the ids from {submit.stream_id} on")
         deadline = None
         if submit.HasField("timeout"):
             deadline = asyncio.get_running_loop().time() + seconds_from_wire(submit.timeout)
-        end = worker_pb2.StreamEnd(stream_id=submit.stream_id)
+        asked = cache(partial(request_from_wire, submit.request))
+        party = Party(count, submit.request.choice) if count > 1 else None
+        for number in range(count):
+            stream = _Stream(submit.stream_id + number, submit.request.choice + number, party, self._outbox)
+            if stream.id in self._streams or stream.id in self._ended:
+                raise SessionOverError(f"the frontend used stream id {stream.id} twice")
+            self._streams[stream.id] = stream
+            stream.task = group.create_task(self._run(stream, asked, submit.request.request_id, deadline))
+            stream.task.add_done_callback(partial(self._forget, stream))
+
+    async def _run(
+        self, stream: _Stream, asked: Callable[[], Request], request_id: str, deadline: float | None
+    ) -> None:
+        stream.has_come = True
+        end = worker_pb2.StreamEnd(stream_id=stream.id)
         try:
-            attempt = Attempt(on_begun=lambda: self._outbox.add_begun(submit.stream_id))
-            call = Call(request_id=request_id_of(submit.request.request_id), deadline=deadline, attempt=attempt)
-            sink = _StreamSink(self._outbox, submit.stream_id)
-            finish: Finish = await self._pipeline(request_from_wire(submit.request), call, sink)
+            call = Call(
+                request_id=request_id_of(request_id),
+                deadline=deadline,
+                endpoint=ATTACH,
+                attempt=stream.attempt,
+                ending=stream.ending,
+                party=stream.party,
+            )
+            finish: Finish = await self._pipeline(replace(asked(), choice=stream.choice), call, stream)
             end.finish_reason, end.complete_final = finish_reason_to_wire(finish.reason), True
         except Failure as failure:
             end.error.CopyFrom(error_to_wire(failure))
         self._outbox.add_end(end)
+        stream.attempt.phase = Phase.ENDED
+
+    def _cancel(self, stream_id: int) -> None:
+        """The frontend wants no more of it. Counted once for each stream that there is or was, however far it came."""
+        if (stream := self._streams.get(stream_id)) is not None:
+            if stream.ending.cause is not Cause.SIGNAL:
+                stream.ending.cause = Cause.SIGNAL
+                self._tally.cancelled[Cause.SIGNAL, stream.attempt.phase] += 1
+                assert stream.task is not None
+                stream.task.cancel()
+        elif stream_id in self._ended:
+            del self._ended[stream_id]
+            self._tally.cancelled[Cause.SIGNAL, Phase.ENDED] += 1
+
+    def _forget(self, stream: _Stream, _: asyncio.Task[None]) -> None:
+        """Its task is done, or was cancelled before it began."""
+        del self._streams[stream.id]
+        if stream.party is not None:
+            stream.party.leave(stream.choice)
+        if stream.ending.cause is Cause.SIGNAL:
+            return  # It is counted, and whoever cancelled has forgotten it.
+        if not stream.has_come:
+            self._tally.cancelled[Cause.SESSION_LOST, Phase.QUEUED] += 1
+        self._ended[stream.id] = None
+        if len(self._ended) > ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
+
+    # What goes on beside them
 
     async def _write(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while not (self._has_ended and self._outbox.is_empty):
@@ -235,7 +216,7 @@ class Session:
         while True:
             await asyncio.sleep(self._config.heartbeat_s)
             beats += 1
-            if self._requests or beats % self._config.idle_heartbeats == 0:
+            if self._streams or beats % self._config.idle_heartbeats == 0:
                 self._outbox.set_load(self._load())
 
 

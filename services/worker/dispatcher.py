@@ -1,21 +1,26 @@
 """Exact admission: at most N requests run, at most Q wait, in the order they came; the rest is refused at once.
 
+A group is the choices of one request: it is admitted as a whole or not at all, and then each of it is released alone.
+
 | event | running < N | running = N, none waits | running = N, some wait | running = N, Q wait |
 | --- | --- | --- | --- | --- |
-| admit | runs | waits | waits | refused |
+| admit one | runs | waits | waits | refused |
+| admit a group that fits | runs, and what is left waits | waits | waits | – |
+| admit a group that does not | refused | refused | refused | refused |
 | release of a running one | frees a slot | frees a slot | the first that waits runs | the first that waits runs |
 | release of a waiting one | – | – | frees a place | frees a place |
 
-With Q = 0 none waits and Q wait at once: the last column's refusal holds.
+With Q = 0 none waits and Q wait at once: the last column's refusals hold. Where prompt tokens are limited, too, whoever
+would have to wait is refused as well when those that wait would then have more of them together.
 
 Synchronous throughout: no await stands between a check and the change that rests on it, so the bounds hold at every
 instant. A slot is given back on every way out, because its holder calls `release` in a `finally`.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from services.errors import Failure, Reason
+from services.errors import Failure, Reason, invalid
 
 MEAN_WEIGHT = 1 / 8
 """What the newest of the service times weighs in their mean: as with round-trip times in RFC 6298."""
@@ -23,14 +28,19 @@ MEAN_WEIGHT = 1 / 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """slots: how many requests run (N ≥ 1). places: how many more may wait (Q ≥ 0)."""
+    """slots: how many requests run (N ≥ 1). places: how many more may wait (Q ≥ 0), and tokens: how many prompt tokens
+    they may have together; None: any. wait_s: how long one may wait.
+    """
 
     slots: int
     places: int
+    tokens: int | None = None
+    wait_s: float = 60.0
 
     def __post_init__(self) -> None:
         assert self.slots >= 1, "without a slot whoever waits would wait for ever"
         assert self.places >= 0
+        assert self.tokens is None or self.tokens >= 0
 
 
 class Dispatcher:
@@ -46,7 +56,8 @@ class Dispatcher:
         self._start = start
         self._clock = clock
         self._running: dict[Hashable, float] = {}  # key → since when
-        self._waiting: dict[Hashable, None] = {}  # A dict is the queue that also forgets one in the middle at once.
+        self._waiting: dict[Hashable, int] = {}  # key → tokens. A dict is a queue that forgets one in the middle, too.
+        self._waiting_tokens = 0
 
     @property
     def running_count(self) -> int:
@@ -56,26 +67,74 @@ class Dispatcher:
     def waiting_count(self) -> int:
         return len(self._waiting)
 
-    def admit(self, key: Hashable) -> None:
-        """Give the request a slot or a place. Raises WORKER_AT_CAPACITY when there is neither."""
-        assert key not in self._running, f"{key} runs already"
-        assert key not in self._waiting, f"{key} waits already"
-        if self._has_free_slot():
-            self._run(key)
-        elif len(self._waiting) < self._limits.places:
-            self._waiting[key] = None
-        else:
-            raise Failure(Reason.WORKER_AT_CAPACITY, "Server overloaded: worker at capacity")
+    def is_running(self, key: Hashable) -> bool:
+        """Whether it has a slot."""
+        return key in self._running
+
+    def admit(self, keys: Sequence[Hashable], tokens: int) -> None:
+        """Give each of a group a slot or a place; tokens: the length of the prompt that they share.
+
+        Raises WORKER_AT_CAPACITY when there is not room for all, INVALID_ARGUMENT when there never will be.
+        """
+        assert not any(key in self._running or key in self._waiting for key in keys), f"one of {keys} is in already"
+        self._check_possible(len(keys), tokens)
+        self._check_room(len(keys), tokens)
+        for key in keys:
+            if self._has_free_slot():
+                self._run(key)
+            else:
+                self._waiting[key] = tokens
+                self._waiting_tokens += tokens
 
     def release(self, key: Hashable) -> None:
         """Take the request out, wherever it is. Idempotent."""
-        self._waiting.pop(key, None)
+        self._waiting_tokens -= self._waiting.pop(key, 0)
         if (since := self._running.pop(key, None)) is not None:
             self._learn(self._clock() - since)
         while self._waiting and self._has_free_slot():
             first = next(iter(self._waiting))
-            del self._waiting[first]
+            self._waiting_tokens -= self._waiting.pop(first)
             self._run(first)
+
+    def refusal(self, detail: str) -> Failure:
+        """WORKER_AT_CAPACITY, with the limits and the state that programs may want to know, in decimal digits.
+
+        It may be worth another try when all that wait and one more have had a slot: each of the N comes free once in a
+        service time.
+        """
+        limits = self._limits
+        state = {
+            "engine_request_limit": limits.slots,
+            "request_queue_limit": limits.places,
+            "running": len(self._running),
+            "waiting": len(self._waiting),
+        }
+        if limits.tokens is not None:
+            state |= {"queue_token_limit": limits.tokens, "waiting_tokens": self._waiting_tokens}
+        mean = self.service_time_s
+        return Failure(
+            Reason.WORKER_AT_CAPACITY,
+            detail,
+            retry_after_s=None if mean is None else (len(self._waiting) + 1) * mean / limits.slots,
+            metadata={name: str(value) for name, value in state.items()},
+        )
+
+    def _check_possible(self, count: int, tokens: int) -> None:
+        slots, places, tokens_max = self._limits.slots, self._limits.places, self._limits.tokens
+        if count > slots + places:
+            detail = f"n is {count}: this worker has room for {slots + places} answers at a time ({slots} run)"
+            raise invalid("n", detail)
+        if count > slots and tokens_max is not None and (count - slots) * tokens > tokens_max:
+            detail = f"n is {count}: {slots} run here at a time, and the prompts of the rest have more than the"
+            raise invalid("n", f"{detail} {tokens_max} tokens that may wait")
+
+    def _check_room(self, count: int, tokens: int) -> None:
+        limits = self._limits
+        left = max(0, count - (limits.slots - len(self._running)))  # Those for whom there is no slot.
+        if left > limits.places - len(self._waiting):
+            raise self.refusal("Server overloaded: worker at capacity")
+        if left and limits.tokens is not None and self._waiting_tokens + left * tokens > limits.tokens:
+            raise self.refusal("Server overloaded: worker at capacity, too many prompt tokens wait already")
 
     def _has_free_slot(self) -> bool:
         return len(self._running) < self._limits.slots

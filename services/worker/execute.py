@@ -9,11 +9,16 @@ import structlog
 
 from services.errors import Failure, Reason
 from services.layers import bug_failure
-from services.request import Call, Delta, Finish, Request, Sink, Usage
+from services.party import Party, Reservation
+from services.request import Call, Cause, Delta, Finish, Phase, Request, Sink, Usage
 from services.worker.dispatcher import Dispatcher, Limits
 from services.worker.engine import Engine, Output
+from services.worker.tally import Tally
 
 log = structlog.get_logger()
+
+ATTACH = "attach"
+"""The `endpoint` of calls that came by a session: without their own signal they are cancelled only with all of it."""
 
 
 def _now() -> float:
@@ -22,49 +27,81 @@ def _now() -> float:
 
 
 class _Run:
-    """One request on the engine: its sink, where its answer stands, and how it ends."""
+    """One request on its way through the worker: its sink, where its answer stands, and how it ends.
 
-    __slots__ = ("call", "ended", "position", "request", "sink")
+    came_at: in the loop's time. timer: ends its wait, while it waits. was_submitted: the engine may know it.
+    """
+
+    __slots__ = ("attempt", "call", "came_at", "ended", "position", "request", "sink", "timer", "was_submitted")
 
     def __init__(self, request: Request, call: Call, sink: Sink) -> None:
         self.request = request
         self.call = call
+        self.attempt = call.attempt
         self.sink = sink
         self.position = len(request.generated_token_ids)
+        self.came_at = _now()
+        self.timer: asyncio.TimerHandle | None = None
+        self.was_submitted = False
         self.ended: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
 
     def take(self, output: Output) -> None:
+        """One step's output. What the engine ends is ended, whatever comes of it here."""
         if self.ended.done():
             return
+        if output.finish is not None or output.failure is not None:
+            self.attempt.phase = Phase.ENDED
         if output.token_ids:
-            self.sink.deliver(
-                Delta(self.position, output.token_ids, choice=self.request.choice, logprobs=output.logprobs)
-            )
-            self.position += len(output.token_ids)
+            self._deliver(output)
         if output.failure is not None:
             self.fail(output.failure)
         elif output.finish is not None:
             usage = Usage(len(self.request.prompt_token_ids), self.position)
             self.ended.set_result(Finish(output.finish, usage))
 
-    def fail(self, failure: Failure) -> None:
-        if not self.ended.done():
-            self.ended.set_exception(failure)
+    def _deliver(self, output: Output) -> None:
+        if self.attempt.phase is Phase.PREFILL:
+            self.attempt.phase = Phase.RUNNING
+        self.sink.deliver(Delta(self.position, output.token_ids, choice=self.request.choice, logprobs=output.logprobs))
+        self.position += len(output.token_ids)
+
+    def fail(self, failure: Failure, cause: Cause | None = None) -> None:
+        """End it here. cause: who ends it early; None: it is at its end, and the engine has nothing of it any more."""
+        if self.ended.done():
+            return
+        if cause is None:
+            self.attempt.phase = Phase.ENDED
+        elif self.call.ending.cause is None:
+            self.call.ending.cause = cause
+        self.ended.set_exception(failure)
+
+    def cause(self) -> Cause:
+        """Who ended it early."""
+        if self.call.ending.cause is not None:
+            return self.call.ending.cause
+        if _has_passed(self.call.deadline):
+            return Cause.DEADLINE
+        return Cause.SESSION_LOST if self.call.endpoint == ATTACH else Cause.CLIENT_DISCONNECT
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 class Execute:
     """Innermost in the worker: below it there is only the engine.
 
     Positions count from the first token of the whole continuation, so a continued request starts behind what it brings.
+    The choices of a party are admitted together, by the first of them to come.
     """
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self.limits = limits
+        self.tally = Tally()
         self._engine = engine
         self._keys = count(1)
         self._runs: dict[int, _Run] = {}
         self._dispatcher = Dispatcher(limits, self._start, _now)
-        self.refused_count = 0
 
     @property
     def running_count(self) -> int:
@@ -80,20 +117,19 @@ class Execute:
         return self._dispatcher.service_time_s
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        run, key = _Run(request, call, sink), next(self._keys)
-        self._runs[key] = run
+        if _has_passed(call.deadline):
+            self.tally.cancelled[Cause.DEADLINE, Phase.QUEUED] += 1
+            raise _deadline_exceeded()
+        key = self._take_place(request, call)
+        run = self._runs[key] = _Run(request, call, sink)
         try:
-            self._dispatcher.admit(key)
+            if self._dispatcher.is_running(key):
+                self._begin(key, run)
+            else:
+                run.timer = asyncio.get_running_loop().call_later(self.limits.wait_s, self._expire, key)
             return await run.ended
-        except Failure as failure:
-            self.refused_count += failure.reason is Reason.WORKER_AT_CAPACITY
-            raise
         finally:
-            del self._runs[key]
-            try:
-                self._engine.cancel(key)  # First: whoever gets the slot must not find the engine full.
-            finally:
-                self._dispatcher.release(key)
+            self._leave(key, run)
 
     def emit(self, outputs: Sequence[Output]) -> None:
         """Take one step's outputs from the engine. A bug in what one request makes of them is that request's alone."""
@@ -104,20 +140,86 @@ class Execute:
             try:
                 run.take(output)
             except Exception as error:
-                run.fail(bug_failure(error, run.call.request_id))
+                run.fail(bug_failure(error, run.call.request_id), Cause.INTERNAL)
 
-    def fail_all(self, failure: Failure) -> None:
-        """The engine is gone: nothing that runs or waits can go on."""
+    def fail_all(self, failure: Failure, cause: Cause | None = None) -> None:
+        """End all that runs or waits. cause: who ends it early; None: the engine is gone, and nothing can go on."""
         for run in self._runs.values():
-            run.fail(failure)
+            run.fail(failure.again(), cause)
+
+    def _take_place(self, request: Request, call: Call) -> int:
+        """The request's key in the dispatcher, where it has a slot or a place now. Raises what `admit` raises."""
+        tokens = len(request.prompt_token_ids) + len(request.generated_token_ids)
+        party = call.party or Party(1, first=request.choice)
+
+        def reserve(choices: int) -> Reservation:
+            keys = [next(self._keys) for _ in range(choices)]
+            self._dispatcher.admit(keys, tokens)
+            return keys, self._dispatcher.release
+
+        try:
+            return party.take(request.choice, reserve)
+        except Failure as failure:
+            self.tally.refused += failure.reason is Reason.WORKER_AT_CAPACITY
+            raise
 
     def _start(self, key: Any) -> None:
-        run = self._runs[key]
+        """There is a slot for it. A choice that has not come yet begins when it comes."""
+        if (run := self._runs.get(key)) is None:
+            return
+        run.stop_timer()
+        if _has_passed(run.call.deadline):  # Its timer is late: all of this turn of the loop comes before it.
+            run.fail(_deadline_exceeded(), Cause.DEADLINE)
+        elif _now() >= run.came_at + self.limits.wait_s:
+            self._fail_overdue(run)
+        elif not run.ended.done():  # One that was cancelled in this turn has not left yet.
+            self._begin(key, run)
+
+    def _begin(self, key: int, run: _Run) -> None:
+        self.tally.wait_s.observe(0 if run.timer is None else _now() - run.came_at)
+        run.was_submitted = True
         try:
             self._engine.submit(key, run.request)
-            run.call.attempt.begin()
+            run.attempt.begin()
         except Failure as failure:
+            self.tally.refused += failure.reason is Reason.WORKER_AT_CAPACITY
             run.fail(failure)
         except Exception:
             log.exception("the engine refused a request with an exception of its own")
             run.fail(Failure(Reason.ENGINE_ERROR, "the engine failed to start the request"))
+
+    def _expire(self, key: int) -> None:
+        """It leaves the queue before its own task takes note: nothing can start it any more."""
+        self._dispatcher.release(key)
+        self._fail_overdue(self._runs[key])
+
+    def _fail_overdue(self, run: _Run) -> None:
+        if not run.ended.done():
+            self.tally.queue_timeouts += 1
+            run.fail(self._dispatcher.refusal(f"waited {self.limits.wait_s:g} s for a slot of a worker at capacity"))
+
+    def _leave(self, key: int, run: _Run) -> None:
+        del self._runs[key]
+        run.stop_timer()
+        if run.attempt.phase is not Phase.ENDED:
+            self._count_early_end(run)
+        try:
+            if run.was_submitted:
+                self._engine.cancel(key)  # First: whoever gets the slot must not find the engine full.
+        finally:
+            self._dispatcher.release(key)
+
+    def _count_early_end(self, run: _Run) -> None:
+        phase, cause = run.attempt.phase, run.cause()
+        self.tally.aborted += phase is not Phase.QUEUED
+        self.tally.queue_deadlines += phase is Phase.QUEUED and cause is Cause.DEADLINE
+        if cause is not Cause.SIGNAL:  # That one is counted where it comes in: it may come after the end as well.
+            self.tally.cancelled[cause, phase] += 1
+
+
+def _has_passed(deadline: float | None) -> bool:
+    return deadline is not None and deadline <= _now()
+
+
+def _deadline_exceeded() -> Failure:
+    return Failure(Reason.DEADLINE_EXCEEDED, "the request's deadline has passed")

@@ -17,9 +17,38 @@ class WorkerMetrics(Collector):
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("dynamo_engine_request", "Requests on the engine.", self._execute.running_count)
-        yield GaugeMetricFamily("dynamo_request_queue", "Requests that wait.", self._execute.waiting_count)
-        yield CounterMetricFamily(
-            "dynamo_rejection_request", "Requests refused for capacity.", self._execute.refused_count
-        )
-        yield CounterMetricFamily("unbroken_engine_steps", "Steps of the engine.", self._engine.load().steps)
+        yield from self._admission()
+        yield from self._early_ends()
+        yield from self._engine_work()
+
+    def _admission(self) -> Iterator[Metric]:
+        execute, tally, limits = self._execute, self._execute.tally, self._execute.limits
+        yield GaugeMetricFamily("dynamo_engine_request", "Requests on the engine.", execute.running_count)
+        yield GaugeMetricFamily("dynamo_request_queue", "Requests that wait.", execute.waiting_count)
+        yield GaugeMetricFamily("dynamo_work_handler_pool_capacity", "Requests that may run.", limits.slots)
+        yield GaugeMetricFamily("dynamo_work_handler_queue_capacity", "Requests that may wait.", limits.places)
+        yield CounterMetricFamily("dynamo_rejection_request", "Requests refused for capacity, at once.", tally.refused)
+        yield from tally.wait_s.collect()
+        expired = CounterMetricFamily("unbroken_queue_expired", "Requests that waited too long.", labels=["cause"])
+        expired.add_metric(["timeout"], tally.queue_timeouts)
+        expired.add_metric(["deadline"], tally.queue_deadlines)
+        yield expired
+
+    def _early_ends(self) -> Iterator[Metric]:
+        tally = self._execute.tally
+        text = "Requests that somebody ended early, by whom and how far they had come."
+        cancelled = CounterMetricFamily("dynamo_component_cancellation", text, labels=["cause", "phase"])
+        for (cause, phase), number in sorted(tally.cancelled.items()):
+            cancelled.add_metric([cause, phase], number)
+        yield cancelled
+        yield CounterMetricFamily("unbroken_engine_aborts", "Requests taken off the engine early.", tally.aborted)
+
+    def _engine_work(self) -> Iterator[Metric]:
+        load = self._engine.load()
+        for name, text, number in (
+            ("steps", "Steps of the engine.", load.steps),
+            ("prefill_tokens", "Prompt tokens computed.", load.prefill_tokens),
+            ("generated_tokens", "Tokens drawn.", load.generated_tokens),
+            ("tokens_after_cancel", "Tokens computed for a request after its cancel.", load.tokens_after_cancel),
+        ):
+            yield CounterMetricFamily(f"unbroken_engine_{name}", text, number)

@@ -23,7 +23,7 @@ from services.grpc_server import GrpcServer
 from services.layers import Accept, Conclude, Deadline, Gate, Guard, root_cause, stack
 from services.lifetime import StartupError, write_atomically
 from services.ops import start_ops
-from services.request import Layer
+from services.request import Cause, Layer
 from services.rpc import split_address
 from services.stubs import inference_pb2_grpc, worker_pb2_grpc
 from services.worker.attach import SessionConfig
@@ -73,7 +73,13 @@ class Worker:
         self._config = config
         self._engine = engine
         self._instance_id = uuid.uuid4().hex[:16]
-        self._execute = Execute(engine, Limits(slots=slots, places=config.request_queue_limit))
+        limits = Limits(
+            slots=slots,
+            places=config.request_queue_limit,
+            tokens=config.queue_token_limit,
+            wait_s=config.queue_timeout_s,
+        )
+        self._execute = Execute(engine, limits)
         self._gate = Gate()
         pipeline = self._pipeline()
         self._service = WorkerService(self._instance_id, engine, self._execute, pipeline, config.session)
@@ -176,7 +182,8 @@ class Worker:
         await registrar.deregister()
         if not await self._gate.wait_quiet(grace_s):
             log.info("handing over", count=self._gate.count)
-            self._execute.fail_all(Failure(Reason.DRAINING, "the worker left before the answer was complete"))
+            left = Failure(Reason.DRAINING, "the worker left before the answer was complete")
+            self._execute.fail_all(left, Cause.DRAIN)
             await self._gate.wait_quiet(HAND_OVER_S)
         self._service.end_sessions()
 

@@ -46,7 +46,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Attach(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """See worker.proto."""
         del request_iterator  # The handler reads from the context: a generator's clean-up runs late.
-        session = Session(self._pipeline, self._welcome(), self.load, self._config)
+        session = Session(self._pipeline, self._welcome(), self.load, self._execute.tally, self._config)
         if self._grace_s is not None:
             session.goaway(self._grace_s)
         self._sessions.add(session)

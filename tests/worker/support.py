@@ -1,10 +1,11 @@
 """What the worker's tests share: an engine and a pipeline that the test drives, and the raw client of a session."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import selectors
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -20,6 +21,49 @@ from services.worker.execute import Execute
 from services.worker.service import WorkerService
 from tests.support import CARD
 
+T = TypeVar("T")
+
+
+class _NeverWaits(selectors.DefaultSelector):
+    """A wait would be one for ever: time does not pass by itself."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        assert timeout == 0, "nothing is left to do, and the test waits for something"
+        return super().select(timeout)
+
+
+class ClockedLoop(asyncio.SelectorEventLoop):
+    """A loop whose time passes when the test says so, and not while it runs.
+
+    Timers that fall due together all fire in the loop's next turn, after what that turn had to do before.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        super().__init__(_NeverWaits())
+
+    def time(self) -> float:
+        return self.now_s
+
+
+def run_clocked(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run it on a ClockedLoop."""
+    with asyncio.Runner(loop_factory=ClockedLoop) as runner:
+        return runner.run(coroutine)
+
+
+def pass_time(seconds: float) -> None:
+    """It is later now, and nothing has happened so far."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, ClockedLoop)
+    loop.now_s += seconds
+
+
+async def settle() -> None:
+    """Until all that is ready has run: nothing here waits for anything but the loop's next turns."""
+    for _ in range(6):
+        await asyncio.sleep(0)
+
 
 class ManualEngine:
     """Keeps what it is given; `step` emits. `refusal` is raised by the next submit, `cancel_bug` by every cancel."""
@@ -34,6 +78,7 @@ class ManualEngine:
         self.cancel_bug: Exception | None = None
         self._content = content
         self._emit: Emit | None = None
+        self._has_more = asyncio.Event()
 
     def tokenizer_content(self) -> bytes:
         return self._content
@@ -54,6 +99,13 @@ class ManualEngine:
         self.requests[key] = request
         self.submitted.append(request)
         self.running_count_max = max(self.running_count_max, len(self.requests))
+        self._has_more.set()
+
+    async def wait_submitted(self, count: int) -> None:
+        """Until so many have been submitted, from the start on."""
+        while len(self.submitted) < count:
+            self._has_more.clear()
+            await self._has_more.wait()
 
     def cancel(self, key: int) -> None:
         self.requests.pop(key, None)
@@ -164,6 +216,9 @@ class RawFrontend:
     def token_ids(self, stream_id: int) -> list[int]:
         return [token for _, token_ids in self.entries(stream_id) for token in token_ids]
 
+    def begun(self) -> list[int]:
+        return [stream_id for message in self.messages for stream_id in message.begun]
+
     def end(self, stream_id: int) -> worker_pb2.StreamEnd | None:
         ends = [end for message in self.messages for end in message.ends if end.stream_id == stream_id]
         assert len(ends) <= 1, "a stream ended twice"
@@ -175,11 +230,16 @@ class Served:
     """A WorkerService behind a real server."""
 
     service: WorkerService
+    execute: Execute
     address: str
     stub: Any
 
     def attach(self) -> RawFrontend:
         return RawFrontend(self.stub)
+
+    def load(self) -> tuple[int, int]:
+        """How many run and how many wait."""
+        return self.execute.running_count, self.execute.waiting_count
 
     @property
     def session_count(self) -> int:
@@ -193,16 +253,16 @@ def session_count(service: WorkerService) -> int:
 
 @asynccontextmanager
 async def serving(
-    pipeline: Layer, *, engine: ManualEngine | None = None, limits: Limits | None = None, **config: Any
+    pipeline: Layer, *, engine: ManualEngine | None = None, execute: Execute | None = None, **config: Any
 ) -> AsyncIterator[Served]:
     engine = engine or ManualEngine()
-    execute = Execute(engine, limits or Limits(slots=2, places=3))
+    execute = execute or Execute(engine, Limits(slots=2, places=3))
     service = WorkerService("w1", engine, execute, pipeline, SessionConfig(**config))
     async with GrpcServer(["unbroken.v1.Worker"]) as server:
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server.server)
         address = await server.start("127.0.0.1:0")
         async with connected(address) as stub:
-            yield Served(service, address, stub)
+            yield Served(service, execute, address, stub)
 
 
 @asynccontextmanager

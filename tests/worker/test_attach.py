@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -9,14 +10,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
-from services.layers import Guard
-from services.request import Call, Delta, Finish, FinishReason, Request, Sink
+from services.layers import Deadline, Guard
+from services.request import Call, Cause, Delta, Finish, FinishReason, Phase, Request, Sink
 from services.rpc import CHANNEL_OPTIONS
 from services.stubs import inference_pb2, worker_pb2, worker_pb2_grpc
+from services.validate import CHOICES_MAX
 from services.wire import card_from_wire, seconds_from_wire, seconds_to_wire
-from services.worker.attach import Outbox
+from services.worker import attach
+from services.worker.dispatcher import Limits
+from services.worker.execute import Execute
 from tests.support import CARD, Script, run_async
-from tests.worker.support import ManualLayer, RawFrontend, Served, connected, serving, submit
+from tests.worker.support import ManualEngine, ManualLayer, RawFrontend, Served, connected, serving, submit
 
 DONE = Finish(FinishReason.STOP)
 
@@ -108,42 +112,6 @@ def test_streams_go_on_side_by_side() -> None:
 
     assert frontend.token_ids(1) == [11, 12, 13]
     assert frontend.token_ids(2) == [21, 22]
-
-
-def test_what_comes_in_one_turn_of_the_loop_travels_in_one_message() -> None:
-    async def scenario() -> worker_pb2.AttachResponse:
-        outbox = Outbox(100)
-        outbox.add_tokens(1, Delta(0, [11]))
-        outbox.add_tokens(2, Delta(5, (21, 22)))
-        outbox.add_end(worker_pb2.StreamEnd(stream_id=1, complete_final=True))
-        outbox.set_goaway(1.0)
-        message = await outbox.take()
-        outbox.add_tokens(2, Delta(7, [23]))
-        assert (await outbox.take()).step == worker_pb2.Step(
-            stream_ids=[2], positions=[7], token_counts=[1], token_ids=[23]
-        )
-        return message
-
-    message = run_async(scenario())
-
-    assert message.step == worker_pb2.Step(
-        stream_ids=[1, 2], positions=[0, 5], token_counts=[1, 2], token_ids=[11, 21, 22]
-    )
-    assert [end.stream_id for end in message.ends] == [1]
-    assert message.HasField("goaway")
-
-
-def test_what_gathers_while_a_message_is_on_its_way_is_one_entry_for_each_stream() -> None:
-    async def scenario() -> worker_pb2.Step:
-        outbox = Outbox(100)
-        for position in range(3):
-            outbox.add_tokens(1, Delta(position, [10 + position]))
-            outbox.add_tokens(2, Delta(5 + position, [20 + position]))
-        return (await outbox.take()).step
-
-    assert run_async(scenario()) == worker_pb2.Step(
-        stream_ids=[1, 2], positions=[0, 5], token_counts=[3, 3], token_ids=[10, 11, 12, 20, 21, 22]
-    )
 
 
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
@@ -246,6 +214,240 @@ def test_a_stream_id_in_use_ends_the_session() -> None:
         await asked.cancelled.wait()
 
     play(scenario)
+
+
+def group_of(count: int, stream_id: int, prompt: int, **fields: Any) -> worker_pb2.Submit:
+    message = submit(stream_id, prompt, **fields)
+    message.choices = count
+    return message
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [
+        [submit(1, 10), group_of(2, 1, 20)],
+        [group_of(3, 1, 10), submit(3, 20)],
+        [group_of(3, 1, 10), group_of(2, 3, 20)],
+    ],
+)
+def test_a_stream_id_in_use_by_any_choice_ends_the_session(twice: list[worker_pb2.Submit]) -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(*twice)
+        await frontend.until_over()
+
+    play(scenario)
+
+
+def test_the_stream_id_of_one_that_has_ended_is_no_new_one() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        (await pipeline.wait_asked(10)).ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(1))
+        await frontend.send(submit(1, 20))
+        await frontend.until_over()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("count", "stream_id"),
+    [(CHOICES_MAX + 1, 1), (2**32 - 1, 1), (2, 2**32 - 1), (CHOICES_MAX, 2**32 - CHOICES_MAX + 1)],
+)
+def test_more_choices_than_anybody_may_ask_for_end_the_session(count: int, stream_id: int) -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(group_of(count, stream_id, 10))
+        await frontend.until_over()
+
+    play(scenario)
+
+
+# Several choices
+
+
+def answering(engine: ManualEngine, **config: Any) -> Any:
+    """A session on a worker's own admission, over an engine that the test steps."""
+    execute = Execute(engine, Limits(slots=2, places=3))
+    engine.attach(execute.emit)
+    return serving(Guard(Deadline(execute)), engine=engine, execute=execute, **config)
+
+
+async def until_taken_note(frontend: RawFrontend) -> None:
+    """Until the worker has dealt with all that was sent before: it refuses one more request."""
+    await frontend.send(submit(1000, 10, priority=1))
+    await frontend.until(lambda: frontend.end(1000))
+
+
+async def until_ended(frontend: RawFrontend, *stream_ids: int) -> list[worker_pb2.StreamEnd]:
+    return [await frontend.until(partial(frontend.end, stream_id)) for stream_id in stream_ids]
+
+
+def test_every_choice_is_a_stream_with_tokens_and_an_end_of_its_own() -> None:
+    async def scenario() -> Any:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            await frontend.send(group_of(3, 5, 10, choice=1))
+            await engine.wait_submitted(2)
+            for number in range(3):
+                key = next(iter(engine.requests))
+                engine.give(key, [10 + engine.requests[key].choice], FinishReason.STOP)
+                await until_ended(frontend, 5 + number)
+            assert sum(served.load()) == 0
+            return frontend
+
+    frontend = run_async(scenario())
+
+    assert [frontend.token_ids(stream_id) for stream_id in (5, 6, 7)] == [[11], [12], [13]]
+    assert all(stream_id in frontend.begun() for stream_id in (5, 6, 7))
+
+
+def test_all_choices_end_with_the_same_error_when_there_is_no_room_for_all() -> None:
+    async def scenario() -> list[Any]:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            await frontend.send(submit(1, 10), group_of(5, 2, 20))
+            ends = await until_ended(frontend, *range(2, 7))
+            assert served.load() == (1, 0)
+            return [end.error for end in ends]
+
+    errors = run_async(scenario())
+
+    assert [error.reason for error in errors] == ["WORKER_AT_CAPACITY"] * 5
+    assert {error.metadata["running"] for error in errors} == {"1"}
+
+
+@pytest.mark.parametrize("gone", [[5], [6], [7], [5, 7], [5, 6, 7]])
+@pytest.mark.parametrize("is_in_one_message", [True, False])
+def test_a_choice_is_cancelled_alone_and_keeps_no_place_even_if_it_had_not_begun(
+    gone: list[int], is_in_one_message: bool
+) -> None:
+    async def scenario() -> tuple[Any, tuple[int, int]]:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            if is_in_one_message:
+                await frontend.call.write(worker_pb2.AttachRequest(submits=[group_of(3, 5, 10)], cancels=gone))
+            else:
+                await frontend.send(group_of(3, 5, 10))
+                await engine.wait_submitted(2)
+                await frontend.send(cancels=gone)
+            await until_taken_note(frontend)
+            assert sum(served.load()) == 3 - len(gone)
+            left = [number for number in (5, 6, 7) if number not in gone]
+            for number in left:
+                engine.give(next(iter(engine.requests)), [7], FinishReason.STOP)
+                await until_ended(frontend, number)
+            return served.execute.tally.cancelled, served.load()
+
+    cancelled, load = run_async(scenario())
+
+    assert {cause for cause, _ in cancelled} == {Cause.SIGNAL}
+    assert (cancelled.total(), load) == (len(gone), (0, 0))
+
+
+def test_a_request_that_is_refused_before_admission_ends_every_choice() -> None:
+    async def scenario() -> list[str]:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            await frontend.send(group_of(3, 5, 10, priority=1))
+            ends = await until_ended(frontend, 5, 6, 7)
+            assert sum(served.load()) == 0
+            return [end.error.reason for end in ends]
+
+    assert run_async(scenario()) == ["INVALID_ARGUMENT"] * 3
+
+
+def test_a_party_whose_time_is_up_before_it_came_takes_no_place() -> None:
+    async def scenario() -> list[str]:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            late = group_of(3, 5, 10)
+            late.timeout.CopyFrom(seconds_to_wire(0))
+            await frontend.send(late)
+            ends = await until_ended(frontend, 5, 6, 7)
+            assert sum(served.load()) == 0
+            assert engine.submitted == []
+            return [end.error.reason for end in ends]
+
+    assert run_async(scenario()) == ["DEADLINE_EXCEEDED"] * 3
+
+
+# Signals
+
+
+def test_each_signal_counts_once_with_how_far_its_stream_had_come() -> None:
+    """Duplicates and unknown ids count nothing, and harm nobody; one that crosses the end counts as well."""
+
+    async def scenario() -> tuple[dict[Any, int], int]:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            await frontend.send(*[submit(number, 10 + number) for number in range(1, 5)])
+            await engine.wait_submitted(2)
+            engine.give(engine.key_of((11,)), [7])
+            await frontend.send(cancels=[1, 2, 3, 1, 99])
+            await engine.wait_submitted(3)
+            engine.give(engine.key_of((14,)), [7], FinishReason.STOP)
+            await frontend.until(lambda: frontend.end(4))
+            await frontend.send(cancels=[4, 4, 1])
+            await frontend.send(submit(9, 19))
+            await engine.wait_submitted(4)
+            engine.give(engine.key_of((19,)), [7], FinishReason.STOP)
+            await frontend.until(lambda: frontend.end(9))
+            return dict(served.execute.tally.cancelled), served.execute.tally.aborted
+
+    cancelled, aborted = run_async(scenario())
+
+    assert cancelled == {
+        (Cause.SIGNAL, Phase.RUNNING): 1,
+        (Cause.SIGNAL, Phase.PREFILL): 1,
+        (Cause.SIGNAL, Phase.QUEUED): 1,
+        (Cause.SIGNAL, Phase.ENDED): 1,
+    }
+    assert aborted == 2
+
+
+def test_what_a_session_remembers_of_ended_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach, "ENDED_KEPT", 2)
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> dict[Any, int]:
+        frontend = served.attach()
+        for number in (1, 2, 3):
+            await frontend.send(submit(number, 10 + number))
+            (await pipeline.wait_asked(10 + number)).ended.set_result(DONE)
+            await until_ended(frontend, number)
+        await frontend.send(cancels=[1, 2, 3])
+        await frontend.send(submit(4, 14))
+        await pipeline.wait_asked(14)
+        return dict(served.execute.tally.cancelled)
+
+    assert play(scenario) == {(Cause.SIGNAL, Phase.ENDED): 2}
+
+
+def test_a_frontend_that_is_gone_is_counted_for_each_of_its_streams() -> None:
+    async def scenario() -> dict[Any, int]:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            await frontend.send(*[submit(number, 10 + number) for number in range(1, 4)])
+            await engine.wait_submitted(2)
+            engine.give(engine.key_of((11,)), [7])
+            await frontend.call.done_writing()
+            await frontend.until_over()
+            assert (sum(served.load()), engine.requests) == (0, {})
+            return dict(served.execute.tally.cancelled)
+
+    assert run_async(scenario()) == {
+        (Cause.SESSION_LOST, Phase.RUNNING): 1,
+        (Cause.SESSION_LOST, Phase.PREFILL): 1,
+        (Cause.SESSION_LOST, Phase.QUEUED): 1,
+    }
 
 
 # Who hangs up
@@ -399,23 +601,6 @@ def test_a_frontend_may_leave_exactly_the_bound_unread(count: int) -> None:
         return frontend.is_over
 
     assert play(scenario, outbox_tokens_max=10) is (count > 10)
-
-
-def test_ends_count_towards_the_bound_by_their_length() -> None:
-    """Once 200,000 refused requests lay unread and the session went on."""
-
-    async def scenario() -> list[bool]:
-        outbox, seen = Outbox(100), []
-        end = worker_pb2.StreamEnd(stream_id=1, error=worker_pb2.Error(reason="DRAINING", detail="x" * 200))
-        outbox.add_end(end)
-        seen.append(outbox.is_over.is_set())
-        await outbox.take()
-        outbox.add_end(end)
-        seen.append(outbox.is_over.is_set())
-        outbox.add_end(end)
-        return [*seen, outbox.is_over.is_set()]
-
-    assert run_async(scenario()) == [False, False, True]
 
 
 def test_a_frontend_that_submits_and_reads_nothing_is_dropped() -> None:

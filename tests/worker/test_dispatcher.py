@@ -12,61 +12,104 @@ from services.worker.dispatcher import Dispatcher, Limits
 
 
 class Case:
-    """A dispatcher, and what it started, in order."""
+    """A dispatcher, and what it started, in order. Requests 0 to admitted - 1 have come one by one."""
 
-    def __init__(self, slots: int, places: int, admitted: int = 0) -> None:
+    def __init__(self, slots: int, places: int, admitted: int = 0, tokens: int | None = None) -> None:
         self.started: list[object] = []
         self.now_s = 0.0
-        self.dispatcher = Dispatcher(Limits(slots=slots, places=places), self.started.append, lambda: self.now_s)
+        limits = Limits(slots=slots, places=places, tokens=tokens)
+        self.dispatcher = Dispatcher(limits, self.started.append, lambda: self.now_s)
         for key in range(admitted):
-            self.dispatcher.admit(key)
+            self.dispatcher.admit([key], tokens=1)
 
     @property
     def counts(self) -> tuple[int, int]:
         return self.dispatcher.running_count, self.dispatcher.waiting_count
 
-    def is_refused(self, key: object) -> bool:
+    def refusal(self, *keys: object, tokens: int = 1) -> Failure | None:
+        """What a group is refused with; None: it is admitted."""
         try:
-            self.dispatcher.admit(key)
+            self.dispatcher.admit(keys, tokens)
         except Failure as failure:
-            return failure.reason is Reason.WORKER_AT_CAPACITY
-        return False
+            return failure
+        return None
+
+    def is_refused(self, *keys: object, tokens: int = 1) -> bool:
+        refusal = self.refusal(*keys, tokens=tokens)
+        assert refusal is None or refusal.reason is Reason.WORKER_AT_CAPACITY
+        return refusal is not None
 
 
-@settings(max_examples=150, deadline=None)
+class Model:
+    """What a dispatcher is to do, said as plainly as can be: a list of those that run, a queue of those that wait."""
+
+    def __init__(self, slots: int, places: int, tokens: int | None) -> None:
+        self.slots, self.places, self.tokens = slots, places, tokens
+        self.running: list[object] = []
+        self.waiting: deque[tuple[object, int]] = deque()
+        self.started: list[object] = []
+
+    def admit(self, keys: list[object], tokens: int) -> Reason | None:
+        """Tried on a copy: if it does not fit as a whole, nothing has happened."""
+        would_wait = [*self.waiting, *((key, tokens) for key in keys)]
+        for _ in range(self.slots - len(self.running)):
+            would_wait = would_wait[1:]
+        empty = Model(self.slots, self.places, self.tokens)
+        if len(would_wait) <= self.places and (would_wait == [] or self._fits([own for _, own in would_wait])):
+            self.waiting.extend((key, tokens) for key in keys)
+            return None
+        is_new = not self.running and not self.waiting
+        return Reason.INVALID_ARGUMENT if is_new or empty.admit(keys, tokens) else Reason.WORKER_AT_CAPACITY
+
+    def _fits(self, waiting_tokens: list[int]) -> bool:
+        return self.tokens is None or sum(waiting_tokens) <= self.tokens
+
+    def release(self, key: object) -> None:
+        self.running = [one for one in self.running if one != key]
+        self.waiting = deque(one for one in self.waiting if one[0] != key)
+
+    def fill(self) -> None:
+        while self.waiting and len(self.running) < self.slots:
+            self.running.append(self.waiting.popleft()[0])
+            self.started.append(self.running[-1])
+
+
+ADMIT = st.tuples(st.just("admit"), st.integers(1, 11), st.integers(1, 4))
+RELEASE = st.tuples(st.sampled_from(["release running", "release waiting"]), st.integers(0, 9), st.just(0))
+
+
+@settings(max_examples=300, deadline=None)
 @given(
     slots=st.integers(1, 5),
     places=st.integers(0, 5),
-    events=st.lists(st.tuples(st.sampled_from(["admit", "release running", "release waiting"]), st.integers(0, 9))),
+    tokens=st.none() | st.integers(0, 12),
+    events=st.lists(ADMIT | RELEASE),
 )
 def test_any_order_of_events_agrees_with_the_obvious_model(
-    slots: int, places: int, events: list[tuple[str, int]]
+    slots: int, places: int, tokens: int | None, events: list[tuple[str, int, int]]
 ) -> None:
-    """The model: a list of those that run, a queue of those that wait. FIFO, exact counts, and no leak at the end."""
-    case = Case(slots, places)
-    running: list[int] = []
-    waiting: deque[int] = deque()
-    started: list[int] = []
+    """Single requests and groups, finishes and cancels: FIFO, exact counts, exact verdicts, and no leak at the end."""
+    case, model = Case(slots, places, tokens=tokens), Model(slots, places, tokens)
 
-    for key, (event, choice) in enumerate(events):
+    for number, (event, choice, prompt) in enumerate(events):
+        running, waiting = model.running, [key for key, _ in model.waiting]
         if event == "admit":
-            fits = len(running) + len(waiting) < slots + places
-            assert case.is_refused(key) is not fits
-            if fits:
-                waiting.append(key)
+            group: list[object] = [(number, one) for one in range(choice)]
+            refusal = case.refusal(*group, tokens=prompt)
+            assert (refusal and refusal.reason) == model.admit(group, prompt)
         elif pool := running if event == "release running" else waiting:
-            gone = pool[choice % len(pool)]
-            pool.remove(gone)
-            case.dispatcher.release(gone)
-        while waiting and len(running) < slots:
-            running.append(waiting.popleft())
-            started.append(running[-1])
-        assert case.started == started
-        assert case.counts == (len(running), len(waiting))
+            case.dispatcher.release(pool[choice % len(pool)])
+            model.release(pool[choice % len(pool)])
+        model.fill()
+        assert case.started == model.started
+        assert case.counts == (len(model.running), len(model.waiting))
+        assert case.counts[0] <= slots
+        assert case.counts[1] <= places
 
-    for key in [*waiting, *running]:
+    for key in [*(key for key, _ in model.waiting), *model.running]:
         case.dispatcher.release(key)
     assert case.counts == (0, 0)
+    assert case.dispatcher.refusal("").metadata.get("waiting_tokens", "0") == "0"
 
 
 def table() -> dict[tuple[str, str], str]:
@@ -82,25 +125,52 @@ def table() -> dict[tuple[str, str], str]:
 ADMITTED = {"running < N": 1, "running = N, none waits": 2, "running = N, some wait": 3, "running = N, Q wait": 4}
 
 
+def seen_at_admission(case: Case, count: int) -> str:
+    """What becomes of `count` that come together."""
+    running, waiting = case.counts
+    if case.is_refused(*(f"new {number}" for number in range(count))):
+        assert case.counts == (running, waiting), "a refusal changes nothing"
+        return "refused"
+    ran, waited = case.counts[0] - running, case.counts[1] - waiting
+    assert ran + waited == count
+    return "runs" if not waited else "runs, and what is left waits" if ran else "waits"
+
+
+def seen_at_release_of_a_running_one(case: Case) -> str:
+    running, waiting = case.counts
+    case.dispatcher.release(0)
+    if case.counts == (running - 1, 0):
+        return "frees a slot"
+    assert case.started[-1] == 2
+    assert case.counts == (2, waiting - 1)
+    return "the first that waits runs"
+
+
+def seen_at_release_of_a_waiting_one(case: Case, last: int) -> str:
+    waiting = case.counts[1]
+    if not waiting:
+        return "–"
+    case.dispatcher.release(last)
+    assert case.counts == (2, waiting - 1)
+    return "frees a place"
+
+
 @pytest.mark.parametrize(("event", "state"), table())
 def test_behaves_as_its_table_says(event: str, state: str) -> None:
-    """N = Q = 2; requests 0 and 1 run, 2 and 3 wait."""
+    """N = Q = 2; requests 0 and 1 run, 2 and 3 wait. A group that fits is as large as can be, one that does not by one
+    larger.
+    """
     admitted = ADMITTED[state]
-    case = Case(2, 2, admitted)
-    running, waiting = case.counts
-    if event == "admit":
-        seen = "refused" if case.is_refused("new") else "runs" if "new" in case.started else "waits"
-    elif event == "release of a running one":
-        case.dispatcher.release(0)
-        seen = "frees a slot" if case.counts == (running - 1, 0) else "the first that waits runs"
-        assert seen == "frees a slot" or (case.started[-1] == 2 and case.counts == (2, waiting - 1))
-    elif not waiting:
-        seen = "–"
-    else:
-        case.dispatcher.release(admitted - 1)
-        seen = "frees a place" if case.counts == (2, waiting - 1) else "?"
+    case, room = Case(2, 2, admitted), 4 - admitted
+    seen = {
+        "admit one": lambda: seen_at_admission(case, 1),
+        "admit a group that fits": lambda: seen_at_admission(case, room) if room else "–",
+        "admit a group that does not": lambda: seen_at_admission(case, room + 1),
+        "release of a running one": lambda: seen_at_release_of_a_running_one(case),
+        "release of a waiting one": lambda: seen_at_release_of_a_waiting_one(case, admitted - 1),
+    }
 
-    assert seen == table()[event, state]
+    assert seen[event]() == table()[event, state]
 
 
 @pytest.mark.parametrize("places", [0, 1, 3])
@@ -141,13 +211,15 @@ def test_a_key_that_is_in_cannot_come_in_again() -> None:
 
     for key in (0, 1):
         with pytest.raises(AssertionError):
-            case.dispatcher.admit(key)
+            case.dispatcher.admit([key], 1)
 
 
-@pytest.mark.parametrize(("slots", "places"), [(0, 1), (1, -1)])
-def test_limits_under_which_somebody_would_wait_for_ever_are_refused(slots: int, places: int) -> None:
+@pytest.mark.parametrize(("slots", "places", "tokens"), [(0, 1, None), (1, -1, None), (1, 1, -1)])
+def test_limits_under_which_somebody_would_wait_for_ever_are_refused(
+    slots: int, places: int, tokens: int | None
+) -> None:
     with pytest.raises(AssertionError):
-        Limits(slots=slots, places=places)
+        Limits(slots=slots, places=places, tokens=tokens)
 
 
 def test_the_service_time_is_a_mean_of_how_long_slots_were_held_in_which_newer_ones_weigh_more() -> None:
@@ -163,3 +235,82 @@ def test_the_service_time_is_a_mean_of_how_long_slots_were_held_in_which_newer_o
     case.dispatcher.release(1)
 
     assert case.dispatcher.service_time_s == 9.0, "an eighth of 16 and seven of 8"
+
+
+# Refusals
+
+
+def test_a_refusal_tells_the_limits_and_the_state() -> None:
+    refusal = Case(2, 1, 3).refusal("new")
+
+    assert refusal is not None
+    assert dict(refusal.metadata) == {
+        "engine_request_limit": "2",
+        "request_queue_limit": "1",
+        "running": "2",
+        "waiting": "1",
+    }
+    assert refusal.retry_after_s is None, "nothing is known of how long a slot is held"
+
+
+def test_a_refusal_tells_the_limit_of_tokens_too_where_there_is_one() -> None:
+    case = Case(1, 9, 1, tokens=10)
+    assert not case.is_refused("waits", tokens=6)
+
+    refusal = case.refusal("new", tokens=5)
+
+    assert refusal is not None
+    assert (refusal.metadata["queue_token_limit"], refusal.metadata["waiting_tokens"]) == ("10", "6")
+
+
+def test_a_refusal_tells_when_all_that_wait_and_one_more_will_have_had_a_slot() -> None:
+    case = Case(2, 3, 6 - 1)
+    case.now_s = 8.0
+    case.dispatcher.release(0)
+    assert not case.is_refused("waits")
+
+    refusal = case.refusal("new")
+
+    assert refusal is not None
+    assert refusal.retry_after_s == (3 + 1) * 8.0 / 2
+
+
+@pytest.mark.parametrize(("prompt", "is_refused"), [(4, False), (5, True)])
+def test_those_that_would_wait_are_refused_over_the_limit_of_tokens(prompt: int, is_refused: bool) -> None:
+    case = Case(1, 9, 1, tokens=10)
+    assert not case.is_refused("waits", tokens=6)
+
+    assert case.is_refused("new", tokens=prompt) is is_refused
+
+
+def test_who_finds_a_slot_free_may_be_as_long_as_it_likes() -> None:
+    assert not Case(1, 9, tokens=0).is_refused("new", tokens=1000)
+
+
+@pytest.mark.parametrize(("prompt", "is_refused"), [(5, False), (6, True)])
+def test_a_group_is_refused_for_the_tokens_of_those_of_it_that_would_wait(prompt: int, is_refused: bool) -> None:
+    case = Case(2, 9, 1, tokens=10)
+
+    assert case.is_refused("a", "b", "c", tokens=prompt) is is_refused
+
+
+def test_tokens_that_have_left_the_queue_count_no_more() -> None:
+    case = Case(1, 9, 1, tokens=10)
+    assert not case.is_refused("first", tokens=6)
+    assert not case.is_refused("second", tokens=4)
+
+    case.dispatcher.release(0)
+    assert not case.is_refused("third", tokens=6), "first runs"
+    case.dispatcher.release("second")
+
+    assert not case.is_refused("fourth", tokens=4)
+
+
+@pytest.mark.parametrize(("count", "tokens"), [(4, None), (3, 0)])
+def test_a_group_for_which_there_will_never_be_room_is_the_requests_own_fault(count: int, tokens: int | None) -> None:
+    """N = 2, Q = 1. Told to come back it would come for ever."""
+    refusal = Case(2, 1, tokens=tokens).refusal(*range(count))
+
+    assert refusal is not None
+    assert (refusal.reason, refusal.param) == (Reason.INVALID_ARGUMENT, "n")
+    assert "2 run" in refusal.detail

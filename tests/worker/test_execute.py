@@ -8,12 +8,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
-from services.request import Call, Delta, FinishReason, Request, Usage
+from services.layers import Accept, Deadline, Gate
+from services.party import Party
+from services.request import Call, Cause, Delta, Ending, FinishReason, Phase, Request, Usage
 from services.worker.dispatcher import Limits
 from services.worker.engine import Output
-from services.worker.execute import Execute
-from tests.support import Collected, call_layer, make_request, run_async
-from tests.worker.support import ManualEngine
+from services.worker.execute import ATTACH, Execute
+from tests.support import Collected, call_layer, make_request
+from tests.worker.support import ManualEngine, pass_time, run_clocked, settle
 
 T = TypeVar("T")
 
@@ -21,9 +23,9 @@ T = TypeVar("T")
 class Case:
     """Execute over an engine that the test steps, and the requests on it."""
 
-    def __init__(self, group: asyncio.TaskGroup, slots: int, places: int) -> None:
+    def __init__(self, group: asyncio.TaskGroup, limits: Limits) -> None:
         self.engine = ManualEngine()
-        self.execute = Execute(self.engine, Limits(slots=slots, places=places))
+        self.execute = Execute(self.engine, limits)
         self.engine.attach(self.execute.emit)
         self._group = group
 
@@ -31,15 +33,24 @@ class Case:
     def counts(self) -> tuple[int, int]:
         return self.execute.running_count, self.execute.waiting_count
 
-    def ask(self, prompt: int, **fields: Any) -> asyncio.Task[Collected | Failure]:
-        """A request whose prompt is one token, by which the test knows it."""
-        return self._group.create_task(self._ask(make_request(prompt=(prompt,), **fields)))
+    @property
+    def cancelled(self) -> dict[tuple[Cause, Phase], int]:
+        return dict(self.execute.tally.cancelled)
 
-    async def _ask(self, request: Request) -> Collected | Failure:
+    def ask(self, prompt: int, call: dict[str, Any] | None = None, **fields: Any) -> asyncio.Task[Collected | Failure]:
+        """A request whose prompt is one token, by which the test knows it."""
+        return self._group.create_task(self._ask(make_request(prompt=(prompt,), **fields), call or {}))
+
+    async def _ask(self, request: Request, call: dict[str, Any]) -> Collected | Failure:
         try:
-            return await call_layer(self.execute, request)
+            return await call_layer(Deadline(self.execute), request, **call)
         except Failure as failure:
             return failure
+
+    def ask_party(self, prompt: int, count: int, **call: Any) -> list[asyncio.Task[Collected | Failure]]:
+        """The choices of one request; they are numbered from 5."""
+        party = Party(count, first=5)
+        return [self.ask(prompt, {"party": party, **call}, choice=5 + number) for number in range(count)]
 
     def key(self, prompt: int) -> int:
         return self.engine.key_of((prompt,))
@@ -47,23 +58,24 @@ class Case:
     def running(self) -> list[int]:
         return [request.prompt_token_ids[0] for request in self.engine.requests.values()]
 
-
-async def settle() -> None:
-    """Until all that is ready has run: nothing here waits for anything but the loop's next turns."""
-    for _ in range(5):
-        await asyncio.sleep(0)
+    def finish(self, prompt: int) -> None:
+        self.engine.give(self.key(prompt), [7], FinishReason.STOP)
 
 
-def play(scenario: Callable[[Case], Awaitable[T]], slots: int = 1, places: int = 1) -> T:
+def play(scenario: Callable[[Case], Awaitable[T]], slots: int = 1, places: int = 1, **limits: Any) -> T:
     async def run() -> T:
         async with asyncio.TaskGroup() as group:
-            case = Case(group, slots, places)
+            case = Case(group, Limits(slots=slots, places=places, **limits))
             result = await scenario(case)
         assert case.counts == (0, 0), "a slot or a place leaked"
         assert case.engine.requests == {}, "the engine still works for nobody"
+        on_engine = sum(
+            number for (_, phase), number in case.cancelled.items() if phase in (Phase.PREFILL, Phase.RUNNING)
+        )
+        assert case.execute.tally.aborted == on_engine
         return result
 
-    return run_async(run())
+    return run_clocked(run())
 
 
 def test_tokens_reach_the_sink_with_their_positions_and_the_usage_is_the_answers() -> None:
@@ -129,7 +141,7 @@ def test_one_more_than_fits_is_refused_at_once_and_costs_the_engine_nothing() ->
     async def scenario(case: Case) -> Any:
         asked = [case.ask(prompt) for prompt in (1, 2)]
         refused = await case.ask(3)
-        assert case.execute.refused_count == 1
+        assert case.execute.tally.refused == 1
         assert [request.prompt_token_ids for request in case.engine.submitted] == [(1,)]
         for task in asked:
             task.cancel()
@@ -235,7 +247,7 @@ def test_a_refusal_of_the_engine_counts_as_one() -> None:
     async def scenario(case: Case) -> int:
         case.engine.refusal = Failure(Reason.WORKER_AT_CAPACITY, "full")
         await case.ask(1)
-        return case.execute.refused_count
+        return case.execute.tally.refused
 
     assert play(scenario) == 1
 
@@ -302,15 +314,18 @@ def test_what_the_engine_emits_late_reaches_nobody() -> None:
 
 
 def test_a_dead_engine_fails_all_that_run_and_all_that_wait() -> None:
-    death = Failure(Reason.ENGINE_DEAD, "dead")
-
     async def scenario(case: Case) -> list[Any]:
         asked = [case.ask(prompt) for prompt in (1, 2, 3)]
         await settle()
-        case.execute.fail_all(death)
-        return [await task for task in asked]
+        case.execute.fail_all(Failure(Reason.ENGINE_DEAD, "dead"))
+        failures = [await task for task in asked]
+        assert case.cancelled == {}, "nobody wanted that"
+        return failures
 
-    assert play(scenario, slots=2, places=1) == [death] * 3
+    failures = play(scenario, slots=2, places=1)
+
+    assert [failure.reason for failure in failures] == [Reason.ENGINE_DEAD] * 3
+    assert len(set(map(id, failures))) == 3, "tracebacks would gather in one that they share"
 
 
 def test_the_engine_never_has_more_than_n_requests_and_all_come_to_their_end() -> None:
@@ -326,3 +341,395 @@ def test_the_engine_never_has_more_than_n_requests_and_all_come_to_their_end() -
         return case.engine.running_count_max, answered
 
     assert play(scenario, slots=3, places=7) == (3, list(range(10)))
+
+
+# Waiting
+
+
+@pytest.mark.parametrize("late_s", [0, 5])
+def test_a_request_that_has_waited_as_long_as_it_may_is_refused_and_never_reaches_the_engine(late_s: float) -> None:
+    async def scenario(case: Case) -> Any:
+        first, second = case.ask(1), case.ask(2)
+        await settle()
+        pass_time(29)
+        await settle()
+        assert case.counts == (1, 1)
+        pass_time(1 + late_s)
+        failure = await second
+        case.finish(1)
+        await first
+        tally = case.execute.tally
+        assert (tally.queue_timeouts, tally.queue_deadlines, tally.refused) == (1, 0, 0)
+        assert [request.prompt_token_ids for request in case.engine.submitted] == [(1,)]
+        assert case.cancelled == {}
+        return failure
+
+    failure = play(scenario, wait_s=30.0)
+
+    assert failure.reason is Reason.WORKER_AT_CAPACITY
+    assert failure.detail == "waited 30 s for a slot of a worker at capacity"
+    assert (failure.metadata["running"], failure.metadata["waiting"]) == ("1", "0")
+
+
+def test_a_request_whose_deadline_passes_while_it_waits_never_reaches_the_engine() -> None:
+    async def scenario(case: Case) -> Any:
+        first, second = case.ask(1), case.ask(2, {"deadline": 10.0})
+        await settle()
+        pass_time(10)
+        failure = await second
+        case.finish(1)
+        await first
+        tally = case.execute.tally
+        assert (tally.queue_timeouts, tally.queue_deadlines) == (0, 1)
+        assert [request.prompt_token_ids for request in case.engine.submitted] == [(1,)]
+        assert case.cancelled == {(Cause.DEADLINE, Phase.QUEUED): 1}
+        return failure
+
+    assert play(scenario).reason is Reason.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"), [({"deadline": 10.0}, Reason.DEADLINE_EXCEEDED), ({}, Reason.WORKER_AT_CAPACITY)]
+)
+def test_a_slot_that_comes_free_before_a_late_timer_fires_goes_to_the_next_in_time(
+    call: dict[str, Any], reason: Reason
+) -> None:
+    """In a loop that is late, the turn in which a timer fires does all it had to do before that."""
+
+    async def scenario(case: Case) -> Any:
+        first, second = case.ask(1), case.ask(2, call)
+        await settle()
+        pass_time(5)
+        third = case.ask(3)
+        await settle()
+        pass_time(5)
+        case.finish(1)  # The first leaves in this turn already; the timer fires at its end.
+        await settle()
+        assert [request.prompt_token_ids for request in case.engine.submitted] == [(1,), (3,)]
+        case.finish(3)
+        await first
+        await third
+        return await second
+
+    assert play(scenario, places=2, wait_s=10.0).reason is reason
+
+
+def test_a_request_that_comes_after_its_deadline_takes_no_place() -> None:
+    async def scenario(case: Case) -> Any:
+        pass_time(10)
+        failure = await case.ask(1, {"deadline": 10.0})
+        assert case.engine.submitted == []
+        assert case.cancelled == {(Cause.DEADLINE, Phase.QUEUED): 1}
+        assert case.execute.tally.queue_deadlines == 0, "it was in no queue"
+        return failure
+
+    assert play(scenario).reason is Reason.DEADLINE_EXCEEDED
+
+
+def test_there_is_a_timer_for_each_that_waits_and_none_for_those_that_run() -> None:
+    async def scenario(case: Case) -> list[int]:
+        loop: Any = asyncio.get_running_loop()
+        counts = []
+        asked = []
+        for prompt in (1, 2, 3):
+            asked.append(case.ask(prompt))
+            await settle()
+            counts.append(sum(not timer.cancelled() for timer in loop._scheduled))
+        for prompt in (1, 2, 3):
+            case.finish(prompt)
+            await settle()
+            counts.append(sum(not timer.cancelled() for timer in loop._scheduled))
+        return counts
+
+    assert play(scenario, places=2) == [0, 1, 2, 1, 0, 0]
+
+
+def test_the_time_from_arrival_to_slot_is_observed_and_0_for_those_that_run_at_once() -> None:
+    async def scenario(case: Case) -> dict[str, float]:
+        first, second, third = case.ask(1), case.ask(2), case.ask(3)
+        await settle()
+        third.cancel()
+        pass_time(0.2)
+        case.finish(1)
+        await first
+        await settle()
+        case.finish(2)
+        await second
+        (metric,) = case.execute.tally.wait_s.collect()
+        return {sample.labels.get("le", sample.name): sample.value for sample in metric.samples}
+
+    seen = play(scenario, places=2)
+
+    assert (seen["0.0"], seen["0.1"], seen["0.25"], seen["+Inf"]) == (1, 1, 2, 2)
+    assert seen["dynamo_work_handler_permit_wait_seconds_sum"] == pytest.approx(0.2)
+
+
+def test_a_refusal_tells_when_to_come_again_from_how_long_slots_are_held() -> None:
+    async def scenario(case: Case) -> Any:
+        asked = [case.ask(1), case.ask(2)]
+        await settle()
+        pass_time(3)
+        case.finish(1)
+        await settle()
+        asked.append(case.ask(3))
+        failure = await case.ask(4)
+        for task in asked:
+            task.cancel()
+        return failure
+
+    failure = play(scenario)
+
+    assert failure.retry_after_s == 2 * 3.0
+    assert failure.metadata == {
+        "engine_request_limit": "1",
+        "request_queue_limit": "1",
+        "running": "1",
+        "waiting": "1",
+    }
+
+
+def test_a_continued_request_waits_with_all_that_the_engine_has_to_read() -> None:
+    async def scenario(case: Case) -> list[Any]:
+        first = case.ask(1)
+        await settle()
+        seen: list[Any] = [await case.ask(2, generated_token_ids=(7,) * 4)]
+        fits = case.ask(3, generated_token_ids=(7,) * 3)
+        await settle()
+        seen.append(case.counts)
+        for task in (first, fits):
+            task.cancel()
+        return seen
+
+    failure, counts = play(scenario, tokens=4)
+
+    assert (failure.reason, failure.metadata["queue_token_limit"]) == (Reason.WORKER_AT_CAPACITY, "4")
+    assert counts == (1, 1)
+
+
+# Several choices
+
+
+def test_the_choices_of_a_party_get_slots_and_places_together_in_their_order() -> None:
+    async def scenario(case: Case) -> list[int]:
+        choices = case.ask_party(1, 3)
+        await settle()
+        counts = case.counts
+        assert counts == (2, 1)
+        alone = case.ask(2)
+        await settle()
+        order = []
+        while case.engine.requests:
+            key = next(iter(case.engine.requests))
+            order.append(case.engine.requests[key].choice)
+            case.engine.give(key, [7], FinishReason.STOP)
+            await settle()
+        for task in [*choices, alone]:
+            assert isinstance(await task, Collected)
+        return order
+
+    assert play(scenario, slots=2, places=2) == [5, 6, 7, 0]
+
+
+def test_a_party_for_which_there_is_not_room_is_refused_as_a_whole_and_costs_nothing() -> None:
+    async def scenario(case: Case) -> list[Any]:
+        first = case.ask(1)
+        await settle()
+        failures = [await task for task in case.ask_party(2, 3)]
+        assert case.counts == (1, 0)
+        assert case.execute.tally.refused == 3
+        assert len(case.engine.submitted) == 1
+        first.cancel()
+        return failures
+
+    failures = play(scenario, slots=2, places=1)
+
+    assert [failure.reason for failure in failures] == [Reason.WORKER_AT_CAPACITY] * 3
+    assert {failure.metadata["running"] for failure in failures} == {"1"}
+
+
+def test_a_party_that_is_larger_than_n_and_q_together_is_told_so() -> None:
+    async def scenario(case: Case) -> list[Any]:
+        return [await task for task in case.ask_party(1, 4)]
+
+    failures = play(scenario, slots=2, places=1)
+
+    assert [(failure.reason, failure.param) for failure in failures] == [(Reason.INVALID_ARGUMENT, "n")] * 4
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("gone", [{5}, {6}, {7}, {5, 6}, {6, 7}, {5, 6, 7}])
+def test_what_was_kept_for_choices_that_never_come_is_free_when_they_leave(gone: set[int], slots: int) -> None:
+    """`leave` may come before the others have come, or after."""
+
+    async def scenario(case: Case) -> None:
+        for is_early in (True, False):
+            party = Party(3, first=5)
+            if is_early:
+                for choice in gone:
+                    party.leave(choice)
+            coming = [case.ask(1, {"party": party}, choice=choice) for choice in (5, 6, 7) if choice not in gone]
+            await settle()
+            for choice in gone:
+                party.leave(choice)
+            assert sum(case.counts) == 3 - len(gone)
+            for task in coming:
+                await settle()
+                case.finish(1)
+                await task
+
+    play(scenario, slots=slots, places=3 - slots)
+
+
+def test_a_choice_that_ends_at_once_takes_nothing_from_the_others() -> None:
+    """The engine refuses the first before the second has come."""
+
+    async def scenario(case: Case) -> Any:
+        case.engine.refusal = Failure(Reason.ENGINE_ERROR, "no")
+        first, second = case.ask_party(1, 2)
+        failure = await first
+        await settle()
+        case.finish(1)
+        assert isinstance(await second, Collected)
+        return failure
+
+    assert play(scenario, slots=1, places=1).reason is Reason.ENGINE_ERROR
+
+
+def test_every_choice_is_cancelled_alone() -> None:
+    async def scenario(case: Case) -> list[int]:
+        choices = case.ask_party(1, 3)
+        await settle()
+        choices[0].cancel()
+        await settle()
+        choices[2].cancel()
+        await settle()
+        left = [request.choice for request in case.engine.requests.values()]
+        case.finish(1)
+        await choices[1]
+        return left
+
+    assert play(scenario, slots=1, places=2) == [6]
+
+
+# Who ends a request early, and how far it had come
+
+
+@pytest.mark.parametrize(("endpoint", "cause"), [("generate", Cause.CLIENT_DISCONNECT), (ATTACH, Cause.SESSION_LOST)])
+def test_whoever_hangs_up_is_counted_with_how_far_the_request_had_come(endpoint: str, cause: Cause) -> None:
+    async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
+        running, prefilling, queued = [case.ask(prompt, {"endpoint": endpoint}) for prompt in (1, 2, 3)]
+        await settle()
+        case.engine.give(case.key(1), [7])
+        for task in (running, prefilling, queued):
+            task.cancel()
+            task.cancel()
+        await settle()
+        assert case.execute.tally.aborted == 2
+        return case.cancelled
+
+    assert play(scenario, slots=2) == {(cause, Phase.RUNNING): 1, (cause, Phase.PREFILL): 1, (cause, Phase.QUEUED): 1}
+
+
+def test_the_engine_is_never_asked_to_forget_what_it_was_never_given() -> None:
+    async def scenario(case: Case) -> None:
+        first, second = case.ask(1), case.ask(2)
+        await settle()
+        case.engine.cancel_bug = AssertionError("it never had that one")
+        second.cancel()
+        await settle()
+        assert second.cancelled()
+        case.engine.cancel_bug = None
+        first.cancel()
+
+    play(scenario)
+
+
+def test_who_has_an_answer_and_hangs_up_in_the_same_moment_ends_nothing_early() -> None:
+    async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
+        asked = case.ask(1)
+        await settle()
+        case.finish(1)
+        asked.cancel()
+        await settle()
+        return case.cancelled
+
+    assert play(scenario) == {}
+
+
+def test_a_deadline_is_counted_as_one() -> None:
+    async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
+        asked = case.ask(1, {"deadline": 10.0})
+        await settle()
+        case.engine.give(case.key(1), [7])
+        pass_time(10)
+        failure = await asked
+        assert isinstance(failure, Failure)
+        assert failure.reason is Reason.DEADLINE_EXCEEDED
+        assert case.execute.tally.queue_deadlines == 0
+        return case.cancelled
+
+    assert play(scenario) == {(Cause.DEADLINE, Phase.RUNNING): 1}
+
+
+def test_what_a_worker_hands_over_is_counted_as_drained() -> None:
+    async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
+        asked = [case.ask(1), case.ask(2)]
+        await settle()
+        case.execute.fail_all(Failure(Reason.DRAINING, "leaving"), Cause.DRAIN)
+        for task in asked:
+            failure = await task
+            assert isinstance(failure, Failure)
+            assert failure.reason is Reason.DRAINING
+        return case.cancelled
+
+    assert play(scenario) == {(Cause.DRAIN, Phase.PREFILL): 1, (Cause.DRAIN, Phase.QUEUED): 1}
+
+
+@pytest.mark.parametrize("cause", [Cause.EXPLICIT, Cause.SLOW_CLIENT])
+def test_who_ended_it_from_outside_is_counted_by_their_cause(cause: Cause) -> None:
+    async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
+        gate, ending = Gate(), Ending()
+        accept = Accept(case.execute, gate)
+
+        async def ask() -> None:
+            with pytest.raises(Failure):
+                await call_layer(accept, make_request(prompt=(1,)), ending=ending)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ask())
+            await settle()
+            ending.fail(Failure(Reason.CANCELLED, "over"), cause)
+        return case.cancelled
+
+    assert play(scenario) == {(cause, Phase.PREFILL): 1}
+
+
+def test_a_signal_is_left_to_whoever_received_it() -> None:
+    async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
+        ending = Ending()
+        asked = case.ask(1, {"ending": ending, "endpoint": ATTACH})
+        await settle()
+        ending.cause = Cause.SIGNAL
+        case.execute.tally.cancelled[Cause.SIGNAL, Phase.PREFILL] += 1
+        asked.cancel()
+        await settle()
+        assert case.execute.tally.aborted == 1
+        return case.cancelled
+
+    assert play(scenario) == {(Cause.SIGNAL, Phase.PREFILL): 1}
+
+
+def test_a_bug_on_the_way_of_a_token_is_counted_as_an_abort_too() -> None:
+    async def ask_broken(case: Case) -> None:
+        with pytest.raises(Failure):
+            await case.execute(make_request(prompt=(1,)), Call(request_id="broken"), BrokenSink())
+
+    async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ask_broken(case))
+            await settle()
+            case.engine.step(Output(case.key(1), [7]))
+        return case.cancelled
+
+    with capture_logs():
+        assert play(scenario) == {(Cause.INTERNAL, Phase.RUNNING): 1}

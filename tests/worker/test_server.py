@@ -21,7 +21,7 @@ from services.errors import Failure, Reason
 from services.lifetime import StartupError
 from services.request import FinishReason
 from services.rpc import CHANNEL_OPTIONS, failure_of
-from services.stubs import inference_pb2, inference_pb2_grpc, worker_pb2_grpc
+from services.stubs import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.worker.engine import Emit
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.server import Worker, WorkerConfig
@@ -292,12 +292,12 @@ def test_a_dead_engine_fails_all_its_requests_with_a_reason_before_the_process_e
 
 @asynccontextmanager
 async def working(engine: Any, folder: Path, **config: Any) -> AsyncIterator[dict[str, Any]]:
-    """A worker in this process, ended in order."""
+    """A worker in this process, ended in order, at the latest when the test has left."""
     stopping = asyncio.Event()
     worker = Worker(engine, WorkerConfig(registries=(NO_REGISTRY,), ready_file=folder / "r", **config))
     async with asyncio.TaskGroup() as group:
         group.create_task(worker.run(stopping))
-        yield await until_written(folder / "r")
+        yield {**await until_written(folder / "r"), "stopping": stopping}
         stopping.set()
 
 
@@ -325,6 +325,66 @@ def test_of_fifty_requests_at_once_exactly_n_plus_q_are_served(places: int, tmp_
 
     assert sum(answer.reason is Reason.WORKER_AT_CAPACITY for answer in answers) == 50 - 2 - places
     assert sum(answer.is_complete for answer in answers) == 2 + places
+
+
+def test_its_limits_are_those_it_was_told(tmp_path: Path) -> None:
+    """Of --queue-timeout and --queue-token-limit; those of requests are counted above."""
+
+    async def scenario() -> list[Answer]:
+        engine = ManualEngine()
+        limits = {"engine_request_limit": 1, "queue_timeout_s": 0.05, "queue_token_limit": 2}
+        async with (
+            working(engine, tmp_path, **limits) as ready,
+            grpc.aio.insecure_channel(ready["address"], options=CHANNEL_OPTIONS) as channel,
+            asyncio.TaskGroup() as group,
+        ):
+            first = group.create_task(Answer(channel, asked(model="m")).read_all())
+            await engine.wait_submitted(1)
+            longer = inference_pb2.TokenIds(ids=[1, 2, 3])
+            refused = await Answer(channel, asked(model="m", tokens=longer)).read_all()
+            expired = await Answer(channel, asked(model="m")).read_all()
+            engine.give(next(iter(engine.requests)), [7], FinishReason.STOP)
+            return [await first, refused, expired]
+
+    first, refused, expired = run_async(scenario())
+
+    assert first.is_complete
+    assert refused.failure is not None
+    assert expired.failure is not None
+    assert "prompt tokens" in refused.failure.detail
+    assert "waited 0.05 s" in expired.failure.detail
+    assert refused.failure.metadata["queue_token_limit"] == "2"
+    assert expired.failure.metadata["engine_request_limit"] == "1"
+
+
+def test_health_admin_calls_and_the_end_take_no_slot_of_a_worker_that_has_none_left(tmp_path: Path) -> None:
+    async def scenario() -> tuple[list[Any], int]:
+        engine = ManualEngine()
+        async with (
+            working(engine, tmp_path, engine_request_limit=1, request_queue_limit=0, drain_timeout_s=0.0) as ready,
+            grpc.aio.insecure_channel(ready["address"], options=CHANNEL_OPTIONS) as channel,
+        ):
+            health, worker = health_pb2_grpc.HealthStub(channel), worker_pb2_grpc.WorkerStub(channel)
+            inference = inference_pb2_grpc.InferenceStub(channel)
+            running = RawFrontend(worker)
+            await running.send(submit(1, 10))
+            await engine.wait_submitted(1)
+            seen = [(await health.Check(health_pb2.HealthCheckRequest())).status]
+            late = RawFrontend(worker)
+            await late.read()
+            seen.append((late.messages[0].load.running, late.messages[0].load.waiting))
+            seen += [piece async for piece in worker.FetchTokenizer(worker_pb2.FetchTokenizerRequest())]
+            seen.append((await inference.Cancel(inference_pb2.CancelRequest(request_id="nobody"))).cancelled)
+            assert (await Answer(channel, asked(model="m")).read_all()).reason is Reason.WORKER_AT_CAPACITY
+            ready["stopping"].set()
+            end = await running.until(lambda: running.end(1))
+        assert end.error.reason == "DRAINING"
+        return seen, len(engine.submitted)
+
+    seen, submitted = run_async(scenario())
+
+    assert seen == [health_pb2.HealthCheckResponse.SERVING, (1, 0), 0]
+    assert submitted == 1
 
 
 def test_one_requests_bad_input_is_that_requests_failure_alone(tmp_path: Path) -> None:

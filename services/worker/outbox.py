@@ -1,0 +1,94 @@
+"""What a worker has for one frontend and has not sent yet."""
+
+import asyncio
+
+from services.request import Delta, TokenLogprobs
+from services.stubs import worker_pb2
+from services.wire import logprobs_to_wire, seconds_to_wire
+
+TOKEN_BYTES = 4
+"""What a token id is long; an end counts as so many tokens as it has bytes for."""
+
+
+class Outbox:
+    """What is to be sent to one frontend: each stream's tokens in one entry, then ends.
+
+    A frontend that is slow gets fewer and larger entries. `is_over` is set over the bound in tokens.
+    """
+
+    def __init__(self, tokens_max: int) -> None:
+        self._tokens_max = tokens_max
+        self._changed = asyncio.Event()
+        self._message = worker_pb2.AttachResponse()
+        self._entries: dict[int, tuple[int, list[int]]] = {}  # stream id → position, tokens
+        self._logprobs: dict[int, list[TokenLogprobs]] = {}  # stream id → of those tokens, where asked
+        self._token_count = 0
+        self.is_over = asyncio.Event()
+
+    def add_tokens(self, stream_id: int, delta: Delta) -> None:
+        entry = self._entries.get(stream_id)
+        if entry is None:
+            self._entries[stream_id] = (delta.position, list(delta.token_ids))
+        else:
+            assert delta.position == entry[0] + len(entry[1]), "a gap between deltas"
+            entry[1].extend(delta.token_ids)
+        if delta.logprobs is not None:
+            self._logprobs.setdefault(stream_id, []).extend(delta.logprobs)
+        self._grow(delta.weight)
+
+    def add_end(self, end: worker_pb2.StreamEnd) -> None:
+        self._message.ends.append(end)
+        self._grow(-(-end.ByteSize() // TOKEN_BYTES))
+
+    def _grow(self, token_count: int) -> None:
+        self._token_count += token_count
+        self._changed.set()
+        if self._token_count > self._tokens_max:
+            self.is_over.set()
+
+    def add_begun(self, stream_id: int) -> None:
+        self._message.begun.append(stream_id)
+        self._changed.set()
+
+    def set_welcome(self, welcome: worker_pb2.Welcome) -> None:
+        self._message.welcome.CopyFrom(welcome)
+        self._changed.set()
+
+    def set_load(self, load: worker_pb2.Load) -> None:
+        self._message.load.CopyFrom(load)
+        self._changed.set()
+
+    def set_goaway(self, grace_s: float) -> None:
+        self._message.goaway.grace.CopyFrom(seconds_to_wire(grace_s))
+        self._changed.set()
+
+    def wake(self) -> None:
+        """Let the next message be taken though there is nothing to say."""
+        self._changed.set()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._entries and not self._message.ByteSize()
+
+    async def take(self) -> worker_pb2.AttachResponse:
+        """The next message, once there is something to send."""
+        await self._changed.wait()
+        self._changed.clear()
+        message, self._message = self._message, worker_pb2.AttachResponse()
+        self._token_count = 0
+        if self._entries:
+            entries, self._entries = self._entries, {}
+            step = message.step
+            step.stream_ids.extend(entries)
+            step.positions.extend([position for position, _ in entries.values()])
+            step.token_counts.extend([len(token_ids) for _, token_ids in entries.values()])
+            step.token_ids.extend([token for _, token_ids in entries.values() for token in token_ids])
+            if self._logprobs:
+                self._add_logprobs(step)
+        return message
+
+    def _add_logprobs(self, step: worker_pb2.Step) -> None:
+        taken, self._logprobs = self._logprobs, {}
+        for index, stream_id in enumerate(step.stream_ids):
+            if (logprobs := taken.get(stream_id)) is not None:
+                step.logprobs.add(entry=index, tokens=map(logprobs_to_wire, logprobs))

@@ -1,0 +1,91 @@
+"""WorkerMetrics: what is scraped is what is, under the names that dashboards know."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from services.worker.dispatcher import Limits
+from services.worker.engine import EngineLoad
+from services.worker.execute import Execute
+from services.worker.metrics import WorkerMetrics
+from tests.support import call_layer, make_request
+from tests.worker.support import ManualEngine, pass_time, run_clocked, settle
+
+
+class LoadedEngine(ManualEngine):
+    """Has done some work."""
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(7, (), prefill_tokens=100, generated_tokens=50, tokens_after_cancel=3)
+
+
+def scraped(metrics: WorkerMetrics) -> Mapping[str, float]:
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def test_all_that_may_be_looked_for_is_there_before_anything_happened() -> None:
+    async def scenario() -> Mapping[str, float]:
+        engine = LoadedEngine()
+        return scraped(WorkerMetrics(Execute(engine, Limits(slots=2, places=3)), engine))
+
+    seen = run_clocked(scenario())
+
+    expected = {
+        "dynamo_engine_request": 0,
+        "dynamo_request_queue": 0,
+        "dynamo_work_handler_pool_capacity": 2,
+        "dynamo_work_handler_queue_capacity": 3,
+        "dynamo_rejection_request_total": 0,
+        "dynamo_work_handler_permit_wait_seconds_count": 0,
+        'unbroken_queue_expired_total{cause="timeout"}': 0,
+        'unbroken_queue_expired_total{cause="deadline"}': 0,
+        "unbroken_engine_aborts_total": 0,
+        "unbroken_engine_steps_total": 7,
+        "unbroken_engine_prefill_tokens_total": 100,
+        "unbroken_engine_generated_tokens_total": 50,
+        "unbroken_engine_tokens_after_cancel_total": 3,
+    }
+    assert {name: seen[name] for name in expected} == expected
+
+
+def test_what_happens_is_counted_under_its_name() -> None:
+    """N = 1, Q = 2: one runs, one waits until its deadline, one until it has waited too long, one is refused."""
+
+    async def scenario() -> Mapping[str, float]:
+        engine = ManualEngine()
+        execute = Execute(engine, Limits(slots=1, places=2, wait_s=5.0))
+        async with asyncio.TaskGroup() as group:
+
+            async def ask(deadline: float | None = None) -> None:
+                with pytest.raises(BaseException):  # noqa: B017, PT011 - how each of them ends is Execute's business
+                    async with asyncio.timeout_at(deadline):
+                        await call_layer(execute, make_request(), deadline=deadline)
+
+            running = group.create_task(ask())
+            for deadline in (4.0, None, None):
+                group.create_task(ask(deadline))
+            await settle()
+            for _ in range(2):
+                pass_time(4)
+                await settle()
+            running.cancel()
+        return scraped(WorkerMetrics(execute, engine))
+
+    seen = run_clocked(scenario())
+
+    expected = {
+        "dynamo_rejection_request_total": 1,
+        'unbroken_queue_expired_total{cause="timeout"}': 1,
+        'unbroken_queue_expired_total{cause="deadline"}': 1,
+        'dynamo_component_cancellation_total{cause="deadline",phase="queued"}': 1,
+        'dynamo_component_cancellation_total{cause="client_disconnect",phase="prefill"}': 1,
+        "unbroken_engine_aborts_total": 1,
+        "dynamo_work_handler_permit_wait_seconds_count": 1,
+        'dynamo_work_handler_permit_wait_seconds_bucket{le="0.0"}': 1,
+    }
+    assert {name: seen[name] for name in expected} == expected
