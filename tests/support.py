@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 from services.card import ModelCard, Resume, TokenizerRef
 from services.errors import Failure, Reason
 from services.frontend.catalogue import Catalogue, Model
+from services.frontend.worker_load import Occupancy
 from services.request import Attempt, Call, Delta, Finish, FinishReason, Layer, Request, Sampling, Sink, Stop
 from services.tokenizers.byte_level import VOCAB_SIZE, ByteTokenizer
+from services.worker.engine import RankLoad
 
 TEST_S_MAX = 10.0
 HANG = "hang"
@@ -139,9 +141,15 @@ class FakeWorker:
     is_draining: bool = False
     quarantined_until: float = 0.0
     full: bool = False
+    request_limit: int | None = None
+    occupancy: Occupancy = field(default_factory=Occupancy)
+    reported: Sequence[RankLoad] = ()
 
-    def is_full(self) -> bool:
-        return self.full
+    def ranks(self) -> Sequence[RankLoad]:
+        return self.reported
+
+    def is_full(self, count: int = 1) -> bool:
+        return self.full or (self.request_limit is not None and self.in_flight_count + count > self.request_limit)
 
     def mark_full(self) -> None:
         self.full = True
@@ -158,6 +166,9 @@ class FakeWorkers:
 
     def sessions(self, card: ModelCard) -> Sequence[FakeWorker]:
         return self.workers
+
+    def session(self, key: str) -> FakeWorker | None:
+        return next((one for one in self.workers if one.key == key), None)
 
     def quarantine(self, session: FakeWorker) -> None:
         self.quarantined.append(session.key)

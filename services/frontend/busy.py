@@ -80,6 +80,7 @@ class BusyThresholds:
         """Count these from now on. The caller knows that there is such a model."""
         self._set[model] = thresholds
 
-    def is_busy(self, model: str, ranks: Sequence[Rank]) -> bool:
-        """Whether a worker of the model, with these known ranks, is to be passed by."""
-        return self.is_on and is_busy(ranks, self.of(model))
+    def acting(self, model: str) -> Thresholds | None:
+        """What routing has to look at; None where nothing can be busy."""
+        thresholds = self.of(model)
+        return thresholds if self.is_on and thresholds != Thresholds() else None

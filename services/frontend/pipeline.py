@@ -5,14 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from services.frontend.admit import Admit
+from services.frontend.busy import BusyThresholds
 from services.frontend.catalogue import Catalogue
 from services.frontend.choices import Choices
+from services.frontend.eligible import AnyWorker, Workers
 from services.frontend.metrics import Metrics
 from services.frontend.migrate import Migrate, MigrateConfig
 from services.frontend.observe import Observe
 from services.frontend.preprocess import Preprocess
 from services.frontend.present import Present
-from services.frontend.route import AnyWorker, Route, Workers
+from services.frontend.route import Route
 from services.layers import Accept, Deadline, Gate, Guard
 from services.request import Layer
 
@@ -29,21 +32,24 @@ def frontend_layers(
     *,
     catalogue: Catalogue,
     pool: Workers[AnyWorker],
+    busy: BusyThresholds,
     metrics: Metrics,
     gate: Gate,
     rng: random.Random,
 ) -> list[Callable[[Layer], Layer]]:
     """The layers over the transport, outermost first. For each two neighbours a test swaps them and fails."""
 
+    admit = partial(Admit, catalogue=catalogue, pool=pool, busy=busy, rng=rng)
     migrate = partial(Migrate, config=config.migrate, metrics=metrics)
     return [
         partial(Observe, metrics=metrics, is_known=catalogue.knows),  # Above all: a bug and a refusal are outcomes too.
         Guard,  # Above all that can have a bug.
-        partial(Accept, gate=gate),  # Above the deadline: a refusal costs nothing, not even a timer.
+        partial(Accept, gate=gate),  # Above admit: a process that leaves takes nothing, whether there is room or not.
+        admit,  # Above the deadline: a refusal for want of room costs nothing, not even a timer.
         Deadline,  # Above every wait, that for the tokeniser included.
         partial(Preprocess, catalogue=catalogue, rng=rng),  # Above choices: one prompt is prepared once for all.
         Choices,  # Above present: each choice has a text of its own.
         partial(Present, catalogue=catalogue),  # Above migrate: whoever ends the answer, its text ends here.
         migrate,  # Above route: each attempt may choose anew.
-        partial(Route, pool=pool, rng=rng),  # Above the transport: the call names its worker.
+        partial(Route, pool=pool, busy=busy, rng=rng),  # Above the transport: the call names its worker.
     ]

@@ -17,7 +17,7 @@ import structlog
 from services.card import ModelCard
 from services.discovery import Watcher
 from services.errors import Failure, Reason
-from services.frontend.busy import AdmissionConfig
+from services.frontend.busy import AdmissionConfig, BusyThresholds
 from services.frontend.catalogue import Catalogue
 from services.frontend.http import HttpConfig, build_app, start_http
 from services.frontend.metrics import PREFIX, build_metrics
@@ -101,11 +101,13 @@ class Frontend:
         metrics = build_metrics(config.metrics_prefix)
         catalogue = Catalogue()
         self._pool = Pool(catalogue, config.pool)
+        self._busy = BusyThresholds(config.admission)
         metrics.registry.register(WorkerMetrics(self._pool, config.metrics_prefix))
         layers = frontend_layers(
             config.pipeline,
             catalogue=catalogue,
             pool=self._pool,
+            busy=self._busy,
             metrics=metrics,
             gate=self._gate,
             rng=random.Random(),

@@ -127,10 +127,15 @@ class Session:
         """The load of its ranks, of those that are known at the moment."""
         return self._load.ranks()
 
-    def is_full(self) -> bool:
-        """It has refused for capacity, and nothing was heard since; or our own streams are all that it takes."""
+    @property
+    def request_limit(self) -> int | None:
+        """How many requests the worker takes, running and waiting; None where it does not say."""
+        return self._load.request_limit
+
+    def is_full(self, count: int = 1) -> bool:
+        """No room for `count` more: it refused, and nothing was heard since; or our own would be more than it takes."""
         limit = self._load.request_limit
-        return self._full_mark.is_set or (limit is not None and self.in_flight_count >= limit)
+        return self._full_mark.is_set or (limit is not None and self.in_flight_count + count > limit)
 
     def mark_full(self) -> None:
         """It has refused for capacity."""

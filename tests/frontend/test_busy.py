@@ -82,22 +82,25 @@ def test_the_ends_of_the_range_are_in_it(edge: int) -> None:
 
 
 def test_what_is_set_for_a_model_counts_at_once_and_for_it_alone() -> None:
-    busy = BusyThresholds(AdmissionConfig(is_on=True, thresholds=BOTH))
-    half = replace(IDLE, kv_blocks_used=50)
-    assert not busy.is_busy("m", [half])
+    busy, lower = BusyThresholds(AdmissionConfig(is_on=True, thresholds=BOTH)), Thresholds(active_decode_blocks=0.4)
 
-    busy.set("m", Thresholds(active_decode_blocks=0.4))
+    busy.set("m", lower)
 
-    assert busy.is_busy("m", [half])
-    assert not busy.is_busy("other", [half])
-    assert (busy.of("m"), busy.of("other")) == (Thresholds(active_decode_blocks=0.4), BOTH)
+    assert (busy.of("m"), busy.of("other")) == (lower, BOTH)
+    assert (busy.acting("m"), busy.acting("other")) == (lower, BOTH)
 
 
 def test_thresholds_can_be_set_but_do_not_act_where_admission_control_is_off() -> None:
-    busy = BusyThresholds(AdmissionConfig(thresholds=Thresholds(active_decode_blocks=0.0)))
+    busy, low = BusyThresholds(AdmissionConfig()), Thresholds(active_decode_blocks=0.1)
 
-    busy.set("m", Thresholds(active_decode_blocks=0.1))
+    busy.set("m", low)
 
-    assert busy.of("m") == Thresholds(active_decode_blocks=0.1)
-    assert not busy.is_on
-    assert not busy.is_busy("m", [replace(IDLE, kv_blocks_used=100)])
+    assert (busy.is_on, busy.of("m"), busy.acting("m")) == (False, low, None)
+
+
+def test_nothing_acts_on_a_model_without_thresholds() -> None:
+    busy = BusyThresholds(AdmissionConfig(is_on=True, thresholds=BOTH))
+
+    busy.set("m", Thresholds())
+
+    assert busy.acting("m") is None

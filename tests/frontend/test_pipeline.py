@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from services.errors import Failure, Reason
+from services.frontend.busy import AdmissionConfig, BusyThresholds
 from services.frontend.catalogue import Catalogue, Model
 from services.frontend.metrics import build_metrics
 from services.frontend.pipeline import PipelineConfig, frontend_layers
@@ -34,6 +35,7 @@ class Plane:
             "catalogue": models_of(),
             "pool": self.workers,
             "metrics": self.metrics,
+            "busy": BusyThresholds(AdmissionConfig()),
             "gate": Gate(),
             "rng": random.Random(0),
         }
@@ -73,18 +75,21 @@ async def a_bug_in_the_gate_is_guarded_too(swapped: int | None) -> None:
     assert (await failure_of(plane, make_request())).reason is Reason.INTERNAL
 
 
-async def a_refusal_while_draining_sets_no_timer(swapped: int | None) -> None:
+async def a_process_that_leaves_says_so_though_it_has_no_room_either(swapped: int | None) -> None:
     gate = Gate()
     gate.is_draining = True
-    plane = Plane(Script(), swapped, gate=gate)
-    loop = asyncio.get_running_loop()
-    timers, call_at = [], loop.call_at
-    loop.call_at = lambda when, *args, **kwargs: timers.append(when) or call_at(when, *args, **kwargs)  # type: ignore[func-returns-value, method-assign]
+    plane = Plane(Script(), swapped, gate=gate, pool=FakeWorkers())
 
-    failure = await failure_of(plane, make_request(), deadline=loop.time() + 60)
+    assert (await failure_of(plane, make_request())).reason is Reason.DRAINING
 
-    assert failure.reason is Reason.DRAINING
-    assert timers == []
+
+async def a_refusal_for_want_of_room_sets_no_timer(swapped: int | None) -> None:
+    plane = Plane(Script(), swapped, pool=FakeWorkers(FakeWorker("a", full=True)))
+
+    failure, timers = await refused_with_timers(plane)
+
+    assert failure.reason is Reason.OVERLOADED
+    assert timers == 0
 
 
 async def a_deadline_covers_the_time_in_the_tokeniser(swapped: int | None) -> None:
@@ -158,7 +163,8 @@ async def each_attempt_goes_to_another_worker(swapped: int | None) -> None:
 PAIRS = [
     ("Observe", "Guard", a_bug_is_counted_as_the_internal_error_that_the_client_sees),
     ("Guard", "Accept", a_bug_in_the_gate_is_guarded_too),
-    ("Accept", "Deadline", a_refusal_while_draining_sets_no_timer),
+    ("Accept", "Admit", a_process_that_leaves_says_so_though_it_has_no_room_either),
+    ("Admit", "Deadline", a_refusal_for_want_of_room_sets_no_timer),
     ("Deadline", "Preprocess", a_deadline_covers_the_time_in_the_tokeniser),
     ("Preprocess", "Choices", a_prompt_is_tokenised_once_for_all_choices),
     ("Choices", "Present", each_choice_has_a_text_of_its_own),
@@ -172,6 +178,14 @@ async def failure_of(plane: Plane, request: Request, **call: Any) -> Failure:
     with pytest.raises(Failure) as caught:
         await call_layer(plane.call, request, **call)
     return caught.value
+
+
+async def refused_with_timers(plane: Plane) -> tuple[Failure, int]:
+    """The failure of a request that has a deadline, and how many timers were set for it."""
+    loop = asyncio.get_running_loop()
+    timers, call_at = [], loop.call_at
+    loop.call_at = lambda when, *args, **kwargs: timers.append(when) or call_at(when, *args, **kwargs)  # type: ignore[func-returns-value, method-assign]
+    return await failure_of(plane, make_request(), deadline=loop.time() + 60), len(timers)
 
 
 def test_every_two_neighbours_have_a_scenario() -> None:
@@ -198,5 +212,22 @@ def test_sampling_left_open_is_settled_once_for_all_attempts() -> None:
         first, second = plane.script.requests
         assert first.sampling == second.sampling
         assert first.sampling.seed is not None
+
+    run_async(scenario())
+
+
+@pytest.mark.parametrize(
+    ("workers", "reason"), [([], Reason.NO_WORKERS), ([FakeWorker("a", full=True)], Reason.OVERLOADED)]
+)
+def test_what_is_refused_for_want_of_room_is_not_tokenised(workers: list[FakeWorker], reason: Reason) -> None:
+    class NoTokenizer(ByteTokenizer):
+        def encode(self, text: str, *, add_special: bool) -> list[int]:
+            raise AssertionError("tokenised")
+
+    async def scenario() -> None:
+        catalogue = Catalogue()
+        catalogue.add(Model(CARD, NoTokenizer()))
+        plane = Plane(Script(), None, catalogue=catalogue, pool=FakeWorkers(*workers))
+        assert (await failure_of(plane, Request(model="m", text="four"))).reason is reason
 
     run_async(scenario())

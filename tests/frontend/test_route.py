@@ -7,14 +7,22 @@ from typing import Any
 import pytest
 
 from services.errors import Failure, Reason
-from services.frontend.route import Route, choose
-from tests.support import FakeWorker, FakeWorkers, Script, call_layer, make_request, run_async
+from services.frontend.busy import AdmissionConfig, BusyThresholds, Thresholds
+from services.frontend.route import Route
+from services.frontend.worker_load import Occupancy
+from services.worker.engine import RankLoad
+from tests.support import HANG, FakeWorker, FakeWorkers, Script, call_layer, make_request, run_async
 
 FOREVER = float("inf")
 
 
-def route(script: Script, workers: FakeWorkers) -> Route[FakeWorker]:
-    return Route(script, workers, random.Random(0))
+BUSY = RankLoad(kv_blocks_used=9, kv_blocks_total=10, active_prefill_tokens=0)
+CALM = RankLoad(kv_blocks_used=5, kv_blocks_total=10, active_prefill_tokens=0)
+HALF = AdmissionConfig(is_on=True, thresholds=Thresholds(active_decode_blocks=0.5))
+
+
+def route(script: Script, workers: FakeWorkers, config: AdmissionConfig = HALF) -> Route[FakeWorker]:
+    return Route(script, workers, BusyThresholds(config), random.Random(0))
 
 
 def routed_to(workers: FakeWorkers, **call: Any) -> str | None:
@@ -35,17 +43,15 @@ def test_takes_the_less_loaded_of_two() -> None:
     assert routed_to(loads) == "b"
 
 
-def test_choice_among_many_is_never_the_most_loaded() -> None:
-    workers = [FakeWorker(str(load), in_flight_count=load) for load in range(5)]
-    rng = random.Random(7)
-
-    assert "4" not in {choose(workers, rng).key for _ in range(200)}
-
-
 @pytest.mark.parametrize(
     "unfit",
-    [FakeWorker("a", is_draining=True), FakeWorker("a", full=True), FakeWorker("a", quarantined_until=FOREVER)],
-    ids=["draining", "full", "quarantined"],
+    [
+        FakeWorker("a", is_draining=True),
+        FakeWorker("a", full=True),
+        FakeWorker("a", quarantined_until=FOREVER),
+        FakeWorker("a", reported=[BUSY]),
+    ],
+    ids=["draining", "full", "quarantined", "busy"],
 )
 def test_passes_by_workers_that_are(unfit: FakeWorker) -> None:
     assert routed_to(FakeWorkers(unfit, FakeWorker("b", in_flight_count=9))) == "b"
@@ -61,11 +67,45 @@ def test_a_quarantined_worker_is_better_than_none() -> None:
     assert routed_to(FakeWorkers(FakeWorker("a", quarantined_until=FOREVER))) == "a"
 
 
-def test_all_full_is_overloaded_and_says_when_to_come_back() -> None:
-    failure = refusal(FakeWorkers(FakeWorker("a", full=True), FakeWorker("b", is_draining=True)))
+def test_thresholds_act_only_where_admission_control_is_on() -> None:
+    script, workers = Script([7]), FakeWorkers(FakeWorker("a", reported=[BUSY]))
+    off = AdmissionConfig(thresholds=HALF.thresholds)
+
+    run_async(call_layer(route(script, workers, off), make_request()))
+
+    assert script.calls[0].worker == "a"
+
+
+def test_all_full_or_busy_is_overloaded_and_says_when_to_come_back() -> None:
+    occupancy = Occupancy(slots=2, places=1, running=2, waiting=1, service_s=10.0)
+    busy = FakeWorker("a", reported=[BUSY], occupancy=occupancy)
+
+    failure = refusal(FakeWorkers(busy, FakeWorker("b", full=True), FakeWorker("c", is_draining=True)))
 
     assert failure.reason is Reason.OVERLOADED
-    assert failure.retry_after_s == 1.0
+    assert failure.metadata["running"] == "2"
+    assert failure.retry_after_s is not None
+    assert 8 <= failure.retry_after_s <= 12
+
+
+def test_a_call_that_lost_its_worker_goes_to_a_busy_one_where_there_is_no_other() -> None:
+    busy, calm = FakeWorker("busy", reported=[BUSY]), FakeWorker("calm", in_flight_count=9, reported=[CALM])
+
+    assert routed_to(FakeWorkers(busy), replacement_deadline=FOREVER) == "busy"
+    assert routed_to(FakeWorkers(busy, calm), replacement_deadline=FOREVER) == "calm"
+    assert refusal(FakeWorkers(busy)).reason is Reason.OVERLOADED
+
+
+def test_what_is_set_while_it_runs_counts_for_the_next_request() -> None:
+    busy, script = BusyThresholds(HALF), Script([7], [7])
+    layer = Route(script, FakeWorkers(FakeWorker("a", reported=[BUSY])), busy, random.Random(0))
+
+    with pytest.raises(Failure):
+        run_async(call_layer(layer, make_request()))
+    busy.set("m", Thresholds(active_decode_blocks=0.95))
+    run_async(call_layer(layer, make_request()))
+
+    assert [call.worker for call in script.calls] == ["a"]
 
 
 def test_a_refused_request_meets_overloaded_though_the_refusing_worker_is_excluded() -> None:
@@ -88,7 +128,9 @@ def test_quarantines_a_worker_that_is_to_blame(reason: Reason) -> None:
     assert workers.quarantined == ["a"]
 
 
-@pytest.mark.parametrize("reason", [Reason.INVALID_ARGUMENT, Reason.ENGINE_ERROR, Reason.DEADLINE_EXCEEDED])
+@pytest.mark.parametrize(
+    "reason", [Reason.INVALID_ARGUMENT, Reason.ENGINE_ERROR, Reason.DEADLINE_EXCEEDED, Reason.CANCELLED]
+)
 def test_leaves_a_worker_alone_that_is_not_to_blame(reason: Reason) -> None:
     worker = FakeWorker("a")
     workers = FakeWorkers(worker)
@@ -102,12 +144,36 @@ def test_leaves_a_worker_alone_that_is_not_to_blame(reason: Reason) -> None:
 
 def test_marks_what_refused_for_capacity_as_full_and_what_is_leaving_as_draining() -> None:
     full, leaving = FakeWorker("a"), FakeWorker("b")
-    for worker, reason, retry_after_s in ((full, Reason.WORKER_AT_CAPACITY, 1.0), (leaving, Reason.DRAINING, None)):
-        with pytest.raises(Failure) as caught:
+    for worker, reason in ((full, Reason.WORKER_AT_CAPACITY), (leaving, Reason.DRAINING)):
+        with pytest.raises(Failure):
             run_async(call_layer(route(Script([reason]), FakeWorkers(worker)), make_request()))
-        assert caught.value.retry_after_s == retry_after_s
 
     assert (full.full, leaving.is_draining) == (True, True)
+
+
+@pytest.mark.parametrize(("said", "least", "most"), [(None, 1.0, 1.2), (10.0, 8.0, 12.0), (1e9, 60.0, 60.0)])
+def test_what_a_worker_says_of_when_to_come_back_is_bounded_and_jittered(
+    said: float | None, least: float, most: float
+) -> None:
+    refused = Failure(Reason.WORKER_AT_CAPACITY, "full", retry_after_s=said)
+
+    with pytest.raises(Failure) as caught:
+        run_async(call_layer(route(Script([refused]), FakeWorkers(FakeWorker("a"))), make_request()))
+
+    assert caught.value.retry_after_s is not None
+    assert least <= caught.value.retry_after_s <= most
+
+
+def test_a_request_that_is_cancelled_leaves_no_mark_on_its_worker() -> None:
+    async def scenario() -> FakeWorker:
+        script, worker = Script([7, HANG]), FakeWorker("a")
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(call_layer(route(script, FakeWorkers(worker)), make_request()))
+            await script.hanging.wait()
+            asking.cancel()
+        return worker
+
+    assert run_async(scenario()) == FakeWorker("a")
 
 
 def test_a_call_that_lost_its_worker_waits_for_another_woken_by_discovery() -> None:
@@ -132,3 +198,5 @@ def test_and_gives_up_at_its_replacement_deadline() -> None:
     with pytest.raises(Failure) as caught:
         run_async(scenario())
     assert caught.value.reason is Reason.NO_WORKERS
+    assert caught.value.retry_after_s is not None
+    assert 1 <= caught.value.retry_after_s <= 1.2

@@ -1,0 +1,39 @@
+"""Refuses what no worker has room for before any work is done on it."""
+
+import asyncio
+import random
+from typing import Generic
+
+from services.frontend.busy import BusyThresholds
+from services.frontend.catalogue import Catalogue
+from services.frontend.eligible import AnyWorker, Workers, refusal, view
+from services.request import Call, Finish, Layer, Request, Sink
+
+
+class Admit(Generic[AnyWorker]):
+    """Above the deadline and preprocess: a refusal costs neither a timer nor a tokeniser.
+
+    By the same rules as route, which asks again: while a prompt was tokenised, others may have taken the room.
+    """
+
+    def __init__(
+        self, inner: Layer, catalogue: Catalogue, pool: Workers[AnyWorker], busy: BusyThresholds, rng: random.Random
+    ) -> None:
+        self._inner = inner
+        self._catalogue = catalogue
+        self._pool = pool
+        self._busy = busy
+        self._rng = rng
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        if self._catalogue.knows(request.model):  # Else preprocess says that it does not exist.
+            self._check(request, call)
+        return await self._inner(request, call, sink)
+
+    def _check(self, request: Request, call: Call) -> None:
+        """Raises OVERLOADED, NO_WORKERS, or INVALID_ARGUMENT for more choices than any worker takes."""
+        sessions = self._pool.sessions(self._catalogue.find(request.model).card)
+        now = asyncio.get_running_loop().time()
+        seen = view(sessions, call, now, self._busy.acting(request.model), request.n)
+        if not seen.eligible(is_under_way=False):
+            raise refusal(seen, request.model, request.n, self._rng)
