@@ -19,15 +19,24 @@ CLOSE_GRACE_S = 0.5
 class GrpcServer:
     """Listens from `start` on; `set_serving` drives the health service. An async context: leaving it closes."""
 
-    def __init__(self, services: Sequence[str]) -> None:
-        """services: full names of the services that are added to `server`, for health and reflection."""
-        self.server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[RefuseUndecodable()])
+    def __init__(
+        self,
+        services: Sequence[str],
+        *,
+        always: Sequence[str] = (),
+        guards: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        """services: full names of the services that are added to `server`, for health and reflection. always: likewise,
+        of those that serve whatever `set_serving` says. guards: see each rpc before anything reads its request.
+        """
+        self.server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[*guards, RefuseUndecodable()])
         self._services = services
+        self._always = always
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         channelz.add_channelz_servicer(self.server)
         reflection.enable_server_reflection(
-            [*services, health.SERVICE_NAME, reflection.SERVICE_NAME, "grpc.channelz.v1.Channelz"], self.server
+            [*services, *always, health.SERVICE_NAME, reflection.SERVICE_NAME, "grpc.channelz.v1.Channelz"], self.server
         )
 
     async def start(self, listen: str) -> str:
@@ -47,6 +56,8 @@ class GrpcServer:
         status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._services):
             await self._health.set(name, status)
+        for name in self._always:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def __aenter__(self) -> "GrpcServer":
         return self

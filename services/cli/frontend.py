@@ -1,5 +1,7 @@
 """`unbroken frontend`."""
 
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 DAY_S = 86_400
+TOKEN_VARIABLES = ("DYN_ADMIN_TOKEN", "DYN_ADMIN_TOKEN_FILE")
+TOKEN_FORM = re.compile(r"[!-~]{1,512}")
+"""What fits a header and gRPC metadata."""
 
 
 @click.command(help="Serve clients: gRPC and the OpenAI HTTP API.", context_settings={"show_default": True})
@@ -116,16 +121,26 @@ DAY_S = 86_400
     "--admin-listen",
     "DYN_ADMIN_LISTEN",
     type=Address(),
-    help="Where /busy_threshold is answered, with /health, /live and /metrics. Default: with clients' calls.",
+    help="Where /busy_threshold is answered, with /health, /live and /metrics. Default: where clients' calls are, or"
+    " nowhere with --admin-grpc-listen.",
 )
 @env_option(
     "--admin-grpc-listen",
     "DYN_ADMIN_GRPC_LISTEN",
     type=Address(),
-    help="Where the gRPC service Admin is answered. Default: with clients' calls.",
+    help="Where the gRPC service Admin is answered. Default: where clients' calls are, or nowhere with --admin-listen.",
 )
 @env_option(
-    "--admin-token", "DYN_ADMIN_TOKEN", help="What admin calls must bring as a bearer token. Default: they need none."
+    "--admin-token",
+    "DYN_ADMIN_TOKEN",
+    help="What admin calls must bring as a bearer token. Default: they need none. A command line is seen by all who may"
+    " use this machine, and its variable or --admin-token-file is not.",
+)
+@env_option(
+    "--admin-token-file",
+    "DYN_ADMIN_TOKEN_FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file that has it, read at start.",
 )
 @env_option("--disable-admin-api", "DYN_DISABLE_FRONTEND_ADMIN_API", is_flag=True, help="Answer no admin calls at all.")
 @env_option("--body-limit-mb", "DYN_HTTP_BODY_LIMIT_MB", type=click.IntRange(1), default=64, help="Largest HTTP body.")
@@ -133,10 +148,11 @@ DAY_S = 86_400
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Written with the real addresses when it listens.")
 @logging_options
 def command(**given: Any) -> None:
+    from services.frontend.admin import AdminConfig
     from services.frontend.migrate import MigrateConfig
     from services.frontend.pipeline import PipelineConfig
     from services.frontend.pool import PoolConfig
-    from services.frontend.server import AdminConfig, Frontend, FrontendConfig
+    from services.frontend.server import Frontend, FrontendConfig
     from services.frontend.session import SessionConfig
 
     configure_logging("frontend", level=given["log_level"], log_format=given["log_format"])
@@ -160,7 +176,7 @@ def command(**given: Any) -> None:
         admin=AdminConfig(
             listen=given["admin_listen"],
             grpc_listen=given["admin_grpc_listen"],
-            token=given["admin_token"],
+            token=admin_token(given["admin_token"], given["admin_token_file"]),
             is_on=not given["disable_admin_api"],
         ),
     )
@@ -185,6 +201,23 @@ def _http(given: dict[str, Any]) -> "HttpConfig":
             stall_s_max=given["client_stall_timeout"],
         ),
     )
+
+
+def admin_token(token: str | None, file: Path | None) -> str | None:
+    """The token, wherever it is given. What is wrong with it is said without it. Raises UsageError."""
+    for variable in TOKEN_VARIABLES:
+        if os.environ.get(variable) == "":  # To click it is as good as unset, and would leave the door open.
+            raise click.UsageError(f"{variable} is empty: give it a value, or unset it")
+    if token is not None and file is not None:
+        raise click.UsageError("--admin-token and --admin-token-file are both given: give one of them")
+    if file is not None:
+        try:
+            token = file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.UsageError(f"--admin-token-file: {file} cannot be read: {error}") from error
+    if token is not None and not TOKEN_FORM.fullmatch(token):
+        raise click.UsageError("the admin token must be 1 to 512 visible ASCII characters, without spaces")
+    return token
 
 
 def _admission(given: dict[str, Any]) -> "AdmissionConfig":

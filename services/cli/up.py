@@ -107,13 +107,17 @@ def command(
 def _check_children(config: ClusterConfig) -> float:
     """Read the options of workers and frontends once, as they will, before anything is started.
 
-    Returns how long streams may go on after Ctrl-C: what options and environment come to. Raises what a worker would
+    Returns how long streams may go on after Ctrl-C: what options and environment come to. Raises what a child would
     refuse them with, each for itself.
     """
     nowhere, nothing = "127.0.0.1:0", Path(os.devnull)
     of_worker = _read("worker", worker.command, worker_command(config, nothing, registry=nowhere))
     of_frontend = _read("frontend", frontend.command, frontend_command(config, 0, nothing, {}, registry=nowhere))
     worker.check_options(of_worker)
+    frontend.admin_token(of_frontend["admin_token"], of_frontend["admin_token_file"])
+    for name in ("admin_listen", "admin_grpc_listen"):
+        if config.frontends > 1 and of_frontend[name] and not of_frontend[name].endswith(":0"):
+            raise click.UsageError(f"{of_frontend[name]} would be the admin address of every frontend: use port 0")
     return float(max(of_worker["drain_timeout"], of_frontend["drain_timeout"]))
 
 

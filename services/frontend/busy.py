@@ -6,6 +6,9 @@ from typing import Protocol
 
 from services.errors import invalid
 
+TOKENS_MAX = 2**64 - 1
+"""As admin.proto has them."""
+
 
 class Rank(Protocol):
     """The load of one data-parallel rank, as last reported."""
@@ -34,9 +37,11 @@ class Thresholds:
     def __post_init__(self) -> None:
         blocks, tokens = self.active_decode_blocks, self.active_prefill_tokens
         if blocks is not None and not 0 <= blocks <= 1:  # Not a number is neither.
-            raise invalid("active_decode_blocks_threshold", f"{blocks} is not a fraction from 0 to 1")
-        if tokens is not None and tokens < 0:
-            raise invalid("active_prefill_tokens_threshold", f"{tokens} tokens: there can't be fewer than 0")
+            detail = f"active_decode_blocks_threshold is {blocks}: it must be a fraction from 0 to 1"
+            raise invalid("active_decode_blocks_threshold", detail)
+        if tokens is not None and not 0 <= tokens <= TOKENS_MAX:
+            detail = f"active_prefill_tokens_threshold must be a number of tokens from 0 to {TOKENS_MAX}"
+            raise invalid("active_prefill_tokens_threshold", detail)
 
 
 def is_busy(ranks: Sequence[Rank], thresholds: Thresholds) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -42,6 +42,10 @@ class Catalogue:
     def add(self, model: Model) -> None:
         """Know the model from now on."""
         self._models[model.card.model] = model
+
+    def names(self) -> Sequence[str]:
+        """All models that are known, in order."""
+        return sorted(self._models)
 
     def find(self, name: str) -> Model:
         """Raises MODEL_NOT_FOUND for a name that no worker has ever had."""

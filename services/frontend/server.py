@@ -8,18 +8,23 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import structlog
+from aiohttp import web
 
 from services.card import ModelCard
 from services.discovery import Watcher
 from services.errors import Failure, Reason
+from services.frontend.admin import Admin, AdminConfig
+from services.frontend.admin_service import SERVICE as ADMIN_SERVICE
+from services.frontend.admin_service import AdminService, RefuseStrangers
 from services.frontend.busy import AdmissionConfig, BusyThresholds
 from services.frontend.catalogue import Catalogue
-from services.frontend.http import HttpConfig, build_app, start_http
+from services.frontend.http import HttpConfig, build_admin_app, build_app, start_http
 from services.frontend.metrics import PREFIX, build_metrics
 from services.frontend.observe import observe_refused
 from services.frontend.pipeline import PipelineConfig, frontend_layers
@@ -31,26 +36,13 @@ from services.grpc_server import GrpcServer
 from services.layers import Gate, stack
 from services.lifetime import write_atomically
 from services.listening import split_listen
-from services.stubs import inference_pb2_grpc
+from services.stubs import admin_pb2_grpc, inference_pb2_grpc
 
 log = structlog.get_logger()
 
 LEAVE_S = 1.0
 """How long streams that are ended at the end of the drain may take to leave the pipeline. Their clients then still have
 the grace of both servers to be told why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdminConfig:
-    """listen: where HTTP admin calls are answered, grpc_listen: those over gRPC; None: where those of clients are.
-
-    token: what each call must bring; None: nothing. is_on: False where there is to be no admin API at all.
-    """
-
-    listen: str | None = None
-    grpc_listen: str | None = None
-    token: str | None = field(default=None, repr=False)
-    is_on: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +93,13 @@ class Frontend:
         metrics = build_metrics(config.metrics_prefix)
         catalogue = Catalogue()
         self._pool = Pool(catalogue, config.pool)
-        self._busy = BusyThresholds(config.admission)
+        busy = BusyThresholds(config.admission)
         metrics.registry.register(WorkerMetrics(self._pool, config.metrics_prefix))
         layers = frontend_layers(
             config.pipeline,
             catalogue=catalogue,
             pool=self._pool,
-            busy=self._busy,
+            busy=busy,
             metrics=metrics,
             gate=self._gate,
             rng=random.Random(),
@@ -115,28 +107,38 @@ class Frontend:
         pipeline = stack(*layers, innermost=Transport(self._pool))
         served = _Served(catalogue, self._pool, self._gate)
         on_refused = partial(observe_refused, metrics)
-        self._app = build_app(pipeline, served, metrics.registry, config.http, on_refused)
-        self._server = GrpcServer(["unbroken.v1.Inference"])
+        admin = Admin(config.admin, catalogue, busy)
+        in_reach = admin if config.admin.is_with_clients else None
+        self._app = build_app(pipeline, served, metrics.registry, config.http, on_refused, in_reach)
+        self._admin_app = build_admin_app(admin, served, metrics.registry, config.http)
+        self._server = _grpc_server(["unbroken.v1.Inference"], in_reach)
+        self._admin_server = _grpc_server([], admin)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(pipeline, self._gate, on_refused), self._server.server
         )
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set and all is drained. Raises StartupError when it can't start."""
-        host, port = split_listen(self._config.http_listen)
-        async with self._server:
-            grpc_address = await self._server.start(self._config.grpc_listen)
-            runner, http_port = await start_http(self._app, host, port)
-            try:
-                self._announce(grpc_address, f"{host}:{http_port}")
-                await self._serve(stopping)
-            finally:
-                await runner.cleanup()
+        async with AsyncExitStack() as servers:
+            addresses = await self._listen(servers)
+            log.info("frontend ready", **addresses)
+            if self._config.ready_file is not None:
+                write_atomically(self._config.ready_file, json.dumps(addresses))
+            await self._serve(stopping)
 
-    def _announce(self, grpc_address: str, http_address: str) -> None:
-        log.info("frontend ready", grpc=grpc_address, http=http_address)
-        if self._config.ready_file is not None:
-            write_atomically(self._config.ready_file, json.dumps({"grpc": grpc_address, "http": http_address}))
+    async def _listen(self, servers: AsyncExitStack) -> dict[str, str]:
+        """Start all servers, those of operators first: they close last. Returns their real addresses."""
+        config, admin, addresses = self._config, self._config.admin, {}
+        if admin.is_on and admin.grpc_listen is not None:
+            await servers.enter_async_context(self._admin_server)
+            addresses["admin_grpc"] = await self._admin_server.start(admin.grpc_listen)
+            await self._admin_server.set_serving(is_serving=True)
+        if admin.is_on and admin.listen is not None:
+            addresses["admin_http"] = await _start_http(servers, self._admin_app, admin.listen)
+        await servers.enter_async_context(self._server)
+        addresses["grpc"] = await self._server.start(config.grpc_listen)
+        addresses["http"] = await _start_http(servers, self._app, config.http_listen)
+        return addresses
 
     async def _serve(self, stopping: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
@@ -166,3 +168,20 @@ class Frontend:
             log.warning("ending what still runs", count=self._gate.count)
             self._gate.fail_all(Failure(Reason.DRAINING, "the server left before the answer was complete"))
             await self._gate.wait_quiet(LEAVE_S)
+
+
+def _grpc_server(services: Sequence[str], admin: Admin | None) -> GrpcServer:
+    """A server of these services, and of Admin if there is one."""
+    if admin is None:
+        return GrpcServer(services)
+    server = GrpcServer(services, always=[ADMIN_SERVICE], guards=[RefuseStrangers(admin)])
+    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(admin), server.server)
+    return server
+
+
+async def _start_http(servers: AsyncExitStack, app: web.Application, listen: str) -> str:
+    """Serve until `servers` close. Returns the real address."""
+    host, port = split_listen(listen)
+    runner, real_port = await start_http(app, host, port)
+    servers.push_async_callback(runner.cleanup)
+    return f"{host}:{real_port}"

@@ -15,6 +15,9 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+from click.testing import CliRunner
+
+from services.cli.up import command
 
 WAIT_S = 30.0
 ANY_PORTS = ("--registry-port=0", "--grpc-port=0", "--http-port=0")
@@ -243,6 +246,21 @@ def test_what_no_worker_could_start_with_is_said_once(
     assert up.log.count("Error: ") == 1
     assert said in up.log.partition("Error: ")[2]
     assert "registry" not in up.log
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("DYN_ADMIN_TOKEN", "two words", "visible ASCII"),
+        ("DYN_ADMIN_LISTEN", "127.0.0.1:7777", "would be the admin address of every frontend"),
+        ("DYN_ADMIN_GRPC_LISTEN", "127.0.0.1:7777", "would be the admin address of every frontend"),
+    ],
+)
+def test_what_no_frontend_could_start_with_is_said_once(variable: str, value: str, said: str) -> None:
+    done = CliRunner().invoke(command, ["--frontends=2"], env={variable: value})
+
+    assert done.exit_code == 2
+    assert said in done.output
 
 
 def test_one_state_folder_serves_one_cluster(start: Callable[..., Up]) -> None:

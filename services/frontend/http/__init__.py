@@ -1,7 +1,8 @@
 """The OpenAI-compatible HTTP side of a frontend."""
 
+from services.frontend.http.admin import build_admin_app
 from services.frontend.http.app import Served, build_app
 from services.frontend.http.config import HttpConfig
 from services.frontend.http.server import start_http
 
-__all__ = ["HttpConfig", "Served", "build_app", "start_http"]
+__all__ = ["HttpConfig", "Served", "build_admin_app", "build_app", "start_http"]

@@ -12,10 +12,12 @@ from prometheus_client import CollectorRegistry
 
 from services.aside import Aside
 from services.errors import Failure, Reason
+from services.frontend.admin import Admin
+from services.frontend.http.admin import AdminRoutes
 from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer, model_list, model_object
 from services.frontend.http.body import read_body
 from services.frontend.http.collector import Collector
-from services.frontend.http.config import HttpConfig
+from services.frontend.http.config import CONFIG, HttpConfig
 from services.frontend.http.errors import error_response, json_response
 from services.frontend.http.headers import deadline_of, wants_partial
 from services.frontend.http.openai import Body, parse_chat, parse_completion
@@ -25,7 +27,6 @@ from services.frontend.http.sse import SseStream
 from services.request import Call, Layer, Request
 from services.validate import MIGRATION_LIMIT, checked_request_id, migration_limit_of
 
-CONFIG = web.AppKey("config", HttpConfig)
 LARGE_BODY_BYTES = 256 * 1024
 """A larger body is parsed in a thread, so that it does not stop the other streams."""
 
@@ -50,8 +51,13 @@ def build_app(
     metrics: CollectorRegistry,
     config: HttpConfig,
     on_refused: OnRefused,
+    admin: Admin | None = None,
 ) -> web.Application:
-    """The application; `start_http` serves it. on_refused: told of requests that are too broken for the pipeline."""
+    """The application; `start_http` serves it.
+
+    on_refused: told of requests that are too broken for the pipeline. admin: None where admin calls are answered
+    elsewhere, or nowhere.
+    """
     gateway = _Gateway(pipeline, served, config, on_refused)
     respond = Respond(config, lambda: served.is_draining)
     app = web.Application(client_max_size=config.body_bytes_max, middlewares=[respond.middleware])
@@ -66,6 +72,8 @@ def build_app(
             *Ops(served, metrics).routes(),
         ]
     )
+    if admin is not None:
+        AdminRoutes(admin, config).add_to(app)
     return app
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from aiohttp import web
+
 from services.client_bounds import ClientBounds
 
 
@@ -26,3 +28,7 @@ class HttpConfig:
     keepalive_s: float = 75.0
     shutdown_s_max: float = 1.0
     backlog: int = 4096
+
+
+CONFIG = web.AppKey("config", HttpConfig)
+"""Where an application keeps it."""

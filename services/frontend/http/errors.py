@@ -15,6 +15,7 @@ RETRY_AFTER_S_DEFAULT = 1.0
 RETRY_AFTER_S_MAX = 60.0
 """Clients of OpenAI's own make nothing of a longer time."""
 RETRY_LATER_STATUSES = frozenset({429, 503})
+UNAUTHENTICATED = 401
 OVERLOADED = "overloaded_error"
 """The kind of failures for want of capacity."""
 
@@ -58,6 +59,8 @@ def error_response(
         retry_after_s = retry_after_s_of(failure)
         response.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
         response.headers["retry-after-ms"] = str(round(retry_after_s * 1e3))
+    if status == UNAUTHENTICATED:
+        response.headers["WWW-Authenticate"] = "Bearer"
     return response
 
 

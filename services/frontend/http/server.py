@@ -5,7 +5,7 @@ import logging
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from services.frontend.http.app import CONFIG
+from services.frontend.http.config import CONFIG
 from services.listening import bare_host, cannot_listen
 
 log = logging.getLogger(__name__)

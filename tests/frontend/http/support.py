@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from services.card import ModelCard, TokenizerRef
 from services.errors import Failure, Reason
-from services.frontend.http import HttpConfig, build_app, start_http
+from services.frontend.admin import Admin
+from services.frontend.http import HttpConfig, build_admin_app, build_app, start_http
 from services.layers import Accept, Gate
 from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, TokenLogprobs, Usage
 from services.tokenizers.byte_level import ByteTokenizer
@@ -215,11 +216,18 @@ async def serving(
     config: HttpConfig | None = None,
     on_refused: Callable[[str, Failure], None] = lambda *_: None,
     connections_max: int = 1,
+    admin: Admin | None = None,
+    is_apart: bool = False,
 ) -> AsyncIterator[Server]:
+    """is_apart: serve admin calls alone."""
     metrics = CollectorRegistry()
     shelf = catalogue or Shelf()
     outcomes = Outcomes(pipeline, shelf.gate)
-    app = build_app(outcomes, shelf, metrics, config or HttpConfig(), on_refused)
+    if is_apart:
+        assert admin is not None
+        app = build_admin_app(admin, shelf, metrics, config or HttpConfig())
+    else:
+        app = build_app(outcomes, shelf, metrics, config or HttpConfig(), on_refused, admin)
     runner, port = await start_http(app, "127.0.0.1", 0)
     session = aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=connections_max))
     server = Server(port, session, metrics, outcomes)

@@ -1,0 +1,144 @@
+"""The frontend process: calls are answered where the operator put them, and nowhere else."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from services.frontend.admin import AdminConfig
+from services.frontend.admin_service import SERVICE
+from services.frontend.server import Frontend, FrontendConfig
+from services.lifetime import StartupError
+from services.rpc import CHANNEL_OPTIONS
+from services.stubs import admin_pb2, admin_pb2_grpc
+from tests.support import run_async
+
+ANY = "127.0.0.1:0"
+NOBODY = "127.0.0.1:1"
+READY_POLL_S = 0.005
+
+
+def configured(ready_file: Path | None, **admin: Any) -> FrontendConfig:
+    return FrontendConfig(
+        grpc_listen=ANY,
+        http_listen=ANY,
+        registries=(NOBODY,),
+        ready_file=ready_file,
+        admin=AdminConfig(**admin),
+    )
+
+
+@asynccontextmanager
+async def running(folder: Path, **admin: Any) -> AsyncIterator[dict[str, str]]:
+    """The addresses of a frontend that runs, as its ready file has them."""
+    ready_file, stopping = folder / "ready", asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(Frontend(configured(ready_file, **admin)).run(stopping))
+        while not ready_file.exists():
+            await asyncio.sleep(READY_POLL_S)
+        try:
+            yield json.loads(ready_file.read_text())
+        finally:
+            stopping.set()
+
+
+async def http_status(address: str | None, path: str) -> int | None:
+    if address is None:
+        return None
+    async with aiohttp.ClientSession() as session, session.get(f"http://{address}{path}") as response:
+        return response.status
+
+
+async def services_at(address: str) -> set[str]:
+    """What reflection names there."""
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        answer = await call.read()
+        await call.done_writing()
+    return {service.name for service in answer.list_services_response.service}
+
+
+async def grpc_status(address: str | None) -> grpc.StatusCode | None:
+    """How an admin call ends there."""
+    if address is None:
+        return None
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        stub: Any = admin_pb2_grpc.AdminStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
+        try:
+            await stub.ListBusyThresholds(admin_pb2.ListBusyThresholdsRequest())
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+OK, UNIMPLEMENTED = grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED
+PLACES: dict[str, tuple[dict[str, Any], list[int | None], list[grpc.StatusCode | None]]] = {
+    # How admin calls are configured: how they end with the clients' and apart, over HTTP and over gRPC.
+    "by default": ({}, [200, None], [OK, None]),
+    "apart": ({"listen": ANY, "grpc_listen": ANY}, [404, 200], [UNIMPLEMENTED, OK]),
+    "HTTP apart": ({"listen": ANY}, [404, 200], [UNIMPLEMENTED, None]),
+    "gRPC apart": ({"grpc_listen": ANY}, [404, None], [UNIMPLEMENTED, OK]),
+    "off": ({"is_on": False}, [404, None], [UNIMPLEMENTED, None]),
+    "off, though placed": ({"is_on": False, "listen": ANY, "grpc_listen": ANY}, [404, None], [UNIMPLEMENTED, None]),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_admin_calls_are_answered_where_they_were_put_and_nowhere_else(place: str, tmp_path: Path) -> None:
+    """What was put out of clients' reach over one protocol is not left in it over the other."""
+    admin, over_http, over_grpc = PLACES[place]
+
+    async def scenario() -> None:
+        async with running(tmp_path, **admin) as addresses:
+            http = [addresses["http"], addresses.get("admin_http")]
+            grpc_ = [addresses["grpc"], addresses.get("admin_grpc")]
+            assert [await http_status(address, "/busy_threshold") for address in http] == over_http
+            assert [await grpc_status(address) for address in grpc_] == over_grpc
+            for address, status in zip(grpc_, over_grpc, strict=True):
+                assert address is None or (SERVICE in await services_at(address)) == (status is OK)
+
+    run_async(scenario())
+
+
+def test_the_operators_address_has_health_and_metrics_and_the_clients_keeps_them(tmp_path: Path) -> None:
+    async def scenario() -> list[int | None]:
+        paths = ("/live", "/health", "/metrics")
+        async with running(tmp_path, listen=ANY) as addresses:
+            return [await http_status(addresses[name], path) for name in ("http", "admin_http") for path in paths]
+
+    assert run_async(scenario()) == [200, 503, 200] * 2
+
+
+def test_the_operators_grpc_address_serves_while_no_model_can_be(tmp_path: Path) -> None:
+    async def scenario() -> list[str]:
+        async with (
+            running(tmp_path, grpc_listen=ANY) as addresses,
+            grpc.aio.insecure_channel(addresses["admin_grpc"], options=CHANNEL_OPTIONS) as channel,
+        ):
+            stub = health_pb2_grpc.HealthStub(channel)
+            answers = [await stub.Check(health_pb2.HealthCheckRequest(service=name)) for name in ("", SERVICE)]
+        return [health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status) for answer in answers]
+
+    assert run_async(scenario()) == ["SERVING", "SERVING"]
+
+
+@pytest.mark.parametrize("name", ["listen", "grpc_listen"])
+def test_an_operators_address_in_use_is_one_sentence(name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(StartupError, match=f"cannot listen .* on {address}: the port is in use"):
+            run_async(start_at(name, address))
+
+
+async def start_at(name: str, address: str) -> None:
+    await Frontend(configured(None, **{name: address})).run(asyncio.Event())
