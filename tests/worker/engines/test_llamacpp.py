@@ -1,124 +1,21 @@
-"""The llama.cpp engine: limits over the whole answer, cancels between steps, a thread that ends with its run."""
+"""The llama.cpp engine: limits over the whole answer, a thread that ends with its run."""
 
 import asyncio
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from services.card import Resume
 from services.errors import Failure, Reason
 from services.models import resolve
-from services.request import FinishReason, Guided, GuidedKind, Request, Sampling, Stop
+from services.request import FinishReason, Guided, GuidedKind, Request, Sampling
 from services.tokenizers.gguf import GgufTokenizer
-from services.worker.engine import Output
 from services.worker.engines.llamacpp import LlamaCppConfig, LlamaCppEngine
+from tests.worker.engines.llamacpp_support import CONTEXT_LENGTH, EOS, PROMPT, TIMEOUT_S, YES_OR_NO, Bench, request
 
 pytestmark = pytest.mark.model
-
-TIMEOUT_S = 60
-PROMPT = (504, 3575, 282, 4649, 314)  # "The capital of France is"
-EOS = 2
-CONTEXT_LENGTH = 96
-
-
-class Bench:
-    """One engine on one event loop for all tests: loading is most of the time. Keeps what was emitted, by key."""
-
-    def __init__(self) -> None:
-        config = LlamaCppConfig(
-            path=resolve("smollm2"), served_model_name="tiny", sequences=3, context_length=CONTEXT_LENGTH
-        )
-        self.engine = LlamaCppEngine(config)
-        self.outputs: list[Output] = []
-        self._key = 0
-        self._changed = asyncio.Event()
-
-    def emit(self, outputs: Sequence[Output]) -> None:
-        self.outputs += outputs
-        self._changed.set()
-
-    def submit(self, request: Request) -> int:
-        self._key += 1
-        self.engine.submit(self._key, request)
-        return self._key
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            while not condition():
-                self._changed.clear()
-                await self._changed.wait()
-
-    def of(self, key: int) -> list[Output]:
-        return [output for output in self.outputs if output.key == key]
-
-    def tokens(self, key: int) -> list[int]:
-        return [token for output in self.of(key) for token in output.token_ids]
-
-    def finish(self, key: int) -> FinishReason | None:
-        outputs = self.of(key)
-        return outputs[-1].finish if outputs else None
-
-    async def failure(self, request: Request) -> Failure:
-        """Run one request to its failure."""
-        key = self.submit(request)
-        await self.until(lambda: any(output.failure for output in self.of(key)))
-        failure = self.of(key)[-1].failure
-        assert failure is not None
-        return failure
-
-    async def answer(self, request: Request) -> tuple[list[int], FinishReason | None]:
-        """Run one request to its end: its tokens, and why it ended."""
-        key = self.submit(request)
-        await self.until(lambda: self.finish(key) is not None)
-        return self.tokens(key), self.finish(key)
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
-def bench(runner: asyncio.Runner) -> Iterator[Bench]:
-    async def start() -> tuple[Bench, asyncio.Task[None]]:
-        bench, ready = Bench(), asyncio.Event()
-        task = asyncio.create_task(bench.engine.run(bench.emit, ready))
-        async with asyncio.timeout(TIMEOUT_S):
-            await ready.wait()
-        return bench, task
-
-    async def end(task: asyncio.Task[None]) -> None:
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    bench, task = runner.run(start())
-    yield bench
-    runner.run(end(task))
-    assert all(thread.name != "llamacpp" for thread in threading.enumerate())
-
-
-def request(
-    *,
-    prompt: Sequence[int] = PROMPT,
-    max_tokens: int = 4,
-    sampling: Sampling | None = None,
-    guided: Guided | None = None,
-    **stop: Any,
-) -> Request:
-    return Request(
-        model="tiny",
-        token_ids=tuple(prompt),
-        guided=guided,
-        sampling=sampling or Sampling(temperature=0),
-        stop=Stop(max_tokens=max_tokens, **stop),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -233,9 +130,6 @@ def test_is_refused(bench: Bench, refused: Request, reason: Reason) -> None:
     assert raised.value.reason is reason
 
 
-YES_OR_NO = Guided(GuidedKind.CHOICE, ("yes", "no"))
-
-
 def test_a_guided_answer_is_one_of_its_form(bench: Bench, runner: asyncio.Runner) -> None:
     tokens, finish = runner.run(bench.answer(request(guided=YES_OR_NO)))
 
@@ -260,39 +154,6 @@ def test_a_form_that_cannot_be_made_fails_and_the_engine_goes_on(
     assert failure.reason is reason
     tokens, _ = runner.run(bench.answer(request()))
     assert len(tokens) == 4
-
-
-def test_a_guided_request_that_is_cancelled_while_its_form_is_made_leaves_nothing(
-    bench: Bench, runner: asyncio.Runner
-) -> None:
-    long = request(guided=Guided(GuidedKind.REGEX, ("[a-z ]{200}",)), max_tokens=80)
-
-    async def scenario() -> None:
-        cancelled = bench.submit(long)
-        bench.engine.cancel(cancelled)
-        keys = [bench.submit(request(guided=YES_OR_NO)) for _ in range(bench.engine.request_limit)]  # There is place.
-        await bench.until(lambda: all(bench.finish(key) is not None for key in keys))
-
-        assert bench.of(cancelled) == []
-
-    runner.run(scenario())
-
-
-def test_a_cancelled_request_emits_nothing_more_and_leaves_its_place(bench: Bench, runner: asyncio.Runner) -> None:
-    async def scenario() -> tuple[int, int]:
-        keys = [bench.submit(request(max_tokens=80, ignore_eos=True)) for _ in range(3)]
-        await bench.until(lambda: all(bench.of(key) for key in keys))
-        bench.engine.cancel(keys[0])
-        count = len(bench.of(keys[0]))
-        after = bench.submit(request(max_tokens=3))  # takes the place that was left
-        await bench.until(lambda: bench.finish(after) is not None)
-        for key in keys:
-            bench.engine.cancel(key)
-        return count, len(bench.of(keys[0]))
-
-    count, count_later = runner.run(scenario())
-
-    assert count_later == count
 
 
 def test_more_requests_than_sequences_are_refused(bench: Bench, runner: asyncio.Runner) -> None:
@@ -320,27 +181,6 @@ def test_a_long_prompt_does_not_stop_the_others(bench: Bench, runner: asyncio.Ru
         return len(bench.of(talking)) - start
 
     assert runner.run(scenario()) >= 80 // 17  # a step takes a piece of 16 tokens, and one with all others
-
-
-def test_load_counts_prefill_and_cache_while_they_last_and_every_step(bench: Bench, runner: asyncio.Runner) -> None:
-    async def scenario() -> None:
-        before = bench.engine.load()
-        talking = bench.submit(request(max_tokens=80, ignore_eos=True))
-        await bench.until(lambda: bool(bench.of(talking)))
-        bench.submit(request(prompt=(PROMPT * 20)[:80], max_tokens=1))
-        steps = len(bench.of(talking))
-        await bench.until(lambda: len(bench.of(talking)) > steps + 1)
-        during = bench.engine.load()
-        bench.engine.cancel(talking)
-        after = bench.submit(request(max_tokens=1))
-        await bench.until(lambda: bench.finish(after) is not None)
-
-        assert during.steps > before.steps
-        assert during.ranks[0].active_prefill_tokens > 0
-        assert during.ranks[0].kv_blocks_used == 1 + 3  # blocks of 32 tokens: 5 and some, and 80
-        assert during.ranks[0].kv_blocks_total == 3 * 3
-
-    runner.run(scenario())
 
 
 def test_a_file_that_is_no_model_ends_the_run_with_engine_dead(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from services.guided import Form
 from services.models import resolve
 from services.request import FinishReason, Guided, GuidedKind, Request, Sampling, Stop, TokenLogprobs
 from services.tokenizers.gguf import GgufTokenizer, tokenizer_content
-from services.worker.engine import Output
+from services.worker.engine import EngineLoad, Output
 from services.worker.engines.llamacpp.batch import PIECE_TOKENS_MAX, Batch, Running
 from services.worker.engines.llamacpp.model import Llama
 
@@ -257,3 +257,46 @@ def test_a_form_that_nothing_fits_ends_that_request_alone(llama: Llama) -> None:
 
     assert [output.failure and output.failure.reason for output in failed] == [Reason.INVALID_ARGUMENT]
     assert len(tokens_of(other)) == 2
+
+
+# Cancelling within a step
+
+
+def step_cancelled_at(llama: Llama, ask: int, prompt: tuple[int, ...]) -> tuple[Batch, list[Output]]:
+    """A step of one request, that is found to be cancelled when the batch asks for the time number `ask`, from 0."""
+    asked = iter(range(100))
+    batch = Batch(llama, streams=STREAMS, piece_tokens=16, is_cancelled=lambda _: next(asked) >= ask)
+    batch.add(Running(1, request(prompt, 9), llama.end_ids))
+    return batch, batch.step()
+
+
+PIECE_AND_MORE = SHORT * 4
+
+
+@pytest.mark.parametrize(
+    ("ask", "prompt", "counts"),
+    [
+        (0, PIECE_AND_MORE, EngineLoad(0, ())),  # Before the step.
+        (1, PIECE_AND_MORE, EngineLoad(1, (), 16, 0, 16)),  # During the piece: no more is computed.
+        (2, PIECE_AND_MORE, EngineLoad(1, (), 16, 0, 0)),  # Right after it.
+        (2, SHORT[:1], EngineLoad(1, (), 1, 0, 1)),  # During the last token of the prompt: none is drawn.
+        (3, SHORT[:1], EngineLoad(1, (), 1, 0, 0)),  # Right after it.
+        (4, SHORT[:1], EngineLoad(1, (), 1, 1, 1)),  # While the next is drawn.
+        (5, SHORT[:1], EngineLoad(1, (), 1, 1, 0)),  # Not in this step.
+    ],
+)
+def test_who_is_cancelled_costs_the_part_of_the_step_that_is_under_way(
+    llama: Llama, ask: int, prompt: tuple[int, ...], counts: EngineLoad
+) -> None:
+    batch, outputs = step_cancelled_at(llama, ask, prompt)
+
+    batch.remove(1)
+    assert batch.counts == counts
+    assert len(tokens_of(outputs)) == counts.generated_tokens
+
+
+def test_the_cancelled_leave_the_batch_by_the_next_step(llama: Llama) -> None:
+    for ask in range(6):
+        batch, _ = step_cancelled_at(llama, ask, SHORT[:1])
+        batch.step()
+        assert batch.is_empty

@@ -9,7 +9,7 @@ from services.guided import Form, Forms
 from services.request import Guided, GuidedKind, Request
 from services.tokenizers.byte_level import EOS, ByteTokenizer
 from services.worker.engines.llamacpp import forms as module
-from services.worker.engines.llamacpp.forms import FormMaker
+from services.worker.engines.llamacpp.forms import FormMaker, Making
 from tests.support import run_async
 
 # A third of a second or more of work that cannot be interrupted, in 2 kB: the root has 2^100 characters.
@@ -24,9 +24,12 @@ class Maker:
         self._maker = FormMaker(asyncio.get_running_loop(), Forms(ByteTokenizer.token_bytes, [EOS]))
         self._changed = asyncio.Event()
 
-    def start(self, kind: GuidedKind, *texts: str, generated: bytes = b"") -> None:
+    def start(self, kind: GuidedKind, *texts: str, generated: bytes = b"") -> Making:
         request = Request(model="m", guided=Guided(kind, texts), generated_token_ids=tuple(generated))
-        self._maker.start(request, self._take)
+        return self._maker.start(request, self._take)
+
+    def cancel(self, making: Making) -> None:
+        self._maker.cancel(making)
 
     def _take(self, result: Form | Failure) -> None:
         self.made.append(result)
@@ -124,5 +127,27 @@ def test_no_more_wait_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
         assert raised.value.reason is Reason.WORKER_AT_CAPACITY
         await maker.wait_made(2)
+
+    run_async(scenario())
+
+
+def test_what_is_cancelled_is_not_told_and_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "THREADS_MAX", 1)
+    monkeypatch.setattr(module, "WAITING_MAX", 1)
+
+    async def scenario() -> None:
+        maker = Maker()
+        under_way = maker.start(GuidedKind.CHOICE, "yes")
+        for _ in range(3):
+            waits = maker.start(GuidedKind.CHOICE, "no")
+            maker.cancel(waits)
+            maker.cancel(waits)
+        maker.cancel(under_way)
+        maker.start(GuidedKind.CHOICE, "ja")
+        await maker.wait_made(1)
+
+        [form] = maker.made
+        assert isinstance(form, Form)
+        form.take(ord("j"))
 
     run_async(scenario())

@@ -4,14 +4,15 @@ The shape of every decode is fixed by rules that keep results exact; the package
 one token for each stream up to the highest in use, and at most one of a piece of a prompt.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import structlog
 
 from services.errors import Failure, Reason, invalid
 from services.guided import Form
 from services.request import FinishReason, Request, TokenLogprobs
-from services.worker.engine import EngineLoad, Output, RankLoad
+from services.worker.engine import EngineLoad, Output
 from services.worker.engines.llamacpp.draw import choose_from, enders
 from services.worker.engines.llamacpp.model import Llama, Row
 
@@ -26,19 +27,23 @@ _FILLER = 0
 
 
 class Running:
-    """One request on the model: the tokens it has, how many of them are in its cache, and the form it is held to."""
+    """One request on the model: the tokens it has, how many of them are in its cache, and the form it is held to.
+
+    The engine's thread changes it once it is in a batch. Others may read `block_count` and `prefill_left` meanwhile:
+    each is made of one number and is true of the moment when it is read.
+    """
 
     def __init__(self, key: int, request: Request, end_ids: frozenset[int], form: Form | None = None) -> None:
-        assert (form is None) == (request.guided is None)
         self.key = key
         self.request = request
+        self.form = form
         self.stream = -1
         self.computed_count = 0
         self.tokens = [*request.prompt_token_ids, *request.generated_token_ids]
         self._prompt_count = len(request.prompt_token_ids)
+        self._given_count = len(self.tokens)
         self._end_ids = end_ids
         self._enders = enders(request, end_ids)
-        self._form = form
 
     @property
     def generated(self) -> Sequence[int]:
@@ -49,20 +54,30 @@ class Running:
         """Tokens that must be computed before the next can be drawn."""
         return len(self.tokens) - self.computed_count
 
+    @property
+    def prefill_left(self) -> int:
+        """Tokens that came with the request and are still to be computed."""
+        return max(self._given_count - self.computed_count, 0)
+
+    @property
+    def block_count(self) -> int:
+        """Blocks of the cache that its tokens take, with those still to be computed."""
+        return blocks_of(len(self.tokens))
+
     def is_at_limit(self, context_length: int) -> bool:
         generated_count = len(self.tokens) - self._prompt_count
         return generated_count >= self.request.max_tokens or len(self.tokens) >= context_length
 
     def choices(self) -> bytes | None:
         """What its form lets it draw, one bit for each token; None: anything. Raises Failure."""
-        if self._form is None:
+        if self.form is None:
             return None
-        return choose_from(self._form.allowed(), self.request, len(self.generated), self._end_ids)
+        return choose_from(self.form.allowed(), self.request, len(self.generated), self._end_ids)
 
     def end_of_form(self) -> Output:
         """What to say when there is no choice left."""
-        assert self._form is not None
-        if self._form.is_complete:
+        assert self.form is not None
+        if self.form.is_complete:
             return Output(self.key, finish=FinishReason.STOP)
         return Output(self.key, failure=invalid("guided", "the model has no token that the form could go on with"))
 
@@ -71,35 +86,47 @@ class Running:
         may_end = len(self.tokens) - self._prompt_count >= self.request.stop.min_tokens
         if may_end and token in self._enders:
             return Output(self.key, finish=FinishReason.STOP)
-        if self._form is not None:
-            self._form.take(token)
+        if self.form is not None:
+            self.form.take(token)
         self.tokens.append(token)
         finish = FinishReason.LENGTH if self.is_at_limit(context_length) else None
         return Output(self.key, (token,), finish, logprobs=None if logprobs is None else (logprobs,))
 
 
-class Batch:
-    """All sequences that run. piece_tokens: how much of a prompt a step computes, from 2 to 63 tokens."""
+def blocks_of(token_count: int) -> int:
+    return -(-token_count // KV_BLOCK_TOKENS)
 
-    def __init__(self, llama: Llama, *, streams: int, piece_tokens: int) -> None:
+
+class Batch:
+    """All sequences that run. piece_tokens: how much of a prompt a step computes, from 2 to 63 tokens.
+
+    is_cancelled: whether nobody wants the request with this key any more. Asked between all parts of a step, so that
+    such a request costs no more than the part that is under way.
+
+    counts: an EngineLoad without ranks. It is never changed, only replaced, so another thread may read it.
+    """
+
+    def __init__(
+        self, llama: Llama, *, streams: int, piece_tokens: int, is_cancelled: Callable[[int], bool] = lambda _: False
+    ) -> None:
         assert PIECE_TOKENS_MIN <= piece_tokens <= PIECE_TOKENS_MAX
         self._llama = llama
         self._piece_tokens = piece_tokens
         self._streams: list[Running | None] = [None] * streams
         self._running: dict[int, Running] = {}
-        self._steps = 0
-        self.load = self._measure()
+        self._is_cancelled = is_cancelled
+        self.counts = EngineLoad(0, ())
 
     @property
     def is_empty(self) -> bool:
         return not self._running
 
     def add(self, running: Running) -> None:
+        assert (running.form is None) == (running.request.guided is None)
         # The lowest stream, because a step computes a filler for each idle stream below the highest in use.
         running.stream = self._streams.index(None)
         self._streams[running.stream] = running
         self._running[running.key] = running
-        self.load = self._measure()
 
     def remove(self, key: int) -> None:
         """Idempotent."""
@@ -107,19 +134,24 @@ class Batch:
         if running is not None:
             self._streams[running.stream] = None
             self._llama.forget(running.stream)
-            self.load = self._measure()
 
     def step(self) -> list[Output]:
         """Bring every sequence on. Raises what llama.cpp raises when it cannot go on."""
+        self._remove_cancelled()
         at_limit = [one for one in self._running.values() if one.is_at_limit(self._llama.context_length)]
         outputs = [Output(one.key, finish=FinishReason.LENGTH) for one in at_limit]
         self._remove_ended(outputs)
+        self._compute_piece()
+        self._remove_cancelled()
         if self._running:
-            self._compute_piece()
             drawn = self._advance()
             self._remove_ended(drawn)
             outputs += drawn
         return outputs
+
+    def _remove_cancelled(self) -> None:
+        for key in [key for key in self._running if self._is_cancelled(key)]:
+            self.remove(key)
 
     def _remove_ended(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
@@ -135,6 +167,7 @@ class Batch:
                 tokens = running.tokens[start : start + size]
                 self._decode([Row(running.stream, start + index, token) for index, token in enumerate(tokens)])
                 running.computed_count += size
+                self._count(running, prefill=size)
                 return
 
     def _advance(self) -> list[Output]:
@@ -148,8 +181,10 @@ class Batch:
             if running is None:
                 self._llama.forget(stream)
                 continue
+            is_prefill = running.prefill_left > 0
             running.computed_count += 1
-            if running.pending_count == 0:
+            self._count(running, prefill=int(is_prefill))
+            if running.pending_count == 0 and not self._is_cancelled(running.key):
                 outputs.append(self._draw(running))
         return outputs
 
@@ -182,16 +217,20 @@ class Batch:
         token = self._llama.draw(row, request, running.generated, choices)
         asked = request.logprobs
         logprobs = None if asked is None else self._llama.logprobs(row, token, asked)
-        return running.take(token, self._llama.context_length, logprobs)
+        output = running.take(token, self._llama.context_length, logprobs)
+        self._count(running, generated=len(output.token_ids))
+        return output
 
     def _decode(self, rows: Sequence[Row]) -> None:
         self._llama.decode(rows)
-        self._steps += 1
-        self.load = self._measure()
+        self.counts = replace(self.counts, steps=self.counts.steps + 1)
 
-    def _measure(self) -> EngineLoad:
-        # Made here and read as a whole by the event loop, which must not walk what this thread changes.
-        used = sum(-(-len(one.tokens) // KV_BLOCK_TOKENS) for one in self._running.values())
-        total = len(self._streams) * -(-self._llama.context_length // KV_BLOCK_TOKENS)
-        prefill = sum(one.pending_count - 1 for one in self._running.values())
-        return EngineLoad(self._steps, (RankLoad(used, total, max(prefill, 0)),))
+    def _count(self, running: Running, *, prefill: int = 0, generated: int = 0) -> None:
+        counts = self.counts
+        late = prefill + generated if self._is_cancelled(running.key) else 0
+        self.counts = replace(
+            counts,
+            prefill_tokens=counts.prefill_tokens + prefill,
+            generated_tokens=counts.generated_tokens + generated,
+            tokens_after_cancel=counts.tokens_after_cancel + late,
+        )

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -18,8 +18,8 @@ from services.worker.engine import Emit, EngineLoad, Output, RankLoad
 try:
     from services.guided import KINDS, Form
     from services.tokenizers.gguf import tokenizer_content
-    from services.worker.engines.llamacpp.batch import PIECE_TOKENS_MAX, PIECE_TOKENS_MIN, Batch, Running
-    from services.worker.engines.llamacpp.forms import FormMaker
+    from services.worker.engines.llamacpp.batch import PIECE_TOKENS_MAX, PIECE_TOKENS_MIN, Batch, Running, blocks_of
+    from services.worker.engines.llamacpp.forms import FormMaker, Making
     from services.worker.engines.llamacpp.model import Llama
 except (ImportError, Failure) as error:
     raise StartupError("the llamacpp engine needs llama.cpp: pip install 'unbroken[llamacpp]'") from error
@@ -78,6 +78,11 @@ class _Mailbox:
                 self._mail.cancelled.add(key)
             self._changed.notify()
 
+    def is_cancelled(self, key: int) -> bool:
+        """Whether it was cancelled since the last time that the mail was taken."""
+        with self._changed:
+            return key in self._mail.cancelled
+
     def close(self) -> None:
         with self._changed:
             self._mail.is_closed = True
@@ -98,7 +103,8 @@ class LlamaCppEngine:
     def __init__(self, config: LlamaCppConfig) -> None:
         self._config = config
         self._mailbox = _Mailbox()
-        self._live: set[int] = set()  # Keys that may be emitted. Only the event loop touches it.
+        self._live: dict[int, Running] = {}  # What may be emitted, by key. Only the event loop changes it.
+        self._making: dict[int, Making] = {}  # Forms on their way, of some of those.
         self._loaded: tuple[Llama, ModelCard, bytes] | None = None
         self._batch: Batch | None = None
         self._form_maker: FormMaker | None = None
@@ -113,34 +119,47 @@ class LlamaCppEngine:
         return self._get_loaded()[2]
 
     def load(self) -> EngineLoad:
-        return self._batch.load if self._batch is not None else EngineLoad(0, (RankLoad(0, 0, 0),))
+        """Of all that were submitted and have neither ended nor been cancelled, wherever they stand.
+
+        kv_blocks_total: what N sequences of a whole context take. llama.cpp allocates that and some padding, which no
+        request can fill: each sequence's cache is rounded up to 256 tokens.
+        """
+        if self._batch is None:
+            return EngineLoad(0, (RankLoad(0, 0, 0),))
+        used = sum(running.block_count for running in self._live.values())
+        total = self.request_limit * blocks_of(self.card.context_length)
+        prefill = sum(running.prefill_left for running in self._live.values())
+        return replace(self._batch.counts, ranks=(RankLoad(used, total, prefill),))
 
     def submit(self, key: int, request: Request) -> None:
         _check(request, self.card)
         if len(self._live) >= self.request_limit:
             raise Failure(Reason.WORKER_AT_CAPACITY, "Server overloaded: worker at capacity")
+        running = Running(key, request, self._get_loaded()[0].end_ids)
         if request.guided is None:
-            self._enqueue(key, request)
+            self._mailbox.submit(running)
         else:
             assert self._form_maker is not None, "the engine is not ready"
-            self._form_maker.start(request, lambda result: self._take_form(key, request, result))
-        self._live.add(key)
+            self._making[key] = self._form_maker.start(request, lambda result: self._take_form(running, result))
+        self._live[key] = running
 
-    def _enqueue(self, key: int, request: Request, form: Form | None = None) -> None:
-        self._mailbox.submit(Running(key, request, self._get_loaded()[0].end_ids, form))
-
-    def _take_form(self, key: int, request: Request, result: Form | Failure) -> None:
-        if key not in self._live:  # Cancelled meanwhile.
-            return
+    def _take_form(self, running: Running, result: Form | Failure) -> None:
+        del self._making[running.key]
         if isinstance(result, Failure):
-            self._deliver([Output(key, failure=result)])
+            self._deliver([Output(running.key, failure=result)])
         else:
-            self._enqueue(key, request, result)
+            running.form = result
+            self._mailbox.submit(running)
 
     def cancel(self, key: int) -> None:
-        if key in self._live:
-            self._live.remove(key)
+        if self._live.pop(key, None) is None:
+            return
+        making = self._making.pop(key, None)
+        if making is None:
             self._mailbox.cancel(key)
+        else:
+            assert self._form_maker is not None, "it makes this form"
+            self._form_maker.cancel(making)
 
     async def run(self, emit: Emit, ready: asyncio.Event) -> None:
         """Raises Failure(ENGINE_DEAD) when loading or a step fails.
@@ -187,7 +206,10 @@ class LlamaCppEngine:
         llama = self._load_model()
         try:
             batch = self._batch = Batch(
-                llama, streams=self._config.sequences, piece_tokens=self._config.prefill_chunk_tokens
+                llama,
+                streams=self._config.sequences,
+                piece_tokens=self._config.prefill_chunk_tokens,
+                is_cancelled=self._mailbox.is_cancelled,
             )
             on_ready()
             while not (mail := self._mailbox.take(wait=batch.is_empty)).is_closed:
@@ -217,7 +239,7 @@ class LlamaCppEngine:
         wanted = [output for output in outputs if output.key in self._live]
         for output in wanted:
             if output.finish is not None or output.failure is not None:
-                self._live.remove(output.key)
+                del self._live[output.key]
         if wanted:
             self._emit(wanted)
 

@@ -24,7 +24,7 @@ WAITING_MAX = 1024
 Done = Callable[[Form | Failure], None]
 
 
-class _Making:
+class Making:
     """One form on its way: `done` is called once, with what comes first."""
 
     def __init__(self, request: Request, done: Done) -> None:
@@ -37,6 +37,10 @@ class _Making:
         if done is not None:
             done(result)
 
+    def forget(self) -> None:
+        """Let `done` not be called any more."""
+        self._done = None
+
 
 class FormMaker:
     """Used on the event loop alone."""
@@ -44,19 +48,27 @@ class FormMaker:
     def __init__(self, loop: asyncio.AbstractEventLoop, forms: Forms) -> None:
         self._loop = loop
         self._forms = forms
-        self._waiting: dict[_Making, asyncio.TimerHandle] = {}  # Oldest first.
+        self._waiting: dict[Making, asyncio.TimerHandle] = {}  # Oldest first.
         self._thread_count = 0
 
-    def start(self, request: Request, done: Done) -> None:
+    def start(self, request: Request, done: Done) -> Making:
         """Make the form of a guided request as it stands; `done` is called once, on the loop, within FORM_S_MAX.
 
         Raises Failure(WORKER_AT_CAPACITY) when WAITING_MAX forms wait.
         """
         if len(self._waiting) >= WAITING_MAX:
             raise _full()
-        making = _Making(request, done)
+        making = Making(request, done)
         self._waiting[making] = self._loop.call_later(FORM_S_MAX, self._expire, making)
         self._start_threads()
+        return making
+
+    def cancel(self, making: Making) -> None:
+        """Nobody wants it any more: `done` is not called. One that waits is not begun; one under way goes on."""
+        timer = self._waiting.pop(making, None)
+        if timer is not None:
+            timer.cancel()
+        making.forget()
 
     def _start_threads(self) -> None:
         while self._waiting and self._thread_count < THREADS_MAX:
@@ -66,7 +78,7 @@ class FormMaker:
             making.is_started = True
             threading.Thread(target=self._work, args=(making, timer), name="llamacpp-form", daemon=True).start()
 
-    def _work(self, making: _Making, timer: asyncio.TimerHandle) -> None:
+    def _work(self, making: Making, timer: asyncio.TimerHandle) -> None:
         """The thread."""
         result = self._make(making.request)
         if not self._loop.is_closed():
@@ -82,13 +94,13 @@ class FormMaker:
             log.exception("making a form failed")
             return Failure(Reason.ENGINE_ERROR, "the form of a guided request could not be made")
 
-    def _end(self, making: _Making, timer: asyncio.TimerHandle, result: Form | Failure) -> None:
+    def _end(self, making: Making, timer: asyncio.TimerHandle, result: Form | Failure) -> None:
         timer.cancel()
         self._thread_count -= 1
         making.end(result)
         self._start_threads()
 
-    def _expire(self, making: _Making) -> None:
+    def _expire(self, making: Making) -> None:
         self._waiting.pop(making, None)
         making.end(_too_complex() if making.is_started else _full())
 

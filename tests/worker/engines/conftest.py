@@ -1,0 +1,39 @@
+"""The engine that the tests of llama.cpp share: loading is most of their time, so there is one for each module."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.worker.engines.llamacpp_support import Bench
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def bench(runner: asyncio.Runner) -> Iterator["Bench"]:
+    from tests.worker.engines.llamacpp_support import TIMEOUT_S, Bench  # Needs the extra, which other tests do not.
+
+    async def start() -> tuple["Bench", asyncio.Task[None]]:
+        bench, ready = Bench(), asyncio.Event()
+        task = asyncio.create_task(bench.engine.run(bench.emit, ready))
+        async with asyncio.timeout(TIMEOUT_S):
+            await ready.wait()
+        return bench, task
+
+    async def end(task: asyncio.Task[None]) -> None:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    bench, task = runner.run(start())
+    yield bench
+    runner.run(end(task))
+    assert all(thread.name != "llamacpp" for thread in threading.enumerate())
