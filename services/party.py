@@ -27,6 +27,11 @@ class Party:
     _refusal: Failure | None = None
     _give_back: Callable[[int], None] | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether none has left."""
+        return not self._gone
+
     def take(self, choice: int, reserve: Callable[[int], Reservation]) -> int:
         """The place of a choice. The first to come reserves for all that may come: what it is refused with, all are.
 

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from services.layers import root_cause
+from services.party import Party
 from services.request import Call, Delta, Finish, Layer, Request, Sink, Usage
 
 
@@ -25,7 +26,10 @@ class _Tally:
 
 
 class Choices:
-    """Above present and migrate: each choice has its own text, and moves alone."""
+    """Above present and migrate: each choice has its own text, and moves alone.
+
+    They set out together, as a party: one worker takes all of them, or none.
+    """
 
     def __init__(self, inner: Layer) -> None:
         self._inner = inner
@@ -33,7 +37,8 @@ class Choices:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         if request.n == 1:
             return await self._inner(request, call, sink)
-        tally = _Tally(sink, request.n)
+        tally, party = _Tally(sink, request.n), Party(request.n)
+        call = replace(call, party=party)
         try:
             async with asyncio.TaskGroup() as group:
                 choices = [
@@ -43,6 +48,8 @@ class Choices:
                 finishes = [await choice for choice in choices]
         except ExceptionGroup as failures:
             raise root_cause(failures) from None  # One that failed has had the others cancelled.
+        finally:
+            party.end()
         return Finish(finishes[0].reason, _total([finish.usage for finish in finishes]))
 
 

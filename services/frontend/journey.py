@@ -74,7 +74,7 @@ class Leg:
 
     def __init__(self, journey: "Journey", rounds_left: int) -> None:
         self._journey = journey
-        self.attempt = Attempt(on_leaving=lambda grace_s: journey.on_leaving(self, grace_s))
+        self.attempt = Attempt(on_begun=journey.part, on_leaving=lambda grace_s: journey.on_leaving(self, grace_s))
         self.outcome: Finish | Failure | None = None
         self.rounds_left = rounds_left
         self.leaves_at: float | None = None
@@ -168,6 +168,8 @@ class Journey:
 
     def on_tokens(self, leg: Leg, delta: Delta) -> None:
         """A leg's worker has delivered."""
+        if self._is_over:
+            return  # Its legs are cut, but a message can come before they notice.
         takes_over = leg is self._second
         if takes_over and not self._take_over(leg, delta.position):
             return
@@ -185,6 +187,12 @@ class Journey:
     def _make_current(self, leg: Leg) -> None:
         self._current, self._second = leg, None
         self._given_before = self._record.count
+
+    def part(self) -> None:
+        """From now on it goes its own way: it has begun, or lost its worker. The other choices need not wait for it."""
+        if (party := self._call.party) is not None:
+            self._call = replace(self._call, party=None)
+            party.leave(self._request.choice)
 
     # Unplanned moves
 
@@ -239,7 +247,12 @@ class Journey:
         self._cause = self._cause or failure
 
     def _next_call(self, failure: Failure) -> Call:
-        call, worker = self._call, self._current.attempt.worker
+        worker = self._current.attempt.worker
+        if failure.reason is not Reason.WORKER_AT_CAPACITY:
+            self.part()
+        elif self._call.party is not None and worker is not None:
+            self._call.party.renew(worker)  # All of its choices were refused, and go on together.
+        call = self._call
         excluded = call.excluded if worker is None else call.excluded | {worker}
         has_begun = self._record.count > 0 or call.replacement_deadline is not None
         if failure.reason is Reason.ENGINE_ERROR or (failure.traits.free and not has_begun):
@@ -263,6 +276,7 @@ class Journey:
         """Start a second leg beside the current one, if it may ever take over."""
         may = self._terms.policy.limit > 0 and self._terms.policy.may_leave(self._progress())
         if may and leg.outcome is None and not self._is_over:
+            self.part()
             self._delivered_at = self._clock()
             self._second = self._start(self._planned_call())
 

@@ -57,9 +57,12 @@ class Outgoing:
         return messages
 
 
-def submit_of(stream_id: int, request: Request, call: Call) -> worker_pb2.Submit:
-    """The message that starts the request. Raises INVALID_ARGUMENT for one that is too large to send."""
-    submit = worker_pb2.Submit(stream_id=stream_id, request=request_to_wire(request))
+def submit_of(stream_id: int, request: Request, call: Call, choices: int = 1) -> worker_pb2.Submit:
+    """The message that starts the request: so many choices, from its own on.
+
+    Raises INVALID_ARGUMENT for one that is too large to send.
+    """
+    submit = worker_pb2.Submit(stream_id=stream_id, request=request_to_wire(request), choices=choices)
     submit.request.request_id = call.request_id
     if (left_s := time_left_s(call.deadline)) is not None:
         submit.timeout.CopyFrom(seconds_to_wire(min(left_s, TIMEOUT_S_MAX)))

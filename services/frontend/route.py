@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Generic
 
 from services.errors import Failure, Reason
@@ -21,7 +22,8 @@ class Route(Generic[AnyWorker]):
         self._rng = rng
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        session = await self._pick(request, call)
+        call = _alone_if_parted(call)
+        session = self._find_party(call) or await self._pick(request, call)
         try:
             call.attempt.worker = session.key
             return await self._inner(request, call, sink)
@@ -35,6 +37,15 @@ class Route(Generic[AnyWorker]):
                 session.is_draining = True
             raise
 
+    def _find_party(self, call: Call) -> AnyWorker | None:
+        """The worker where the first of the choices has got a place for each of them; None for the first itself."""
+        if call.party is None or call.party.worker is None:
+            return None
+        session = self._pool.session(call.party.worker)
+        if session is None:
+            raise Failure(Reason.CANNOT_CONNECT, "the worker was lost before the choice was sent")
+        return session
+
     async def _pick(self, request: Request, call: Call) -> AnyWorker:
         """An eligible worker. A call that has lost its worker waits for another until `call.replacement_deadline`.
 
@@ -42,17 +53,27 @@ class Route(Generic[AnyWorker]):
         """
         clock, card = asyncio.get_running_loop().time, call.card
         assert card is not None, "preprocess names the card"
-        is_under_way = call.replacement_deadline is not None
+        is_under_way, count = call.replacement_deadline is not None, 1 if call.party is None else call.party.count
         try:
             async with asyncio.timeout_at(call.replacement_deadline):
                 while True:
                     change = self._pool.next_change
-                    seen = view(self._pool.sessions(card), call, clock(), self._busy.acting(request.model))
+                    seen = view(self._pool.sessions(card), call, clock(), self._busy.acting(request.model), count)
                     if eligible := seen.eligible(is_under_way=is_under_way):
-                        return choose(eligible, self._rng)
+                        chosen = choose(eligible, self._rng)
+                        if call.party is not None:
+                            call.party.worker = chosen.key
+                        return chosen
                     if not is_under_way:
-                        raise refusal(seen, request.model, 1, self._rng)
+                        raise refusal(seen, request.model, count, self._rng)
                     await change.wait()
         except TimeoutError:
             detail = f"no other worker of {request.model!r} had room or came in time"
             raise no_workers(detail, self._rng) from None
+
+
+def _alone_if_parted(call: Call) -> Call:
+    """Choices go together all of them, or each alone: what is left of a party is none."""
+    if call.party is None or call.party.worker is not None or call.party.is_whole:
+        return call
+    return replace(call, party=None)

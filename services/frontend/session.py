@@ -13,9 +13,9 @@ A stream whose finish reason has come ends well, whatever happens to the session
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 import grpc
@@ -26,8 +26,10 @@ from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.frontend.outgoing import CancelCounts, Outgoing, submit_of
 from services.frontend.stream import Stream
+from services.frontend.streams import Streams
 from services.frontend.worker_load import FullMark, Occupancy, WorkerLoad
 from services.layers import bug_failure, root_cause
+from services.party import Reservation
 from services.request import Call, Request, Sink
 from services.rpc import failure_of
 from services.stubs import worker_pb2, worker_pb2_grpc
@@ -36,8 +38,6 @@ from services.wire import card_from_wire, logprobs_from_wire, seconds_from_wire
 log = structlog.get_logger()
 
 Attachment = grpc.aio.StreamStreamCall[worker_pb2.AttachRequest, worker_pb2.AttachResponse]
-COMPLETED_KEPT = 4096
-"""How many completed stream ids a session remembers, to notice items that follow `complete_final`."""
 UNREADABLE = (grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED)
 """What gRPC ends a stream with, on our side of it, when a message has no sound frame or is above the bound."""
 WRITE_FAILED = "Internal error from Core"
@@ -90,9 +90,7 @@ class Session:
         self._card: ModelCard | None = None
         self._config = config
         self._clock = loop.time
-        self._streams: dict[int, Stream] = {}
-        self._stream_ids = count(1)
-        self._completed: OrderedDict[int, None] = OrderedDict()
+        self._streams = Streams()
         self._outgoing = Outgoing(self._cancels)
         self._loss: Failure | None = None
         self._has_ended = asyncio.Event()
@@ -145,17 +143,43 @@ class Session:
     # Requests
 
     def open(self, request: Request, call: Call, sink: Sink) -> Stream:
-        """Send the request. The caller awaits `ended` of what is returned and then closes it."""
+        """Send the request. The caller awaits `ended` of what is returned and then closes it.
+
+        The first choice of a party sends it for all of them, and each of the others joins the stream kept for it.
+        """
         if self.is_lost:
             raise Failure(Reason.CANNOT_CONNECT, f"the session to {self.record.address} is over")
-        submit = submit_of(next(self._stream_ids), request, call)
+        if call.party is None:
+            stream = self._start(request, call)
+        else:
+            stream = self._streams.take(call.party.take(request.choice, partial(self._reserve, request, call)))
+        stream.join(call.attempt, sink)
+        return stream
+
+    def _start(self, request: Request, call: Call, choices: int = 1) -> Stream:
+        """Send it. Returns the first of so many streams with consecutive ids, for choices from the request's own on."""
+        submit = submit_of(self._streams.next_id, request, call, choices)
         if not self._streams:
             self._heard_at = self._stepped_at = self._clock()  # An idle worker was allowed its silence.
             self._load.set_in_use(True)
-        stream = Stream(submit.stream_id, request, call.attempt, sink, self.card.vocab_size)
-        self._streams[stream.id] = stream
         self._outgoing.submit(submit)
-        return stream
+        return self._streams.add(request, self.card.vocab_size, choices)
+
+    def _reserve(self, request: Request, call: Call, count: int) -> Reservation:
+        """A stream for each choice of the call's party, to be kept until that comes."""
+        assert call.party is not None
+        assert count == call.party.count, "route lets none go with a party that one has left"
+        first = self._start(replace(request, choice=call.party.first), call, count)
+        ids = range(first.id, first.id + count)
+        self._streams.keep(ids)
+        return ids, self._give_back
+
+    def _give_back(self, stream_id: int) -> None:
+        """The choice never comes."""
+        stream = self._streams.take(stream_id)
+        if stream.ended.done():
+            stream.ended.exception()
+        self.close(stream)
 
     def close(self, stream: Stream) -> None:
         """Forget the stream, and tell the worker if it has not ended. Late tokens reach nobody."""
@@ -165,7 +189,7 @@ class Session:
     def _remove(self, stream: Stream, *, frees_room: bool) -> bool:
         """Whether it was there. frees_room: it had a slot or a place, which another request can have now."""
         was_full = self.is_full()
-        if self._streams.pop(stream.id, None) is None:
+        if not self._streams.remove(stream):
             return False
         if not self._streams:
             self._load.set_in_use(False)
@@ -262,7 +286,7 @@ class Session:
     def _on_goaway(self, grace_s: float) -> None:
         self.is_draining = True
         self._on_news()
-        for stream in list(self._streams.values()):
+        for stream in self._streams:
             try:
                 stream.attempt.on_leaving(grace_s)
             except Exception as error:  # Nobody raises here: it is a bug, and must not harm the streams beside it.
@@ -278,7 +302,7 @@ class Session:
         entries = zip(step.stream_ids, step.positions, step.token_counts, strict=True)
         for index, (stream_id, position, length) in enumerate(entries):
             stop = start + length
-            if (stream := self._find(stream_id)) is not None:
+            if (stream := self._streams.find(stream_id)) is not None:
                 try:
                     ours = [logprobs_from_wire(one) for one in logprobs[index]] if index in logprobs else None
                     stream.on_tokens(position, token_ids[start:stop], ours)
@@ -289,7 +313,7 @@ class Session:
             start = stop
 
     def _on_end(self, end: worker_pb2.StreamEnd) -> None:
-        stream = self._find(end.stream_id)
+        stream = self._streams.find(end.stream_id)
         if stream is None:
             return
         try:
@@ -298,16 +322,7 @@ class Session:
             self._drop(stream, failure)
         if end.complete_final or end.HasField("error"):
             self._remove(stream, frees_room=end.error.reason != Reason.WORKER_AT_CAPACITY)  # A refused one had none.
-            self._completed[stream.id] = None
-            if len(self._completed) > COMPLETED_KEPT:
-                self._completed.popitem(last=False)
-
-    def _find(self, stream_id: int) -> Stream | None:
-        """The stream; None if it was closed by us. Raises PROTOCOL_VIOLATION if the worker itself had ended it."""
-        stream = self._streams.get(stream_id)
-        if stream is None and stream_id in self._completed:
-            raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.record.address} went on with a stream after its end")
-        return stream
+            self._streams.complete(stream)
 
     def _drop(self, stream: Stream, failure: Failure) -> None:
         log.warning("worker broke the protocol", instance=self.record.instance_id, why=str(failure))
@@ -340,8 +355,8 @@ class Session:
         self._loss = failure
         self._has_ended.set()
         self._full_mark.clear()
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
+        for stream in self._streams:
+            self._streams.remove(stream)
             stream.fail(failure)
 
 

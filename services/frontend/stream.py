@@ -10,21 +10,41 @@ from services.stubs import worker_pb2
 from services.wire import error_from_wire, finish_reason_from_wire
 
 
+class _Held:
+    """The sink of a stream that nobody has joined so far: its tokens wait for whoever does."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+
+    def deliver(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+
+
 class Stream:
-    """One request on a session."""
+    """One request on a session. What comes before somebody has joined it is kept for them."""
 
     __slots__ = ("_choice", "_finish", "_has_logprobs", "_position", "_sink", "_vocab_size", "attempt", "ended", "id")
 
-    def __init__(self, stream_id: int, request: Request, attempt: Attempt, sink: Sink, vocab_size: int) -> None:
+    def __init__(self, stream_id: int, request: Request, vocab_size: int) -> None:
         self.id = stream_id
-        self.attempt = attempt
+        self.attempt = Attempt()
         self.ended: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
-        self._sink = sink
+        self._sink: Sink = _Held()
         self._vocab_size = vocab_size
         self._choice = request.choice
         self._has_logprobs = request.logprobs is not None
         self._position = len(request.generated_token_ids)
         self._finish: Finish | None = None
+
+    def join(self, attempt: Attempt, sink: Sink) -> None:
+        """Whose stream it is from now on. Once."""
+        held, self._sink = self._sink, sink
+        assert isinstance(held, _Held), "it is somebody's already"
+        if self.attempt.has_begun:
+            attempt.begin()
+        self.attempt = attempt
+        for delta in held.deltas:
+            sink.deliver(delta)
 
     def on_tokens(
         self, position: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None

@@ -81,3 +81,19 @@ def test_one_that_fails_fails_the_request_and_cancels_the_others() -> None:
 
     assert caught.value.reason is Reason.STALLED
     assert answers.cancelled == [0]
+
+
+def test_they_set_out_together_and_no_place_is_kept_for_one_that_never_comes() -> None:
+    given_back: list[int] = []
+
+    class Takes(Answers):
+        async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+            assert call.party is not None
+            if request.choice == 0:
+                call.party.take(0, lambda count: (range(10, 10 + count), given_back.append))
+            return await super().__call__(request, call, sink)
+
+    with pytest.raises(Failure):
+        ask(Takes(Reason.STALLED, 1, 1), n=3)
+
+    assert given_back == [11, 12]

@@ -13,7 +13,7 @@ from services.frontend.journey import LAG_TOKENS_MAX, ROUNDS_MAX
 from services.frontend.migrate import Migrate, MigrateConfig
 from services.frontend.policy import FREE_MOVES_MAX
 from services.request import Call, Delta, Finish, FinishReason, Request, Sampling, Sink, TokenLogprobs
-from tests.support import CARD, Collected, Script, Step, call_layer, make_request, run_async
+from tests.support import CARD, HANG, Collected, Script, Step, call_layer, make_request, run_async
 
 ABLE = replace(CARD, resume=Resume(sampling=True, penalties=True, guided=True, logprobs=True))
 
@@ -711,3 +711,29 @@ def test_nothing_is_planned_where_nothing_may_move() -> None:
     stage, _ = staged(play, limit=0)
 
     assert len(stage.parts) == 1
+
+
+def test_nothing_starts_and_nothing_is_delivered_once_the_client_has_hung_up() -> None:
+    """What a worker sends comes in the same turn: the legs are cut, but have not noticed."""
+
+    class Late(Script):
+        async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+            try:
+                return await super().__call__(request, call, sink)
+            except asyncio.CancelledError:
+                call.attempt.on_leaving(30.0)
+                sink.deliver(Delta(0, [7]))
+                raise
+
+    async def scenario() -> None:
+        script, collected = Late([HANG]), Collected()
+        layer = Migrate(script, MigrateConfig(), Counts())
+        call = Call(request_id="r", card=ABLE)
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(layer(make_request(), call, collected))
+            await script.hanging.wait()
+            asking.cancel()
+        assert collected.deltas == []
+        assert len(script.requests) == 1
+
+    run_async(scenario())

@@ -10,6 +10,7 @@ from services.errors import Failure, Reason
 from services.frontend.busy import AdmissionConfig, BusyThresholds, Thresholds
 from services.frontend.route import Route
 from services.frontend.worker_load import Occupancy
+from services.party import Party
 from services.worker.engine import RankLoad
 from tests.support import HANG, FakeWorker, FakeWorkers, Script, call_layer, make_request, run_async
 
@@ -200,3 +201,37 @@ def test_and_gives_up_at_its_replacement_deadline() -> None:
     assert caught.value.reason is Reason.NO_WORKERS
     assert caught.value.retry_after_s is not None
     assert 1 <= caught.value.retry_after_s <= 1.2
+
+
+# The choices of a party
+
+
+def test_the_first_of_a_party_chooses_a_worker_with_room_for_all_and_the_others_follow() -> None:
+    small, large = FakeWorker("small", request_limit=2), FakeWorker("large", in_flight_count=5, request_limit=8)
+    workers, party = FakeWorkers(small, large), Party(3)
+
+    assert routed_to(workers, party=party) == "large"
+    large.full = True
+    assert routed_to(workers, party=party) == "large"
+
+
+def test_a_choice_whose_party_s_worker_is_gone_has_lost_it_too() -> None:
+    failure = refusal(FakeWorkers(FakeWorker("b")), party=Party(3, worker="a"))
+
+    assert failure.reason is Reason.CANNOT_CONNECT
+
+
+def test_what_is_left_of_a_party_goes_alone() -> None:
+    workers, party = FakeWorkers(FakeWorker("a", request_limit=1)), Party(3)
+    party.leave(2)
+    script = Script([7])
+
+    run_async(call_layer(route(script, workers), make_request(), party=party))
+
+    assert script.calls[0].party is None
+
+
+def test_a_party_that_no_worker_is_large_enough_for_is_an_error_of_the_request() -> None:
+    failure = refusal(FakeWorkers(FakeWorker("a", request_limit=2)), party=Party(3))
+
+    assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "n")

@@ -1,6 +1,7 @@
 """Session: all requests to one worker on one stream, and the proof that the worker lives."""
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -14,11 +15,13 @@ from services.frontend.outgoing import CancelCounts
 from services.frontend.session import Session, SessionConfig, loss_of
 from services.frontend.stream import Stream
 from services.grpc_server import GrpcServer
+from services.party import Party
 from services.request import Attempt, Call, FinishReason
 from services.rpc import CHANNEL_OPTIONS, MESSAGE_BYTES_MAX
 from services.stubs import worker_pb2, worker_pb2_grpc
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
 from services.wire import card_to_wire, seconds_to_wire
+from tests.frontend.support import BareWorker
 from tests.support import CARD, Collected, make_request, run_async
 
 WELCOME = worker_pb2.Welcome(instance_id="i", card=card_to_wire(CARD))
@@ -359,28 +362,11 @@ def test_a_violation_of_one_stream_leaves_the_others_alone() -> None:
     play(serve, use)
 
 
-class Bare:
-    """A session whose worker is the test itself, without a connection. It takes two requests, and one more may wait."""
-
-    def __init__(self, config: SessionConfig = PATIENT) -> None:
-        self.news: list[str] = []
-        self.cancels = CancelCounts()
-        record = InstanceRecord("i", "127.0.0.1:1", "m")
-        self.session = Session(record, config, on_news=lambda: self.news.append("news"), cancels=self.cancels)
-        welcome = worker_pb2.Welcome(engine_request_limit=2, request_queue_limit=1, card=WELCOME.card)
-        self.session._on_welcome(welcome)
-
-    def open(self, **call: Any) -> Stream:
-        return self.session.open(make_request(), Call(**({"request_id": "r"} | call)), Collected())
-
-    def hear(self, **message: Any) -> None:
-        self.session._on_message(worker_pb2.AttachResponse(**message))
-
-    def refuse(self, stream: Stream) -> None:
-        error = worker_pb2.Error(reason=Reason.WORKER_AT_CAPACITY)
-        self.hear(ends=[worker_pb2.StreamEnd(stream_id=stream.id, error=error)])
-        assert isinstance(stream.ended.exception(), Failure)
-        self.session.mark_full()
+def refused(worker: BareWorker, stream: Stream) -> None:
+    """As route takes it."""
+    worker.refuse(stream.id)
+    assert isinstance(stream.ended.exception(), Failure)
+    worker.session.mark_full()
 
 
 REPORT = worker_pb2.Load(ranks=[worker_pb2.RankLoad(kv_blocks_used=1, kv_blocks_total=2)])
@@ -388,8 +374,8 @@ REPORT = worker_pb2.Load(ranks=[worker_pb2.RankLoad(kv_blocks_used=1, kv_blocks_
 
 def test_a_refusal_makes_it_full_until_the_next_report_which_a_heartbeat_without_ranks_is_not() -> None:
     async def scenario() -> None:
-        bare = Bare()
-        bare.refuse(bare.open())
+        bare = BareWorker()
+        refused(bare, bare.open())
         assert bare.session.is_full()
 
         bare.hear(load=worker_pb2.Load(running=3))
@@ -404,14 +390,14 @@ def test_a_refusal_makes_it_full_until_the_next_report_which_a_heartbeat_without
 @pytest.mark.parametrize("how", ["finished", "closed"])
 def test_or_until_one_of_our_own_streams_on_it_ends(how: str) -> None:
     async def scenario() -> None:
-        bare = Bare()
+        bare = BareWorker()
         stream = bare.open()
         bare.session.mark_full()
 
         if how == "closed":
             bare.session.close(stream)
         else:
-            bare.hear(ends=[worker_pb2.StreamEnd(stream_id=1, finish_reason=FINISH_REASON_STOP, complete_final=True)])
+            bare.finish(stream.id)
 
         assert (bare.session.is_full(), bare.news) == (False, ["news"])
 
@@ -420,10 +406,10 @@ def test_or_until_one_of_our_own_streams_on_it_ends(how: str) -> None:
 
 def test_but_a_stream_that_was_refused_leaves_no_room_behind() -> None:
     async def scenario() -> None:
-        bare = Bare()
+        bare = BareWorker()
         first, second = bare.open(), bare.open()
-        bare.refuse(first)
-        bare.refuse(second)
+        refused(bare, first)
+        refused(bare, second)
         assert (bare.session.is_full(), bare.news) == (True, [])
 
     run_async(scenario())
@@ -431,7 +417,7 @@ def test_but_a_stream_that_was_refused_leaves_no_room_behind() -> None:
 
 def test_as_many_streams_of_our_own_as_it_takes_make_it_full_without_asking_it() -> None:
     async def scenario() -> None:
-        bare = Bare()
+        bare = BareWorker()
         streams = []
         for _ in range(3):
             assert not bare.session.is_full()
@@ -449,7 +435,7 @@ def test_as_many_streams_of_our_own_as_it_takes_make_it_full_without_asking_it()
 
 def test_a_worker_that_names_no_limit_is_full_only_when_it_says_so() -> None:
     async def scenario() -> None:
-        bare = Bare()
+        bare = BareWorker()
         bare.session._on_welcome(WELCOME)
         for _ in range(50):
             bare.open()
@@ -460,7 +446,7 @@ def test_a_worker_that_names_no_limit_is_full_only_when_it_says_so() -> None:
 
 def test_the_end_of_a_session_leaves_no_mark_and_no_timer() -> None:
     async def scenario() -> None:
-        bare = Bare(SessionConfig(full_s=0.01))
+        bare = BareWorker(config=SessionConfig(full_s=0.01))
         bare.session.mark_full()
         bare.session.lose(Failure(Reason.DISCONNECTED, "gone"))
         bare.session.mark_full()
@@ -471,13 +457,12 @@ def test_the_end_of_a_session_leaves_no_mark_and_no_timer() -> None:
 
 def test_counts_a_cancel_for_each_stream_that_had_not_ended_and_the_tokens_that_came_all_the_same() -> None:
     async def scenario() -> None:
-        bare = Bare()
+        bare = BareWorker()
         ended, cancelled = bare.open(), bare.open()
-        bare.hear(ends=[worker_pb2.StreamEnd(stream_id=1, finish_reason=FINISH_REASON_STOP, complete_final=True)])
+        bare.finish(ended.id)
         for stream in (ended, cancelled, cancelled):
             bare.session.close(stream)
-        step = worker_pb2.Step(stream_ids=[2], positions=[0], token_counts=[3], token_ids=[7, 8, 9])
-        bare.hear(step=step)
+        bare.tokens(cancelled.id, 0, 7, 8, 9)
         assert bare.cancels == CancelCounts(signals=1, late_tokens=3)
 
     run_async(scenario())
@@ -485,7 +470,7 @@ def test_counts_a_cancel_for_each_stream_that_had_not_ended_and_the_tokens_that_
 
 def test_a_session_with_streams_believes_a_report_for_less_time_than_an_idle_one() -> None:
     async def scenario() -> None:
-        bare = Bare()
+        bare = BareWorker()
         bare.hear(load=REPORT)
         stream = bare.open()
         assert bare.session._load._in_use_since is not None
@@ -605,7 +590,7 @@ def test_a_request_too_large_to_send_is_refused_and_leaves_nothing() -> None:
 
 def test_tells_who_routes_that_the_worker_has_room_again_or_leaves() -> None:
     async def scenario() -> None:
-        bare = Bare(SessionConfig(full_s=0.01))
+        bare = BareWorker(config=SessionConfig(full_s=0.01))
         bare.session.mark_full()
         while not bare.news:
             await asyncio.sleep(0)
@@ -671,3 +656,127 @@ def test_a_bug_in_whoever_is_told_of_a_goaway_fails_that_request_alone() -> None
         await good.ended
 
     play(serve, use)
+
+
+# The choices of a party
+
+
+def join(bare: BareWorker, choice: int, party: Party) -> tuple[Stream, Collected]:
+    collected = Collected()
+    call = Call(request_id="r", party=party)
+    return bare.session.open(make_request(choice=choice), call, collected), collected
+
+
+def test_the_first_choice_sends_one_message_for_all_and_the_others_join() -> None:
+    async def scenario() -> None:
+        bare, party = BareWorker(), Party(3)
+        streams = [join(bare, choice, party)[0] for choice in (2, 0, 1)]
+
+        [submit] = (await bare.sent()).submits
+        assert (submit.stream_id, submit.choices, submit.request.choice) == (1, 3, 0)
+        assert [stream.id for stream in streams] == [3, 1, 2]
+        alone = bare.open()
+        assert (alone.id, (await bare.sent()).submits[0].choices) == (4, 1)
+
+    run_async(scenario())
+
+
+def test_all_of_them_count_from_the_first_message_on() -> None:
+    async def scenario() -> None:
+        bare = BareWorker(slots=2, places=2)
+        join(bare, 0, Party(3))
+        assert bare.session.in_flight_count == 3
+        assert not bare.session.is_full()
+        assert bare.session.is_full(2)
+
+    run_async(scenario())
+
+
+def test_what_comes_for_a_choice_before_itself_waits_for_it() -> None:
+    async def scenario() -> None:
+        bare, party = BareWorker(), Party(2)
+        join(bare, 0, party)
+        bare.begin(1, 2)
+        bare.tokens(2, 0, 7, 8)
+        bare.tokens(2, 2, 9)
+        bare.finish(2)
+
+        begun: list[str] = []
+        collected = Collected()
+        attempt = Attempt(on_begun=lambda: begun.append("begun"))
+        call = Call(request_id="r", party=party, attempt=attempt)
+        stream = bare.session.open(make_request(choice=1), call, collected)
+
+        assert (await stream.ended).reason is FinishReason.STOP
+        assert [(delta.choice, list(delta.token_ids)) for delta in collected.deltas] == [(1, [7, 8]), (1, [9])]
+        assert (begun, attempt.has_begun) == (["begun"], True)
+
+    run_async(scenario())
+
+
+def test_a_choice_that_was_refused_before_it_came_is_told_when_it_comes() -> None:
+    async def scenario() -> None:
+        bare, party = BareWorker(), Party(2)
+        first, _ = join(bare, 0, party)
+        bare.refuse(1, 2)
+        second, _ = join(bare, 1, party)
+        assert [await failure_of(first), await failure_of(second)] == [Reason.WORKER_AT_CAPACITY] * 2
+
+    run_async(scenario())
+
+
+@pytest.mark.parametrize(("says", "signals"), [("nothing", 2), ("refused", 0), ("lost", 0)])
+def test_a_place_that_nobody_takes_is_given_back_with_a_cancel_if_the_worker_still_has_it(
+    says: str, signals: int
+) -> None:
+    async def scenario() -> None:
+        complaints: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        bare, party = BareWorker(), Party(3)
+        first, _ = join(bare, 0, party)
+        await bare.sent()
+        if says == "refused":
+            bare.refuse(1, 2, 3)
+        elif says == "lost":
+            bare.vanish()
+
+        party.end()
+
+        assert bare.cancels.signals == signals
+        assert bare.session.in_flight_count == (1 if says == "nothing" else 0)
+        if says == "nothing":
+            assert (await bare.sent()).cancels == [2, 3]
+        else:
+            assert isinstance(first.ended.exception(), Failure)
+        gc.collect()
+        assert complaints == []
+
+    run_async(scenario())
+
+
+def test_a_choice_that_comes_after_the_loss_is_told_of_it_and_its_place_leaves_nothing() -> None:
+    async def scenario() -> None:
+        bare, party = BareWorker(), Party(2)
+        first, _ = join(bare, 0, party)
+        bare.vanish()
+        with pytest.raises(Failure) as caught:
+            join(bare, 1, party)
+        assert caught.value.reason is Reason.CANNOT_CONNECT
+        assert await failure_of(first) is Reason.DISCONNECTED
+        party.end()
+        assert bare.cancels.signals == 0
+
+    run_async(scenario())
+
+
+def test_choices_that_are_too_large_to_send_are_all_told_and_leave_nothing() -> None:
+    async def scenario() -> None:
+        bare, party = BareWorker(), Party(2)
+        large = make_request(range(2**28, 2**28 + 2_000_000))
+        for choice in (0, 1):
+            with pytest.raises(Failure) as caught:
+                bare.session.open(replace(large, choice=choice), Call(request_id="r", party=party), Collected())
+            assert caught.value.reason is Reason.INVALID_ARGUMENT
+        assert bare.session.in_flight_count == 0
+
+    run_async(scenario())

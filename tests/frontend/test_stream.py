@@ -30,7 +30,8 @@ def play(*items: Callable[[Stream], None], **request: Any) -> tuple[Collected, F
 
     async def scenario() -> tuple[Collected, Finish | Failure | None]:
         collected = Collected()
-        stream = Stream(1, make_request(**request), Attempt(), collected, VOCAB_SIZE)
+        stream = Stream(1, make_request(**request), VOCAB_SIZE)
+        stream.join(Attempt(), collected)
         for item in items:
             item(stream)
         if not stream.ended.done():
@@ -158,7 +159,8 @@ def test_a_bug_in_a_sink_fails_its_request_and_nothing_else() -> None:
             raise IndexError("bug")
 
     async def scenario() -> Failure:
-        stream = Stream(1, make_request(), Attempt(), BrokenSink(), VOCAB_SIZE)
+        stream = Stream(1, make_request(), VOCAB_SIZE)
+        stream.join(Attempt(), BrokenSink())
         stream.on_tokens(0, [7])
         with pytest.raises(Failure) as caught:
             await stream.ended

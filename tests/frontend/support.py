@@ -1,0 +1,88 @@
+"""The worker's end of a session, played by a test without a connection."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from services.card import ModelCard
+from services.discovery import InstanceRecord
+from services.errors import Failure, Reason
+from services.frontend.outgoing import CancelCounts
+from services.frontend.session import Session, SessionConfig
+from services.frontend.stream import Stream
+from services.request import Call
+from services.stubs import worker_pb2
+from services.stubs.inference_pb2 import FINISH_REASON_STOP
+from services.wire import card_to_wire
+from tests.support import CARD, Collected, make_request
+
+
+class BareWorker:
+    """One session, and what its frontend has sent on it. By default it runs two requests, and one more may wait."""
+
+    def __init__(self, name: str = "i", slots: int = 2, places: int = 1, config: SessionConfig | None = None) -> None:
+        self.news: list[str] = []
+        self.cancels = CancelCounts()
+        self.session = Session(
+            InstanceRecord(name, "127.0.0.1:1", "m"),
+            config or SessionConfig(full_s=60),
+            on_news=lambda: self.news.append("news"),
+            cancels=self.cancels,
+        )
+        self.session._on_welcome(
+            worker_pb2.Welcome(engine_request_limit=slots, request_queue_limit=places, card=card_to_wire(CARD))
+        )
+        self.session.set_card(CARD)
+
+    def open(self, **call: Any) -> Stream:
+        return self.session.open(make_request(), Call(**({"request_id": "r"} | call)), Collected())
+
+    async def sent(self) -> worker_pb2.AttachRequest:
+        """The next message, once there is one."""
+        [message] = await self.session._outgoing.take()
+        return message
+
+    # What it says
+
+    def hear(self, **message: Any) -> None:
+        self.session._on_message(worker_pb2.AttachResponse(**message))
+
+    def begin(self, *stream_ids: int) -> None:
+        self.hear(begun=stream_ids)
+
+    def tokens(self, stream_id: int, position: int, *token_ids: int) -> None:
+        step = worker_pb2.Step(
+            stream_ids=[stream_id], positions=[position], token_counts=[len(token_ids)], token_ids=token_ids
+        )
+        self.hear(step=step)
+
+    def finish(self, *stream_ids: int) -> None:
+        ends = [
+            worker_pb2.StreamEnd(stream_id=one, finish_reason=FINISH_REASON_STOP, complete_final=True)
+            for one in stream_ids
+        ]
+        self.hear(ends=ends)
+
+    def refuse(self, *stream_ids: int, reason: Reason = Reason.WORKER_AT_CAPACITY) -> None:
+        error = worker_pb2.Error(reason=reason, detail="as told")
+        self.hear(ends=[worker_pb2.StreamEnd(stream_id=one, error=error) for one in stream_ids])
+
+    def vanish(self) -> None:
+        self.session.lose(Failure(Reason.DISCONNECTED, "gone"))
+
+
+class BareWorkers:
+    """A pool as routing and transport see it."""
+
+    def __init__(self, *workers: BareWorker) -> None:
+        self._workers = workers
+        self.next_change = asyncio.Event()
+
+    def sessions(self, card: ModelCard) -> Sequence[Session]:
+        return [one.session for one in self._workers if not one.session.is_lost]
+
+    def session(self, key: str) -> Session | None:
+        return next((one.session for one in self._workers if one.session.key == key), None)
+
+    def quarantine(self, session: Session) -> None:
+        session.quarantined_until = float("inf")
