@@ -1,6 +1,7 @@
 """Logs: one line per event on stderr, alike for our own and for the libraries', as text or as JSON."""
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -70,3 +71,17 @@ def test_what_is_below_the_level_is_left_out(level: str, count: int) -> None:
     lines = [record for record in records(level) if record["event"] != "Using selector: EpollSelector"]
 
     assert len(lines) == count
+
+
+def test_a_log_that_nobody_reads_any_more_fails_nothing() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        code = CODE.format(level="info", log_format="text") + "print('went on')"
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=writing, text=True, timeout=15, check=False
+        )
+    finally:
+        os.close(writing)
+
+    assert done.stdout == "went on\n"
