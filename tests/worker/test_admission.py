@@ -1,0 +1,319 @@
+"""Admission as a whole, on an engine that the test steps and a clock that it turns: exact in every history.
+
+Workload: requests of one choice and of several, with deadlines and without. Nemesis: whoever asked may leave, tokens
+and ends come in any order, time jumps; with turns of the loop between, or all within one. Checker: Watched at every
+instant, Model after every event.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.errors import Failure, Reason
+from services.layers import Deadline
+from services.party import Party
+from services.request import FinishReason, Phase, Request
+from services.worker.dispatcher import Limits
+from services.worker.execute import Execute
+from tests.support import call_layer, make_request
+from tests.worker.support import ManualEngine, pass_time, run_clocked, settle
+
+WAIT_S = 6.0
+DONE, LEFT = "done", "left"
+
+
+class Name(NamedTuple):
+    """A choice of a request: its prompt says which request it is."""
+
+    prompt: int
+    choice: int
+
+
+def name_of(request: Request) -> Name:
+    return Name(request.prompt_token_ids[0], request.choice)
+
+
+@dataclass(eq=False)
+class Asked:
+    """One choice that was asked for. outcome: a reason, DONE or LEFT; None: none yet."""
+
+    name: Name
+    tokens: int
+    deadline: float | None
+    came_at: float = 0.0
+    outcome: str | None = None
+    task: asyncio.Task[None] = field(init=False)
+
+    def is_overdue(self, now: float) -> bool:
+        return now >= self.came_at + WAIT_S or self.is_late(now)
+
+    def is_late(self, now: float) -> bool:
+        return self.deadline is not None and now >= self.deadline
+
+
+class Watched(ManualEngine):
+    """Notes when it gets one too many or one that nobody waits for, and when it is asked for what it never had.
+
+    Whatever an engine raises is the request's failure, so a test that is to fail cannot raise here.
+    """
+
+    def __init__(self, slots: int) -> None:
+        super().__init__()
+        self.asked: dict[Name, Asked] = {}
+        self.started: list[Name] = []
+        self.wrongs: list[str] = []
+        self._slots = slots
+        self._known: set[int] = set()
+
+    def submit(self, key: int, request: Request) -> None:
+        super().submit(key, request)
+        self._known.add(key)
+        asked = self.asked[name_of(request)]
+        self.started.append(asked.name)
+        self._must(len(self.requests) <= self._slots, "one more than N on the engine")
+        self._must(not asked.task.cancelling(), f"who asked for {asked.name} has left")
+        self._must(not asked.is_overdue(asyncio.get_running_loop().time()), f"the time of {asked.name} was up")
+
+    def cancel(self, key: int) -> None:
+        self._must(key in self._known, f"{key} was never submitted")
+        super().cancel(key)
+
+    def _must(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            self.wrongs.append(otherwise)
+
+
+class World:
+    """A worker's admission, and all who have asked."""
+
+    def __init__(self, group: asyncio.TaskGroup, limits: Limits) -> None:
+        self.limits = limits
+        self.engine = Watched(limits.slots)
+        self.execute = Execute(self.engine, limits)
+        self.engine.attach(self.execute.emit)
+        self._group = group
+
+    @property
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    @property
+    def asked(self) -> list[Asked]:
+        return list(self.engine.asked.values())
+
+    def ask(self, count: int, tokens: int, left_s: int | None) -> list[Asked]:
+        """A request of so many choices; the tasks are as a session's are."""
+        prompt, party = len(self.engine.asked) + 1, Party(count)
+        deadline = None if left_s is None else self.now + left_s
+        choices = [Asked(Name(prompt, choice), tokens, deadline, self.now) for choice in range(count)]
+        for one in choices:
+            self.engine.asked[one.name] = one
+            one.task = self._group.create_task(self._run(one, party))
+            one.task.add_done_callback(partial(self._end, one, party))
+        return choices
+
+    async def _run(self, asked: Asked, party: Party) -> None:
+        asked.came_at = self.now
+        request = make_request(prompt=(asked.name.prompt,) * asked.tokens, choice=asked.name.choice)
+        try:
+            await call_layer(Deadline(self.execute), request, party=party, deadline=asked.deadline)
+            asked.outcome = DONE
+        except Failure as failure:
+            asked.outcome = failure.reason
+
+    def _end(self, asked: Asked, party: Party, _: asyncio.Task[None]) -> None:
+        party.leave(asked.name.choice)
+        asked.outcome = asked.outcome or LEFT
+
+    def finish(self, index: int) -> Name | None:
+        """One that the engine has ends."""
+        if not self.engine.requests:
+            return None
+        key = list(self.engine.requests)[index % len(self.engine.requests)]
+        name = name_of(self.engine.requests[key])
+        self.engine.give(key, [7], FinishReason.STOP)
+        return name
+
+    def give(self, index: int) -> None:
+        """A token to one that the engine has."""
+        if self.engine.requests:
+            self.engine.give(list(self.engine.requests)[index % len(self.engine.requests)], [7])
+
+    def leave(self, index: int) -> Name | None:
+        """One that has asked and has no outcome yet hangs up."""
+        inside = [one for one in self.asked if one.outcome is None]
+        if not inside:
+            return None
+        inside[index % len(inside)].task.cancel()
+        return inside[index % len(inside)].name
+
+    def check(self) -> None:
+        assert not self.engine.wrongs
+        assert self.execute.running_count <= self.limits.slots
+        assert self.execute.waiting_count <= self.limits.places
+
+    def check_quiet(self) -> None:
+        """Everybody has left."""
+        self.check()
+        tally = self.execute.tally
+        outcomes = [one.outcome for one in self.asked]
+        assert (self.execute.running_count, self.execute.waiting_count) == (0, 0), "a slot or a place leaked"
+        assert self.engine.requests == {}, "the engine works for nobody"
+        assert all(outcomes)
+        assert tally.refused + tally.queue_timeouts == outcomes.count(Reason.WORKER_AT_CAPACITY)
+        on_engine = (Phase.PREFILL, Phase.RUNNING)
+        assert tally.aborted == sum(count for (_, phase), count in tally.cancelled.items() if phase in on_engine)
+        assert tally.aborted + outcomes.count(DONE) <= len(self.engine.started)
+
+
+class Model:
+    """What is to become of whoever asks, said as plainly as can be. What falls due between two events does at once."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.running: list[Asked] = []
+        self.waiting: list[Asked] = []
+        self.started: list[Name] = []
+        self.outcomes: dict[Name, set[str]] = {}
+
+    def ask(self, group: list[Asked]) -> None:
+        """Tried on a copy, as if the worker did nothing else; if it does not fit as a whole, nothing has happened."""
+        if not self._fits(self.running, self.waiting, group):
+            is_possible = self._fits([], [], group)
+            reason = Reason.WORKER_AT_CAPACITY if is_possible else Reason.INVALID_ARGUMENT
+            self.outcomes |= {one.name: {reason} for one in group}
+        else:
+            self.waiting += group
+        self._fill()
+
+    def _fits(self, running: list[Asked], waiting: list[Asked], group: list[Asked]) -> bool:
+        left = [*waiting, *group][self.limits.slots - len(running) :]
+        if len(left) > self.limits.places:
+            return False
+        return self.limits.tokens is None or not left or sum(one.tokens for one in left) <= self.limits.tokens
+
+    def drop(self, name: Name, outcome: str) -> None:
+        self.outcomes[name] = {outcome}
+        self.running = [one for one in self.running if one.name != name]
+        self.waiting = [one for one in self.waiting if one.name != name]
+        self._fill()
+
+    def advance(self, now: float) -> None:
+        for one in [*self.running, *self.waiting]:
+            reasons = {Reason.DEADLINE_EXCEEDED.value} if one.is_late(now) else set()
+            if one in self.waiting and now >= one.came_at + WAIT_S:
+                reasons.add(Reason.WORKER_AT_CAPACITY)
+            if reasons:
+                self.outcomes[one.name] = reasons
+        self.running = [one for one in self.running if one.name not in self.outcomes]
+        self.waiting = [one for one in self.waiting if one.name not in self.outcomes]
+        self._fill()
+
+    def _fill(self) -> None:
+        while self.waiting and len(self.running) < self.limits.slots:
+            self.running.append(self.waiting.pop(0))
+            self.started.append(self.running[-1].name)
+
+
+INDEX = st.integers(0, 9)
+EVENTS: st.SearchStrategy[tuple[Any, ...]] = st.one_of(
+    st.tuples(st.just("ask"), st.sampled_from([1, 1, 2, 3, 7]), st.integers(1, 4), st.none() | st.integers(1, 8)),
+    st.tuples(st.just("ask"), st.just(1), st.just(1), st.none() | st.integers(1, 8)),
+    st.tuples(st.just("finish"), INDEX),
+    st.tuples(st.just("give"), INDEX),
+    st.tuples(st.just("leave"), INDEX),
+    st.tuples(st.just("pass"), st.integers(1, 4)),
+)
+LIMITS = st.builds(
+    Limits,
+    slots=st.integers(1, 5),
+    places=st.integers(0, 5),
+    tokens=st.none() | st.integers(0, 12),
+    wait_s=st.just(WAIT_S),
+)
+
+
+def play(limits: Limits, history: Callable[[World], Any]) -> None:
+    """The history, and then everybody leaves."""
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as group:
+            world = World(group, limits)
+            await history(world)
+            for one in world.asked:
+                one.task.cancel()
+        await settle()
+        world.check_quiet()
+
+    run_clocked(run())
+
+
+@settings(max_examples=300, deadline=None)
+@given(limits=LIMITS, events=st.lists(EVENTS, max_size=30))
+def test_every_history_agrees_with_the_obvious_model(limits: Limits, events: list[tuple[Any, ...]]) -> None:
+    """Who is admitted, who is refused and why, who starts when and in which order, and how everybody ends."""
+
+    async def history(world: World) -> None:
+        model = Model(limits)
+        for event in events:
+            happen(world, model, *event)
+            await settle()
+            world.check()
+            assert world.engine.started == model.started
+            assert {name_of(request) for request in world.engine.requests.values()} == {
+                one.name for one in model.running
+            }
+            assert world.execute.waiting_count == len(model.waiting)
+            outcomes = {one.name: one.outcome for one in world.asked if one.outcome is not None}
+            assert outcomes.keys() == model.outcomes.keys()
+            assert all(outcome in model.outcomes[name] for name, outcome in outcomes.items())
+
+    play(limits, history)
+
+
+def happen(world: World, model: Model, event: str, *values: Any) -> None:
+    """One event, to the world and to its model."""
+    match event:
+        case "ask":
+            model.ask(world.ask(*values))
+        case "pass":
+            pass_time(*values)
+            model.advance(world.now)
+        case "give":
+            world.give(*values)
+        case "finish":
+            if (name := world.finish(*values)) is not None:
+                model.drop(name, DONE)
+        case "leave":
+            if (name := world.leave(*values)) is not None:
+                model.drop(name, LEFT)
+
+
+@settings(max_examples=300, deadline=None)
+@given(limits=LIMITS, events=st.lists(EVENTS | st.just(("turn",)), max_size=40))
+def test_what_happens_within_one_turn_of_the_loop_breaks_no_bound_and_leaks_nothing(
+    limits: Limits, events: list[tuple[Any, ...]]
+) -> None:
+    """No model here: within a turn there is no one right order. What must hold in any is in Watched and `check`."""
+
+    async def history(world: World) -> None:
+        doing: dict[str, Callable[..., Any]] = {
+            "ask": world.ask,
+            "pass": pass_time,
+            "give": world.give,
+            "finish": world.finish,
+            "leave": world.leave,
+        }
+        for event, *values in events:
+            if event == "turn":
+                await asyncio.sleep(0)
+            else:
+                doing[event](*values)
+            world.check()
+
+    play(limits, history)
