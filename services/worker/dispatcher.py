@@ -133,7 +133,7 @@ class Dispatcher:
         left = max(0, count - (limits.slots - len(self._running)))  # Those for whom there is no slot.
         if left > limits.places - len(self._waiting):
             raise self.refusal("Server overloaded: worker at capacity")
-        if left and limits.tokens is not None and self._waiting_tokens + left * tokens > limits.tokens:
+        if limits.tokens is not None and self._waiting_tokens + left * tokens > limits.tokens:
             raise self.refusal("Server overloaded: worker at capacity, too many prompt tokens wait already")
 
     def _has_free_slot(self) -> bool:

@@ -168,10 +168,8 @@ class Execute:
         if (run := self._runs.get(key)) is None:
             return
         run.stop_timer()
-        if _has_passed(run.call.deadline):  # Its timer is late: all of this turn of the loop comes before it.
-            run.fail(_deadline_exceeded(), Cause.DEADLINE)
-        elif _now() >= run.came_at + self.limits.wait_s:
-            self._fail_overdue(run)
+        if _has_passed(run.call.deadline) or _has_passed(run.came_at + self.limits.wait_s):
+            self._end_waiting(run)  # Its timer is late: all of this turn of the loop comes before it.
         elif not run.ended.done():  # One that was cancelled in this turn has not left yet.
             self._begin(key, run)
 
@@ -191,10 +189,13 @@ class Execute:
     def _expire(self, key: int) -> None:
         """It leaves the queue before its own task takes note: nothing can start it any more."""
         self._dispatcher.release(key)
-        self._fail_overdue(self._runs[key])
+        self._end_waiting(self._runs[key])
 
-    def _fail_overdue(self, run: _Run) -> None:
-        if not run.ended.done():
+    def _end_waiting(self, run: _Run) -> None:
+        """It has waited too long. Its own deadline comes first, as it does for its client."""
+        if _has_passed(run.call.deadline):
+            run.fail(_deadline_exceeded(), Cause.DEADLINE)
+        elif not run.ended.done():
             self.tally.queue_timeouts += 1
             run.fail(self._dispatcher.refusal(f"waited {self.limits.wait_s:g} s for a slot of a worker at capacity"))
 

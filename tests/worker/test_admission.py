@@ -165,7 +165,7 @@ class World:
         assert (self.execute.running_count, self.execute.waiting_count) == (0, 0), "a slot or a place leaked"
         assert self.engine.requests == {}, "the engine works for nobody"
         assert all(outcomes)
-        assert tally.refused + tally.queue_timeouts == outcomes.count(Reason.WORKER_AT_CAPACITY)
+        assert tally.refused + tally.queue_timeouts >= outcomes.count(Reason.WORKER_AT_CAPACITY)
         on_engine = (Phase.PREFILL, Phase.RUNNING)
         assert tally.aborted == sum(count for (_, phase), count in tally.cancelled.items() if phase in on_engine)
         assert tally.aborted + outcomes.count(DONE) <= len(self.engine.started)
@@ -179,14 +179,14 @@ class Model:
         self.running: list[Asked] = []
         self.waiting: list[Asked] = []
         self.started: list[Name] = []
-        self.outcomes: dict[Name, set[str]] = {}
+        self.outcomes: dict[Name, str] = {}
 
     def ask(self, group: list[Asked]) -> None:
         """Tried on a copy, as if the worker did nothing else; if it does not fit as a whole, nothing has happened."""
         if not self._fits(self.running, self.waiting, group):
             is_possible = self._fits([], [], group)
             reason = Reason.WORKER_AT_CAPACITY if is_possible else Reason.INVALID_ARGUMENT
-            self.outcomes |= {one.name: {reason} for one in group}
+            self.outcomes |= {one.name: reason for one in group}
         else:
             self.waiting += group
         self._fill()
@@ -198,18 +198,17 @@ class Model:
         return self.limits.tokens is None or not left or sum(one.tokens for one in left) <= self.limits.tokens
 
     def drop(self, name: Name, outcome: str) -> None:
-        self.outcomes[name] = {outcome}
+        self.outcomes[name] = outcome
         self.running = [one for one in self.running if one.name != name]
         self.waiting = [one for one in self.waiting if one.name != name]
         self._fill()
 
     def advance(self, now: float) -> None:
         for one in [*self.running, *self.waiting]:
-            reasons = {Reason.DEADLINE_EXCEEDED.value} if one.is_late(now) else set()
-            if one in self.waiting and now >= one.came_at + WAIT_S:
-                reasons.add(Reason.WORKER_AT_CAPACITY)
-            if reasons:
-                self.outcomes[one.name] = reasons
+            if one.is_late(now):
+                self.outcomes[one.name] = Reason.DEADLINE_EXCEEDED
+            elif one in self.waiting and one.is_overdue(now):
+                self.outcomes[one.name] = Reason.WORKER_AT_CAPACITY
         self.running = [one for one in self.running if one.name not in self.outcomes]
         self.waiting = [one for one in self.waiting if one.name not in self.outcomes]
         self._fill()
@@ -270,8 +269,10 @@ def test_every_history_agrees_with_the_obvious_model(limits: Limits, events: lis
             }
             assert world.execute.waiting_count == len(model.waiting)
             outcomes = {one.name: one.outcome for one in world.asked if one.outcome is not None}
-            assert outcomes.keys() == model.outcomes.keys()
-            assert all(outcome in model.outcomes[name] for name, outcome in outcomes.items())
+            assert outcomes == model.outcomes
+            tally, reasons = world.execute.tally, list(outcomes.values())
+            assert tally.refused + tally.queue_timeouts == reasons.count(Reason.WORKER_AT_CAPACITY)
+            assert tally.aborted + reasons.count(DONE) == len(model.started) - len(model.running)
 
     play(limits, history)
 

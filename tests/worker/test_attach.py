@@ -19,6 +19,7 @@ from services.wire import card_from_wire, seconds_from_wire, seconds_to_wire
 from services.worker import attach
 from services.worker.dispatcher import Limits
 from services.worker.execute import Execute
+from services.worker.tally import Tally
 from tests.support import CARD, Script, run_async
 from tests.worker.support import ManualEngine, ManualLayer, RawFrontend, Served, connected, serving, submit
 
@@ -411,6 +412,32 @@ def test_each_signal_counts_once_with_how_far_its_stream_had_come() -> None:
         (Cause.SIGNAL, Phase.ENDED): 1,
     }
     assert aborted == 2
+
+
+def test_a_signal_that_comes_in_the_turn_in_which_its_stream_ends_crosses_the_end() -> None:
+    async def scenario() -> dict[Any, int]:
+        tally = Tally()
+        session = attach.Session(
+            Script([]), worker_pb2.Welcome(), worker_pb2.Load, tally, attach.SessionConfig(heartbeat_s=9.0)
+        )
+        async with asyncio.TaskGroup() as group:
+            session._submit(submit(1, 10), group)
+            await asyncio.sleep(0)
+            session._cancel(1)
+            session._cancel(1)
+        return dict(tally.cancelled)
+
+    assert run_async(scenario()) == {(Cause.SIGNAL, Phase.ENDED): 1}
+
+
+def test_a_stream_whose_session_ends_before_it_began_is_counted_too() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> dict[Any, int]:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10), group_of(CHOICES_MAX + 1, 2, 20))
+        await frontend.until_over()
+        return dict(served.execute.tally.cancelled)
+
+    assert play(scenario) == {(Cause.SESSION_LOST, Phase.QUEUED): 1}
 
 
 def test_what_a_session_remembers_of_ended_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

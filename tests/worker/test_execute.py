@@ -14,7 +14,7 @@ from services.request import Call, Cause, Delta, Ending, FinishReason, Phase, Re
 from services.worker.dispatcher import Limits
 from services.worker.engine import Output
 from services.worker.execute import ATTACH, Execute
-from tests.support import Collected, call_layer, make_request
+from tests.support import Collected, call_layer, make_request, run_async
 from tests.worker.support import ManualEngine, pass_time, run_clocked, settle
 
 T = TypeVar("T")
@@ -389,10 +389,11 @@ def test_a_request_whose_deadline_passes_while_it_waits_never_reaches_the_engine
 
 
 @pytest.mark.parametrize(
-    ("call", "reason"), [({"deadline": 10.0}, Reason.DEADLINE_EXCEEDED), ({}, Reason.WORKER_AT_CAPACITY)]
+    ("call", "wait_s", "reason"),
+    [({"deadline": 10.0}, 99.0, Reason.DEADLINE_EXCEEDED), ({}, 10.0, Reason.WORKER_AT_CAPACITY)],
 )
 def test_a_slot_that_comes_free_before_a_late_timer_fires_goes_to_the_next_in_time(
-    call: dict[str, Any], reason: Reason
+    call: dict[str, Any], wait_s: float, reason: Reason
 ) -> None:
     """In a loop that is late, the turn in which a timer fires does all it had to do before that."""
 
@@ -411,7 +412,27 @@ def test_a_slot_that_comes_free_before_a_late_timer_fires_goes_to_the_next_in_ti
         await third
         return await second
 
-    assert play(scenario, places=2, wait_s=10.0).reason is reason
+    assert play(scenario, places=2, wait_s=wait_s).reason is reason
+
+
+def test_whoever_is_late_is_told_so_even_before_the_layer_that_watches_deadlines_does() -> None:
+    async def scenario(case: Case) -> Failure:
+        async def ask_alone() -> Failure:
+            with pytest.raises(Failure) as caught:
+                await call_layer(case.execute, make_request(prompt=(2,)), deadline=10.0)
+            return caught.value
+
+        first = case.ask(1)
+        await settle()
+        async with asyncio.TaskGroup() as group:
+            second = group.create_task(ask_alone())
+            await settle()
+            pass_time(10)
+            case.finish(1)
+            await first
+        return second.result()
+
+    assert play(scenario).reason is Reason.DEADLINE_EXCEEDED
 
 
 def test_a_request_that_comes_after_its_deadline_takes_no_place() -> None:
@@ -430,18 +451,23 @@ def test_there_is_a_timer_for_each_that_waits_and_none_for_those_that_run() -> N
     async def scenario(case: Case) -> list[int]:
         loop: Any = asyncio.get_running_loop()
         counts = []
+
+        async def count() -> None:
+            await settle()
+            counts.append(sum(not timer.cancelled() for timer in loop._scheduled))
+
         asked = []
         for prompt in (1, 2, 3):
             asked.append(case.ask(prompt))
-            await settle()
-            counts.append(sum(not timer.cancelled() for timer in loop._scheduled))
-        for prompt in (1, 2, 3):
-            case.finish(prompt)
-            await settle()
-            counts.append(sum(not timer.cancelled() for timer in loop._scheduled))
+            await count()
+        case.finish(1)
+        await count()
+        asked[2].cancel()
+        await count()
+        case.finish(2)
         return counts
 
-    assert play(scenario, places=2) == [0, 1, 2, 1, 0, 0]
+    assert play(scenario, places=2) == [0, 1, 2, 1, 0]
 
 
 def test_the_time_from_arrival_to_slot_is_observed_and_0_for_those_that_run_at_once() -> None:
@@ -462,6 +488,36 @@ def test_the_time_from_arrival_to_slot_is_observed_and_0_for_those_that_run_at_o
 
     assert (seen["0.0"], seen["0.1"], seen["0.25"], seen["+Inf"]) == (1, 1, 2, 2)
     assert seen["dynamo_work_handler_permit_wait_seconds_sum"] == pytest.approx(0.2)
+
+
+def test_who_runs_at_once_has_not_waited_however_slow_the_clock_makes_it_look() -> None:
+    async def scenario() -> float:
+        engine = ManualEngine()
+        execute = Execute(engine, Limits(slots=1, places=0))
+        engine.attach(execute.emit)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(call_layer(execute, make_request(prompt=(1,))))
+            await engine.wait_submitted(1)
+            engine.give(engine.key_of((1,)), [7], FinishReason.STOP)
+        (metric,) = execute.tally.wait_s.collect()
+        return next(sample.value for sample in metric.samples if sample.labels.get("le") == "0.0")
+
+    assert run_async(scenario()) == 1
+
+
+def test_a_deadline_that_passes_with_the_bound_on_waiting_comes_first() -> None:
+    """Once the client heard of its deadline, and a timeout was counted."""
+
+    async def scenario(case: Case) -> Any:
+        first, second = case.ask(1), case.ask(2, {"deadline": 11.0})
+        await settle()
+        pass_time(12)
+        failure = await second
+        first.cancel()
+        assert (case.execute.tally.queue_timeouts, case.execute.tally.queue_deadlines) == (0, 1)
+        return failure
+
+    assert play(scenario, wait_s=10.0).reason is Reason.DEADLINE_EXCEEDED
 
 
 def test_a_refusal_tells_when_to_come_again_from_how_long_slots_are_held() -> None:
@@ -624,7 +680,7 @@ def test_whoever_hangs_up_is_counted_with_how_far_the_request_had_come(endpoint:
             task.cancel()
             task.cancel()
         await settle()
-        assert case.execute.tally.aborted == 2
+        assert (case.execute.tally.aborted, case.execute.tally.queue_deadlines) == (2, 0)
         return case.cancelled
 
     assert play(scenario, slots=2) == {(cause, Phase.RUNNING): 1, (cause, Phase.PREFILL): 1, (cause, Phase.QUEUED): 1}

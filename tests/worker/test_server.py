@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.errors import Failure, Reason
 from services.lifetime import StartupError
-from services.request import FinishReason
+from services.request import Cause, FinishReason, Phase
 from services.rpc import CHANNEL_OPTIONS, failure_of
 from services.stubs import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.worker.engine import Emit
@@ -297,7 +297,7 @@ async def working(engine: Any, folder: Path, **config: Any) -> AsyncIterator[dic
     worker = Worker(engine, WorkerConfig(registries=(NO_REGISTRY,), ready_file=folder / "r", **config))
     async with asyncio.TaskGroup() as group:
         group.create_task(worker.run(stopping))
-        yield {**await until_written(folder / "r"), "stopping": stopping}
+        yield {**await until_written(folder / "r"), "stopping": stopping, "worker": worker}
         stopping.set()
 
 
@@ -379,6 +379,7 @@ def test_health_admin_calls_and_the_end_take_no_slot_of_a_worker_that_has_none_l
             ready["stopping"].set()
             end = await running.until(lambda: running.end(1))
         assert end.error.reason == "DRAINING"
+        assert ready["worker"]._execute.tally.cancelled == {(Cause.DRAIN, Phase.PREFILL): 1}
         return seen, len(engine.submitted)
 
     seen, submitted = run_async(scenario())
