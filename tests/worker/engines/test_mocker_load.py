@@ -1,6 +1,7 @@
 """What the mocker reports is what it does, rank by rank; what is cancelled costs it nothing from the next chunk on."""
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
@@ -202,6 +203,44 @@ def test_cancelling_what_has_just_ended_harms_nobody() -> None:
         return len(running.token_ids(2)), running.engine.load().tokens_after_cancel
 
     assert run(scenario, asked(max_tokens=3), asked()) == (64, 0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_comes_and_goes_the_books_are_right(seed: int) -> None:
+    """Two ranks with a cache for about three of the requests each, of which a third is cancelled at some time."""
+    dice = random.Random(seed)
+    lengths = {key: dice.randint(1, 40) for key in range(1, 25)}
+    doomed = dict.fromkeys(dice.sample(list(lengths), 8), False)
+
+    async def whole(running: Running) -> list[int]:
+        await running.until(lambda: running.end(1))
+        return running.token_ids(1)
+
+    longest = run(whole, asked(max_tokens=40))
+
+    async def scenario(running: Running) -> EngineLoad:
+        engine, waiting = running.engine, list(lengths)
+        while waiting or not all(running.end(key) or doomed.get(key) for key in lengths):
+            if waiting and dice.random() < 0.3:
+                key = waiting.pop()
+                engine.submit(key, asked(max_tokens=lengths[key]))
+            for key in doomed:
+                if key not in waiting and dice.random() < 0.05:
+                    engine.cancel(key)
+                    doomed[key] = True
+            assert all(rank.kv_blocks_used <= rank.kv_blocks_total for rank in engine.load().ranks)
+            await asyncio.sleep(0)
+        for key, length in lengths.items():
+            got = running.token_ids(key)
+            assert got == longest[: length if running.end(key) else len(got)]
+        drawn = sum(len(running.token_ids(key)) for key in lengths)
+        assert engine.load().generated_tokens == drawn
+        return engine.load()
+
+    load = run(scenario, dp_ranks=2, kv_blocks_total=15, kv_block_tokens=8, prefill_chunk_tokens=10)
+
+    assert [(rank.kv_blocks_used, rank.active_prefill_tokens) for rank in load.ranks] == [(0, 0)] * 2
+    assert load.tokens_after_cancel <= 10 * len(doomed)
 
 
 # Reports that stay away on command

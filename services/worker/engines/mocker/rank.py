@@ -6,6 +6,7 @@ like one that has just come: all its tokens, drawn ones too, are then computed a
 """
 
 from itertools import islice
+from operator import attrgetter
 
 from services.worker.engine import RankLoad
 from services.worker.engines.mocker.sequence import MockerSequence
@@ -25,7 +26,7 @@ class Rank:
 
     @property
     def token_count(self) -> int:
-        return sum(sequence.token_count for sequence in self._sequences.values())
+        return sum(map(attrgetter("token_count"), self._sequences.values()))  # For each submission: so it is cheap.
 
     def add(self, sequence: MockerSequence) -> None:
         self._sequences[sequence.key] = sequence
@@ -50,8 +51,7 @@ class Rank:
         return RankLoad(used, self._blocks_total, prefill, self._number)
 
     def _residents(self) -> list[MockerSequence]:
-        free = self._blocks_total
-        residents = []
+        free, residents = self._blocks_total, []
         for sequence in self._sequences.values():
             free -= self._blocks(sequence)
             if free < 0:

@@ -37,7 +37,8 @@ def _advance(begun: bytes, token: int) -> bytes:
 class MockerSequence:
     """One request: the hash over all its tokens so far, what has begun of a character, and what is to be computed.
 
-    prefill_left: tokens to compute before the next can be drawn. emitted_count: tokens that came from this process.
+    token_count: tokens of prompt and answer. prefill_left: those to compute before the next can be drawn.
+    emitted_count: those that came from this process.
     """
 
     def __init__(self, key: int, request: Request) -> None:
@@ -46,16 +47,12 @@ class MockerSequence:
         self.generated_count = len(request.generated_token_ids)
         self.emitted_count = 0
         self.is_cancelled = False
-        self.prefill_left = len(request.prompt_token_ids) + self.generated_count
+        self.token_count = self.prefill_left = len(request.prompt_token_ids) + self.generated_count
         self._hash = hashlib.blake2b(_draw(request), digest_size=8)
         self._hash.update(array("I", request.prompt_token_ids + request.generated_token_ids).tobytes())
         self._begun = b""
         for token in request.generated_token_ids:
             self._begun = _advance(self._begun, token)
-
-    @property
-    def token_count(self) -> int:
-        return len(self.request.prompt_token_ids) + self.generated_count
 
     def step(self, context_length: int) -> Output:
         """One token, or the end."""
@@ -68,6 +65,7 @@ class MockerSequence:
         self._hash.update(struct.pack("I", token))
         self._begun = _advance(self._begun, token)
         self.generated_count += 1
+        self.token_count += 1
         self.emitted_count += 1
         finish = FinishReason.LENGTH if self._is_at_limit(context_length) else None
         return Output(self.key, (token,), finish, logprobs=logprobs)
