@@ -15,7 +15,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test kill-loop lint stubs install install-dev model etcd iproute2 clean
+.PHONY: help up test kill-loop storm lint stubs install install-dev model etcd iproute2 clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -29,6 +29,9 @@ test: install-dev model etcd iproute2 ## Install what the tests need, and run th
 
 kill-loop: install-dev ## Kill 500 workers under load, one each second, and count what clients notice.
 	$(BIN)/python -m bench.kill_loop --kills $(KILLS)
+
+storm: install-dev ## Send 5,000 requests at once to one worker, and measure what everybody notices.
+	$(BIN)/python -m bench.storm --frontend=--admin-listen=127.0.0.1:0
 
 lint: install-dev ## Check style, types and proto files.
 	$(BIN)/ruff check

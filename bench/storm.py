@@ -1,0 +1,221 @@
+"""A storm of requests on one worker with room for few: what it costs the clients, the bystanders and the memory.
+
+    python -m bench.storm --requests 5000
+
+Three storms, each `--rounds` times: requests on connections that are opened for it, on connections that were open, and
+over gRPC. Then the time to be refused: clients that ask again and again while no slot comes free. The last line is all
+figures as JSON; the exit status is 1 if a request was lost, a refusal was not honest, or anything was left at the end.
+"""
+
+import asyncio
+import json
+import os
+import resource
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.bystanders import Watch, bystanders
+from bench.crowd import ANSWERED, REFUSED, Crowd, GrpcWire, HttpWire, Replies, Wire, http_message, quantiles_ms
+from services.stubs import inference_pb2
+from tests.integration.answers import Answer
+from tests.integration.asks import Ask
+from tests.integration.clients import outcome
+from tests.integration.plane import Frontend, Nursery, Plane, Process, nursery, until
+
+SLOTS = PLACES = 32
+ITL_MS = 20
+TOKENS = 20
+"""Of an answer: 0.4 s, so that slots come free during a storm."""
+ENDLESS_TOKENS = 100_000
+WATCHED = 8
+"""Streams under way during a storm. They hold slots."""
+GRPC_CONNECTIONS = 50
+GRPC_PATH = "/unbroken.v1.Inference/Generate"
+SPARE_FILES = 200
+GAUGES = ("dynamo_frontend_inflight_requests", "dynamo_engine_request", "dynamo_request_queue")
+BUGS = ("bug", "Traceback", "Error handling request", "ERROR", '"level": "error"')
+
+
+def _http(max_tokens: int, *, is_streamed: bool) -> bytes:
+    body = {"model": "mocker", "prompt": "storm", "max_tokens": max_tokens, "ignore_eos": True, "stream": is_streamed}
+    return http_message("/v1/completions", json.dumps(body).encode())
+
+
+def _grpc(max_tokens: int) -> bytes:
+    message = inference_pb2.GenerateRequest(model="mocker", text="storm")
+    message.stop.max_tokens, message.stop.ignore_eos = max_tokens, True
+    return message.SerializeToString()
+
+
+def wires(max_tokens: int) -> dict[str, Callable[[], Wire]]:
+    """How requests for so many tokens travel."""
+    streamed, unary = (_http(max_tokens, is_streamed=flag) for flag in (True, False))
+    return {
+        "stream": lambda: HttpWire(streamed),
+        "unary": lambda: HttpWire(unary),
+        "grpc": lambda: GrpcWire(GRPC_PATH, _grpc(max_tokens)),
+    }
+
+
+@dataclass(frozen=True)
+class Storms:
+    """A plane with one worker, and what is thrown at it."""
+
+    plane: Plane
+    worker: Process
+    requests: int
+    rounds: int
+    clients: int
+    seconds: float
+
+    @property
+    def frontend(self) -> Frontend:
+        return self.plane.frontend
+
+    @property
+    def http(self) -> str:
+        return self.frontend.metrics_address
+
+    def _watch(self, streams: int) -> Watch:
+        probes = {path: (self.http, path) for path in ("/live", "/health")}
+        if (admin := self.frontend.ready.get("admin_http")) is not None:
+            probes |= {f"admin {path}": (admin, path) for path in ("/live", "/health")}
+        return Watch(probes, self.http, _http(ENDLESS_TOKENS, is_streamed=True), streams)
+
+    def storm(self, name: str, *, is_open: bool) -> dict[str, Any]:
+        """All at once, among bystanders."""
+        number = GRPC_CONNECTIONS if name == "grpc" else self.requests
+        address = self.frontend.grpc if name == "grpc" else self.http
+        with Crowd(address, number, wires(TOKENS)[name]) as crowd:
+            if is_open:
+                crowd.connect()
+            asyncio.run(until(self._takes_requests))
+            with bystanders(self._watch(WATCHED), WATCHED) as noticed:
+                before = self._memory_mib("VmRSS")
+                self._forget_peak()
+                replies = crowd.ask(self.requests // number)
+                peak = self._memory_mib("VmHWM")
+        return _told(replies) | noticed | {"rss_mib": {"before": before, "peak": peak}} | self._quiet()
+
+    def refusals(self, name: str) -> dict[str, Any]:
+        """Clients that ask again and again while nothing has room."""
+        address = self.frontend.grpc if name == "grpc" else self.http
+        asyncio.run(until(self._takes_requests))  # The worker may count as full still.
+        with bystanders(self._watch(SLOTS + PLACES), SLOTS) as noticed:
+            asyncio.run(until(lambda: self._is_full()))
+            with Crowd(address, self.clients, wires(TOKENS)[name]) as crowd:
+                crowd.connect()
+                crowd.ask()
+                before_s = _cpu_s(self.frontend.pid)
+                replies = crowd.ask(for_s=self.seconds)
+                cpu_s = _cpu_s(self.frontend.pid) - before_s
+        told = _told(replies) | {"frontend_cpu_us_each": round(cpu_s / sum(replies.counts.values()) * 1e6)}
+        return told | noticed | self._quiet()
+
+    async def _takes_requests(self) -> bool:
+        return isinstance(await outcome(self.frontend, Ask(max_tokens=1)), Answer)
+
+    async def _is_full(self) -> bool:
+        return await self.worker.metric("dynamo_request_queue") == PLACES
+
+    def _quiet(self) -> dict[str, Any]:
+        """When all gauges are 0 again: what is left of it. Raises TimeoutError when they do not come to that."""
+        asyncio.run(until(self._is_quiet))
+        return {"files_left": self._files, "rss_mib_after": self._memory_mib("VmRSS")}
+
+    async def _is_quiet(self) -> bool:
+        addresses = (self.http, self.worker.metrics_address)
+        return not sum([await Process.metric_at(address, gauge) for address in addresses for gauge in GAUGES])
+
+    @property
+    def _files(self) -> int:
+        return len(list(Path(f"/proc/{self.frontend.pid}/fd").iterdir()))
+
+    def _memory_mib(self, field: str) -> dict[str, float]:
+        return {one.name.partition("-")[0]: _memory_mib(one.pid, field) for one in (self.frontend, self.worker)}
+
+    def _forget_peak(self) -> None:
+        for one in (self.frontend, self.worker):
+            Path(f"/proc/{one.pid}/clear_refs").write_text("5")
+
+    def bugs(self) -> list[str]:
+        """Lines of the logs that should not be."""
+        lines = [line for one in (self.frontend, self.worker) for line in one.log_file.read_text().splitlines()]
+        return [line for line in lines if any(word in line for word in BUGS)]
+
+
+def _memory_mib(pid: int, field: str) -> float:
+    """Source: proc_pid_status(5)."""
+    _, _, rest = Path(f"/proc/{pid}/status").read_text().partition(f"{field}:")
+    return round(int(rest.split()[0]) / 1024, 1)
+
+
+def _cpu_s(pid: int) -> float:
+    """Of user and system. Source: proc_pid_stat(5)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _told(replies: Replies) -> dict[str, Any]:
+    """Their number, and how long they took."""
+    total = sum(replies.counts.values())
+    return {
+        "replies": dict(replies.counts),
+        "per_s": round(total / replies.total_s),
+        "refused_ms": quantiles_ms(replies.seconds[REFUSED]),
+        "answered_ms": quantiles_ms(replies.seconds[ANSWERED]),
+        "is_honest": replies.is_honest,
+    }
+
+
+def run(mother: Nursery, folder: Path, frontend: tuple[str, ...], only: str, **options: Any) -> dict[str, Any]:
+    plane = Plane(mother, folder, frontend=frontend)
+    limits = (f"--engine-request-limit={SLOTS}", f"--request-queue-limit={PLACES}")
+    try:
+        worker = asyncio.run(plane.worker(*limits, f"--mocker-itl-ms={ITL_MS}"))
+        storms = Storms(plane, worker, **options)
+        steps: dict[str, Callable[[], dict[str, Any]]] = {
+            "connections": lambda: storms.storm("stream", is_open=False),
+            "keep-alive": lambda: storms.storm("stream", is_open=True),
+            "grpc": lambda: storms.storm("grpc", is_open=True),
+        }
+        steps = {f"{name} {n}": step for n in range(1, storms.rounds + 1) for name, step in steps.items()}
+        steps |= {f"refused {name}": lambda name=name: storms.refusals(name) for name in wires(TOKENS)}  # type: ignore[misc]
+        told: dict[str, Any] = {}
+        for name, step in steps.items():
+            if only in name:
+                told[name] = step()
+                print(name, json.dumps(told[name]), flush=True)
+        return told | {"bugs": storms.bugs()}
+    finally:
+        plane.close()
+
+
+@click.command(help="Storm one worker, and count what everybody notices.", context_settings={"show_default": True})
+@click.option("--requests", type=click.IntRange(GRPC_CONNECTIONS), default=5000, help="All at once.")
+@click.option("--rounds", type=click.IntRange(1), default=3, help="Of each storm: memory must not grow with them.")
+@click.option("--clients", type=click.IntRange(1), default=64, help="That are refused again and again.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=5.0, help="How long they are.")
+@click.option("--only", default="", help="What the names of the steps to run must contain.")
+@click.option("--frontend", multiple=True, help="An option of the frontend, such as --stall-ms=3000.")
+def main(**options: Any) -> None:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files < options["requests"] + SPARE_FILES:
+        needed = options["requests"] + SPARE_FILES
+        sys.exit(f"error: {needed} open files are needed, and {files} allowed: raise it with ulimit -n {needed}")
+    with nursery() as mother, tempfile.TemporaryDirectory() as folder:
+        told = run(mother, Path(folder), **options)
+    print(json.dumps(told))
+    sys.exit(
+        0 if all(step["is_honest"] for step in told.values() if isinstance(step, dict)) and not told["bugs"] else 1
+    )
+
+
+if __name__ == "__main__":
+    main()
