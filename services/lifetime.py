@@ -9,6 +9,8 @@ from pathlib import Path
 
 import structlog
 
+from services.fair_loop import FairLoop
+
 log = structlog.get_logger()
 
 EXIT_FORCED = 130
@@ -25,7 +27,8 @@ def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     printed as one sentence, with exit status 1.
     """
     try:
-        asyncio.run(_with_signals(main))
+        with asyncio.Runner(loop_factory=FairLoop) as runner:
+            runner.run(_with_signals(main))
     except (StartupError, ExceptionGroup) as error:
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup):

@@ -41,6 +41,9 @@ RECONNECT_BACKOFF_MS_MAX = 1_000
 CONNECT_TIMEOUT_MS = 2_000
 """How long one attempt to connect may take. gRPC takes it from the option that its name calls a least back-off, which
 it is not: a peer that refuses is tried again as early as `initial_reconnect_backoff_ms` says."""
+PENDING_CALLS_MAX = 16_384
+"""Calls that have come and not been looked at. gRPC's own bound is 1,000, from where on it cancels some without a word;
+ours are refused one by one, each with its reason."""
 _KEEPALIVE = [
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
@@ -61,6 +64,8 @@ SERVER_OPTIONS = [
     *_OPTIONS,
     *_KEEPALIVE,
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+    ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
+    ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
     ("grpc.so_reuseport", 0),  # A port in use is an error, not a second server beside the first.
 ]
 

@@ -6,6 +6,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from services.frontend.http.config import CONFIG
+from services.frontend.http.door import Door
 from services.listening import bare_host, cannot_listen
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ async def start_http(app: web.Application, host: str, port: int) -> tuple[web.Ap
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, bare_host(host), port, backlog=config.backlog).start()
+        await Door(runner, bare_host(host), port, backlog=config.backlog).start()
     except OSError as error:
         await runner.cleanup()
         raise cannot_listen("HTTP", f"{host}:{port}", error) from error

@@ -1,0 +1,120 @@
+"""Where HTTP clients come in: whoever knocks is let in at once, and gets a seat in turn.
+
+In the kernel's queue a probe would stand behind all clients of a storm, and a queue that is full turns clients away,
+who come again a second later. So the queue is emptied as fast as it fills, probes are seated first, and the rest a few
+at a time; until then a client costs its socket and no more.
+"""
+
+import asyncio
+import errno
+import socket
+from collections import deque
+
+import structlog
+from aiohttp import web
+
+from services.fair_loop import add_to_crowd
+
+log = structlog.get_logger()
+
+ACCEPTS_MAX = 512
+"""A turn of the loop: some milliseconds."""
+SEATS_MAX = 16
+"""At a time, of those who are no probes."""
+PROBES = (b"GET /live ", b"GET /health ")
+FULL_S = 0.5
+"""How long nobody is let in when there are no more files or no memory for sockets."""
+FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Door(web.BaseSite):
+    """A site of an aiohttp runner. `start` and `stop` are called by the same task."""
+
+    def __init__(self, runner: web.AppRunner, host: str, port: int, *, backlog: int) -> None:
+        super().__init__(runner, backlog=backlog)
+        self._host = host
+        self._port = port
+        self._listeners: list[socket.socket] = []
+        self._probes: deque[socket.socket] = deque()
+        self._others: deque[socket.socket] = deque()
+        self._seating: asyncio.Task[None] | None = None
+        self._group = asyncio.TaskGroup()
+
+    @property
+    def name(self) -> str:
+        return f"http://{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when the address can't be had."""
+        await super().start()
+        factory = self._runner.server
+        assert factory is not None, "the runner is set up"
+        loop = asyncio.get_running_loop()
+        self._server = bound = await loop.create_server(factory, self._host, self._port, start_serving=False)
+        self._listeners = [one.dup() for one in bound.sockets]
+        for listener in self._listeners:
+            listener.setblocking(False)
+            listener.listen(self._backlog)
+            loop.add_reader(listener, self._let_in, listener)
+        await self._group.__aenter__()
+
+    async def stop(self) -> None:
+        await super().stop()
+        for listener in self._listeners:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+        if self._listeners:
+            if self._seating is not None:
+                self._seating.cancel()
+            await self._group.__aexit__(None, None, None)
+        for sock in (*self._probes, *self._others):
+            sock.close()
+
+    def _let_in(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTS_MAX):
+            try:
+                sock, _address = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                break
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                self._close_for_a_while(listener, error)
+                break
+            sock.setblocking(False)
+            (self._probes if _is_probe(sock) else self._others).append(sock)
+        if self._seating is None or self._seating.done():
+            self._seating = self._group.create_task(self._seat_all())
+
+    def _close_for_a_while(self, listener: socket.socket, error: OSError) -> None:
+        log.warning("no room for more clients", why=error.strerror, again_in_s=FULL_S)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+        loop.call_later(FULL_S, self._open_again, listener)
+
+    def _open_again(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:  # It may have been closed meanwhile.
+            asyncio.get_running_loop().add_reader(listener, self._let_in, listener)
+
+    async def _seat_all(self) -> None:
+        while self._probes or self._others:
+            async with asyncio.TaskGroup() as group:
+                while self._probes:
+                    group.create_task(self._seat(self._probes.popleft()))
+                for _ in range(min(SEATS_MAX, len(self._others))):
+                    add_to_crowd(sock := self._others.popleft())
+                    group.create_task(self._seat(sock))
+
+    async def _seat(self, sock: socket.socket) -> None:
+        """From here on the connection is aiohttp's."""
+        factory = self._runner.server
+        assert factory is not None, "the site is stopped before its server"
+        await asyncio.get_running_loop().connect_accepted_socket(factory, sock)
+
+
+def _is_probe(sock: socket.socket) -> bool:
+    """Whether its first words, which mostly come with the connection, are those of a probe."""
+    try:
+        return sock.recv(max(map(len, PROBES)), socket.MSG_PEEK).startswith(PROBES)
+    except OSError:  # Silent still, or gone.
+        return False

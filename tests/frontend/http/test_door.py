@@ -1,0 +1,135 @@
+"""The door: whoever knocks is let in and served, probes first, and nobody is left standing when it closes."""
+
+import asyncio
+import resource
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from services.fair_loop import FairLoop
+from services.frontend.http import door
+from services.frontend.http.door import SEATS_MAX, Door
+
+TEST_S_MAX = 10.0
+CLIENTS = 10 * SEATS_MAX
+
+
+class House:
+    """A server that notes who came."""
+
+    def __init__(self) -> None:
+        self.served: list[str] = []
+        self.app = web.Application()
+        self.app.router.add_get("/{name}", self._serve)
+
+    async def _serve(self, request: web.Request) -> web.Response:
+        self.served.append(request.path)
+        return web.Response(text=request.path)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[int]:
+        """The port."""
+        runner = web.AppRunner(self.app, access_log=None)
+        await runner.setup()
+        await Door(runner, "127.0.0.1", 0, backlog=4096).start()
+        try:
+            async with asyncio.timeout(TEST_S_MAX):
+                yield int(runner.addresses[0][1])
+        finally:
+            await runner.cleanup()
+
+
+def knock(port: int, path: str) -> socket.socket:
+    """Come and ask; the kernel lets one come though nobody looks yet."""
+    sock = socket.create_connection(("127.0.0.1", port))
+    sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    sock.setblocking(False)
+    return sock
+
+
+async def reply(sock: socket.socket) -> bytes:
+    with sock:
+        return await asyncio.get_running_loop().sock_recv(sock, 4096)
+
+
+def run(test: object) -> None:
+    with asyncio.Runner(loop_factory=FairLoop) as runner:
+        runner.run(test)  # type: ignore[arg-type]
+
+
+def test_a_crowd_is_served_and_a_probe_before_those_who_came_before_it() -> None:
+    async def test() -> None:
+        house = House()
+        async with house.open() as port:
+            socks = [knock(port, f"/{number}") for number in range(CLIENTS)]
+            socks += [knock(port, path) for path in ("/live", "/health")]
+
+            replies = [await reply(sock) for sock in socks]
+
+        assert all(text.startswith(b"HTTP/1.1 200") for text in replies)
+        assert len(house.served) == len(socks)
+        assert house.served.index("/live") <= 2 * SEATS_MAX
+        assert house.served.index("/health") <= 2 * SEATS_MAX
+        clients = [int(path[1:]) for path in house.served if path not in ("/live", "/health")]
+        assert all(clients.index(number) < number + 2 * SEATS_MAX for number in range(CLIENTS)), "in turn"
+
+    run(test())
+
+
+def test_a_client_that_is_silent_or_gone_holds_up_nobody() -> None:
+    async def test() -> None:
+        house = House()
+        async with house.open() as port:
+            silent = socket.create_connection(("127.0.0.1", port))
+            for number in range(SEATS_MAX):
+                knock(port, f"/gone-{number}").close()
+
+            assert (await reply(knock(port, "/after"))).startswith(b"HTTP/1.1 200")
+
+            silent.sendall(b"GET /silent HTTP/1.1\r\nHost: x\r\n\r\n")
+            silent.setblocking(False)
+            assert (await reply(silent)).startswith(b"HTTP/1.1 200")
+
+    run(test())
+
+
+def test_without_files_clients_wait_until_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "FULL_S", 0.01)
+
+    async def test() -> None:
+        house = House()
+        async with house.open() as port:
+            sock = knock(port, "/patient")
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (sock.fileno() + 1, hard))
+            with capture_logs() as logs:
+                try:
+                    while not logs:
+                        await asyncio.sleep(0)
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+            assert logs[0]["event"] == "no room for more clients"
+            assert (await reply(sock)).startswith(b"HTTP/1.1 200")
+
+    run(test())
+
+
+def test_who_still_waits_when_it_closes_is_sent_away() -> None:
+    async def test() -> None:
+        house = House()
+        async with house.open() as port:
+            socks = [knock(port, f"/{number}") for number in range(CLIENTS)]
+            await asyncio.sleep(0)
+
+        for sock in socks:
+            with suppress(ConnectionResetError):
+                await reply(sock)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+
+    run(test())
