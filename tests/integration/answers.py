@@ -71,6 +71,11 @@ class Refused(Exception):
     def reason(self) -> str:
         return str(self.error["code"])
 
+    @property
+    def is_deadline(self) -> bool:
+        """Whether the deadline has passed. Over gRPC the client's own clock may say so first, without a reason."""
+        return "DEADLINE_EXCEEDED" in (self.reason, self.code)
+
 
 @dataclass
 class _Growing:

@@ -12,7 +12,7 @@ REQUEST_S_MAX = 90.0
 
 @dataclass(frozen=True)
 class Ask:
-    """A request. protocol: one of PROTOCOLS; the last two are HTTP. headers: of HTTP alone."""
+    """A request. protocol: one of PROTOCOLS; the last two are HTTP. headers: of HTTP alone. timeout_s: its deadline."""
 
     protocol: str = "stream"
     is_chat: bool = False
@@ -34,6 +34,7 @@ class Ask:
     logprobs: int | None = None
     json_schema: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float | None = None
 
     def __str__(self) -> str:
         """What a test's id says of it."""
@@ -52,7 +53,12 @@ def path(ask: Ask) -> str:
 
 
 def headers(ask: Ask) -> dict[str, str]:
-    return dict(ask.headers) | ({"X-Request-Id": ask.request_id} if ask.request_id else {})
+    given = dict(ask.headers)
+    if ask.request_id:
+        given["X-Request-Id"] = ask.request_id
+    if ask.timeout_s is not None:
+        given["X-Request-Timeout"] = str(ask.timeout_s)
+    return given
 
 
 def body(ask: Ask) -> dict[str, Any]:

@@ -45,7 +45,8 @@ async def answer(frontend: Frontend, ask: Ask, on_tokens: OnTokens = _ignore) ->
 async def _answer_grpc(address: str, ask: Ask, on_tokens: OnTokens) -> Answer:
     items = Items(ask, on_tokens)
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        call = inference_pb2_grpc.InferenceStub(channel).Generate(request(ask), timeout=REQUEST_S_MAX)
+        timeout_s = REQUEST_S_MAX if ask.timeout_s is None else ask.timeout_s
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(request(ask), timeout=timeout_s)
         try:
             while isinstance(item := await call.read(), inference_pb2.GenerateResponse):
                 items.take(item)

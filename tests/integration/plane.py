@@ -196,9 +196,14 @@ class Plane:
         self.registry = self._start(Process, "registry", "registry", "--listen=127.0.0.1:0", *registry)
         self.registry.wait_ready()
         self.registry_address: str = self.registry.ready["address"]
+        self.frontend = self.start_frontend(*frontend)
+
+    def start_frontend(self, *options: str) -> Frontend:
+        """A frontend that listens. The plane has one of its own."""
         listen = ("--grpc-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0", f"--registry={self.registry_address}")
-        self.frontend: Frontend = self._start(Frontend, "frontend", "frontend", *listen, *frontend)
-        self.frontend.wait_ready()
+        frontend: Frontend = self._start(Frontend, "frontend", "frontend", *listen, *options)
+        frontend.wait_ready()
+        return frontend
 
     def _start(self, kind: Any, name: str, *arguments: str, nursery: Nursery | None = None) -> Any:
         process = kind(nursery or self._nursery, self._folder, f"{name}-{next(self._names)}", *arguments)
@@ -224,6 +229,11 @@ class Plane:
         """The worker, once the frontend has found it."""
         await until(lambda: worker.is_ready and self.frontend.has_found(worker))
         return worker
+
+    @property
+    def processes(self) -> list[Process]:
+        """All that were started, the dead as well."""
+        return list(self._processes)
 
     async def run(self, command: str, *arguments: str) -> int:
         """The exit status of a command of `unbroken` that ends by itself."""

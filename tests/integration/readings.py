@@ -1,0 +1,86 @@
+"""What processes tell Prometheus, all of it at one moment, and what each must tell when nothing is under way."""
+
+from dataclasses import dataclass
+
+import aiohttp
+
+from tests.integration.plane import Process, sum_of, until
+
+GAUGES = (
+    "dynamo_engine_request",
+    "dynamo_request_queue",
+    "dynamo_frontend_inflight_requests",
+    "dynamo_frontend_worker_active_decode_blocks",
+    "dynamo_frontend_worker_active_prefill_tokens",
+)
+"""Of all processes; one that has not got a gauge shows 0."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One scrape of one process."""
+
+    text: str
+
+    def sum(self, name: str, **labels: str) -> float:
+        """Of a metric's samples with these labels, 0 without any."""
+        return sum_of(self.text, name, **labels)
+
+    @property
+    def engine_tokens(self) -> float:
+        """What a worker's engine has computed so far: of prompts and of answers."""
+        return self.sum("unbroken_engine_prefill_tokens_total") + self.sum("unbroken_engine_generated_tokens_total")
+
+    @property
+    def running(self) -> float:
+        return self.sum("dynamo_engine_request")
+
+    @property
+    def waiting(self) -> float:
+        return self.sum("dynamo_request_queue")
+
+
+async def read(process: Process) -> Reading:
+    """What it tells now."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{process.metrics_address}/metrics") as response,
+    ):
+        return Reading(await response.text())
+
+
+async def raised_gauges(*processes: Process) -> dict[tuple[str, str], float]:
+    """Those that are not 0, by the process's and the gauge's name."""
+    raised: dict[tuple[str, str], float] = {}
+    for process in processes:
+        reading = await read(process)
+        raised |= {(process.name, gauge): reading.sum(gauge) for gauge in GAUGES if reading.sum(gauge)}
+    return raised
+
+
+async def wait_quiet(*processes: Process) -> None:
+    """Until every gauge of all of them is 0."""
+
+    async def is_quiet() -> bool:
+        return not await raised_gauges(*processes)
+
+    try:
+        await until(is_quiet)
+    except TimeoutError as error:
+        raise AssertionError(f"never quiet: {await raised_gauges(*processes)}") from error
+
+
+async def wait_load(worker: Process, running: int, waiting: int) -> Reading:
+    """What the worker tells once so many run and so many wait there."""
+    readings: list[Reading] = []
+
+    async def is_there() -> bool:
+        readings[:] = [await read(worker)]
+        return (readings[0].running, readings[0].waiting) == (running, waiting)
+
+    try:
+        await until(is_there)
+    except TimeoutError as error:
+        there = (readings[0].running, readings[0].waiting)
+        raise AssertionError(f"{there} run and wait, not {(running, waiting)}") from error
+    return readings[0]

@@ -1,0 +1,533 @@
+"""Where every worker is over a threshold new requests are refused; thresholds are read and set while all runs.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| a request that holds blocks or prompt tokens | thresholds just below and at what it holds | refused, or admitted |
+| the same | thresholds set, changed one by one and taken back | the very next request knows |
+| the same, on two ranks | one of them idle, or mute | busy only if every rank known is |
+| the same | the engine falls silent | neither busy nor idle for ever |
+
+A worker with the fault `hold` takes requests and makes no step, so that what it reports stands still.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+
+from services.stubs import admin_pb2, admin_pb2_grpc
+from tests.integration.answers import Answer, Refused
+from tests.integration.asks import PROTOCOLS, Ask
+from tests.integration.clients import answer, outcome
+from tests.integration.conftest import Start
+from tests.integration.plane import Frontend, Plane, Process, until
+from tests.integration.readings import read, wait_load, wait_quiet
+from tests.integration.visits import Visit
+
+BLOCKS, BLOCK_TOKENS = 64, 4
+CACHE = (f"--mocker-kv-blocks={BLOCKS}", f"--mocker-kv-block-tokens={BLOCK_TOKENS}")
+STILL = (*CACHE, "--mocker-fault=hold=99")
+SLOW = (*CACHE, "--mocker-itl-ms=50", "--mocker-prefill-chunk-tokens=4")
+ADMISSION = ("--admission-control=token-capacity", "--overload-status-code=529", "--engine-stall-ms=60000")
+HEARTBEATS_S = 3 * 0.25
+"""After which a report counts for nothing."""
+TOKENS = 140
+"""Of the holder's prompt."""
+HELD = -(-TOKENS // BLOCK_TOKENS)
+HOLDER = Ask("grpc", prompt="h" * TOKENS, max_tokens=60)
+NEXT = Ask(prompt="next", max_tokens=2)
+DECODE, PREFILL = "active_decode_blocks_threshold", "active_prefill_tokens_threshold"
+BUSY_REASONS = {"OVERLOADED"}
+
+
+# Calls of the admin API
+
+
+async def get(frontend: Frontend) -> Any:
+    """All thresholds, by model."""
+    async with aiohttp.ClientSession() as session, session.get(f"{frontend.http}/busy_threshold") as response:
+        assert response.status == 200
+        return {one.pop("model"): one for one in (await response.json())["thresholds"]}
+
+
+async def post(frontend: Frontend, body: Any, *, status: int = 200, **fields: str) -> Any:
+    """The body of the response; what is not str is sent as JSON."""
+    content = {"data": body} if isinstance(body, str) else {"json": body}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{frontend.http}/busy_threshold", headers=fields, **content) as response,
+    ):
+        assert response.status == status, await response.text()
+        return await response.json()
+
+
+async def set_both(frontend: Frontend, decode: float | None, prefill: int | None, model: str = "mocker") -> None:
+    await post(frontend, {"model": model, DECODE: decode, PREFILL: prefill})
+
+
+# What a request meets
+
+
+async def is_admitted(frontend: Frontend, worker: Process, ask: Ask = NEXT) -> bool:
+    """Whether one more request gets to a worker that has one. It leaves again."""
+    async with asyncio.TaskGroup() as group:
+        visit = Visit(frontend, ask).start(group)
+
+        async def is_decided() -> bool:
+            return visit.ended is not None or (await read(worker)).running == 2
+
+        await until(is_decided)
+        visit.leave()
+    if isinstance(visit.ended, Refused):
+        check_refusal(visit.ended)
+        return False
+    await wait_load(worker, 1, 0)
+    return True
+
+
+def check_refusal(refused: Refused, status: int = 529) -> None:
+    assert refused.reason in BUSY_REASONS
+    if refused.code == "RESOURCE_EXHAUSTED":
+        assert 1 <= refused.error["retry_after_s"] <= 60
+    else:
+        assert refused.code == status
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        assert refused.error["type"] == "overloaded_error"
+        assert refused.error["retryable"] is True
+
+
+async def wait_reported(frontend: Frontend, *, blocks: int, worker: Process, **labels: str) -> None:
+    """Until the frontend knows that the worker has so many blocks in use."""
+
+    async def is_reported() -> bool:
+        reading = await read(frontend)
+        instance = worker.ready["instance_id"]
+        return reading.sum("dynamo_frontend_worker_active_decode_blocks", worker_id=instance, **labels) == blocks
+
+    await until(is_reported)
+
+
+@dataclass
+class Stage:
+    """A plane whose only worker holds one request still, and a frontend that knows it."""
+
+    plane: Plane
+    worker: Process
+
+    @property
+    def frontend(self) -> Frontend:
+        return self.plane.frontend
+
+
+@pytest.fixture(scope="module")
+def held(start_plane: Start) -> Stage:
+    plane = start_plane(frontend=ADMISSION)
+    return Stage(plane, asyncio.run(plane.worker(*STILL)))
+
+
+CASES: Mapping[str, tuple[float | None, int | None, bool]] = {
+    "nothing is looked at": (None, None, False),
+    "fewer blocks than are held": ((HELD - 1) / BLOCKS, None, True),
+    "as many blocks as are held": (HELD / BLOCKS, None, False),
+    "all blocks": (1.0, None, False),
+    "no block at all": (0.0, None, True),
+    "fewer prompt tokens than wait": (None, TOKENS - 1, True),
+    "as many prompt tokens as wait": (None, TOKENS, False),
+    "no prompt token at all": (None, 0, True),
+    "blocks alone are over": ((HELD - 1) / BLOCKS, TOKENS, True),
+    "prompt tokens alone are over": (1.0, TOKENS - 1, True),
+    "both are at the line": (HELD / BLOCKS, TOKENS, False),
+}
+
+
+def test_a_worker_is_busy_strictly_above_any_threshold_and_the_next_request_knows(held: Stage) -> None:
+    """No report comes between a change and the request after it: what is reported has long stood still."""
+    verdicts = {}
+
+    async def scenario() -> None:
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(held.frontend, HOLDER).start(group)
+            for name, (decode, prefill, _) in CASES.items():
+                await wait_reported(held.frontend, blocks=HELD, worker=held.worker)
+                await set_both(held.frontend, decode, prefill)
+                verdicts[name] = not await is_admitted(held.frontend, held.worker)
+            holder.leave()
+        await set_both(held.frontend, None, None)
+        await wait_quiet(held.worker, held.frontend)
+
+    asyncio.run(scenario())
+    assert verdicts == {name: is_busy for name, (_, _, is_busy) in CASES.items()}
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_each_rejection_is_told_and_counted_once(held: Stage, protocol: str, is_chat: bool) -> None:
+    ask = Ask(protocol, is_chat=is_chat, max_tokens=2)
+    endpoint = "generate" if protocol == "grpc" else "chat_completions" if is_chat else "completions"
+
+    async def scenario() -> None:
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(held.frontend, HOLDER).start(group)
+            await wait_reported(held.frontend, blocks=HELD, worker=held.worker)
+            await set_both(held.frontend, 0.5, None)
+            before = await read(held.frontend)
+            refused = await outcome(held.frontend, ask)
+            after = await read(held.frontend)
+            holder.leave()
+        await set_both(held.frontend, None, None)
+        await wait_quiet(held.worker, held.frontend)
+        assert isinstance(refused, Refused)
+        check_refusal(refused)
+        name = "dynamo_frontend_model_rejection_total"
+        assert after.sum(name) - before.sum(name) == 1
+        labels = {"model": "mocker", "endpoint": endpoint}
+        assert after.sum(name, **labels) - before.sum(name, **labels) == 1
+
+    asyncio.run(scenario())
+
+
+# Load that comes by itself, thresholds from options
+
+
+@pytest.fixture(scope="module")
+def slow(start_plane: Start) -> Stage:
+    plane = start_plane(frontend=ADMISSION)
+    return Stage(plane, asyncio.run(plane.worker(*SLOW)))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("option", ["--active-decode-blocks-threshold=0.3", "--active-prefill-tokens-threshold=80"])
+def test_under_load_requests_are_refused_until_it_is_gone(slow: Stage, option: str, protocol: str) -> None:
+    ask = Ask(protocol, prompt="next", max_tokens=2)
+
+    async def scenario() -> Refused:
+        frontend = slow.plane.start_frontend(*ADMISSION, option)
+        await until(lambda: frontend.has_found(slow.worker))
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(frontend, HOLDER).start(group)
+            refused = await until(lambda: refusal(frontend, ask))
+            holder.leave()
+        await until(lambda: is_answered(frontend, ask))
+        frontend.kill()
+        assert isinstance(refused, Refused)
+        return refused
+
+    check_refusal(asyncio.run(scenario()))
+
+
+async def refusal(frontend: Frontend, ask: Ask) -> Refused | None:
+    got = await outcome(frontend, ask)
+    return got if isinstance(got, Refused) else None
+
+
+async def is_answered(frontend: Frontend, ask: Ask) -> bool:
+    return isinstance(await outcome(frontend, ask), Answer)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--admission-control=token-capacity",),
+        ("--active-decode-blocks-threshold=0", "--active-prefill-tokens-threshold=0"),
+    ],
+    ids=["no thresholds", "no admission control"],
+)
+def test_without_thresholds_or_without_admission_control_nobody_is_refused(
+    held: Stage, options: tuple[str, ...]
+) -> None:
+    async def scenario() -> None:
+        frontend = held.plane.start_frontend("--engine-stall-ms=60000", *options)
+        await until(lambda: frontend.has_found(held.worker))
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(frontend, HOLDER).start(group)
+            await wait_reported(frontend, blocks=HELD, worker=held.worker)
+            assert await is_admitted(frontend, held.worker)
+            holder.leave()
+        await wait_quiet(held.worker, frontend)
+        frontend.kill()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_the_status_of_a_refusal_is_as_configured(held: Stage, status: int) -> None:
+    options = (*ADMISSION, "--active-prefill-tokens-threshold=0", f"--overload-status-code={status}")
+
+    async def scenario() -> Answer | Refused:
+        frontend = held.plane.start_frontend(*options)
+        await until(lambda: frontend.has_found(held.worker))
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(frontend, HOLDER).start(group)
+            await wait_reported(frontend, blocks=HELD, worker=held.worker)
+            got = await outcome(frontend, NEXT)
+            holder.leave()
+        await wait_quiet(held.worker, frontend)
+        frontend.kill()
+        return got
+
+    refused = asyncio.run(scenario())
+    assert isinstance(refused, Refused)
+    check_refusal(refused, status)
+
+
+# Several workers, several ranks, silence
+
+
+def test_one_worker_that_is_not_busy_takes_what_others_would_refuse_and_none_at_all_is_another_reason(
+    start_plane: Start,
+) -> None:
+    plane = start_plane(frontend=(*ADMISSION, "--active-prefill-tokens-threshold=0"))
+
+    async def scenario() -> None:
+        busy = await plane.worker(*STILL)
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(plane.frontend, HOLDER).start(group)
+            await wait_reported(plane.frontend, blocks=HELD, worker=busy)
+            assert (await until(lambda: refusal(plane.frontend, NEXT))).reason == "OVERLOADED"
+            free = await plane.worker()
+            for protocol in PROTOCOLS * 2:
+                assert await answer(plane.frontend, Ask(protocol, max_tokens=2))
+            free.kill()
+            await until(lambda: plane.frontend.events("worker lost", instance=free.ready["instance_id"]))
+            assert (await until(lambda: refusal(plane.frontend, NEXT))).reason == "OVERLOADED"
+            holder.leave()
+        busy.kill()
+        await until(lambda: plane.frontend.events("worker lost", instance=busy.ready["instance_id"]))
+        refused = await refusal(plane.frontend, NEXT)
+        assert refused is not None
+        assert refused.reason == "NO_WORKERS"
+        assert refused.code == 503
+        await wait_quiet(plane.frontend)
+        await plane.worker()
+        assert await answer(plane.frontend, NEXT)
+
+    asyncio.run(scenario())
+
+
+RANKS: Mapping[str, tuple[tuple[str, ...], int, bool]] = {
+    "one of two ranks is over": (("--mocker-dp-ranks=2",), 1, False),
+    "both ranks are over": (("--mocker-dp-ranks=2",), 2, True),
+    "the only rank known is over": (("--mocker-dp-ranks=2", "--mocker-fault=mute_rank=1"), 1, True),
+    "none is known": (("--mocker-fault=mute_rank=0",), 1, False),
+}
+"""Options of the worker, how many requests it has, and whether it is busy."""
+
+
+@pytest.mark.parametrize(("options", "holders", "is_busy"), RANKS.values(), ids=RANKS)
+def test_all_ranks_that_are_known_must_be_busy(
+    held: Stage, options: tuple[str, ...], holders: int, is_busy: bool
+) -> None:
+    model = "-".join(("ranks", str(holders), *(option.strip("-").replace("=", "-") for option in options)))
+    served = f"--served-model-name={model}"
+
+    async def scenario() -> None:
+        worker = await held.plane.worker(*STILL, *options, served)
+        await set_both(held.frontend, None, 0, model=model)
+        async with asyncio.TaskGroup() as group:
+            visits = []
+            for number in range(holders):
+                ask = Ask("grpc", model=model, prompt="h" * TOKENS, max_tokens=60)
+                await set_both(held.frontend, None, None, model=model)
+                visits.append(Visit(held.frontend, ask).start(group))
+                await wait_load(worker, number + 1, 0)
+            await wait_reported(held.frontend, blocks=0 if model.endswith("rank-0") else HELD * holders, worker=worker)
+            await set_both(held.frontend, None, 0, model=model)
+            got = await first_verdict(held.frontend, worker, Ask(model=model, max_tokens=2), holders)
+            for visit in visits:
+                visit.leave()
+        worker.kill()
+        assert got is is_busy
+
+    asyncio.run(scenario())
+
+
+async def first_verdict(frontend: Frontend, worker: Process, ask: Ask, running: int) -> bool:
+    """Whether a request is refused by a frontend, not taken by a worker that has so many."""
+    async with asyncio.TaskGroup() as group:
+        visit = Visit(frontend, ask).start(group)
+
+        async def is_decided() -> bool:
+            return visit.ended is not None or (await read(worker)).running == running + 1
+
+        await until(is_decided)
+        visit.leave()
+    return isinstance(visit.ended, Refused)
+
+
+def test_a_worker_that_falls_silent_is_not_busy_for_ever(start_plane: Start) -> None:
+    """It reports until its request has 20 tokens, and is over the threshold then and ever after."""
+    plane = start_plane(frontend=(*ADMISSION, "--active-decode-blocks-threshold=0.3"))
+    options = (*CACHE, "--mocker-itl-ms=50", "--mocker-fault=mute_after=20")
+
+    async def scenario() -> None:
+        worker = await plane.worker(*options)
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(plane.frontend, HOLDER).start(group)
+            await until(lambda: refusal(plane.frontend, NEXT))
+            await until(lambda: is_answered(plane.frontend, NEXT), seconds_max=20 * 0.05 + HEARTBEATS_S + 1.0)
+            assert holder.ended is None
+            assert (await read(worker)).running == 1
+            holder.leave()
+        await wait_quiet(worker, plane.frontend)
+
+    asyncio.run(scenario())
+
+
+# The admin API
+
+
+def test_thresholds_are_listed_read_and_set_one_by_one(start_plane: Start) -> None:
+    plane = start_plane(frontend=(*ADMISSION, "--active-prefill-tokens-threshold=1000"))
+
+    async def scenario() -> None:
+        frontend = plane.frontend
+        await plane.worker()
+        assert await get(frontend) == {"mocker": {DECODE: None, PREFILL: 1000}}
+        same = {"model": "mocker"}
+        assert await post(frontend, same) == same | {DECODE: None, PREFILL: 1000}
+        assert await post(frontend, same | {DECODE: 0.75}) == same | {DECODE: 0.75, PREFILL: 1000}
+        assert await post(frontend, same | {PREFILL: 5}) == same | {DECODE: 0.75, PREFILL: 5}
+        assert await post(frontend, same | {DECODE: 0, PREFILL: 0}) == same | {DECODE: 0, PREFILL: 0}
+        assert await post(frontend, same | {DECODE: 1}) == same | {DECODE: 1, PREFILL: 0}
+        assert await post(frontend, same | {PREFILL: None}) == same | {DECODE: 1, PREFILL: None}
+        assert await get(frontend) == {"mocker": {DECODE: 1, PREFILL: None}}
+        assert await post(frontend, same | {DECODE: None}) == same | {DECODE: None, PREFILL: None}
+        await plane.worker("--served-model-name=another")
+        assert await get(frontend) == {
+            "another": {DECODE: None, PREFILL: 1000},
+            "mocker": {DECODE: None, PREFILL: None},
+        }
+
+    asyncio.run(scenario())
+
+
+BAD_BODIES: Mapping[str, Any] = {
+    "not JSON": "{",
+    "not a number": '{"model": "mocker", "active_decode_blocks_threshold": NaN}',
+    "infinite": '{"model": "mocker", "active_decode_blocks_threshold": Infinity}',
+    "too large for a number": '{"model": "mocker", "active_decode_blocks_threshold": 1e999}',
+    "above 1": {"model": "mocker", DECODE: 1.01},
+    "below 0": {"model": "mocker", DECODE: -0.01},
+    "text": {"model": "mocker", DECODE: "0.5"},
+    "true": {"model": "mocker", DECODE: True},
+    "fewer than no tokens": {"model": "mocker", PREFILL: -1},
+    "half a token": {"model": "mocker", PREFILL: 0.5},
+    "more tokens than there are": {"model": "mocker", PREFILL: 2**64},
+    "one good, one bad": {"model": "mocker", DECODE: 0.5, PREFILL: -1},
+    "no model": {DECODE: 0.5},
+    "a list": [],
+    "an unknown field": {"model": "mocker", "active_decode_block_threshold": 0.5},
+}
+
+
+def test_bad_thresholds_are_refused_and_change_nothing(held: Stage) -> None:
+    async def scenario() -> None:
+        await set_both(held.frontend, 0.25, 25)
+        for body in BAD_BODIES.values():
+            refused = await post(held.frontend, body, status=400)
+            assert refused["error"]["type"] == "invalid_request_error"
+        assert (await get(held.frontend))["mocker"] == {DECODE: 0.25, PREFILL: 25}
+        unknown = await post(held.frontend, {"model": "nobody", DECODE: 0.5}, status=404)
+        assert unknown["error"]["code"] == "MODEL_NOT_FOUND"
+        assert "nobody" not in await get(held.frontend)
+        await set_both(held.frontend, None, None)
+
+    asyncio.run(scenario())
+
+
+async def grpc_set(address: str, decode: float | None, prefill: int | None, *paths: str, token: str = "") -> Any:
+    """The thresholds of the mocker after SetBusyThreshold. Raises AioRpcError."""
+    message = admin_pb2.SetBusyThresholdRequest()
+    message.threshold.model = "mocker"
+    if decode is not None:
+        message.threshold.active_decode_blocks_threshold = decode
+    if prefill is not None:
+        message.threshold.active_prefill_tokens_threshold = prefill
+    message.update_mask.paths.extend(paths)
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = admin_pb2_grpc.AdminStub(channel)
+        return (await stub.SetBusyThreshold(message, timeout=5, metadata=metadata)).threshold
+
+
+async def grpc_code(address: str, *paths: str, decode: float | None = None, token: str = "") -> str:
+    try:
+        await grpc_set(address, decode, None, *paths, token=token)
+    except grpc.aio.AioRpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+def test_the_same_is_set_over_grpc(held: Stage) -> None:
+    async def scenario() -> None:
+        address = held.frontend.grpc
+        both = await grpc_set(address, 0.25, 25, DECODE, PREFILL)
+        assert (both.active_decode_blocks_threshold, both.active_prefill_tokens_threshold) == (0.25, 25)
+        one = await grpc_set(address, 0.5, None, DECODE)
+        assert (one.active_decode_blocks_threshold, one.active_prefill_tokens_threshold) == (0.5, 25)
+        off = await grpc_set(address, None, None, DECODE)
+        assert not off.HasField(DECODE)
+        assert (await get(held.frontend))["mocker"] == {DECODE: None, PREFILL: 25}
+        async with grpc.aio.insecure_channel(address) as channel:
+            listed = await admin_pb2_grpc.AdminStub(channel).ListBusyThresholds(
+                admin_pb2.ListBusyThresholdsRequest(), timeout=5
+            )
+        assert {one.model: one.active_prefill_tokens_threshold for one in listed.thresholds}["mocker"] == 25
+        assert await grpc_code(address) == "INVALID_ARGUMENT"
+        assert await grpc_code(address, "no_such_field") == "INVALID_ARGUMENT"
+        assert await grpc_code(address, DECODE, decode=1.5) == "INVALID_ARGUMENT"
+        await set_both(held.frontend, None, None)
+
+    asyncio.run(scenario())
+
+
+async def http_status(address: str, token: str = "", path: str = "/busy_threshold") -> int:
+    given = {"Authorization": f"Bearer {token}"} if token else {}
+    async with aiohttp.ClientSession() as session, session.get(f"{address}{path}", headers=given) as response:
+        return response.status
+
+
+def test_without_the_admin_api_there_is_nothing_to_set(held: Stage) -> None:
+    async def scenario() -> None:
+        frontend = held.plane.start_frontend("--disable-admin-api")
+        assert await http_status(frontend.http) == 404
+        assert await grpc_code(frontend.grpc, DECODE) == "UNIMPLEMENTED"
+        assert await http_status(frontend.http, path="/live") == 200
+        frontend.kill()
+
+    asyncio.run(scenario())
+
+
+def test_where_there_is_an_admin_token_nobody_sets_without_it(held: Stage) -> None:
+    async def scenario() -> None:
+        frontend = held.plane.start_frontend("--admin-token=sesame")
+        await until(lambda: frontend.has_found(held.worker))
+        assert [await http_status(frontend.http, token) for token in ("", "wrong", "sesame")] == [401, 401, 200]
+        codes = [await grpc_code(frontend.grpc, DECODE, token=token) for token in ("", "wrong", "sesame")]
+        assert codes == ["UNAUTHENTICATED", "UNAUTHENTICATED", "OK"]
+        assert await http_status(frontend.http, path="/v1/models") == 200
+        frontend.kill()
+
+    asyncio.run(scenario())
+
+
+def test_the_admin_api_can_listen_apart(held: Stage) -> None:
+    options = ("--admin-listen=127.0.0.1:0", "--admin-grpc-listen=127.0.0.1:0")
+
+    async def scenario() -> None:
+        frontend = held.plane.start_frontend(*options)
+        await until(lambda: frontend.has_found(held.worker))
+        apart, apart_grpc = f"http://{frontend.ready['admin']}", frontend.ready["admin_grpc"]
+        assert await http_status(frontend.http) == 404
+        assert await http_status(apart) == 200
+        assert [await http_status(apart, path=path) for path in ("/live", "/health", "/metrics")] == [200] * 3
+        assert await http_status(apart, path="/v1/models") == 404
+        assert await grpc_code(frontend.grpc, DECODE) == "UNIMPLEMENTED"
+        assert await grpc_code(apart_grpc, DECODE) == "OK"
+        frontend.kill()
+
+    asyncio.run(scenario())
