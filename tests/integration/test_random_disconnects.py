@@ -2,7 +2,7 @@
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| 1,000 requests of all kinds | clients leave at seeded moments; two workers die | gauges 0, exact answers, no error logged |
+| 1,000 requests of all kinds | clients leave, seeded; two workers die | gauges 0, exact answers, no error logged |
 """
 
 import asyncio
