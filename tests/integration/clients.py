@@ -84,6 +84,16 @@ async def outcome(frontend: Frontend, ask: Ask, on_tokens: OnTokens = _ignore) -
         return refused
 
 
+async def refusal(frontend: Frontend, ask: Ask) -> Refused | None:
+    """How it was refused, None where it was answered."""
+    got = await outcome(frontend, ask)
+    return got if isinstance(got, Refused) else None
+
+
+async def is_answered(frontend: Frontend, ask: Ask) -> bool:
+    return await refusal(frontend, ask) is None
+
+
 async def under_streams(
     frontend: Frontend, asks: Sequence[Ask], nemesis: Callable[[], Awaitable[None]]
 ) -> list[Answer]:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.integration.answers import Answer, Refused
 from tests.integration.asks import PROTOCOLS, Ask
-from tests.integration.clients import answer, gathered, outcome
+from tests.integration.clients import gathered, is_answered, outcome
 from tests.integration.conftest import Start
 from tests.integration.plane import Frontend, Plane, Process, until
 from tests.integration.readings import read, wait_load, wait_quiet
@@ -264,7 +264,7 @@ def test_in_no_moment_of_a_random_rush_are_the_limits_passed(stage: Stage, slots
         asked, rejected = await counted(stage, model)
         assert len(outcomes) <= asked <= HURRIES  # One that left may have left before it had asked.
         assert len(refusals) <= rejected <= len(refusals) + HURRIES - len(outcomes)
-        assert await answer(stage.plane.frontend, Ask("grpc", model=model))
+        await until(lambda: is_answered(stage.plane.frontend, Ask("grpc", model=model)))
 
     asyncio.run(scenario())
 

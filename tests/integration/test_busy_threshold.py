@@ -22,7 +22,7 @@ import pytest
 from services.stubs import admin_pb2, admin_pb2_grpc
 from tests.integration.answers import Answer, Refused
 from tests.integration.asks import PROTOCOLS, Ask
-from tests.integration.clients import answer, outcome
+from tests.integration.clients import answer, is_answered, outcome, refusal
 from tests.integration.conftest import Start
 from tests.integration.plane import Frontend, Plane, Process, until
 from tests.integration.readings import read, wait_load, wait_quiet
@@ -217,15 +217,6 @@ def test_under_load_requests_are_refused_until_it_is_gone(slow: Stage, option: s
         return refused
 
     check_refusal(asyncio.run(scenario()))
-
-
-async def refusal(frontend: Frontend, ask: Ask) -> Refused | None:
-    got = await outcome(frontend, ask)
-    return got if isinstance(got, Refused) else None
-
-
-async def is_answered(frontend: Frontend, ask: Ask) -> bool:
-    return isinstance(await outcome(frontend, ask), Answer)
 
 
 @pytest.mark.parametrize(

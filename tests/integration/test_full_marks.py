@@ -10,21 +10,17 @@ from functools import partial
 
 import pytest
 
-from tests.integration.answers import Answer, Refused
+from tests.integration.answers import Refused
 from tests.integration.asks import Ask
-from tests.integration.clients import answer, gathered, outcome
+from tests.integration.clients import answer, gathered, is_answered, outcome
 from tests.integration.conftest import Start
-from tests.integration.plane import Frontend, until
+from tests.integration.plane import until
 from tests.integration.readings import wait_quiet
 
 SLOTS, PLACES = 2, 3
 BURST = SLOTS + PLACES + 50
 FULL_S_MAX = 1.1
 LIMITS = (f"--engine-request-limit={SLOTS}", f"--request-queue-limit={PLACES}", "--mocker-itl-ms=20")
-
-
-async def is_answered(frontend: Frontend, ask: Ask) -> bool:
-    return isinstance(await outcome(frontend, ask), Answer)
 
 
 @pytest.mark.parametrize("protocols", [("grpc",), ("stream", "unary")], ids=["grpc", "http"])
