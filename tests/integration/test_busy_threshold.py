@@ -268,7 +268,7 @@ def test_the_status_of_a_refusal_is_as_configured(held: Stage, status: int) -> N
 # Several workers, several ranks, silence
 
 
-def test_one_worker_that_is_not_busy_takes_what_others_would_refuse_and_none_at_all_is_another_reason(
+def test_a_free_worker_takes_what_busy_ones_do_not_and_none_at_all_is_another_reason(
     start_plane: Start,
 ) -> None:
     plane = start_plane(frontend=(*ADMISSION, "--active-prefill-tokens-threshold=0"))

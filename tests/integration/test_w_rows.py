@@ -1,4 +1,4 @@
-"""Each weakness of migration and streams that another system of this kind is known to have has a test here.
+"""Each weakness of migration, streams and load that another system of this kind is known to have has a test here.
 
 W1: a death after the finish reason starts the answer anew
     test_rogue_worker.py test_an_answer_that_is_whole_ends_well
@@ -17,7 +17,9 @@ W8: a request that can't go on is a bare 500
 W9: moves are counted that never were
     test_w9_what_may_not_move_is_not_counted_as_moved
 W10: a refusal for capacity sticks to a worker
-    test_overload.py test_exactly_what_fits_is_admitted
+    test_full_marks.py test_after_a_burst_the_next_request_is_soon_answered
+W11: a worker that falls silent while busy stays busy
+    test_busy_threshold.py test_a_worker_that_falls_silent_is_not_busy_for_ever
 W12: any news of discovery ends a quarantine
     test_w12_a_quarantine_outlives_news_of_other_workers
 W13: a request to a worker that left waits without end
@@ -36,10 +38,26 @@ W19: a failure before the first token is not tried elsewhere
     test_w19_an_engine_that_fails_before_the_first_token_costs_nothing
 W20: a poison request takes all workers with it
     test_poison.py test_w20_a_poison_request_is_refused_after_two_deaths_and_harms_nobody
+W29: control calls need a slot, too
+    test_full_worker.py test_w29_a_full_worker_answers_whoever_asks_no_slot_of_it
+W30: a request whose client has left keeps its place in the queue
+    test_disconnects.py test_one_that_waits_never_reaches_the_engine
+W31: no limit on the time in the queue
+    test_admission.py test_one_that_has_waited_too_long_never_reaches_the_engine
+W32: a second way to the engine without limits
+    test_full_worker.py test_w32_whoever_calls_the_worker_itself_meets_the_same_limits
+W33: a refusal does not say when to come back, nor how full it was
+    test_admission.py test_of_a_burst_through_two_frontends_exactly_n_and_q_are_in
+W34: the status of a refusal is of no standard
+    test_busy_threshold.py test_the_status_of_a_refusal_is_as_configured
+W35: a refusal that comes as the first item of a stream is not counted
+    test_admission.py test_whoever_comes_and_goes_the_worker_does_what_the_rules_say
+W36: of several answers to one request only the first stops when the client leaves
+    test_disconnects.py test_the_engine_makes_two_more_steps_at_most
+W37: a cancelled answer looks like one that is complete
+    test_w37_a_cancelled_stream_does_not_look_complete
 W47: tests of moves compare no text, and leave kinds out
     test_moves.py test_a_killed_worker_changes_nothing_at_any_position
-
-W11 is about latches for busy workers: there are none here.
 """
 
 import asyncio
@@ -47,14 +65,25 @@ import re
 from pathlib import Path
 
 import aiohttp
+import grpc
 import pytest
 
+from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.integration.answers import Answer, Refused
 from tests.integration.asks import PROTOCOLS, Ask, body, headers, path
-from tests.integration.clients import answer, ballast, gathered, move_reasons, outcome, under_streams
+from tests.integration.clients import (
+    answer,
+    ballast,
+    gathered,
+    move_reasons,
+    outcome,
+    under_streams,
+)
 from tests.integration.conftest import Start
 from tests.integration.plane import Frontend, Plane, until
+from tests.integration.readings import wait_load
 from tests.integration.rogue import Line, rogue
+from tests.integration.visits import ENDLESS
 
 ITL = "--mocker-itl-ms=5"
 HERE = Path(__file__)
@@ -64,7 +93,7 @@ def test_the_table_names_tests_that_there_are() -> None:
     assert __doc__ is not None
     named = re.findall(r"^    (?:(test_\w+\.py) )?(test_\w+)$", __doc__, re.MULTILINE)
 
-    assert len(named) == 19
+    assert len(named) == 29
     for file, name in named:
         assert f"def {name}(" in (HERE.parent / (file or HERE.name)).read_text(), name
 
@@ -211,3 +240,24 @@ def test_w19_an_engine_that_fails_before_the_first_token_costs_nothing(start_pla
     asyncio.run(scenario())
     assert [move["reason"] for move in plane.frontend.moves("tried")] == ["ENGINE_ERROR"]
     assert not plane.frontend.events("worker lost"), "no worker is to blame"
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_w37_a_cancelled_stream_does_not_look_complete(start_plane: Start, is_chat: bool) -> None:
+    plane = start_plane()
+
+    async def scenario() -> str:
+        worker = await plane.worker(ITL)
+        ask = Ask("stream", is_chat=is_chat, max_tokens=ENDLESS, request_id="unwanted")
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(events(plane.frontend, ask))
+            await wait_load(worker, 1, 0)
+            async with grpc.aio.insecure_channel(plane.frontend.grpc) as channel:
+                stub = inference_pb2_grpc.InferenceStub(channel)
+                await stub.Cancel(inference_pb2.CancelRequest(request_id="unwanted"), timeout=5)
+        return reading.result()
+
+    text = asyncio.run(scenario())
+    assert '"code":"CANCELLED"' in text
+    assert "[DONE]" not in text
+    assert not re.search(r'"finish_reason":"', text)
