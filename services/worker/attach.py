@@ -212,12 +212,14 @@ class Session:
 
     async def _beat(self) -> None:
         """The load, every heartbeat while there are streams, seldom otherwise."""
-        beats = 0
+        beats, had_streams = 0, False
         while True:
             await asyncio.sleep(self._config.heartbeat_s)
             beats += 1
-            if self._streams or beats % self._config.idle_heartbeats == 0:
+            has_streams = bool(self._streams)
+            if has_streams or had_streams or beats % self._config.idle_heartbeats == 0:
                 self._outbox.set_load(self._load())
+            had_streams = has_streams  # Once more after the last has ended: the worker would pass for loaded for long.
 
 
 async def _next(context: grpc.aio.ServicerContext[Any, Any]) -> Any:

@@ -147,7 +147,11 @@ class History:
                 visit = Visit(visit.frontend, visit.ask)
             return
         self._start(visit)
-        assert (await visit.refusal()).reason in REFUSALS
+        refused = await visit.refusal()
+        if visit.ask.n > self.paper.slots + self.paper.places:
+            assert refused.reason == "INVALID_ARGUMENT"  # However long it waited, it would never fit.
+            return
+        assert refused.reason in REFUSALS
         self.refused += 1
 
     def _visit(self) -> Visit:
@@ -296,8 +300,10 @@ def test_one_that_has_waited_too_long_never_reaches_the_engine(stage: Stage, pro
             assert refused.reason in REFUSALS
         prompts = [one.sum("unbroken_engine_prefill_tokens_total") for one in (before, after)]
         assert prompts[0] == prompts[1]
-        assert after.sum("unbroken_queue_expired_total") == 1
-        assert after.sum("unbroken_queue_expired_total", cause=cause) == 1
+        expired = after.sum("unbroken_queue_expired_total", cause=cause)
+        if cause == "deadline":  # The frontend's clock may be a little ahead: then it says so to the worker.
+            expired += after.sum("dynamo_component_cancellation_total", cause="signal", phase="queued")
+        assert expired == 1
 
     asyncio.run(scenario())
 

@@ -25,7 +25,7 @@ R59: a worker that is gone is forgotten, a new one is free, a quarantine keeps t
 R60: busy workers are no candidates; none at all is not the same as none that is free
     test_busy_threshold.py test_a_free_worker_takes_what_busy_ones_do_not_and_none_at_all_is_another_reason
     ../frontend/test_route.py test_no_worker_at_all_is_no_workers
-    ../frontend/test_route.py test_all_full_is_overloaded_and_says_when_to_come_back
+    ../frontend/test_route.py test_all_full_or_busy_is_overloaded_and_says_when_to_come_back
 R61: a refusal by the worker is one, and nothing else is
     test_admission.py test_of_a_burst_through_two_frontends_exactly_n_and_q_are_in
     ../frontend/test_route.py test_leaves_a_worker_alone_that_is_not_to_blame

@@ -598,6 +598,21 @@ def test_loads_come_with_every_heartbeat_while_a_stream_runs() -> None:
     assert (load.engine_steps, load.ranks[0].kv_blocks_total) == (7, 9)
 
 
+def test_one_more_load_tells_that_the_last_stream_is_gone() -> None:
+    """Without it the worker would pass for as loaded as it was until it reports again, which is long with no stream."""
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        await frontend.until(lambda: sum(message.HasField("load") for message in frontend.messages) == 2)
+        await frontend.send(cancels=[1])
+        await (await pipeline.wait_asked(10)).cancelled.wait()
+        so_far = len(frontend.messages)
+        await frontend.until(lambda: any(message.HasField("load") for message in frontend.messages[so_far:]))
+
+    play(scenario, heartbeat_s=0.01, idle_heartbeats=10**9)
+
+
 def test_loads_come_seldom_while_none_does() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> float:
         frontend = served.attach()
