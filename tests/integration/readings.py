@@ -1,5 +1,6 @@
 """What processes tell Prometheus, all of it at one moment, and what each must tell when nothing is under way."""
 
+import asyncio
 from dataclasses import dataclass
 
 import aiohttp
@@ -14,6 +15,7 @@ GAUGES = (
     "dynamo_frontend_worker_active_prefill_tokens",
 )
 """Of all processes; one that has not got a gauge shows 0."""
+STEPS = "unbroken_engine_steps_total"
 
 
 @dataclass(frozen=True)
@@ -84,3 +86,16 @@ async def wait_load(worker: Process, running: int, waiting: int) -> Reading:
         there = (readings[0].running, readings[0].waiting)
         raise AssertionError(f"{there} run and wait, not {(running, waiting)}") from error
     return readings[0]
+
+
+async def read_still(worker: Process, step_s: float) -> Reading:
+    """What the worker tells once its engine has made no step for longer than one takes."""
+
+    async def still() -> Reading | None:
+        before = await read(worker)
+        await asyncio.sleep(1.5 * step_s)
+        after = await read(worker)
+        return after if after.sum(STEPS) == before.sum(STEPS) else None
+
+    reading: Reading = await until(still)
+    return reading

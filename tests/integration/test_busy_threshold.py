@@ -13,13 +13,10 @@ A worker with the fault `hold` takes requests and makes no step, so that what it
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import aiohttp
-import grpc
 import pytest
 
-from services.stubs import admin_pb2, admin_pb2_grpc
+from tests.integration.admin_calls import set_both
 from tests.integration.answers import Answer, Refused
 from tests.integration.asks import PROTOCOLS, Ask
 from tests.integration.clients import answer, is_answered, outcome, refusal
@@ -40,33 +37,7 @@ TOKENS = 140
 HELD = -(-TOKENS // BLOCK_TOKENS)
 HOLDER = Ask("grpc", prompt="h" * TOKENS, max_tokens=60)
 NEXT = Ask(prompt="next", max_tokens=2)
-DECODE, PREFILL = "active_decode_blocks_threshold", "active_prefill_tokens_threshold"
 BLOCKS_METRIC = "dynamo_frontend_worker_active_decode_blocks"
-
-
-# Calls of the admin API
-
-
-async def get(frontend: Frontend) -> Any:
-    """All thresholds, by model."""
-    async with aiohttp.ClientSession() as session, session.get(f"{frontend.http}/busy_threshold") as response:
-        assert response.status == 200
-        return {one.pop("model"): one for one in (await response.json())["thresholds"]}
-
-
-async def post(frontend: Frontend, body: Any, *, status: int = 200, **fields: str) -> Any:
-    """The body of the response; what is not str is sent as JSON."""
-    content = {"data": body} if isinstance(body, str) else {"json": body}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{frontend.http}/busy_threshold", headers=fields, **content) as response,
-    ):
-        assert response.status == status, await response.text()
-        return await response.json()
-
-
-async def set_both(frontend: Frontend, decode: float | None, prefill: int | None, model: str = "mocker") -> None:
-    await post(frontend, {"model": model, DECODE: decode, PREFILL: prefill})
 
 
 # What a request meets
@@ -378,161 +349,5 @@ def test_a_worker_that_falls_silent_is_not_busy_for_ever(start_plane: Start) -> 
             assert (await read(worker)).running == 1
             holder.leave()
         await wait_quiet(worker, plane.frontend)
-
-    asyncio.run(scenario())
-
-
-# The admin API
-
-
-def test_thresholds_are_listed_read_and_set_one_by_one(start_plane: Start) -> None:
-    plane = start_plane(frontend=(*ADMISSION, "--active-prefill-tokens-threshold=1000"))
-
-    async def scenario() -> None:
-        frontend = plane.frontend
-        await plane.worker()
-        assert await get(frontend) == {"mocker": {DECODE: None, PREFILL: 1000}}
-        same = {"model": "mocker"}
-        assert await post(frontend, same) == same | {DECODE: None, PREFILL: 1000}
-        assert await post(frontend, same | {DECODE: 0.75}) == same | {DECODE: 0.75, PREFILL: 1000}
-        assert await post(frontend, same | {PREFILL: 5}) == same | {DECODE: 0.75, PREFILL: 5}
-        assert await post(frontend, same | {DECODE: 0, PREFILL: 0}) == same | {DECODE: 0, PREFILL: 0}
-        assert await post(frontend, same | {DECODE: 1}) == same | {DECODE: 1, PREFILL: 0}
-        assert await post(frontend, same | {PREFILL: None}) == same | {DECODE: 1, PREFILL: None}
-        assert await get(frontend) == {"mocker": {DECODE: 1, PREFILL: None}}
-        assert await post(frontend, same | {DECODE: None}) == same | {DECODE: None, PREFILL: None}
-        await plane.worker("--served-model-name=another")
-        assert await get(frontend) == {
-            "another": {DECODE: None, PREFILL: 1000},
-            "mocker": {DECODE: None, PREFILL: None},
-        }
-
-    asyncio.run(scenario())
-
-
-BAD_BODIES: Mapping[str, Any] = {
-    "not JSON": "{",
-    "not a number": '{"model": "mocker", "active_decode_blocks_threshold": NaN}',
-    "infinite": '{"model": "mocker", "active_decode_blocks_threshold": Infinity}',
-    "too large for a number": '{"model": "mocker", "active_decode_blocks_threshold": 1e999}',
-    "above 1": {"model": "mocker", DECODE: 1.01},
-    "below 0": {"model": "mocker", DECODE: -0.01},
-    "text": {"model": "mocker", DECODE: "0.5"},
-    "true": {"model": "mocker", DECODE: True},
-    "fewer than no tokens": {"model": "mocker", PREFILL: -1},
-    "half a token": {"model": "mocker", PREFILL: 0.5},
-    "more tokens than there are": {"model": "mocker", PREFILL: 2**64},
-    "one good, one bad": {"model": "mocker", DECODE: 0.5, PREFILL: -1},
-    "no model": {DECODE: 0.5},
-    "a list": [],
-    "an unknown field": {"model": "mocker", "active_decode_block_threshold": 0.5},
-}
-
-
-def test_bad_thresholds_are_refused_and_change_nothing(held: Stage) -> None:
-    async def scenario() -> None:
-        await set_both(held.frontend, 0.25, 25)
-        for body in BAD_BODIES.values():
-            refused = await post(held.frontend, body, status=400)
-            assert refused["error"]["type"] == "invalid_request_error"
-        assert (await get(held.frontend))["mocker"] == {DECODE: 0.25, PREFILL: 25}
-        unknown = await post(held.frontend, {"model": "nobody", DECODE: 0.5}, status=404)
-        assert unknown["error"]["code"] == "MODEL_NOT_FOUND"
-        assert "nobody" not in await get(held.frontend)
-        await set_both(held.frontend, None, None)
-
-    asyncio.run(scenario())
-
-
-async def grpc_set(address: str, decode: float | None, prefill: int | None, *paths: str, token: str = "") -> Any:
-    """The thresholds of the mocker after SetBusyThreshold. Raises AioRpcError."""
-    message = admin_pb2.SetBusyThresholdRequest()
-    message.threshold.model = "mocker"
-    if decode is not None:
-        message.threshold.active_decode_blocks_threshold = decode
-    if prefill is not None:
-        message.threshold.active_prefill_tokens_threshold = prefill
-    message.update_mask.paths.extend(paths)
-    metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = admin_pb2_grpc.AdminStub(channel)
-        return (await stub.SetBusyThreshold(message, timeout=5, metadata=metadata)).threshold
-
-
-async def grpc_code(address: str, *paths: str, decode: float | None = None, token: str = "") -> str:
-    try:
-        await grpc_set(address, decode, None, *paths, token=token)
-    except grpc.aio.AioRpcError as error:
-        return str(error.code().name)
-    return "OK"
-
-
-def test_the_same_is_set_over_grpc(held: Stage) -> None:
-    async def scenario() -> None:
-        address = held.frontend.grpc
-        both = await grpc_set(address, 0.25, 25, DECODE, PREFILL)
-        assert (both.active_decode_blocks_threshold, both.active_prefill_tokens_threshold) == (0.25, 25)
-        one = await grpc_set(address, 0.5, None, DECODE)
-        assert (one.active_decode_blocks_threshold, one.active_prefill_tokens_threshold) == (0.5, 25)
-        off = await grpc_set(address, None, None, DECODE)
-        assert not off.HasField(DECODE)
-        assert (await get(held.frontend))["mocker"] == {DECODE: None, PREFILL: 25}
-        async with grpc.aio.insecure_channel(address) as channel:
-            listed = await admin_pb2_grpc.AdminStub(channel).ListBusyThresholds(
-                admin_pb2.ListBusyThresholdsRequest(), timeout=5
-            )
-        assert {one.model: one.active_prefill_tokens_threshold for one in listed.thresholds}["mocker"] == 25
-        assert await grpc_code(address) == "INVALID_ARGUMENT"
-        assert await grpc_code(address, "no_such_field") == "INVALID_ARGUMENT"
-        assert await grpc_code(address, DECODE, decode=1.5) == "INVALID_ARGUMENT"
-        await set_both(held.frontend, None, None)
-
-    asyncio.run(scenario())
-
-
-async def http_status(address: str, token: str = "", path: str = "/busy_threshold") -> int:
-    given = {"Authorization": f"Bearer {token}"} if token else {}
-    async with aiohttp.ClientSession() as session, session.get(f"{address}{path}", headers=given) as response:
-        return response.status
-
-
-def test_without_the_admin_api_there_is_nothing_to_set(held: Stage) -> None:
-    async def scenario() -> None:
-        frontend = held.plane.start_frontend("--disable-admin-api")
-        assert await http_status(frontend.http) == 404
-        assert await grpc_code(frontend.grpc, DECODE) == "UNIMPLEMENTED"
-        assert await http_status(frontend.http, path="/live") == 200
-        frontend.kill()
-
-    asyncio.run(scenario())
-
-
-def test_where_there_is_an_admin_token_nobody_sets_without_it(held: Stage) -> None:
-    async def scenario() -> None:
-        frontend = held.plane.start_frontend("--admin-token=sesame")
-        await until(lambda: frontend.has_found(held.worker))
-        assert [await http_status(frontend.http, token) for token in ("", "wrong", "sesame")] == [401, 401, 200]
-        codes = [await grpc_code(frontend.grpc, DECODE, token=token) for token in ("", "wrong", "sesame")]
-        assert codes == ["UNAUTHENTICATED", "UNAUTHENTICATED", "OK"]
-        assert await http_status(frontend.http, path="/v1/models") == 200
-        frontend.kill()
-
-    asyncio.run(scenario())
-
-
-def test_the_admin_api_can_listen_apart(held: Stage) -> None:
-    options = ("--admin-listen=127.0.0.1:0", "--admin-grpc-listen=127.0.0.1:0")
-
-    async def scenario() -> None:
-        frontend = held.plane.start_frontend(*options)
-        await until(lambda: frontend.has_found(held.worker))
-        apart, apart_grpc = f"http://{frontend.ready['admin']}", frontend.ready["admin_grpc"]
-        assert await http_status(frontend.http) == 404
-        assert await http_status(apart) == 200
-        assert [await http_status(apart, path=path) for path in ("/live", "/health", "/metrics")] == [200] * 3
-        assert await http_status(apart, path="/v1/models") == 404
-        assert await grpc_code(frontend.grpc, DECODE) == "UNIMPLEMENTED"
-        assert await grpc_code(apart_grpc, DECODE) == "OK"
-        frontend.kill()
 
     asyncio.run(scenario())

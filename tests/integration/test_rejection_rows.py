@@ -5,11 +5,11 @@ R49: under load by blocks or prompt tokens requests are refused
 R51: without thresholds nothing is refused
     test_busy_threshold.py test_without_thresholds_or_without_admission_control_nobody_is_refused
 R52: thresholds are listed, read, and set one by one
-    test_busy_threshold.py test_thresholds_are_listed_read_and_set_one_by_one
+    test_admin_api.py test_thresholds_are_listed_read_and_set_one_by_one
 R53: no admin API, no such path
-    test_busy_threshold.py test_without_the_admin_api_there_is_nothing_to_set
+    test_admin_api.py test_without_the_admin_api_there_is_nothing_to_set
 R54: thresholds out of range are refused, 0 and 1 are in it
-    test_busy_threshold.py test_bad_thresholds_are_refused_and_change_nothing
+    test_admin_api.py test_bad_thresholds_are_refused_and_change_nothing
     ../frontend/test_busy.py test_a_threshold_out_of_range_is_refused_by_its_name
     ../frontend/test_busy.py test_the_ends_of_the_range_are_in_it
 R55: each threshold looks at its own signal; every rank that is known must be busy
@@ -31,7 +31,7 @@ R61: a refusal by the worker is one, and nothing else is
     ../frontend/test_route.py test_leaves_a_worker_alone_that_is_not_to_blame
 R62: a worker's limits hold, are told and are measured
     test_admission.py test_in_no_moment_of_a_random_rush_are_the_limits_passed
-    test_admission.py test_whoever_comes_and_goes_the_worker_does_what_the_rules_say
+    test_admission_order.py test_whoever_comes_and_goes_the_worker_does_what_the_rules_say
 R63: the status is as configured, and the body says what it is about
     test_busy_threshold.py test_the_status_of_a_refusal_is_as_configured
     test_busy_threshold.py test_each_rejection_is_told_and_counted_once

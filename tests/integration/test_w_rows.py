@@ -51,7 +51,7 @@ W33: a refusal does not say when to come back, nor how full it was
 W34: the status of a refusal is of no standard
     test_busy_threshold.py test_the_status_of_a_refusal_is_as_configured
 W35: a refusal that comes as the first item of a stream is not counted
-    test_admission.py test_whoever_comes_and_goes_the_worker_does_what_the_rules_say
+    test_admission_order.py test_whoever_comes_and_goes_the_worker_does_what_the_rules_say
 W36: of several answers to one request only the first stops when the client leaves
     test_disconnects.py test_the_engine_makes_two_more_steps_at_most
 W37: a cancelled answer looks like one that is complete
