@@ -19,6 +19,7 @@ class Metrics:
     requests: Counter
     rejections: Counter
     cancellations: Counter
+    disconnected: Gauge
     inflight: Gauge
     first_token_s: Histogram
     duration_s: Histogram
@@ -78,6 +79,9 @@ def build_metrics(prefix: str = PREFIX) -> Metrics:
             "Requests ended before their answer was complete, by cause.",
             ["model", "endpoint", "request_type", "cause"],
             registry=registry,
+        ),
+        disconnected=Gauge(
+            f"{prefix}_disconnected_clients", "Clients that left before their answer was complete.", registry=registry
         ),
         inflight=Gauge(f"{prefix}_inflight_requests", "Requests under way.", ["model"], registry=registry),
         first_token_s=histogram("time_to_first_token_seconds", "From the request to its first token.", _SECONDS),

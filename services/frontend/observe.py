@@ -27,6 +27,10 @@ DEADLINE_SLACK_S = 0.01
 """The same for clocks and for the way."""
 
 
+_PROCESS_ENDED = Failure(Reason.CANCELLED, "the process was ended")
+"""Of requests that neither end nor fail. Never raised."""
+
+
 class _FirstToken:
     """Notes when the first token passed."""
 
@@ -67,7 +71,7 @@ class Observe:
         model = request.model if self._is_known(request.model) else UNKNOWN_MODEL
         inflight = self._inflight(model)
         inflight.inc()
-        outcome = _Outcome(Failure(Reason.CANCELLED, "the process was ended"))
+        outcome = _Outcome(_PROCESS_ENDED)
         try:
             finish = outcome.result = await self._inner(request, call, first)
         except Failure as failure:
@@ -116,6 +120,7 @@ class _Counts:
         self._requests = cache(metrics.requests.labels)
         self._rejections = cache(metrics.rejections.labels)
         self._cancellations = cache(metrics.cancellations.labels)
+        self._disconnected = metrics.disconnected
         self._duration_s = cache(metrics.duration_s.labels)
         self._first_token_s = cache(metrics.first_token_s.labels)
         self._prompt_tokens = cache(metrics.prompt_tokens.labels)
@@ -134,6 +139,8 @@ class _Counts:
                 self._rejections(model, call.endpoint).inc()
             if outcome.cause is not None:
                 self._cancellations(model, call.endpoint, request_type, outcome.cause).inc()
+            if outcome.cause is Cause.CLIENT_DISCONNECT:
+                self._disconnected.inc()
             return
         self._requests(model, call.endpoint, request_type, "success", "").inc()
         if result.usage is not None:

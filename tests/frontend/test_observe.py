@@ -186,6 +186,8 @@ def test_who_ended_a_request_is_counted_and_said_once(cause: Cause, is_streamed:
     request_type = "stream" if is_streamed else "unary"
     assert case.requests("error", reason, request_type=request_type) == 1
     assert cancellations(case) == {cause: 1}
+    left = case.registry.get_sample_value("dynamo_frontend_disconnected_clients")
+    assert left == (cause is Cause.CLIENT_DISCONNECT)
     assert [(line["outcome"], line["cause"]) for line in logs] == [(reason, cause)]
 
 

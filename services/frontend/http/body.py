@@ -11,14 +11,13 @@ async def read_body(request: web.Request, *, bytes_max: int, read_s_max: float) 
     """The body. bytes_max: at most the `client_max_size` of the application. Raises Failure if it is too large, too
     slow or broken.
     """
-    too_large = Failure(Reason.BODY_TOO_LARGE, f"the body is larger than {bytes_max} bytes: send a smaller one")
     if (request.content_length or 0) > bytes_max:
-        raise too_large
+        raise _too_large(bytes_max)
     try:
-        async with asyncio.timeout(read_s_max):
+        async with asyncio.timeout(None if request.content.is_eof() else read_s_max):  # No timer for what is here.
             body = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise too_large from error
+        raise _too_large(bytes_max) from error
     except web.RequestPayloadError as error:
         detail = f"the body broke off or is not as its headers say: {error}"
         raise Failure(Reason.INVALID_ARGUMENT, detail) from error
@@ -26,5 +25,9 @@ async def read_body(request: web.Request, *, bytes_max: int, read_s_max: float) 
         detail = f"the body did not arrive within {read_s_max:g} s"
         raise Failure(Reason.DEADLINE_EXCEEDED, detail) from error
     if len(body) > bytes_max:
-        raise too_large
+        raise _too_large(bytes_max)
     return body
+
+
+def _too_large(bytes_max: int) -> Failure:
+    return Failure(Reason.BODY_TOO_LARGE, f"the body is larger than {bytes_max} bytes: send a smaller one")
