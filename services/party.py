@@ -48,7 +48,7 @@ class Party:
         try:
             places, self._give_back = reserve(len(coming))
         except Failure as failure:
-            self._refusal = failure
+            self._refusal = failure.again()  # Without its traceback, which would hold this party in a circle.
             raise
         return dict(zip(coming, places, strict=True))
 

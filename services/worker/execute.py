@@ -32,7 +32,18 @@ class _Run:
     came_at: in the loop's time. timer: ends its wait, while it waits. was_submitted: the engine may know it.
     """
 
-    __slots__ = ("attempt", "call", "came_at", "ended", "position", "request", "sink", "timer", "was_submitted")
+    __slots__ = (
+        "attempt",
+        "call",
+        "came_at",
+        "ended",
+        "has_tokens",
+        "position",
+        "request",
+        "sink",
+        "timer",
+        "was_submitted",
+    )
 
     def __init__(self, request: Request, call: Call, sink: Sink) -> None:
         self.request = request
@@ -40,30 +51,27 @@ class _Run:
         self.attempt = call.attempt
         self.sink = sink
         self.position = len(request.generated_token_ids)
+        self.has_tokens = False
         self.came_at = _now()
         self.timer: asyncio.TimerHandle | None = None
         self.was_submitted = False
         self.ended: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
 
     def take(self, output: Output) -> None:
-        """One step's output. What the engine ends is ended, whatever comes of it here."""
         if self.ended.done():
             return
-        if output.finish is not None or output.failure is not None:
-            self.attempt.phase = Phase.ENDED
         if output.token_ids:
-            self._deliver(output)
+            if not self.has_tokens:
+                self.has_tokens, self.attempt.phase = True, Phase.RUNNING
+            self.sink.deliver(
+                Delta(self.position, output.token_ids, choice=self.request.choice, logprobs=output.logprobs)
+            )
+            self.position += len(output.token_ids)
         if output.failure is not None:
             self.fail(output.failure)
         elif output.finish is not None:
-            usage = Usage(len(self.request.prompt_token_ids), self.position)
-            self.ended.set_result(Finish(output.finish, usage))
-
-    def _deliver(self, output: Output) -> None:
-        if self.attempt.phase is Phase.PREFILL:
-            self.attempt.phase = Phase.RUNNING
-        self.sink.deliver(Delta(self.position, output.token_ids, choice=self.request.choice, logprobs=output.logprobs))
-        self.position += len(output.token_ids)
+            self.attempt.phase = Phase.ENDED
+            self.ended.set_result(Finish(output.finish, Usage(len(self.request.prompt_token_ids), self.position)))
 
     def fail(self, failure: Failure, cause: Cause | None = None) -> None:
         """End it here. cause: who ends it early; None: it is at its end, and the engine has nothing of it any more."""
@@ -140,7 +148,8 @@ class Execute:
             try:
                 run.take(output)
             except Exception as error:
-                run.fail(bug_failure(error, run.call.request_id), Cause.INTERNAL)
+                is_last = output.finish is not None or output.failure is not None
+                run.fail(bug_failure(error, run.call.request_id), None if is_last else Cause.INTERNAL)
 
     def fail_all(self, failure: Failure, cause: Cause | None = None) -> None:
         """End all that runs or waits. cause: who ends it early; None: the engine is gone, and nothing can go on."""

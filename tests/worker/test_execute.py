@@ -775,7 +775,10 @@ def test_a_signal_is_left_to_whoever_received_it() -> None:
     assert play(scenario) == {(Cause.SIGNAL, Phase.PREFILL): 1}
 
 
-def test_a_bug_on_the_way_of_a_token_is_counted_as_an_abort_too() -> None:
+@pytest.mark.parametrize(("finish", "counted"), [(None, {(Cause.INTERNAL, Phase.RUNNING): 1}), (FinishReason.STOP, {})])
+def test_a_bug_on_the_way_of_a_token_is_an_abort_unless_it_was_the_last(
+    finish: FinishReason | None, counted: dict[tuple[Cause, Phase], int]
+) -> None:
     async def ask_broken(case: Case) -> None:
         with pytest.raises(Failure):
             await case.execute(make_request(prompt=(1,)), Call(request_id="broken"), BrokenSink())
@@ -784,8 +787,8 @@ def test_a_bug_on_the_way_of_a_token_is_counted_as_an_abort_too() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(ask_broken(case))
             await settle()
-            case.engine.step(Output(case.key(1), [7]))
+            case.engine.step(Output(case.key(1), [7], finish))
         return case.cancelled
 
     with capture_logs():
-        assert play(scenario) == {(Cause.INTERNAL, Phase.RUNNING): 1}
+        assert play(scenario) == counted
