@@ -34,10 +34,13 @@ class Outgoing:
         self._changed = asyncio.Event()
 
     def submit(self, submit: worker_pb2.Submit) -> None:
-        """With the next message, or with one more where that would become too large."""
+        """With the next message, or with one more where that would become too large.
+
+        Or where that has cancels: they would be read after it, and it may need the room that they make.
+        """
         size = submit.ByteSize()
         self._bytes += size
-        if self._bytes > SUBMIT_BYTES_MAX:
+        if self._bytes > SUBMIT_BYTES_MAX or self._messages[-1].cancels:
             self._messages.append(worker_pb2.AttachRequest())
             self._bytes = size
         self._messages[-1].submits.append(submit)

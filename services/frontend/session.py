@@ -24,6 +24,7 @@ import structlog
 from services.card import ModelCard
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
+from services.frontend.loss import loss_of
 from services.frontend.outgoing import CancelCounts, Outgoing, submit_of
 from services.frontend.stream import Stream
 from services.frontend.streams import Streams
@@ -38,10 +39,6 @@ from services.wire import card_from_wire, logprobs_from_wire, seconds_from_wire
 log = structlog.get_logger()
 
 Attachment = grpc.aio.StreamStreamCall[worker_pb2.AttachRequest, worker_pb2.AttachResponse]
-UNREADABLE = (grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED)
-"""What gRPC ends a stream with, on our side of it, when a message has no sound frame or is above the bound."""
-WRITE_FAILED = "Internal error from Core"
-"""What grpc.aio says, under INTERNAL, when the connection was gone as we wrote: that is no fault of a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,10 +355,3 @@ class Session:
         for stream in self._streams:
             self._streams.remove(stream)
             stream.fail(failure)
-
-
-def loss_of(error: grpc.aio.AioRpcError, address: str) -> Failure:
-    """What a session is lost for when its stream ends with `error`."""
-    is_unreadable = error.code() in UNREADABLE and error.details() != WRITE_FAILED
-    failure = failure_of(error, otherwise=Reason.PROTOCOL_VIOLATION if is_unreadable else Reason.DISCONNECTED)
-    return Failure(failure.reason, f"the connection to {address} broke: {failure.detail}")

@@ -38,8 +38,10 @@ class BareWorker:
         return self.session.open(make_request(), Call(**({"request_id": "r"} | call)), Collected())
 
     async def sent(self) -> worker_pb2.AttachRequest:
-        """The next message, once there is one."""
-        [message] = await self.session._outgoing.take()
+        """All that was sent since it was last asked, as one message, once there is something."""
+        message = worker_pb2.AttachRequest()
+        for one in await self.session._outgoing.take():
+            message.MergeFrom(one)
         return message
 
     # What it says

@@ -12,7 +12,7 @@ import pytest
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.frontend.outgoing import CancelCounts
-from services.frontend.session import Session, SessionConfig, loss_of
+from services.frontend.session import Session, SessionConfig
 from services.frontend.stream import Stream
 from services.grpc_server import GrpcServer
 from services.party import Party
@@ -179,10 +179,9 @@ def test_tells_the_worker_when_a_request_is_given_up_and_lets_no_late_token_thro
         await peer.welcome()
         stream_id = (await peer.read()).submits[0].stream_id
         await peer.tokens((stream_id, 0, [7]))
-        message = await peer.read()  # Both in one, for they came in one turn of the loop.
-        assert message.cancels == [stream_id]
+        assert (await peer.read()).cancels == [stream_id]
         await peer.tokens((stream_id, 1, [8]))
-        await peer.finish(message.submits[0].stream_id)
+        await peer.finish((await peer.read()).submits[0].stream_id)
 
     async def use(client: Client) -> None:
         stream, collected = client.open()
@@ -599,23 +598,6 @@ def test_tells_who_routes_that_the_worker_has_room_again_or_leaves() -> None:
         assert bare.news == ["news"] * 2
 
     run_async(scenario())
-
-
-@pytest.mark.parametrize(
-    ("code", "details", "reason"),
-    [
-        (grpc.StatusCode.UNAVAILABLE, "Socket closed", Reason.DISCONNECTED),
-        (grpc.StatusCode.INTERNAL, "Internal error from Core", Reason.DISCONNECTED),
-        (grpc.StatusCode.INTERNAL, "bad frame", Reason.PROTOCOL_VIOLATION),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "message larger than max", Reason.PROTOCOL_VIOLATION),
-    ],
-)
-def test_a_connection_that_breaks_while_we_write_is_no_fault_of_a_message(
-    code: grpc.StatusCode, details: str, reason: Reason
-) -> None:
-    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
-
-    assert loss_of(error, "127.0.0.1:1").reason is reason
 
 
 def test_takes_a_message_in_the_order_that_the_proto_says() -> None:
