@@ -1,7 +1,7 @@
 """The worker's end of a session, played by a test without a connection."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from services.card import ModelCard
@@ -22,17 +22,22 @@ class BareWorker:
 
     def __init__(self, name: str = "i", slots: int = 2, places: int = 1, config: SessionConfig | None = None) -> None:
         self.news: list[str] = []
+        self.on_news: Callable[[], None] = lambda: None
         self.cancels = CancelCounts()
         self.session = Session(
             InstanceRecord(name, "127.0.0.1:1", "m"),
             config or SessionConfig(full_s=60),
-            on_news=lambda: self.news.append("news"),
+            on_news=self._hear_news,
             cancels=self.cancels,
         )
         self.session._on_welcome(
             worker_pb2.Welcome(engine_request_limit=slots, request_queue_limit=places, card=card_to_wire(CARD))
         )
         self.session.set_card(CARD)
+
+    def _hear_news(self) -> None:
+        self.news.append("news")
+        self.on_news()
 
     def open(self, **call: Any) -> Stream:
         return self.session.open(make_request(), Call(**({"request_id": "r"} | call)), Collected())
@@ -43,6 +48,11 @@ class BareWorker:
         for one in await self.session._outgoing.take():
             message.MergeFrom(one)
         return message
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether `sent` would not wait."""
+        return self.session._outgoing._changed.is_set()
 
     # What it says
 
@@ -71,6 +81,7 @@ class BareWorker:
 
     def vanish(self) -> None:
         self.session.lose(Failure(Reason.DISCONNECTED, "gone"))
+        self.on_news()
 
 
 class BareWorkers:
@@ -78,6 +89,12 @@ class BareWorkers:
 
     def __init__(self, *workers: BareWorker) -> None:
         self._workers = workers
+        self.next_change = asyncio.Event()
+        for one in workers:
+            one.on_news = self._notify
+
+    def _notify(self) -> None:
+        self.next_change.set()
         self.next_change = asyncio.Event()
 
     def sessions(self, card: ModelCard) -> Sequence[Session]:

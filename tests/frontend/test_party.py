@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.errors import Failure, Reason
 from services.frontend.busy import AdmissionConfig, BusyThresholds
@@ -40,7 +42,7 @@ def layers_over(workers: BareWorkers) -> Layer:
     return stack(
         Choices,
         lambda inner: Present(inner, models_of()),
-        lambda inner: Migrate(inner, MigrateConfig(), build_metrics()),
+        lambda inner: Migrate(inner, MigrateConfig(replacement_wait_s=0.01), build_metrics()),
         lambda inner: Route(inner, pool, busy, rng),
         innermost=Transport(pool),
     )
@@ -303,3 +305,110 @@ def test_more_of_them_than_any_worker_takes_are_an_error_of_the_request() -> Non
 
     assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "n")
     assert "more than 4 " in failure.detail
+
+
+class Honest:
+    """A worker that takes, begins, refuses, continues and ends what it was sent, as dice say; it keeps the protocol."""
+
+    def __init__(self, bare: BareWorker, rng: random.Random) -> None:
+        self.bare = bare
+        self._rng = rng
+        self._queued: dict[int, int] = {}  # id → position of the next token
+        self._running: dict[int, int] = {}
+
+    @property
+    def holds(self) -> int:
+        return len(self._queued) + len(self._running)
+
+    async def read(self) -> None:
+        while self.bare.has_sent and not self.bare.session.is_lost:
+            message = await self.bare.sent()
+            for submit in message.submits:
+                ids = range(submit.stream_id, submit.stream_id + max(submit.choices, 1))
+                self._queued |= dict.fromkeys(ids, len(submit.request.generated_token_ids))
+            for stream_id in message.cancels:
+                self._queued.pop(stream_id, None)
+                self._running.pop(stream_id, None)
+
+    def act(self) -> None:
+        """One thing, likely one that leads somewhere."""
+        able = [(1, self._report)]
+        if self._queued:
+            able += [(5, self._begin), (1, self._refuse), (1, self._refuse_all)]
+        if self._running:
+            able += [(4, self._say), (3, self._finish), (1, self._fail)]
+        weights, actions = zip(*able, strict=True)
+        self._rng.choices(actions, weights)[0]()
+
+    def _any(self, of: dict[int, int]) -> tuple[int, int]:
+        """An id that is no longer there, and its position."""
+        stream_id = self._rng.choice(list(of))
+        return stream_id, of.pop(stream_id)
+
+    def _report(self) -> None:
+        self.bare.hear(load=worker_pb2.Load(ranks=[worker_pb2.RankLoad()]))
+
+    def _begin(self) -> None:
+        stream_id, self._running[stream_id] = self._any(self._queued)
+        self.bare.begin(stream_id)
+
+    def _refuse(self) -> None:
+        self.bare.refuse(self._any(self._queued)[0])
+
+    def _refuse_all(self) -> None:
+        queued, self._queued = self._queued, {}
+        self.bare.refuse(*queued)
+
+    def _say(self) -> None:
+        stream_id, position = self._any(self._running)
+        self._running[stream_id] = position + 1
+        self.bare.tokens(stream_id, position, 7)
+
+    def _finish(self) -> None:
+        self.bare.finish(self._any(self._running)[0])
+
+    def _fail(self) -> None:
+        self.bare.refuse(self._any(self._running)[0], reason=Reason.ENGINE_ERROR)
+
+    def leave(self) -> None:
+        """In order or not."""
+        if self._rng.random() < 0.5:
+            self.bare.vanish()
+            self._queued, self._running = {}, {}
+        else:
+            self.bare.hear(goaway=worker_pb2.GoAway(grace=seconds_to_wire(30)))
+
+
+async def history(rng: random.Random) -> list[Honest]:
+    """One request, all sorts of things that happen to it, and to its end."""
+    workers = [Honest(BareWorker(name, slots=2, places=rng.choice([1, 2])), rng) for name in "abc"]
+    layer = layers_over(BareWorkers(*(one.bare for one in workers)))
+    leaves_at, hangs_up_at, turn = rng.randrange(40), rng.choice([rng.randrange(20), None]), 0
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(outcome(layer, COUNT))
+        while not asking.done():
+            await turns(rng.randrange(4))
+            turn += 1
+            if turn == leaves_at:
+                rng.choice(workers).leave()
+            if turn == hangs_up_at:
+                asking.cancel()
+            for worker in rng.sample(workers, 2):
+                await worker.read()
+                worker.act()
+    result = None if asking.cancelled() else asking.result()
+    assert not (isinstance(result, Failure) and result.reason is Reason.INTERNAL)
+    for worker in workers:
+        await worker.read()
+    return workers
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_whatever_happens_nothing_is_left_on_either_side(seed: int) -> None:
+    """Tokens without a gap are asserted by the sink, all along."""
+    for worker in run_async(history(random.Random(seed))):
+        assert worker.bare.session.in_flight_count == 0
+        assert worker.bare.session._streams._kept == {}
+        assert worker.holds == 0
+        assert worker.bare.session.is_lost or worker.bare.session.quarantined_until == 0, "it kept the protocol"
