@@ -8,6 +8,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import grpc
@@ -16,7 +17,7 @@ import pytest
 from services.rpc import CHANNEL_OPTIONS
 from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.integration.answers import Answer, Refused
-from tests.integration.asks import PROTOCOLS, Ask
+from tests.integration.asks import PROTOCOLS, Ask, request
 from tests.integration.clients import answer, outcome
 from tests.integration.conftest import Start
 from tests.integration.plane import Frontend, Plane, Process, until
@@ -154,5 +155,31 @@ def test_one_that_has_lost_its_worker_is_not_begun_elsewhere(start_plane: Start,
         assert await has(after, "dynamo_engine_request", 0)
         assert await after.metric("unbroken_engine_steps_total") == 0
         assert not plane.frontend.moves(NAME)
+
+    asyncio.run(scenario())
+
+
+async def read_to_the_end(call: Any) -> None:
+    while await call.read():
+        pass
+
+
+@pytest.mark.parametrize("timeout_s", [0.1, 1.013])
+def test_a_deadline_over_grpc_is_no_client_that_left(quick: tuple[Plane, Process], timeout_s: float) -> None:
+    """The client's own timer may fire first: gRPC rounds what it tells the server up, from a second on."""
+    plane, worker = quick
+    name = "dynamo_frontend_model_cancellation_total"
+
+    async def scenario() -> None:
+        before = [await plane.frontend.metric(name, cause="deadline"), await plane.frontend.metric(name)]
+        ask = request(Ask(max_tokens=ENDLESS))
+        async with grpc.aio.insecure_channel(plane.frontend.grpc, options=CHANNEL_OPTIONS) as channel:
+            call = inference_pb2_grpc.InferenceStub(channel).Generate(ask, timeout=timeout_s)
+            with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
+                await read_to_the_end(call)
+        await until(lambda: has(worker, "dynamo_engine_request", 0))
+        await until(lambda: has(plane.frontend, "dynamo_frontend_inflight_requests", 0))
+        after = [await plane.frontend.metric(name, cause="deadline"), await plane.frontend.metric(name)]
+        assert after == [before[0] + 1, before[1] + 1]
 
     asyncio.run(scenario())
