@@ -214,6 +214,15 @@ class Failure(Exception):
             self.reason, self.detail, param=self.param, retry_after_s=self.retry_after_s, metadata=self.metadata
         )
 
+    def forget_way(self) -> None:
+        """Let go of the frames that it came through, once it is answered. They hold it as it holds them: hundreds of
+        objects a request, which would else stay until a collection of garbage that stops every stream.
+        """
+        error: BaseException | None = self
+        while error is not None:
+            error.__traceback__ = None
+            error = error.__context__
+
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}"
 

@@ -7,16 +7,16 @@ with it the pipeline. Tokens that come while a write is under way travel togethe
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import grpc
 import structlog
+from grpc_status import rpc_status
 
 from services.errors import Failure, Reason
 from services.layers import Gate, bug_failure, root_cause
 from services.request import Call, Cause, Delta, Finish, Layer, Request
-from services.rpc import abort
+from services.rpc import abort, status_of
 from services.stubs import inference_pb2, inference_pb2_grpc
 from services.validate import MIGRATION_LIMIT, checked_request_id, migration_limit_of
 from services.wire import delta_to_wire, request_from_wire
@@ -27,8 +27,6 @@ CLIENT_BUFFER_TOKENS_MAX = 65_536
 """What a client may leave unread before its request is ended with SLOW_CLIENT."""
 CLIENT_DRAIN_S_MAX = 30.0
 """How long a client may take to accept what is unsent when its answer has ended."""
-STATUS_S_MAX = 1.0
-"""How long a status may wait behind a message that a client does not take."""
 
 _MARKER = inference_pb2.GenerateResponse(complete_final=True)
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -69,9 +67,14 @@ class _Joined:
 
 
 class JoiningSink:
-    """Holds what has come since the last write, one delta for each choice; calls `on_overflow` once it is too much."""
+    """Holds what has come since the last write, one delta for each choice.
 
-    def __init__(self, on_overflow: Callable[[], None]) -> None:
+    Calls `on_first` with itself when something comes for the first time, and `on_overflow` once it is too much.
+    """
+
+    def __init__(self, on_first: Callable[["JoiningSink"], None], on_overflow: Callable[[], None]) -> None:
+        self._on_first = on_first
+        self._has_begun = False
         self._on_overflow = on_overflow
         self._joined: dict[int, _Joined] = {}
         self._token_count = 0
@@ -87,6 +90,9 @@ class JoiningSink:
             joined.add(delta)
         self._token_count += delta.weight
         self._changed.set()
+        if not self._has_begun:
+            self._has_begun = True
+            self._on_first(self)
         if self._token_count > CLIENT_BUFFER_TOKENS_MAX and not self._is_over:
             self._is_over = True
             self._on_overflow()
@@ -136,17 +142,25 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             asked = request_from_wire(request)
         except Failure as failure:
             self._on_refused("generate", failure)
-            await _end(context, failure, request_id)
+            _end(context, failure, request_id)
             return
         left_s = context.time_remaining()
         deadline = None if left_s is None else asyncio.get_running_loop().time() + left_s
         call = Call(request_id=request_id, deadline=deadline, migration_limit=limit)
+        ending = await self._attempt(asked, call, context)
+        if ending is not None:
+            ending.forget_way()
+            _end(context, ending, request_id)
+
+    async def _attempt(self, request: Request, call: Call, context: Context) -> Failure | None:
+        """Serve the request. Returns what it failed with."""
         try:
-            await self._serve(asked, call, context)
+            await self._serve(request, call, context)
         except Failure as failure:
-            await _end(context, failure, request_id)
+            return failure
         except Exception as error:
-            await _end(context, bug_failure(error, request_id), request_id)
+            return bug_failure(error, call.request_id)
+        return None
 
     async def _serve(self, request: Request, call: Call, context: Context) -> None:
         """The whole answer. Raises SLOW_CLIENT if its client does not take the end of it in time."""
@@ -163,17 +177,24 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def _stream(self, request: Request, call: Call, context: Context, draining: asyncio.Timeout) -> None:
         # A client that does not read holds up the writer, so it is the sink that has the request ended.
-        overflow = Failure(Reason.SLOW_CLIENT, f"the client left {CLIENT_BUFFER_TOKENS_MAX} tokens unread")
-        sink = JoiningSink(on_overflow=lambda: call.ending.fail(overflow, Cause.SLOW_CLIENT))
+        def start(sink: JoiningSink) -> None:
+            writing.append(group.create_task(_write_deltas(sink, context)))
+
+        def cut() -> None:
+            failure = Failure(Reason.SLOW_CLIENT, f"the client left {CLIENT_BUFFER_TOKENS_MAX} tokens unread")
+            call.ending.fail(failure, Cause.SLOW_CLIENT)
+
+        writing: list[asyncio.Task[None]] = []
+        sink = JoiningSink(start, cut)
         try:
             async with asyncio.TaskGroup() as group:
-                writing = group.create_task(_write_deltas(sink, context))
                 outcome = await self._outcome(request, call, sink)
                 draining.reschedule(asyncio.get_running_loop().time() + CLIENT_DRAIN_S_MAX)
                 sink.close()
-                await writing  # Not left to the group: one that fails while it ends leaves its owner cancelled.
-        except ExceptionGroup as group:
-            raise root_cause(group) from None
+                for task in writing:  # Not left to the group: one that fails while it ends leaves its owner cancelled.
+                    await task
+        except ExceptionGroup as failures:
+            raise root_cause(failures) from None
         if isinstance(outcome, Failure):
             raise outcome
         await context.write(_MARKER)
@@ -193,22 +214,22 @@ def _metadata(context: Context) -> dict[str, str]:
 
 
 async def _write_deltas(sink: JoiningSink, context: Context) -> None:
+    # By itself: as part of a message that its client does not take it would stand in the way of the status.
+    await context.send_initial_metadata(())
     deltas = await sink.take()
-    if deltas:
-        # By themselves: as part of a message that its client does not take they would stand in the way of the status.
-        await context.send_initial_metadata(())
     while deltas:
         for delta in deltas:
             await context.write(delta_to_wire(delta))
         deltas = await sink.take()
 
 
-async def _end(context: Context, failure: Failure, request_id: str) -> None:
-    """End the rpc with the failure. Raises what `context.abort` raises.
+def _end(context: Context, failure: Failure, request_id: str) -> None:
+    """Have the rpc end with the failure when its handler returns.
 
-    Behind a message that its client does not take the status waits too: then it is left to gRPC, which sends it to a
-    client that reads on after all, and forgets it with the connection.
+    Behind a message that its client does not take the status waits too: gRPC sends it to a client that reads on after
+    all, and forgets it with the connection.
     """
-    with suppress(TimeoutError):
-        async with asyncio.timeout(STATUS_S_MAX):
-            await abort(context, failure, request_id=request_id)
+    status = rpc_status.to_status(status_of(failure, request_id=request_id))
+    context.set_code(status.code)
+    context.set_details(status.details)
+    context.set_trailing_metadata(status.trailing_metadata)

@@ -73,3 +73,24 @@ def test_invalid_names_the_field() -> None:
     failure = invalid("top_p", "top_p is 2: it must be at most 1")
 
     assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "top_p")
+
+
+def test_a_failure_that_was_answered_holds_no_frame_any_more() -> None:
+    """Its own and those of what it came from: in a storm they were most of what the collector had to look at."""
+
+    def fail() -> None:
+        try:
+            raise ValueError("the cause")
+        except ValueError as error:
+            raise Failure(Reason.INTERNAL, "a bug") from error
+
+    try:
+        fail()
+    except Failure as caught:
+        failure = caught
+
+    failure.forget_way()
+
+    assert failure.__traceback__ is None
+    assert failure.__cause__ is not None
+    assert failure.__cause__.__traceback__ is None

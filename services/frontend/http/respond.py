@@ -30,6 +30,7 @@ class Respond:
             response = await handler(request)
         except Failure as failure:
             response = error_response(failure, request_id, overload_status=self._config.overload_status)
+            failure.forget_way()
         except web.HTTPException as error:
             response = routing_response(request, error, request_id)
         except Exception as error:

@@ -36,7 +36,7 @@ class SseStream:
 
     | state | what deliver does | ends by |
     | --- | --- | --- |
-    | waiting: not prepared yet | holds the event, wakes `_open` | `_open` |
+    | waiting: not prepared yet | holds the event, starts `_open` | `_open` |
     | open | writes into the transport | the pipeline's end |
     | left: client too slow, or gone | nothing | failed from outside, with the reason |
     """
@@ -62,7 +62,8 @@ class SseStream:
         self._buffer_bytes_max = config.client.buffer_bytes_max
         self._transport: asyncio.Transport | None = None
         self._held: list[bytes] = []
-        self._has_begun = asyncio.Event()
+        self._group = asyncio.TaskGroup()
+        self._has_begun = False
         self._ending = Ending()
         self._left: Reason | None = None
 
@@ -72,7 +73,7 @@ class SseStream:
         transport = self._transport
         if transport is None:
             self._held.append(event)
-            self._has_begun.set()
+            self._begin()
         elif transport.is_closing():
             self._leave(Reason.CANCELLED)
         else:
@@ -87,12 +88,10 @@ class SseStream:
         whatever counts outcomes.
         """
         self._ending = call.ending
-        async with asyncio.TaskGroup() as group:
-            opening = group.create_task(self._open())
+        async with self._group:
             outcome = await _outcome(pipeline, request, call, self)
-            if isinstance(outcome, Failure) and not self._has_begun.is_set():
-                opening.cancel()
-            self._has_begun.set()
+            if isinstance(outcome, Finish):
+                self._begin()
         if self._left is Reason.SLOW_CLIENT:
             self._cut()
             return self._response
@@ -101,8 +100,13 @@ class SseStream:
         await self._close(outcome)
         return self._response
 
+    def _begin(self) -> None:
+        """Not before there is something to send: what is refused before needs no second task."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._group.create_task(self._open())
+
     async def _open(self) -> None:
-        await self._has_begun.wait()
         try:
             await self._response.prepare(self._http_request)
         except ConnectionError:

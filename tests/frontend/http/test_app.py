@@ -1,9 +1,11 @@
 """The routes: whole answers, models, health, metrics; whatever goes wrong has the envelope, and harms nobody else."""
 
 import asyncio
+import gc
 import json
 import threading
 from typing import Any
+from weakref import WeakSet
 
 import aiohttp
 import pytest
@@ -13,7 +15,7 @@ from services.errors import Failure, Reason, invalid
 from services.frontend.http import HttpConfig, app
 from services.frontend.http.errors import PATH_CHARACTERS_MAX
 from services.frontend.http.openai import CompletionBody, parse_completion
-from services.request import FinishReason, Message
+from services.request import Call, Finish, FinishReason, Message, Request, Sink
 from tests.frontend.http.support import (
     CARD,
     HANG,
@@ -520,3 +522,35 @@ def test_a_refusal_from_the_pipeline_names_the_field_as_the_client_wrote_it(
         assert (response.status, error_of(answer)["param"]) == (400, spelling)
 
     run(test)
+
+
+class Full:
+    """A pipeline without room, and what is left of the requests that came to it."""
+
+    def __init__(self) -> None:
+        self.left: WeakSet[Sink] = WeakSet()
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        self.left.add(sink)
+        raise Failure(Reason.OVERLOADED, "full")
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_refusal_leaves_nothing_to_the_garbage_collector(is_streamed: bool) -> None:
+    """In a storm its collections stopped every stream for a tenth of a second."""
+
+    async def test() -> None:
+        full = Full()
+        async with serving(full) as server:
+            for _ in range(3):
+                response, _ = await server.post(COMPLETIONS, COMPLETION | {"stream": is_streamed})
+                assert response.status == 503
+            left = len(full.left)
+
+        assert left <= 1, "that of the last one, which its connection may still have"
+
+    gc.disable()
+    try:
+        run(test)
+    finally:
+        gc.enable()
