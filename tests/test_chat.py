@@ -93,6 +93,15 @@ def chat(server: Server, text: str, *options: str) -> subprocess.CompletedProces
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=WAIT_S, check=False)
 
 
+# Makes standard input the controlling terminal, so that its Ctrl-C reaches the process, and becomes what its arguments
+# say. In the child, and not between fork and exec: other threads of this process may hold locks there.
+_TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
 class Terminal:
     """`unbroken chat` on a terminal."""
 
@@ -100,11 +109,11 @@ class Terminal:
         self._master, slave = pty.openpty()
         self.seen = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "services", "chat", f"--url={server.url}"],
+            [sys.executable, "-c", _TAKE_TERMINAL, "-m", "services", "chat", f"--url={server.url}"],
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            preexec_fn=_take_terminal,
+            start_new_session=True,
         )
         os.close(slave)
 
@@ -122,15 +131,6 @@ class Terminal:
         self.process.kill()
         self.process.wait()
         os.close(self._master)
-
-
-def _take_terminal() -> None:
-    """Make standard input the controlling terminal, so that its Ctrl-C reaches this process."""
-    import fcntl
-    import termios
-
-    os.setsid()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @pytest.fixture
