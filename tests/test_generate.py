@@ -2,9 +2,6 @@
 
 import asyncio
 import gc
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -13,108 +10,14 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from services import generate
 from services.errors import Failure, Reason
-from services.generate import CLIENT_BUFFER_TOKENS_MAX, InferenceService, JoiningSink, request_id_of
-from services.grpc_server import GrpcServer
-from services.layers import Accept, Gate, Guard
-from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, TokenLogprobs, Usage
-from services.rpc import CHANNEL_OPTIONS
-from services.stubs import inference_pb2, inference_pb2_grpc
+from services.generate import request_id_of
+from services.request import Call, Delta, Finish, Request, Sink
+from services.stubs import inference_pb2
+from tests.inference import ANSWER, Steps, ask, asked, error_info, open_pipeline, read_all, serving, token_ids_of
 from tests.support import Script, run_async
 
 MARKER = inference_pb2.GenerateResponse(complete_final=True)
-MORE_THAN_A_WINDOW = 2**32 - 1
-"""60,000 of it are 300 kB: a client that does not read lets no such message through."""
-ANSWER = Finish(FinishReason.STOP, Usage(2, 3))
-
-
-class Steps:
-    """A pipeline that a test drives: waits for each step to be allowed, and says when it is gone."""
-
-    def __init__(self, *deltas: Sequence[int], outcome: Finish | Exception = ANSWER) -> None:
-        self._deltas = deltas
-        self._outcome = outcome
-        self.calls: list[Call] = []
-        self.go = asyncio.Semaphore(0)
-        self.began = asyncio.Event()
-        self.cancelled = asyncio.Event()
-
-    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        self.calls.append(call)
-        self.began.set()
-        position = len(request.generated_token_ids)
-        try:
-            for token_ids in self._deltas:
-                await self.go.acquire()
-                sink.deliver(Delta(position, token_ids, text="x" * len(token_ids), choice=request.choice))
-                position += len(token_ids)
-            await self.go.acquire()
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        usage = Usage(2, position)
-        reason = self._outcome.reason
-        sink.deliver(Delta(position, (), choice=request.choice, finish_reason=reason, usage=usage))
-        return Finish(reason, usage)
-
-
-@asynccontextmanager
-async def serving(pipeline: Layer, kind: type[InferenceService] = InferenceService) -> AsyncIterator[Any]:
-    """A client of a real server over `pipeline`, which can be ended from outside as that of every process can."""
-    async with GrpcServer(["unbroken.v1.Inference"]) as server:
-        gate = Gate()
-        inference_pb2_grpc.add_InferenceServicer_to_server(kind(Accept(pipeline, gate), gate), server.server)
-        address = await server.start("127.0.0.1:0")
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-            yield inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
-
-
-def asked(**fields: Any) -> inference_pb2.GenerateRequest:
-    return inference_pb2.GenerateRequest(model="m", tokens=inference_pb2.TokenIds(ids=[1, 2]), **fields)
-
-
-async def read_all(call: Any) -> tuple[list[Any], grpc.aio.AioRpcError | None]:
-    """All items, and how the rpc failed."""
-    items: list[Any] = []
-    try:
-        while (item := await call.read()) is not grpc.aio.EOF:
-            items.append(item)
-    except grpc.aio.AioRpcError as error:
-        return items, error
-    return items, None
-
-
-def ask(pipeline: Layer, **fields: Any) -> tuple[list[Any], grpc.aio.AioRpcError | None]:
-    async def scenario() -> tuple[list[Any], grpc.aio.AioRpcError | None]:
-        async with serving(pipeline) as stub:
-            return await read_all(stub.Generate(asked(**fields)))
-
-    return run_async(scenario())
-
-
-def error_info(error: grpc.aio.AioRpcError | None) -> error_details_pb2.ErrorInfo:
-    assert error is not None
-    status = rpc_status.from_call(error)
-    info = error_details_pb2.ErrorInfo()
-    assert status is not None
-    assert status.details[0].Unpack(info)
-    return info
-
-
-def token_ids_of(items: Sequence[Any]) -> list[int]:
-    return [token for item in items for token in item.delta.token_ids]
-
-
-def open_pipeline(*deltas: Sequence[int], outcome: Finish | Exception = ANSWER) -> Steps:
-    """Steps that need no permission."""
-    pipeline = Steps(*deltas, outcome=outcome)
-    for _ in range(len(deltas) + 1):
-        pipeline.go.release()
-    return pipeline
-
 
 # A whole answer
 
@@ -165,49 +68,6 @@ def test_a_token_is_sent_as_it_comes() -> None:
         return seen
 
     assert run_async(scenario()) == [7, 8]
-
-
-def test_tokens_that_come_while_a_write_is_under_way_travel_together() -> None:
-    def deliver(sink: JoiningSink) -> None:
-        sink.deliver(Delta(5, [7], "a", choice=1))
-        sink.deliver(Delta(6, (8, 9), "bc", choice=1))
-
-    async def scenario() -> list[Sequence[Delta]]:
-        sink = JoiningSink(lambda _: None, lambda: None)
-        deliver(sink)
-        first = await sink.take()
-        sink.deliver(Delta(8, [1], "d", choice=1))
-        sink.close()
-        return [first, await sink.take(), await sink.take()]
-
-    assert run_async(scenario()) == [[Delta(5, [7, 8, 9], "abc", 1)], [Delta(8, [1], "d", 1)], []]
-
-
-def test_choices_are_joined_each_for_itself_with_log_probabilities_and_the_end() -> None:
-    end = Delta(1, (), "!", 1, finish_reason=FinishReason.STOP, usage=Usage(2, 3))
-
-    async def scenario() -> Sequence[Delta]:
-        sink = JoiningSink(lambda _: None, lambda: None)
-        sink.deliver(Delta(0, [7], "a", 1, [TokenLogprobs(-1.0)]))
-        sink.deliver(Delta(0, [8], "b", 0, [TokenLogprobs(-2.0)]))
-        sink.deliver(Delta(1, [9], "c", 0, [TokenLogprobs(-3.0)]))
-        sink.deliver(end)
-        return await sink.take()
-
-    assert run_async(scenario()) == [
-        Delta(0, [7], "a!", 1, [TokenLogprobs(-1.0)], FinishReason.STOP, Usage(2, 3)),
-        Delta(0, [8, 9], "bc", 0, [TokenLogprobs(-2.0), TokenLogprobs(-3.0)]),
-    ]
-
-
-def test_joining_changes_nothing_of_what_the_pipeline_handed_over() -> None:
-    async def scenario() -> Delta:
-        sink, first = JoiningSink(lambda _: None, lambda: None), Delta(0, [7], "a")
-        sink.deliver(first)
-        sink.deliver(Delta(1, [8], "b"))
-        return first
-
-    assert run_async(scenario()) == Delta(0, [7], "a")
 
 
 # Failures
@@ -368,144 +228,6 @@ def test_a_client_that_hangs_up_cancels_the_pipeline(tokens_read: int, caplog: p
             return [record.message for record in caplog.records if record.name.startswith("grpc")]
 
     assert run_async(scenario()) == []
-
-
-def test_a_client_that_hangs_up_while_a_write_waits_for_it_leaves_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> list[str]:
-        pipeline = Steps([MORE_THAN_A_WINDOW] * 60_000, [8])
-        async with serving(pipeline) as stub:
-            call = stub.Generate(asked())
-            pipeline.go.release()
-            await call.initial_metadata()
-            call.cancel()
-            await pipeline.cancelled.wait()
-            return [record.message for record in caplog.records if record.name.startswith("grpc")]
-
-    assert run_async(scenario()) == []
-
-
-class Flood:
-    """A pipeline that delivers without end, 1,000 tokens at a time, whether anybody reads or not."""
-
-    def __init__(self) -> None:
-        self.delivered_count = 0
-        self.cancelled = asyncio.Event()
-
-    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        try:
-            while True:
-                sink.deliver(Delta(self.delivered_count, [100_000] * 1000))
-                self.delivered_count += 1000
-                await asyncio.sleep(0)
-        finally:
-            self.cancelled.set()
-
-
-def test_a_client_that_does_not_read_is_ended_at_the_bound_while_the_write_still_waits() -> None:
-    """Once the bound was only looked at between writes, and a client that read nothing at all filled the memory."""
-
-    async def scenario() -> grpc.aio.AioRpcError | None:
-        flood = Flood()
-        async with serving(flood) as stub:
-            call = stub.Generate(asked())
-            await call.read()
-            await flood.cancelled.wait()
-            items, error = await read_all(call)
-            assert items[-1].delta.position + len(items[-1].delta.token_ids) == flood.delivered_count
-            return error
-
-    error = run_async(scenario())
-
-    assert error_info(error).reason == "SLOW_CLIENT"
-
-
-@pytest.mark.parametrize(("tokens", "is_over"), [(4, False), (5, True)])
-def test_exactly_the_bound_may_be_left_unread(tokens: int, is_over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "CLIENT_BUFFER_TOKENS_MAX", 4)
-    overflows = []
-
-    async def scenario() -> None:
-        sink = JoiningSink(lambda _: None, lambda: overflows.append(1))
-        for position in range(tokens):
-            sink.deliver(Delta(position, [7]))
-        sink.deliver(Delta(tokens, []))
-
-    run_async(scenario())
-    assert len(overflows) == is_over, "said once, not with every token"
-
-
-class Burst:
-    """A pipeline that delivers more than a window at once, and ends: by itself, or by its sink's doing."""
-
-    def __init__(self, token_count: int, outcome: Finish | Exception | None = ANSWER) -> None:
-        """outcome: None waits for ever."""
-        self._token_count = token_count
-        self._outcome = outcome
-
-    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        sink.deliver(Delta(0, [7] * self._token_count, "x" * 12_000_000))
-        await asyncio.sleep(0)
-        sink.deliver(Delta(self._token_count, [7]))
-        if self._outcome is None:
-            await asyncio.Event().wait()
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        assert self._outcome is not None
-        return self._outcome
-
-
-@pytest.mark.parametrize(
-    "pipeline",
-    [
-        Burst(1),
-        Burst(1, Failure(Reason.DISCONNECTED, "lost")),
-        Guard(Burst(1, ValueError("a bug"))),
-        Burst(CLIENT_BUFFER_TOKENS_MAX + 1, outcome=None),
-    ],
-    ids=["that ended well", "that failed", "with a bug", "that it made too long"],
-)
-def test_a_client_that_never_reads_the_end_of_an_answer_is_let_go(
-    pipeline: Layer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Once its handler, its buffer and the end of the process waited for it for ever."""
-    monkeypatch.setattr(generate, "CLIENT_DRAIN_S_MAX", 0.1)
-
-    async def scenario() -> tuple[str, list[str]]:
-        ended = asyncio.Event()
-
-        class Noting(InferenceService):
-            async def Generate(self, request: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
-                try:
-                    await super().Generate(request, context)
-                finally:
-                    ended.set()
-
-        async with serving(pipeline, Noting) as stub:
-            call = stub.Generate(asked())
-            await ended.wait()
-            _, error = await read_all(call)  # One that reads after all is told.
-            errors = [record.message for record in caplog.records if record.name.startswith("grpc")]
-            return error_info(error).reason, errors
-
-    assert run_async(scenario()) == ("SLOW_CLIENT", [])
-
-
-def test_joining_costs_the_same_for_each_token_however_much_is_unread() -> None:
-    """Once each token copied the whole text before it: 65,000 of them held up the loop for seconds."""
-
-    async def joined_s(count: int) -> float:
-        sink = JoiningSink(lambda _: None, lambda: None)
-        began = time.process_time()
-        for position in range(count):
-            sink.deliver(Delta(position, [7], "a text of some length " * 4))
-        await sink.take()
-        return time.process_time() - began
-
-    async def scenario() -> float:
-        await joined_s(1000)
-        return await joined_s(60_000)
-
-    assert run_async(scenario()) < 1.0
 
 
 @pytest.mark.parametrize(("given", "limit"), [((), None), ((("x-migration-limit", "2"),), 2)])

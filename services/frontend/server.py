@@ -114,7 +114,7 @@ class Frontend:
         self._server = _grpc_server(["unbroken.v1.Inference"], in_reach)
         self._admin_server = _grpc_server([], admin)
         inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceService(pipeline, self._gate, on_refused), self._server.server
+            InferenceService(pipeline, self._gate, on_refused, config.http.client), self._server.server
         )
 
     async def run(self, stopping: asyncio.Event) -> None:

@@ -1,27 +1,91 @@
 """The end of every response: its last bytes, within a bound."""
 
 import asyncio
+import fcntl
+import struct
+import sys
+import termios
 
 import structlog
 from aiohttp import web
 
+from services.client_bounds import ClientBounds
 from services.errors import Reason
 from services.frontend.http.config import HttpConfig
+from services.stalling import StallWatch
 
 log = structlog.get_logger()
+
+_COUNT = struct.Struct("i")
+
+
+def unsent_bytes(transport: asyncio.Transport) -> int:
+    """What the client has not taken: what we hold for it, and on Linux also what the kernel does.
+
+    The kernel asks us for more only once a third of what it holds is gone: without it a client that reads a little all
+    the time would look as one that does not read.
+    """
+    size = transport.get_write_buffer_size()
+    if sys.platform != "linux" or transport.is_closing():
+        return size
+    queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(_COUNT.size))
+    return size + int(_COUNT.unpack(queued)[0])
+
+
+def drain_s(bounds: ClientBounds, size: int) -> float:
+    """How long a client may take for the last `size` bytes.
+
+    `drain_s_max` for as many as may be unsent of a stream; in proportion for a larger body, so that the pace asked of
+    its client is no other.
+    """
+    return bounds.drain_s_max * max(1.0, size / bounds.buffer_bytes_max)
 
 
 async def finish_sending(
     request: web.Request, response: web.StreamResponse, config: HttpConfig, request_id: str, last: bytes = b""
 ) -> None:
-    """Send what is left of the response and `last`. A client that does not take it in time is cut, and logged."""
+    """Send what is left of the response and `last`, until nothing is unsent.
+
+    A client that does not take it in time, or takes nothing at all for `stall_s_max`, is cut, and logged.
+    """
+    bounds, transport = config.client, request.transport
+    if transport is None:
+        _note_left(request_id)
+        return
+    body = response.body if isinstance(response, web.Response) else None
+    size = len(body) if isinstance(body, bytes) else 0
+    scope = asyncio.timeout(drain_s(bounds, size))
+    clock = asyncio.get_running_loop().time
+    watch = StallWatch(bounds.stall_s_max, lambda: _left(transport), lambda: scope.reschedule(clock()))
     try:
-        async with asyncio.timeout(config.client.drain_s_max):
+        async with scope:
+            watch.start()
             await response.prepare(request)
             await response.write_eof(last)
+            await _wait_sent(request, transport)
     except ConnectionError:
-        log.debug("client left before the end of the answer", reason=Reason.CANCELLED, request_id=request_id)
+        _note_left(request_id)
     except TimeoutError:
         log.warning("client cut", reason=Reason.SLOW_CLIENT, request_id=request_id)
-        if request.transport is not None:
-            request.transport.abort()
+        transport.abort()
+    finally:
+        watch.stop()
+
+
+def _note_left(request_id: str) -> None:
+    log.debug("client left before the end of the answer", reason=Reason.CANCELLED, request_id=request_id)
+
+
+def _left(transport: asyncio.Transport) -> int | None:
+    return unsent_bytes(transport) if transport.get_write_buffer_size() else None
+
+
+async def _wait_sent(request: web.Request, transport: asyncio.Transport) -> None:
+    """Until nothing is unsent: a connection that is closed with something unsent stays until its client takes it."""
+    if not transport.get_write_buffer_size():
+        return
+    transport.set_write_buffer_limits(high=0)  # With it the writer's `drain` waits for all.
+    try:
+        await request.writer.drain()
+    finally:
+        transport.set_write_buffer_limits()

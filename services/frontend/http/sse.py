@@ -8,6 +8,7 @@ from aiohttp import HttpVersion11, web
 
 from services.errors import Failure, Reason
 from services.frontend.http.answers import Answer
+from services.frontend.http.backlog import Backlog
 from services.frontend.http.config import HttpConfig
 from services.frontend.http.errors import envelope
 from services.frontend.http.events import Events
@@ -22,10 +23,7 @@ HEADERS = {
     "X-Accel-Buffering": "no",
 }
 
-_WHY_LEFT = {
-    Reason.SLOW_CLIENT: "the client left too much of its stream unread",
-    Reason.CANCELLED: "the client has closed the connection",
-}
+_LEFT = "the client has closed the connection"
 
 
 class SseStream:
@@ -37,7 +35,8 @@ class SseStream:
     | state | what deliver does | ends by |
     | --- | --- | --- |
     | waiting: not prepared yet | holds the event, starts `_open` | `_open` |
-    | open | writes into the transport | the pipeline's end |
+    | open | writes into the transport | something stays unsent, or the pipeline's end |
+    | slow: something is unsent | gives it to the backlog | all is sent, or the pipeline's end |
     | left: client too slow, or gone | nothing | failed from outside, with the reason |
     """
 
@@ -59,27 +58,44 @@ class SseStream:
         self._events_of = Events(answer, token_bytes, is_chunked=is_chunked).of
         if is_last or not is_chunked:
             self._response.force_close()  # Without chunks the end of the connection is the end of the body.
-        self._buffer_bytes_max = config.client.buffer_bytes_max
+        self._is_open = False
         self._transport: asyncio.Transport | None = None
         self._held: list[bytes] = []
+        self._backlog: Backlog | None = None
         self._group = asyncio.TaskGroup()
         self._has_begun = False
         self._ending = Ending()
         self._left: Reason | None = None
 
     def deliver(self, delta: Delta) -> None:
-        if self._left is not None or not (event := self._events_of(delta)):
+        if not self._is_open:
+            self._deliver_aside(delta)
+        elif event := self._events_of(delta):  # From here on: what every token costs.
+            transport = self._transport
+            assert transport is not None
+            if transport.is_closing():
+                self._leave_gone()
+            else:
+                transport.write(event)
+                if transport.get_write_buffer_size():
+                    self._become_slow(transport)
+
+    def _deliver_aside(self, delta: Delta) -> None:
+        """In every state but open."""
+        if self._left is not None:
             return
-        transport = self._transport
-        if transport is None:
-            self._held.append(event)
-            self._begin()
-        elif transport.is_closing():
-            self._leave(Reason.CANCELLED)
+        if self._transport is None:
+            if event := self._events_of(delta):
+                self._held.append(event)
+                self._begin()
+        elif self._transport.is_closing():
+            self._leave_gone()
         else:
-            transport.write(event)
-            if transport.get_write_buffer_size() > self._buffer_bytes_max:
-                self._leave(Reason.SLOW_CLIENT)
+            assert self._backlog is not None
+            self._backlog.deliver(delta, self._group)
+            if self._backlog.is_empty:
+                self._backlog.stop()
+                self._is_open = True
 
     async def serve(self, pipeline: Layer, request: Request, call: Call) -> web.StreamResponse:
         """Run the request and send its answer. Raises Failure if it fails before the first event.
@@ -88,17 +104,27 @@ class SseStream:
         whatever counts outcomes.
         """
         self._ending = call.ending
-        async with self._group:
-            outcome = await _outcome(pipeline, request, call, self)
-            if isinstance(outcome, Finish):
-                self._begin()
+        try:
+            outcome = await self._run(pipeline, request, call)
+        finally:
+            if self._backlog is not None:
+                self._backlog.stop()
         if self._left is Reason.SLOW_CLIENT:
             self._cut()
             return self._response
         if not self._response.prepared:  # What ends well has begun: then it is the client that has gone meanwhile.
-            raise outcome if isinstance(outcome, Failure) else Failure(Reason.CANCELLED, _WHY_LEFT[Reason.CANCELLED])
+            raise outcome if isinstance(outcome, Failure) else Failure(Reason.CANCELLED, _LEFT)
         await self._close(outcome)
         return self._response
+
+    async def _run(self, pipeline: Layer, request: Request, call: Call) -> Finish | Failure:
+        async with self._group:
+            outcome = await _outcome(pipeline, request, call, self)
+            if isinstance(outcome, Finish):
+                self._begin()
+            if self._backlog is not None:
+                self._backlog.stop()
+        return outcome
 
     def _begin(self) -> None:
         """Not before there is something to send: what is refused before needs no second task."""
@@ -110,18 +136,30 @@ class SseStream:
         try:
             await self._response.prepare(self._http_request)
         except ConnectionError:
-            self._leave(Reason.CANCELLED)
+            self._leave_gone()
             return
         assert self._http_request.writer.output_size, (
             "prepare has sent the headers: the transport is ours until the end"
         )
         first = b"".join(self._held)
         self._held.clear()
-        self._transport = self._http_request.transport
-        if self._transport is not None and first:
-            self._transport.write(first)
+        transport = self._http_request.transport
+        if transport is None:
+            return  # Gone: aiohttp has the whole request cancelled.
+        self._transport, self._is_open = transport, True
+        transport.write(first)
+        if transport.get_write_buffer_size():
+            self._become_slow(transport)
+
+    def _become_slow(self, transport: asyncio.Transport) -> None:
+        """Something is unsent: what comes goes another way, until nothing is."""
+        self._is_open = False
+        writer = self._http_request.writer
+        self._backlog = Backlog(transport, writer, self._events_of, self._config.client, self._leave_slow)
 
     async def _close(self, outcome: Finish | Failure) -> None:
+        if self._backlog is not None:
+            self._backlog.flush()
         if isinstance(outcome, Failure):
             self._response.force_close()
             last = b"event: error\ndata: %b\n\n" % envelope(outcome, self._answer.request_id)
@@ -130,11 +168,17 @@ class SseStream:
             last = self._answer.ending(outcome.usage)
         await finish_sending(self._http_request, self._response, self._config, self._answer.request_id, last)
 
-    def _leave(self, reason: Reason) -> None:
+    def _leave_slow(self, why: str) -> None:
+        self._leave(Failure(Reason.SLOW_CLIENT, why), Cause.SLOW_CLIENT)
+
+    def _leave_gone(self) -> None:
+        self._leave(Failure(Reason.CANCELLED, _LEFT), Cause.CLIENT_DISCONNECT)
+
+    def _leave(self, failure: Failure, cause: Cause) -> None:
         """The client gets no more: end the request, and say why."""
-        self._left = reason
-        cause = Cause.SLOW_CLIENT if reason is Reason.SLOW_CLIENT else Cause.CLIENT_DISCONNECT
-        self._ending.fail(Failure(reason, _WHY_LEFT[reason]), cause)
+        self._is_open = False
+        self._left = failure.reason
+        self._ending.fail(failure, cause)
 
     def _cut(self) -> None:
         """After the request is gone from the pipeline, so that aiohttp's own cancel cannot hide the reason from it."""

@@ -1,0 +1,99 @@
+"""A client that does not take its stream as fast as it comes: what comes is joined, and written once there is room."""
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp.abc import AbstractStreamWriter
+
+from services.client_bounds import ClientBounds
+from services.frontend.http.sending import unsent_bytes
+from services.joining import Joined
+from services.request import Delta
+from services.stalling import StallWatch
+
+BEHIND_BYTES = 64 * 1024
+"""Unsent in the transport's buffer: a client with more is behind. The kernel holds some hundred kB before the first of
+them, so nobody who reads is."""
+
+
+class Backlog:
+    """What one client has left unsent. It exists, and costs something, only while something is.
+
+    | state | what deliver does | ends by |
+    | --- | --- | --- |
+    | watched: something is unsent | writes at once | all is sent: `is_empty` |
+    | behind: more than BEHIND_BYTES are | joins it to what is held | room in the transport: `_catch_up` writes it |
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        writer: AbstractStreamWriter,
+        events_of: Callable[[Delta], bytes],
+        bounds: ClientBounds,
+        on_slow: Callable[[str], None],
+    ) -> None:
+        """writer: of the same connection. on_slow: told, with the reason, that a bound is passed."""
+        self._transport = transport
+        self._writer = writer
+        self._events_of = events_of
+        self._bounds = bounds
+        self._on_slow = on_slow
+        self._held = Joined()
+        self._written_bytes = 0
+        self._catching_up: asyncio.Task[None] | None = None
+        self._watch = StallWatch(bounds.stall_s_max, self._taken_bytes, self._on_stall)
+        transport.set_write_buffer_limits(high=BEHIND_BYTES)  # So the writer's `drain` waits where we are behind.
+        self._watch.start()
+        self._check()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all is sent."""
+        return not self._held and not self._transport.get_write_buffer_size()
+
+    def deliver(self, delta: Delta, group: asyncio.TaskGroup) -> None:
+        """Write it, or hold it. group: ends after this stream."""
+        if self._held or self._transport.get_write_buffer_size() > BEHIND_BYTES:
+            self._held.add(delta)
+            if self._catching_up is None or self._catching_up.done():
+                self._catching_up = group.create_task(self._catch_up())
+        else:
+            self._write(self._events_of(delta))
+        self._check()
+
+    def stop(self) -> None:
+        """Write nothing more, and look no more. Idempotent."""
+        self._watch.stop()
+        if self._catching_up is not None:
+            self._catching_up.cancel()
+
+    def flush(self) -> None:
+        """Write all that is held, room or not: it is within the bound."""
+        while self._held:
+            self._write(self._events_of(self._held.pop()))
+
+    async def _catch_up(self) -> None:
+        """Write what is held, piece by piece as the client makes room: up to BEHIND_BYTES, and others run between."""
+        while self._held:
+            try:
+                await self._writer.drain()
+            except ConnectionError:
+                return  # aiohttp has the whole request cancelled.
+            self._write(self._events_of(self._held.pop()))
+            await asyncio.sleep(0)
+
+    def _write(self, events: bytes) -> None:
+        if events and not self._transport.is_closing():
+            self._transport.write(events)
+            self._written_bytes += len(events)
+
+    def _check(self) -> None:
+        if self._transport.get_write_buffer_size() + self._held.size > self._bounds.buffer_bytes_max:
+            self._on_slow(f"the client left more than {self._bounds.buffer_bytes_max} bytes of its stream unread")
+
+    def _taken_bytes(self) -> int | None:
+        return None if self.is_empty else self._written_bytes - unsent_bytes(self._transport)
+
+    def _on_stall(self) -> None:
+        self._on_slow(f"the client has taken nothing of its stream for {self._bounds.stall_s_max:g} s")

@@ -1,0 +1,48 @@
+"""Notices that a client takes nothing at all, by one timer for each client and not for each token."""
+
+import asyncio
+from collections.abc import Callable
+
+LOOKS = 4
+"""In the time that a client may take nothing. It is cut at the first look after that: a fourth of it later at most."""
+
+
+class StallWatch:
+    """Looks now and then at how much a client has taken; calls `on_stall` once that has not grown for `stall_s_max`.
+
+    A client of whom nothing is wanted, because nothing is unsent, does not stall.
+    """
+
+    def __init__(self, stall_s_max: float, taken: Callable[[], int | None], on_stall: Callable[[], None]) -> None:
+        """taken: a number that changes with all that the client takes; None: nothing is unsent."""
+        self._stall_s_max = stall_s_max
+        self._taken = taken
+        self._on_stall = on_stall
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last: int | None = None
+        self._since = 0.0
+        self.has_stalled = False
+
+    def start(self) -> None:
+        """Look from now on; nothing happens if that is so already."""
+        if self._timer is None:
+            self._last = None
+            self._look()
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        taken, now = self._taken(), self._loop.time()
+        if taken is None or taken != self._last:
+            self._last, self._since = taken, now
+        if now - self._since >= self._stall_s_max:
+            self._timer = None
+            self.has_stalled = True
+            self._on_stall()
+        else:
+            self._timer = self._loop.call_later(self._stall_s_max / LOOKS, self._look)

@@ -1,0 +1,101 @@
+"""Sending: the end of an answer is sent whole, or its client is cut, in a time that fits its size."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.client_bounds import ClientBounds
+from services.frontend.http import HttpConfig
+from services.frontend.http.sending import drain_s
+from tests.frontend.http.support import Script, bytes_left, deaf_client, raw_post, run, serving
+from tests.frontend.http.test_backlog import Ahead, is_cut, post, wait_for
+
+COMPLETION = {"model": "org/tiny", "prompt": "hi"}
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(0, 10.0), (1000, 10.0), (1500, 15.0), (100_000, 1000.0)])
+def test_a_body_has_time_in_proportion_to_its_size_but_what_a_stream_may_leave_unread_has_it_all(
+    size: int, seconds: float
+) -> None:
+    assert drain_s(ClientBounds(buffer_bytes_max=1000, drain_s_max=10.0), size) == seconds
+
+
+def config(**bounds: Any) -> HttpConfig:
+    return HttpConfig(client=ClientBounds(**bounds))
+
+
+def test_a_client_that_reads_a_large_body_slowly_but_steadily_gets_it() -> None:
+    text = "x" * 20_000_000
+
+    async def test() -> None:
+        # At the pace of 1 MB in 0.2 s it may take 4 s for all.
+        bounds = config(buffer_bytes_max=1_000_000, drain_s_max=0.2, stall_s_max=0.5)
+        async with serving(Script(text), config=bounds) as server:
+            reader, writer = await server.connect()
+            writer.write(raw_post(COMPLETIONS, COMPLETION))
+            loop, body = asyncio.get_running_loop(), bytearray()
+            head = await reader.readuntil(b"\r\n\r\n")
+            began = loop.time()
+            while len(body) < len(text) and (data := await reader.read(1 << 18)):
+                body += data
+                await wait_for(0.01)
+
+        assert b"200 OK" in head
+        assert json.loads(body)["choices"][0]["text"] == text
+        assert loop.time() - began > 0.4, "else it was not slow"
+
+    run(test)
+
+
+def test_a_client_that_takes_nothing_of_a_body_is_cut_however_much_time_its_size_gives() -> None:
+    async def test() -> None:
+        script = Script("x" * 20_000_000)
+        bounds = config(buffer_bytes_max=100_000, drain_s_max=30.0, stall_s_max=0.1)
+        async with serving(script, config=bounds) as server:
+            with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
+                while not logs:
+                    await wait_for(0.01)
+                assert await bytes_left(client) < 15_000_000
+
+    with capture_logs() as logs:
+        run(test)
+    assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
+
+
+@pytest.mark.parametrize("bounds", [{"drain_s_max": 0.1}, {"stall_s_max": 0.1}], ids=["in time", "at all"])
+def test_a_client_that_leaves_a_little_of_the_end_is_cut_as_well(bounds: dict[str, float]) -> None:
+    """Once what fits the transport's buffer was nobody's any more, and its connection stayed for ever."""
+
+    async def test() -> None:
+        pipeline = Ahead()
+        pipeline.go.set()
+        async with serving(pipeline, config=config(buffer_bytes_max=2**30, **bounds)) as server:
+            with deaf_client(server, post()) as client:
+                while not logs:
+                    await wait_for(0.01)
+                assert await is_cut(client)
+
+    with capture_logs() as logs:
+        run(test)
+    assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
+
+
+def test_the_next_request_finds_the_connection_as_it_was() -> None:
+    """The wait for the last byte is a setting of the connection, which outlives the answer."""
+
+    async def test() -> None:
+        text = "x" * 6_000_000
+        async with serving(Script(text), config=config(buffer_bytes_max=2**30)) as server:
+            reader, writer = await server.connect()
+            for _ in range(3):
+                writer.write(raw_post(COMPLETIONS, COMPLETION))
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+                body = await reader.readexactly(size)
+                assert json.loads(body)["choices"][0]["text"] == text
+
+    run(test)
