@@ -13,7 +13,7 @@ Reservation = tuple[Sequence[int], Callable[[int], None]]
 """One place for each choice, and how to give back one that nobody takes."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Party:
     """count: how many choices. first: the number of the first of them. worker: the session that the first to come was
     routed to, for the others to follow.

@@ -6,23 +6,36 @@ a worker has not, and what an engine takes for granted must not come in by that 
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from services.card import ModelCard
 from services.errors import Failure, Reason, invalid
+from services.party import Party
 from services.request import Call, Finish, Layer, Request, Sink
 from services.validate import check_request, settle
 
 
 class Check:
-    """Above admission: what is refused here takes no place. The card is asked for only once there is a request."""
+    """Above admission: what is refused here takes no place. The card is asked for only once there is a request.
+
+    The choices of a party are looked through once: they differ in their numbers alone, and a prompt may be long.
+    """
 
     def __init__(self, inner: Layer, card_of: Callable[[], ModelCard], rng: random.Random) -> None:
         self._inner = inner
         self._card_of = card_of
         self._rng = rng
+        self._settled: WeakKeyDictionary[Party, Request] = WeakKeyDictionary()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        return await self._inner(self._settle(request), call, sink)
+        settled = self._settle(request) if call.party is None else self._settle_once(request, call.party)
+        return await self._inner(settled, call, sink)
+
+    def _settle_once(self, request: Request, party: Party) -> Request:
+        if (settled := self._settled.get(party)) is None:
+            settled = self._settled[party] = self._settle(request)
+        return replace(settled, choice=request.choice)
 
     def _settle(self, request: Request) -> Request:
         card = self._card_of()
