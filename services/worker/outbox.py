@@ -48,7 +48,7 @@ class Outbox:
 
     def add_begun(self, stream_id: int) -> None:
         self._message.begun.append(stream_id)
-        self._changed.set()
+        self._grow(1)
 
     def set_welcome(self, welcome: worker_pb2.Welcome) -> None:
         self._message.welcome.CopyFrom(welcome)

@@ -57,3 +57,16 @@ def test_ends_count_towards_the_bound_by_their_length() -> None:
         return [*seen, outbox.is_over.is_set()]
 
     assert run_async(scenario()) == [False, False, True]
+
+
+def test_streams_that_begin_count_towards_the_bound() -> None:
+    """Of those that are cancelled there is nothing else to send: once they filled the memory beside it."""
+
+    async def scenario() -> list[bool]:
+        outbox, seen = Outbox(3), []
+        for stream_id in range(4):
+            outbox.add_begun(stream_id)
+            seen.append(outbox.is_over.is_set())
+        return seen
+
+    assert run_async(scenario()) == [False, False, False, True]
