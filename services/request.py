@@ -183,7 +183,8 @@ class Ending:
     """Ends a request from outside of its own task: for a sink whose client does not read, a process that leaves, and a
     client that cancels by name.
 
-    The first failure counts. `Accept` listens, so that the request fails below whatever counts outcomes.
+    The first failure counts, and the first cause. `Accept` listens, so that the request fails below whatever counts
+    outcomes.
     """
 
     __slots__ = ("_on_failed", "cause", "failure")
@@ -200,7 +201,7 @@ class Ending:
     def fail(self, failure: Failure, cause: Cause) -> None:
         """The request is to fail with this, unless it has failed or ended already. Never raises."""
         if self.failure is None:
-            self.failure, self.cause = failure, cause
+            self.failure, self.cause = failure, self.cause or cause
             if self._on_failed is not None:
                 self._on_failed()
 

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
-from services.layers import Deadline, Guard
+from services.layers import Accept, Deadline, Gate, Guard
 from services.request import Call, Cause, Delta, Finish, FinishReason, Phase, Request, Sink
 from services.rpc import CHANNEL_OPTIONS
 from services.stubs import inference_pb2, worker_pb2, worker_pb2_grpc
@@ -428,6 +428,25 @@ def test_a_signal_that_comes_in_the_turn_in_which_its_stream_ends_crosses_the_en
         return dict(tally.cancelled)
 
     assert run_async(scenario()) == {(Cause.SIGNAL, Phase.ENDED): 1}
+
+
+def test_a_signal_and_a_cancel_by_name_in_one_turn_count_once() -> None:
+    async def scenario() -> Tally:
+        engine, gate = ManualEngine(), Gate()
+        execute = Execute(engine, Limits(slots=1, places=0))
+        config = attach.SessionConfig(heartbeat_s=9.0)
+        session = attach.Session(Accept(execute, gate), worker_pb2.Welcome(), worker_pb2.Load, execute.tally, config)
+        async with asyncio.TaskGroup() as group:
+            session._submit(submit(1, 10, request_id="r-1"), group)
+            await engine.wait_submitted(1)
+            session._cancel(1)
+            gate.cancel("r-1")
+        return execute.tally
+
+    tally = run_async(scenario())
+
+    assert dict(tally.cancelled) == {(Cause.SIGNAL, Phase.PREFILL): 1}
+    assert tally.aborted == 1
 
 
 def test_a_stream_whose_session_ends_before_it_began_is_counted_too() -> None:
