@@ -45,11 +45,12 @@ class Choices:
                     group.create_task(self._inner(replace(request, n=1, choice=index), call, tally))
                     for index in range(request.n)
                 ]
-                finishes = [await choice for choice in choices]
+                await asyncio.wait(choices)  # Not one by one: a cancelled request would lose the first before the rest.
         except ExceptionGroup as failures:
             raise root_cause(failures) from None  # One that failed has had the others cancelled.
         finally:
             party.end()
+        finishes = [choice.result() for choice in choices]
         return Finish(finishes[0].reason, _total([finish.usage for finish in finishes]))
 
 

@@ -97,3 +97,33 @@ def test_they_set_out_together_and_no_place_is_kept_for_one_that_never_comes() -
         ask(Takes(Reason.STALLED, 1, 1), n=3)
 
     assert given_back == [11, 12]
+
+
+def test_all_of_them_are_cancelled_in_one_turn_of_the_loop() -> None:
+    """Their cancels then travel in one message, and none gets the slot of another for a moment."""
+    hanging: list[int] = []
+    cancelled_in: list[int] = []
+
+    async def scenario() -> None:
+        turn = 0
+
+        async def hang(request: Request, call: Call, sink: Sink) -> Finish:
+            hanging.append(request.choice)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled_in.append(turn)
+                raise
+            raise AssertionError
+
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(call_layer(Choices(hang), make_request(n=3)))
+            while len(hanging) < 3:
+                await asyncio.sleep(0)
+            asking.cancel()
+            while not asking.done():
+                turn += 1
+                await asyncio.sleep(0)
+
+    run_async(scenario())
+    assert cancelled_in == [cancelled_in[0]] * 3

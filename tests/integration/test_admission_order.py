@@ -35,6 +35,7 @@ class Paper:
     places: int
     running: list[Visit] = field(default_factory=list)
     waiting: list[Visit] = field(default_factory=list)
+    started: int = 0
 
     def has_room(self, choices: int) -> bool:
         return len(self.running) + len(self.waiting) + choices <= self.slots + self.places
@@ -51,6 +52,7 @@ class Paper:
     def _fill(self) -> None:
         while self.waiting and len(self.running) < self.slots:
             self.running.append(self.waiting.pop(0))
+            self.started += 1
 
     @property
     def load(self) -> tuple[int, int]:
@@ -140,9 +142,12 @@ def test_whoever_comes_and_goes_the_worker_does_what_the_rules_say(pair: Pair, s
                 else:
                     await history.one_comes()
                 await history.compare()
-            for visit in history.paper.inside():
-                visit.leave()
+            while history.paper.inside():
+                history.one_leaves()
+                await history.compare()
         await wait_quiet(worker, *pair.frontends)
+        waits = (await read(worker)).sum("dynamo_work_handler_permit_wait_seconds_count")
+        assert waits == history.paper.started
         return history
 
     history = asyncio.run(scenario())

@@ -191,11 +191,36 @@ def test_signals_that_were_sent_have_arrived_and_no_worker_is_to_blame(lanes: li
         await until(are_equal)
         for lane in lanes:
             assert await answer(frontend, replace(lane.ask, max_tokens=1))
+            reading = await read(lane.worker)
+            name = "dynamo_component_cancellation_total"
+            from_engine = reading.sum(name, phase="prefill") + reading.sum(name, phase="running")
+            assert reading.sum("unbroken_engine_aborts_total") == from_engine > 0
 
     asyncio.run(scenario())
     assert not frontend.events("worker lost")
     assert not frontend.events(level="error")
     assert not [lane.worker.name for lane in lanes if lane.worker.events(level="error")]
+
+
+@pytest.mark.parametrize("way", CAUSES)
+def test_a_worker_whose_requests_were_ended_is_not_avoided(start_plane: Start, way: str) -> None:
+    """One that failed is left alone for 5 s: then both requests would go to the other worker."""
+    plane = start_plane()
+
+    async def scenario() -> None:
+        ended = await plane.worker(*PACE)
+        lane = Lane(plane.frontend, ended, Ask("grpc", max_tokens=ENDLESS))
+        async with asyncio.TaskGroup() as group:
+            visit, _ = await running(lane, way, group)
+            await end(visit, way)
+            await wait_load(ended, 0, 0)
+            other = await plane.worker(*PACE)
+            visits = [Visit(plane.frontend, lane.ask).start(group) for _ in range(2)]
+            await gathered(wait_load(worker, 1, 0) for worker in (ended, other))
+            for one in visits:
+                one.leave()
+
+    asyncio.run(scenario())
 
 
 def test_to_cancel_twice_or_what_is_not_there_harms_nobody(lanes: list[Lane]) -> None:

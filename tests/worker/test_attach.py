@@ -21,7 +21,7 @@ from services.worker.dispatcher import Limits
 from services.worker.execute import Execute
 from services.worker.tally import Tally
 from tests.support import CARD, Script, run_async
-from tests.worker.support import ManualEngine, ManualLayer, RawFrontend, Served, connected, serving, submit
+from tests.worker.support import ManualEngine, ManualLayer, RawFrontend, Served, connected, serving, settle, submit
 
 DONE = Finish(FinishReason.STOP)
 
@@ -515,6 +515,30 @@ def test_cancel_stops_that_request_alone_and_unknown_ids_are_ignored() -> None:
 
     assert frontend.token_ids(2) == [7]
     assert frontend.end(1) is None, "whoever cancelled has forgotten the stream"
+
+
+def test_of_those_that_leave_together_the_newest_leaves_first() -> None:
+    """It may be waiting: it must not begin in the slot of one that leaves with it."""
+    order: list[int] = []
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        async def note(prompt: int) -> None:
+            await (await pipeline.wait_asked(prompt)).cancelled.wait()
+            order.append(prompt)
+
+        frontend = served.attach()
+        await frontend.send(*(submit(number, number) for number in (1, 2, 3)))
+        for number in (1, 2, 3):
+            await pipeline.wait_asked(number)
+        async with asyncio.TaskGroup() as group:
+            for number in (1, 2, 3):
+                group.create_task(note(number))
+            await settle()
+            await frontend.send(cancels=[2, 1, 3])
+
+    play(scenario)
+
+    assert order == [3, 2, 1]
 
 
 def test_a_request_that_is_cancelled_before_it_began_never_begins() -> None:
