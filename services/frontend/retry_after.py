@@ -24,8 +24,9 @@ def retry_after_s(workers: Sequence[Occupancy], rng: random.Random) -> float:
 
 
 def jittered_s(seconds: float, rng: random.Random) -> float:
-    """About so long, within RETRY_AFTER_S_MIN and RETRY_AFTER_S_MAX."""
-    return min(max(seconds * rng.uniform(JITTER_MIN, JITTER_MAX), RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX)
+    """About so long, from RETRY_AFTER_S_MIN to RETRY_AFTER_S_MAX; at these bounds, too, not the same for everybody."""
+    middle_s = min(max(seconds, RETRY_AFTER_S_MIN / JITTER_MIN), RETRY_AFTER_S_MAX / JITTER_MAX)
+    return middle_s * rng.uniform(JITTER_MIN, JITTER_MAX)
 
 
 def metadata_of(workers: Sequence[Occupancy]) -> dict[str, str]:

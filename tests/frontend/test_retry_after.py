@@ -11,7 +11,7 @@ from services.frontend.worker_load import Occupancy
 def bounds(*workers: Occupancy) -> tuple[float, float]:
     """The least and the most of many draws."""
     rng = random.Random(7)
-    draws = [retry_after_s(workers, rng) for _ in range(500)]
+    draws = [retry_after_s(workers, rng) for _ in range(2_000)]
     return round(min(draws), 1), round(max(draws), 1)
 
 
@@ -28,23 +28,26 @@ def test_the_worker_that_has_room_soonest_counts() -> None:
 @pytest.mark.parametrize(
     "workers", [(), (Occupancy(slots=2, waiting=5),), (Occupancy(waiting=5, service_s=9.0),)], ids=str
 )
-def test_where_nothing_is_known_it_is_a_second(workers: tuple[Occupancy, ...]) -> None:
-    assert bounds(*workers) == (1.0, 1.2)
+def test_where_nothing_is_known_it_is_a_second_or_a_little_more(workers: tuple[Occupancy, ...]) -> None:
+    assert bounds(*workers) == (1.0, 1.5)
 
 
 def test_a_worker_of_which_nothing_is_known_does_not_hide_one_of_which_it_is() -> None:
     assert bounds(Occupancy(), Occupancy(slots=1, waiting=1, service_s=5.0)) == (8.0, 12.0)
 
 
-@pytest.mark.parametrize(("service_s", "expected"), [(0.001, 1.0), (10_000.0, 60.0)])
-def test_is_never_less_than_a_second_and_never_more_than_a_minute(service_s: float, expected: float) -> None:
-    assert bounds(Occupancy(slots=1, service_s=service_s)) == (expected, expected)
+@pytest.mark.parametrize(("service_s", "expected"), [(0.001, (1.0, 1.5)), (10_000.0, (40.0, 60.0))])
+def test_is_never_less_than_a_second_and_never_more_than_a_minute(
+    service_s: float, expected: tuple[float, float]
+) -> None:
+    assert bounds(Occupancy(slots=1, service_s=service_s)) == expected
 
 
-def test_those_that_are_refused_together_do_not_come_back_together() -> None:
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 10.0, 60.0, 1e9])
+def test_those_that_are_refused_together_do_not_come_back_together(seconds: float) -> None:
     rng = random.Random(1)
 
-    assert len({jittered_s(10.0, rng) for _ in range(50)}) == 50
+    assert len({jittered_s(seconds, rng) for _ in range(50)}) == 50
 
 
 def test_limits_and_load_of_all_workers_are_told_together() -> None:
