@@ -115,8 +115,8 @@ class Session:
 
     @property
     def occupancy(self) -> Occupancy:
-        """How full the worker is, by its own last word."""
-        return self._load.occupancy
+        """How full the worker is, as far as is known."""
+        return self._load.occupancy(self.in_flight_count)
 
     def ranks(self) -> Sequence[worker_pb2.RankLoad]:
         """The load of its ranks, of those that are known at the moment."""

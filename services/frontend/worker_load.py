@@ -26,9 +26,8 @@ HEARTBEAT_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """slots, places: N and Q, both 0 where they are not known. running, waiting: by its last load, for all frontends.
-
-    service_s: how long a request holds a slot there, if it has said.
+    """slots, places: N and Q, 0 where not known. running, waiting: by its last load, for all frontends; our
+    own, where they are more. service_s: how long a request holds a slot there, if it has said.
     """
 
     slots: int = 0
@@ -87,15 +86,21 @@ class WorkerLoad:
         slots = self._welcome.engine_request_limit
         return slots + self._welcome.request_queue_limit if slots else None
 
-    @property
-    def occupancy(self) -> Occupancy:
-        """How full the worker is, by its own last word."""
-        load = self.last
+    def occupancy(self, own_count: int) -> Occupancy:
+        """How full the worker is, by its own last word; but that is from before a burst that we know of.
+
+        own_count: our own requests on it, which run as far as there are slots.
+        """
+        load, slots = self.last, self._welcome.engine_request_limit
+        running, waiting = load.running, load.waiting
+        if slots and own_count > running + waiting:
+            running = min(own_count, slots)
+            waiting = own_count - running
         return Occupancy(
-            slots=self._welcome.engine_request_limit,
+            slots=slots,
             places=self._welcome.request_queue_limit,
-            running=load.running,
-            waiting=load.waiting,
+            running=running,
+            waiting=waiting,
             service_s=seconds_from_wire(load.service_time) if load.HasField("service_time") else None,
         )
 

@@ -14,6 +14,7 @@ from services.errors import Failure, Reason
 from services.frontend.outgoing import CancelCounts
 from services.frontend.session import Session, SessionConfig
 from services.frontend.stream import Stream
+from services.frontend.worker_load import Occupancy
 from services.grpc_server import GrpcServer
 from services.party import Party
 from services.request import Attempt, Call, FinishReason
@@ -422,6 +423,7 @@ def test_as_many_streams_of_our_own_as_it_takes_make_it_full_without_asking_it()
             assert not bare.session.is_full()
             streams.append(bare.open())
         assert bare.session.is_full()
+        assert bare.session.occupancy == Occupancy(slots=2, places=1, running=2, waiting=1)
         bare.hear(load=REPORT)
         assert bare.session.is_full()
 

@@ -77,7 +77,7 @@ def test_a_heartbeat_without_ranks_does_not_make_a_report_younger(load: WorkerLo
         load.add(worker_pb2.Load(running=3))
 
     assert known(load) == {}
-    assert load.occupancy.running == 3
+    assert load.occupancy(0).running == 3
 
 
 def test_an_idle_worker_may_be_silent_eight_times_as_long(load: WorkerLoad, clock: Clock) -> None:
@@ -131,11 +131,24 @@ def test_a_welcome_without_a_heartbeat_stands_for_a_quarter_of_a_second(clock: C
 
 
 def test_tells_how_full_the_worker_is(load: WorkerLoad) -> None:
-    assert load.occupancy == Occupancy(slots=4, places=2)
+    assert load.occupancy(0) == Occupancy(slots=4, places=2)
     load.add(worker_pb2.Load(running=3, waiting=1, service_time=seconds_to_wire(1.5)))
 
-    assert load.occupancy == Occupancy(slots=4, places=2, running=3, waiting=1, service_s=1.5)
+    assert load.occupancy(0) == Occupancy(slots=4, places=2, running=3, waiting=1, service_s=1.5)
     assert load.request_limit == 6
+
+
+@pytest.mark.parametrize(("own_count", "running", "waiting"), [(4, 3, 1), (5, 4, 1), (6, 4, 2), (3, 3, 1)])
+def test_our_own_requests_count_where_the_last_word_is_older_than_they_are(
+    load: WorkerLoad, own_count: int, running: int, waiting: int
+) -> None:
+    load.add(worker_pb2.Load(running=3, waiting=1))
+
+    assert load.occupancy(own_count) == Occupancy(slots=4, places=2, running=running, waiting=waiting)
+
+
+def test_of_a_worker_without_limits_only_its_own_word_is_known(clock: Clock) -> None:
+    assert WorkerLoad(clock).occupancy(5) == Occupancy()
 
 
 def test_a_mark_lapses_by_itself_and_tells_once() -> None:
