@@ -13,7 +13,7 @@ import os
 import resource
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ GRPC_CONNECTIONS = 50
 GRPC_PATH = "/unbroken.v1.Inference/Generate"
 SPARE_FILES = 200
 GAUGES = ("dynamo_frontend_inflight_requests", "dynamo_engine_request", "dynamo_request_queue")
-BUGS = ("bug", "Traceback", "Error handling request", "ERROR", '"level": "error"')
+BUGS = ("Traceback", '"level": "error"')
 
 
 def _http(max_tokens: int, *, is_streamed: bool) -> bytes:
@@ -82,10 +82,14 @@ class Storms:
     def http(self) -> str:
         return self.frontend.metrics_address
 
-    def _watch(self, streams: int) -> Watch:
+    @property
+    def _probes(self) -> dict[str, tuple[str, str]]:
         probes = {path: (self.http, path) for path in ("/live", "/health")}
         if (admin := self.frontend.ready.get("admin_http")) is not None:
             probes |= {f"admin {path}": (admin, path) for path in ("/live", "/health")}
+        return probes
+
+    def _watch(self, streams: int, probes: Mapping[str, tuple[str, str]]) -> Watch:
         return Watch(probes, self.http, _http(ENDLESS_TOKENS, is_streamed=True), streams)
 
     def storm(self, name: str, *, is_open: bool) -> dict[str, Any]:
@@ -96,7 +100,7 @@ class Storms:
             if is_open:
                 crowd.connect()
             asyncio.run(until(self._takes_requests))
-            with bystanders(self._watch(WATCHED), WATCHED) as noticed:
+            with bystanders(self._watch(WATCHED, self._probes), WATCHED) as noticed:
                 before = self._memory_mib("VmRSS")
                 self._forget_peak()
                 replies = crowd.ask(self.requests // number)
@@ -107,7 +111,7 @@ class Storms:
         """Clients that ask again and again while nothing has room."""
         address = self.frontend.grpc if name == "grpc" else self.http
         asyncio.run(until(self._takes_requests))  # The worker may count as full still.
-        with bystanders(self._watch(SLOTS + PLACES), SLOTS) as noticed:
+        with bystanders(self._watch(SLOTS + PLACES, probes={}), SLOTS) as noticed:
             asyncio.run(until(lambda: self._is_full()))
             with Crowd(address, self.clients, wires(TOKENS)[name]) as crowd:
                 crowd.connect()
@@ -144,10 +148,10 @@ class Storms:
         for one in (self.frontend, self.worker):
             Path(f"/proc/{one.pid}/clear_refs").write_text("5")
 
-    def bugs(self) -> list[str]:
-        """Lines of the logs that should not be."""
-        lines = [line for one in (self.frontend, self.worker) for line in one.log_file.read_text().splitlines()]
-        return [line for line in lines if any(word in line for word in BUGS)]
+
+def bugs_in(process: Process) -> list[str]:
+    """Lines of its log that should not be."""
+    return [line for line in process.log_file.read_text().splitlines() if any(word in line for word in BUGS)]
 
 
 def _memory_mib(pid: int, field: str) -> float:
@@ -192,7 +196,7 @@ def run(mother: Nursery, folder: Path, frontend: tuple[str, ...], only: str, **o
             if only in name:
                 told[name] = step()
                 print(name, json.dumps(told[name]), flush=True)
-        return told | {"bugs": storms.bugs()}
+        return told | {"bugs": bugs_in(plane.frontend) + bugs_in(worker)}
     finally:
         plane.close()
 
