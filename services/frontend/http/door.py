@@ -37,6 +37,7 @@ class Door(web.BaseSite):
         self._listeners: list[socket.socket] = []
         self._probes: deque[socket.socket] = deque()
         self._others: deque[socket.socket] = deque()
+        self._silent: deque[socket.socket] = deque()  # They have said nothing yet that would tell which they are.
         self._seating: asyncio.Task[None] | None = None
         self._group = asyncio.TaskGroup()
 
@@ -67,7 +68,7 @@ class Door(web.BaseSite):
             if self._seating is not None:
                 self._seating.cancel()
             await self._group.__aexit__(None, None, None)
-        for sock in (*self._probes, *self._others):
+        for sock in (*self._probes, *self._others, *self._silent):
             sock.close()
 
     def _let_in(self, listener: socket.socket) -> None:
@@ -82,7 +83,8 @@ class Door(web.BaseSite):
                 self._close_for_a_while(listener, error)
                 break
             sock.setblocking(False)
-            (self._probes if _is_probe(sock) else self._others).append(sock)
+            words = _first_words(sock)
+            (self._silent if words is None else self._queue_of(words)).append(sock)
         if self._seating is None or self._seating.done():
             self._seating = self._group.create_task(self._seat_all())
 
@@ -97,13 +99,20 @@ class Door(web.BaseSite):
             asyncio.get_running_loop().add_reader(listener, self._let_in, listener)
 
     async def _seat_all(self) -> None:
-        while self._probes or self._others:
+        while self._probes or self._others or self._silent:
+            silent_count = len(self._silent)
             async with asyncio.TaskGroup() as group:
                 while self._probes:
                     group.create_task(self._seat(self._probes.popleft()))
                 for _ in range(min(SEATS_MAX, len(self._others))):
                     add_to_crowd(sock := self._others.popleft())
                     group.create_task(self._seat(sock))
+            for _ in range(silent_count):  # Once more, some turns later; who is silent still is no probe.
+                sock = self._silent.popleft()
+                self._queue_of(_first_words(sock) or b"").append(sock)
+
+    def _queue_of(self, words: bytes) -> deque[socket.socket]:
+        return self._probes if words.startswith(PROBES) else self._others
 
     async def _seat(self, sock: socket.socket) -> None:
         """From here on the connection is aiohttp's."""
@@ -112,9 +121,11 @@ class Door(web.BaseSite):
         await asyncio.get_running_loop().connect_accepted_socket(factory, sock)
 
 
-def _is_probe(sock: socket.socket) -> bool:
-    """Whether its first words, which mostly come with the connection, are those of a probe."""
+def _first_words(sock: socket.socket) -> bytes | None:
+    """What the client has said, which mostly comes with the connection; None: nothing yet."""
     try:
-        return sock.recv(max(map(len, PROBES)), socket.MSG_PEEK).startswith(PROBES)
-    except OSError:  # Silent still, or gone.
-        return False
+        return sock.recv(max(map(len, PROBES)), socket.MSG_PEEK)
+    except BlockingIOError:
+        return None
+    except OSError:  # It is gone; aiohttp will notice.
+        return b""

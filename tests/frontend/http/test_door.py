@@ -80,6 +80,27 @@ def test_a_crowd_is_served_and_a_probe_before_those_who_came_before_it() -> None
     run(test())
 
 
+def test_a_probe_that_speaks_a_little_late_is_one_all_the_same() -> None:
+    """It was let in between its connect and its first word."""
+
+    async def test() -> None:
+        house = House()
+        async with house.open() as port:
+            probe = socket.create_connection(("127.0.0.1", port))
+            socks = [knock(port, f"/{number}") for number in range(CLIENTS)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            probe.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            probe.setblocking(False)
+
+            for sock in (probe, *socks):
+                assert (await reply(sock)).startswith(b"HTTP/1.1 200")
+
+        assert house.served.index("/live") <= 3 * SEATS_MAX
+
+    run(test())
+
+
 def test_a_client_that_is_silent_or_gone_holds_up_nobody() -> None:
     async def test() -> None:
         house = House()
