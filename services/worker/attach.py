@@ -41,7 +41,8 @@ ENDED_KEPT = 16_384
 class SessionConfig:
     """heartbeat_s: longest silence while the session has streams; idle_heartbeats: as a multiple of it, otherwise.
 
-    outbox_tokens_max: what a frontend may leave unread before its session is dropped; an end counts by its length.
+    outbox_tokens_max: what a frontend may leave unread before its session is dropped; an end counts by its length, a
+    stream that begins as one.
     """
 
     heartbeat_s: float = 0.25

@@ -86,10 +86,10 @@ class Dispatcher:
                 self._waiting[key] = tokens
                 self._waiting_tokens += tokens
 
-    def release(self, key: Hashable) -> None:
-        """Take the request out, wherever it is. Idempotent."""
+    def release(self, key: Hashable, *, was_used: bool = True) -> None:
+        """Take the request out, wherever it is. Idempotent. was_used: its slot, if it had one; then how long counts."""
         self._waiting_tokens -= self._waiting.pop(key, 0)
-        if (since := self._running.pop(key, None)) is not None:
+        if (since := self._running.pop(key, None)) is not None and was_used:
             self._learn(self._clock() - since)
         while self._waiting and self._has_free_slot():
             first = next(iter(self._waiting))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -164,7 +165,7 @@ class Execute:
         def reserve(choices: int) -> Reservation:
             keys = [next(self._keys) for _ in range(choices)]
             self._dispatcher.admit(keys, tokens)
-            return keys, self._dispatcher.release
+            return keys, partial(self._dispatcher.release, was_used=False)
 
         try:
             return party.take(request.choice, reserve)
@@ -217,7 +218,7 @@ class Execute:
             if run.was_submitted:
                 self._engine.cancel(key)  # First: whoever gets the slot must not find the engine full.
         finally:
-            self._dispatcher.release(key)
+            self._dispatcher.release(key, was_used=run.attempt.has_begun)
 
     def _count_early_end(self, run: _Run) -> None:
         phase, cause = run.attempt.phase, run.cause()

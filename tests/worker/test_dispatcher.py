@@ -237,6 +237,17 @@ def test_the_service_time_is_a_mean_of_how_long_slots_were_held_in_which_newer_o
     assert case.dispatcher.service_time_s == 9.0, "an eighth of 16 and seven of 8"
 
 
+def test_a_slot_that_nobody_used_says_nothing_of_how_long_one_is_held() -> None:
+    case = Case(1, 1, 2)
+    case.now_s = 8.0
+    case.dispatcher.release(0)
+
+    case.dispatcher.release(1, was_used=False)
+
+    assert case.dispatcher.service_time_s == 8.0
+    assert case.dispatcher.running_count == 0
+
+
 # Refusals
 
 

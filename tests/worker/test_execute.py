@@ -343,6 +343,21 @@ def test_the_engine_never_has_more_than_n_requests_and_all_come_to_their_end() -
     assert play(scenario, slots=3, places=7) == (3, list(range(10)))
 
 
+def test_whoever_leaves_before_its_slot_was_used_does_not_shorten_the_service_time() -> None:
+    """A frontend that died with a full queue once had the others told to come back at once."""
+
+    async def scenario(case: Case) -> float | None:
+        asked = [*(case.ask(prompt) for prompt in range(1, 5)), *case.ask_party(5, 2)]
+        await settle()
+        pass_time(8)
+        for task in asked:
+            task.cancel()
+        await settle()
+        return case.execute.service_time_s
+
+    assert play(scenario, slots=1, places=5) == 8.0
+
+
 # Waiting
 
 
