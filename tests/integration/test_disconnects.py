@@ -174,6 +174,22 @@ def test_one_that_waits_never_reaches_the_engine(lanes: list[Lane], way: str) ->
     asyncio.run(side_by_side(lanes, scenario))
 
 
+@pytest.mark.parametrize("timeout_s", [0.1, 1.013])
+def test_a_deadline_over_grpc_is_no_client_that_left(lanes: list[Lane], timeout_s: float) -> None:
+    """The client's own timer may fire first: gRPC rounds what it tells the server up, from a second on."""
+    lane = lanes[0]
+
+    async def scenario() -> None:
+        told = await read(lane.frontend)
+        async with asyncio.TaskGroup() as group:
+            visit = Visit(lane.frontend, replace(lane.ask, timeout_s=timeout_s)).start(group)
+            assert (await visit.refusal()).is_deadline
+        await wait_load(lane.worker, 0, 0)
+        await check_counted(lane, "deadline", told)
+
+    asyncio.run(scenario())
+
+
 def test_signals_that_were_sent_have_arrived_and_no_worker_is_to_blame(lanes: list[Lane]) -> None:
     """After all the endings above."""
     frontend = lanes[0].frontend
