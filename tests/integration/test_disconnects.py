@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.answers import Refused
 from tests.integration.asks import Ask
 from tests.integration.clients import answer, gathered
 from tests.integration.conftest import Start
@@ -32,7 +33,7 @@ from tests.integration.endings import (
     end,
     reading_with,
 )
-from tests.integration.plane import Frontend, Process, until
+from tests.integration.plane import Frontend, Plane, Process, until
 from tests.integration.readings import Reading, read, read_still, wait_load, wait_quiet
 from tests.integration.visits import ENDLESS, Visit
 
@@ -54,9 +55,13 @@ LATE = "unbroken_engine_tokens_after_cancel_total"
 class Lane:
     """One kind of request, and the worker that has nothing else to do."""
 
-    frontend: Frontend
+    plane: Plane
     worker: Process
     ask: Ask
+
+    @property
+    def frontend(self) -> Frontend:
+        return self.plane.frontend
 
     def visit(self, way: str, **fields: Any) -> Visit:
         """A client of this kind. Its deadline passes if that is the way it ends."""
@@ -72,7 +77,7 @@ def lanes(start_plane: Start) -> list[Lane]:
 
     async def lane(ask: Ask) -> Lane:
         worker = await plane.worker(f"--served-model-name={ask.model}", *LIMITS, *PACE)
-        return Lane(plane.frontend, worker, ask)
+        return Lane(plane, worker, ask)
 
     async def all_of_them() -> list[Lane]:
         return await gathered(lane(ask) for ask in asks)
@@ -218,6 +223,29 @@ def test_signals_that_were_sent_have_arrived_and_no_worker_is_to_blame(lanes: li
     assert not [lane.worker.name for lane in lanes if lane.worker.events(level="error")]
 
 
+def test_what_a_dead_frontend_asked_for_is_not_worked_on_any_more(lanes: list[Lane]) -> None:
+    """Nobody is there to tell the worker: it has to see it for itself."""
+    worker = lanes[0].worker
+    long, short = replace(lanes[0].ask, prompt=LONG), replace(lanes[0].ask, prompt="go")
+
+    async def scenario(plane: Plane) -> None:
+        frontend = plane.start_frontend()
+        await until(lambda: frontend.has_found(worker))
+        asks = (short, long, short)  # One runs, one is in prefill, one waits.
+        async with asyncio.TaskGroup() as group:
+            visits = [Visit(frontend, ask).start(group) for ask in asks]
+            await wait_load(worker, SLOTS, len(asks) - SLOTS)
+            before = await read(worker)
+            frontend.kill()
+            await wait_load(worker, 0, 0)
+        assert {visit.ended.code for visit in visits if isinstance(visit.ended, Refused)} == {"UNAVAILABLE"}
+        after = await read_still(worker, STEP_MS * 1e-3)
+        assert after.engine_tokens - before.engine_tokens <= STEPS_MAX * (CHUNK_TOKENS + 1)
+        assert await answer(lanes[0].frontend, replace(short, max_tokens=1))
+
+    asyncio.run(scenario(lanes[0].plane))
+
+
 @pytest.mark.parametrize("way", CAUSES)
 def test_a_worker_whose_requests_were_ended_is_not_avoided(start_plane: Start, way: str) -> None:
     """One that failed is left alone for 5 s: then both requests would go to the other worker."""
@@ -225,7 +253,7 @@ def test_a_worker_whose_requests_were_ended_is_not_avoided(start_plane: Start, w
 
     async def scenario() -> None:
         ended = await plane.worker(*PACE)
-        lane = Lane(plane.frontend, ended, Ask("grpc", max_tokens=ENDLESS))
+        lane = Lane(plane, ended, Ask("grpc", max_tokens=ENDLESS))
         async with asyncio.TaskGroup() as group:
             visit, _ = await running(lane, way, group)
             await end(visit, way)
