@@ -141,6 +141,7 @@ class FakeWorker:
     is_draining: bool = False
     quarantined_until: float = 0.0
     full: bool = False
+    refused_count: int = 1
     request_limit: int | None = None
     occupancy: Occupancy = field(default_factory=Occupancy)
     reported: Sequence[RankLoad] = ()
@@ -149,10 +150,11 @@ class FakeWorker:
         return self.reported
 
     def is_full(self, count: int = 1) -> bool:
-        return self.full or (self.request_limit is not None and self.in_flight_count + count > self.request_limit)
+        is_marked = self.full and count >= self.refused_count
+        return is_marked or (self.request_limit is not None and self.in_flight_count + count > self.request_limit)
 
-    def mark_full(self) -> None:
-        self.full = True
+    def mark_full(self, count: int = 1) -> None:
+        self.full, self.refused_count = True, count
 
 
 class FakeWorkers:

@@ -31,7 +31,7 @@ class Route(Generic[AnyWorker]):
             if failure.traits.blames_worker:
                 self._pool.quarantine(session)
             elif failure.reason is Reason.WORKER_AT_CAPACITY:
-                session.mark_full()
+                session.mark_full(_count(call))
                 failure.retry_after_s = jittered_s(failure.retry_after_s or RETRY_AFTER_S_MIN, self._rng)
             elif failure.reason is Reason.DRAINING:
                 session.is_draining = True
@@ -53,7 +53,7 @@ class Route(Generic[AnyWorker]):
         """
         clock, card = asyncio.get_running_loop().time, call.card
         assert card is not None, "preprocess names the card"
-        is_under_way, count = call.replacement_deadline is not None, 1 if call.party is None else call.party.count
+        is_under_way, count = call.replacement_deadline is not None, _count(call)
         try:
             async with asyncio.timeout_at(call.replacement_deadline):
                 while True:
@@ -70,6 +70,11 @@ class Route(Generic[AnyWorker]):
         except TimeoutError:
             detail = f"no other worker of {request.model!r} had room or came in time"
             raise no_workers(detail, self._rng) from None
+
+
+def _count(call: Call) -> int:
+    """How many choices go together."""
+    return 1 if call.party is None else call.party.count
 
 
 def _alone_if_parted(call: Call) -> Call:

@@ -130,12 +130,12 @@ class Session:
     def is_full(self, count: int = 1) -> bool:
         """No room for `count` more: it refused, and nothing was heard since; or our own would be more than it takes."""
         limit = self._load.request_limit
-        return self._full_mark.is_set or (limit is not None and self.in_flight_count + count > limit)
+        return self._full_mark.holds_for(count) or (limit is not None and self.in_flight_count + count > limit)
 
-    def mark_full(self) -> None:
-        """It has refused for capacity."""
+    def mark_full(self, count: int = 1) -> None:
+        """It has refused so many choices for capacity."""
         if not self.is_lost:
-            self._full_mark.set()
+            self._full_mark.set(count)
 
     # Requests
 

@@ -4,7 +4,7 @@
 | --- | --- |
 | a rank's report | the next one, or REPORT_HEARTBEATS_MAX heartbeats: from then on the rank is unknown |
 | the same, while the worker has no streams of ours and reports seldom | IDLE_HEARTBEATS times as long |
-| a refusal for capacity | the next report, the end of one of our own streams, or `full_s` |
+| a refusal for capacity, for so many choices or more | the next report, the end of a stream of our own, or `full_s` |
 | as many streams of our own as the worker takes | one of them ends |
 
 A message with a load but without ranks is no report: it proves that the worker lives, and tells running and waiting.
@@ -106,7 +106,10 @@ class WorkerLoad:
 
 
 class FullMark:
-    """A worker refused for capacity. It never lasts longer than `full_s`, whatever else is heard of it, or not."""
+    """A worker refused for capacity: it may have room for fewer choices than it refused, and for no more.
+
+    It never lasts longer than `full_s`, whatever else is heard of it, or not.
+    """
 
     def __init__(self, full_s: float, on_news: Callable[[], None]) -> None:
         """on_news: called when the mark has lapsed."""
@@ -115,13 +118,19 @@ class FullMark:
         self._full_s = full_s
         self._on_news = on_news
         self._lapsing: asyncio.TimerHandle | None = None
+        self._refused_count = 0  # The least, while it is set.
 
     @property
     def is_set(self) -> bool:
         return self._lapsing is not None
 
-    def set(self) -> None:
-        """From now on; anew, if it is set already."""
+    def holds_for(self, count: int) -> bool:
+        """Whether as many choices or fewer were refused."""
+        return self.is_set and count >= self._refused_count
+
+    def set(self, count: int) -> None:
+        """So many choices were refused. From now on; anew, if it is set already."""
+        self._refused_count = min(count, self._refused_count) if self.is_set else count
         self.clear()
         self._lapsing = self._loop.call_later(self._full_s, self._lapse)
 

@@ -215,6 +215,18 @@ def test_the_first_of_a_party_chooses_a_worker_with_room_for_all_and_the_others_
     assert routed_to(workers, party=party) == "large"
 
 
+def test_a_party_that_was_refused_leaves_room_for_single_requests() -> None:
+    """A bug: who asked again and again for many answers at once kept everybody else from the places that were free."""
+    worker = FakeWorker("a")
+    workers = FakeWorkers(worker)
+
+    with pytest.raises(Failure):
+        run_async(call_layer(route(Script([Reason.WORKER_AT_CAPACITY]), workers), make_request(), party=Party(3)))
+
+    assert (worker.is_full(3), worker.is_full(2)) == (True, False)
+    assert routed_to(workers) == "a"
+
+
 def test_a_choice_whose_party_s_worker_is_gone_has_lost_it_too() -> None:
     failure = refusal(FakeWorkers(FakeWorker("b")), party=Party(3, worker="a"))
 

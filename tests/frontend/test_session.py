@@ -387,6 +387,18 @@ def test_a_refusal_makes_it_full_until_the_next_report_which_a_heartbeat_without
     run_async(scenario())
 
 
+def test_a_refusal_of_several_choices_says_nothing_of_fewer() -> None:
+    async def scenario() -> None:
+        bare = BareWorker()
+        bare.session.mark_full(2)
+        assert (bare.session.is_full(2), bare.session.is_full(1)) == (True, False)
+        bare.session.mark_full()
+        assert bare.session.is_full(1)
+        bare.session.lose(Failure(Reason.DISCONNECTED, "gone"))
+
+    run_async(scenario())
+
+
 @pytest.mark.parametrize("how", ["finished", "closed"])
 def test_or_until_one_of_our_own_streams_on_it_ends(how: str) -> None:
     async def scenario() -> None:

@@ -155,11 +155,24 @@ def test_a_mark_lapses_by_itself_and_tells_once() -> None:
     async def scenario() -> None:
         lapsed = asyncio.Event()
         mark = FullMark(0.01, lapsed.set)
-        mark.set()
-        mark.set()
+        mark.set(1)
+        mark.set(1)
         assert mark.is_set
         await lapsed.wait()
         assert not mark.is_set
+
+    run_async(scenario())
+
+
+def test_a_mark_is_for_as_many_as_were_refused_and_more_the_fewest_count() -> None:
+    async def scenario() -> None:
+        mark = FullMark(60, lambda: None)
+        held = []
+        for refused_count in (4, 8, 2, None, 8):
+            mark.clear() if refused_count is None else mark.set(refused_count)
+            held.append([count for count in (1, 2, 4, 8) if mark.holds_for(count)])
+        mark.clear()
+        assert held == [[4, 8], [4, 8], [2, 4, 8], [], [8]]
 
     run_async(scenario())
 
@@ -168,7 +181,7 @@ def test_a_mark_that_is_cleared_tells_nobody_any_more() -> None:
     async def scenario() -> None:
         told: list[str] = []
         mark, later = FullMark(0.01, lambda: told.append("lapsed")), asyncio.Event()
-        mark.set()
+        mark.set(1)
         mark.clear()
         asyncio.get_running_loop().call_later(0.02, later.set)
         await later.wait()
