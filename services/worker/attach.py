@@ -127,8 +127,7 @@ class Session:
         while (message := await _next(context)) is not grpc.aio.EOF:
             for submit in message.submits:
                 self._submit(submit, group)
-            # Those that wait first: else they get the slots of the others that leave with them.
-            for stream_id in sorted(message.cancels, reverse=True):
+            for stream_id in message.cancels:
                 self._cancel(stream_id)
         raise SessionOverError("this worker leaves" if self._is_leaving else "the frontend ended it, or is gone")
 
