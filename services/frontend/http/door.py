@@ -20,7 +20,7 @@ log = structlog.get_logger()
 ACCEPTS_MAX = 512
 """A turn of the loop: some milliseconds."""
 SEATS_MAX = 16
-"""At a time, of those who are no probes."""
+"""At a time, of those who are no probes, and as many of those who are silent."""
 PROBES = (b"GET /live ", b"GET /health ")
 FULL_S = 0.5
 """How long nobody is let in when there are no more files or no memory for sockets."""
@@ -100,16 +100,21 @@ class Door(web.BaseSite):
 
     async def _seat_all(self) -> None:
         while self._probes or self._others or self._silent:
-            silent_count = len(self._silent)
             async with asyncio.TaskGroup() as group:
+                for _ in range(min(SEATS_MAX, len(self._silent))):
+                    sock = self._silent.popleft()
+                    if words := _first_words(sock):
+                        self._queue_of(words).append(sock)
+                    else:  # It may be a probe: what it says is then heard without standing behind all who came.
+                        self._seat_in_crowd(sock, group)
                 while self._probes:
                     group.create_task(self._seat(self._probes.popleft()))
                 for _ in range(min(SEATS_MAX, len(self._others))):
-                    add_to_crowd(sock := self._others.popleft())
-                    group.create_task(self._seat(sock))
-            for _ in range(silent_count):  # Once more, some turns later; who is silent still is no probe.
-                sock = self._silent.popleft()
-                self._queue_of(_first_words(sock) or b"").append(sock)
+                    self._seat_in_crowd(self._others.popleft(), group)
+
+    def _seat_in_crowd(self, sock: socket.socket, group: asyncio.TaskGroup) -> None:
+        add_to_crowd(sock)
+        group.create_task(self._seat(sock))
 
     def _queue_of(self, words: bytes) -> deque[socket.socket]:
         return self._probes if words.startswith(PROBES) else self._others
