@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from tests.integration.answers import Refused
+from tests.integration.answers import Answer, Refused
 from tests.integration.asks import Ask
 from tests.integration.clients import answer, gathered, is_answered, outcome
 from tests.integration.conftest import Start
@@ -33,8 +33,9 @@ async def check_soon_answered(frontend: Frontend, nexts: Sequence[Ask]) -> None:
 
 
 async def burst(frontend: Frontend, nexts: Sequence[Ask], number: int) -> list[Refused]:
-    """Those of so many requests at once that were refused."""
+    """Those of so many requests at once that were refused; the others have their answers."""
     outcomes = await gathered(outcome(frontend, nexts[index % len(nexts)]) for index in range(number))
+    assert len({one.essence for one in outcomes if isinstance(one, Answer)}) <= 1, "all ask the same"
     return [one for one in outcomes if isinstance(one, Refused)]
 
 

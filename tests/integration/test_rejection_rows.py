@@ -27,7 +27,7 @@ R60: busy workers are no candidates; none at all is not the same as none that is
     ../frontend/test_route.py test_no_worker_at_all_is_no_workers
     ../frontend/test_route.py test_all_full_or_busy_is_overloaded_and_says_when_to_come_back
 R61: a refusal by the worker is one, and nothing else is
-    test_admission.py test_of_a_burst_through_two_frontends_exactly_n_and_q_are_in
+    test_admission.py test_of_a_burst_exactly_n_and_q_are_in
     ../frontend/test_route.py test_leaves_a_worker_alone_that_is_not_to_blame
 R62: a worker's limits hold, are told and are measured
     test_admission.py test_in_no_moment_of_a_random_rush_are_the_limits_passed

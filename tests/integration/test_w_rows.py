@@ -47,7 +47,7 @@ W31: no limit on the time in the queue
 W32: a second way to the engine without limits
     test_full_worker.py test_w32_whoever_calls_the_worker_itself_meets_the_same_limits
 W33: a refusal does not say when to come back, nor how full it was
-    test_admission.py test_of_a_burst_through_two_frontends_exactly_n_and_q_are_in
+    test_admission.py test_of_a_burst_exactly_n_and_q_are_in
 W34: the status of a refusal is of no standard
     test_busy_threshold.py test_the_status_of_a_refusal_is_as_configured
 W35: a refusal that comes as the first item of a stream is not counted
