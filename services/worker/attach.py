@@ -36,6 +36,9 @@ log = structlog.get_logger()
 ENDED_KEPT = 16_384
 """How many ended stream ids a session remembers, to count each cancel that crosses an end on its way exactly once."""
 
+STREAMS_MAX = 16_384
+"""How many streams a session may have beyond those that there is room for: each is a task before it is refused."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
@@ -95,6 +98,7 @@ class Session:
         self._outbox = Outbox(config.outbox_tokens_max)
         self._outbox.set_welcome(welcome)
         self._outbox.set_load(load())
+        self._streams_max = welcome.engine_request_limit + welcome.request_queue_limit + STREAMS_MAX
         self._streams: dict[int, _Stream] = {}
         self._ended: dict[int, None] = {}  # Ids of streams that have ended, oldest first: a cancel may still come.
         self._is_leaving = False
@@ -138,8 +142,10 @@ class Session:
         count = max(submit.choices, 1)
         if count > CHOICES_MAX:
             raise SessionOverError(f"the frontend asked for {count} choices at once: at most {CHOICES_MAX}")
-        if submit.stream_id + count - 1 > COUNT_MAX:
-            raise SessionOverError(f"the frontend gave {count} choices the ids from {submit.stream_id} on")
+        if max(submit.stream_id, submit.request.choice) + count - 1 > COUNT_MAX:
+            raise SessionOverError(f"the frontend counted {count} choices or their ids past {COUNT_MAX}")
+        if len(self._streams) + count > self._streams_max:
+            raise SessionOverError(f"the frontend has more than {self._streams_max} streams")
         deadline = None
         if submit.HasField("timeout"):
             deadline = asyncio.get_running_loop().time() + seconds_from_wire(submit.timeout)

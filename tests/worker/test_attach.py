@@ -256,13 +256,35 @@ def test_the_stream_id_of_one_that_has_ended_is_no_new_one() -> None:
     ("count", "stream_id"),
     [(CHOICES_MAX + 1, 1), (2**32 - 1, 1), (2, 2**32 - 1), (CHOICES_MAX, 2**32 - CHOICES_MAX + 1)],
 )
-def test_more_choices_than_anybody_may_ask_for_end_the_session(count: int, stream_id: int) -> None:
+@pytest.mark.parametrize("counted", ["stream_id", "choice"])
+def test_more_choices_than_anybody_may_ask_for_end_the_session(count: int, stream_id: int, counted: str) -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
-        await frontend.send(group_of(count, stream_id, 10))
+        ids = {"stream_id": 1} | {counted: stream_id}
+        await frontend.send(group_of(count, prompt=10, **ids))
         await frontend.until_over()
 
     play(scenario)
+
+
+@pytest.mark.parametrize("count", [7, 8])
+def test_a_session_with_more_streams_than_any_frontend_has_is_dropped(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One small message of 5,000 requests of 64 choices once held up the worker for 17 s."""
+    monkeypatch.setattr(attach, "STREAMS_MAX", 2)  # Beside the 2 that run and the 3 that wait.
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> bool:
+        frontend = served.attach()
+        await frontend.send(group_of(4, 1, 10), submit(5, 20), group_of(count - 5, 6, 30))
+        if count == 7:
+            (await pipeline.wait_asked(20)).ended.set_result(DONE)
+            await frontend.until(lambda: frontend.end(5))
+        else:
+            await frontend.until_over()
+        return frontend.is_over
+
+    assert play(scenario) is (count == 8)
 
 
 # Several choices
