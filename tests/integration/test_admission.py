@@ -32,7 +32,7 @@ def pair(start_plane: Start) -> Pair:
     return Pair.of(start_plane())
 
 
-@pytest.mark.parametrize(("slots", "places"), product(range(1, 6), range(6)))
+@pytest.mark.parametrize(("slots", "places"), list(product(range(1, 6), range(6))))
 def test_of_a_burst_exactly_n_and_q_are_in(pair: Pair, slots: int, places: int) -> None:
     """Through one frontend, which knows how many it has sent, or two by turns: those only the worker can count."""
     doors = 1 + (slots + places) % 2
