@@ -8,7 +8,7 @@ from typing import Generic
 from services.errors import Failure, Reason
 from services.frontend.busy import BusyThresholds
 from services.frontend.eligible import AnyWorker, Workers, choose, no_workers, refusal, view
-from services.frontend.retry_after import RETRY_AFTER_S_MIN, jittered_s
+from services.frontend.retry_after import RETRY_AFTER_S_MIN, jittered_s, shows_room
 from services.request import Call, Finish, Layer, Request, Sink
 
 
@@ -31,7 +31,8 @@ class Route(Generic[AnyWorker]):
             if failure.traits.blames_worker:
                 self._pool.quarantine(session)
             elif failure.reason is Reason.WORKER_AT_CAPACITY:
-                session.mark_full(_count(call))
+                if not shows_room(failure.metadata, _count(call)):
+                    session.mark_full(_count(call))
                 failure.retry_after_s = jittered_s(failure.retry_after_s or RETRY_AFTER_S_MIN, self._rng)
             elif failure.reason is Reason.DRAINING:
                 session.is_draining = True

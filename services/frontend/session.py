@@ -26,6 +26,7 @@ from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.frontend.loss import loss_of
 from services.frontend.outgoing import CancelCounts, Outgoing, submit_of
+from services.frontend.retry_after import shows_room
 from services.frontend.stream import Stream
 from services.frontend.streams import Streams
 from services.frontend.worker_load import FullMark, Occupancy, WorkerLoad
@@ -318,7 +319,8 @@ class Session:
         except Failure as failure:
             self._drop(stream, failure)
         if end.complete_final or end.HasField("error"):
-            self._remove(stream, frees_room=end.error.reason != Reason.WORKER_AT_CAPACITY)  # A refused one had none.
+            is_refused = end.error.reason == Reason.WORKER_AT_CAPACITY and not shows_room(end.error.metadata, 1)
+            self._remove(stream, frees_room=not is_refused)  # It had none.
             self._streams.complete(stream)
 
     def _drop(self, stream: Stream, failure: Failure) -> None:

@@ -75,8 +75,8 @@ class BareWorker:
         ]
         self.hear(ends=ends)
 
-    def refuse(self, *stream_ids: int, reason: Reason = Reason.WORKER_AT_CAPACITY) -> None:
-        error = worker_pb2.Error(reason=reason, detail="as told")
+    def refuse(self, *stream_ids: int, reason: Reason = Reason.WORKER_AT_CAPACITY, **metadata: str) -> None:
+        error = worker_pb2.Error(reason=reason, detail="as told", metadata=metadata)
         self.hear(ends=[worker_pb2.StreamEnd(stream_id=one, error=error) for one in stream_ids])
 
     def vanish(self) -> None:

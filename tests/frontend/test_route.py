@@ -152,6 +152,18 @@ def test_marks_what_refused_for_capacity_as_full_and_what_is_leaving_as_draining
     assert (full.full, leaving.is_draining) == (True, True)
 
 
+def test_a_worker_where_a_request_waited_too_long_is_not_full() -> None:
+    """A bug: each that gave up its place in a queue kept others from it for up to a second."""
+    room = {"engine_request_limit": "1", "request_queue_limit": "4", "running": "1", "waiting": "3"}
+    waited = Failure(Reason.WORKER_AT_CAPACITY, "waited 1 s for a slot", metadata=room)
+    worker = FakeWorker("a")
+
+    with pytest.raises(Failure):
+        run_async(call_layer(route(Script([waited]), FakeWorkers(worker)), make_request()))
+
+    assert not worker.full
+
+
 @pytest.mark.parametrize(("said", "least", "most"), [(None, 1.0, 1.5), (10.0, 8.0, 12.0), (1e9, 40.0, 60.0)])
 def test_what_a_worker_says_of_when_to_come_back_is_bounded_and_jittered(
     said: float | None, least: float, most: float

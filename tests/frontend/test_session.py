@@ -427,6 +427,20 @@ def test_but_a_stream_that_was_refused_leaves_no_room_behind() -> None:
     run_async(scenario())
 
 
+def test_one_that_waited_too_long_leaves_its_place_behind() -> None:
+    async def scenario() -> None:
+        bare = BareWorker()
+        stream = bare.open()
+        bare.session.mark_full()
+
+        bare.refuse(stream.id, engine_request_limit="2", request_queue_limit="1", running="2", waiting="0")
+
+        assert isinstance(stream.ended.exception(), Failure)
+        assert (bare.session.is_full(), bare.news) == (False, ["news"])
+
+    run_async(scenario())
+
+
 def test_as_many_streams_of_our_own_as_it_takes_make_it_full_without_asking_it() -> None:
     async def scenario() -> None:
         bare = BareWorker()
