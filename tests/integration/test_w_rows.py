@@ -81,7 +81,6 @@ from tests.integration.clients import (
 )
 from tests.integration.conftest import Start
 from tests.integration.plane import Frontend, Plane, until
-from tests.integration.readings import wait_load
 from tests.integration.rogue import Line, rogue
 from tests.integration.visits import ENDLESS
 
@@ -162,14 +161,17 @@ def test_w12_a_quarantine_outlives_news_of_other_workers(start_plane: Start) -> 
     assert len(taken) == 1
 
 
-async def events(frontend: Frontend, ask: Ask) -> str:
-    """The body of a streamed answer, as it comes."""
+async def events(frontend: Frontend, ask: Ask, begun: asyncio.Event | None = None) -> str:
+    """The body of a streamed answer, as it comes; `begun` is set when the first of it is there."""
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{frontend.http}{path(ask)}", json=body(ask), headers=headers(ask)) as response,
     ):
         assert response.status == 200
-        return await response.text()
+        first = await response.content.readany()
+        if begun is not None:
+            begun.set()
+        return (first + await response.content.read()).decode()
 
 
 def test_w15_a_deadline_within_a_stream_is_told(start_plane: Start) -> None:
@@ -247,11 +249,12 @@ def test_w37_a_cancelled_stream_does_not_look_complete(start_plane: Start, is_ch
     plane = start_plane()
 
     async def scenario() -> str:
-        worker = await plane.worker(ITL)
+        await plane.worker(ITL)
         ask = Ask("stream", is_chat=is_chat, max_tokens=ENDLESS, request_id="unwanted")
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(events(plane.frontend, ask))
-            await wait_load(worker, 1, 0)
+            begun = asyncio.Event()
+            reading = group.create_task(events(plane.frontend, ask, begun))
+            await begun.wait()
             async with grpc.aio.insecure_channel(plane.frontend.grpc) as channel:
                 stub = inference_pb2_grpc.InferenceStub(channel)
                 await stub.Cancel(inference_pb2.CancelRequest(request_id="unwanted"), timeout=5)
