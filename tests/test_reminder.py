@@ -1,7 +1,7 @@
-"""Reminder: a line when something begins, and now and then while it lasts."""
+"""Reminder: a line when something begins, and now and then while it lasts. Quota: so many lines a second."""
 
 from services import reminder
-from services.reminder import Reminder
+from services.reminder import Quota, Reminder
 from tests.support import run_async
 
 
@@ -24,3 +24,13 @@ def test_the_next_outage_is_a_first_one() -> None:
         return was_quiet, one.is_quiet, one.take()
 
     assert run_async(scenario()) == (False, True, True)
+
+
+def test_a_quota_leaves_out_what_is_too_much_and_tells_in_the_next_second() -> None:
+    async def scenario() -> list[int | None]:
+        one = Quota(2)
+        taken = [one.take() for _ in range(5)]
+        one._since -= 1  # As if a second had passed.
+        return [*taken, one.take(), one.take(), one.take()]
+
+    assert run_async(scenario()) == [0, 0, None, None, None, 3, 0, None]

@@ -1,4 +1,7 @@
-"""Counts every request once, with the outcome that its client saw, and writes one line about it."""
+"""Counts every request once, with the outcome that its client saw, and writes one line about it.
+
+Of rejections for want of capacity it writes so many lines a second at most, and how many it left out.
+"""
 
 import asyncio
 import logging
@@ -11,6 +14,7 @@ import structlog
 
 from services.errors import Failure, Reason
 from services.frontend.metrics import UNKNOWN_MODEL, Metrics
+from services.reminder import Quota
 from services.request import Call, Cause, Delta, Ending, Finish, Layer, Request, Sink
 
 log = structlog.get_logger()
@@ -21,6 +25,8 @@ SERVER_FAULT = 500
 REFUSALS = frozenset({Reason.WORKER_AT_CAPACITY, Reason.OVERLOADED, Reason.DRAINING, Reason.SLOW_CLIENT})
 """Statuses of a server, for what is nobody's fault or the client's."""
 REJECTIONS = frozenset({Reason.WORKER_AT_CAPACITY, Reason.OVERLOADED})
+REJECTION_LINES_PER_S_MAX = 100
+"""A line is an eighth of what a rejection costs, and thousands a second help nobody: the metrics count them all."""
 DEADLINE_SLACK = 0.01
 """gRPC rounds a timeout up on the wire, by at most this part of it: a client's own timer may be so much earlier."""
 DEADLINE_SLACK_S = 0.01
@@ -63,6 +69,7 @@ class Observe:
         self._is_known = is_known
         self._inflight = cache(metrics.inflight.labels)
         self._counts = _Counts(metrics)
+        self._rejection_lines = Quota(REJECTION_LINES_PER_S_MAX)
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         first = _FirstToken(sink)
@@ -87,7 +94,14 @@ class Observe:
             outcome.first_s = None if first.at is None else first.at - began
             outcome.duration_s = clock() - began
             self._counts.add(model, call, outcome)
-            _log(model, call, outcome)
+            self._log(model, call, outcome)
+
+    def _log(self, model: str, call: Call, outcome: _Outcome) -> None:
+        result = outcome.result
+        if not (isinstance(result, Failure) and result.reason in REJECTIONS):
+            _write(model, call, outcome)
+        elif (unlogged := self._rejection_lines.take()) is not None:
+            _write(model, call, outcome, **({"unlogged": unlogged} if unlogged else {}))
 
 
 def cause_of(failure: Failure, ending: Ending) -> Cause | None:
@@ -148,7 +162,7 @@ class _Counts:
             self._completion_tokens(model).observe(result.usage.completion_tokens)
 
 
-def _log(model: str, call: Call, outcome: _Outcome) -> None:
+def _write(model: str, call: Call, outcome: _Outcome, **more: int) -> None:
     first_s = None if outcome.first_s is None else round(outcome.first_s, 4)
     level, fields = _said_of(outcome.result)
     if outcome.cause is not None:
@@ -160,6 +174,7 @@ def _log(model: str, call: Call, outcome: _Outcome) -> None:
         model=model,
         endpoint=call.endpoint,
         **fields,
+        **more,
         first_token_s=first_s,
         duration_s=round(outcome.duration_s, 4),
     )

@@ -11,7 +11,13 @@ from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
 from services.frontend.metrics import build_metrics
-from services.frontend.observe import WHY_CHARS_MAX, Observe, observe_refused, why_cancelled
+from services.frontend.observe import (
+    REJECTION_LINES_PER_S_MAX,
+    WHY_CHARS_MAX,
+    Observe,
+    observe_refused,
+    why_cancelled,
+)
 from services.layers import Accept, Deadline, Gate
 from services.request import Call, Cause, Delta, Finish, FinishReason, Layer, Request, Sink, Usage
 from tests.support import HANG, Script, Step, call_layer, make_request, run_async
@@ -271,6 +277,29 @@ def test_a_failure_is_logged_with_its_detail_and_warns_when_it_is_ours(reason: R
     assert [(line["event"], line["log_level"], line["outcome"]) for line in logs] == [("request", level, reason)]
     assert logs[0]["param"] == "prompt"
     assert logs[0]["why"] == "x" * WHY_CHARS_MAX
+
+
+def test_a_storm_of_rejections_is_counted_whole_and_told_in_few_lines() -> None:
+    case, more = Case(), 50
+    case.script = Script(*[[Reason.OVERLOADED]] * (REJECTION_LINES_PER_S_MAX + more + 1))
+    layer = Observe(case.script, case.metrics, lambda _: True)
+
+    async def ask(times: int) -> None:
+        for _ in range(times):
+            with pytest.raises(Failure):
+                await call_layer(layer, make_request())
+
+    async def scenario() -> None:
+        await ask(REJECTION_LINES_PER_S_MAX + more)
+        layer._rejection_lines._since -= 1  # As if a second had passed.
+        await ask(1)
+
+    with capture_logs() as logs:
+        run_async(scenario())
+
+    assert case.requests("error", "OVERLOADED") == REJECTION_LINES_PER_S_MAX + more + 1
+    assert len(logs) == REJECTION_LINES_PER_S_MAX + 1
+    assert [line.get("unlogged") for line in logs] == [None] * REJECTION_LINES_PER_S_MAX + [more]
 
 
 def test_a_request_too_broken_for_the_pipeline_is_counted_and_logged_too() -> None:
