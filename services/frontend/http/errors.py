@@ -8,12 +8,11 @@ import msgspec
 from aiohttp import web
 
 from services.errors import Failure, Reason
+from services.frontend.retry_after import RETRY_AFTER_S_MAX
 
 JSON_TYPE = "application/json; charset=utf-8"
 PATH_CHARACTERS_MAX = 200
 RETRY_AFTER_S_DEFAULT = 1.0
-RETRY_AFTER_S_MAX = 60.0
-"""Clients of OpenAI's own make nothing of a longer time."""
 RETRY_LATER_STATUSES = frozenset({429, 503})
 UNAUTHENTICATED = 401
 OVERLOADED = "overloaded_error"
