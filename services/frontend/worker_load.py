@@ -3,7 +3,7 @@
 | what | counts until |
 | --- | --- |
 | a rank's report | the next one, or REPORT_HEARTBEATS_MAX heartbeats: from then on the rank is unknown |
-| the same, while the worker has no streams of ours and reports seldom | IDLE_HEARTBEATS times as long |
+| the same, of a worker without requests, which reports seldom | IDLE_HEARTBEATS times as long |
 | a refusal for capacity, for so many choices or more | the next report, the end of a stream of our own, or `full_s` |
 | as many streams of our own as the worker takes | one of them ends |
 
@@ -19,7 +19,7 @@ from services.wire import seconds_from_wire
 
 REPORT_HEARTBEATS_MAX = 3
 IDLE_HEARTBEATS = 8
-"""How many times longer than a heartbeat a worker is silent that has no streams of ours: see its `idle_heartbeats`."""
+"""How many times longer than a heartbeat a worker is silent that has no requests: see its `idle_heartbeats`."""
 HEARTBEAT_S = 0.25
 """Of a worker whose welcome names none."""
 
@@ -44,8 +44,8 @@ class WorkerLoad:
         self._clock = clock
         self._welcome = worker_pb2.Welcome()
         self._limit_s = REPORT_HEARTBEATS_MAX * HEARTBEAT_S
-        self._reports: dict[int, tuple[float, worker_pb2.RankLoad]] = {}  # dp_rank → when it came, what it said
-        self._in_use_since: float | None = None
+        self._reports: dict[int, tuple[float, worker_pb2.RankLoad]] = {}  # dp_rank → until when, what it said
+        self._is_in_use = False
         self.last = worker_pb2.Load()
 
     def on_welcome(self, welcome: worker_pb2.Welcome) -> None:
@@ -57,28 +57,26 @@ class WorkerLoad:
         """Take a load; ranks that it does not name keep what they said last."""
         self.last = load
         self._forget_overdue()
-        now = self._clock()
+        is_idle = not (self._is_in_use or load.running or load.waiting)
+        until = self._clock() + self._limit_s * (IDLE_HEARTBEATS if is_idle else 1)
         for rank in load.ranks:
-            self._reports[rank.dp_rank] = (now, rank)
+            self._reports[rank.dp_rank] = (until, rank)
 
     def set_in_use(self, is_in_use: bool) -> None:
-        """Whether the worker has streams of ours: before the first and after the last it reports seldom."""
-        self._forget_overdue()  # What is unknown stays so, though the limit changes.
-        self._in_use_since = self._clock() if is_in_use else None
+        """Whether the worker has streams of ours: from the first on it has a report due within a heartbeat."""
+        self._is_in_use = is_in_use
+        if is_in_use:
+            latest = self._clock() + self._limit_s
+            self._reports = {number: (min(until, latest), rank) for number, (until, rank) in self._reports.items()}
 
     def ranks(self) -> list[worker_pb2.RankLoad]:
         """Of the ranks whose report is not overdue, what they said last."""
         now = self._clock()
-        return [rank for at, rank in self._reports.values() if self._is_known(at, now)]
-
-    def _is_known(self, at: float, now: float) -> bool:
-        if now - at > self._limit_s * IDLE_HEARTBEATS:
-            return False
-        return self._in_use_since is None or now - max(at, self._in_use_since) <= self._limit_s
+        return [rank for until, rank in self._reports.values() if now <= until]
 
     def _forget_overdue(self) -> None:
         now = self._clock()
-        self._reports = {number: one for number, one in self._reports.items() if self._is_known(one[0], now)}
+        self._reports = {number: one for number, one in self._reports.items() if now <= one[0]}
 
     @property
     def request_limit(self) -> int | None:

@@ -42,7 +42,7 @@ STREAMS_MAX = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
-    """heartbeat_s: longest silence while the session has streams; idle_heartbeats: as a multiple of it, otherwise.
+    """heartbeat_s: longest silence while the worker has requests; idle_heartbeats: as a multiple of it, otherwise.
 
     outbox_tokens_max: what a frontend may leave unread before its session is dropped; an end counts by its length, a
     stream that begins as one.
@@ -218,15 +218,18 @@ class Session:
         raise SessionOverError(f"the frontend left more than {self._config.outbox_tokens_max} tokens unread")
 
     async def _beat(self) -> None:
-        """The load, every heartbeat while there are streams, seldom otherwise."""
-        beats, had_streams = 0, False
+        """The load, every heartbeat while the worker has requests, be they another frontend's; seldom otherwise."""
+        beats, had_requests = 0, False
         while True:
             await asyncio.sleep(self._config.heartbeat_s)
             beats += 1
-            has_streams = bool(self._streams)
-            if has_streams or had_streams or beats % self._config.idle_heartbeats == 0:
-                self._outbox.set_load(self._load())
-            had_streams = has_streams  # Once more after the last has ended: the worker would pass for loaded for long.
+            load = self._load()
+            has_requests = bool(self._streams or load.running or load.waiting)
+            if has_requests or had_requests or beats % self._config.idle_heartbeats == 0:
+                self._outbox.set_load(load)
+            had_requests = (
+                has_requests  # Once more after the last has ended: the worker would pass for loaded for long.
+            )
 
 
 async def _next(context: grpc.aio.ServicerContext[Any, Any]) -> Any:

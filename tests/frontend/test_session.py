@@ -500,10 +500,10 @@ def test_a_session_with_streams_believes_a_report_for_less_time_than_an_idle_one
         bare = BareWorker()
         bare.hear(load=REPORT)
         stream = bare.open()
-        assert bare.session._load._in_use_since is not None
+        assert bare.session._load._is_in_use
         assert len(bare.session.ranks()) == 1
         bare.session.close(stream)
-        assert bare.session._load._in_use_since is None
+        assert not bare.session._load._is_in_use
 
     run_async(scenario())
 

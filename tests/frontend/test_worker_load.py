@@ -39,8 +39,9 @@ def load(clock: Clock) -> WorkerLoad:
     return load
 
 
-def report(*ranks: int, used: int = 5) -> worker_pb2.Load:
-    return worker_pb2.Load(ranks=[worker_pb2.RankLoad(dp_rank=rank, kv_blocks_used=used) for rank in ranks])
+def report(*ranks: int, used: int = 5, running: int = 0) -> worker_pb2.Load:
+    said = [worker_pb2.RankLoad(dp_rank=rank, kv_blocks_used=used) for rank in ranks]
+    return worker_pb2.Load(ranks=said, running=running)
 
 
 def known(load: WorkerLoad) -> dict[int, int]:
@@ -87,6 +88,15 @@ def test_an_idle_worker_may_be_silent_eight_times_as_long(load: WorkerLoad, cloc
     clock.now += 8 * 3 * BEAT_S
     assert known(load) == {0: 5}
     clock.now += 0.01
+    assert known(load) == {}
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["ours", "of another frontend"])
+def test_a_worker_that_has_requests_reports_with_every_heartbeat(load: WorkerLoad, clock: Clock, own: bool) -> None:
+    load.set_in_use(own)
+    load.add(report(0, running=1))
+
+    clock.now += OVERDUE_S
     assert known(load) == {}
 
 

@@ -655,6 +655,21 @@ def test_loads_come_with_every_heartbeat_while_a_stream_runs() -> None:
     assert (load.engine_steps, load.ranks[0].kv_blocks_total) == (7, 9)
 
 
+def test_a_frontend_hears_with_every_heartbeat_of_what_others_have_running() -> None:
+    """Or it would take a worker for busy that another frontend had filled, seconds after all that had ended."""
+
+    async def scenario() -> worker_pb2.Load:
+        engine = ManualEngine()
+        execute = Execute(engine, Limits(slots=2, places=3))
+        async with serving(execute, engine=engine, execute=execute, heartbeat_s=0.01, idle_heartbeats=10**9) as served:
+            busy, onlooker = served.attach(), served.attach()
+            await busy.send(submit(1, 10))
+            await onlooker.until(lambda: sum(message.load.running for message in onlooker.messages) == 3)
+            return onlooker.messages[-1].load
+
+    assert run_async(scenario()).running == 1
+
+
 def test_one_more_load_tells_that_the_last_stream_is_gone() -> None:
     """Without it the worker would pass for as loaded as it was until it reports again, which is long with no stream."""
 
