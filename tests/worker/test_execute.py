@@ -343,6 +343,19 @@ def test_the_engine_never_has_more_than_n_requests_and_all_come_to_their_end() -
     assert play(scenario, slots=3, places=7) == (3, list(range(10)))
 
 
+def test_of_two_who_end_a_request_in_one_turn_the_first_is_counted() -> None:
+    async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
+        ending = Ending()
+        asked = case.ask(1, {"ending": ending})
+        await settle()
+        ending.fail(Failure(Reason.CANCELLED, "by its name"), Cause.EXPLICIT)
+        case.execute.fail_all(Failure(Reason.DRAINING, "the worker leaves"), Cause.DRAIN)
+        await asked
+        return case.cancelled
+
+    assert play(scenario) == {(Cause.EXPLICIT, Phase.PREFILL): 1}
+
+
 def test_whoever_leaves_before_its_slot_was_used_does_not_shorten_the_service_time() -> None:
     """A frontend that died with a full queue once had the others told to come back at once."""
 
