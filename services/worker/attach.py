@@ -227,9 +227,8 @@ class Session:
             has_requests = bool(self._streams or load.running or load.waiting)
             if has_requests or had_requests or beats % self._config.idle_heartbeats == 0:
                 self._outbox.set_load(load)
-            had_requests = (
-                has_requests  # Once more after the last has ended: the worker would pass for loaded for long.
-            )
+            # Once more after the last has ended: the worker would pass for loaded for long.
+            had_requests = has_requests
 
 
 async def _next(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
