@@ -161,7 +161,6 @@ class SseStream:
         if self._backlog is not None:
             self._backlog.flush()
         if isinstance(outcome, Failure):
-            self._response.force_close()
             last = b"event: error\ndata: %b\n\n" % envelope(outcome, self._answer.request_id)
         else:
             assert outcome.usage is not None, "present sets usage"

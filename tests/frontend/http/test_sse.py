@@ -281,14 +281,18 @@ def test_a_failure_after_the_first_token_is_an_error_event_and_no_done(steps: tu
     run(test)
 
 
-def test_after_an_error_event_the_body_is_complete_and_the_connection_closes() -> None:
+def test_after_an_error_event_the_body_is_complete_and_the_connection_takes_the_next_request() -> None:
+    """A connection that closed unannounced would cost a client with a pool its next request."""
+
     async def test() -> None:
         async with serving(Script("a", 3, Reason.STALLED)) as server:
             reader, writer = await server.connect()
             writer.write(raw_post(COMPLETIONS, COMPLETION))
-            answer = await reader.read()
+            answer = await reader.readuntil(b"\r\n0\r\n\r\n")
+            writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 OK\r\n")
 
-        assert answer.endswith(b"\r\n0\r\n\r\n")
+        assert b"event: error" in answer
 
     run(test)
 
