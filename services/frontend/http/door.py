@@ -7,6 +7,7 @@ at a time; until then a client costs its socket and no more.
 
 import asyncio
 import errno
+import os
 import socket
 from collections import deque
 
@@ -22,8 +23,10 @@ ACCEPTS_MAX = 512
 SEATS_MAX = 16
 """At a time, of those who are no probes, and as many of those who are silent."""
 PROBES = (b"GET /live ", b"GET /health ")
+STANDING_MAX = 16_384
+"""Who have no seat yet: beyond that clients wait outside."""
 FULL_S = 0.5
-"""How long nobody is let in when there are no more files or no memory for sockets."""
+"""How long nobody is let in when there are no more files, no memory for sockets, or too many without a seat."""
 FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -73,14 +76,17 @@ class Door(web.BaseSite):
 
     def _let_in(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTS_MAX):
+            if len(self._others) + len(self._silent) >= STANDING_MAX:
+                self._close_for_a_while(listener, f"{STANDING_MAX} have no seat yet")
+                break
             try:
                 sock, _address = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
+            except BlockingIOError:
                 break
             except OSError as error:
                 if error.errno not in FULL:
-                    raise
-                self._close_for_a_while(listener, error)
+                    continue  # One that was gone before it came in. Source: accept(2), "Error handling".
+                self._close_for_a_while(listener, os.strerror(error.errno))
                 break
             sock.setblocking(False)
             words = _first_words(sock)
@@ -88,8 +94,8 @@ class Door(web.BaseSite):
         if self._seating is None or self._seating.done():
             self._seating = self._group.create_task(self._seat_all())
 
-    def _close_for_a_while(self, listener: socket.socket, error: OSError) -> None:
-        log.warning("no room for more clients", why=error.strerror, again_in_s=FULL_S)
+    def _close_for_a_while(self, listener: socket.socket, why: str) -> None:
+        log.warning("no room for more clients", why=why, again_in_s=FULL_S)
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
         loop.call_later(FULL_S, self._open_again, listener)
@@ -123,7 +129,11 @@ class Door(web.BaseSite):
         """From here on the connection is aiohttp's."""
         factory = self._runner.server
         assert factory is not None, "the site is stopped before its server"
-        await asyncio.get_running_loop().connect_accepted_socket(factory, sock)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(factory, sock)
+        except OSError as error:  # Its own misfortune, and nobody else's.
+            log.debug("client lost at the door", why=str(error))
+            sock.close()
 
 
 def _first_words(sock: socket.socket) -> bytes | None:

@@ -155,3 +155,20 @@ def test_who_still_waits_when_it_closes_is_sent_away() -> None:
             socket.create_connection(("127.0.0.1", port))
 
     run(test())
+
+
+def test_when_too_many_have_no_seat_the_others_wait_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "STANDING_MAX", 4)
+    monkeypatch.setattr(door, "FULL_S", 0.01)
+
+    async def test() -> None:
+        house = House()
+        async with house.open() as port:
+            socks = [knock(port, f"/{number}") for number in range(CLIENTS)]
+            with capture_logs() as logs:
+                for sock in socks:
+                    assert (await reply(sock)).startswith(b"HTTP/1.1 200")
+
+        assert {(line["event"], line["why"]) for line in logs} == {("no room for more clients", "4 have no seat yet")}
+
+    run(test())
