@@ -10,6 +10,7 @@ import asyncio
 import select
 import selectors
 import socket
+from collections import ChainMap
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
@@ -82,7 +83,7 @@ class FairSelector(selectors.BaseSelector):
         return self._crowd_keys.get(_fd_of(fileobj)) or self._others.get_key(fileobj)
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return {**self._others.get_map(), **self._crowd_keys}
+        return ChainMap(self._crowd_keys, self._others.get_map())  # type: ignore[arg-type]  # None of it is copied.
 
     def close(self) -> None:
         self._crowd.close()

@@ -130,3 +130,19 @@ def test_a_plain_loop_has_no_crowd(open_sockets: ExitStack) -> None:
         add_to_crowd(ours)
 
     asyncio.run(test())
+
+
+def test_the_map_of_a_selector_has_everybody_and_is_no_copy(open_sockets: ExitStack) -> None:
+    """Python 3.13 asks for it whenever somebody comes or goes."""
+    selector = FairSelector()
+    try:
+        one, other = pair(open_sockets)
+        selector.add_member(one)
+        seen = selector.get_map()
+        for sock in (one, other):
+            selector.register(sock, selectors.EVENT_READ, sock)
+
+        assert [seen[sock.fileno()].data for sock in (one, other)] == [one, other]
+        assert seen.get(other.fileno() + 1000) is None
+    finally:
+        selector.close()
