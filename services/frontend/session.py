@@ -339,9 +339,10 @@ class Session:
             self.lose(Failure(Reason.STALLED, f"the engine of {self.record.address} stands still"))
 
     def _step_limit_s(self) -> float:
-        """How long a step may take: longer where there is a prompt to compute."""
-        is_prefilling = any(rank.active_prefill_tokens for rank in self._load.last.ranks)
-        return self._config.prefill_stall_s if is_prefilling else self._config.engine_stall_s
+        """How long a step may take: longer where there is a prompt to compute, or the engine does not say."""
+        ranks = self._load.last.ranks
+        may_prefill = not ranks or any(rank.active_prefill_tokens for rank in ranks)
+        return self._config.prefill_stall_s if may_prefill else self._config.engine_stall_s
 
     def forgive(self, now: float) -> None:
         """The frontend itself was late: silence until now proves nothing."""

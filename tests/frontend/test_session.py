@@ -295,12 +295,12 @@ def test_an_idle_worker_is_allowed_a_longer_silence_than_one_with_streams() -> N
     assert run_async(measured()) >= QUICK.idle_stall_s
 
 
-@pytest.mark.parametrize(("prefill_tokens", "is_lost"), [(0, True), (5, False)])
-def test_a_dead_engine_under_a_live_server_is_lost_unless_it_computes_a_prompt(
-    prefill_tokens: int, is_lost: bool
+@pytest.mark.parametrize(("prefill_tokens", "is_lost"), [([0], True), ([0, 5], False), ([], False)])
+def test_a_dead_engine_under_a_live_server_is_lost_unless_it_computes_a_prompt_or_may_do_so_for_all_it_says(
+    prefill_tokens: list[int], is_lost: bool
 ) -> None:
-    rank = worker_pb2.RankLoad(active_prefill_tokens=prefill_tokens)
-    load = worker_pb2.Load(running=1, engine_steps=9, ranks=[rank])
+    ranks = [worker_pb2.RankLoad(active_prefill_tokens=tokens) for tokens in prefill_tokens]
+    load = worker_pb2.Load(running=1, engine_steps=9, ranks=ranks)
 
     async def serve(peer: Peer) -> None:
         await peer.welcome()
