@@ -14,7 +14,6 @@ JSON_TYPE = "application/json; charset=utf-8"
 PATH_CHARACTERS_MAX = 200
 RETRY_AFTER_S_DEFAULT = 1.0
 RETRY_LATER_STATUSES = frozenset({429, 503})
-UNAUTHENTICATED = 401
 OVERLOADED = "overloaded_error"
 """The kind of failures for want of capacity."""
 
@@ -58,7 +57,7 @@ def error_response(
         retry_after_s = retry_after_s_of(failure)
         response.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
         response.headers["retry-after-ms"] = str(round(retry_after_s * 1e3))
-    if status == UNAUTHENTICATED:
+    if failure.reason is Reason.UNAUTHENTICATED:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
 

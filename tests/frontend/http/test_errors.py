@@ -57,13 +57,14 @@ def test_retry_after_is_on_every_429_and_503_and_nowhere_else(reason: Reason) ->
     assert ("Retry-After" in response.headers) == (response.status in {429, 503})
 
 
-@pytest.mark.parametrize("status", [400, 429, 503, 529, 599])
+@pytest.mark.parametrize("status", [400, 401, 429, 503, 529, 599])
 @pytest.mark.parametrize("reason", list(Reason))
 def test_want_of_capacity_has_the_status_that_is_configured_and_says_when_to_come_back(
     reason: Reason, status: int
 ) -> None:
     response = error_response(Failure(reason, "x"), "r-1", overload_status=status)
 
+    assert ("WWW-Authenticate" in response.headers) == (reason is Reason.UNAUTHENTICATED)
     if reason in (Reason.OVERLOADED, Reason.WORKER_AT_CAPACITY):
         assert (response.status, response.headers["Retry-After"]) == (status, "1")
     else:
