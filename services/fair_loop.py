@@ -35,6 +35,11 @@ class FairSelector(selectors.BaseSelector):
         """The socket belongs to the crowd until it is closed. Call it before the loop waits for the socket."""
         self._members[sock.fileno()] = sock
 
+    @property
+    def crowd_count(self) -> int:
+        """How many members are registered."""
+        return len(self._crowd_keys)
+
     def _is_member(self, fd: int) -> bool:
         sock = self._members.get(fd)
         return sock is not None and sock.fileno() == fd  # A closed one has no number: another has it by now.
@@ -100,6 +105,11 @@ class FairLoop(asyncio.SelectorEventLoop):
     def add_to_crowd(self, sock: socket.socket) -> None:
         """See FairSelector.add_member."""
         self._fair.add_member(sock)
+
+    @property
+    def crowd_count(self) -> int:
+        """How many belong to the crowd, and are listened to."""
+        return self._fair.crowd_count
 
 
 def add_to_crowd(sock: socket.socket) -> None:

@@ -1,7 +1,6 @@
 """How a process lives: one event loop, one root task, SIGTERM and SIGINT ask it to end, a second one insists."""
 
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -10,15 +9,12 @@ from pathlib import Path
 
 import structlog
 
+from services import garbage
 from services.fair_loop import FairLoop
 
 log = structlog.get_logger()
 
 EXIT_FORCED = 130
-GARBAGE_THRESHOLDS = (700, 10, 50)
-"""See gc.set_threshold. Python's own but for the last, which is 10: a look at all objects stops every stream for 90 ms
-when there are 5,000 clients, and a storm brought three of them.
-"""
 
 
 class StartupError(Exception):
@@ -31,11 +27,12 @@ def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     `main` ends in order by itself: not ready → take nothing new → let what runs finish → close. A StartupError is
     printed as one sentence, with exit status 1.
     """
-    gc.freeze()  # What was imported stays.
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    garbage.take_over()
     try:
         with asyncio.Runner(loop_factory=FairLoop) as runner:
-            runner.run(_with_signals(main))
+            loop = runner.get_loop()
+            assert isinstance(loop, FairLoop)
+            runner.run(_with_signals(main, loop))
     except (StartupError, ExceptionGroup) as error:
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup):
@@ -46,7 +43,7 @@ def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
         sys.exit(1)
 
 
-async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]], loop: FairLoop) -> None:
     stopping = asyncio.Event()
 
     def on_signal(name: str) -> None:
@@ -56,10 +53,12 @@ async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> Non
         log.info("stopping", signal=name, again="ends it at once")
         stopping.set()
 
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
-    await main(stopping)
+    async with asyncio.TaskGroup() as group:
+        collecting = group.create_task(garbage.collect_when_quiet(lambda: loop.crowd_count))
+        await main(stopping)
+        collecting.cancel()
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -2,7 +2,8 @@
 
 In the kernel's queue a probe would stand behind all clients of a storm, and a queue that is full turns clients away,
 who come again a second later. So the queue is emptied as fast as it fills, probes are seated first, and the rest a few
-at a time; until then a client costs its socket and no more.
+at a time; until then a client costs its socket and no more. One that has said nothing yet may be either, so its first
+words are waited for, and heard at once.
 """
 
 import asyncio
@@ -18,13 +19,14 @@ from services.fair_loop import add_to_crowd
 
 log = structlog.get_logger()
 
-ACCEPTS_MAX = 512
+ACCEPTS_MAX = 256
 """A turn of the loop: some milliseconds."""
 SEATS_MAX = 16
-"""At a time, of those who are no probes, and as many of those who are silent."""
+"""At a time, of those who are no probes."""
 PROBES = (b"GET /live ", b"GET /health ")
+_WORDS_BYTES = max(map(len, PROBES))
 STANDING_MAX = 16_384
-"""Who have no seat yet: beyond that clients wait outside."""
+"""Who have asked for something and have no seat yet: beyond that clients wait outside."""
 FULL_S = 0.5
 """How long nobody is let in when there are no more files, no memory for sockets, or too many without a seat."""
 FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -40,7 +42,7 @@ class Door(web.BaseSite):
         self._listeners: list[socket.socket] = []
         self._probes: deque[socket.socket] = deque()
         self._others: deque[socket.socket] = deque()
-        self._silent: deque[socket.socket] = deque()  # They have said nothing yet that would tell which they are.
+        self._silent: set[socket.socket] = set()  # They have said nothing yet that would tell which they are.
         self._seating: asyncio.Task[None] | None = None
         self._group = asyncio.TaskGroup()
 
@@ -71,12 +73,14 @@ class Door(web.BaseSite):
             if self._seating is not None:
                 self._seating.cancel()
             await self._group.__aexit__(None, None, None)
+        for sock in self._silent:
+            asyncio.get_running_loop().remove_reader(sock)
         for sock in (*self._probes, *self._others, *self._silent):
             sock.close()
 
     def _let_in(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTS_MAX):
-            if len(self._others) + len(self._silent) >= STANDING_MAX:
+            if len(self._others) >= STANDING_MAX:
                 self._close_for_a_while(listener, f"{STANDING_MAX} have no seat yet")
                 break
             try:
@@ -88,9 +92,20 @@ class Door(web.BaseSite):
                     continue  # One that was gone before it came in. Source: accept(2), "Error handling".
                 self._close_for_a_while(listener, os.strerror(error.errno))
                 break
-            sock.setblocking(False)
-            words = _first_words(sock)
-            (self._silent if words is None else self._queue_of(words)).append(sock)
+            if (words := _first_words(sock)) is None:
+                self._silent.add(sock)
+                asyncio.get_running_loop().add_reader(sock, self._hear, sock)
+            else:
+                self._queue(sock, words)
+
+    def _hear(self, sock: socket.socket) -> None:
+        if (words := _first_words(sock)) is not None:
+            asyncio.get_running_loop().remove_reader(sock)
+            self._silent.discard(sock)
+            self._queue(sock, words)
+
+    def _queue(self, sock: socket.socket, words: bytes) -> None:
+        (self._probes if words.startswith(PROBES) else self._others).append(sock)
         if self._seating is None or self._seating.done():
             self._seating = self._group.create_task(self._seat_all())
 
@@ -105,30 +120,19 @@ class Door(web.BaseSite):
             asyncio.get_running_loop().add_reader(listener, self._let_in, listener)
 
     async def _seat_all(self) -> None:
-        while self._probes or self._others or self._silent:
+        while self._probes or self._others:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(SEATS_MAX, len(self._silent))):
-                    sock = self._silent.popleft()
-                    if words := _first_words(sock):
-                        self._queue_of(words).append(sock)
-                    else:  # It may be a probe: what it says is then heard without standing behind all who came.
-                        self._seat_in_crowd(sock, group)
                 while self._probes:
                     group.create_task(self._seat(self._probes.popleft()))
                 for _ in range(min(SEATS_MAX, len(self._others))):
-                    self._seat_in_crowd(self._others.popleft(), group)
-
-    def _seat_in_crowd(self, sock: socket.socket, group: asyncio.TaskGroup) -> None:
-        add_to_crowd(sock)
-        group.create_task(self._seat(sock))
-
-    def _queue_of(self, words: bytes) -> deque[socket.socket]:
-        return self._probes if words.startswith(PROBES) else self._others
+                    add_to_crowd(sock := self._others.popleft())
+                    group.create_task(self._seat(sock))
 
     async def _seat(self, sock: socket.socket) -> None:
         """From here on the connection is aiohttp's."""
         factory = self._runner.server
         assert factory is not None, "the site is stopped before its server"
+        sock.setblocking(False)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(factory, sock)
         except OSError as error:  # Its own misfortune, and nobody else's.
@@ -139,7 +143,7 @@ class Door(web.BaseSite):
 def _first_words(sock: socket.socket) -> bytes | None:
     """What the client has said, which mostly comes with the connection; None: nothing yet."""
     try:
-        return sock.recv(max(map(len, PROBES)), socket.MSG_PEEK)
+        return sock.recv(_WORDS_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return None
     except OSError:  # It is gone; aiohttp will notice.
