@@ -81,7 +81,9 @@ def build_metrics(prefix: str = PREFIX) -> Metrics:
             registry=registry,
         ),
         disconnected=Gauge(
-            f"{prefix}_disconnected_clients", "Clients that left before their answer was complete.", registry=registry
+            f"{prefix}_disconnected_clients",
+            "Clients that left before their answer was complete, since the start: a gauge by tradition, it only grows.",
+            registry=registry,
         ),
         inflight=Gauge(f"{prefix}_inflight_requests", "Requests under way.", ["model"], registry=registry),
         first_token_s=histogram("time_to_first_token_seconds", "From the request to its first token.", _SECONDS),
@@ -96,7 +98,7 @@ def build_metrics(prefix: str = PREFIX) -> Metrics:
         ),
         migration_s=Histogram(
             f"{prefix}_model_migration_duration_seconds",
-            "From the loss of a worker to the next token.",
+            "From the loss of a worker to the next token, the wait for room elsewhere included.",
             ["model", "migration_type", "outcome"],
             buckets=_SECONDS,
             registry=registry,

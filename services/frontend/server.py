@@ -23,6 +23,7 @@ from services.frontend.admin import Admin, AdminConfig
 from services.frontend.admin_service import SERVICE as ADMIN_SERVICE
 from services.frontend.admin_service import AdminService, RefuseStrangers
 from services.frontend.busy import AdmissionConfig, BusyThresholds
+from services.frontend.busy_metrics import BusyMetrics
 from services.frontend.catalogue import Catalogue
 from services.frontend.http import HttpConfig, build_admin_app, build_app, start_http
 from services.frontend.metrics import PREFIX, build_metrics
@@ -90,11 +91,12 @@ class Frontend:
     def __init__(self, config: FrontendConfig) -> None:
         self._config = config
         self._gate = Gate()
-        metrics = build_metrics(config.metrics_prefix)
+        metrics = self._metrics = build_metrics(config.metrics_prefix)
         catalogue = Catalogue()
         self._pool = Pool(catalogue, config.pool)
         busy = BusyThresholds(config.admission)
         metrics.registry.register(WorkerMetrics(self._pool, config.metrics_prefix))
+        metrics.registry.register(BusyMetrics(catalogue, busy, config.metrics_prefix))
         layers = frontend_layers(
             config.pipeline,
             catalogue=catalogue,

@@ -26,15 +26,16 @@ class WorkerMetrics(Collector):
         )
 
     def _loads(self) -> Iterator[Metric]:
-        blocks = GaugeMetricFamily(
-            f"{self._prefix}_worker_active_decode_blocks", "Key-value cache blocks in use.", labels=LABELS
-        )
-        tokens = GaugeMetricFamily(
-            f"{self._prefix}_worker_active_prefill_tokens", "Prompt tokens still to be computed.", labels=LABELS
-        )
+        blocks = self._gauge("active_decode_blocks", "Key-value cache blocks in use.")
+        total = self._gauge("total_decode_blocks", "Key-value cache blocks that there are.")
+        tokens = self._gauge("active_prefill_tokens", "Prompt tokens still to be computed.")
         for session in self._pool.all_sessions():
             for rank in session.ranks():
                 labels = [session.record.instance_id, str(rank.dp_rank)]
                 blocks.add_metric(labels, rank.kv_blocks_used)
+                total.add_metric(labels, rank.kv_blocks_total)
                 tokens.add_metric(labels, rank.active_prefill_tokens)
-        yield from (blocks, tokens)
+        yield from (blocks, total, tokens)
+
+    def _gauge(self, name: str, text: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"{self._prefix}_worker_{name}", text, labels=LABELS)

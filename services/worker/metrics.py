@@ -27,7 +27,8 @@ class WorkerMetrics(Collector):
         yield GaugeMetricFamily("dynamo_request_queue", "Requests that wait.", execute.waiting_count)
         yield GaugeMetricFamily("dynamo_work_handler_pool_capacity", "Requests that may run.", limits.slots)
         yield GaugeMetricFamily("dynamo_work_handler_queue_capacity", "Requests that may wait.", limits.places)
-        yield CounterMetricFamily("dynamo_rejection_request", "Requests refused for capacity, at once.", tally.refused)
+        text = "Requests refused for capacity here; frontends refuse most, by what they know, and count those."
+        yield CounterMetricFamily("dynamo_rejection_request", text, tally.refused)
         yield from tally.wait_s.collect()
         expired = CounterMetricFamily("unbroken_queue_expired", "Requests that waited too long.", labels=["cause"])
         expired.add_metric(["timeout"], tally.queue_timeouts)

@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry
 
 from services.frontend.worker_metrics import WorkerMetrics
+from services.worker.engines.mocker import MockerConfig
 from tests.frontend.test_pool import Machine, pool_of, sessions, until, view_of
 from tests.support import run_async
 
@@ -18,6 +19,8 @@ def test_tells_the_load_of_known_ranks_and_counts_of_cancels() -> None:
             rank = {"worker_id": "a", "dp_rank": "0"}
             assert registry.get_sample_value("dynamo_frontend_worker_active_decode_blocks", rank) == 0
             assert registry.get_sample_value("dynamo_frontend_worker_active_prefill_tokens", rank) == 0
+            total = registry.get_sample_value("dynamo_frontend_worker_total_decode_blocks", rank)
+            assert total == MockerConfig().kv_blocks_total
             assert registry.get_sample_value("dynamo_frontend_cancel_signals_total") == 2
             assert registry.get_sample_value("dynamo_frontend_tokens_after_cancel_total") == 3
 
