@@ -254,8 +254,9 @@ class Journey:
             self._call.party.renew(worker)  # All of its choices were refused, and go on together.
         call = self._call
         excluded = call.excluded if worker is None else call.excluded | {worker}
-        has_begun = self._record.count > 0 or call.replacement_deadline is not None
-        if failure.reason is Reason.ENGINE_ERROR or (failure.traits.free and not has_begun):
+        was_waiting = self._current.leaves_at is not None  # For a slot, since before its worker said that it leaves.
+        was_taken = self._record.count > 0 or was_waiting or call.replacement_deadline is not None
+        if failure.reason is Reason.ENGINE_ERROR or (failure.traits.free and not was_taken):
             return replace(call, excluded=excluded)  # It has lost nothing that would be worth a wait.
         if failure.reason is Reason.WORKER_AT_CAPACITY:  # It may have a slot later.
             excluded = call.excluded

@@ -599,6 +599,27 @@ def test_a_source_that_dies_while_the_target_waits_for_a_worker_may_wait_as_long
     assert stage.parts[1].is_cut
 
 
+def test_a_request_that_waited_for_a_slot_of_a_worker_that_left_may_wait_for_room_elsewhere() -> None:
+    """It had been taken, as one had that was answered: until now a drain under load refused it, and a kill did not."""
+
+    async def play(stage: Stage) -> None:
+        source = await stage.part(0)
+        source.leave()
+        for index in range(1, ROUNDS_MAX + 2):
+            (await stage.part(index)).fail(Reason.WORKER_AT_CAPACITY)
+            await asyncio.sleep(0)
+        source.fail(Reason.DRAINING)
+        last = await stage.part(ROUNDS_MAX + 2)
+        assert last.call.replacement_deadline is not None
+        assert last.call.excluded == {"worker-1"}
+        last.say(7)
+        last.finish()
+
+    _, answer = staged(play)
+
+    assert answer.token_ids == [7]
+
+
 def test_a_target_whose_worker_leaves_is_replaced_as_soon_as_it_has_taken_over() -> None:
     async def play(stage: Stage) -> None:
         source = await stage.part(0)

@@ -5,6 +5,7 @@
 | streams of all kinds on one of two workers | SIGTERM, `unbroken drain` | `Answer`, all moved for DRAINING, exit 0 |
 | the same on the only worker | SIGTERM with time enough | `Answer`, nothing moves, nothing new is taken, exit 0 |
 | the same | SIGTERM with too little time, then another worker | `Answer`, all moved for DRAINING, exit 0 |
+| as many as two workers have slots and places for | SIGTERM of one with too little time | `Answer`, exit 0 |
 | the same on two workers | all are replaced, one after the other | every `Answer`; the largest gap is printed |
 | the same | SIGTERM of the frontend | `Answer`, `/health` 503, nothing new is taken, exit 0 |
 """
@@ -87,6 +88,32 @@ def test_the_streams_of_the_only_worker_wait_for_another_if_its_time_is_too_shor
         assert move_reasons(plane.frontend, ASKS) == [["DRAINING"]] * len(ASKS)
 
     asyncio.run(scenario())
+
+
+def test_what_waits_for_a_slot_of_a_worker_that_leaves_waits_for_one_of_another(start_plane: Start) -> None:
+    """Both are full, so that nobody can go elsewhere before some have finished."""
+    plane = start_plane(frontend=PATIENT)
+    asks = [replace(ask, max_tokens=60) for ask in ASKS[:10]]
+
+    async def scenario() -> None:
+        narrow = ("--mocker-itl-ms=10", "--engine-request-limit=2", "--request-queue-limit=3", "--drain-timeout=0.1")
+        leaving, _ = await plane.worker(*narrow), await plane.worker(*narrow)
+        undisturbed = [await answer(plane.frontend, ask) for ask in asks]
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(answer(plane.frontend, ask)) for ask in asks]
+            await until(lambda: is_waiting(leaving, 3))
+            leaving.signal(SIGTERM)
+
+        assert [task.result() for task in tasks] == undisturbed
+        assert await wait_exit(leaving) == 0
+        assert leaving.events("handing over")
+
+    asyncio.run(scenario())
+
+
+async def is_waiting(worker: Process, count: int) -> bool:
+    return await worker.metric("dynamo_request_queue") == count
 
 
 def test_a_worker_that_leaves_takes_no_new_request_while_its_streams_finish(start_plane: Start) -> None:
