@@ -146,7 +146,10 @@ TRAITS: dict[Reason, Traits] = {
         hint="Allow more time, or ask for fewer tokens.",
     ),
     Reason.CANCELLED: Traits(
-        grpc=StatusCode.CANCELLED, http=499, kind="cancelled", hint="The client ended the request."
+        grpc=StatusCode.CANCELLED,
+        http=499,
+        kind="cancelled",
+        hint="The client left, or somebody cancelled the request by its name.",
     ),
     Reason.SLOW_CLIENT: Traits(
         grpc=StatusCode.RESOURCE_EXHAUSTED,
@@ -154,7 +157,11 @@ TRAITS: dict[Reason, Traits] = {
         kind="server_error",
         hint="Read the stream as fast as it comes.",
     ),
-    Reason.INSTANCE_NOT_FOUND: _request(404, StatusCode.NOT_FOUND, "List the instances to see which there are."),
+    Reason.INSTANCE_NOT_FOUND: _request(
+        404,
+        StatusCode.NOT_FOUND,
+        "A worker's log has it (`worker ready … instance=`), and so have frontends' metrics (`worker_id`).",
+    ),
     Reason.STORE_AWAY: Traits(
         grpc=StatusCode.UNAVAILABLE,
         http=503,

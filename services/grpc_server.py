@@ -39,14 +39,17 @@ class GrpcServer:
             [*services, *always, health.SERVICE_NAME, reflection.SERVICE_NAME, "grpc.channelz.v1.Channelz"], self.server
         )
 
-    async def start(self, listen: str) -> str:
-        """Listen on `host:port` and return the real one; not serving yet. Raises StartupError if it can't be had."""
+    async def start(self, listen: str, *, option: str = "--listen") -> str:
+        """Listen on `host:port` and return the real one; not serving yet. Raises StartupError if it can't be had.
+
+        option: that which says where, for people.
+        """
         host, _port = split_listen(listen)
         try:
             port = self.server.add_insecure_port(listen)
         except RuntimeError as error:  # It does not say why: ask the system.
             why = bind_error(listen) or OSError(errno.EADDRINUSE, "whoever had it has let go of it since")
-            raise cannot_listen("gRPC", listen, why) from error
+            raise cannot_listen("gRPC", listen, why, option=option) from error
         await self.set_serving(is_serving=False)  # Unsaid, health would be SERVING for the server as a whole.
         await self.server.start()
         return f"{host}:{port}"

@@ -7,8 +7,6 @@ import socket
 from services.lifetime import StartupError
 from services.rpc import PORT_MAX, split_address
 
-CHOOSE_ANOTHER = "choose another port"
-
 
 def split_listen(address: str) -> tuple[str, int]:
     """`host:port` → the two; an IPv6 host keeps its brackets. Raises StartupError."""
@@ -38,12 +36,12 @@ def bind_error(address: str) -> OSError | None:
     return None
 
 
-def cannot_listen(what: str, address: str, error: OSError, *, remedy: str = CHOOSE_ANOTHER) -> StartupError:
-    """The sentence. what: who would listen there. remedy: what to do when another process has the port."""
+def cannot_listen(what: str, address: str, error: OSError, *, option: str) -> StartupError:
+    """The sentence. what: who would listen there. option: which says where."""
     if error.errno == errno.EADDRINUSE:
         return StartupError(
-            f"cannot listen for {what} on {address}: the port is in use; stop what holds it, or {remedy}"
+            f"cannot listen for {what} on {address}: the port is in use; stop what holds it, or give another {option}"
         )
     is_lookup = isinstance(error, socket.gaierror)  # It has error numbers of its own.
     why = error.strerror if is_lookup or error.errno is None else os.strerror(error.errno)
-    return StartupError(f"cannot listen for {what} on {address}: {why}")
+    return StartupError(f"cannot listen for {what} on {address}: {why}; give another {option}")

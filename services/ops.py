@@ -35,5 +35,5 @@ async def start_ops(listen: str, metrics: CollectorRegistry, is_ready: Callable[
         await web.TCPSite(runner, bare_host(host), port).start()
     except OSError as error:
         await runner.cleanup()
-        raise cannot_listen("metrics", listen, error) from error
+        raise cannot_listen("metrics", listen, error, option="--metrics-port") from error
     return runner, f"{host}:{runner.addresses[0][1]}"

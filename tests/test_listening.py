@@ -24,13 +24,13 @@ def test_a_host_of_another_machine_or_of_none_cannot_be_had(address: str) -> Non
     error = bind_error(address)
 
     assert error is not None
-    assert f"cannot listen for gRPC on {address}: " in str(cannot_listen("gRPC", address, error))
+    assert f"cannot listen for gRPC on {address}: " in str(cannot_listen("gRPC", address, error, option="--listen"))
 
 
 def test_a_port_in_use_comes_with_what_to_do() -> None:
     error = OSError(errno.EADDRINUSE, "as asyncio words it")
 
-    assert str(cannot_listen("HTTP", "h:1", error, remedy="give another --http-port")) == (
+    assert str(cannot_listen("HTTP", "h:1", error, option="--http-port")) == (
         "cannot listen for HTTP on h:1: the port is in use; stop what holds it, or give another --http-port"
     )
 

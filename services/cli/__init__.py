@@ -22,6 +22,8 @@ COMMANDS = {
     "models": "Get models for the llamacpp engine.",
 }
 PREFIX = "DYN_"
+NEAR = 0.7
+"""How alike a misspelt variable and the one that was meant are, without what all begin with; 1 is the same."""
 
 
 class _Lazy(click.Group):
@@ -62,9 +64,15 @@ def _refuse_unknown_variables() -> None:
     known = known_variables()
     unknown = sorted(given - known)
     if unknown:
-        meant = [near for name in unknown for near in difflib.get_close_matches(name, known, n=1)]
+        meant = [near for name in unknown for near in _near(name, known)]
         way = f"did you mean {', '.join(meant)}?" if meant else "see `unbroken COMMAND --help` for the names"
         raise SystemExit(f"error: no option reads {', '.join(unknown)}: {way}")
+
+
+def _near(name: str, known: set[str]) -> list[str]:
+    """The variable that was probably meant, if there is one."""
+    tails = [one.removeprefix(PREFIX) for one in known]
+    return [PREFIX + tail for tail in difflib.get_close_matches(name.removeprefix(PREFIX), tails, n=1, cutoff=NEAR)]
 
 
 def known_variables() -> set[str]:

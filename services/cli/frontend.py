@@ -2,18 +2,23 @@
 
 import os
 import re
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import structlog
 
 from services.cli.options import Address, env_option, logging_options, registry_option
 from services.lifetime import run_process
 from services.telemetry import configure_logging, log_config
 
 if TYPE_CHECKING:
+    from services.frontend.admin import AdminConfig
     from services.frontend.busy import AdmissionConfig
     from services.frontend.http import HttpConfig
+
+log = structlog.get_logger()
 
 MIB = 1024 * 1024
 DAY_S = 86_400
@@ -75,7 +80,7 @@ TOKEN_FORM = re.compile(r"[!-~]{1,512}")
     "--request-timeout",
     "DYN_REQUEST_TIMEOUT_SECS",
     type=click.FloatRange(0, DAY_S, min_open=True),
-    help="Deadline in seconds of HTTP requests that bring none. Default: none.",
+    help="Deadline in seconds of HTTP requests that bring none in X-Request-Timeout. Default: none.",
 )
 @env_option(
     "--admission-control",
@@ -148,7 +153,6 @@ TOKEN_FORM = re.compile(r"[!-~]{1,512}")
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Written with the real addresses when it listens.")
 @logging_options
 def command(**given: Any) -> None:
-    from services.frontend.admin import AdminConfig
     from services.frontend.migrate import MigrateConfig
     from services.frontend.pipeline import PipelineConfig
     from services.frontend.pool import PoolConfig
@@ -173,14 +177,10 @@ def command(**given: Any) -> None:
         pool=PoolConfig(session=session),
         http=_http(given),
         admission=_admission(given),
-        admin=AdminConfig(
-            listen=given["admin_listen"],
-            grpc_listen=given["admin_grpc_listen"],
-            token=admin_token(given["admin_token"], given["admin_token_file"]),
-            is_on=not given["disable_admin_api"],
-        ),
+        admin=_admin(given),
     )
     log_config(config)
+    _warn_of_idle_thresholds(config.admission)
 
     async def serve(stopping: Any) -> None:
         await Frontend(config).run(stopping)
@@ -200,6 +200,28 @@ def _http(given: dict[str, Any]) -> "HttpConfig":
             buffer_bytes_max=given["client_buffer_max"],
             stall_s_max=given["client_stall_timeout"],
         ),
+    )
+
+
+def check_options(given: dict[str, Any]) -> None:
+    """What each option alone does not show. Raises UsageError."""
+    _admin(given)
+    _admission(given)
+
+
+def _admin(given: dict[str, Any]) -> "AdminConfig":
+    from services.frontend.admin import AdminConfig
+
+    token = admin_token(given["admin_token"], given["admin_token_file"])
+    names = [name for name in ("admin_listen", "admin_grpc_listen", "admin_token", "admin_token_file") if given[name]]
+    if given["disable_admin_api"] and names:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise click.UsageError(f"--disable-admin-api leaves no admin calls for {options}: give one or the other")
+    return AdminConfig(
+        listen=given["admin_listen"],
+        grpc_listen=given["admin_grpc_listen"],
+        token=token,
+        is_on=not given["disable_admin_api"],
     )
 
 
@@ -232,3 +254,9 @@ def _admission(given: dict[str, Any]) -> "AdmissionConfig":
     except Failure as failure:  # Not a number is in no range, and click lets it through.
         raise click.UsageError(f"{failure.param}: {failure.detail}") from failure
     return AdmissionConfig(is_on=given["admission_control"] == "token-capacity", thresholds=thresholds)
+
+
+def _warn_of_idle_thresholds(admission: "AdmissionConfig") -> None:
+    """They can be given all the same: an operator may want to see them in the metrics before they act."""
+    if not admission.is_on and any(value is not None for value in astuple(admission.thresholds)):
+        log.warning("the thresholds do nothing", why="--admission-control is none", remedy="make it token-capacity")

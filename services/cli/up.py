@@ -17,9 +17,33 @@ from services.lifetime import run_process
 from services.telemetry import configure_logging
 
 PORT = click.IntRange(0, 65535)
+ELSEWHERE = "Options of workers go after --, those of frontends into their DYN_ variables: see their --help."
 
 
-@click.command(short_help="Start a registry, workers and frontends on this machine.")
+class _Up(click.Command):
+    """Tells whose an option is that it does not have itself."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            ways = _ways(error.option_name) or [ELSEWHERE]
+            raise click.UsageError(" ".join([error.format_message(), *ways]), ctx) from error
+
+
+def _ways(option: str) -> list[str]:
+    """How to give an option that is none of `unbroken up` to the processes that have it."""
+    line = frontend_command(ClusterConfig(), 0, Path(os.devnull), {}, registry="127.0.0.1:0")
+    is_given = any(part.partition("=")[0] == option for part in line)  # It has another name here, as ports have.
+    variables = [found.envvar for found in frontend.command.params if option in found.opts and not is_given]
+    is_workers = any(option in found.opts for found in worker.command.params)
+    return [
+        *(f"Frontends take it from {variable}." for variable in variables),
+        *(["Workers take it after --."] if is_workers else []),
+    ]
+
+
+@click.command(cls=_Up, short_help="Start a registry, workers and frontends on this machine.")
 @click.option("--workers", envvar="DYN_UP_WORKERS", show_envvar=True, default=2, type=click.IntRange(1, 64))
 @click.option("--frontends", envvar="DYN_UP_FRONTENDS", show_envvar=True, default=1, type=click.IntRange(1, 64))
 @click.option(
@@ -92,7 +116,8 @@ def command(
 ) -> None:
     """Start a registry, workers and frontends on this machine, and keep them alive until Ctrl-C.
 
-    Options after -- go to every worker: see `unbroken worker --help`.
+    Options after -- go to every worker: see `unbroken worker --help`. Frontends take theirs from the DYN_ variables in
+    `unbroken frontend --help`.
     """
     config = ClusterConfig(log_level=log_level, log_format=log_format, **what)
     drain_timeout_s = _check_children(config)
@@ -114,7 +139,7 @@ def _check_children(config: ClusterConfig) -> float:
     of_worker = _read("worker", worker.command, worker_command(config, nothing, registry=nowhere))
     of_frontend = _read("frontend", frontend.command, frontend_command(config, 0, nothing, {}, registry=nowhere))
     worker.check_options(of_worker)
-    frontend.admin_token(of_frontend["admin_token"], of_frontend["admin_token_file"])
+    frontend.check_options(of_frontend)
     for name in ("admin_listen", "admin_grpc_listen"):
         if config.frontends > 1 and of_frontend[name] and not of_frontend[name].endswith(":0"):
             raise click.UsageError(f"{of_frontend[name]} would be the admin address of every frontend: use port 0")

@@ -14,7 +14,7 @@ def check_ports(config: ClusterConfig) -> None:
     for option, what, port in _ports(config):
         address = join(config.host, port)
         if (error := bind_error(address)) is not None:
-            raise cannot_listen(what, address, error, remedy=f"give another {option}")
+            raise cannot_listen(what, address, error, option=option)
 
 
 def _check_distinct(config: ClusterConfig) -> None:

@@ -56,8 +56,10 @@ class Admin:
         scheme, _, token = (authorization or "").partition(" ")
         given = token.strip().encode(errors="surrogateescape")
         if not hmac.compare_digest(given, self._token) or scheme.lower() != SCHEME:
-            why = "it has none" if authorization is None else "it has another"
-            raise Failure(Reason.UNAUTHENTICATED, f"admin calls need the token of this frontend, and {why}")
+            brought = "none" if authorization is None else "another"
+            raise Failure(
+                Reason.UNAUTHENTICATED, f"admin calls need this frontend's token, and this call brings {brought}"
+            )
 
     @property
     def is_acting(self) -> bool:
@@ -68,13 +70,17 @@ class Admin:
         """Those of all models that some worker has ever served here, by name."""
         return [(model, self._thresholds.of(model)) for model in self._catalogue.names()]
 
+    def thresholds_of(self, model: str) -> Thresholds:
+        """Those of one. Raises MODEL_NOT_FOUND."""
+        self._catalogue.find(model)
+        return self._thresholds.of(model)
+
     def set_thresholds(self, model: str, changes: Mapping[str, Any]) -> Thresholds:
         """Change some of a model's thresholds, by the names that clients have for them; None: not looked at any more.
 
         Returns all of the model's, as they now are. Raises MODEL_NOT_FOUND, INVALID_ARGUMENT.
         """
-        self._catalogue.find(model)
-        thresholds = self._thresholds.of(model)
+        thresholds = self.thresholds_of(model)
         if changes:
             thresholds = replace(thresholds, **{THRESHOLDS[name]: value for name, value in changes.items()})
             self._thresholds.set(model, thresholds)

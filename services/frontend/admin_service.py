@@ -62,6 +62,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """See admin.proto."""
         model = request.threshold.model
         try:
+            if not model:
+                raise invalid("threshold.model", "threshold.model is missing: whose thresholds are to change?")
+            self._admin.thresholds_of(model)  # First of all: who has its name wrong is not helped by a mask.
             thresholds = self._admin.set_thresholds(model, _changes(request))
         except Failure as failure:
             await abort(context, failure)

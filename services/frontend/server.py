@@ -133,13 +133,13 @@ class Frontend:
         config, admin, addresses = self._config, self._config.admin, {}
         if admin.is_on and admin.grpc_listen is not None:
             await servers.enter_async_context(self._admin_server)
-            addresses["admin_grpc"] = await self._admin_server.start(admin.grpc_listen)
+            addresses["admin_grpc"] = await self._admin_server.start(admin.grpc_listen, option="--admin-grpc-listen")
             await self._admin_server.set_serving(is_serving=True)
         if admin.is_on and admin.listen is not None:
-            addresses["admin_http"] = await _start_http(servers, self._admin_app, admin.listen)
+            addresses["admin_http"] = await _start_http(servers, self._admin_app, admin.listen, "--admin-listen")
         await servers.enter_async_context(self._server)
-        addresses["grpc"] = await self._server.start(config.grpc_listen)
-        addresses["http"] = await _start_http(servers, self._app, config.http_listen)
+        addresses["grpc"] = await self._server.start(config.grpc_listen, option="--grpc-listen")
+        addresses["http"] = await _start_http(servers, self._app, config.http_listen, "--http-listen")
         return addresses
 
     async def _serve(self, stopping: asyncio.Event) -> None:
@@ -181,9 +181,9 @@ def _grpc_server(services: Sequence[str], admin: Admin | None) -> GrpcServer:
     return server
 
 
-async def _start_http(servers: AsyncExitStack, app: web.Application, listen: str) -> str:
+async def _start_http(servers: AsyncExitStack, app: web.Application, listen: str, option: str) -> str:
     """Serve until `servers` close. Returns the real address."""
     host, port = split_listen(listen)
-    runner, real_port = await start_http(app, host, port)
+    runner, real_port = await start_http(app, host, port, option=option)
     servers.push_async_callback(runner.cleanup)
     return f"{host}:{real_port}"

@@ -1,11 +1,20 @@
-"""The options of a frontend: the admin token is given in one way only, and is never said again."""
+"""The options of a frontend: the admin token is given in one way only, and is never said again; what would do nothing
+is told, not passed over."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+from structlog.testing import capture_logs
 
-from services.cli.frontend import TOKEN_VARIABLES, admin_token
+from services.cli.frontend import TOKEN_VARIABLES, _warn_of_idle_thresholds, admin_token, check_options, command
+from services.frontend.busy import AdmissionConfig, Thresholds
+
+
+def parsed(*options: str) -> dict[str, Any]:
+    with command.make_context("unbroken frontend", [*options]) as context:
+        return context.params
 
 
 @pytest.mark.parametrize("content", ["secret", "secret\n", "  secret \r\n"])
@@ -56,3 +65,47 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, co
 
     with pytest.raises(click.UsageError, match=f"{file} cannot be read"):
         admin_token(None, file)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--admin-listen", "127.0.0.1:0"),
+        ("--admin-grpc-listen", "127.0.0.1:0"),
+        ("--admin-token", "secret"),
+        ("--admin-token-file", "token"),
+    ],
+)
+def test_an_admin_api_that_is_off_has_no_address_and_no_token(
+    option: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to be off without a word, and its address and metrics with it."""
+    monkeypatch.chdir(tmp_path)
+    Path("token").write_text("secret")
+    check_options(parsed(option, value))
+
+    with pytest.raises(click.UsageError, match=f"--disable-admin-api leaves no admin calls for {option}: ") as caught:
+        check_options(parsed("--disable-admin-api", option, value))
+
+    assert "secret" not in caught.value.message
+
+
+def test_an_admin_api_may_be_off_alone() -> None:
+    check_options(parsed("--disable-admin-api"))
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "is_on", "warnings"),
+    [
+        (Thresholds(active_decode_blocks=0.0), False, 1),
+        (Thresholds(active_prefill_tokens=0), False, 1),
+        (Thresholds(active_prefill_tokens=0), True, 0),
+        (Thresholds(), False, 0),
+    ],
+)
+def test_thresholds_that_do_nothing_are_warned_of(thresholds: Thresholds, is_on: bool, warnings: int) -> None:
+    with capture_logs() as logs:
+        _warn_of_idle_thresholds(AdmissionConfig(is_on=is_on, thresholds=thresholds))
+
+    assert [line["log_level"] for line in logs] == ["warning"] * warnings
+    assert all("--admission-control" in line["why"] for line in logs)

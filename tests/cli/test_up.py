@@ -252,6 +252,7 @@ def test_what_no_worker_could_start_with_is_said_once(
     ("variable", "value", "said"),
     [
         ("DYN_ADMIN_TOKEN", "two words", "visible ASCII"),
+        ("DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD", "nan", "active_decode_blocks_threshold"),
         ("DYN_ADMIN_LISTEN", "127.0.0.1:7777", "would be the admin address of every frontend"),
         ("DYN_ADMIN_GRPC_LISTEN", "127.0.0.1:7777", "would be the admin address of every frontend"),
     ],
@@ -261,6 +262,47 @@ def test_what_no_frontend_could_start_with_is_said_once(variable: str, value: st
 
     assert done.exit_code == 2
     assert said in done.output
+
+
+def test_admin_calls_that_are_placed_and_off_are_said_before_anything_starts() -> None:
+    variables = {"DYN_ADMIN_LISTEN": "127.0.0.1:0", "DYN_DISABLE_FRONTEND_ADMIN_API": "1"}
+
+    done = CliRunner().invoke(command, [], env=variables)
+
+    assert done.exit_code == 2
+    assert "--disable-admin-api leaves no admin calls for --admin-listen" in done.output
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--admission-control=none", "Frontends take it from DYN_ADMISSION_CONTROL."),
+        ("--mocker-itl-ms=1", "Workers take it after --."),
+        (
+            "--drain-timeout=1",
+            "Frontends take it from DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS. Workers take it after --.",
+        ),
+        ("--qqqqqq", "Options of workers go after --, those of frontends into their DYN_ variables: see their --help."),
+    ],
+)
+def test_an_option_of_another_process_is_told_where_it_goes(option: str, said: str) -> None:
+    done = CliRunner().invoke(command, [option])
+
+    assert done.exit_code == 2
+    assert option.partition("=")[0] in done.output
+    assert done.output.endswith(f" {said}\n")
+
+
+def test_an_option_that_has_another_name_here_is_not_sent_elsewhere() -> None:
+    """`up` gives it to its frontends, whatever a variable says."""
+    assert "DYN_HTTP_LISTEN" not in CliRunner().invoke(command, ["--http-listen=127.0.0.1:1"]).output
+
+
+def test_help_says_where_options_of_workers_and_of_frontends_go() -> None:
+    said = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+
+    assert "Options after -- go to every worker" in said
+    assert "Frontends take theirs from the DYN_ variables in `unbroken frontend --help`" in said
 
 
 def test_one_state_folder_serves_one_cluster(start: Callable[..., Up]) -> None:

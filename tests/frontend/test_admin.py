@@ -36,6 +36,12 @@ def test_nothing_else_does_and_the_refusal_does_not_say_what_would(given: str | 
     assert "secret" not in caught.value.detail
 
 
+@pytest.mark.parametrize(("given", "said"), [(None, "none"), ("Bearer other", "another")])
+def test_the_refusal_says_that_it_is_the_call_that_lacks_it(given: str | None, said: str) -> None:
+    with pytest.raises(Failure, match=f"this call brings {said}$"):
+        make_admin(token="secret")[0].authorize(given)
+
+
 @pytest.mark.parametrize("given", [None, "Bearer anything"])
 def test_without_a_token_everybody_may(given: str | None) -> None:
     make_admin()[0].authorize(given)

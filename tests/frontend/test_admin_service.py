@@ -97,6 +97,8 @@ def test_changes_what_the_mask_names(request_: Any, decode: float, prefill: int 
         (change(DECODE, decode=1.5), Reason.INVALID_ARGUMENT, DECODE),
         (change(DECODE, decode=float("nan")), Reason.INVALID_ARGUMENT, DECODE),
         (change(DECODE, model="made up"), Reason.MODEL_NOT_FOUND, "model"),
+        (change(model="made up"), Reason.MODEL_NOT_FOUND, "model"),
+        (change(model=""), Reason.INVALID_ARGUMENT, "threshold.model"),
     ],
 )
 def test_bad_input_is_named(request_: Any, reason: Reason, param: str) -> None:

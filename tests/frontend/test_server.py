@@ -132,11 +132,12 @@ def test_the_operators_grpc_address_serves_while_no_model_can_be(tmp_path: Path)
     assert run_async(scenario()) == ["SERVING", "SERVING"]
 
 
-@pytest.mark.parametrize("name", ["listen", "grpc_listen"])
-def test_an_operators_address_in_use_is_one_sentence(name: str) -> None:
+@pytest.mark.parametrize(("name", "option"), [("listen", "--admin-listen"), ("grpc_listen", "--admin-grpc-listen")])
+def test_an_operators_address_in_use_is_one_sentence_that_names_the_option(name: str, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(StartupError, match=f"cannot listen .* on {address}: the port is in use"):
+        said = f"cannot listen .* on {address}: the port is in use; stop what holds it, or give another {option}$"
+        with pytest.raises(StartupError, match=said):
             run_async(start_at(name, address))
 
 

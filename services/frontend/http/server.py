@@ -20,9 +20,12 @@ def _is_ours(record: logging.LogRecord) -> bool:
 log.addFilter(_is_ours)
 
 
-async def start_http(app: web.Application, host: str, port: int) -> tuple[web.AppRunner, int]:
+async def start_http(
+    app: web.Application, host: str, port: int, *, option: str = "--http-listen"
+) -> tuple[web.AppRunner, int]:
     """Serve `app` at host:port; 0 takes any free port. Returns the runner, to be cleaned up, and the real port.
 
+    option: that which says where, for people.
     A client that leaves has its handler cancelled, streamed or not. Raises StartupError when the address can't be had.
     """
     config = app[CONFIG]
@@ -40,5 +43,5 @@ async def start_http(app: web.Application, host: str, port: int) -> tuple[web.Ap
         await Door(runner, bare_host(host), port, backlog=config.backlog).start()
     except OSError as error:
         await runner.cleanup()
-        raise cannot_listen("HTTP", f"{host}:{port}", error) from error
+        raise cannot_listen("HTTP", f"{host}:{port}", error, option=option) from error
     return runner, int(runner.addresses[0][1])
