@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from services.errors import Failure, Reason
+from services.refusals import CAUSE, RefusedFor
 
 PLACES_DEFAULT = 64
 RETRY_AFTER_S = 1.0
@@ -25,7 +26,8 @@ class Aside:
         """
         if self._taken >= self._places:
             detail = "too many long requests are being prepared at once"
-            raise Failure(Reason.OVERLOADED, detail, retry_after_s=RETRY_AFTER_S)
+            cause = {CAUSE: RefusedFor.PREPARATION}
+            raise Failure(Reason.OVERLOADED, detail, retry_after_s=RETRY_AFTER_S, metadata=cause)
         self._taken += 1
         running = asyncio.get_running_loop().run_in_executor(None, function, *args)
         running.add_done_callback(self._leave)

@@ -142,6 +142,7 @@ class FakeWorker:
     quarantined_until: float = 0.0
     full: bool = False
     refused_count: int = 1
+    refused_tokens: int | None = None
     request_limit: int | None = None
     occupancy: Occupancy = field(default_factory=Occupancy)
     reported: Sequence[RankLoad] = ()
@@ -149,12 +150,16 @@ class FakeWorker:
     def ranks(self) -> Sequence[RankLoad]:
         return self.reported
 
-    def is_full(self, count: int = 1) -> bool:
-        is_marked = self.full and count >= self.refused_count
+    def is_full(self, count: int = 1, tokens: int = 0) -> bool:
+        is_long = self.refused_tokens is not None and tokens >= self.refused_tokens
+        is_marked = is_long or (self.full and count >= self.refused_count)
         return is_marked or (self.request_limit is not None and self.in_flight_count + count > self.request_limit)
 
     def mark_full(self, count: int = 1) -> None:
         self.full, self.refused_count = True, count
+
+    def mark_long(self, tokens: int) -> None:
+        self.refused_tokens = tokens
 
 
 class FakeWorkers:

@@ -46,6 +46,7 @@ def test_one_more_than_the_places_is_refused_and_the_next_is_taken() -> None:
     failure = run_async(scenario())
 
     assert failure.reason is Reason.OVERLOADED
+    assert failure.metadata == {"cause": "preparation"}
     assert failure.retry_after_s
 
 

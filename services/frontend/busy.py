@@ -43,16 +43,39 @@ class Thresholds:
             detail = f"active_prefill_tokens_threshold must be a number of tokens from 0 to {TOKENS_MAX}"
             raise invalid("active_prefill_tokens_threshold", detail)
 
+    def named(self) -> dict[str, str]:
+        """Those that are looked at, under the names that clients know."""
+        blocks, tokens = self.active_decode_blocks, self.active_prefill_tokens
+        named = {} if blocks is None else {"active_decode_blocks_threshold": str(blocks)}
+        return named if tokens is None else named | {"active_prefill_tokens_threshold": str(tokens)}
+
 
 def is_busy(ranks: Sequence[Rank], thresholds: Thresholds) -> bool:
     """Whether a worker is busy: all its ranks that are known. Where none is known, it is not."""
     return bool(ranks) and all(_is_rank_busy(rank, thresholds) for rank in ranks)
 
 
+def excess(ranks: Sequence[Rank], thresholds: Thresholds) -> str:
+    """What the least loaded of ranks that are busy is over, for people. ranks: at least one."""
+    least = min(ranks, key=lambda one: (_part_used(one), one.active_prefill_tokens))
+    blocks, tokens, parts = thresholds.active_decode_blocks, thresholds.active_prefill_tokens, []
+    if blocks is not None and (part := _part_used(least)) > blocks:
+        counts = f"{least.kv_blocks_used} of {least.kv_blocks_total}"
+        parts.append(f"active_decode_blocks {part:.4g} ({counts}) of at most {blocks}")
+    if tokens is not None and least.active_prefill_tokens > tokens:
+        parts.append(f"active_prefill_tokens {least.active_prefill_tokens} of at most {tokens}")
+    return ", ".join(parts)
+
+
+def _part_used(rank: Rank) -> float:
+    """Of its blocks. Divides, for a product can come out above what it is equal to: 29 > 0.29 * 100."""
+    return rank.kv_blocks_used / rank.kv_blocks_total if rank.kv_blocks_total else 0.0
+
+
 def _is_rank_busy(rank: Rank, thresholds: Thresholds) -> bool:
-    """Any threshold suffices. Divides, for a product can come out above what it is equal to: 29 > 0.29 * 100."""
+    """Any threshold suffices."""
     blocks, tokens = thresholds.active_decode_blocks, thresholds.active_prefill_tokens
-    if blocks is not None and rank.kv_blocks_total and rank.kv_blocks_used / rank.kv_blocks_total > blocks:
+    if blocks is not None and _part_used(rank) > blocks:
         return True
     return tokens is not None and rank.active_prefill_tokens > tokens
 

@@ -8,9 +8,10 @@ from typing import Generic, Protocol, TypeVar
 
 from services.card import ModelCard
 from services.errors import Failure, Reason, invalid
-from services.frontend.busy import Rank, Thresholds, is_busy
+from services.frontend.busy import Rank, Thresholds, excess, is_busy
 from services.frontend.retry_after import RETRY_AFTER_S_MIN, jittered_s, metadata_of, retry_after_s
 from services.frontend.worker_load import Occupancy
+from services.refusals import CAUSE, RefusedFor
 from services.request import Call
 
 
@@ -34,9 +35,11 @@ class Worker(Protocol):
 
     def ranks(self) -> Sequence[Rank]: ...
 
-    def is_full(self, count: int = 1) -> bool: ...
+    def is_full(self, count: int = 1, tokens: int = 0) -> bool: ...
 
     def mark_full(self, count: int = 1) -> None: ...
+
+    def mark_long(self, tokens: int) -> None: ...
 
 
 AnyWorker = TypeVar("AnyWorker", bound=Worker)
@@ -59,8 +62,8 @@ class Workers(Protocol[AnyWorker]):
 class View(Generic[AnyWorker]):
     """How the workers of a model stand towards one call.
 
-    present: those that do not leave. healthy, quarantined: that have room and are not busy. busy: that have room.
-    is_crowded: whether some were passed by for want of room or for being busy.
+    present: those that do not leave. healthy, quarantined: that have room and are not busy. busy: that have room, and
+    are over one of the thresholds. is_crowded: whether some were passed by for want of room or for being busy.
     """
 
     present: Sequence[AnyWorker]
@@ -68,6 +71,7 @@ class View(Generic[AnyWorker]):
     quarantined: Sequence[AnyWorker]
     busy: Sequence[AnyWorker]
     is_crowded: bool
+    thresholds: Thresholds | None = None
 
     def eligible(self, *, is_under_way: bool) -> Sequence[AnyWorker]:
         """Quarantined workers only where there is no other: a mark must not turn the last worker away.
@@ -78,11 +82,18 @@ class View(Generic[AnyWorker]):
 
 
 def view(
-    sessions: Sequence[AnyWorker], call: Call, now: float, thresholds: Thresholds | None = None, count: int = 1
+    sessions: Sequence[AnyWorker],
+    call: Call,
+    now: float,
+    thresholds: Thresholds | None = None,
+    count: int = 1,
+    tokens: int = 0,
 ) -> View[AnyWorker]:
-    """Sort the sessions. thresholds: None where nobody counts as busy. count: for how many choices at once."""
+    """Sort the sessions. thresholds: None where nobody counts as busy. count: for how many choices at once. tokens: of
+    their prompts together; 0: look only at requests, for the worker itself is to say whether so many tokens may wait.
+    """
     present = [one for one in sessions if not one.is_draining]
-    free = [one for one in present if not one.is_full(count) and one.key not in call.excluded]
+    free = [one for one in present if not one.is_full(count, tokens) and one.key not in call.excluded]
     busy = [] if thresholds is None else [one for one in free if is_busy(one.ranks(), thresholds)]
     busy_keys = {one.key for one in busy}
     calm = [one for one in free if one.key not in busy_keys]
@@ -91,7 +102,8 @@ def view(
         healthy=[one for one in calm if one.quarantined_until <= now],
         quarantined=[one for one in calm if one.quarantined_until > now],
         busy=busy,
-        is_crowded=bool(busy) or any(one.is_full(count) for one in present),
+        is_crowded=bool(busy) or any(one.is_full(count, tokens) for one in present),
+        thresholds=thresholds,
     )
 
 
@@ -118,12 +130,28 @@ def refusal(seen: View[AnyWorker], model: str, count: int, rng: random.Random) -
     if not seen.is_crowded:
         return no_workers(f"no worker serves {model!r} at the moment", rng)
     workers = [one.occupancy for one in seen.present]
+    detail, cause = _bound_met(seen, model)
     return Failure(
         Reason.OVERLOADED,
-        f"every worker of {model!r} is at capacity",
+        detail,
         retry_after_s=retry_after_s(workers, rng),
-        metadata=metadata_of(workers),
+        metadata=cause | metadata_of(workers),
     )
+
+
+def _bound_met(seen: View[AnyWorker], model: str) -> tuple[str, dict[str, str]]:
+    """The same for people and for programs.
+
+    Where some are full and all others busy, it is for the thresholds: higher ones would have let the request in.
+    """
+    if not seen.busy or seen.thresholds is None:
+        return f"every worker of {model!r} is at capacity", {CAUSE: RefusedFor.CAPACITY}
+    which = f"every worker of {model!r} is"
+    if len(seen.busy) < len(seen.present):
+        which = f"some workers of {model!r} are at capacity and all others"
+    over = excess([rank for one in seen.busy for rank in one.ranks()], seen.thresholds)
+    cause = {CAUSE: RefusedFor.BUSY_THRESHOLD.value} | seen.thresholds.named()
+    return f"{which} over a busy threshold, the least loaded with {over}", cause
 
 
 def no_workers(detail: str, rng: random.Random) -> Failure:

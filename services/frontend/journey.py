@@ -25,6 +25,7 @@ from services.errors import Failure, Reason
 from services.frontend.policy import DEATHS, Policy, Progress
 from services.frontend.record import Recorder
 from services.layers import root_cause
+from services.refusals import REJECTIONS, RefusedFor, refused_for
 from services.request import Attempt, Call, Delta, Finish, FinishReason, Layer, Request
 
 log = structlog.get_logger()
@@ -228,8 +229,7 @@ class Journey:
         """What cost the request its worker and became of the last try to go on; or what no other worker could mend."""
         cause = self._cause
         if cause is None:
-            is_refused_by_all = failure.reason is Reason.NO_WORKERS  # Whichever has room again has refused it before.
-            return self._refusal if is_refused_by_all and self._refusal is not None else failure
+            return failure if self._refusal is None else _refused_by_all(failure, self._refusal)
         if not (failure.traits.migrates or failure.reason in (Reason.NO_WORKERS, Reason.OVERLOADED)):
             return failure
         return Failure(cause.reason, f"{cause.detail}; and then: {failure.detail}", retry_after_s=failure.retry_after_s)
@@ -241,7 +241,8 @@ class Journey:
     def _count(self, failure: Failure) -> None:
         if failure.traits.free:
             self._free_moves += self._call.replacement_deadline is None  # Else that bounds them.
-            self._refusal = failure if failure.reason is Reason.WORKER_AT_CAPACITY else self._refusal
+            if failure.reason is Reason.WORKER_AT_CAPACITY:
+                self._refusal = failure if self._refusal is None else _refused_by_all(failure, self._refusal)
             return
         self._moves += 1
         self._cause = self._cause or failure
@@ -346,6 +347,16 @@ class Journey:
             position=self._record.position,
             gap_ms=round(seconds * 1e3, 1),
         )
+
+
+def _refused_by_all(last: Failure, refusal: Failure) -> Failure:
+    """What a request is told that nobody took: not that there is no worker, for those with room have refused it before;
+    and what only a worker could know, such as that too many tokens wait, before what is known of all.
+    """
+    if last.reason is Reason.NO_WORKERS:
+        return refusal
+    is_general = last.reason in REJECTIONS and refused_for(last) is RefusedFor.CAPACITY
+    return refusal if is_general and refused_for(refusal) is not RefusedFor.CAPACITY else last
 
 
 def _after(delta: Delta, known: int) -> Delta:

@@ -18,6 +18,7 @@ class Metrics:
     registry: CollectorRegistry
     requests: Counter
     rejections: Counter
+    rejection_causes: Counter
     cancellations: Counter
     disconnected: Gauge
     inflight: Gauge
@@ -72,6 +73,12 @@ def build_metrics(prefix: str = PREFIX) -> Metrics:
             f"{prefix}_model_rejection",
             "Requests refused for want of capacity, before their first token or after.",
             ["model", "endpoint"],
+            registry=registry,
+        ),
+        rejection_causes=Counter(
+            f"{prefix}_model_rejection_cause",
+            "Requests refused for want of capacity, by the bound that was met.",
+            ["model", "cause"],
             registry=registry,
         ),
         cancellations=Counter(

@@ -14,6 +14,7 @@ import structlog
 
 from services.errors import Failure, Reason
 from services.frontend.metrics import UNKNOWN_MODEL, Metrics
+from services.refusals import REJECTIONS, refused_for
 from services.reminder import Quota
 from services.request import Call, Cause, Delta, Ending, Finish, Layer, Request, Sink
 
@@ -24,7 +25,6 @@ WHY_CHARS_MAX = 300
 SERVER_FAULT = 500
 REFUSALS = frozenset({Reason.WORKER_AT_CAPACITY, Reason.OVERLOADED, Reason.DRAINING, Reason.SLOW_CLIENT})
 """Statuses of a server, for what is nobody's fault or the client's."""
-REJECTIONS = frozenset({Reason.WORKER_AT_CAPACITY, Reason.OVERLOADED})
 REJECTION_LINES_PER_S_MAX = 100
 """A line is an eighth of what a rejection costs, and thousands a second help nobody: the metrics count them all."""
 DEADLINE_SLACK = 0.01
@@ -133,6 +133,7 @@ class _Counts:
     def __init__(self, metrics: Metrics) -> None:
         self._requests = cache(metrics.requests.labels)
         self._rejections = cache(metrics.rejections.labels)
+        self._rejection_causes = cache(metrics.rejection_causes.labels)
         self._cancellations = cache(metrics.cancellations.labels)
         self._disconnected = metrics.disconnected
         self._duration_s = cache(metrics.duration_s.labels)
@@ -151,6 +152,7 @@ class _Counts:
             self._requests(model, call.endpoint, request_type, "error", result.reason).inc()
             if result.reason in REJECTIONS:
                 self._rejections(model, call.endpoint).inc()
+                self._rejection_causes(model, refused_for(result)).inc()
             if outcome.cause is not None:
                 self._cancellations(model, call.endpoint, request_type, outcome.cause).inc()
             if outcome.cause is Cause.CLIENT_DISCONNECT:
@@ -185,6 +187,7 @@ def observe_refused(metrics: Metrics, endpoint: str, failure: Failure) -> None:
     metrics.requests.labels(UNKNOWN_MODEL, endpoint, "unary", "error", failure.reason).inc()
     if failure.reason in REJECTIONS:
         metrics.rejections.labels(UNKNOWN_MODEL, endpoint).inc()
+        metrics.rejection_causes.labels(UNKNOWN_MODEL, refused_for(failure)).inc()
     level, fields = _said_of(failure)
     log.log(level, "request", endpoint=endpoint, **fields)
 
@@ -196,5 +199,6 @@ def _said_of(outcome: Finish | Failure) -> tuple[int, dict[str, Any]]:
         return logging.INFO, {"outcome": outcome.reason, **tokens}
     is_ours = outcome.traits.http >= SERVER_FAULT and outcome.reason not in REFUSALS
     param = {} if outcome.param is None else {"param": outcome.param[:WHY_CHARS_MAX]}
-    fields = {"outcome": outcome.reason, "why": outcome.detail[:WHY_CHARS_MAX], **param}
+    bound = {"refused_for": refused_for(outcome)} if outcome.reason in REJECTIONS else {}
+    fields = {"outcome": outcome.reason, **bound, "why": outcome.detail[:WHY_CHARS_MAX], **param}
     return logging.WARNING if is_ours else logging.INFO, fields

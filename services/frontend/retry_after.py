@@ -1,7 +1,7 @@
 """What a refusal tells of the workers: how full they are, and when it may be worth another try."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from services.frontend.worker_load import Occupancy
 
@@ -27,19 +27,6 @@ def jittered_s(seconds: float, rng: random.Random) -> float:
     """About so long, from RETRY_AFTER_S_MIN to RETRY_AFTER_S_MAX; at these bounds, too, not the same for everybody."""
     middle_s = min(max(seconds, RETRY_AFTER_S_MIN / JITTER_MIN), RETRY_AFTER_S_MAX / JITTER_MAX)
     return middle_s * rng.uniform(JITTER_MIN, JITTER_MAX)
-
-
-def shows_room(metadata: Mapping[str, str], count: int) -> bool:
-    """Whether a worker's refusal says itself that there is room for so many: then its request has waited too long.
-
-    False where it does not tell, or limits tokens, too: those may be what it has no room for.
-    """
-    names = ("engine_request_limit", "request_queue_limit", "running", "waiting")
-    try:
-        slots, places, running, waiting = [int(metadata[name]) for name in names]
-    except (KeyError, ValueError):
-        return False
-    return "queue_token_limit" not in metadata and running + waiting + count <= slots + places
 
 
 def metadata_of(workers: Sequence[Occupancy]) -> dict[str, str]:

@@ -8,7 +8,8 @@ from typing import Generic
 from services.errors import Failure, Reason
 from services.frontend.busy import BusyThresholds
 from services.frontend.eligible import AnyWorker, Workers, choose, no_workers, refusal, view
-from services.frontend.retry_after import RETRY_AFTER_S_MIN, jittered_s, shows_room
+from services.frontend.retry_after import RETRY_AFTER_S_MIN, jittered_s
+from services.refusals import RefusedFor, refused_for
 from services.request import Call, Finish, Layer, Request, Sink
 
 
@@ -31,8 +32,7 @@ class Route(Generic[AnyWorker]):
             if failure.traits.blames_worker:
                 self._pool.quarantine(session)
             elif failure.reason is Reason.WORKER_AT_CAPACITY:
-                if not shows_room(failure.metadata, _count(call)):
-                    session.mark_full(_count(call))
+                _mark(session, refused_for(failure), _count(call), _tokens(request, call))
                 failure.retry_after_s = jittered_s(failure.retry_after_s or RETRY_AFTER_S_MIN, self._rng)
             elif failure.reason is Reason.DRAINING:
                 session.is_draining = True
@@ -55,11 +55,13 @@ class Route(Generic[AnyWorker]):
         clock, card = asyncio.get_running_loop().time, call.card
         assert card is not None, "preprocess names the card"
         is_under_way, count = call.replacement_deadline is not None, _count(call)
+        tokens = _tokens(request, call) if is_under_way else 0  # It waits for room; a new one asks, and is told.
         try:
             async with asyncio.timeout_at(call.replacement_deadline):
                 while True:
                     change = self._pool.next_change
-                    seen = view(self._pool.sessions(card), call, clock(), self._busy.acting(request.model), count)
+                    thresholds = self._busy.acting(request.model)
+                    seen = view(self._pool.sessions(card), call, clock(), thresholds, count, tokens)
                     if eligible := seen.eligible(is_under_way=is_under_way):
                         chosen = choose(eligible, self._rng)
                         if call.party is not None:
@@ -76,6 +78,19 @@ class Route(Generic[AnyWorker]):
 def _count(call: Call) -> int:
     """How many choices go together."""
     return 1 if call.party is None else call.party.count
+
+
+def _tokens(request: Request, call: Call) -> int:
+    """What they have to read together, if all of them have to wait."""
+    return _count(call) * (len(request.prompt_token_ids) + len(request.generated_token_ids))
+
+
+def _mark(session: AnyWorker, bound: RefusedFor, count: int, tokens: int) -> None:
+    """What the worker refused, it would refuse again. Whoever has waited too long leaves its place to the next."""
+    if bound is RefusedFor.QUEUE_TOKENS:
+        session.mark_long(tokens)
+    elif bound is not RefusedFor.QUEUE_TIMEOUT:
+        session.mark_full(count)
 
 
 def _alone_if_parted(call: Call) -> Call:

@@ -26,12 +26,12 @@ from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.frontend.loss import loss_of
 from services.frontend.outgoing import CancelCounts, Outgoing, submit_of
-from services.frontend.retry_after import shows_room
 from services.frontend.stream import Stream
 from services.frontend.streams import Streams
 from services.frontend.worker_load import FullMark, Occupancy, WorkerLoad
 from services.layers import bug_failure, root_cause
 from services.party import Reservation
+from services.refusals import CAUSE, RefusedFor
 from services.request import Call, Request, Sink
 from services.rpc import failure_of
 from services.stubs import worker_pb2, worker_pb2_grpc
@@ -83,6 +83,7 @@ class Session:
         self.key = f"{record.instance_id}#{next(self._numbers)}"
         self._load = WorkerLoad(loop.time)
         self._full_mark = FullMark(config.full_s, on_news)
+        self._long_mark = FullMark(config.full_s, on_news)
         self.is_draining = False
         self.quarantined_until = 0.0
         self._card: ModelCard | None = None
@@ -128,15 +129,32 @@ class Session:
         """How many requests the worker takes, running and waiting; None where it does not say."""
         return self._load.request_limit
 
-    def is_full(self, count: int = 1) -> bool:
-        """No room for `count` more: it refused, and nothing was heard since; or our own would be more than it takes."""
+    def is_full(self, count: int = 1, tokens: int = 0) -> bool:
+        """No room for `count` more: it refused, and nothing was heard since; or our own would be more than it takes.
+
+        tokens: that they would let wait; 0: any, whatever was refused for its tokens.
+        """
+        if self._full_mark.holds_for(count) or self._long_mark.holds_for(tokens):
+            return True
         limit = self._load.request_limit
-        return self._full_mark.holds_for(count) or (limit is not None and self.in_flight_count + count > limit)
+        return limit is not None and self.in_flight_count + count > limit
 
     def mark_full(self, count: int = 1) -> None:
         """It has refused so many choices for capacity."""
         if not self.is_lost:
             self._full_mark.set(count)
+
+    def mark_long(self, tokens: int) -> None:
+        """It has room for requests, but has refused to let so many more prompt tokens wait."""
+        if not self.is_lost:
+            self._long_mark.set(tokens)
+
+    def _clear_marks(self) -> bool:
+        """Whether there was one: then it may have room again."""
+        was_set = self._full_mark.is_set or self._long_mark.is_set
+        self._full_mark.clear()
+        self._long_mark.clear()
+        return was_set
 
     # Requests
 
@@ -191,9 +209,8 @@ class Session:
             return False
         if not self._streams:
             self._load.set_in_use(False)
-        if frees_room:
-            self._full_mark.clear()
-        if was_full and not self.is_full():
+        was_marked = frees_room and self._clear_marks()
+        if (was_marked or was_full) and not self.is_full():
             self._on_news()
         return True
 
@@ -277,8 +294,7 @@ class Session:
         if load.engine_steps != self._load.last.engine_steps:
             self._stepped_at = self._heard_at
         self._load.add(load)
-        if load.ranks and self._full_mark.is_set:
-            self._full_mark.clear()
+        if load.ranks and self._clear_marks():
             self._on_news()
 
     def _on_goaway(self, grace_s: float) -> None:
@@ -319,8 +335,7 @@ class Session:
         except Failure as failure:
             self._drop(stream, failure)
         if end.complete_final or end.HasField("error"):
-            is_refused = end.error.reason == Reason.WORKER_AT_CAPACITY and not shows_room(end.error.metadata, 1)
-            self._remove(stream, frees_room=not is_refused)  # It had none.
+            self._remove(stream, frees_room=not _is_refused_at_once(end.error))
             self._streams.complete(stream)
 
     def _drop(self, stream: Stream, failure: Failure) -> None:
@@ -354,7 +369,12 @@ class Session:
             return
         self._loss = failure
         self._has_ended.set()
-        self._full_mark.clear()
+        self._clear_marks()
         for stream in self._streams:
             self._streams.remove(stream)
             stream.fail(failure)
+
+
+def _is_refused_at_once(error: worker_pb2.Error) -> bool:
+    """Whether the stream never had a place: one that waited too long had."""
+    return error.reason == Reason.WORKER_AT_CAPACITY and error.metadata.get(CAUSE) != RefusedFor.QUEUE_TIMEOUT

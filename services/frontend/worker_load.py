@@ -4,7 +4,7 @@
 | --- | --- |
 | a rank's report | the next one, or REPORT_HEARTBEATS_MAX heartbeats: from then on the rank is unknown |
 | the same, of a worker without requests, which reports seldom | IDLE_HEARTBEATS times as long |
-| a refusal for capacity, for so many choices or more | the next report, the end of a stream of our own, or `full_s` |
+| a refusal for capacity, for as much or more | the next report, the end of a stream of our own, or `full_s` |
 | as many streams of our own as the worker takes | one of them ends |
 
 A message with a load but without ranks is no report: it proves that the worker lives, and tells running and waiting.
@@ -104,7 +104,9 @@ class WorkerLoad:
 
 
 class FullMark:
-    """A worker refused for capacity: it may have room for fewer choices than it refused, and for no more.
+    """A worker refused so many for capacity: it may have room for fewer, and for no more.
+
+    What is counted, choices or prompt tokens, is its owner's business.
 
     It never lasts longer than `full_s`, whatever else is heard of it, or not.
     """
@@ -123,11 +125,11 @@ class FullMark:
         return self._lapsing is not None
 
     def holds_for(self, count: int) -> bool:
-        """Whether as many choices or fewer were refused."""
+        """Whether as many or fewer were refused."""
         return self.is_set and count >= self._refused_count
 
     def set(self, count: int) -> None:
-        """So many choices were refused. From now on; anew, if it is set already."""
+        """So many were refused. From now on; anew, if it is set already."""
         self._refused_count = min(count, self._refused_count) if self.is_set else count
         self.clear()
         self._lapsing = self._loop.call_later(self._full_s, self._lapse)

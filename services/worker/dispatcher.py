@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from services.errors import Failure, Reason, invalid
+from services.refusals import CAUSE, RefusedFor
 
 MEAN_WEIGHT = 1 / 8
 """What the newest of the service times weighs in their mean: as with round-trip times in RFC 6298."""
@@ -96,14 +97,14 @@ class Dispatcher:
             self._waiting_tokens -= self._waiting.pop(first)
             self._run(first)
 
-    def refusal(self, detail: str) -> Failure:
-        """WORKER_AT_CAPACITY, with the limits and the state that programs may want to know, in decimal digits.
+    def refusal(self, cause: RefusedFor, detail: str) -> Failure:
+        """WORKER_AT_CAPACITY, with the limits and the state that programs may want to know, numbers in decimal digits.
 
         It may be worth another try when all that wait and one more have had a slot: each of the N comes free once in a
         service time.
         """
         limits = self._limits
-        state = {
+        state: dict[str, object] = {
             "engine_request_limit": limits.slots,
             "request_queue_limit": limits.places,
             "running": len(self._running),
@@ -111,12 +112,14 @@ class Dispatcher:
         }
         if limits.tokens is not None:
             state |= {"queue_token_limit": limits.tokens, "waiting_tokens": self._waiting_tokens}
+        if cause is RefusedFor.QUEUE_TIMEOUT:
+            state["queue_timeout_s"] = f"{limits.wait_s:g}"
         mean = self.service_time_s
         return Failure(
             Reason.WORKER_AT_CAPACITY,
             detail,
             retry_after_s=None if mean is None else (len(self._waiting) + 1) * mean / limits.slots,
-            metadata={name: str(value) for name, value in state.items()},
+            metadata={CAUSE: cause, **{name: str(value) for name, value in state.items()}},
         )
 
     def _check_possible(self, count: int, tokens: int) -> None:
@@ -132,9 +135,10 @@ class Dispatcher:
         limits = self._limits
         left = max(0, count - (limits.slots - len(self._running)))  # Those for whom there is no slot.
         if left > limits.places - len(self._waiting):
-            raise self.refusal("Server overloaded: worker at capacity")
+            raise self.refusal(RefusedFor.CAPACITY, "Server overloaded: worker at capacity")
         if limits.tokens is not None and self._waiting_tokens + left * tokens > limits.tokens:
-            raise self.refusal("Server overloaded: worker at capacity, too many prompt tokens wait already")
+            detail = "Server overloaded: worker at capacity, too many prompt tokens wait already"
+            raise self.refusal(RefusedFor.QUEUE_TOKENS, detail)
 
     def _has_free_slot(self) -> bool:
         return len(self._running) < self._limits.slots

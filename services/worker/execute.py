@@ -11,6 +11,7 @@ import structlog
 from services.errors import Failure, Reason
 from services.layers import bug_failure
 from services.party import Party, Reservation
+from services.refusals import RefusedFor
 from services.request import Call, Cause, Delta, Finish, Phase, Request, Sink, Usage
 from services.worker.dispatcher import Dispatcher, Limits
 from services.worker.engine import Engine, Output
@@ -207,7 +208,8 @@ class Execute:
             run.fail(_deadline_exceeded(), Cause.DEADLINE)
         elif not run.ended.done():
             self.tally.queue_timeouts += 1
-            run.fail(self._dispatcher.refusal(f"waited {self.limits.wait_s:g} s for a slot of a worker at capacity"))
+            detail = f"waited {self.limits.wait_s:g} s for a slot of a worker at capacity"
+            run.fail(self._dispatcher.refusal(RefusedFor.QUEUE_TIMEOUT, detail))
 
     def _leave(self, key: int, run: _Run) -> None:
         del self._runs[key]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.errors import Failure, Reason
-from services.frontend.busy import AdmissionConfig, BusyThresholds, Thresholds, is_busy
+from services.frontend.busy import AdmissionConfig, BusyThresholds, Thresholds, excess, is_busy
 from services.worker.engine import RankLoad
 
 IDLE = RankLoad(kv_blocks_used=0, kv_blocks_total=100, active_prefill_tokens=0)
@@ -56,6 +56,24 @@ def test_a_worker_of_which_no_rank_is_known_is_not_busy() -> None:
 
 def test_without_thresholds_nobody_is_busy() -> None:
     assert not is_busy([RankLoad(100, 100, 10**9)], Thresholds())
+
+
+def test_what_is_exceeded_is_said_of_the_least_loaded_rank_and_for_each_threshold_it_is_over() -> None:
+    thresholds = Thresholds(active_decode_blocks=0.25, active_prefill_tokens=100)
+    ranks = [RankLoad(9, 9, 900), RankLoad(3, 9, 101), RankLoad(4, 9, 0)]
+
+    blocks, tokens = "active_decode_blocks 0.3333 (3 of 9) of at most 0.25", "active_prefill_tokens 101 of at most 100"
+    assert excess(ranks, thresholds) == f"{blocks}, {tokens}"
+    assert excess(ranks[1:2], Thresholds(active_prefill_tokens=100)) == tokens
+    assert excess(ranks[2:], thresholds).endswith("(4 of 9) of at most 0.25")
+
+
+def test_thresholds_are_named_as_clients_set_them_and_only_those_that_are_set() -> None:
+    assert Thresholds().named() == {}
+    assert Thresholds(active_decode_blocks=0.123456789, active_prefill_tokens=0).named() == {
+        "active_decode_blocks_threshold": "0.123456789",
+        "active_prefill_tokens_threshold": "0",
+    }
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,40 @@ def test_says_why_there_is_none(workers: list[FakeWorker], count: int, reason: R
     assert refusal(seen(*workers, count=count), "m", count, random.Random(0)).reason is reason
 
 
+BLOCKS = "active_decode_blocks 0.9 (9 of 10) of at most 0.5"
+
+
+@pytest.mark.parametrize(
+    ("workers", "detail"),
+    [
+        ([busy("a"), busy("b")], f"every worker of 'm' is over a busy threshold, the least loaded with {BLOCKS}"),
+        (
+            [busy("a"), FakeWorker("b", full=True)],
+            f"some workers of 'm' are at capacity and all others over a busy threshold, the least loaded with {BLOCKS}",
+        ),
+    ],
+    ids=["all busy", "some full"],
+)
+def test_a_refusal_for_thresholds_tells_them_and_how_far_they_are_exceeded(
+    workers: list[FakeWorker], detail: str
+) -> None:
+    """Also where some workers are full: higher ones would have let the request in."""
+    failure = refusal(seen(*workers), "m", 1, random.Random(0))
+
+    assert failure.detail == detail
+    assert (failure.metadata["cause"], failure.metadata["active_decode_blocks_threshold"]) == ("busy_threshold", "0.5")
+    assert "active_prefill_tokens_threshold" not in failure.metadata
+
+
+@pytest.mark.parametrize("reported", [(), (BUSY,)], ids=["calm", "busy too"])
+def test_a_refusal_by_full_workers_is_for_capacity_alone(reported: tuple[RankLoad, ...]) -> None:
+    failure = refusal(seen(FakeWorker("a", full=True, reported=reported)), "m", 1, random.Random(0))
+
+    assert failure.detail == "every worker of 'm' is at capacity"
+    assert failure.metadata["cause"] == "capacity"
+    assert "active_decode_blocks_threshold" not in failure.metadata
+
+
 def test_names_the_most_choices_that_some_worker_takes() -> None:
     workers = FakeWorker("a", request_limit=4), FakeWorker("b", request_limit=2)
 

@@ -145,6 +145,36 @@ def test_a_request_that_every_worker_refused_is_told_of_the_capacity() -> None:
     assert Case([Reason.WORKER_AT_CAPACITY], [Reason.NO_WORKERS]).fails().reason is Reason.WORKER_AT_CAPACITY
 
 
+def refused(cause: str, reason: Reason = Reason.WORKER_AT_CAPACITY) -> Failure:
+    return Failure(reason, f"full of {cause}", metadata={"cause": cause})
+
+
+CROWDED = refused("capacity", Reason.OVERLOADED)
+BUSY = refused("busy_threshold", Reason.OVERLOADED)
+
+
+@pytest.mark.parametrize(
+    ("refusals", "told"),
+    [
+        ([refused("queue_tokens"), Failure(Reason.NO_WORKERS, "none left")], "queue_tokens"),
+        ([refused("queue_tokens"), CROWDED], "queue_tokens"),
+        ([refused("queue_tokens"), refused("capacity"), CROWDED], "queue_tokens"),
+        ([refused("capacity"), refused("queue_timeout"), CROWDED], "queue_timeout"),
+        ([refused("capacity"), CROWDED], "capacity"),
+        ([refused("queue_tokens"), BUSY], "busy_threshold"),
+    ],
+)
+def test_what_only_a_worker_could_know_is_told_before_what_is_known_of_all(refusals: list[Failure], told: str) -> None:
+    """A bug: a client was told of all running and waiting, though it was the tokens for which there was no room."""
+    failure = Case(*([one] for one in refusals)).fails()
+
+    assert (failure.detail, failure.metadata) == (f"full of {told}", {"cause": told})
+
+
+def test_what_is_no_refusal_is_not_hidden_by_one() -> None:
+    assert Case([refused("queue_tokens")], [Reason.INVALID_ARGUMENT]).fails().reason is Reason.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize(
     "reason", [Reason.GRAMMAR_REPLAY_MISMATCH, Reason.DEADLINE_EXCEEDED, Reason.INVALID_ARGUMENT, Reason.INTERNAL]
 )

@@ -19,6 +19,7 @@ from services.frontend.observe import (
     why_cancelled,
 )
 from services.layers import Accept, Deadline, Gate
+from services.refusals import RefusedFor
 from services.request import Call, Cause, Delta, Finish, FinishReason, Layer, Request, Sink, Usage
 from tests.support import HANG, Script, Step, call_layer, make_request, run_async
 
@@ -144,6 +145,30 @@ def test_nothing_else_is_a_rejection(reason: Reason) -> None:
         run_async(call_layer(case.layer, make_request()))
 
     assert case.value("model_rejection_total", endpoint="generate") is None
+
+
+def test_rejections_are_counted_and_logged_by_the_bound_they_met_and_each_once() -> None:
+    causes = ["capacity", "busy_threshold", "queue_tokens", "queue_timeout", "preparation", None, "from the future"]
+    failures = [Failure(Reason.OVERLOADED, "full", metadata={"cause": one} if one else {}) for one in causes]
+    case = Case()
+    case.script = Script(*([one] for one in failures))
+    case.layer = Observe(case.script, case.metrics, lambda name: name == "m")
+
+    with capture_logs() as logs:
+        for _ in failures:
+            run_async(ask_quietly(case.layer))
+
+    counts = {one.value: case.value("model_rejection_cause_total", cause=one) for one in RefusedFor}
+    assert counts == {one: 3 if one == "capacity" else 1 for one in RefusedFor}
+    assert sum(count or 0 for count in counts.values()) == case.value("model_rejection_total", endpoint="generate")
+    assert [line["refused_for"] for line in logs] == [*causes[:5], "capacity", "capacity"]
+
+
+def test_what_is_no_rejection_has_no_bound_in_the_log() -> None:
+    with capture_logs() as logs:
+        run_async(ask_quietly(Case(Reason.NO_WORKERS).layer))
+
+    assert "refused_for" not in logs[0]
 
 
 # Cancellations
@@ -317,7 +342,12 @@ def test_a_request_too_broken_for_the_pipeline_is_counted_and_logged_too() -> No
 def test_one_that_there_was_no_thread_to_read_is_a_rejection_too() -> None:
     metrics = build_metrics()
 
-    observe_refused(metrics, "completions", Failure(Reason.OVERLOADED, "too many long requests at once"))
+    cause = {"cause": "preparation"}
+    observe_refused(
+        metrics, "completions", Failure(Reason.OVERLOADED, "too many long requests at once", metadata=cause)
+    )
 
     labels = {"model": "unknown", "endpoint": "completions"}
     assert metrics.registry.get_sample_value("dynamo_frontend_model_rejection_total", labels) == 1
+    labels = {"model": "unknown", **cause}
+    assert metrics.registry.get_sample_value("dynamo_frontend_model_rejection_cause_total", labels) == 1

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from services.frontend.retry_after import jittered_s, metadata_of, retry_after_s, shows_room
+from services.frontend.retry_after import jittered_s, metadata_of, retry_after_s
 from services.frontend.worker_load import Occupancy
 
 
@@ -59,18 +59,3 @@ def test_limits_and_load_of_all_workers_are_told_together() -> None:
         "running": "7",
         "waiting": "1",
     }
-
-
-def test_what_a_worker_says_of_itself_shows_for_how_many_it_has_room() -> None:
-    said = metadata_of([Occupancy(slots=4, places=2, running=4, waiting=1)])
-
-    assert [shows_room(said, count) for count in (1, 2)] == [True, False]
-
-
-@pytest.mark.parametrize("changed", [{"running": None}, {"waiting": "few"}, {"queue_token_limit": "100"}], ids=str)
-def test_it_does_not_where_it_says_too_little_or_tokens_may_be_what_there_is_no_room_for(
-    changed: dict[str, str | None],
-) -> None:
-    said = metadata_of([Occupancy(slots=4, places=2)]) | changed
-
-    assert not shows_room({name: value for name, value in said.items() if value is not None}, 1)

@@ -11,6 +11,7 @@ from services.frontend.busy import AdmissionConfig, BusyThresholds, Thresholds
 from services.frontend.route import Route
 from services.frontend.worker_load import Occupancy
 from services.party import Party
+from services.refusals import RefusedFor
 from services.worker.engine import RankLoad
 from tests.support import HANG, FakeWorker, FakeWorkers, Script, call_layer, make_request, run_async
 
@@ -154,14 +155,43 @@ def test_marks_what_refused_for_capacity_as_full_and_what_is_leaving_as_draining
 
 def test_a_worker_where_a_request_waited_too_long_is_not_full() -> None:
     """A bug: each that gave up its place in a queue kept others from it for up to a second."""
-    room = {"engine_request_limit": "1", "request_queue_limit": "4", "running": "1", "waiting": "3"}
-    waited = Failure(Reason.WORKER_AT_CAPACITY, "waited 1 s for a slot", metadata=room)
-    worker = FakeWorker("a")
+    assert refused_for(RefusedFor.QUEUE_TIMEOUT) == FakeWorker("a")
 
+
+def refused_for(cause: RefusedFor) -> FakeWorker:
+    """What is left of such a refusal on the worker that gave it, to a request of three tokens."""
+    failure, worker = Failure(Reason.WORKER_AT_CAPACITY, "full", metadata={"cause": cause}), FakeWorker("a")
     with pytest.raises(Failure):
-        run_async(call_layer(route(Script([waited]), FakeWorkers(worker)), make_request()))
+        run_async(call_layer(route(Script([failure]), FakeWorkers(worker)), make_request((1, 2, 3))))
+    return worker
 
-    assert not worker.full
+
+def test_a_worker_where_too_many_tokens_wait_is_full_only_for_as_many_that_wait_for_room() -> None:
+    """Not for new requests: only the worker knows whether they would have to wait, and tells them why not."""
+    worker = refused_for(RefusedFor.QUEUE_TOKENS)
+
+    assert (worker.full, worker.refused_tokens) == (False, 3)
+    assert routed_to(FakeWorkers(FakeWorker("a", refused_tokens=1))) == "a"
+
+
+@pytest.mark.parametrize(("tokens", "generated", "party"), [(3, 0, None), (1, 2, None), (1, 0, Party(3))])
+def test_who_waits_for_room_does_not_ask_it_again_and_again(tokens: int, generated: int, party: Party | None) -> None:
+    """A request that lost its worker may come back to one that has refused it."""
+
+    async def scenario() -> str | None:
+        script, other = Script([7]), FakeWorker("b", in_flight_count=9)
+        workers = FakeWorkers(FakeWorker("a", refused_tokens=3), other)
+        request = make_request((1,) * tokens, generated_token_ids=(2,) * generated)
+        await call_layer(route(script, workers), request, replacement_deadline=FOREVER, party=party)
+        return script.calls[0].worker
+
+    assert run_async(scenario()) == "b"
+
+
+def test_but_does_where_it_is_shorter() -> None:
+    workers = FakeWorkers(FakeWorker("a", refused_tokens=9), FakeWorker("b", in_flight_count=9))
+
+    assert routed_to(workers, replacement_deadline=FOREVER) == "a"
 
 
 @pytest.mark.parametrize(("said", "least", "most"), [(None, 1.0, 1.5), (10.0, 8.0, 12.0), (1e9, 40.0, 60.0)])

@@ -433,10 +433,45 @@ def test_one_that_waited_too_long_leaves_its_place_behind() -> None:
         stream = bare.open()
         bare.session.mark_full()
 
-        bare.refuse(stream.id, engine_request_limit="2", request_queue_limit="1", running="2", waiting="0")
+        bare.refuse(stream.id, cause="queue_timeout")
 
         assert isinstance(stream.ended.exception(), Failure)
         assert (bare.session.is_full(), bare.news) == (False, ["news"])
+
+    run_async(scenario())
+
+
+@pytest.mark.parametrize("event", ["report", "end"])
+def test_a_refusal_of_so_many_tokens_says_nothing_of_fewer_and_lasts_no_longer(event: str) -> None:
+    async def scenario() -> None:
+        bare = BareWorker()
+        stream, refused = bare.open(), bare.open()
+        bare.refuse(refused.id, cause="queue_tokens")
+        assert isinstance(refused.ended.exception(), Failure)
+        bare.session.mark_long(100)
+        assert [bare.session.is_full(1, tokens) for tokens in (0, 99, 100)] == [False, False, True]
+        assert bare.news == []
+
+        if event == "report":
+            bare.hear(load=REPORT)
+        else:
+            bare.session.close(stream)
+
+        assert (bare.session.is_full(1, 100), bare.news) == (False, ["news"])
+
+    run_async(scenario())
+
+
+def test_a_stream_that_was_refused_for_its_tokens_leaves_no_room_behind() -> None:
+    async def scenario() -> None:
+        bare = BareWorker()
+        stream = bare.open()
+        bare.session.mark_long(100)
+
+        bare.refuse(stream.id, cause="queue_tokens")
+
+        assert isinstance(stream.ended.exception(), Failure)
+        assert (bare.session.is_full(1, 100), bare.news) == (True, [])
 
     run_async(scenario())
 
@@ -474,10 +509,11 @@ def test_a_worker_that_names_no_limit_is_full_only_when_it_says_so() -> None:
 def test_the_end_of_a_session_leaves_no_mark_and_no_timer() -> None:
     async def scenario() -> None:
         bare = BareWorker(config=SessionConfig(full_s=0.01))
-        bare.session.mark_full()
-        bare.session.lose(Failure(Reason.DISCONNECTED, "gone"))
-        bare.session.mark_full()
-        assert not bare.session.is_full()
+        for _ in range(2):
+            bare.session.mark_full()
+            bare.session.mark_long(100)
+            bare.session.lose(Failure(Reason.DISCONNECTED, "gone"))
+        assert not bare.session.is_full(1, 100)
 
     run_async(scenario())
 

@@ -72,6 +72,12 @@ class Refused(Exception):
         return str(self.error["code"])
 
     @property
+    def metadata(self) -> dict[str, str]:
+        """What else it tells, whatever the protocol."""
+        metadata: dict[str, str] = self.error.get("metadata", self.error)
+        return metadata
+
+    @property
     def is_deadline(self) -> bool:
         """Whether the deadline has passed. Over gRPC the client's own clock may say so first, without a reason."""
         return "DEADLINE_EXCEEDED" in (self.reason, self.code)

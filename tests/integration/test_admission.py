@@ -71,9 +71,10 @@ def check_refusal(refused: Refused, slots: int, places: int) -> None:
         assert int(refused.headers["Retry-After"]) >= 1
         assert refused.error["type"] == "overloaded_error"
         assert refused.error["retryable"] is True
-    if refused.reason == "WORKER_AT_CAPACITY" and refused.code == "RESOURCE_EXHAUSTED":
+    assert refused.metadata["cause"] == "capacity"
+    if refused.reason == "WORKER_AT_CAPACITY":
         told = {"engine_request_limit": slots, "request_queue_limit": places, "running": slots, "waiting": places}
-        assert {name: int(refused.error[name]) for name in told} == told
+        assert {name: int(refused.metadata[name]) for name in told} == told
 
 
 # All at a time
@@ -151,6 +152,8 @@ def test_one_that_has_waited_too_long_never_reaches_the_engine(pair: Pair, proto
             assert refused.is_deadline
         else:
             assert refused.reason in REFUSALS
+            assert "waited 0.3 s" in refused.error["message"]
+            assert (refused.metadata["cause"], refused.metadata["queue_timeout_s"]) == ("queue_timeout", "0.3")
         prompts = [one.sum("unbroken_engine_prefill_tokens_total") for one in (before, after)]
         assert prompts[0] == prompts[1]
         expired = after.sum("unbroken_queue_expired_total", cause=cause)
@@ -173,24 +176,14 @@ def test_no_more_prompt_tokens_wait_than_the_limit(pair: Pair) -> None:
             await until(lambda: holder.has_begun)
             first = visit("fifteen letters").start(group)
             await wait_load(worker, 1, 1)
-            assert (await visit("sixwww").start(group).refusal()).reason in REFUSALS
-
-            inside: list[Visit] = []
-
-            async def five_more_get_in() -> bool:
-                """Once the frontend forgets that the worker was full."""
-                five = visit("five!").start(group)
-
-                async def is_decided() -> bool:
-                    return five.is_refused or (await read(worker)).waiting == 2
-
-                await until(is_decided)
-                if not five.is_refused:
-                    inside.append(five)
-                return bool(inside)
-
-            await until(five_more_get_in)
-            for one in (holder, first, *inside):
+            refused = await visit("sixwww").start(group).refusal()
+            five = visit("five!").start(group)  # At once: that too many tokens wait does not make the worker full.
+            await wait_load(worker, 1, 2)
+            for one in (holder, first, five):
                 one.leave()
+        assert refused.reason in REFUSALS
+        assert "too many prompt tokens wait" in refused.error["message"]
+        told = {"cause": "queue_tokens", "queue_token_limit": "20", "waiting_tokens": "15"}
+        assert told.items() <= refused.metadata.items()
 
     asyncio.run(scenario())

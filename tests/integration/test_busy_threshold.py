@@ -62,6 +62,8 @@ async def is_admitted(frontend: Frontend, worker: Process, ask: Ask = NEXT) -> b
 
 def check_refusal(refused: Refused, status: int = 529) -> None:
     assert refused.reason == "OVERLOADED"
+    assert refused.metadata["cause"] == "busy_threshold"
+    assert "over a busy threshold" in refused.error["message"]
     if refused.code == "RESOURCE_EXHAUSTED":
         assert 1 <= refused.error["retry_after_s"] <= 60
     else:
@@ -157,6 +159,10 @@ def test_each_rejection_is_told_and_counted_once(held: Stage, protocol: str, is_
         assert after.sum(name) - before.sum(name) == 1
         labels = {"model": "mocker", "endpoint": endpoint}
         assert after.sum(name, **labels) - before.sum(name, **labels) == 1
+        by_cause = "dynamo_frontend_model_rejection_cause_total"
+        assert after.sum(by_cause, cause="busy_threshold") - before.sum(by_cause, cause="busy_threshold") == 1
+        assert refused.metadata["active_decode_blocks_threshold"] == "0.5"
+        assert f"active_decode_blocks 0.5469 ({HELD} of {BLOCKS}) of at most 0.5" in refused.error["message"]
 
     asyncio.run(scenario())
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.errors import Failure, Reason
+from services.refusals import RefusedFor
 from services.worker import dispatcher as module
 from services.worker.dispatcher import Dispatcher, Limits
 
@@ -109,7 +110,7 @@ def test_any_order_of_events_agrees_with_the_obvious_model(
     for key in [*(key for key, _ in model.waiting), *model.running]:
         case.dispatcher.release(key)
     assert case.counts == (0, 0)
-    assert case.dispatcher.refusal("").metadata.get("waiting_tokens", "0") == "0"
+    assert case.dispatcher.refusal(RefusedFor.CAPACITY, "").metadata.get("waiting_tokens", "0") == "0"
 
 
 def table() -> dict[tuple[str, str], str]:
@@ -256,6 +257,7 @@ def test_a_refusal_tells_the_limits_and_the_state() -> None:
 
     assert refusal is not None
     assert dict(refusal.metadata) == {
+        "cause": "capacity",
         "engine_request_limit": "2",
         "request_queue_limit": "1",
         "running": "2",
@@ -271,6 +273,7 @@ def test_a_refusal_tells_the_limit_of_tokens_too_where_there_is_one() -> None:
     refusal = case.refusal("new", tokens=5)
 
     assert refusal is not None
+    assert refusal.metadata["cause"] == "queue_tokens"
     assert (refusal.metadata["queue_token_limit"], refusal.metadata["waiting_tokens"]) == ("10", "6")
 
 

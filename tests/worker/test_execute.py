@@ -396,6 +396,7 @@ def test_a_request_that_has_waited_as_long_as_it_may_is_refused_and_never_reache
 
     assert failure.reason is Reason.WORKER_AT_CAPACITY
     assert failure.detail == "waited 30 s for a slot of a worker at capacity"
+    assert (failure.metadata["cause"], failure.metadata["queue_timeout_s"]) == ("queue_timeout", "30")
     assert (failure.metadata["running"], failure.metadata["waiting"]) == ("1", "0")
 
 
@@ -565,6 +566,7 @@ def test_a_refusal_tells_when_to_come_again_from_how_long_slots_are_held() -> No
 
     assert failure.retry_after_s == 2 * 3.0
     assert failure.metadata == {
+        "cause": "capacity",
         "engine_request_limit": "1",
         "request_queue_limit": "1",
         "running": "1",

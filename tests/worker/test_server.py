@@ -354,6 +354,7 @@ def test_its_limits_are_those_it_was_told(tmp_path: Path) -> None:
     assert "prompt tokens" in refused.failure.detail
     assert "waited 0.05 s" in expired.failure.detail
     assert refused.failure.metadata["queue_token_limit"] == "2"
+    assert expired.failure.metadata["queue_timeout_s"] == "0.05"
     assert expired.failure.metadata["engine_request_limit"] == "1"
 
 

@@ -12,6 +12,7 @@ import structlog
 from services.card import ModelCard, Resume, TokenizerRef
 from services.errors import Failure, Reason, invalid
 from services.lifetime import StartupError
+from services.refusals import CAUSE, RefusedFor
 from services.request import Request
 from services.worker.engine import Emit, EngineLoad, Output, RankLoad
 
@@ -134,7 +135,8 @@ class LlamaCppEngine:
     def submit(self, key: int, request: Request) -> None:
         _check(request, self.card)
         if len(self._live) >= self.request_limit:
-            raise Failure(Reason.WORKER_AT_CAPACITY, "Server overloaded: worker at capacity")
+            detail = "Server overloaded: worker at capacity"
+            raise Failure(Reason.WORKER_AT_CAPACITY, detail, metadata={CAUSE: RefusedFor.CAPACITY})
         running = Running(key, request, self._get_loaded()[0].end_ids)
         if request.guided is None:
             self._mailbox.submit(running)

@@ -12,6 +12,7 @@ import structlog
 
 from services.errors import Failure, Reason, invalid
 from services.guided import Form, Forms
+from services.refusals import CAUSE, RefusedFor
 from services.request import Request
 
 log = structlog.get_logger()
@@ -110,4 +111,5 @@ def _too_complex() -> Failure:
 
 
 def _full() -> Failure:
-    return Failure(Reason.WORKER_AT_CAPACITY, "Server overloaded: too many forms are being made")
+    detail = "Server overloaded: too many forms are being made"
+    return Failure(Reason.WORKER_AT_CAPACITY, detail, metadata={CAUSE: RefusedFor.PREPARATION})

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.errors import Failure, Reason
+from services.refusals import CAUSE, RefusedFor
 from services.worker.engines.mocker.sequence import MockerSequence
 
 
@@ -49,7 +50,8 @@ class Saboteur:
         """Called for each submission. Raises Failure(WORKER_AT_CAPACITY) for the first ones."""
         if self._refusals_left > 0:
             self._refusals_left -= 1
-            raise Failure(Reason.WORKER_AT_CAPACITY, "Server overloaded: worker at capacity (on command)")
+            detail = "Server overloaded: worker at capacity (on command)"
+            raise Failure(Reason.WORKER_AT_CAPACITY, detail, metadata={CAUSE: RefusedFor.CAPACITY})
         self._is_mute |= self._faults.mute_after == 0
 
     def is_muted(self, rank: int) -> bool:
