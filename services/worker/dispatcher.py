@@ -136,9 +136,9 @@ class Dispatcher:
         left = max(0, count - (limits.slots - len(self._running)))  # Those for whom there is no slot.
         if left > limits.places - len(self._waiting):
             raise self.refusal(RefusedFor.CAPACITY, "Server overloaded: worker at capacity")
-        if limits.tokens is not None and self._waiting_tokens + left * tokens > limits.tokens:
-            detail = "Server overloaded: worker at capacity, too many prompt tokens wait already"
-            raise self.refusal(RefusedFor.QUEUE_TOKENS, detail)
+        if limits.tokens is not None and (would_wait := self._waiting_tokens + left * tokens) > limits.tokens:
+            detail = f"too many prompt tokens would wait ({would_wait} of at most {limits.tokens})"
+            raise self.refusal(RefusedFor.QUEUE_TOKENS, f"Server overloaded: worker at capacity, {detail}")
 
     def _has_free_slot(self) -> bool:
         return len(self._running) < self._limits.slots

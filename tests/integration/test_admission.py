@@ -182,8 +182,31 @@ def test_no_more_prompt_tokens_wait_than_the_limit(pair: Pair) -> None:
             for one in (holder, first, five):
                 one.leave()
         assert refused.reason in REFUSALS
-        assert "too many prompt tokens wait" in refused.error["message"]
+        assert "too many prompt tokens would wait (21 of at most 20)" in refused.error["message"]
         told = {"cause": "queue_tokens", "queue_token_limit": "20", "waiting_tokens": "15"}
         assert told.items() <= refused.metadata.items()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_who_is_too_long_for_all_workers_is_told_that_and_is_logged_so(pair: Pair, protocol: str) -> None:
+    async def scenario() -> None:
+        frontend = pair.plane.frontend
+        model = f"two-{protocol}"
+        limits = ("--engine-request-limit=1", "--queue-token-limit=20")
+        workers = [await pair.plane.worker(f"--served-model-name={model}", *limits) for _ in range(2)]
+        async with asyncio.TaskGroup() as group:
+            holders = [Visit(frontend, Ask("grpc", model=model, max_tokens=ENDLESS)).start(group) for _ in workers]
+            for worker in workers:
+                await wait_load(worker, 1, 0)
+            refused = await Visit(frontend, Ask(protocol, model=model, prompt="l" * 21)).start(group).refusal()
+            for one in holders:
+                one.leave()
+        assert refused.reason == "WORKER_AT_CAPACITY"
+        assert "too many prompt tokens would wait (21 of at most 20)" in refused.error["message"]
+        assert (refused.metadata["cause"], refused.metadata["engine_request_limit"]) == ("queue_tokens", "1")
+        (line,) = frontend.events("request", model=model, outcome="WORKER_AT_CAPACITY")
+        assert line["refused_for"] == "queue_tokens"
 
     asyncio.run(scenario())

@@ -273,6 +273,7 @@ def test_a_refusal_tells_the_limit_of_tokens_too_where_there_is_one() -> None:
     refusal = case.refusal("new", tokens=5)
 
     assert refusal is not None
+    assert refusal.detail.endswith("too many prompt tokens would wait (11 of at most 10)")
     assert refusal.metadata["cause"] == "queue_tokens"
     assert (refusal.metadata["queue_token_limit"], refusal.metadata["waiting_tokens"]) == ("10", "6")
 
