@@ -127,7 +127,7 @@ TRAITS: dict[Reason, Traits] = {
         kind="server_error",
         hint="The answer so far does not fit the grammar on another worker. Check that all workers are alike.",
     ),
-    Reason.OVERLOADED: _full("Every worker is at capacity. Back off, or add workers.", migrates=False),
+    Reason.OVERLOADED: _full("No worker has room for it. Back off and send it again, or add workers.", migrates=False),
     Reason.NO_WORKERS: Traits(
         grpc=StatusCode.UNAVAILABLE,
         http=503,

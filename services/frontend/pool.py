@@ -170,7 +170,7 @@ class Pool:
             session.lose(failure)
             return
         except Exception as error:
-            session.lose(bug_failure(error, f"(any) to {session.record.address}"))
+            session.lose(bug_failure(error, f"(any) to {session.name}"))
             return
         if not session.is_lost:
             session.set_card(card)

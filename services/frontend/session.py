@@ -80,6 +80,7 @@ class Session:
         self._on_news = on_news
         self._cancels = cancels or CancelCounts()
         self.record = record
+        self.name = f"worker {record.instance_id}"
         self.key = f"{record.instance_id}#{next(self._numbers)}"
         self._load = WorkerLoad(loop.time)
         self._full_mark = FullMark(config.full_s, on_news)
@@ -164,7 +165,7 @@ class Session:
         The first choice of a party sends it for all of them, and each of the others joins the stream kept for it.
         """
         if self.is_lost:
-            raise Failure(Reason.CANNOT_CONNECT, f"the session to {self.record.address} is over")
+            raise Failure(Reason.CANNOT_CONNECT, f"the session to {self.name} is over")
         if call.party is None:
             stream = self._start(request, call)
         else:
@@ -238,7 +239,7 @@ class Session:
             async with asyncio.timeout(self._config.connect_timeout_s):
                 message = await call.read()
         except TimeoutError:
-            detail = f"no welcome from {self.record.address} within {self._config.connect_timeout_s} s"
+            detail = f"no welcome from {self.name} within {self._config.connect_timeout_s} s"
             raise Failure(Reason.CANNOT_CONNECT, detail) from None
         except grpc.aio.AioRpcError as error:
             raise failure_of(error, otherwise=Reason.CANNOT_CONNECT) from error
@@ -246,7 +247,7 @@ class Session:
             self._on_welcome(message.welcome)
             self._on_message(message)
         else:
-            raise Failure(Reason.CANNOT_CONNECT, f"{self.record.address} did not begin with a welcome")
+            raise Failure(Reason.CANNOT_CONNECT, f"{self.name} did not begin with a welcome")
 
     def _on_welcome(self, welcome: worker_pb2.Welcome) -> None:
         self._card = card_from_wire(welcome.card)
@@ -257,14 +258,14 @@ class Session:
             while isinstance(message := await call.read(), worker_pb2.AttachResponse):
                 self._on_message(message)
             if message is None:  # gRPC logs a message that it can't decode, and hands out None in its place.
-                raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.record.address} sent what can't be decoded")
-            self.lose(Failure(Reason.STREAM_INCOMPLETE, f"{self.record.address} ended the session"))
+                raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.name} sent what can't be decoded")
+            self.lose(Failure(Reason.STREAM_INCOMPLETE, f"{self.name} ended the session"))
         except grpc.aio.AioRpcError as error:
-            self.lose(loss_of(error, self.record.address))
+            self.lose(loss_of(error, self.name))
         except Failure as failure:
             self.lose(failure)
         except Exception as error:
-            self.lose(bug_failure(error, f"(any) on the session to {self.record.address}"))
+            self.lose(bug_failure(error, f"(any) on the session to {self.name}"))
 
     async def _write(self, call: Attachment) -> None:
         try:
@@ -272,9 +273,9 @@ class Session:
                 for message in await self._outgoing.take():
                     await call.write(message)
         except grpc.aio.AioRpcError as error:
-            self.lose(loss_of(error, self.record.address))
+            self.lose(loss_of(error, self.name))
         except asyncio.InvalidStateError:  # What gRPC says of a stream that has ended.
-            self.lose(Failure(Reason.DISCONNECTED, f"cannot write to {self.record.address}: the stream has ended"))
+            self.lose(Failure(Reason.DISCONNECTED, f"cannot write to {self.name}: the stream has ended"))
 
     def _on_message(self, message: worker_pb2.AttachResponse) -> None:
         self._heard_at = self._clock()
@@ -304,14 +305,14 @@ class Session:
             try:
                 stream.attempt.on_leaving(grace_s)
             except Exception as error:  # Nobody raises here: it is a bug, and must not harm the streams beside it.
-                stream.fail(bug_failure(error, f"(any) on the session to {self.record.address}"))
+                stream.fail(bug_failure(error, f"(any) on the session to {self.name}"))
 
     def _on_step(self, step: worker_pb2.Step) -> None:
         self._stepped_at = self._heard_at
         token_ids, start = list(step.token_ids), 0
         lengths = {len(step.stream_ids), len(step.positions), len(step.token_counts)}
         if len(lengths) > 1 or sum(step.token_counts) != len(token_ids):
-            raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.record.address} sent columns of unequal length")
+            raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.name} sent columns of unequal length")
         logprobs = {one.entry: one.tokens for one in step.logprobs}
         entries = zip(step.stream_ids, step.positions, step.token_counts, strict=True)
         for index, (stream_id, position, length) in enumerate(entries):
@@ -349,9 +350,9 @@ class Session:
         """Take the worker for lost if it is silent, or its engine stands still, for too long. Called every sweep."""
         limit_s = self._config.stall_s if self._streams else self._config.idle_stall_s
         if now - self._heard_at > limit_s:
-            self.lose(Failure(Reason.STALLED, f"nothing heard from {self.record.address} for {limit_s} s"))
+            self.lose(Failure(Reason.STALLED, f"nothing heard from {self.name} for {limit_s} s"))
         elif self._streams and self._load.last.running and now - self._stepped_at > self._step_limit_s():
-            self.lose(Failure(Reason.STALLED, f"the engine of {self.record.address} stands still"))
+            self.lose(Failure(Reason.STALLED, f"the engine of {self.name} stands still"))
 
     def _step_limit_s(self) -> float:
         """How long a step may take: longer where there is a prompt to compute, or the engine does not say."""

@@ -62,6 +62,7 @@ class Refused(Exception):
 
     def __init__(self, code: int | str, error: dict[str, Any], headers: Any = None, received: str = "") -> None:
         super().__init__(code, error)
+        assert "127.0.0.1" not in str(error), "clients learn no addresses of workers"
         self.code = code
         self.error = error
         self.headers = headers or {}
