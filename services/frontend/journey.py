@@ -171,6 +171,9 @@ class Journey:
         """A leg's worker has delivered."""
         if self._is_over:
             return  # Its legs are cut, but a message can come before they notice.
+        if leg is self._current and self._second is None and delta.position == self._record.position:
+            self._record.deliver(delta)  # What every token costs that comes while nothing moves.
+            return
         takes_over = leg is self._second
         if takes_over and not self._take_over(leg, delta.position):
             return

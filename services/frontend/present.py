@@ -80,6 +80,7 @@ class Presenter:
         self._sink = sink
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_whole = True  # No half a character stands at the end of what was decoded.
         self._stops = StopStrings(strings) if strings else None
         self._stop = stop
         self.is_stopped = False
@@ -88,26 +89,38 @@ class Presenter:
     def prime(self, token_ids: Sequence[int]) -> None:
         """Take tokens that the client has already: half a character, or half a stop string, may stand at their end."""
         for token in token_ids:
-            text = self._decoder.decode(self._token_bytes[token])
+            text = self._decode(self._token_bytes[token])
             if self._stops is not None:
                 self._stops.feed(text)
         self.token_count = len(token_ids)
 
     def deliver(self, delta: Delta) -> None:
-        if self.is_stopped:
-            return
         if self._stops is not None:
             self._deliver_until_stop(self._stops, delta)
             return
-        self.token_count += len(delta.token_ids)
-        delta.text = self._decoder.decode(b"".join([self._token_bytes[token] for token in delta.token_ids]))
+        token_ids = delta.token_ids
+        self.token_count += len(token_ids)
+        if len(token_ids) == 1:
+            delta.text = self._decode(self._token_bytes[token_ids[0]])
+        else:
+            delta.text = self._decode(b"".join([self._token_bytes[token] for token in token_ids]))
         self._sink.deliver(delta)
+
+    def _decode(self, encoded: bytes) -> str:
+        """What is complete so far. The most of it is ASCII, which takes no decoder."""
+        if self._is_whole and encoded.isascii():
+            return encoded.decode("ascii")
+        text = self._decoder.decode(encoded)
+        self._is_whole = not self._decoder.getstate()[0]
+        return text
 
     def _deliver_until_stop(self, stops: StopStrings, delta: Delta) -> None:
         """Token by token, so that the answer ends with the same token however the tokens were joined."""
+        if self.is_stopped:
+            return
         shown = []
         for size, token in enumerate(delta.token_ids, start=1):
-            text, self.is_stopped = stops.feed(self._decoder.decode(self._token_bytes[token]))
+            text, self.is_stopped = stops.feed(self._decode(self._token_bytes[token]))
             shown.append(text)
             if self.is_stopped:
                 delta.token_ids = delta.token_ids[:size]

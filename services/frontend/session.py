@@ -314,10 +314,11 @@ class Session:
         if len(lengths) > 1 or sum(step.token_counts) != len(token_ids):
             raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.name} sent columns of unequal length")
         logprobs = {one.entry: one.tokens for one in step.logprobs}
+        find = self._streams.find
         entries = zip(step.stream_ids, step.positions, step.token_counts, strict=True)
         for index, (stream_id, position, length) in enumerate(entries):
             stop = start + length
-            if (stream := self._streams.find(stream_id)) is not None:
+            if (stream := find(stream_id)) is not None:
                 try:
                     ours = [logprobs_from_wire(one) for one in logprobs[index]] if index in logprobs else None
                     stream.on_tokens(position, token_ids[start:stop], ours)

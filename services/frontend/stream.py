@@ -58,7 +58,7 @@ class Stream:
             raise Failure(Reason.PROTOCOL_VIOLATION, f"token {max(token_ids)} of a vocabulary of {self._vocab_size}")
         self._position += len(token_ids)
         try:
-            self._sink.deliver(Delta(position, token_ids, choice=self._choice, logprobs=logprobs))
+            self._sink.deliver(Delta(position, token_ids, "", self._choice, logprobs))
         except Exception as error:  # A sink never raises: it is a bug, and must not harm the streams beside it.
             self.fail(bug_failure(error, "(see above)"))
 

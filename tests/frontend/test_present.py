@@ -48,6 +48,11 @@ def test_holds_half_a_character_back_until_it_is_whole() -> None:
     assert [delta.text for delta in result.deltas] == ["", "", "漢", "!", ""]
 
 
+@given(st.lists(st.sampled_from(b"a\n\xe6\xbc\xa2\xff\xf0\x9f"), max_size=8).map(bytes))
+def test_shows_of_any_bytes_what_they_are_as_a_whole(encoded: bytes) -> None:
+    assert present(list(encoded)).text == encoded.decode(errors="replace")
+
+
 def test_shows_half_a_character_as_such_when_nothing_more_comes() -> None:
     assert present(take_of("漢")[:2]).text == "\ufffd"
 
