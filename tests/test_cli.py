@@ -90,6 +90,45 @@ def test_a_port_in_use_is_one_line(command: tuple[str, str]) -> None:
     assert re.fullmatch(rf"error: cannot listen .* or give another {option}\n", done.stderr)
 
 
+def grpc_experiments(**environment: str) -> tuple[str, str]:
+    """What gRPC was told by the command line, and what it has to say of that."""
+    code = """
+import atexit, os
+from services.cli import main
+
+def use_grpc():
+    import grpc
+    grpc.insecure_channel("127.0.0.1:1").close()
+    print(os.environ["GRPC_EXPERIMENTS"])
+
+atexit.register(use_grpc)
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "models"],
+        env=os.environ | {"GRPC_VERBOSITY": "ERROR"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return done.stdout.splitlines()[-1], done.stderr
+
+
+def test_grpc_knows_how_it_is_told_to_read() -> None:
+    told, complaint = grpc_experiments()
+
+    assert told == "-event_engine_client"
+    assert "experiment" not in complaint
+
+
+def test_what_an_operator_tells_grpc_stands() -> None:
+    told, complaint = grpc_experiments(GRPC_EXPERIMENTS="-no_such_thing")
+
+    assert told == "-no_such_thing"
+    assert "Unknown experiment: no_such_thing" in complaint
+
+
 def test_an_unknown_command_is_refused() -> None:
     done = unbroken("wroker")
 
