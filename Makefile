@@ -1,5 +1,5 @@
-# Two commands matter: `make up` runs a cluster with a real model, `make test` runs all tests. Both start from nothing but
-# Python 3.11 or later; what they install stays in .venv and in the user's cache folder.
+# Three commands matter: `make up` runs a cluster with a real model, `make test` runs all tests, `make bench` measures. They
+# start from nothing but Python 3.11 or later; what they install stays in .venv and in the user's cache folder.
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +15,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test kill-loop storm lint stubs install install-dev model etcd iproute2 clean
+.PHONY: help up test kill-loop storm bench bench-small lint stubs install install-dev model etcd iproute2 wrk peer clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -24,7 +24,7 @@ help: ## List the targets.
 up: install model ## Run a registry, two workers with a real model and a frontend. Ctrl-C ends all.
 	exec $(BIN)/unbroken up --workers $(WORKERS) --engine llamacpp --model $(MODEL)
 
-test: install-dev model etcd iproute2 ## Install what the tests need, and run them all.
+test: install-dev model etcd iproute2 wrk ## Install what the tests need, and run them all.
 	$(BIN)/pytest --numprocesses=2 --dist=loadfile
 
 kill-loop: install-dev ## Kill 500 workers under load, one each second, and count what clients notice.
@@ -32,6 +32,13 @@ kill-loop: install-dev ## Kill 500 workers under load, one each second, and coun
 
 storm: install-dev ## Send 5,000 requests at once to one worker, and measure what everybody notices.
 	$(BIN)/python -m bench.storm --frontend=--admin-listen=127.0.0.1:0
+
+bench: install-dev wrk ## Measure the frontend beside NVIDIA Dynamo's, some four minutes.
+	@$(MAKE) --no-print-directory peer || echo "note: Dynamo cannot be installed here: its column will be empty" >&2
+	$(BIN)/python -m bench.compare
+
+bench-small: install-dev wrk ## Run the bench in some seconds, for breakage only: its figures mean nothing.
+	$(BIN)/python -m bench.compare --no-peer --streams 2,8 --rounds 1 --seconds 1 --results $(VENV)/bench-small
 
 lint: install-dev ## Check style, types and proto files.
 	$(BIN)/ruff check
@@ -50,17 +57,25 @@ install-dev: $(INSTALLED_DEV) ## Install the tools for tests and lint as well.
 model: install ## Get the model that `up` and the tests use.
 	$(BIN)/unbroken models pull $(MODEL)
 
-etcd: ## Install etcd for the tests, with apt.
-	@command -v etcd >/dev/null || { command -v apt-get >/dev/null && $(SUDO) true \
+# $(call from_apt,COMMAND,PACKAGE,what a person can do instead)
+define from_apt
+	@command -v $(1) >/dev/null || { command -v apt-get >/dev/null && $(SUDO) true \
 		&& $(SUDO) apt-get update -qq \
-		&& $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends etcd-server; } \
-		|| { echo "error: the tests need etcd, and it cannot be installed here: install etcd 3.4 or later and put it on PATH" >&2; exit 1; }
+		&& $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(2); } \
+		|| { echo "error: $(1) is needed, and it cannot be installed here: $(3)" >&2; exit 1; }
+endef
+
+etcd: ## Install etcd for the tests, with apt.
+	$(call from_apt,etcd,etcd-server,install etcd 3.4 or later and put it on PATH)
 
 iproute2: ## Install `ip` for the tests that cut a network, with apt.
-	@command -v ip >/dev/null || { command -v apt-get >/dev/null && $(SUDO) true \
-		&& $(SUDO) apt-get update -qq \
-		&& $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2; } \
-		|| { echo "error: the tests need ip of iproute2, and it cannot be installed here: install it, or run pytest -m 'not netns'" >&2; exit 1; }
+	$(call from_apt,ip,iproute2,install it or run pytest -m 'not netns')
+
+wrk: ## Install `wrk` for the bench, with apt.
+	$(call from_apt,wrk,wrk,install wrk 4.1 or later and put it on PATH)
+
+peer: model etcd ## Install NVIDIA Dynamo into the user's cache folder, to measure beside it.
+	bench/peer.sh install "$$($(BIN)/python -c 'from services.models import SMOLLM2; print(SMOLLM2.path)')"
 
 clean: ## Remove what was installed and generated here.
 	rm -rf $(VENV) services/stubs/*_pb2*
