@@ -73,6 +73,7 @@ class Outbox:
     async def take(self) -> worker_pb2.AttachResponse:
         """The next message, once there is something to send."""
         await self._changed.wait()
+        await asyncio.sleep(0)  # A request whose last token has come ends in the next turn: it travels with the token.
         self._changed.clear()
         message, self._message = self._message, worker_pb2.AttachResponse()
         self._token_count = 0

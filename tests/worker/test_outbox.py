@@ -1,5 +1,7 @@
 """Outbox: all that one frontend has not been sent yet is one message, and it is bounded."""
 
+import asyncio
+
 from services.request import Delta
 from services.stubs import worker_pb2
 from services.worker.outbox import Outbox
@@ -27,6 +29,28 @@ def test_what_comes_in_one_turn_of_the_loop_travels_in_one_message() -> None:
     )
     assert [end.stream_id for end in message.ends] == [1]
     assert message.HasField("goaway")
+
+
+def test_an_end_travels_with_the_last_tokens() -> None:
+    async def scenario() -> worker_pb2.AttachResponse:
+        outbox, finished = Outbox(100), asyncio.Event()
+
+        async def request() -> None:
+            await finished.wait()
+            outbox.add_end(worker_pb2.StreamEnd(stream_id=1, complete_final=True))
+
+        async with asyncio.TaskGroup() as group:
+            taken = group.create_task(outbox.take())
+            group.create_task(request())
+            await asyncio.sleep(0)  # From here on both wait.
+            outbox.add_tokens(1, Delta(0, [11]))
+            finished.set()
+        return taken.result()
+
+    message = run_async(scenario())
+
+    assert message.step.token_ids == [11]
+    assert [end.stream_id for end in message.ends] == [1]
 
 
 def test_what_gathers_while_a_message_is_on_its_way_is_one_entry_for_each_stream() -> None:
