@@ -28,7 +28,7 @@ MODEL = "mocker"
 PROBE_TOKENS = 2
 PROBE_PAUSE_S = 0.05
 REPLY_S_MAX = 60.0
-RUN_S_MAX = 300
+RUN_S_MAX = 120
 """That one run may take. `wrk` is ended as soon as all answers are there."""
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 SCRIPT = Path(__file__).with_name("whole_answers.lua")
