@@ -3,6 +3,8 @@
 import asyncio
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from services.models import resolve
 from services.request import FinishReason, Guided, GuidedKind, Request, Sampling
 from services.tokenizers.gguf import GgufTokenizer
 from services.worker.engines.llamacpp import LlamaCppConfig, LlamaCppEngine
+from services.worker.engines.llamacpp.model import Llama
 from tests.worker.engines.llamacpp_support import CONTEXT_LENGTH, EOS, PROMPT, TIMEOUT_S, YES_OR_NO, Bench, request
 
 pytestmark = pytest.mark.model
@@ -194,22 +197,30 @@ def test_a_file_that_is_no_model_ends_the_run_with_engine_dead(tmp_path: Path) -
     assert raised.value.reason is Reason.ENGINE_DEAD
 
 
-def test_the_event_loop_goes_on_while_the_engine_ends() -> None:
-    async def scenario() -> int:
+def test_the_event_loop_goes_on_while_the_engine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_turned = threading.Event()
+    close = Llama.close
+
+    def close_late(llama: Llama) -> None:
+        assert has_turned.wait(TIMEOUT_S), "the loop stood still meanwhile"
+        close(llama)
+
+    async def scenario() -> None:
         engine = LlamaCppEngine(LlamaCppConfig(path=resolve("smollm2"), served_model_name="tiny", context_length=64))
-        ready, turns = asyncio.Event(), 0
+        ready = asyncio.Event()
         run = asyncio.create_task(engine.run(lambda _: None, ready))
         async with asyncio.timeout(TIMEOUT_S):
             await ready.wait()
             run.cancel()
-            while not run.done():
+            for _ in range(10):
                 await asyncio.sleep(0)
-                turns += 1
-        return turns
+                assert not run.done()
+            has_turned.set()
+            with suppress(asyncio.CancelledError):
+                await run
 
-    assert (
-        asyncio.run(scenario()) > 10
-    )  # The memory of a model is given back meanwhile; two turns are the cancellation.
+    monkeypatch.setattr(Llama, "close", close_late)
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("missing", ["cyllama", "llguidance"])
