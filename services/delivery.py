@@ -12,8 +12,8 @@ import structlog
 from services.client_bounds import ClientBounds
 from services.errors import Failure, Reason
 from services.joining import Joined
-from services.layers import root_cause
-from services.request import Call, Cause, Delta, Finish, Layer, Request, Sink
+from services.layers import outcome_of, root_cause
+from services.request import Call, Cause, Delta, Layer, Request
 from services.stalling import StallWatch
 from services.stubs import inference_pb2
 from services.wire import delta_to_wire
@@ -78,12 +78,11 @@ class Delivery:
     async def _run(self, pipeline: Layer, request: Request) -> None:
         try:
             async with self._group:
-                outcome = await _outcome(pipeline, request, self._call, self)
+                outcome = await outcome_of(pipeline, request, self._call, self)
                 self._close()
                 if self._writing is not None:
-                    await (
-                        self._writing
-                    )  # Not left to the group: one that fails while it ends leaves its owner cancelled.
+                    # Not left to the group: one that fails while it ends leaves its owner cancelled.
+                    await self._writing
         except ExceptionGroup as failures:
             raise root_cause(failures) from None
         if isinstance(outcome, Failure):
@@ -144,11 +143,3 @@ class Delivery:
 
     def _end(self, why: str) -> None:
         self._call.ending.fail(Failure(Reason.SLOW_CLIENT, why), Cause.SLOW_CLIENT)
-
-
-async def _outcome(pipeline: Layer, request: Request, call: Call, sink: Sink) -> Finish | Failure:
-    """A failure is returned, so that what was delivered before it is written first."""
-    try:
-        return await pipeline(request, call, sink)
-    except Failure as failure:
-        return failure

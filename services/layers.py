@@ -7,6 +7,7 @@ from typing import Any
 import structlog
 
 from services.errors import Failure, Reason
+from services.groups import leaf_of
 from services.request import Call, Cause, Delta, Ending, Finish, Layer, Request, Sink
 
 log = structlog.get_logger()
@@ -24,6 +25,14 @@ def bug_failure(error: Exception, request_id: str) -> Failure:
     """Log an error that nobody foresaw, and give the failure that the client sees: it says nothing of the inside."""
     log.error("bug", request_id=request_id, exc_info=error)
     return Failure(Reason.INTERNAL, f"an internal error ended request {request_id}")
+
+
+async def outcome_of(layer: Layer, request: Request, call: Call, sink: Sink) -> Finish | Failure:
+    """What became of a request. A failure is returned: who writes to a client sends first what came before it."""
+    try:
+        return await layer(request, call, sink)
+    except Failure as failure:
+        return failure
 
 
 class Guard:
@@ -160,7 +169,4 @@ def root_cause(group: BaseExceptionGroup[Any]) -> BaseException:
     asking = asyncio.current_task()
     if asking is not None and asking.cancelling():
         raise asyncio.CancelledError
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    return leaf_of(group)

@@ -11,6 +11,7 @@ import structlog
 
 from services import garbage
 from services.fair_loop import FairLoop
+from services.groups import leaf_of
 
 log = structlog.get_logger()
 
@@ -34,9 +35,7 @@ def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
             assert isinstance(loop, FairLoop)
             runner.run(_with_signals(main, loop))
     except (StartupError, ExceptionGroup) as error:
-        cause: BaseException = error
-        while isinstance(cause, BaseExceptionGroup):
-            cause = cause.exceptions[0]
+        cause = leaf_of(error)
         if not isinstance(cause, StartupError):
             raise
         print(f"error: {cause}", file=sys.stderr)

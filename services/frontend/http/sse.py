@@ -13,6 +13,7 @@ from services.frontend.http.config import HttpConfig
 from services.frontend.http.errors import envelope
 from services.frontend.http.events import Events
 from services.frontend.http.sending import finish_sending
+from services.layers import outcome_of
 from services.request import Call, Cause, Delta, Ending, Finish, Layer, Request
 
 log = structlog.get_logger()
@@ -119,7 +120,7 @@ class SseStream:
 
     async def _run(self, pipeline: Layer, request: Request, call: Call) -> Finish | Failure:
         async with self._group:
-            outcome = await _outcome(pipeline, request, call, self)
+            outcome = await outcome_of(pipeline, request, call, self)
             if isinstance(outcome, Finish):
                 self._begin()
             if self._backlog is not None:
@@ -184,10 +185,3 @@ class SseStream:
         log.warning("client cut", reason=Reason.SLOW_CLIENT, request_id=self._answer.request_id)
         if self._transport is not None:
             self._transport.abort()
-
-
-async def _outcome(pipeline: Layer, request: Request, call: Call, sink: SseStream) -> Finish | Failure:
-    try:
-        return await pipeline(request, call, sink)
-    except Failure as failure:
-        return failure
