@@ -8,17 +8,12 @@ from typing import Any
 import structlog
 
 from services.errors import Failure, Reason
-from services.frontend.busy import BusyThresholds, Thresholds
+from services.frontend.busy import THRESHOLDS, BusyThresholds, Thresholds
 from services.frontend.catalogue import Catalogue
 
 log = structlog.get_logger()
 
 SCHEME = "bearer"
-THRESHOLDS = {
-    "active_decode_blocks_threshold": "active_decode_blocks",
-    "active_prefill_tokens_threshold": "active_prefill_tokens",
-}
-"""What clients call them → the fields of Thresholds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 
 from services.errors import Failure, invalid
-from services.frontend.admin import THRESHOLDS, Admin
-from services.frontend.busy import Thresholds
+from services.frontend.admin import Admin
+from services.frontend.busy import THRESHOLDS, Thresholds
 from services.rpc import abort
 from services.stubs import admin_pb2, admin_pb2_grpc
 

@@ -8,6 +8,11 @@ from services.errors import invalid
 
 TOKENS_MAX = 2**64 - 1
 """As admin.proto has them."""
+THRESHOLDS = {
+    "active_decode_blocks_threshold": "active_decode_blocks",
+    "active_prefill_tokens_threshold": "active_prefill_tokens",
+}
+"""What clients call them → the fields of Thresholds."""
 
 
 class Rank(Protocol):
@@ -45,25 +50,28 @@ class Thresholds:
 
     def named(self) -> dict[str, str]:
         """Those that are looked at, under the names that clients know."""
-        blocks, tokens = self.active_decode_blocks, self.active_prefill_tokens
-        named = {} if blocks is None else {"active_decode_blocks_threshold": str(blocks)}
-        return named if tokens is None else named | {"active_prefill_tokens_threshold": str(tokens)}
+        values = ((name, getattr(self, field)) for name, field in THRESHOLDS.items())
+        return {name: str(value) for name, value in values if value is not None}
 
 
 def is_busy(ranks: Sequence[Rank], thresholds: Thresholds) -> bool:
     """Whether a worker is busy: all its ranks that are known. Where none is known, it is not."""
-    return bool(ranks) and all(_is_rank_busy(rank, thresholds) for rank in ranks)
+    return bool(ranks) and all(any(_exceeded(rank, thresholds)) for rank in ranks)
 
 
 def excess(ranks: Sequence[Rank], thresholds: Thresholds) -> str:
     """What the least loaded of ranks that are busy is over, for people. ranks: at least one."""
     least = min(ranks, key=lambda one: (_part_used(one), one.active_prefill_tokens))
-    blocks, tokens, parts = thresholds.active_decode_blocks, thresholds.active_prefill_tokens, []
-    if blocks is not None and (part := _part_used(least)) > blocks:
+    are_blocks_over, are_tokens_over = _exceeded(least, thresholds)
+    parts = []
+    if are_blocks_over:
         counts = f"{least.kv_blocks_used} of {least.kv_blocks_total}"
-        parts.append(f"active_decode_blocks {part:.4g} ({counts}) of at most {blocks}")
-    if tokens is not None and least.active_prefill_tokens > tokens:
-        parts.append(f"active_prefill_tokens {least.active_prefill_tokens} of at most {tokens}")
+        parts.append(
+            f"active_decode_blocks {_part_used(least):.4g} ({counts}) of at most {thresholds.active_decode_blocks}"
+        )
+    if are_tokens_over:
+        tokens = least.active_prefill_tokens
+        parts.append(f"active_prefill_tokens {tokens} of at most {thresholds.active_prefill_tokens}")
     return ", ".join(parts)
 
 
@@ -72,12 +80,13 @@ def _part_used(rank: Rank) -> float:
     return rank.kv_blocks_used / rank.kv_blocks_total if rank.kv_blocks_total else 0.0
 
 
-def _is_rank_busy(rank: Rank, thresholds: Thresholds) -> bool:
-    """Any threshold suffices."""
+def _exceeded(rank: Rank, thresholds: Thresholds) -> tuple[bool, bool]:
+    """Whether it is strictly over the threshold of blocks, and over that of tokens. Either suffices."""
     blocks, tokens = thresholds.active_decode_blocks, thresholds.active_prefill_tokens
-    if blocks is not None and _part_used(rank) > blocks:
-        return True
-    return tokens is not None and rank.active_prefill_tokens > tokens
+    return (
+        blocks is not None and _part_used(rank) > blocks,
+        tokens is not None and rank.active_prefill_tokens > tokens,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

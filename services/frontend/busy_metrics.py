@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.frontend.busy import BusyThresholds
+from services.frontend.busy import THRESHOLDS, BusyThresholds
 from services.frontend.catalogue import Catalogue
 
 
@@ -22,7 +22,7 @@ class BusyMetrics(Collector):
         family = GaugeMetricFamily(f"{self._prefix}_model_busy_threshold", text, labels=["model", "threshold"])
         for model in self._catalogue.names():
             thresholds = self._thresholds.of(model)
-            for name in ("active_decode_blocks", "active_prefill_tokens"):
+            for name in THRESHOLDS.values():
                 if (value := getattr(thresholds, name)) is not None:
                     family.add_metric([model, name], value)
         yield family

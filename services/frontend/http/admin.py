@@ -7,8 +7,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from services.errors import invalid
-from services.frontend.admin import THRESHOLDS, Admin
-from services.frontend.busy import Thresholds
+from services.frontend.admin import Admin
+from services.frontend.busy import THRESHOLDS, Thresholds
 from services.frontend.http.body import read_body
 from services.frontend.http.config import CONFIG, HttpConfig
 from services.frontend.http.decoding import FIELD_NAME_CHARACTERS_MAX, decode, fields_of
