@@ -118,6 +118,11 @@ class Request:
         return self.token_ids
 
     @property
+    def token_count(self) -> int:
+        """Of the prompt and what there is of the answer, below preprocess: what an engine has to read first."""
+        return len(self.prompt_token_ids) + len(self.generated_token_ids)
+
+    @property
     def max_tokens(self) -> int:
         """The limit, below preprocess."""
         assert self.stop.max_tokens is not None, "preprocess sets max_tokens"

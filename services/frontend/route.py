@@ -82,7 +82,7 @@ def _count(call: Call) -> int:
 
 def _tokens(request: Request, call: Call) -> int:
     """What they have to read together, if all of them have to wait."""
-    return _count(call) * (len(request.prompt_token_ids) + len(request.generated_token_ids))
+    return _count(call) * request.token_count
 
 
 def _mark(session: AnyWorker, bound: RefusedFor, count: int, tokens: int) -> None:

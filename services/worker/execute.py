@@ -160,12 +160,11 @@ class Execute:
 
     def _take_place(self, request: Request, call: Call) -> int:
         """The request's key in the dispatcher, where it has a slot or a place now. Raises what `admit` raises."""
-        tokens = len(request.prompt_token_ids) + len(request.generated_token_ids)
         party = call.party or Party(1, first=request.choice)
 
         def reserve(choices: int) -> Reservation:
             keys = [next(self._keys) for _ in range(choices)]
-            self._dispatcher.admit(keys, tokens)
+            self._dispatcher.admit(keys, request.token_count)
             return keys, partial(self._dispatcher.release, was_used=False)
 
         try:

@@ -289,7 +289,7 @@ def _check(request: Request, card: ModelCard) -> None:
         raise invalid("logit_bias", f"token ids in logit_bias must be below {card.vocab_size}")
     if any(not 0 <= token < card.vocab_size for token in request.stop.token_ids):
         raise invalid("stop.token_ids", f"stop token ids must be below {card.vocab_size}")
-    total = prompt_count + len(request.generated_token_ids)
+    total = request.token_count
     if prompt_count >= card.context_length or total > card.context_length:
         raise Failure(
             Reason.PROMPT_TOO_LONG,

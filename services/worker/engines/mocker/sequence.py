@@ -47,7 +47,7 @@ class MockerSequence:
         self.generated_count = len(request.generated_token_ids)
         self.emitted_count = 0
         self.is_cancelled = False
-        self.token_count = self.prefill_left = len(request.prompt_token_ids) + self.generated_count
+        self.token_count = self.prefill_left = request.token_count
         self._hash = hashlib.blake2b(_draw(request), digest_size=8)
         self._hash.update(array("I", request.prompt_token_ids + request.generated_token_ids).tobytes())
         self._begun = b""
