@@ -107,14 +107,12 @@ class Frontend:
             rng=random.Random(),
         )
         pipeline = stack(*layers, innermost=Transport(self._pool))
-        served = _Served(catalogue, self._pool, self._gate)
+        served = self._served = _Served(catalogue, self._pool, self._gate)
         on_refused = partial(observe_refused, metrics)
-        admin = Admin(config.admin, catalogue, busy)
+        admin = self._admin = Admin(config.admin, catalogue, busy)
         in_reach = admin if config.admin.is_with_clients else None
         self._app = build_app(pipeline, served, metrics.registry, config.http, on_refused, in_reach)
-        self._admin_app = build_admin_app(admin, served, metrics.registry, config.http)
         self._server = _grpc_server(["unbroken.v1.Inference"], in_reach)
-        self._admin_server = _grpc_server([], admin)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(pipeline, self._gate, on_refused, config.http.client), self._server.server
         )
@@ -132,11 +130,12 @@ class Frontend:
         """Start all servers, those of operators first: they close last. Returns their real addresses."""
         config, admin, addresses = self._config, self._config.admin, {}
         if admin.is_on and admin.grpc_listen is not None:
-            await servers.enter_async_context(self._admin_server)
-            addresses["admin_grpc"] = await self._admin_server.start(admin.grpc_listen, option="--admin-grpc-listen")
-            await self._admin_server.set_serving(is_serving=True)
+            server = await servers.enter_async_context(_grpc_server([], self._admin))
+            addresses["admin_grpc"] = await server.start(admin.grpc_listen, option="--admin-grpc-listen")
+            await server.set_serving(is_serving=True)
         if admin.is_on and admin.listen is not None:
-            addresses["admin_http"] = await _start_http(servers, self._admin_app, admin.listen, "--admin-listen")
+            app = build_admin_app(self._admin, self._served, self._metrics.registry, config.http)
+            addresses["admin_http"] = await _start_http(servers, app, admin.listen, "--admin-listen")
         await servers.enter_async_context(self._server)
         addresses["grpc"] = await self._server.start(config.grpc_listen, option="--grpc-listen")
         addresses["http"] = await _start_http(servers, self._app, config.http_listen, "--http-listen")
