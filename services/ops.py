@@ -9,6 +9,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from services.listening import bare_host, cannot_listen, split_listen
 
 
+def exposition(metrics: CollectorRegistry) -> web.Response:
+    """All metrics, as Prometheus reads them."""
+    return web.Response(body=generate_latest(metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
 async def start_ops(listen: str, metrics: CollectorRegistry, is_ready: Callable[[], bool]) -> tuple[web.AppRunner, str]:
     """Serve on `host:port`; returns what to clean up and the real address. Raises StartupError if it can't be had.
 
@@ -18,7 +23,7 @@ async def start_ops(listen: str, metrics: CollectorRegistry, is_ready: Callable[
     host, port = split_listen(listen)
 
     async def on_metrics(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return exposition(metrics)
 
     async def on_live(_: web.Request) -> web.Response:
         return web.json_response({"status": "live"})

@@ -8,11 +8,10 @@ import msgspec
 from aiohttp import web
 
 from services.errors import Failure, Reason
-from services.frontend.retry_after import RETRY_AFTER_S_MAX
+from services.frontend.retry_after import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN
 
 JSON_TYPE = "application/json; charset=utf-8"
 PATH_CHARACTERS_MAX = 200
-RETRY_AFTER_S_DEFAULT = 1.0
 RETRY_LATER_STATUSES = frozenset({429, 503})
 OVERLOADED = "overloaded_error"
 """The kind of failures for want of capacity."""
@@ -68,8 +67,8 @@ def json_response(body: bytes, *, status: int = 200) -> web.Response:
 
 
 def retry_after_s_of(failure: Failure) -> float:
-    """When to come back: the failure's own time, at most RETRY_AFTER_S_MAX, else RETRY_AFTER_S_DEFAULT."""
-    return min(failure.retry_after_s or RETRY_AFTER_S_DEFAULT, RETRY_AFTER_S_MAX)
+    """When to come back: the failure's own time, at most RETRY_AFTER_S_MAX, else RETRY_AFTER_S_MIN."""
+    return min(failure.retry_after_s or RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX)
 
 
 def routing_response(request: web.Request, error: web.HTTPException, request_id: str) -> web.Response:

@@ -6,11 +6,11 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from services.card import ModelCard
 from services.errors import Failure, Reason
 from services.frontend.http.errors import json_response
+from services.ops import exposition
 
 
 class State(Protocol):
@@ -51,4 +51,4 @@ class Ops:
         return json_response(msgspec.json.encode({"status": "ready", "models": [card.model for card in cards]}))
 
     async def _expose(self, request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return exposition(self._metrics)
