@@ -20,6 +20,7 @@ from pathlib import Path
 
 import click
 
+from bench.crowd import quantiles_ms
 from tests.integration.answers import Answer, Refused
 from tests.integration.asks import PROTOCOLS, Ask
 from tests.integration.clients import answer, gathered, outcome
@@ -56,12 +57,8 @@ class Tally:
 
     def __str__(self) -> str:
         shown = ", ".join(f"{kind} {self.counts[kind]}" for kind in ("requests", "lost", "wrong", "poison"))
-        gaps = f"longest gap of an answer p50 {self._gap_ms(0.5)} ms, p99 {self._gap_ms(0.99)} ms"
-        return f"kills {self.kills}, {shown}, {gaps}, max {self._gap_ms(1.0)} ms"
-
-    def _gap_ms(self, quantile: float) -> float:
-        ordered = sorted(self.gaps_s) or [0.0]
-        return round(ordered[min(int(quantile * len(ordered)), len(ordered) - 1)] * 1e3, 1)
+        gaps = ", ".join(f"{name} {gap_ms} ms" for name, gap_ms in quantiles_ms(self.gaps_s).items())
+        return f"kills {self.kills}, {shown}, longest gap of an answer {gaps}"
 
 
 @dataclass

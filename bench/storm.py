@@ -9,7 +9,6 @@ figures as JSON; the exit status is 1 if a request was lost, a refusal was not h
 
 import asyncio
 import json
-import os
 import resource
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import click
 
 from bench.bystanders import Watch, bystanders
 from bench.crowd import ANSWERED, REFUSED, Crowd, GrpcWire, HttpWire, Replies, Wire, http_message, quantiles_ms
+from bench.load import cpu_seconds
 from services.stubs import inference_pb2
 from tests.integration.answers import Answer
 from tests.integration.asks import Ask
@@ -116,9 +116,9 @@ class Storms:
             with Crowd(address, self.clients, wires(TOKENS)[name]) as crowd:
                 crowd.connect()
                 crowd.ask()
-                before_s = _cpu_s(self.frontend.pid)
+                before_s = cpu_seconds(self.frontend.pid)
                 replies = crowd.ask(for_s=self.seconds)
-                cpu_s = _cpu_s(self.frontend.pid) - before_s
+                cpu_s = cpu_seconds(self.frontend.pid) - before_s
         told = _told(replies) | {"frontend_cpu_us_each": round(cpu_s / sum(replies.counts.values()) * 1e6)}
         return told | noticed | self._quiet()
 
@@ -158,12 +158,6 @@ def _memory_mib(pid: int, field: str) -> float:
     """Source: proc_pid_status(5)."""
     _, _, rest = Path(f"/proc/{pid}/status").read_text().partition(f"{field}:")
     return round(int(rest.split()[0]) / 1024, 1)
-
-
-def _cpu_s(pid: int) -> float:
-    """Of user and system. Source: proc_pid_stat(5)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _told(replies: Replies) -> dict[str, Any]:
