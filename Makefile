@@ -15,7 +15,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test kill-loop storm bench bench-small lint stubs install install-dev model etcd iproute2 wrk peer clean
+.PHONY: help up test kill-loop storm bench bench-small hold lint stubs install install-dev model etcd iproute2 wrk peer clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -39,6 +39,9 @@ bench: install-dev wrk ## Measure the frontend beside NVIDIA Dynamo's, some four
 
 bench-small: install-dev wrk ## Run the bench in some seconds, for breakage only: its figures mean nothing.
 	$(BIN)/python -m bench.compare --no-peer --streams 2,8 --rounds 1 --seconds 1 --results $(VENV)/bench-small
+
+hold: install-dev ## Hold 10,000 slow streams for a minute: memory per stream, and how evenly tokens come.
+	$(BIN)/python -m bench.hold
 
 lint: install-dev ## Check style, types and proto files.
 	$(BIN)/ruff check

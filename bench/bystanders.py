@@ -21,12 +21,16 @@ PROBE_S_MAX = 60.0
 
 @dataclass(frozen=True)
 class Watch:
-    """probes: by the name to report, an address and a path. streams: how many requests `message` asks `address` for."""
+    """probes: by the name to report, an address and a path. streams: how many requests `message` asks `address` for.
+
+    probe_every_s: how long a probe waits after the one before it.
+    """
 
     probes: Mapping[str, tuple[str, str]]
     address: str
     message: bytes
     streams: int
+    probe_every_s: float = PROBE_EVERY_S
 
 
 def _connect(address: str) -> socket.socket:
@@ -34,9 +38,9 @@ def _connect(address: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=PROBE_S_MAX)
 
 
-def _probe(address: str, path: str, over: threading.Event, seconds: list[float]) -> None:
+def _probe(address: str, path: str, every_s: float, over: threading.Event, seconds: list[float]) -> None:
     """One after the other, each on a connection of its own; raises what must not happen."""
-    while not over.wait(PROBE_EVERY_S):
+    while not over.wait(every_s):
         began = time.monotonic()
         with _connect(address) as sock:
             sock.sendall(f"GET {path} HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n".encode())
@@ -81,7 +85,8 @@ def _stand_by(watch: Watch, running: int, pipe: Connection) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in watch.probes}
     threads = [threading.Thread(target=streams.read, args=(over,))]
     threads += [
-        threading.Thread(target=_probe, args=(*where, over, seconds[name])) for name, where in watch.probes.items()
+        threading.Thread(target=_probe, args=(*where, watch.probe_every_s, over, seconds[name]))
+        for name, where in watch.probes.items()
     ]
     for thread in threads:
         thread.start()

@@ -142,7 +142,7 @@ class Storms:
         return len(list(Path(f"/proc/{self.frontend.pid}/fd").iterdir()))
 
     def _memory_mib(self, field: str) -> dict[str, float]:
-        return {one.name.partition("-")[0]: _memory_mib(one.pid, field) for one in (self.frontend, self.worker)}
+        return {one.name.partition("-")[0]: memory_mib(one.pid, field) for one in (self.frontend, self.worker)}
 
     def _forget_peak(self) -> None:
         for one in (self.frontend, self.worker):
@@ -154,8 +154,8 @@ def bugs_in(process: Process) -> list[str]:
     return [line for line in process.log_file.read_text().splitlines() if any(word in line for word in BUGS)]
 
 
-def _memory_mib(pid: int, field: str) -> float:
-    """Source: proc_pid_status(5)."""
+def memory_mib(pid: int, field: str) -> float:
+    """Of a process. Source: proc_pid_status(5)."""
     _, _, rest = Path(f"/proc/{pid}/status").read_text().partition(f"{field}:")
     return round(int(rest.split()[0]) / 1024, 1)
 

@@ -1,0 +1,265 @@
+"""Many slow streams held by one frontend: the memory that each takes, what a token costs, and how evenly tokens come.
+
+    python -m bench.hold --streams 10000 --seconds 60
+
+Streams are opened at a bounded rate over HTTP, and once each has had a token all are held for `--seconds`, at a token a
+second each. Engines step all their streams at once, so tokens come in as many bursts a second as there are workers.
+Then the clients hang up, and whatever the plane counts must come back to 0. Prints a report and writes it to `hold.md`,
+and the figures to `hold.json`. The exit status is 1 if a stream was lost, or anything was left or logged as a bug.
+"""
+
+import asyncio
+import json
+import os
+import platform
+import resource
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.bystanders import Watch, bystanders
+from bench.compare import RESULTS, processor
+from bench.crowd import http_message, quantiles_ms
+from bench.held import Held
+from bench.load import cpu_seconds
+from bench.storm import GAUGES, bugs_in, memory_mib
+from tests.integration.asks import Ask
+from tests.integration.clients import answer
+from tests.integration.plane import Nursery, Plane, Process, nursery, until
+
+GAP_S_MAX = 1.5
+"""Of a stream's own p99: more is told."""
+BEGIN_S_MAX = 30.0
+QUIET_S_MAX = 60.0
+SPARE_FILES = 200
+PROBE_EVERY_S = 0.1
+ENDLESS_TOKENS = 100_000
+CHARACTER_LEADS = sorted({character.encode()[0] for character in "éßдא漢字語🎉🚀"})
+"""The first bytes of the mocker's longer characters. Such a character takes several tokens and is one event."""
+
+
+def message() -> bytes:
+    """The request of each stream: without an end, and with an event for each token."""
+    body = {
+        "model": "mocker",
+        "prompt": "The capital of France is",
+        "stream": True,
+        "ignore_eos": True,
+        "max_tokens": ENDLESS_TOKENS,
+        "min_tokens": ENDLESS_TOKENS,
+        "stop_token_ids": CHARACTER_LEADS,
+    }
+    return http_message("/v1/completions", json.dumps(body).encode())
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process has used: CPU since its start, memory now."""
+
+    cpu_s: float
+    rss_mib: float
+
+    @classmethod
+    def of(cls, process: Process) -> "Usage":
+        return cls(cpu_seconds(process.pid), memory_mib(process.pid, "VmRSS"))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one run. Gaps are times between two tokens of one stream: of all streams together, and of each its own p99.
+
+    slow_streams: whose own p99 is over GAP_S_MAX. cores: CPU time by time. left: the sum of the gauges at the end.
+    """
+
+    streams: int
+    lost: Mapping[str, int]
+    tokens: int
+    rss_mib: Mapping[str, float]
+    kib_per_stream: float
+    cpu_us_per_token: float
+    cores: float
+    gap_ms: Mapping[str, float]
+    own_p99_ms: Mapping[str, float]
+    slow_streams: int
+    live_ms: Mapping[str, float]
+    worker_rss_mib: Sequence[float]
+    worker_cpu_us_per_token: float
+    left: float
+    bugs: Sequence[str]
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.lost or self.left or self.bugs)
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A plane, and what is held on it."""
+
+    plane: Plane
+    workers: Sequence[Process]
+    streams: int
+    seconds: float
+    rate: float
+
+    @property
+    def _frontend(self) -> Process:
+        return self.plane.frontend
+
+    def run(self) -> Figures:
+        asyncio.run(answer(self.plane.frontend, Ask(max_tokens=1)))  # What the first request loads is no stream's.
+        address = self._frontend.metrics_address
+        empty = Usage.of(self._frontend)
+        with Held(address, message()) as held:
+            held.open(self.streams, self.rate)
+            held.wait_begun(BEGIN_S_MAX)
+            with bystanders(Watch({"/live": (address, "/live")}, address, b"", 0, PROBE_EVERY_S), 0) as noticed:
+                before, began = self._usages(), time.monotonic()
+                held.forget()
+                held.read(self.seconds)
+                gaps_s, elapsed_s, after = held.gaps_s(), time.monotonic() - began, self._usages()
+        left = asyncio.run(self._left())
+        used_s, *workers_s = [now.cpu_s - then.cpu_s for now, then in zip(after, before, strict=True)]
+        tokens = max(held.tokens, 1)
+        return Figures(
+            streams=self.streams,
+            lost=dict(held.errors),
+            tokens=held.tokens,
+            rss_mib={"before": empty.rss_mib, "held": after[0].rss_mib, "after": Usage.of(self._frontend).rss_mib},
+            kib_per_stream=round((after[0].rss_mib - empty.rss_mib) * 1024 / self.streams, 2),
+            cpu_us_per_token=round(used_s / tokens * 1e6, 1),
+            cores=round(used_s / elapsed_s, 3),
+            **gap_figures(gaps_s),
+            live_ms=noticed["probes_ms"]["/live"],
+            worker_rss_mib=[usage.rss_mib for usage in after[1:]],
+            worker_cpu_us_per_token=round(sum(workers_s) / tokens * 1e6, 1),
+            left=left,
+            bugs=[line for one in (self._frontend, *self.workers) for line in bugs_in(one)],
+        )
+
+    def _usages(self) -> list[Usage]:
+        return [Usage.of(one) for one in (self._frontend, *self.workers)]
+
+    async def _left(self) -> float:
+        """The sum of all gauges of requests, once it is 0 or has had its time."""
+        with suppress(TimeoutError):
+            await until(self._is_quiet, QUIET_S_MAX)
+        return await self._gauges()
+
+    async def _is_quiet(self) -> bool:
+        return not await self._gauges()
+
+    async def _gauges(self) -> float:
+        processes = (self._frontend, *self.workers)
+        return sum([await one.metric(gauge) for one in processes for gauge in GAUGES])
+
+
+def gap_figures(gaps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Those of `Figures` that are about gaps. gaps_s: of each stream."""
+    own_p99_ms = [quantiles_ms(gaps)["p99"] for gaps in gaps_s]
+    return {
+        "gap_ms": quantiles_ms([gap for gaps in gaps_s for gap in gaps]),
+        "own_p99_ms": quantiles_ms([own / 1e3 for own in own_p99_ms]),
+        "slow_streams": sum(own > GAP_S_MAX * 1e3 for own in own_p99_ms),
+    }
+
+
+def run(
+    mother: Nursery, folder: Path, workers: int, streams: int, seconds: float, rate: float, itl_ms: float
+) -> Figures:
+    """Start a plane and hold streams on it."""
+    plane = Plane(mother, folder)
+    options = (
+        f"--engine-request-limit={streams}",
+        f"--mocker-itl-ms={itl_ms}",
+        "--mocker-kv-block-tokens=1024",
+        "--mocker-prefill-chunk-tokens=1000000",  # Else each step would begin a hundred streams and no more.
+    )
+    try:
+        started = [asyncio.run(plane.worker(*options)) for _ in range(workers)]
+        return Hold(plane, started, streams, seconds, rate).run()
+    finally:
+        plane.close()
+
+
+def allow_files(number: int) -> None:
+    """For this process and those that it starts. Exits where the system allows fewer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < number:
+        if hard != resource.RLIM_INFINITY and hard < number:
+            sys.exit(f"error: {number} open files are needed, and {hard} allowed: raise it with ulimit -Hn {number}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
+
+
+def document(figures: Figures, about: Mapping[str, str]) -> str:
+    """The report. about: what was measured, where and with what, a line each."""
+    facts = "\n".join(f"- {name}: {value}" for name, value in about.items())
+    rss, gap, own, live = figures.rss_mib, figures.gap_ms, figures.own_p99_ms, figures.live_ms
+    lines = {
+        "streams held, and lost": f"{figures.streams:,}, {sum(figures.lost.values())}",
+        "tokens": f"{figures.tokens:,}",
+        "frontend memory (RSS): before, with them, after": f"{rss['before']}, {rss['held']}, {rss['after']} MiB",
+        "memory per stream": f"{figures.kib_per_stream} KiB",
+        "frontend CPU": f"{figures.cpu_us_per_token} µs per token, {figures.cores:.1%} of a core",
+        "between two tokens: p50, p99, most": f"{gap['p50']}, {gap['p99']}, {gap['max']} ms",
+        "each stream's own p99: median, most": f"{own['p50']}, {own['max']} ms",
+        f"streams whose own p99 is over {GAP_S_MAX} s": str(figures.slow_streams),
+        "`/live` meanwhile: p50, p99, most": f"{live['p50']}, {live['p99']}, {live['max']} ms",
+        "workers' memory (RSS)": ", ".join(f"{mib} MiB" for mib in figures.worker_rss_mib),
+        "workers' CPU, the mocker's own work included": f"{figures.worker_cpu_us_per_token} µs per token",
+        "requests still counted after the clients hung up": f"{figures.left:.0f}",
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in lines.items())
+    return f"# Streams held\n\n{facts}\n\n| what | |\n| --- | --- |\n{table}\n"
+
+
+def about(options: Mapping[str, Any], load_before: float) -> dict[str, str]:
+    """What a reader must know of how the figures came about."""
+    mockers = f"{options['workers']} mockers at {options['itl_ms']:g} ms per token"
+    return {
+        "machine": f"{processor()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "Python": platform.python_version(),
+        "load average before": f"{load_before:.2f}",
+        "setup": f"{mockers}, HTTP/SSE, held for {options['seconds']:g} s; clients on the same machine",
+        "command": shlex.join(["python", "-m", "bench.hold", *sys.argv[1:]]),
+    }
+
+
+@click.command(help="Hold many slow streams on one frontend.", context_settings={"show_default": True})
+@click.option("--streams", type=click.IntRange(1), default=10_000, help="At a time.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=60.0, help="How long all are held.")
+@click.option("--workers", type=click.IntRange(1), default=2)
+@click.option("--rate", type=click.FloatRange(0, min_open=True), default=500.0, help="Streams opened in a second.")
+@click.option(
+    "--itl-ms", type=click.FloatRange(0, min_open=True), default=1000.0, help="Between two tokens of a stream."
+)
+@click.option("--results", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where they go.")
+def main(results: Path, **options: Any) -> None:
+    allow_files(options["streams"] + SPARE_FILES)
+    load_before = os.getloadavg()[0]
+    with nursery() as mother, tempfile.TemporaryDirectory() as folder:
+        figures = run(mother, Path(folder), **options)
+    facts = about(options, load_before)
+    text = document(figures, facts)
+    results.mkdir(parents=True, exist_ok=True)
+    (results / "hold.md").write_text(text, encoding="utf-8")
+    whole = json.dumps({"about": facts, **asdict(figures)}, indent=2, ensure_ascii=False)
+    (results / "hold.json").write_text(whole + "\n", encoding="utf-8")
+    click.echo(text)
+    for why, number in figures.lost.items():
+        click.echo(f"lost {number}: {why}", err=True)
+    for line in figures.bugs:
+        click.echo(line, err=True)
+    sys.exit(0 if figures.is_clean else 1)
+
+
+if __name__ == "__main__":
+    main()
