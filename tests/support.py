@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from services.card import ModelCard, Resume, TokenizerRef
 from services.errors import Failure, Reason
 from services.frontend.catalogue import Catalogue, Model
+from services.frontend.roster import Roster
 from services.frontend.worker_load import Occupancy
 from services.request import Attempt, Call, Delta, Finish, FinishReason, Layer, Request, Sampling, Sink, Stop
 from services.tokenizers.byte_level import VOCAB_SIZE, ByteTokenizer
@@ -139,6 +140,7 @@ class FakeWorker:
     key: str
     in_flight_count: int = 0
     is_draining: bool = False
+    is_lost: bool = False
     quarantined_until: float = 0.0
     full: bool = False
     refused_count: int = 1
@@ -163,25 +165,20 @@ class FakeWorker:
 
 
 class FakeWorkers:
-    """A pool as routing sees it."""
+    """A pool as routing sees it, with workers of one model."""
 
     def __init__(self, *workers: FakeWorker) -> None:
-        self.workers = list(workers)
-        self.changed = asyncio.Event()
-        self.waiting = asyncio.Event()
         self.quarantined: list[str] = []
+        self._roster: Roster[FakeWorker] = Roster(CARD)
+        for one in workers:
+            self._roster.add(one)
 
-    def sessions(self, card: ModelCard) -> Sequence[FakeWorker]:
-        return self.workers
+    def roster(self, card: ModelCard) -> Roster[FakeWorker]:
+        return self._roster
 
     def session(self, key: str) -> FakeWorker | None:
-        return next((one for one in self.workers if one.key == key), None)
+        return next((one for one in self._roster if one.key == key), None)
 
     def quarantine(self, session: FakeWorker) -> None:
         self.quarantined.append(session.key)
         session.quarantined_until = float("inf")
-
-    @property
-    def next_change(self) -> asyncio.Event:
-        self.waiting.set()
-        return self.changed

@@ -1,12 +1,12 @@
 """Refuses what no worker has room for before any work is done on it."""
 
-import asyncio
 import random
 from typing import Generic
 
 from services.frontend.busy import BusyThresholds
 from services.frontend.catalogue import Catalogue
-from services.frontend.eligible import AnyWorker, Workers, refusal, view
+from services.frontend.eligible import AnyWorker, Workers
+from services.frontend.search import Search
 from services.request import Call, Finish, Layer, Request, Sink
 
 
@@ -22,8 +22,7 @@ class Admit(Generic[AnyWorker]):
         self._inner = inner
         self._catalogue = catalogue
         self._pool = pool
-        self._busy = busy
-        self._rng = rng
+        self._search: Search[AnyWorker] = Search(busy, rng)
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         if self._catalogue.knows(request.model):  # Else preprocess says that it does not exist.
@@ -32,8 +31,7 @@ class Admit(Generic[AnyWorker]):
 
     def _check(self, request: Request, call: Call) -> None:
         """Raises OVERLOADED, NO_WORKERS, or INVALID_ARGUMENT for more choices than any worker takes."""
-        sessions = self._pool.sessions(self._catalogue.find(request.model).card)
-        now = asyncio.get_running_loop().time()
-        seen = view(sessions, call, now, self._busy.acting(request.model), request.n)
-        if not seen.eligible(is_under_way=False):
-            raise refusal(seen, request.model, request.n, self._rng)
+        roster = self._pool.roster(self._catalogue.find(request.model).card)
+        needs = self._search.needs(request.model, call, request.n)
+        if self._search.find(roster, needs) is None:
+            raise self._search.refusal(roster, needs, request.model)

@@ -1,18 +1,22 @@
 """Which workers a call may go to, which of them it goes to, and what it is told where there is none: pure policy."""
 
-import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from services.card import ModelCard
 from services.errors import Failure, Reason, invalid
 from services.frontend.busy import Rank, Thresholds, excess, is_busy
 from services.frontend.retry_after import RETRY_AFTER_S_MIN, jittered_s, metadata_of, retry_after_s
+from services.frontend.roster import Roster
 from services.frontend.worker_load import Occupancy
 from services.refusals import CAUSE, RefusedFor
-from services.request import Call
+
+LOOKS_MAX = 8
+"""At so many workers a request looks one by one; only where none of them is healthy at all."""
 
 
 class Worker(Protocol):
@@ -23,6 +27,9 @@ class Worker(Protocol):
 
     @property
     def key(self) -> str: ...
+
+    @property
+    def is_lost(self) -> bool: ...
 
     @property
     def in_flight_count(self) -> int: ...
@@ -46,83 +53,147 @@ AnyWorker = TypeVar("AnyWorker", bound=Worker)
 
 
 class Workers(Protocol[AnyWorker]):
-    """The sessions there are, and the news of them: see `Pool`."""
+    """The sessions there are: see `Pool`."""
 
-    def sessions(self, card: ModelCard) -> Sequence[AnyWorker]: ...
+    def roster(self, card: ModelCard) -> Roster[AnyWorker]: ...
 
     def session(self, key: str) -> AnyWorker | None: ...
 
     def quarantine(self, session: AnyWorker) -> None: ...
 
-    @property
-    def next_change(self) -> asyncio.Event: ...
+
+class Standing(Enum):
+    """How a worker stands towards one call.
+
+    GONE: lost, or leaving. FULL: without room for so many choices. EXCLUDED: has room, but the call has been there.
+    BUSY: has room, and is over one of the thresholds. QUARANTINED, HEALTHY: have room and are not busy.
+    """
+
+    GONE = auto()
+    FULL = auto()
+    EXCLUDED = auto()
+    BUSY = auto()
+    QUARANTINED = auto()
+    HEALTHY = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a call asks of a worker. excluded: where it has been. thresholds: None where nobody counts as busy.
+
+    count: for how many choices at once there must be room. tokens: of their prompts together; 0: look only at requests,
+    for the worker itself is to say whether so many tokens may wait.
+    """
+
+    excluded: frozenset[str] = frozenset()
+    thresholds: Thresholds | None = None
+    count: int = 1
+    tokens: int = 0
+
+
+def standing(one: Worker, needs: Needs, now: float) -> Standing:
+    """Of one worker, for one call. now: in loop time."""
+    if one.is_draining or one.is_lost:
+        return Standing.GONE
+    if one.is_full(needs.count, needs.tokens):
+        return Standing.FULL
+    if one.key in needs.excluded:
+        return Standing.EXCLUDED
+    if needs.thresholds is not None and is_busy(one.ranks(), needs.thresholds):
+        return Standing.BUSY
+    return Standing.HEALTHY if one.quarantined_until <= now else Standing.QUARANTINED
 
 
 @dataclass(frozen=True, slots=True)
 class View(Generic[AnyWorker]):
-    """How the workers of a model stand towards one call.
+    """How the workers of a model stand towards one call."""
 
-    present: those that do not leave. healthy, quarantined: that have room and are not busy. busy: that have room, and
-    are over one of the thresholds. is_crowded: whether some were passed by for want of room or for being busy.
-    """
+    needs: Needs
+    by_standing: dict[Standing, list[AnyWorker]]
 
-    present: Sequence[AnyWorker]
-    healthy: Sequence[AnyWorker]
-    quarantined: Sequence[AnyWorker]
-    busy: Sequence[AnyWorker]
-    is_crowded: bool
-    thresholds: Thresholds | None = None
+    @property
+    def healthy(self) -> Sequence[AnyWorker]:
+        return self.by_standing[Standing.HEALTHY]
+
+    @property
+    def busy(self) -> Sequence[AnyWorker]:
+        return self.by_standing[Standing.BUSY]
+
+    @property
+    def present(self) -> list[AnyWorker]:
+        """Those that do not leave."""
+        return [one for standing, some in self.by_standing.items() if standing is not Standing.GONE for one in some]
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether some were passed by for want of room or for being busy."""
+        return bool(self.by_standing[Standing.FULL] or self.busy)
 
     def eligible(self, *, is_under_way: bool) -> Sequence[AnyWorker]:
         """Quarantined workers only where there is no other: a mark must not turn the last worker away.
 
         Busy ones last, and only for a request that is under way: whoever has lost its worker is not shed.
         """
-        return self.healthy or self.quarantined or (self.busy if is_under_way else ())
+        return self.healthy or self.by_standing[Standing.QUARANTINED] or (self.busy if is_under_way else ())
+
+    def closed(self) -> list[AnyWorker]:
+        """Those that take nobody's request until there is news of them."""
+        return [*self.by_standing[Standing.GONE], *(one for one in self.by_standing[Standing.FULL] if one.is_full())]
 
 
-def view(
-    sessions: Sequence[AnyWorker],
-    call: Call,
-    now: float,
-    thresholds: Thresholds | None = None,
-    count: int = 1,
-    tokens: int = 0,
-) -> View[AnyWorker]:
-    """Sort the sessions. thresholds: None where nobody counts as busy. count: for how many choices at once. tokens: of
-    their prompts together; 0: look only at requests, for the worker itself is to say whether so many tokens may wait.
+def view(sessions: Iterable[AnyWorker], needs: Needs, now: float) -> View[AnyWorker]:
+    """Sort the sessions."""
+    by_standing: dict[Standing, list[AnyWorker]] = {one: [] for one in Standing}
+    for one in sessions:
+        by_standing[standing(one, needs, now)].append(one)
+    return View(needs, by_standing)
+
+
+def healthy(sessions: Sequence[AnyWorker], needs: Needs, now: float, rng: random.Random) -> Iterator[AnyWorker]:
+    """Of the sessions, in random order, those that are. Of many, only LOOKS_MAX are looked at."""
+    return (one for one in _drawn(sessions, rng) if standing(one, needs, now) is Standing.HEALTHY)
+
+
+def less_loaded(candidates: Iterable[AnyWorker]) -> AnyWorker | None:
+    """Of the first two; None where there is none. Of two that are equal, not the one whose load is unknown.
+
+    Of candidates in random order this is the "power of two choices": near the best, without a herd on the best.
+    Source: M. Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing" (2001).
     """
-    present = [one for one in sessions if not one.is_draining]
-    free = [one for one in present if not one.is_full(count, tokens) and one.key not in call.excluded]
-    busy = [] if thresholds is None else [one for one in free if is_busy(one.ranks(), thresholds)]
-    busy_keys = {one.key for one in busy}
-    calm = [one for one in free if one.key not in busy_keys]
-    return View(
-        present=present,
-        healthy=[one for one in calm if one.quarantined_until <= now],
-        quarantined=[one for one in calm if one.quarantined_until > now],
-        busy=busy,
-        is_crowded=bool(busy) or any(one.is_full(count, tokens) for one in present),
-        thresholds=thresholds,
-    )
-
-
-def choose(candidates: Sequence[AnyWorker], rng: random.Random) -> AnyWorker:
-    """The less loaded of two drawn at random ("power of two choices"): near the best, without a herd on the best.
-
-    Of two that are equal, not the one whose load is unknown. Source: M. Mitzenmacher, "The Power of Two Choices in
-    Randomized Load Balancing" (2001).
-    """
-    if len(candidates) == 1:
-        return candidates[0]
-    first, second = rng.sample(candidates, 2)
+    two = list(islice(candidates, 2))
+    if len(two) < 2:
+        return two[0] if two else None
+    first, second = two
     if first.in_flight_count == second.in_flight_count:
         return first if first.ranks() or not second.ranks() else second
     return first if first.in_flight_count < second.in_flight_count else second
 
 
-def refusal(seen: View[AnyWorker], model: str, count: int, rng: random.Random) -> Failure:
-    """What a new request is told for which no worker is eligible. count: how many choices it has."""
+def choose(candidates: Sequence[AnyWorker], rng: random.Random) -> AnyWorker | None:
+    """The less loaded of two drawn at random; None where there is none."""
+    return less_loaded(_drawn(candidates, rng))
+
+
+def _drawn(sessions: Sequence[AnyWorker], rng: random.Random) -> Iterator[AnyWorker]:
+    """In random order, each once: all of them, or LOOKS_MAX at most where there are more."""
+    if len(sessions) > LOOKS_MAX:
+        drawn: set[int] = set()
+        for _ in range(LOOKS_MAX):
+            position = int(rng.random() * len(sessions))
+            if position not in drawn:
+                drawn.add(position)
+                yield sessions[position]
+        return
+    rest = list(sessions)
+    while rest:
+        position = int(rng.random() * len(rest))
+        rest[position], rest[-1] = rest[-1], rest[position]
+        yield rest.pop()
+
+
+def refusal(seen: View[AnyWorker], model: str, rng: random.Random) -> Failure:
+    """What a new request is told for which no worker is eligible."""
+    count = seen.needs.count
     limits = [one.request_limit for one in seen.present]
     known = [limit for limit in limits if limit is not None]
     if known and len(known) == len(limits) and max(known) < count:
@@ -144,13 +215,14 @@ def _bound_met(seen: View[AnyWorker], model: str) -> tuple[str, dict[str, str]]:
 
     Where some are full and all others busy, it is for the thresholds: higher ones would have let the request in.
     """
-    if not seen.busy or seen.thresholds is None:
+    thresholds = seen.needs.thresholds
+    if not seen.busy or thresholds is None:
         return f"every worker of {model!r} is at capacity", {CAUSE: RefusedFor.CAPACITY}
     which = f"every worker of {model!r} is"
     if len(seen.busy) < len(seen.present):
         which = f"some workers of {model!r} are at capacity and all others"
-    over = excess([rank for one in seen.busy for rank in one.ranks()], seen.thresholds)
-    cause = {CAUSE: RefusedFor.BUSY_THRESHOLD.value} | seen.thresholds.named()
+    over = excess([rank for one in seen.busy for rank in one.ranks()], thresholds)
+    cause = {CAUSE: RefusedFor.BUSY_THRESHOLD.value} | thresholds.named()
     return f"{which} over a busy threshold, the least loaded with {over}", cause
 
 

@@ -18,6 +18,7 @@ from services.discovery import InstanceRecord
 from services.errors import Failure
 from services.frontend.catalogue import Catalogue
 from services.frontend.outgoing import CancelCounts
+from services.frontend.roster import Roster
 from services.frontend.session import Session, SessionConfig
 from services.layers import bug_failure, root_cause
 from services.rpc import CHANNEL_OPTIONS
@@ -57,6 +58,7 @@ class Pool:
         self._view: dict[str, InstanceRecord] = {}
         self._kept: set[str] = set()
         self._sessions: dict[str, Session] = {}
+        self._rosters: dict[int, Roster[Session]] = {}  # By the identity of their card.
         self._quarantined: dict[str, float] = {}  # instance id → until when, in loop time
         self._changed = asyncio.Event()
         self._view_changed = asyncio.Event()
@@ -64,12 +66,16 @@ class Pool:
 
     # What routing sees
 
-    def sessions(self, card: ModelCard) -> list[Session]:
-        """Living sessions to workers with this very card, whatever their state."""
-        return [one for one in self._sessions.values() if one.card is card and not one.is_lost]
+    def roster(self, card: ModelCard) -> Roster[Session]:
+        """The sessions to workers with this very card, whatever their state."""
+        if (roster := self._rosters.get(id(card))) is None:
+            self._forget_empty_rosters()
+            roster = self._rosters[id(card)] = Roster(card)
+        return roster
 
-    def _sessions_of(self, model: str) -> list[Session]:
-        return [session for session in self._sessions.values() if session.card.model == model]
+    def _forget_empty_rosters(self) -> None:
+        """Of models that nobody serves and nobody waits for."""
+        self._rosters = {key: one for key, one in self._rosters.items() if len(one) or not one.line.is_empty}
 
     def session(self, key: str) -> Session | None:
         """The session that `Call.worker` names, if it still lives."""
@@ -81,8 +87,34 @@ class Pool:
 
     def served_cards(self) -> Sequence[ModelCard]:
         """Cards of the models that some worker takes requests for now, by name."""
-        cards = {one.card.model: one.card for one in self._sessions.values() if not one.is_draining}
-        return [cards[name] for name in sorted(cards)]
+        served = {
+            one.card.model: one.card for one in self._rosters.values() if not all(worker.is_draining for worker in one)
+        }
+        return [served[name] for name in sorted(served)]
+
+    def _is_served(self, model: str) -> bool:
+        """Whether there is a worker of that name, whatever its state."""
+        return any(len(one) for one in self._rosters.values() if one.card.model == model)
+
+    def offer(self, session: Session) -> None:
+        """Requests can be sent on it from now on."""
+        self._sessions[session.key] = session
+        self.roster(session.card).add(session)
+        self._notify()
+
+    def withdraw(self, session: Session) -> bool:
+        """It is over. Whether it was offered."""
+        if self._sessions.pop(session.key, None) is None:
+            return False
+        self.roster(session.card).remove(session)
+        self._notify()
+        return True
+
+    def _on_news(self, session: Session) -> None:
+        """A session has room again, or is leaving."""
+        if session.key in self._sessions:
+            self.roster(session.card).on_news(session)
+        self._notify()
 
     def quarantine(self, session: Session) -> None:
         """Leave the worker alone for a while."""
@@ -95,7 +127,10 @@ class Pool:
 
     @property
     def next_change(self) -> asyncio.Event:
-        """Set when a session comes or goes, has room again, or is leaving. Take it before you look."""
+        """Set when a session comes or goes, has room again, or is leaving. Take it before you look.
+
+        It wakes all who wait for it: who waits for room stands in the roster's line.
+        """
         return self._changed
 
     def _notify(self) -> None:
@@ -142,7 +177,7 @@ class Pool:
 
     async def _hold(self, record: InstanceRecord) -> _Loss:
         """One session, from its opening to its loss."""
-        session = Session(record, self._config.session, on_news=self._notify, cancels=self.cancels)
+        session = Session(record, self._config.session, on_news=lambda: self._on_news(session), cancels=self.cancels)
         channel = grpc.aio.insecure_channel(record.address, options=CHANNEL_OPTIONS)
         stub = worker_pb2_grpc.WorkerStub(channel)
         welcome = asyncio.Event()
@@ -155,8 +190,7 @@ class Pool:
                 raise
             return _Loss(failure, was_found=session.key in self._sessions, was_draining=session.is_draining)
         finally:
-            if self._sessions.pop(session.key, None) is not None:
-                self._notify()
+            self.withdraw(session)
             await channel.close()
         raise AssertionError("a session ends with a failure")
 
@@ -164,7 +198,7 @@ class Pool:
         """Offer the worker to requests once its model is known."""
         await welcome.wait()
         try:
-            card = await self._catalogue.learn(session.card, stub, lambda: not self._sessions_of(session.card.model))
+            card = await self._catalogue.learn(session.card, stub, lambda: not self._is_served(session.card.model))
         except Failure as failure:
             log.error("worker cannot be used", address=session.record.address, why=failure.detail)
             session.lose(failure)
@@ -175,9 +209,8 @@ class Pool:
         if not session.is_lost:
             session.set_card(card)
             session.quarantined_until = self._quarantined.get(session.record.instance_id, 0.0)
-            self._sessions[session.key] = session
             log.info("worker found", instance=session.record.instance_id, address=session.record.address)
-            self._notify()
+            self.offer(session)
 
     async def _sweep(self) -> None:
         """Look for silent workers. If we are late ourselves, their silence proves nothing."""

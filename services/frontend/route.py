@@ -7,8 +7,10 @@ from typing import Generic
 
 from services.errors import Failure, Reason
 from services.frontend.busy import BusyThresholds
-from services.frontend.eligible import AnyWorker, Workers, choose, no_workers, refusal, view
+from services.frontend.eligible import AnyWorker, Workers, no_workers
 from services.frontend.retry_after import RETRY_AFTER_S_MIN, jittered_s
+from services.frontend.roster import Roster
+from services.frontend.search import Search
 from services.refusals import RefusedFor, refused_for
 from services.request import Call, Finish, Layer, Request, Sink
 
@@ -19,7 +21,7 @@ class Route(Generic[AnyWorker]):
     def __init__(self, inner: Layer, pool: Workers[AnyWorker], busy: BusyThresholds, rng: random.Random) -> None:
         self._inner = inner
         self._pool = pool
-        self._busy = busy
+        self._search: Search[AnyWorker] = Search(busy, rng)
         self._rng = rng
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
@@ -48,28 +50,37 @@ class Route(Generic[AnyWorker]):
         return session
 
     async def _pick(self, request: Request, call: Call) -> AnyWorker:
-        """An eligible worker. A call that has lost its worker waits for another until `call.replacement_deadline`.
+        """An eligible worker. A call that has lost its worker waits for another until `call.replacement_deadline`."""
+        assert call.card is not None, "preprocess names the card"
+        roster = self._pool.roster(call.card)
+        chosen = self._find(roster, request, call) or await self._wait_in_line(roster, request, call)
+        if call.party is not None:
+            call.party.worker = chosen.key
+        return chosen
+
+    def _find(self, roster: Roster[AnyWorker], request: Request, call: Call) -> AnyWorker | None:
+        """The worker, if there is one now. Raises for a new call for which there is none."""
+        if call.replacement_deadline is not None:
+            needs = self._search.needs(request.model, call, _count(call), _tokens(request, call))
+            return self._search.find(roster, needs, is_under_way=True)
+        needs = self._search.needs(request.model, call, _count(call))  # Not for its tokens: it asks, and is told.
+        if (found := self._search.find(roster, needs)) is None:
+            raise self._search.refusal(roster, needs, request.model)
+        return found
+
+    async def _wait_in_line(self, roster: Roster[AnyWorker], request: Request, call: Call) -> AnyWorker:
+        """Raises NO_WORKERS.
 
         It need not be told of a worker that is not busy any more: busy ones are good enough for it.
         """
-        clock, card = asyncio.get_running_loop().time, call.card
-        assert card is not None, "preprocess names the card"
-        is_under_way, count = call.replacement_deadline is not None, _count(call)
-        tokens = _tokens(request, call) if is_under_way else 0  # It waits for room; a new one asks, and is told.
         try:
             async with asyncio.timeout_at(call.replacement_deadline):
-                while True:
-                    change = self._pool.next_change
-                    thresholds = self._busy.acting(request.model)
-                    seen = view(self._pool.sessions(card), call, clock(), thresholds, count, tokens)
-                    if eligible := seen.eligible(is_under_way=is_under_way):
-                        chosen = choose(eligible, self._rng)
-                        if call.party is not None:
-                            call.party.worker = chosen.key
-                        return chosen
-                    if not is_under_way:
-                        raise refusal(seen, request.model, count, self._rng)
-                    await change.wait()
+                with roster.line.place() as place:
+                    while True:
+                        await place.wait_call()
+                        if (found := self._find(roster, request, call)) is not None:
+                            return found
+                        place.keep(is_room_left=bool(roster.open))
         except TimeoutError:
             detail = f"no other worker of {request.model!r} had room or came in time"
             raise no_workers(detail, self._rng) from None

@@ -1,13 +1,14 @@
 """The worker's end of a session, played by a test without a connection."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from services.card import ModelCard
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.frontend.outgoing import CancelCounts
+from services.frontend.roster import Roster
 from services.frontend.session import Session, SessionConfig
 from services.frontend.stream import Stream
 from services.request import Call
@@ -88,20 +89,16 @@ class BareWorkers:
     """A pool as routing and transport see it."""
 
     def __init__(self, *workers: BareWorker) -> None:
-        self._workers = workers
-        self.next_change = asyncio.Event()
+        self._roster: Roster[Session] = Roster(CARD)
         for one in workers:
-            one.on_news = self._notify
+            self._roster.add(one.session)
+            one.on_news = partial(self._roster.on_news, one.session)
 
-    def _notify(self) -> None:
-        self.next_change.set()
-        self.next_change = asyncio.Event()
-
-    def sessions(self, card: ModelCard) -> Sequence[Session]:
-        return [one.session for one in self._workers if not one.session.is_lost]
+    def roster(self, card: ModelCard) -> Roster[Session]:
+        return self._roster
 
     def session(self, key: str) -> Session | None:
-        return next((one.session for one in self._workers if one.session.key == key), None)
+        return next((one for one in self._roster if one.key == key), None)
 
     def quarantine(self, session: Session) -> None:
         session.quarantined_until = float("inf")

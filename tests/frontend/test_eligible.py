@@ -1,13 +1,13 @@
 """Which workers a call may go to, and what it is told where there is none."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from services.errors import Reason
 from services.frontend.busy import Thresholds
-from services.frontend.eligible import View, choose, refusal, view
-from services.request import Call
+from services.frontend.eligible import Needs, View, choose, refusal, view
 from services.worker.engine import RankLoad
 from tests.support import FakeWorker
 
@@ -17,7 +17,7 @@ HALF = Thresholds(active_decode_blocks=0.5)
 
 
 def seen(*workers: FakeWorker, excluded: str = "", count: int = 1) -> View[FakeWorker]:
-    return view(workers, Call(request_id="r", excluded=frozenset(excluded)), 0.0, HALF, count)
+    return view(workers, Needs(frozenset(excluded), HALF, count), 0.0)
 
 
 def keys(*workers: FakeWorker, is_under_way: bool = False, excluded: str = "") -> list[str]:
@@ -28,20 +28,26 @@ def busy(key: str) -> FakeWorker:
     return FakeWorker(key, reported=[BUSY, BUSY])
 
 
+def chosen(workers: Sequence[FakeWorker], rng: random.Random) -> str:
+    worker = choose(workers, rng)
+    assert worker is not None
+    return worker.key
+
+
 def test_choice_among_many_is_never_the_most_loaded() -> None:
     workers = [FakeWorker(str(load), in_flight_count=load) for load in range(5)]
     rng = random.Random(7)
 
-    assert "4" not in {choose(workers, rng).key for _ in range(200)}
+    assert "4" not in {chosen(workers, rng) for _ in range(200)}
 
 
 def test_of_two_with_as_many_requests_the_one_whose_load_is_known_is_chosen() -> None:
     unknown, known = FakeWorker("unknown"), FakeWorker("known", reported=[CALM])
     rng = random.Random(7)
 
-    assert {choose([unknown, known], rng).key for _ in range(50)} == {"known"}
+    assert {chosen([unknown, known], rng) for _ in range(50)} == {"known"}
     unknown.in_flight_count, known.in_flight_count = 0, 1
-    assert {choose([unknown, known], rng).key for _ in range(50)} == {"unknown"}
+    assert {chosen([unknown, known], rng) for _ in range(50)} == {"unknown"}
 
 
 def test_a_busy_worker_is_passed_by_even_for_one_in_quarantine() -> None:
@@ -53,7 +59,7 @@ def test_a_worker_with_a_rank_that_is_not_busy_or_with_none_that_is_known_is_not
 
 
 def test_without_thresholds_nobody_is_busy() -> None:
-    assert [one.key for one in view([busy("a")], Call(request_id="r"), 0.0).healthy] == ["a"]
+    assert [one.key for one in view([busy("a")], Needs(), 0.0).healthy] == ["a"]
 
 
 def test_busy_workers_are_for_requests_under_way_and_only_where_there_is_no_other() -> None:
@@ -86,7 +92,7 @@ def test_several_choices_go_only_where_there_is_room_for_all() -> None:
     ],
 )
 def test_says_why_there_is_none(workers: list[FakeWorker], count: int, reason: Reason) -> None:
-    assert refusal(seen(*workers, count=count), "m", count, random.Random(0)).reason is reason
+    assert refusal(seen(*workers, count=count), "m", random.Random(0)).reason is reason
 
 
 BLOCKS = "active_decode_blocks 0.9 (9 of 10) of at most 0.5"
@@ -107,7 +113,7 @@ def test_a_refusal_for_thresholds_tells_them_and_how_far_they_are_exceeded(
     workers: list[FakeWorker], detail: str
 ) -> None:
     """Also where some workers are full: higher ones would have let the request in."""
-    failure = refusal(seen(*workers), "m", 1, random.Random(0))
+    failure = refusal(seen(*workers), "m", random.Random(0))
 
     assert failure.detail == detail
     assert (failure.metadata["cause"], failure.metadata["active_decode_blocks_threshold"]) == ("busy_threshold", "0.5")
@@ -116,7 +122,7 @@ def test_a_refusal_for_thresholds_tells_them_and_how_far_they_are_exceeded(
 
 @pytest.mark.parametrize("reported", [(), (BUSY,)], ids=["calm", "busy too"])
 def test_a_refusal_by_full_workers_is_for_capacity_alone(reported: tuple[RankLoad, ...]) -> None:
-    failure = refusal(seen(FakeWorker("a", full=True, reported=reported)), "m", 1, random.Random(0))
+    failure = refusal(seen(FakeWorker("a", full=True, reported=reported)), "m", random.Random(0))
 
     assert failure.detail == "every worker of 'm' is at capacity"
     assert failure.metadata["cause"] == "capacity"
@@ -126,7 +132,7 @@ def test_a_refusal_by_full_workers_is_for_capacity_alone(reported: tuple[RankLoa
 def test_names_the_most_choices_that_some_worker_takes() -> None:
     workers = FakeWorker("a", request_limit=4), FakeWorker("b", request_limit=2)
 
-    failure = refusal(seen(*workers, count=5), "m", 5, random.Random(0))
+    failure = refusal(seen(*workers, count=5), "m", random.Random(0))
 
     assert failure.param == "n"
     assert "more than 4 requests" in failure.detail

@@ -11,6 +11,7 @@ from services.card import ModelCard, TokenizerRef
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.frontend.catalogue import Catalogue
+from services.frontend.eligible import Needs, view
 from services.frontend.pool import Pool, PoolConfig
 from services.frontend.session import Session, SessionConfig
 from services.frontend.transport import Transport
@@ -83,7 +84,7 @@ async def until(pool: Pool, count: int) -> list[str]:
 
 
 def sessions(pool: Pool) -> list[Session]:
-    return [session for card in pool.served_cards() for session in pool.sessions(card)]
+    return [session for card in pool.served_cards() for session in view(pool.roster(card), Needs(), 0.0).present]
 
 
 async def ask(pool: Pool, key: str) -> Collected:

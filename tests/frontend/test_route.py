@@ -13,7 +13,7 @@ from services.frontend.worker_load import Occupancy
 from services.party import Party
 from services.refusals import RefusedFor
 from services.worker.engine import RankLoad
-from tests.support import HANG, FakeWorker, FakeWorkers, Script, call_layer, make_request, run_async
+from tests.support import CARD, HANG, FakeWorker, FakeWorkers, Script, call_layer, make_request, run_async
 
 FOREVER = float("inf")
 
@@ -225,12 +225,17 @@ def test_a_call_that_lost_its_worker_waits_for_another_woken_by_discovery() -> N
         deadline = asyncio.get_running_loop().time() + 60
         async with asyncio.TaskGroup() as group:
             group.create_task(call_layer(route(script, workers), make_request(), replacement_deadline=deadline))
-            await workers.waiting.wait()
-            workers.workers.append(FakeWorker("new"))
-            workers.changed.set()
+            await wait_in_line(workers)
+            workers.roster(CARD).add(FakeWorker("new"))
         return script.calls[0].worker
 
     assert run_async(scenario()) == "new"
+
+
+async def wait_in_line(workers: FakeWorkers) -> None:
+    """Until somebody waits for room."""
+    while workers.roster(CARD).line.is_empty:
+        await asyncio.sleep(0)
 
 
 def test_and_gives_up_at_its_replacement_deadline() -> None:
@@ -243,6 +248,30 @@ def test_and_gives_up_at_its_replacement_deadline() -> None:
     assert caught.value.reason is Reason.NO_WORKERS
     assert caught.value.retry_after_s is not None
     assert 1 <= caught.value.retry_after_s <= 1.5
+
+
+@pytest.mark.parametrize("cancelled", [[], ["first"]], ids=["all stay", "the first hangs up when it is called"])
+def test_those_that_wait_are_served_in_order_and_none_takes_its_turn_away_with_it(cancelled: list[str]) -> None:
+    async def scenario() -> list[str]:
+        script = Script([HANG], [HANG], [HANG])
+        workers = FakeWorkers(worker := FakeWorker("a", full=True))
+        layer = route(script, workers)
+        async with asyncio.TaskGroup() as group:
+            tasks = {}
+            for name in ("first", "second", "third"):
+                asking = call_layer(layer, make_request(), request_id=name, replacement_deadline=FOREVER)
+                tasks[name] = group.create_task(asking)
+                await asyncio.sleep(0)
+            worker.full = False
+            workers.roster(CARD).on_news(worker)
+            for name in cancelled:
+                tasks[name].cancel()
+            await script.hanging.wait()
+            for task in tasks.values():
+                task.cancel()
+        return [call.request_id for call in script.calls][:1]
+
+    assert run_async(scenario()) == ["second" if cancelled else "first"]
 
 
 # The choices of a party
