@@ -5,6 +5,7 @@ import fcntl
 import struct
 import sys
 import termios
+from collections.abc import Coroutine
 
 import structlog
 from aiohttp import web
@@ -42,27 +43,56 @@ def drain_s(bounds: ClientBounds, size: int) -> float:
 
 
 async def finish_sending(
-    request: web.Request, response: web.StreamResponse, config: HttpConfig, request_id: str, last: bytes = b""
+    request: web.Request, response: web.StreamResponse, config: HttpConfig, request_id: str
 ) -> None:
-    """Send what is left of the response and `last`, until nothing is unsent.
+    """Send the response, until nothing is unsent.
 
     A client that does not take it in time, or takes nothing at all for `stall_s_max`, is cut, and logged.
     """
-    bounds, transport = config.client, request.transport
+    transport = request.transport
     if transport is None:
         _note_left(request_id)
         return
     body = response.body if isinstance(response, web.Response) else None
     size = len(body) if isinstance(body, bytes) else 0
+
+    async def send() -> None:
+        await response.prepare(request)
+        await response.write_eof()
+        await _wait_sent(request, transport)
+
+    await _within_bounds(send(), transport, config.client, request_id, size)
+
+
+async def finish_writing(
+    request: web.Request, transport: asyncio.Transport, last: bytes, config: HttpConfig, request_id: str
+) -> None:
+    """Write the last bytes of a stream, and wait until nothing is unsent: as `finish_sending`, of what aiohttp did not
+    send.
+    """
+    if transport.is_closing():
+        _note_left(request_id)
+        return
+    transport.write(last)
+    if transport.get_write_buffer_size():  # Else there is nothing to wait for, and so no timer.
+        await _within_bounds(_wait_sent(request, transport), transport, config.client, request_id)
+
+
+async def _within_bounds(
+    sending: Coroutine[None, None, None],
+    transport: asyncio.Transport,
+    bounds: ClientBounds,
+    request_id: str,
+    size: int = 0,
+) -> None:
+    """Let a client take what it is sent, or cut it. size: of the body."""
     scope = asyncio.timeout(drain_s(bounds, size))
     clock = asyncio.get_running_loop().time
     watch = StallWatch(bounds.stall_s_max, lambda: _left(transport), lambda: scope.reschedule(clock()))
     try:
         async with scope:
             watch.start()
-            await response.prepare(request)
-            await response.write_eof(last)
-            await _wait_sent(request, transport)
+            await sending
     except ConnectionError:
         _note_left(request_id)
     except TimeoutError:

@@ -12,17 +12,12 @@ from services.frontend.http.backlog import Backlog
 from services.frontend.http.config import HttpConfig
 from services.frontend.http.errors import envelope
 from services.frontend.http.events import Events
-from services.frontend.http.sending import finish_sending
+from services.frontend.http.head import Sent, head_of, last_chunk
+from services.frontend.http.sending import finish_writing
 from services.layers import outcome_of
 from services.request import Call, Cause, Delta, Ending, Finish, Layer, Request
 
 log = structlog.get_logger()
-
-HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
 
 _LEFT = "the client has closed the connection"
 
@@ -30,13 +25,13 @@ _LEFT = "the client has closed the connection"
 class SseStream:
     """The sink of one streamed answer, and its response.
 
-    The response begins with the first event, so that a failure before it still has an HTTP status of its own. Events
-    that come between the first one and the prepared response, one turn of the loop, are held and written first.
+    The response begins with the first event, so that a failure before it still has an HTTP status of its own. Its head
+    is sent together with that event, and the last event of all together with the end.
 
     | state | what deliver does | ends by |
     | --- | --- | --- |
-    | waiting: not prepared yet | holds the event, starts `_open` | `_open` |
-    | open | writes into the transport | something stays unsent, or the pipeline's end |
+    | waiting: nothing is sent | begins the response with the event | it has begun |
+    | open | writes into the transport; keeps the last event | something stays unsent, or the pipeline's end |
     | slow: something is unsent | gives it to the backlog | all is sent, or the pipeline's end |
     | left: client too slow, or gone | nothing | failed from outside, with the reason |
     """
@@ -54,17 +49,14 @@ class SseStream:
         self._http_request = http_request
         self._answer = answer
         self._config = config
-        self._response = web.StreamResponse(headers={**HEADERS, "X-Request-Id": answer.request_id})
-        is_chunked = http_request.version >= HttpVersion11
-        self._events_of = Events(answer, token_bytes, is_chunked=is_chunked).of
-        if is_last or not is_chunked:
-            self._response.force_close()  # Without chunks the end of the connection is the end of the body.
+        self._is_chunked = http_request.version >= HttpVersion11
+        self._is_last = is_last or not self._is_chunked or not http_request.keep_alive
+        self._events_of = Events(answer, token_bytes, is_chunked=self._is_chunked).of
         self._is_open = False
         self._transport: asyncio.Transport | None = None
-        self._held: list[bytes] = []
+        self._at_end = b""
         self._backlog: Backlog | None = None
         self._group = asyncio.TaskGroup()
-        self._has_begun = False
         self._ending = Ending()
         self._left: Reason | None = None
 
@@ -76,6 +68,8 @@ class SseStream:
             assert transport is not None
             if transport.is_closing():
                 self._leave_gone()
+            elif delta.usage is not None:
+                self._at_end = event
             else:
                 transport.write(event)
                 if transport.get_write_buffer_size():
@@ -87,8 +81,7 @@ class SseStream:
             return
         if self._transport is None:
             if event := self._events_of(delta):
-                self._held.append(event)
-                self._begin()
+                self._begin(event, is_all=delta.usage is not None)
         elif self._transport.is_closing():
             self._leave_gone()
         else:
@@ -112,42 +105,31 @@ class SseStream:
                 self._backlog.stop()
         if self._left is Reason.SLOW_CLIENT:
             self._cut()
-            return self._response
-        if not self._response.prepared:  # What ends well has begun: then it is the client that has gone meanwhile.
+        elif self._transport is None:  # What ends well has begun: then it is the client that has gone meanwhile.
             raise outcome if isinstance(outcome, Failure) else Failure(Reason.CANCELLED, _LEFT)
-        await self._close(outcome)
-        return self._response
+        else:
+            await self._close(self._transport, outcome)
+        return Sent(keeps_alive=not self._is_last)
 
     async def _run(self, pipeline: Layer, request: Request, call: Call) -> Finish | Failure:
         async with self._group:
             outcome = await outcome_of(pipeline, request, call, self)
-            if isinstance(outcome, Finish):
-                self._begin()
             if self._backlog is not None:
                 self._backlog.stop()
         return outcome
 
-    def _begin(self) -> None:
-        """Not before there is something to send: what is refused before needs no second task."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._group.create_task(self._open())
-
-    async def _open(self) -> None:
-        try:
-            await self._response.prepare(self._http_request)
-        except ConnectionError:
+    def _begin(self, event: bytes, *, is_all: bool) -> None:
+        """Send the head and the first event; is_all: with the end, for nothing more comes before that."""
+        transport = self._http_request.transport
+        if transport is None or transport.is_closing():
             self._leave_gone()
             return
-        assert self._http_request.writer.output_size, (
-            "prepare has sent the headers: the transport is ours until the end"
-        )
-        first = b"".join(self._held)
-        self._held.clear()
-        transport = self._http_request.transport
-        if transport is None:
-            return  # Gone: aiohttp has the whole request cancelled.
+        first = head_of(self._answer.request_id, is_chunked=self._is_chunked, is_last=self._is_last) + event
+        self._http_request.writer.output_size += len(first)  # Whoever sends errors looks there whether it still can.
         self._transport, self._is_open = transport, True
+        if is_all:
+            self._at_end = first
+            return
         transport.write(first)
         if transport.get_write_buffer_size():
             self._become_slow(transport)
@@ -158,7 +140,7 @@ class SseStream:
         writer = self._http_request.writer
         self._backlog = Backlog(transport, writer, self._events_of, self._config.client, self._leave_slow)
 
-    async def _close(self, outcome: Finish | Failure) -> None:
+    async def _close(self, transport: asyncio.Transport, outcome: Finish | Failure) -> None:
         if self._backlog is not None:
             self._backlog.flush()
         if isinstance(outcome, Failure):
@@ -166,7 +148,8 @@ class SseStream:
         else:
             assert outcome.usage is not None, "present sets usage"
             last = self._answer.ending(outcome.usage)
-        await finish_sending(self._http_request, self._response, self._config, self._answer.request_id, last)
+        end = self._at_end + (last_chunk(last) if self._is_chunked else last)
+        await finish_writing(self._http_request, transport, end, self._config, self._answer.request_id)
 
     def _leave_slow(self, why: str) -> None:
         self._leave(Failure(Reason.SLOW_CLIENT, why), Cause.SLOW_CLIENT)

@@ -219,14 +219,61 @@ def test_text_of_every_kind_arrives_as_it_is() -> None:
     run(test)
 
 
-def test_tokens_before_and_after_the_response_is_prepared_keep_their_order() -> None:
-    """The first tokens come in one turn of the loop, before the headers can be sent; the others after them."""
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What was written to clients of streams, write by write."""
+    transport = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+    seen: list[bytes] = []
+    write = transport.write
+
+    def record(self: asyncio.Transport, data: bytes) -> None:
+        if not data.startswith(b"POST "):
+            seen.append(data)
+        write(self, data)
+
+    monkeypatch.setattr(transport, "write", record)
+    return seen
+
+
+def test_the_head_is_written_with_the_first_event_and_the_last_event_with_the_end(writes: list[bytes]) -> None:
+    """Each write costs as much as all else that is done for a token, and wakes the client."""
 
     async def test() -> None:
-        async with serving(Script("0", "1", "2", 1, "3", 1, "4", 5, "5", "6")) as server:
+        async with serving(Script("a", 2, "b", 2)) as server:
+            await server.post(COMPLETIONS, COMPLETION)
+
+        first, second, last = writes
+        assert first.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b'"text":"a"' in first
+        assert b'"text":"b"' in second
+        assert b'"finish_reason":"stop"' in last
+        assert last.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+    run(test)
+
+
+def test_an_answer_without_any_text_is_one_write(writes: list[bytes]) -> None:
+    async def test() -> None:
+        async with serving(Script("", 2)) as server:
+            await server.post(COMPLETIONS, COMPLETION)
+
+        assert len(writes) == 1
+
+    run(test)
+
+
+def test_the_last_event_is_told_even_if_the_answer_fails_after_it() -> None:
+    async def test() -> None:
+        async def fail_late(request: Any, call: Any, sink: Any) -> Any:
+            await Script("a")(request, call, sink)
+            raise Failure(Reason.DRAINING, "as scripted")
+
+        async with serving(fail_late) as server:
             _, body = await server.post(COMPLETIONS, COMPLETION)
 
-        assert "".join(texts(events(body))) == "0123456"
+        *chunks, (name, _) = events(body)
+        assert texts(chunks) == ["a", ""]
+        assert name == "error"
 
     run(test)
 
@@ -314,8 +361,22 @@ def test_a_bug_is_an_internal_error_with_its_traceback_in_the_log() -> None:
     assert [(entry["event"], repr(entry["exc_info"])) for entry in logs] == [("bug", "ValueError('secret')")] * 2
 
 
+def test_a_bug_in_the_midst_of_a_stream_that_nobody_guards_ends_the_connection_without_a_second_answer() -> None:
+    async def test() -> None:
+        async with serving(Script("a", 3, ValueError("secret"))) as server:
+            reader, writer = await server.connect()
+            writer.write(raw_post(COMPLETIONS, COMPLETION))
+            answer = await reader.read()
+
+        assert answer.count(b"HTTP/1.1") == 1
+        assert b'"text":"a"' in answer
+        assert b"secret" not in answer
+
+    run(test)
+
+
 def test_the_next_request_on_the_same_connection_works() -> None:
-    """Our chunks and aiohttp's are one body: a wrong length would spoil what follows."""
+    """A wrong length of a chunk would spoil what follows."""
 
     async def test() -> None:
         async with serving(Script("a", 2, "bé\n", 2, "c")) as server:
