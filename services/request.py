@@ -3,14 +3,18 @@
 Every step of a request, in the frontend, in a worker and in a test double, has the one signature `Layer`. A layer is an
 `async` call; a token is a plain synchronous call of `Sink.deliver`. So there is no generator to close, no timer and no
 task switch per token.
+
+Requests and calls are msgspec's structs: a layer that changes one copies it, and a frozen dataclass costs 20 times as
+much to copy.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from services.card import ModelCard
 from services.errors import Failure
@@ -24,8 +28,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class Sampling(Struct, frozen=True, kw_only=True, gc=False):
     """How a token is drawn: see `Sampling` in inference.proto for ranges.
 
     Below preprocess neither `seed` nor `temperature` is None.
@@ -52,8 +55,7 @@ class Sampling:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class Stop(Struct, frozen=True, kw_only=True, gc=False):
     """When an answer ends. `max_tokens` is never None below preprocess; all counts are over the whole continuation."""
 
     strings: tuple[str, ...] = ()
@@ -73,24 +75,21 @@ class GuidedKind(StrEnum):
     CHOICE = "choice"
 
 
-@dataclass(frozen=True, slots=True)
-class Guided:
+class Guided(Struct, frozen=True, gc=False):
     """Holds an answer to a form. texts: the schema, expression or grammar; for CHOICE the answers; else empty."""
 
     kind: GuidedKind
     texts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True, gc=False):
     """One turn of a conversation."""
 
     role: str
     content: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Struct, frozen=True, kw_only=True, gc=False):
     """What is asked, in the client's own terms: limits and seed mean the whole answer, however often it moves.
 
     Exactly one of text, messages and token_ids is set; below preprocess it is token_ids. generated_token_ids are the
@@ -211,8 +210,7 @@ class Ending:
                 self._on_failed()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """This asking of a request: who, until when, and what has been tried.
 
     deadline: absolute, in the event loop's time. endpoint: for metrics. migration_limit: the client's own, at most the
@@ -240,8 +238,7 @@ class Call:
         return self.attempt.worker
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True, gc=False):
     """Tokens as the client asked and got them."""
 
     prompt_tokens: int
@@ -278,8 +275,7 @@ class Delta(Struct, gc=False):
         return len(self.token_ids) + sum(1 + len(one.top) for one in self.logprobs)
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True, gc=False):
     """A request ended well. `usage` is None below present, which alone knows what the client asked."""
 
     reason: FinishReason

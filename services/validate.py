@@ -6,7 +6,8 @@ Every refusal names the field and says what to change.
 import math
 import random
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from services.card import ModelCard
 from services.errors import Failure, Reason, invalid

@@ -1,10 +1,11 @@
 """Validate: every refusal names the field and says what to change."""
 
+import dataclasses
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from services.errors import Failure, Reason
 from services.request import Guided, GuidedKind, Message, Sampling, Stop
@@ -139,7 +140,7 @@ def test_refuses_what_the_models_engine_cannot_do() -> None:
             settle(request, CARD, random.Random(0))
         assert caught.value.param == param
 
-    able = replace(CARD, guided=("json_object",), has_logprobs=True)
+    able = dataclasses.replace(CARD, guided=("json_object",), has_logprobs=True)
     assert settle(guided, able, random.Random(0)).guided == guided.guided
     assert settle(logprobs, able, random.Random(0)).logprobs == 0
 

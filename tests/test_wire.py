@@ -1,13 +1,13 @@
 """The wire: what crosses it comes back the same, and what cannot be honoured is refused by name."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from services.card import ModelCard, Resume, TokenizerRef
 from services.errors import Failure, Reason
@@ -154,8 +154,8 @@ def test_every_field_of_a_request_is_read_or_refused() -> None:
     by_the_server = {"request_id"}
 
     assert {field.name for field in inference_pb2.GenerateRequest.DESCRIPTOR.fields} == read | refused | by_the_server
-    assert {field.name for field in inference_pb2.Sampling.DESCRIPTOR.fields} == set(Sampling.__slots__)
-    assert {field.name for field in inference_pb2.Stop.DESCRIPTOR.fields} == set(Stop.__slots__)
+    assert {field.name for field in inference_pb2.Sampling.DESCRIPTOR.fields} == set(Sampling.__struct_fields__)
+    assert {field.name for field in inference_pb2.Stop.DESCRIPTOR.fields} == set(Stop.__struct_fields__)
     assert {field.name for field in inference_pb2.Guided.DESCRIPTOR.fields} == set(GuidedKind)
 
 

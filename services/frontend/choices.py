@@ -1,7 +1,8 @@
 """Draws several answers to one request: each is a request of its own, and the client sees them side by side."""
 
 import asyncio
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from services.layers import root_cause
 from services.party import Party

@@ -16,10 +16,11 @@ A leg is one attempt on one worker, in a task of its own. Tokens of a leg that i
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from services.errors import Failure, Reason
 from services.frontend.policy import DEATHS, Policy, Progress

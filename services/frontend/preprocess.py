@@ -1,11 +1,11 @@
 """Makes of what a client wrote what a worker can run: token ids, checked limits, a seed."""
 
 import random
-from dataclasses import replace
 from functools import lru_cache
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec.structs import replace
 
 from services.aside import Aside
 from services.card import ModelCard

@@ -3,7 +3,8 @@
 import asyncio
 import codecs
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from services.frontend.catalogue import Catalogue
 from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, Usage

@@ -2,8 +2,9 @@
 
 import asyncio
 import random
-from dataclasses import replace
 from typing import Generic
+
+from msgspec.structs import replace
 
 from services.errors import Failure, Reason
 from services.frontend.busy import BusyThresholds

@@ -14,12 +14,13 @@ A stream whose finish reason has come ends well, whatever happens to the session
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
 import grpc
 import structlog
+from msgspec.structs import replace
 
 from services.card import ModelCard
 from services.discovery import InstanceRecord

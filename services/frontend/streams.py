@@ -2,7 +2,8 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from services.errors import Failure, Reason
 from services.frontend.stream import Stream

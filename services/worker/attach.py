@@ -7,12 +7,13 @@ and with it every request.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import grpc
 import structlog
+from msgspec.structs import replace
 
 from services.errors import Failure
 from services.generate import request_id_of

@@ -6,8 +6,9 @@ a worker has not, and what an engine takes for granted must not come in by that 
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from weakref import WeakKeyDictionary
+
+from msgspec.structs import replace
 
 from services.card import ModelCard
 from services.errors import Failure, Reason, invalid

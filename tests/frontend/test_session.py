@@ -1,13 +1,14 @@
 """Session: all requests to one worker on one stream, and the proof that the worker lives."""
 
 import asyncio
+import dataclasses
 import gc
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
@@ -317,7 +318,7 @@ def test_a_dead_engine_under_a_live_server_is_lost_unless_it_computes_a_prompt_o
         else:
             await stream.ended
 
-    play(serve, use, replace(PATIENT, engine_stall_s=0.1))
+    play(serve, use, dataclasses.replace(PATIENT, engine_stall_s=0.1))
 
 
 def test_forgives_silence_while_the_frontend_itself_was_late() -> None:

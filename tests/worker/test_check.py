@@ -1,10 +1,10 @@
 """Check: what comes to a worker past the frontends is settled or refused, and the engine's assertions hold for all."""
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from services.card import ModelCard
 from services.errors import Failure, Reason

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from services.aside import Aside

@@ -7,9 +7,9 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from services.errors import Reason
 from services.guided import Form
