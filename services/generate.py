@@ -6,7 +6,7 @@ with it the pipeline.
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from grpc_status import rpc_status
 
@@ -37,21 +37,24 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         gate: Gate,
         on_refused: Callable[[str, Failure], None] = lambda *_: None,
         bounds: ClientBounds = DEFAULT_BOUNDS,
+        cancel: Callable[[str], Awaitable[int]] | None = None,
     ) -> None:
         """gate: the pipeline's own. on_refused: told of requests that are too broken for the pipeline. bounds: how
-        slowly a client may read.
+        slowly a client may read. cancel: by name, where there is more than the gate.
         """
         self._pipeline = pipeline
         self._gate = gate
         self._on_refused = on_refused
         self._bounds = bounds
+        self._cancel = cancel
 
     async def Cancel(  # noqa: N802
         self, request: inference_pb2.CancelRequest, context: Context
     ) -> inference_pb2.CancelResponse:
         """See inference.proto."""
         try:
-            cancelled = self._gate.cancel(checked_request_id(request.request_id))
+            request_id = checked_request_id(request.request_id)
+            cancelled = self._gate.cancel(request_id) if self._cancel is None else await self._cancel(request_id)
         except Failure as failure:
             await abort(context, failure)
         return inference_pb2.CancelResponse(cancelled=cancelled)

@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.listening import bind_error, cannot_listen, split_listen
-from services.rpc import SERVER_OPTIONS
+from services.rpc import SERVER_OPTIONS, SHARED_SERVER_OPTIONS
 from services.undecodable import RefuseUndecodable
 
 CLOSE_GRACE_S = 0.5
@@ -25,11 +25,14 @@ class GrpcServer:
         *,
         always: Sequence[str] = (),
         guards: Sequence[grpc.aio.ServerInterceptor] = (),
+        is_shared: bool = False,
     ) -> None:
         """services: full names of the services that are added to `server`, for health and reflection. always: likewise,
         of those that serve whatever `set_serving` says. guards: see each rpc before anything reads its request.
+        is_shared: whether other processes of the same frontend listen there too.
         """
-        self.server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[*guards, RefuseUndecodable()])
+        options = SHARED_SERVER_OPTIONS if is_shared else SERVER_OPTIONS
+        self.server = grpc.aio.server(options=options, interceptors=[*guards, RefuseUndecodable()])
         self._services = services
         self._always = always
         self._health = health.aio.HealthServicer()

@@ -36,6 +36,41 @@ def bind_error(address: str) -> OSError | None:
     return None
 
 
+def reserve(address: str) -> tuple[str, list[socket.socket]]:
+    """Take `host:port` for processes of this user that are to share it; 0 takes any free port.
+
+    Returns the real address, and what holds it until it is closed: nobody else gets the port, and no client comes to
+    the holders, for they do not listen. Raises OSError if it can't be had.
+    """
+    host, port = split_address(address)
+    holders: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _name, found in socket.getaddrinfo(
+            bare_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            holders.append(holder := socket.socket(family, kind, protocol))
+            _hold(holder, (found[0], port, *found[2:]))
+            port = holder.getsockname()[1]  # All addresses of the host get the one that the first was given.
+    except OSError:
+        for holder in holders:
+            holder.close()
+        raise
+    return f"{host}:{port}", holders
+
+
+def _hold(holder: socket.socket, name: tuple[str | int, ...]) -> None:
+    """Bind as one who shares with nobody, and only then let others of this user in: whoever was there first is seen."""
+    try:
+        holder.bind(name)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # It may be in use by the dead alone.
+        holder.bind(name)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+
+
 def cannot_listen(what: str, address: str, error: OSError, *, option: str) -> StartupError:
     """The sentence. what: who would listen there. option: which says where."""
     if error.errno == errno.EADDRINUSE:

@@ -9,9 +9,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from services.listening import bare_host, cannot_listen, split_listen
 
 
-def exposition(metrics: CollectorRegistry) -> web.Response:
-    """All metrics, as Prometheus reads them."""
-    return web.Response(body=generate_latest(metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})
+def exposition_response(exposition: bytes) -> web.Response:
+    """Metrics in Prometheus' text format, as a response."""
+    return web.Response(body=exposition, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def start_ops(listen: str, metrics: CollectorRegistry, is_ready: Callable[[], bool]) -> tuple[web.AppRunner, str]:
@@ -23,7 +23,7 @@ async def start_ops(listen: str, metrics: CollectorRegistry, is_ready: Callable[
     host, port = split_listen(listen)
 
     async def on_metrics(_: web.Request) -> web.Response:
-        return exposition(metrics)
+        return exposition_response(generate_latest(metrics))
 
     async def on_live(_: web.Request) -> web.Response:
         return web.json_response({"status": "live"})

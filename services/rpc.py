@@ -68,6 +68,8 @@ SERVER_OPTIONS = [
     ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
     ("grpc.so_reuseport", 0),  # A port in use is an error, not a second server beside the first.
 ]
+SHARED_SERVER_OPTIONS = [*SERVER_OPTIONS[:-1], ("grpc.so_reuseport", 1)]
+"""For processes that are to share a port. Of an option that is given twice gRPC takes the first."""
 
 
 def status_of(failure: Failure, *, request_id: str = "") -> status_pb2.Status:

@@ -79,12 +79,21 @@ def test_the_variables_of_the_described_system_are_known() -> None:
     assert {"DYN_MIGRATION_LIMIT", "DYN_LOG_LEVEL", "DYN_REGISTRY"} <= known_variables()
 
 
-@pytest.mark.parametrize("command", [("registry", "--listen"), ("frontend", "--grpc-listen"), ("worker", "--listen")])
-def test_a_port_in_use_is_one_line(command: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("registry", "--listen"),
+        ("frontend", "--grpc-listen"),
+        ("frontend", "--grpc-listen", "--processes=2"),
+        ("frontend", "--http-listen", "--processes=2", "--grpc-listen=127.0.0.1:0"),
+        ("worker", "--listen"),
+    ],
+)
+def test_a_port_in_use_is_one_line(command: tuple[str, ...]) -> None:
     """gRPC's core used to print lines of its own before it."""
-    name, option = command
+    name, option, *others = command
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = unbroken(name, f"{option}=127.0.0.1:{taken.getsockname()[1]}", "--log-level=error")
+        done = unbroken(name, f"{option}=127.0.0.1:{taken.getsockname()[1]}", "--log-level=error", *others)
 
     assert done.returncode == 1
     assert re.fullmatch(rf"error: cannot listen .* or give another {option}\n", done.stderr)
@@ -137,7 +146,7 @@ def test_an_unknown_command_is_refused() -> None:
 
 
 def test_every_option_says_its_variable_but_for_those_of_one_process() -> None:
-    """A ready file is one process's own, and so is a fault: a variable would give them to all."""
+    """A ready file, a fault and a place among several are one process's own: a variable would give them to all."""
     context = click.Context(cli)
     commands = [command for name in COMMANDS if (command := cli.get_command(context, name)) is not None]
     silent = {
@@ -147,7 +156,7 @@ def test_every_option_says_its_variable_but_for_those_of_one_process() -> None:
         if isinstance(option, click.Option) and not (option.envvar and option.show_envvar)
     }
 
-    assert silent == {"--ready-file", "--mocker-fault"}
+    assert silent == {"--ready-file", "--mocker-fault", "--member"}
 
 
 @pytest.mark.parametrize("name", ["frontend", "worker", "registry"])

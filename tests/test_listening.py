@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from services.lifetime import StartupError
-from services.listening import bind_error, cannot_listen, split_listen
+from services.listening import bind_error, cannot_listen, reserve, split_listen
 
 
 def test_a_port_that_somebody_has_cannot_be_had_and_any_other_can() -> None:
@@ -39,3 +39,79 @@ def test_what_is_no_address_is_told_in_a_sentence() -> None:
     assert split_listen("[::1]:0") == ("[::1]", 0)
     with pytest.raises(StartupError, match="cannot listen on 8001: '8001' is not host:port"):
         split_listen("8001")
+
+
+# Ports that several processes share
+
+
+def shared(address: str) -> socket.socket:
+    """One more who listens there."""
+    host, _, port = address.rpartition(":")
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind((host, int(port)))
+    listener.listen()
+    return listener
+
+
+def close(*sockets: socket.socket) -> None:
+    for one in sockets:
+        one.close()
+
+
+def is_in_use(address: str) -> bool:
+    try:
+        close(*reserve(address)[1])
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
+
+
+def test_a_reserved_port_is_for_those_who_share_and_for_no_other() -> None:
+    """Before the first of them listens as well as after."""
+    address, holders = reserve("127.0.0.1:0")
+    assert not address.endswith(":0")
+    assert is_in_use(address)
+    assert bind_error(address) is not None
+    listeners = [shared(address), shared(address)]
+    assert is_in_use(address)
+    assert bind_error(address) is not None
+    close(*listeners, *holders)
+    assert not is_in_use(address), "it was let go of"
+
+
+def test_a_port_where_somebody_listens_cannot_be_reserved_even_if_he_would_share() -> None:
+    address, holders = reserve("127.0.0.1:0")
+    listener = shared(address)
+    close(*holders)
+    assert is_in_use(address)
+    close(listener)
+
+
+def test_who_holds_a_port_gets_no_clients() -> None:
+    address, holders = reserve("127.0.0.1:0")
+    listener = shared(address)
+    listener.settimeout(10)
+    host, _, port = address.rpartition(":")
+    clients = [socket.create_connection((host, int(port)), timeout=10) for _ in range(20)]
+    accepted = [listener.accept()[0] for _ in clients]
+    close(*clients, *accepted, listener, *holders)
+
+
+def test_a_port_in_use_by_the_dead_alone_can_be_reserved() -> None:
+    """A frontend that is started again at once: the connections of the last one are remembered for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = server.accept()
+        close(accepted, client)  # Who closes first is remembered.
+    _, holders = reserve(f"127.0.0.1:{port}")
+    assert is_in_use(f"127.0.0.1:{port}")
+    close(*holders)
+
+
+def test_all_addresses_of_a_host_get_the_same_port() -> None:
+    address, holders = reserve("localhost:0")
+    assert {holder.getsockname()[1] for holder in holders} == {int(address.rpartition(":")[2])}
+    close(*holders)

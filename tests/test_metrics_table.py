@@ -1,12 +1,14 @@
 """METRICS.md has a row for each metric that a frontend or a worker exposes, and for no other."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.frontend.processes.family import Family
+from services.frontend.processes.joined import Joined, parsed
 from services.frontend.server import Frontend, FrontendConfig
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.server import Worker, WorkerConfig
@@ -34,19 +36,29 @@ def exposed(registry: CollectorRegistry) -> list[Row]:
     return rows
 
 
-def of_frontend() -> CollectorRegistry:
+async def of_frontend() -> CollectorRegistry:
     return Frontend(FrontendConfig())._metrics.registry
 
 
-def of_worker() -> CollectorRegistry:
+async def of_processes() -> CollectorRegistry:
+    """What a supervisor tells beside what its processes do, of which it has none here."""
+    registry = CollectorRegistry()
+    registry.register(Joined(parsed(await Family("dynamo_frontend").exposition())))
+    return registry
+
+
+async def of_worker() -> CollectorRegistry:
     return Worker(MockerEngine(MockerConfig()), WorkerConfig())._metrics
 
 
-@pytest.mark.parametrize(("section", "registry"), [("Of a frontend", of_frontend), ("Of a worker", of_worker)])
+@pytest.mark.parametrize(
+    ("section", "registry"),
+    [("Of a frontend", of_frontend), ("Of several processes", of_processes), ("Of a worker", of_worker)],
+)
 def test_each_metric_has_its_row_and_each_row_its_metric(
-    section: str, registry: Callable[[], CollectorRegistry]
+    section: str, registry: Callable[[], Awaitable[CollectorRegistry]]
 ) -> None:
     async def scenario() -> list[Row]:
-        return exposed(registry())
+        return exposed(await registry())
 
     assert sorted(documented(section)) == sorted(run_async(scenario()))

@@ -10,6 +10,7 @@ import click
 import structlog
 
 from services.cli.options import Address, env_option, logging_options, registry_option
+from services.cli.processes import supervise
 from services.lifetime import run_process
 from services.telemetry import configure_logging, log_config
 
@@ -33,6 +34,14 @@ TOKEN_FORM = re.compile(r"[!-~]{1,512}")
 )
 @env_option(
     "--http-listen", "DYN_HTTP_LISTEN", default="127.0.0.1:8000", type=Address(), help="Port 0 takes a free one."
+)
+@env_option(
+    "--processes",
+    "DYN_PROCESSES",
+    type=click.IntRange(1, 64),
+    default=1,
+    help="How many processes share the ports, each with its own sessions to all workers: one for each core that is to"
+    " serve. With more than one, this process starts them, and starts them again when they die.",
 )
 @registry_option
 @env_option(
@@ -150,6 +159,7 @@ TOKEN_FORM = re.compile(r"[!-~]{1,512}")
 @env_option("--disable-admin-api", "DYN_DISABLE_FRONTEND_ADMIN_API", is_flag=True, help="Answer no admin calls at all.")
 @env_option("--body-limit-mb", "DYN_HTTP_BODY_LIMIT_MB", type=click.IntRange(1), default=64, help="Largest HTTP body.")
 @env_option("--metrics-prefix", "DYN_METRICS_PREFIX", default="dynamo_frontend", help="What metric names begin with.")
+@click.option("--member", type=click.Path(path_type=Path), hidden=True, help="Which of several processes this one is.")
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Written with the real addresses when it listens.")
 @logging_options
 def command(**given: Any) -> None:
@@ -159,7 +169,12 @@ def command(**given: Any) -> None:
     from services.frontend.server import Frontend, FrontendConfig
     from services.frontend.session import SessionConfig
 
-    configure_logging("frontend", level=given["log_level"], log_format=given["log_format"])
+    if given["processes"] > 1 and given["member"] is None:
+        check_options(given)
+        supervise(given, lambda: _warn_of_idle_thresholds(_admission(given)))
+        return
+    name = "frontend" if given["member"] is None else given["member"].name
+    configure_logging(name, level=given["log_level"], log_format=given["log_format"])
     session = SessionConfig(stall_s=given["stall_ms"] / 1e3, engine_stall_s=given["engine_stall_ms"] / 1e3)
     migrate = MigrateConfig(
         limit=given["migration_limit"],
@@ -173,6 +188,7 @@ def command(**given: Any) -> None:
         drain_timeout_s=given["drain_timeout"],
         metrics_prefix=given["metrics_prefix"],
         ready_file=given["ready_file"],
+        member=given["member"],
         pipeline=PipelineConfig(migrate=migrate),
         pool=PoolConfig(session=session),
         http=_http(given),
@@ -180,7 +196,8 @@ def command(**given: Any) -> None:
         admin=_admin(given),
     )
     log_config(config)
-    _warn_of_idle_thresholds(config.admission)
+    if config.member is None:
+        _warn_of_idle_thresholds(config.admission)
 
     async def serve(stopping: Any) -> None:
         await Frontend(config).run(stopping)

@@ -15,6 +15,7 @@ from services.cluster.health import wait_served
 from services.cluster.member import Command, Member, MemberConfig
 from services.cluster.ports import check_ports
 from services.cluster.state import STATE_FILE, owned, write_state
+from services.cluster.together import end_all, start_all, start_until
 
 SUPERVISOR = "up"
 
@@ -43,20 +44,14 @@ class Cluster:
             check_ports(self._config)
             async with asyncio.TaskGroup() as lives:
                 try:
-                    await self._serve_until(stopping, lives)
+                    await start_until(stopping, self._start(lives))
                 finally:
                     await self._end()
 
-    async def _serve_until(self, stopping: asyncio.Event, lives: asyncio.TaskGroup) -> None:
-        async with asyncio.TaskGroup() as group:
-            start = group.create_task(self._start(lives))
-            await stopping.wait()
-            start.cancel()
-
     async def _start(self, lives: asyncio.TaskGroup) -> None:
         began = asyncio.get_running_loop().time()
-        await _wait_all_serving([self._registry], lives)
-        await _wait_all_serving([*self._workers, *self._frontends], lives)
+        await start_all([self._registry], lives)
+        await start_all([*self._workers, *self._frontends], lives)
         for frontend in self._frontends:
             models = await wait_served(self._url(frontend), timeout_s=self._member_config.ready_timeout_s)
         self._is_up = True
@@ -70,9 +65,7 @@ class Cluster:
             drain_s = self._member_config.drain_timeout_s
             self._say(f"ending: streams may go on for {drain_s:g} s; Ctrl-C once more ends all at once")
         for row in (self._frontends, self._workers, [self._registry]):
-            async with asyncio.TaskGroup() as group:
-                for member in row:
-                    group.create_task(member.end())
+            await end_all(row)
 
     def _member(self, name: str, command: Command, config: MemberConfig) -> Member:
         return Member(
@@ -121,12 +114,4 @@ class Cluster:
         )
 
     def _say(self, text: str) -> None:
-        self._console.line(SUPERVISOR, f"[{text}]")
-
-
-async def _wait_all_serving(members: Sequence[Member], lives: asyncio.TaskGroup) -> None:
-    """Start them, and return once all serve. Raises the StartupError of the first that fails, in a group."""
-    async with asyncio.TaskGroup() as waits:
-        for member in members:
-            member.start(lives)
-            waits.create_task(member.wait_serving())
+        self._console.note(SUPERVISOR, text)

@@ -25,6 +25,12 @@ class Console:
         self._stream.write(f"{mark} | {text}\n")
         self._stream.flush()
 
+    def note(self, name: str, text: str) -> None:
+        """What becomes of `name`, as said by us."""
+        self.line(name, f"[{text}]")
+
+    warn = note
+
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows as aligned columns, the first row being the heads."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from services.backoff import Backoff
-from services.cluster.console import Console
 from services.cluster.tether import tethered
 from services.lifetime import StartupError
 
@@ -34,14 +34,31 @@ Command = Callable[[Path, Mapping[str, str]], Sequence[str]]
 class MemberConfig:
     """ready_timeout_s: from start to readiness. drain_timeout_s: how long its streams may go on after SIGTERM.
     end_timeout_s: from then to SIGKILL. stable_s: a process that served for so long is started again as if it were its
-    first death."""
+    first death. is_relayed: whether its lines go through the console; otherwise they go where its supervisor's do."""
 
     is_restarted: bool = True
     ready_timeout_s: float = 120.0
     drain_timeout_s: float = 0.0
     end_timeout_s: float = 10.0
     stable_s: float = 10.0
+    is_relayed: bool = True
     backoff: Backoff = field(default_factory=lambda: Backoff(base_s=0.1, cap_s=5.0))
+
+
+class Console(Protocol):
+    """Where people see what members say, and what becomes of them."""
+
+    def line(self, name: str, text: str) -> None:
+        """A line of a member's own."""
+        ...
+
+    def note(self, name: str, text: str) -> None:
+        """What is as it should be."""
+        ...
+
+    def warn(self, name: str, text: str) -> None:
+        """What is not."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +140,10 @@ class Member:
         self._signal(signal.SIGCONT)  # A stopped process takes its SIGTERM only when it goes on.
         if await self._has_ended_within(timeout_s):
             return
-        self._say(f"did not end within {timeout_s:g} s: killed")
+        self._warn(f"did not end within {timeout_s:g} s: killed")
         self._signal(signal.SIGKILL)
         if not await self._has_ended_within(KILL_TIMEOUT_S):
-            self._say("is not gone after SIGKILL: the system holds it")
+            self._warn("is not gone after SIGKILL: the system holds it")
 
     async def _has_ended_within(self, timeout_s: float) -> bool:
         try:
@@ -140,11 +157,12 @@ class Member:
         """One process from start to end."""
         self._ready_file.unlink(missing_ok=True)
         self._serving_since = None
+        is_relayed = self._config.is_relayed
         process = self._process = await asyncio.create_subprocess_exec(
             *tethered(self._command(self._ready_file, self.known)),
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stdout=asyncio.subprocess.PIPE if is_relayed else None,
+            stderr=asyncio.subprocess.STDOUT if is_relayed else None,
             process_group=0,  # Ctrl-C in the terminal is for the supervisor alone, which ends all in order.
         )
         if self._ending.is_set():
@@ -159,14 +177,14 @@ class Member:
             raise
 
     async def _attend(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None, "it was asked for"
         async with asyncio.TaskGroup() as group:
-            logs = group.create_task(self._relay(process.stdout))
+            logs = [] if process.stdout is None else [group.create_task(self._relay(process.stdout))]
             readiness = group.create_task(self._watch_readiness(process.pid))
             await process.wait()
             readiness.cancel()
-            await asyncio.wait([logs], timeout=LOG_REST_TIMEOUT_S)
-            logs.cancel()  # Something that the process left behind may hold its log open.
+            if logs:
+                await asyncio.wait(logs, timeout=LOG_REST_TIMEOUT_S)
+                logs[0].cancel()  # Something that the process left behind may hold its log open.
 
     async def _watch_readiness(self, pid: int) -> None:
         """Return once it serves, or after killing it because that takes too long."""
@@ -177,13 +195,13 @@ class Member:
                 while (ready := read_ready(self._ready_file)) is None:  # noqa: ASYNC110 (another process writes it)
                     await asyncio.sleep(READY_POLL_S)
         except TimeoutError:
-            self._say(f"was not ready within {self._config.ready_timeout_s:g} s: killed")
+            self._warn(f"was not ready within {self._config.ready_timeout_s:g} s: killed")
             self._signal(signal.SIGKILL)
             return
         self.serving, self.known = Serving(pid, ready), ready
         self._serving_since = loop.time()
         addresses = ", ".join(f"{kind} {address}" for kind, address in ready.items())
-        self._say(f"ready after {loop.time() - started:.1f} s: {addresses}")
+        self._say(f"ready after {loop.time() - started:.1f} s as pid {pid}: {addresses}")
         self._settled.set()
         self._on_change()
 
@@ -215,16 +233,21 @@ class Member:
         assert self._process.returncode is not None
         how = describe_exit(self._process.returncode)
         if self.serving is None:
-            lines = "\n".join(f"  {line}" for line in self._lines) or "  (none)"
-            self._error = StartupError(f"{self.name} {how} before it was ready; its last lines:\n{lines}")
+            self._error = StartupError(f"{self.name} {how} before it was ready; {self._last_words()}")
             return False
         if not self._config.is_restarted:
-            self._say(f"{how}; left dead")
+            self._warn(f"{how}; left dead")
             self.serving = None
             self._on_change()
             return False
-        self._say(how)
+        self._warn(how)
         return True
+
+    def _last_words(self) -> str:
+        if not self._config.is_relayed:
+            return "it has said why, above"
+        lines = "\n".join(f"  {line}" for line in self._lines) or "  (none)"
+        return f"its last lines:\n{lines}"
 
     async def _wait_before_restart(self, tries: int) -> None:
         """Sleep, but not through `end`."""
@@ -235,7 +258,10 @@ class Member:
                 await self._ending.wait()
 
     def _say(self, text: str) -> None:
-        self._console.line(self.name, f"[{text}]")
+        self._console.note(self.name, text)
+
+    def _warn(self, text: str) -> None:
+        self._console.warn(self.name, text)
 
     def _signal(self, number: signal.Signals) -> None:
         """Send to the whole process group; nothing if the process is gone."""

@@ -2,14 +2,15 @@
 
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
 from services.errors import Failure, Reason
-from services.frontend.busy import THRESHOLDS, BusyThresholds, Thresholds
+from services.frontend.busy import BusyThresholds, Thresholds
 from services.frontend.catalogue import Catalogue
+from services.frontend.whole import Whole
 
 log = structlog.get_logger()
 
@@ -39,10 +40,12 @@ class AdminConfig:
 class Admin:
     """The calls of operators. Each is for `authorize` first."""
 
-    def __init__(self, config: AdminConfig, catalogue: Catalogue, thresholds: BusyThresholds) -> None:
+    def __init__(self, config: AdminConfig, catalogue: Catalogue, thresholds: BusyThresholds, whole: Whole) -> None:
+        """thresholds: of this process, which are those of all. whole: sets them everywhere."""
         self._token = None if config.token is None else config.token.encode()
         self._catalogue = catalogue
         self._thresholds = thresholds
+        self._whole = whole
 
     def authorize(self, authorization: str | None) -> None:
         """authorization: what the header or metadata of that name says. Raises UNAUTHENTICATED."""
@@ -70,14 +73,16 @@ class Admin:
         self._catalogue.find(model)
         return self._thresholds.of(model)
 
-    def set_thresholds(self, model: str, changes: Mapping[str, Any]) -> Thresholds:
+    async def set_thresholds(self, model: str, changes: Mapping[str, Any]) -> Thresholds:
         """Change some of a model's thresholds, by the names that clients have for them; None: not looked at any more.
 
-        Returns all of the model's, as they now are. Raises MODEL_NOT_FOUND, INVALID_ARGUMENT.
+        Returns all of the model's, as they now are. Raises MODEL_NOT_FOUND, INVALID_ARGUMENT, and what
+        Whole.set_thresholds does.
         """
         thresholds = self.thresholds_of(model)
         if changes:
-            thresholds = replace(thresholds, **{THRESHOLDS[name]: value for name, value in changes.items()})
-            self._thresholds.set(model, thresholds)
+            thresholds.changed(changes)  # What is out of range is refused before anybody has it.
+            await self._whole.set_thresholds(model, changes)
+            thresholds = self._thresholds.of(model)
             log.info("busy thresholds set", model=model, thresholds=thresholds, is_acting=self.is_acting)
         return thresholds

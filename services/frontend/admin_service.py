@@ -65,7 +65,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             if not model:
                 raise invalid("threshold.model", "threshold.model is missing: whose thresholds are to change?")
             self._admin.thresholds_of(model)  # First of all: who has its name wrong is not helped by a mask.
-            thresholds = self._admin.set_thresholds(model, _changes(request))
+            thresholds = await self._admin.set_thresholds(model, _changes(request))
         except Failure as failure:
             await abort(context, failure)
         threshold = _to_wire(model, thresholds)

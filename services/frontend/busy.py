@@ -1,8 +1,8 @@
 """When a worker counts as busy: thresholds over what it reports of its load."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from services.errors import invalid
 
@@ -47,6 +47,10 @@ class Thresholds:
         if tokens is not None and not 0 <= tokens <= TOKENS_MAX:
             detail = f"active_prefill_tokens_threshold must be a number of tokens from 0 to {TOKENS_MAX}"
             raise invalid("active_prefill_tokens_threshold", detail)
+
+    def changed(self, changes: Mapping[str, Any]) -> "Thresholds":
+        """With these, by the names that clients know; None: not looked at any more. Raises INVALID_ARGUMENT."""
+        return replace(self, **{THRESHOLDS[name]: value for name, value in changes.items()})
 
     def named(self) -> dict[str, str]:
         """Those that are looked at, under the names that clients know."""
@@ -112,6 +116,10 @@ class BusyThresholds:
     def of(self, model: str) -> Thresholds:
         """What was last set for the model, or else is configured for all."""
         return self._set.get(model, self._config.thresholds)
+
+    def change(self, model: str, changes: Mapping[str, Any]) -> None:
+        """Count these instead of what they replace, by the names that clients know. Raises INVALID_ARGUMENT."""
+        self.set(model, self.of(model).changed(changes))
 
     def set(self, model: str, thresholds: Thresholds) -> None:
         """Count these from now on. The caller knows that there is such a model."""

@@ -116,6 +116,11 @@ class Pool:
             self.roster(session.card).on_news(session)
         self._notify()
 
+    @property
+    def has_all(self) -> bool:
+        """Whether discovery has named workers, and each of them can be sent requests."""
+        return bool(self._view) and self._view.keys() <= {one.record.instance_id for one in self._sessions.values()}
+
     def quarantine(self, session: Session) -> None:
         """Leave the worker alone for a while."""
         self._quarantine_instance(session.record.instance_id)

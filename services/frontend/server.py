@@ -8,7 +8,7 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,11 +30,14 @@ from services.frontend.metrics import PREFIX, build_metrics
 from services.frontend.observe import observe_refused
 from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.frontend.pool import Pool, PoolConfig
+from services.frontend.processes.control import Welcome
+from services.frontend.processes.membership import enter, whole_of
 from services.frontend.transport import Transport
+from services.frontend.whole import OneProcess
 from services.frontend.worker_metrics import WorkerMetrics
 from services.generate import InferenceService
 from services.grpc_server import GrpcServer
-from services.layers import Gate, stack
+from services.layers import Gate, root_cause, stack
 from services.lifetime import write_atomically
 from services.listening import split_listen
 from services.stubs import admin_pb2_grpc, inference_pb2_grpc
@@ -48,7 +51,10 @@ the grace of both servers to be told why."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendConfig:
-    """drain_timeout_s: how long streams may go on after SIGTERM."""
+    """drain_timeout_s: how long streams may go on after SIGTERM. member: of several processes that share the ports,
+    which one this is; None: it is the only one. settle_s_max: how long one that comes in place of another looks for
+    workers before it takes its share of clients, which until then the others have.
+    """
 
     grpc_listen: str = "127.0.0.1:50051"
     http_listen: str = "127.0.0.1:8000"
@@ -56,6 +62,8 @@ class FrontendConfig:
     drain_timeout_s: float = 30.0
     metrics_prefix: str = PREFIX
     ready_file: Path | None = None
+    member: Path | None = None
+    settle_s_max: float = 2.0
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
@@ -77,9 +85,6 @@ class _Served:
     def token_bytes_of(self, model: str) -> Sequence[bytes]:
         return self._catalogue.find(model).tokenizer.token_bytes
 
-    def cancel(self, request_id: str) -> int:
-        return self._gate.cancel(request_id)
-
     @property
     def is_draining(self) -> bool:
         return self._gate.is_draining
@@ -94,7 +99,7 @@ class Frontend:
         metrics = self._metrics = build_metrics(config.metrics_prefix)
         catalogue = Catalogue()
         self._pool = Pool(catalogue, config.pool)
-        busy = BusyThresholds(config.admission)
+        busy = self._busy = BusyThresholds(config.admission)
         metrics.registry.register(WorkerMetrics(self._pool, config.metrics_prefix))
         metrics.registry.register(BusyMetrics(catalogue, busy, config.metrics_prefix))
         layers = frontend_layers(
@@ -109,50 +114,76 @@ class Frontend:
         pipeline = stack(*layers, innermost=Transport(self._pool))
         served = self._served = _Served(catalogue, self._pool, self._gate)
         on_refused = partial(observe_refused, metrics)
-        admin = self._admin = Admin(config.admin, catalogue, busy)
+        self._process = OneProcess(metrics.registry, self._gate, busy)
+        whole = self._whole = self._process if config.member is None else whole_of(config.member)
+        admin = self._admin = Admin(config.admin, catalogue, busy, whole)
         in_reach = admin if config.admin.is_with_clients else None
-        self._app = build_app(pipeline, served, metrics.registry, config.http, on_refused, in_reach)
-        self._server = _grpc_server(["unbroken.v1.Inference"], in_reach)
+        self._app = build_app(pipeline, served, whole, config.http, on_refused, in_reach)
+        self._server = _grpc_server(["unbroken.v1.Inference"], in_reach, is_shared=self._is_shared)
         inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceService(pipeline, self._gate, on_refused, config.http.client), self._server.server
+            InferenceService(pipeline, self._gate, on_refused, config.http.client, whole.cancel), self._server.server
         )
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set and all is drained. Raises StartupError when it can't start."""
-        async with AsyncExitStack() as servers:
-            addresses = await self._listen(servers)
-            log.info("frontend ready", **addresses)
-            if self._config.ready_file is not None:
-                write_atomically(self._config.ready_file, json.dumps(addresses))
-            await self._serve(stopping)
+        try:
+            async with asyncio.TaskGroup() as group, AsyncExitStack() as servers:
+                watcher = Watcher(self._config.registries, self._pool.on_view)
+                tasks = [group.create_task(self._pool.run()), group.create_task(watcher.run())]
+                await self._open(servers)
+                tasks.append(group.create_task(self._report_health()))
+                await stopping.wait()
+                await self._drain()
+                for task in tasks:
+                    task.cancel()
+        except ExceptionGroup as errors:
+            raise root_cause(errors) from None
+
+    async def _open(self, servers: AsyncExitStack) -> None:
+        """Listen, and say where."""
+        if self._config.member is not None:
+            await self._settle(await enter(servers, self._config.member, self._process))
+        addresses = await self._listen(servers)
+        log.info("frontend ready", **addresses)
+        if self._config.ready_file is not None:
+            write_atomically(self._config.ready_file, json.dumps(addresses))
+
+    async def _settle(self, welcome: Welcome) -> None:
+        """Be as the other processes are: with their thresholds, and with workers if they have any."""
+        for model, changes in welcome.changes.items():
+            await self._process.set_thresholds(model, changes)
+        if not welcome.is_successor:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.settle_s_max):
+                while not self._pool.has_all:
+                    await self._pool.next_change.wait()
 
     async def _listen(self, servers: AsyncExitStack) -> dict[str, str]:
         """Start all servers, those of operators first: they close last. Returns their real addresses."""
         config, admin, addresses = self._config, self._config.admin, {}
         if admin.is_on and admin.grpc_listen is not None:
-            server = await servers.enter_async_context(_grpc_server([], self._admin))
+            server = await servers.enter_async_context(_grpc_server([], self._admin, is_shared=self._is_shared))
             addresses["admin_grpc"] = await server.start(admin.grpc_listen, option="--admin-grpc-listen")
             await server.set_serving(is_serving=True)
         if admin.is_on and admin.listen is not None:
-            app = build_admin_app(self._admin, self._served, self._metrics.registry, config.http)
-            addresses["admin_http"] = await _start_http(servers, app, admin.listen, "--admin-listen")
+            app = build_admin_app(self._admin, self._served, self._whole, config.http)
+            addresses["admin_http"] = await self._start_http(servers, app, admin.listen, "--admin-listen")
         await servers.enter_async_context(self._server)
         addresses["grpc"] = await self._server.start(config.grpc_listen, option="--grpc-listen")
-        addresses["http"] = await _start_http(servers, self._app, config.http_listen, "--http-listen")
+        addresses["http"] = await self._start_http(servers, self._app, config.http_listen, "--http-listen")
         return addresses
 
-    async def _serve(self, stopping: asyncio.Event) -> None:
-        async with asyncio.TaskGroup() as group:
-            watcher = Watcher(self._config.registries, self._pool.on_view)
-            tasks = [
-                group.create_task(self._pool.run()),
-                group.create_task(watcher.run()),
-                group.create_task(self._report_health()),
-            ]
-            await stopping.wait()
-            await self._drain()
-            for task in tasks:
-                task.cancel()
+    async def _start_http(self, servers: AsyncExitStack, app: web.Application, listen: str, option: str) -> str:
+        """Serve until `servers` close. Returns the real address."""
+        host, port = split_listen(listen)
+        runner, real_port = await start_http(app, host, port, option=option, is_shared=self._is_shared)
+        servers.push_async_callback(runner.cleanup)
+        return f"{host}:{real_port}"
+
+    @property
+    def _is_shared(self) -> bool:
+        return self._config.member is not None
 
     async def _report_health(self) -> None:
         """The gRPC health service says what `/health` says: SERVING while some model can be served."""
@@ -171,18 +202,11 @@ class Frontend:
             await self._gate.wait_quiet(LEAVE_S)
 
 
-def _grpc_server(services: Sequence[str], admin: Admin | None) -> GrpcServer:
+def _grpc_server(services: Sequence[str], admin: Admin | None, *, is_shared: bool) -> GrpcServer:
     """A server of these services, and of Admin if there is one."""
     if admin is None:
-        return GrpcServer(services)
-    server = GrpcServer(services, always=[ADMIN_SERVICE], guards=[RefuseStrangers(admin)])
+        return GrpcServer(services, is_shared=is_shared)
+    guards = [RefuseStrangers(admin)]
+    server = GrpcServer(services, always=[ADMIN_SERVICE], guards=guards, is_shared=is_shared)
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(admin), server.server)
     return server
-
-
-async def _start_http(servers: AsyncExitStack, app: web.Application, listen: str, option: str) -> str:
-    """Serve until `servers` close. Returns the real address."""
-    host, port = split_listen(listen)
-    runner, real_port = await start_http(app, host, port, option=option)
-    servers.push_async_callback(runner.cleanup)
-    return f"{host}:{real_port}"

@@ -8,7 +8,13 @@ import click
 import pytest
 from structlog.testing import capture_logs
 
-from services.cli.frontend import TOKEN_VARIABLES, _warn_of_idle_thresholds, admin_token, check_options, command
+from services.cli.frontend import (
+    TOKEN_VARIABLES,
+    _warn_of_idle_thresholds,
+    admin_token,
+    check_options,
+    command,
+)
 from services.frontend.busy import AdmissionConfig, Thresholds
 
 

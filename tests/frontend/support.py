@@ -4,18 +4,30 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from services.card import ModelCard
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
+from services.frontend.busy import AdmissionConfig, BusyThresholds
 from services.frontend.outgoing import CancelCounts
 from services.frontend.roster import Roster
 from services.frontend.session import Session, SessionConfig
 from services.frontend.stream import Stream
+from services.frontend.whole import OneProcess
+from services.layers import Gate
 from services.request import Call
 from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
 from services.wire import card_to_wire
 from tests.support import CARD, Collected, make_request
+
+
+def alone(
+    thresholds: BusyThresholds | None = None, *, metrics: CollectorRegistry | None = None, gate: Gate | None = None
+) -> OneProcess:
+    """A frontend that is one process."""
+    return OneProcess(metrics or CollectorRegistry(), gate or Gate(), thresholds or BusyThresholds(AdmissionConfig()))
 
 
 class BareWorker:

@@ -6,7 +6,8 @@ from structlog.testing import capture_logs
 from services.errors import Failure, Reason
 from services.frontend.admin import Admin, AdminConfig
 from services.frontend.busy import AdmissionConfig, BusyThresholds, Thresholds
-from tests.support import CARD, models_of
+from tests.frontend.support import alone
+from tests.support import CARD, models_of, run_async
 
 DECODE, PREFILL = "active_decode_blocks_threshold", "active_prefill_tokens_threshold"
 CONFIGURED = Thresholds(active_decode_blocks=0.9)
@@ -14,7 +15,7 @@ CONFIGURED = Thresholds(active_decode_blocks=0.9)
 
 def make_admin(*, token: str | None = None, is_on: bool = True) -> tuple[Admin, BusyThresholds]:
     thresholds = BusyThresholds(AdmissionConfig(is_on=is_on, thresholds=CONFIGURED))
-    return Admin(AdminConfig(token=token), models_of(CARD), thresholds), thresholds
+    return Admin(AdminConfig(token=token), models_of(CARD), thresholds, alone(thresholds)), thresholds
 
 
 # Who may
@@ -64,10 +65,10 @@ def test_what_is_not_named_stays_and_none_turns_off() -> None:
     admin, thresholds = make_admin()
 
     after = [
-        admin.set_thresholds("m", {PREFILL: 10}),
-        admin.set_thresholds("m", {DECODE: 0.5}),
-        admin.set_thresholds("m", {PREFILL: None}),
-        admin.set_thresholds("m", {}),
+        run_async(admin.set_thresholds("m", {PREFILL: 10})),
+        run_async(admin.set_thresholds("m", {DECODE: 0.5})),
+        run_async(admin.set_thresholds("m", {PREFILL: None})),
+        run_async(admin.set_thresholds("m", {})),
     ]
 
     assert after == [
@@ -83,8 +84,8 @@ def test_a_change_is_logged_and_a_reading_is_not() -> None:
     admin, _ = make_admin()
 
     with capture_logs() as logs:
-        admin.set_thresholds("m", {})
-        admin.set_thresholds("m", {DECODE: 0.5})
+        run_async(admin.set_thresholds("m", {}))
+        run_async(admin.set_thresholds("m", {DECODE: 0.5}))
 
     assert [(line["event"], line["model"]) for line in logs] == [("busy thresholds set", "m")]
 
@@ -94,7 +95,7 @@ def test_a_model_that_no_worker_ever_served_is_unknown(changes: dict[str, float]
     admin, _ = make_admin()
 
     with pytest.raises(Failure) as caught:
-        admin.set_thresholds("made up", changes)
+        run_async(admin.set_thresholds("made up", changes))
 
     assert (caught.value.reason, caught.value.param) == (Reason.MODEL_NOT_FOUND, "model")
 
@@ -107,7 +108,7 @@ def test_a_value_out_of_range_is_refused_and_changes_nothing(name: str, value: f
     admin, thresholds = make_admin()
 
     with pytest.raises(Failure) as caught:
-        admin.set_thresholds("m", {name: value})
+        run_async(admin.set_thresholds("m", {name: value}))
 
     assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, name)
     assert name in caught.value.detail
@@ -116,7 +117,7 @@ def test_a_value_out_of_range_is_refused_and_changes_nothing(name: str, value: f
 
 @pytest.mark.parametrize(("name", "value"), [(DECODE, 0), (DECODE, 1), (PREFILL, 0), (PREFILL, 2**64 - 1)])
 def test_the_ends_of_a_range_belong_to_it(name: str, value: int) -> None:
-    make_admin()[0].set_thresholds("m", {name: value})
+    run_async(make_admin()[0].set_thresholds("m", {name: value}))
 
 
 @pytest.mark.parametrize("is_on", [True, False])

@@ -14,6 +14,7 @@ from services.frontend.busy import AdmissionConfig, BusyThresholds, Thresholds
 from services.grpc_server import GrpcServer
 from services.rpc import CHANNEL_OPTIONS, failure_of
 from services.stubs import admin_pb2, admin_pb2_grpc
+from tests.frontend.support import alone
 from tests.support import models_of, run_async
 
 DECODE, PREFILL = "active_decode_blocks_threshold", "active_prefill_tokens_threshold"
@@ -22,11 +23,8 @@ CONFIGURED = Thresholds(active_decode_blocks=0.5, active_prefill_tokens=100)
 
 @asynccontextmanager
 async def serving(*, token: str | None = None, is_on: bool = True) -> AsyncIterator[grpc.aio.Channel]:
-    admin = Admin(
-        AdminConfig(token=token),
-        models_of(),
-        BusyThresholds(AdmissionConfig(is_on=is_on, thresholds=CONFIGURED)),
-    )
+    thresholds = BusyThresholds(AdmissionConfig(is_on=is_on, thresholds=CONFIGURED))
+    admin = Admin(AdminConfig(token=token), models_of(), thresholds, alone(thresholds))
     async with GrpcServer([], always=[SERVICE], guards=[RefuseStrangers(admin)]) as server:
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(admin), server.server)
         address = await server.start("127.0.0.1:0")

@@ -188,3 +188,17 @@ def test_backoff_is_drawn_evenly_below_a_growing_bound() -> None:
 
     assert [round(max(wait), 1) for wait in waits] == [0.1, 0.4, 1.0, 1.0]
     assert all(min(wait) < bound / 10 for wait, bound in zip(waits, (0.1, 0.4, 1.0, 1.0), strict=True))
+
+
+def test_it_has_all_once_every_worker_that_discovery_names_can_be_sent_requests() -> None:
+    async def scenario() -> None:
+        async with Machine("one").running() as one, Machine("two").running() as two, pool_of({}) as pool:
+            assert not pool.has_all, "discovery has named none yet"
+            pool.on_view({machine.record.instance_id: machine.record for machine in (one, two)})
+            assert not pool.has_all
+            while not pool.has_all:
+                await pool.next_change.wait()
+
+            assert len(pool.all_sessions()) == 2
+
+    run_async(scenario())

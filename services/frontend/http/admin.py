@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 
 from services.errors import invalid
 from services.frontend.admin import Admin
@@ -15,6 +14,7 @@ from services.frontend.http.decoding import FIELD_NAME_CHARACTERS_MAX, decode, f
 from services.frontend.http.errors import json_response
 from services.frontend.http.ops import Ops, State
 from services.frontend.http.respond import Handler, Respond
+from services.frontend.whole import Whole
 
 PATH = "/busy_threshold"
 BODY_BYTES_MAX = 64 * 1024
@@ -56,19 +56,19 @@ class AdminRoutes:
         change = _parse(await read_body(request, bytes_max=BODY_BYTES_MAX, read_s_max=read_s_max))
         given = {name: getattr(change, name) for name in THRESHOLDS}
         changes = {name: value for name, value in given.items() if value is not msgspec.UNSET}
-        return self._answer(_named(change.model, self._admin.set_thresholds(change.model, changes)))
+        return self._answer(_named(change.model, await self._admin.set_thresholds(change.model, changes)))
 
     def _answer(self, body: dict[str, Any]) -> web.Response:
         control = "token-capacity" if self._admin.is_acting else "none"
         return json_response(msgspec.json.encode(body | {"admission_control": control}))
 
 
-def build_admin_app(admin: Admin, state: State, metrics: CollectorRegistry, config: HttpConfig) -> web.Application:
+def build_admin_app(admin: Admin, state: State, whole: Whole, config: HttpConfig) -> web.Application:
     """An application of admin calls alone, with health and metrics, for an address of its own."""
     respond = Respond(config, lambda: state.is_draining)
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[respond.middleware])
     app[CONFIG] = config
-    app.add_routes(Ops(state, metrics).routes())
+    app.add_routes(Ops(state, whole).routes())
     AdminRoutes(admin, config).add_to(app)
     return app
 

@@ -8,7 +8,6 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry
 
 from services.aside import Aside
 from services.errors import Failure, Reason
@@ -24,6 +23,7 @@ from services.frontend.http.openai import Body, parse_chat, parse_completion
 from services.frontend.http.ops import Ops, State
 from services.frontend.http.respond import ID, Respond
 from services.frontend.http.sse import SseStream
+from services.frontend.whole import Whole
 from services.request import Call, Layer, Request
 from services.validate import MIGRATION_LIMIT, checked_request_id, migration_limit_of
 
@@ -40,15 +40,11 @@ class Served(State, Protocol):
         """The bytes of each token id of a model that has answered."""
         ...
 
-    def cancel(self, request_id: str) -> int:
-        """End every request of that name that is under way. Returns how many those are."""
-        ...
-
 
 def build_app(
     pipeline: Layer,
     served: Served,
-    metrics: CollectorRegistry,
+    whole: Whole,
     config: HttpConfig,
     on_refused: OnRefused,
     admin: Admin | None = None,
@@ -58,7 +54,7 @@ def build_app(
     on_refused: told of requests that are too broken for the pipeline. admin: None where admin calls are answered
     elsewhere, or nowhere.
     """
-    gateway = _Gateway(pipeline, served, config, on_refused)
+    gateway = _Gateway(pipeline, served, whole, config, on_refused)
     respond = Respond(config, lambda: served.is_draining)
     app = web.Application(client_max_size=config.body_bytes_max, middlewares=[respond.middleware])
     app[CONFIG] = config
@@ -69,7 +65,7 @@ def build_app(
             web.post("/v1/completions", gateway.completions),
             web.post("/v1/chat/completions", gateway.chat_completions),
             web.post("/v1/requests/{request_id}/cancel", gateway.cancel),
-            *Ops(served, metrics).routes(),
+            *Ops(served, whole).routes(),
         ]
     )
     if admin is not None:
@@ -82,12 +78,14 @@ class _Gateway:
         self,
         pipeline: Layer,
         served: Served,
+        whole: Whole,
         config: HttpConfig,
         on_refused: OnRefused,
     ) -> None:
         self._pipeline = pipeline
         self._on_refused = on_refused
         self._served = served
+        self._whole = whole
         self._config = config
         self._created = int(time.time())
         self._aside = Aside()
@@ -163,7 +161,7 @@ class _Gateway:
     async def cancel(self, request: web.Request) -> web.Response:
         """End requests by their name; again and again, if need be."""
         request_id = checked_request_id(request.match_info["request_id"])
-        cancelled = self._served.cancel(request_id)
+        cancelled = await self._whole.cancel(request_id)
         return json_response(msgspec.json.encode({"id": request_id, "cancelled": cancelled}))
 
 

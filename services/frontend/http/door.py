@@ -35,10 +35,12 @@ FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class Door(web.BaseSite):
     """A site of an aiohttp runner. `start` and `stop` are called by the same task."""
 
-    def __init__(self, runner: web.AppRunner, host: str, port: int, *, backlog: int) -> None:
+    def __init__(self, runner: web.AppRunner, host: str, port: int, *, backlog: int, is_shared: bool = False) -> None:
+        """is_shared: whether other processes listen there too."""
         super().__init__(runner, backlog=backlog)
         self._host = host
         self._port = port
+        self._is_shared = is_shared
         self._listeners: list[socket.socket] = []
         self._probes: deque[socket.socket] = deque()
         self._others: deque[socket.socket] = deque()
@@ -56,7 +58,9 @@ class Door(web.BaseSite):
         factory = self._runner.server
         assert factory is not None, "the runner is set up"
         loop = asyncio.get_running_loop()
-        self._server = bound = await loop.create_server(factory, self._host, self._port, start_serving=False)
+        self._server = bound = await loop.create_server(
+            factory, self._host, self._port, reuse_port=self._is_shared, start_serving=False
+        )
         self._listeners = [one.dup() for one in bound.sockets]
         for listener in self._listeners:
             listener.setblocking(False)

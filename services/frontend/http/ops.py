@@ -5,12 +5,12 @@ from typing import Protocol
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 
 from services.card import ModelCard
 from services.errors import Failure, Reason
 from services.frontend.http.errors import json_response
-from services.ops import exposition
+from services.frontend.whole import Whole
+from services.ops import exposition_response
 
 
 class State(Protocol):
@@ -27,9 +27,9 @@ class State(Protocol):
 class Ops:
     """Routes for any application of a frontend."""
 
-    def __init__(self, state: State, metrics: CollectorRegistry) -> None:
+    def __init__(self, state: State, whole: Whole) -> None:
         self._state = state
-        self._metrics = metrics
+        self._whole = whole
 
     def routes(self) -> list[web.RouteDef]:
         """All of them."""
@@ -51,4 +51,4 @@ class Ops:
         return json_response(msgspec.json.encode({"status": "ready", "models": [card.model for card in cards]}))
 
     async def _expose(self, request: web.Request) -> web.Response:
-        return exposition(self._metrics)
+        return exposition_response(await self._whole.exposition())

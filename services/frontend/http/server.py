@@ -21,11 +21,11 @@ log.addFilter(_is_ours)
 
 
 async def start_http(
-    app: web.Application, host: str, port: int, *, option: str = "--http-listen"
+    app: web.Application, host: str, port: int, *, option: str = "--http-listen", is_shared: bool = False
 ) -> tuple[web.AppRunner, int]:
     """Serve `app` at host:port; 0 takes any free port. Returns the runner, to be cleaned up, and the real port.
 
-    option: that which says where, for people.
+    option: that which says where, for people. is_shared: whether other processes of the same frontend listen there too.
     A client that leaves has its handler cancelled, streamed or not. Raises StartupError when the address can't be had.
     """
     config = app[CONFIG]
@@ -40,7 +40,7 @@ async def start_http(
     )
     await runner.setup()
     try:
-        await Door(runner, bare_host(host), port, backlog=config.backlog).start()
+        await Door(runner, bare_host(host), port, backlog=config.backlog, is_shared=is_shared).start()
     except OSError as error:
         await runner.cleanup()
         raise cannot_listen("HTTP", f"{host}:{port}", error, option=option) from error

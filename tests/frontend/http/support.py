@@ -18,6 +18,7 @@ from services.frontend.http import HttpConfig, build_admin_app, build_app, start
 from services.layers import Accept, Gate
 from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, TokenLogprobs, Usage
 from services.tokenizers.byte_level import ByteTokenizer
+from tests.frontend.support import alone
 
 TEST_S_MAX = 10.0
 HANG = "hang"
@@ -160,9 +161,6 @@ class Shelf:
         assert model in {card.model for card in self.cards}
         return ByteTokenizer.token_bytes
 
-    def cancel(self, request_id: str) -> int:
-        return self.gate.cancel(request_id)
-
 
 class Outcomes:
     """Above a pipeline that can be ended from outside: how each request ended, as Observe would count it."""
@@ -223,11 +221,12 @@ async def serving(
     metrics = CollectorRegistry()
     shelf = catalogue or Shelf()
     outcomes = Outcomes(pipeline, shelf.gate)
+    whole = alone(metrics=metrics, gate=shelf.gate)
     if is_apart:
         assert admin is not None
-        app = build_admin_app(admin, shelf, metrics, config or HttpConfig())
+        app = build_admin_app(admin, shelf, whole, config or HttpConfig())
     else:
-        app = build_app(outcomes, shelf, metrics, config or HttpConfig(), on_refused, admin)
+        app = build_app(outcomes, shelf, whole, config or HttpConfig(), on_refused, admin)
     runner, port = await start_http(app, "127.0.0.1", 0)
     session = aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=connections_max))
     server = Server(port, session, metrics, outcomes)

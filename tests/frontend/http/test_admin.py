@@ -12,6 +12,7 @@ from services.frontend.busy import AdmissionConfig, BusyThresholds, Thresholds
 from services.frontend.http import HttpConfig
 from services.frontend.http.admin import BODY_BYTES_MAX, PATH
 from tests.frontend.http.support import Script, Server, error_of, run, serving
+from tests.frontend.support import alone
 from tests.support import CARD, models_of
 
 DECODE, PREFILL = "active_decode_blocks_threshold", "active_prefill_tokens_threshold"
@@ -22,7 +23,7 @@ TOKEN = {"Authorization": "Bearer secret"}
 @asynccontextmanager
 async def operated(*, token: str | None = None, is_on: bool = True, **options: Any) -> AsyncIterator[Server]:
     thresholds = BusyThresholds(AdmissionConfig(is_on=is_on, thresholds=CONFIGURED))
-    admin = Admin(AdminConfig(token=token), models_of(CARD), thresholds)
+    admin = Admin(AdminConfig(token=token), models_of(CARD), thresholds, alone(thresholds))
     async with serving(Script("ok"), admin=admin, **options) as server:
         yield server
 

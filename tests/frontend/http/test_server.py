@@ -3,17 +3,22 @@
 import asyncio
 
 import pytest
-from prometheus_client import CollectorRegistry
+from aiohttp import web
 
 from services.frontend.http import HttpConfig, build_app, start_http
 from services.lifetime import StartupError
 from tests.frontend.http.support import HANG, Script, Shelf, raw_post, run, serving
+from tests.frontend.support import alone
+
+
+def app_of_nothing() -> web.Application:
+    return build_app(Script(), Shelf(), alone(), HttpConfig(), lambda *_: None)
 
 
 def test_a_port_in_use_is_one_sentence() -> None:
     async def test() -> None:
         async with serving(Script()) as server:
-            app = build_app(Script(), Shelf(), CollectorRegistry(), HttpConfig(), lambda *_: None)
+            app = app_of_nothing()
             with pytest.raises(StartupError, match=f"HTTP on 127.0.0.1:{server.port}: the port is in use; stop"):
                 await start_http(app, "127.0.0.1", server.port)
 
@@ -22,7 +27,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
 
 def test_an_ipv6_address_is_given_in_brackets() -> None:
     async def test() -> None:
-        app = build_app(Script(), Shelf(), CollectorRegistry(), HttpConfig(), lambda *_: None)
+        app = app_of_nothing()
         runner, port = await start_http(app, "[::1]", 0)
         await runner.cleanup()
         assert port > 0
@@ -32,7 +37,7 @@ def test_an_ipv6_address_is_given_in_brackets() -> None:
 
 def test_an_address_that_is_not_here_is_one_sentence() -> None:
     async def test() -> None:
-        app = build_app(Script(), Shelf(), CollectorRegistry(), HttpConfig(), lambda *_: None)
+        app = app_of_nothing()
         with pytest.raises(StartupError, match=r"cannot listen for HTTP on 192\.0\.2\.1:0"):
             await start_http(app, "192.0.2.1", 0)
 

@@ -1,0 +1,1 @@
+"""A frontend of several processes that share its ports."""

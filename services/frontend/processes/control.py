@@ -1,0 +1,167 @@
+"""How the processes of one frontend speak with each other: HTTP over sockets in a folder that is theirs alone.
+
+The supervisor asks each process what a whole frontend is asked, and each process asks the supervisor, which asks all.
+Nothing here is near a token: only scrapes, cancels by name and what operators set go this way.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from services.errors import Failure, Reason
+from services.frontend.http.config import HttpConfig
+from services.frontend.http.errors import json_response
+from services.frontend.http.respond import Respond
+from services.frontend.whole import Changes, Whole
+from services.ops import exposition_response
+
+SUPERVISOR_SOCKET = "supervisor.sock"
+PROCESS_ANSWER_S_MAX = 1.0
+"""How long the supervisor waits for a process."""
+SUPERVISOR_ANSWER_S_MAX = 3.0
+"""How long a process waits for the supervisor, which may have to wait for others first."""
+SHUTDOWN_S_MAX = 0.5
+T = TypeVar("T")
+
+
+class _Setting(msgspec.Struct):
+    model: str
+    changes: dict[str, Any]
+
+
+class _Cancelling(msgspec.Struct):
+    request_id: str
+
+
+class _Cancelled(msgspec.Struct):
+    cancelled: int
+
+
+class _Joining(msgspec.Struct):
+    name: str
+    path: str
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """What a process is told that joins the others.
+
+    changes: of thresholds, by model, since the frontend began. is_successor: whether it comes in place of another.
+    """
+
+    changes: dict[str, dict[str, Any]]
+    is_successor: bool
+
+
+class _Refusal(msgspec.Struct):
+    code: str
+    message: str
+
+
+class _Refused(msgspec.Struct):
+    error: _Refusal
+
+
+class Gone(Failure):
+    """Nobody listens there any more."""
+
+    def __init__(self) -> None:
+        super().__init__(Reason.DRAINING, "the process that was asked has ended")
+
+
+class Remote:
+    """The whole of a frontend, or one process of it, through its socket."""
+
+    def __init__(self, path: Path, answer_s_max: float) -> None:
+        self.path = path
+        self._timeout = aiohttp.ClientTimeout(total=answer_s_max)
+
+    async def exposition(self) -> bytes:
+        return await self._ask("GET", "/metrics")
+
+    async def cancel(self, request_id: str) -> int:
+        return _decode(await self._ask("POST", "/cancel", _Cancelling(request_id)), _Cancelled).cancelled
+
+    async def set_thresholds(self, model: str, changes: Changes) -> None:
+        await self._ask("POST", "/thresholds", _Setting(model, dict(changes)))
+
+    async def join(self, name: str, path: Path) -> Welcome:
+        """Be asked, as process `name`, at `path` from now on. The supervisor alone takes it."""
+        return _decode(await self._ask("POST", "/join", _Joining(name, str(path))), Welcome)
+
+    async def _ask(self, method: str, route: str, body: msgspec.Struct | None = None) -> bytes:
+        """The answer. Raises Gone, DEADLINE_EXCEEDED, and what the other side did."""
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with (
+                aiohttp.ClientSession(
+                    connector=aiohttp.UnixConnector(str(self.path)), timeout=self._timeout
+                ) as session,
+                session.request(method, f"http://frontend{route}", data=data) as response,
+            ):
+                answer = await response.read()
+        except TimeoutError as error:
+            detail = f"a process of this frontend has not answered within {self._timeout.total:g} s"
+            raise Failure(Reason.DEADLINE_EXCEEDED, detail) from error
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+            raise Gone from error
+        if response.status != 200:
+            refusal = _decode(answer, _Refused).error
+            raise Failure(Reason(refusal.code), refusal.message)
+        return answer
+
+
+def _decode(answer: bytes, kind: type[T]) -> T:
+    return msgspec.json.decode(answer, type=kind)
+
+
+def control_app(whole: Whole, join: Callable[[str, Path], Welcome] | None = None) -> web.Application:
+    """Answers for `whole`. join: takes a process in, by its name and its socket."""
+
+    async def on_metrics(_: web.Request) -> web.Response:
+        return exposition_response(await whole.exposition())
+
+    async def on_cancel(request: web.Request) -> web.Response:
+        cancelling = _decode(await request.read(), _Cancelling)
+        return _answer(_Cancelled(await whole.cancel(cancelling.request_id)))
+
+    async def on_thresholds(request: web.Request) -> web.Response:
+        setting = _decode(await request.read(), _Setting)
+        await whole.set_thresholds(setting.model, setting.changes)
+        return web.Response()
+
+    async def on_join(request: web.Request) -> web.Response:
+        assert join is not None, "its route is there for a supervisor alone"
+        joining = _decode(await request.read(), _Joining)
+        return _answer(join(joining.name, Path(joining.path)))
+
+    app = web.Application(middlewares=[Respond(HttpConfig(), lambda: False).middleware])
+    app.add_routes(
+        [
+            web.get("/metrics", on_metrics),
+            web.post("/cancel", on_cancel),
+            web.post("/thresholds", on_thresholds),
+            *([web.post("/join", on_join)] if join is not None else []),
+        ]
+    )
+    return app
+
+
+def _answer(body: msgspec.Struct) -> web.Response:
+    return json_response(msgspec.json.encode(body))
+
+
+@asynccontextmanager
+async def answering(app: web.Application, path: Path) -> AsyncIterator[None]:
+    """Serve it at `path`. Raises OSError."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX)
+    await runner.setup()
+    try:
+        await web.UnixSite(runner, str(path)).start()
+        yield
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,77 @@
+"""Processes of a frontend as their supervisor sees them, in one process with the test."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from services.frontend.busy import AdmissionConfig, BusyThresholds
+from services.frontend.processes.control import SUPERVISOR_SOCKET, answering, control_app
+from services.frontend.processes.family import Family
+from services.frontend.whole import Changes, OneProcess
+from services.layers import Gate
+
+PREFIX = "p"
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """The name of a socket may have 107 bytes, and those of pytest's folders take as many."""
+    with tempfile.TemporaryDirectory(prefix="unbroken-test-") as folder:
+        yield Path(folder)
+
+
+class Hushed(OneProcess):
+    """A process that answers while its event is set."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.speaks = asyncio.Event()
+        self.speaks.set()
+        self.asked_count = 0
+
+    async def _wait_speaking(self) -> None:
+        self.asked_count += 1
+        await self.speaks.wait()
+
+    async def exposition(self) -> bytes:
+        await self._wait_speaking()
+        return await super().exposition()
+
+    async def cancel(self, request_id: str) -> int:
+        await self._wait_speaking()
+        return await super().cancel(request_id)
+
+    async def set_thresholds(self, model: str, changes: Changes) -> None:
+        await self._wait_speaking()
+        await super().set_thresholds(model, changes)
+
+
+class Process:
+    """One process: what it counts, whom it serves, and its thresholds."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.thresholds = BusyThresholds(AdmissionConfig())
+        self.registry = CollectorRegistry()
+        self.requests = Counter(f"{PREFIX}_requests", "Requests.", registry=self.registry)
+        self.inflight = Gauge(f"{PREFIX}_inflight_requests", "Under way.", registry=self.registry)
+        self.whole = Hushed(self.registry, self.gate, self.thresholds)
+
+    @asynccontextmanager
+    async def living(self, path: Path) -> AsyncIterator[None]:
+        async with answering(control_app(self.whole), path):
+            yield
+
+
+@asynccontextmanager
+async def supervised(answer_s_max: float) -> AsyncIterator[tuple[Family, Path]]:
+    """A family that answers, and its folder."""
+    family = Family(PREFIX, answer_s_max)
+    with short_folder() as folder:
+        async with answering(control_app(family, family.join), folder / SUPERVISOR_SOCKET):
+            yield family, folder

@@ -1,0 +1,129 @@
+"""One of several processes: it is as the others are before it takes clients, and answers for all of them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from services.frontend.processes.family import Family
+from services.frontend.server import Frontend, FrontendConfig
+from services.lifetime import StartupError
+from services.listening import reserve
+from tests.frontend.processes.support import PREFIX, short_folder, supervised
+from tests.support import run_async
+
+NOBODY = "127.0.0.1:1"
+POLL_S = 0.005
+ANSWER_S_MAX = 10.0
+SETTLE_S_MAX = 0.3
+
+
+def configured(member: Path, listen: str = "127.0.0.1:0", ready_file: Path | None = None) -> FrontendConfig:
+    return FrontendConfig(
+        grpc_listen="127.0.0.1:0",
+        http_listen=listen,
+        registries=(NOBODY,),
+        member=member,
+        settle_s_max=SETTLE_S_MAX,
+        ready_file=ready_file,
+    )
+
+
+@asynccontextmanager
+async def running(member: Path, listen: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    """The HTTP address of a process that runs."""
+    ready_file, stopping = member.with_suffix(".ready"), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(Frontend(configured(member, listen, ready_file)).run(stopping))
+        while not ready_file.exists():
+            await asyncio.sleep(POLL_S)
+        try:
+            yield json.loads(ready_file.read_text())["http"]
+        finally:
+            stopping.set()
+
+
+async def ask(address: str, path: str, body: Any = None) -> tuple[int, str]:
+    method = "GET" if body is None else "POST"
+    async with aiohttp.ClientSession() as session, session.request(method, f"http://{address}{path}", json=body) as got:
+        return got.status, await got.text()
+
+
+def test_processes_share_a_port() -> None:
+    async def scenario() -> None:
+        address, holders = reserve("127.0.0.1:0")
+        async with (
+            supervised(ANSWER_S_MAX) as (_, folder),
+            running(folder / "one", address) as first,
+            running(folder / "other", address) as second,
+        ):
+            assert first == second == address
+        for holder in holders:
+            holder.close()
+
+    run_async(scenario())
+
+
+def test_each_answers_for_all() -> None:
+    async def scenario() -> None:
+        async with (
+            supervised(ANSWER_S_MAX) as (_, folder),
+            running(folder / "one") as first,
+            running(folder / "other") as second,
+        ):
+            for address in (first, second):
+                status, text = await ask(address, "/metrics")
+                cancel = await ask(address, "/v1/requests/mine/cancel", {})
+
+                assert status == 200
+                assert f"{PREFIX}_processes 2.0" in text
+                assert cancel == (200, '{"id":"mine","cancelled":0}')
+
+    run_async(scenario())
+
+
+def test_thresholds_that_were_set_before_it_came_are_its_own() -> None:
+    async def scenario() -> None:
+        async with supervised(ANSWER_S_MAX) as (family, folder):
+            await family.set_thresholds("m", {"active_decode_blocks_threshold": 0.25})
+            frontend = Frontend(configured(folder / "one"))
+            stopping = asyncio.Event()
+            stopping.set()
+            await frontend.run(stopping)
+
+            assert frontend._busy.of("m").active_decode_blocks == 0.25
+
+    run_async(scenario())
+
+
+@pytest.mark.parametrize(("comes_second", "waits"), [(False, False), (True, True)])
+def test_who_comes_in_place_of_another_looks_for_workers_first(comes_second: bool, waits: bool) -> None:
+    """Until then the others have the clients; but not for ever, since there may be no worker."""
+
+    async def scenario(family: Family, folder: Path) -> float:
+        if comes_second:
+            family.join("one", folder / "one.0.sock")
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        async with running(folder / "one"):
+            return clock() - began
+
+    async def supervised_scenario() -> float:
+        async with supervised(ANSWER_S_MAX) as (family, folder):
+            return await scenario(family, folder)
+
+    assert (run_async(supervised_scenario()) >= SETTLE_S_MAX) == waits
+
+
+def test_without_a_supervisor_it_does_not_start() -> None:
+    async def scenario() -> None:
+        with short_folder() as folder:
+            await Frontend(configured(folder / "one")).run(asyncio.Event())
+
+    with pytest.raises(StartupError, match="cannot join the other processes"):
+        run_async(scenario())

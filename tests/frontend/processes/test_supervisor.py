@@ -1,0 +1,121 @@
+"""The supervisor: ready when all processes are, and with a reason when it can't start."""
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.frontend.processes.supervisor import Command, Supervisor, SupervisorConfig
+from services.groups import leaf_of
+from services.lifetime import StartupError
+from tests.support import run_async
+
+GRPC, HTTP = "--grpc-listen", "--http-listen"
+SERVES = (
+    "import json, pathlib, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
+    "pathlib.Path(sys.argv[1]).write_text(sys.argv[2]); time.sleep(60)"
+)
+POLL_S = 0.01
+
+
+def running(script: str) -> Command:
+    """Processes that run `script` with their ready file and what is to stand in it."""
+
+    def command(addresses: Mapping[str, str], member: Path, ready_file: Path) -> Sequence[str]:
+        ready = {"grpc": addresses[GRPC], "http": addresses[HTTP]}
+        return [sys.executable, "-c", script, str(ready_file), json.dumps(ready), member.name]
+
+    return command
+
+
+def configured(
+    command: Command, ready_file: Path | None = None, listens: Mapping[str, str] | None = None
+) -> SupervisorConfig:
+    addresses = {GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0", **(listens or {})}
+    return SupervisorConfig(processes=2, listens=addresses, ready_file=ready_file, command=command)
+
+
+def play(config: SupervisorConfig, scene: Callable[[], Awaitable[None]]) -> list[str]:
+    """Run `scene` beside a supervisor, then end that. Returns what it said of its processes."""
+
+    async def run() -> None:
+        stopping = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(Supervisor(config).run(stopping))
+            try:
+                await scene()
+            finally:
+                stopping.set()
+
+    with capture_logs() as logs:
+        run_async(run())
+    return [f"{line['name']} {line['what']}" for line in logs if line["event"] == "frontend process"]
+
+
+def test_it_is_ready_when_all_are_with_the_ports_that_they_share(tmp_path: Path) -> None:
+    ready_file = tmp_path / "ready"
+
+    async def scene() -> None:
+        while not ready_file.exists():
+            await asyncio.sleep(POLL_S)
+
+    said = play(configured(running(SERVES), ready_file), scene)
+
+    ready = json.loads(ready_file.read_text())
+    assert ready.keys() == {"grpc", "http"}
+    assert not any(address.endswith(":0") for address in ready.values())
+    assert sorted(line.partition(" ready after")[0] for line in said) == ["frontend-1", "frontend-2"]
+    assert all(f"grpc {ready['grpc']}, http {ready['http']}" in line for line in said)
+
+
+def test_while_one_is_not_ready_none_is(tmp_path: Path) -> None:
+    ready_file, begun = tmp_path / "ready", tmp_path / "begun"
+    script = f"import sys, time; sys.argv[3] == 'frontend-1' and time.sleep(60); open({str(begun)!r}, 'w'); {SERVES}"
+
+    async def scene() -> None:
+        while not begun.exists():
+            await asyncio.sleep(POLL_S)
+
+    play(configured(running(script), ready_file), scene)
+
+    assert not ready_file.exists()
+
+
+def test_one_that_cannot_start_ends_all_with_its_name() -> None:
+    script = f"import sys; sys.argv[3] == 'frontend-2' and sys.exit(3); {SERVES}"
+
+    async def scenario() -> None:
+        await Supervisor(configured(running(script))).run(asyncio.Event())
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run_async(scenario())
+
+    assert isinstance(error := leaf_of(caught.value), StartupError)
+    assert str(error) == "frontend-2 exited with status 3 before it was ready; it has said why, above"
+
+
+@pytest.mark.parametrize(("option", "what"), [(GRPC, "gRPC"), (HTTP, "HTTP")])
+def test_a_port_in_use_is_one_sentence_and_nothing_is_started(option: str, what: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = configured(running("raise SystemExit(1)"), listens={option: address})
+        with pytest.raises(StartupError, match=f"cannot listen for {what} on {address}: the port is in use.*{option}$"):
+            run_async(Supervisor(config).run(asyncio.Event()))
+
+
+def test_a_folder_that_no_socket_can_be_in_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+
+    with pytest.raises(StartupError, match="give another TMPDIR"):
+        run_async(Supervisor(configured(running(SERVES))).run(asyncio.Event()))
+
+
+def test_the_command_line_is_not_logged_for_it_may_have_a_token() -> None:
+    assert "command" not in repr(configured(running(SERVES)))
