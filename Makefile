@@ -33,12 +33,13 @@ kill-loop: install-dev ## Kill 500 workers under load, one each second, and coun
 storm: install-dev ## Send 5,000 requests at once to one worker, and measure what everybody notices.
 	$(BIN)/python -m bench.storm --frontend=--admin-listen=127.0.0.1:0
 
-bench: install-dev wrk ## Measure the frontend beside NVIDIA Dynamo's, some four minutes.
+bench: install-dev wrk ## Measure the plane beside NVIDIA Dynamo, some 15 minutes. Leave the machine alone meanwhile.
 	@$(MAKE) --no-print-directory peer || echo "note: Dynamo cannot be installed here: its column will be empty" >&2
 	$(BIN)/python -m bench.compare
 
 bench-small: install-dev wrk ## Run the bench in some seconds, for breakage only: its figures mean nothing.
-	$(BIN)/python -m bench.compare --no-peer --streams 2,8 --rounds 1 --seconds 1 --results $(VENV)/bench-small
+	$(BIN)/python -m bench.compare --no-peer --streams 2,8 --lost-streams 4 --saturated-streams 8 --rounds 1 \
+		--seconds 0.3 --tokens 50 --results $(VENV)/bench-small
 
 hold: install-dev ## Hold 10,000 slow streams for a minute: memory per stream, and how evenly tokens come.
 	$(BIN)/python -m bench.hold

@@ -1,54 +1,140 @@
-"""What the kernel takes for one event: a bare `send()` of its bytes to loopback sockets that another process empties.
+"""What the kernel takes for one event: a server that does nothing but a `send()` for each, under the very same load.
 
-As an engine's steps come: one event for each of its streams, then nothing for a while, so that their client sleeps and
-must be woken. The more streams, the less of that for each. No frontend that writes each token by itself costs less.
+    python -m bench.bare_send BYTES TOKENS ANSWERS ITL_MS PAUSE_US
+
+It answers each request with TOKENS events of BYTES, framing and all. Two groups of streams, as if of two workers, get
+an event each ITL_MS. What it says at the end, after ANSWERS, is the CPU time of the sends alone: not of accepting,
+reading requests, waiting, and keeping count. No frontend that writes each token by itself costs less.
+
+A send on loopback includes what the kernel does to wake the reader. In a burst (PAUSE_US 0) the first one does that for
+many; a frontend, which has something to do for each token, finds the reader asleep most of the time. So the measure of
+a frontend are sends with a pause after each, in which it spins.
 """
 
+import select
 import socket
-import subprocess
+import statistics
 import sys
 import time
-from contextlib import ExitStack
+from dataclasses import dataclass, field
 
-SENDS = 10_000
-"""About so many, but in no fewer and no more steps than below."""
-STEPS_MIN, STEPS_MAX = 20, 200
-STEP_S = 0.006
-ANSWER_S_MAX = 30.0
-_READER = """
-import selectors, socket, sys
-with selectors.DefaultSelector() as selector:
-    for _ in range(int(sys.argv[2])):
-        selector.register(socket.create_connection(("127.0.0.1", int(sys.argv[1]))), selectors.EVENT_READ)
-    while selector.get_map():
-        for key, _ in selector.select():
-            if not key.fileobj.recv(1 << 16):
-                selector.unregister(key.fileobj)
-"""
+from bench.helper import Helper, say
+from bench.load import RUN_S_MAX, Load, run_wrk
+
+GROUPS = 2
+BACKLOG = 4096
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+FRONTEND_PAUSE_US = 10.0
+"""What a good frontend has to do for each token besides."""
+END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
-def send_us(size: int, streams: int) -> float:
-    """CPU microseconds for one send of `size` bytes, user and system time, where `streams` get one in each step."""
-    steps = min(max(SENDS // streams, STEPS_MIN), STEPS_MAX)
-    with ExitStack() as stack:
-        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=streams))
-        server.settimeout(ANSWER_S_MAX)
-        port = server.getsockname()[1]
-        reader = subprocess.Popen([sys.executable, "-c", _READER, str(port), str(streams)])
-        stack.callback(reader.wait, ANSWER_S_MAX)  # registered before the connections, so that they are closed by then
-        connections = [stack.enter_context(server.accept()[0]) for _ in range(streams)]
-        return _cpu_of_sends(connections, bytes(size), steps) * 1e6 / (steps * streams)
+def send_us(load: Load, size: int, itl_ms: float, pause_us: float) -> float:
+    """CPU microseconds for one event of `size` bytes. Raises BenchError if a client failed."""
+    with Helper("bare_send", size, load.tokens, load.total_answers, itl_ms, pause_us) as helper:
+        run_wrk(f"http://127.0.0.1:{helper.heard()}", load)
+        return float(helper.heard())
 
 
-def _cpu_of_sends(connections: list[socket.socket], event: bytes, steps: int) -> float:
-    for connection in connections:
-        connection.setblocking(True)  # with a timeout, Python would poll before each send
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    used_s = 0.0
-    for _ in range(steps):
+def event_of(size: int) -> bytes:
+    """An HTTP chunk of exactly so many bytes, at least 20, that is one event."""
+    width = len(f"{size:x}")
+    payload = size - width - len("\r\n\r\n")
+    return f"{payload:0{width}x}\r\ndata: {'x' * (payload - len('data: ') - 2)}\n\n\r\n".encode()
+
+
+def clock_seconds() -> float:
+    """What taking the time takes, and would be taken for a part of the send."""
+    spans_s = []
+    for _ in range(1000):
         before = time.process_time()
-        for connection in connections:
+        spans_s.append(time.process_time() - before)
+    return statistics.median(spans_s)
+
+
+def spin(pause_s: float) -> None:
+    over_at = time.perf_counter() + pause_s
+    while time.perf_counter() < over_at:
+        pass
+
+
+@dataclass
+class Group:
+    """The streams that get their events at the same time. left: of each, how many more."""
+
+    due: float
+    left: dict[socket.socket, int] = field(default_factory=dict)
+    events: int = 0
+    cpu_s: float = 0.0
+
+    def step(self, event: bytes, pause_s: float) -> list[socket.socket]:
+        """Returns those that have had all."""
+        for connection in self.left:
+            before = time.process_time()
             connection.send(event)
-        used_s += time.process_time() - before
-        time.sleep(STEP_S)
-    return used_s
+            self.cpu_s += time.process_time() - before
+            spin(pause_s)
+        self.events += len(self.left)
+        self.left = {connection: left - 1 for connection, left in self.left.items()}
+        return [connection for connection, left in self.left.items() if not left]
+
+
+class Server:
+    """One thread, one epoll."""
+
+    def __init__(self, size: int, tokens: int, itl_s: float, pause_s: float) -> None:
+        self._event, self._tokens, self._itl_s, self._pause_s = event_of(size), tokens, itl_s, pause_s
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+        self._listener.setblocking(False)
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._connections: dict[int, socket.socket] = {}
+        now = time.monotonic()
+        self._groups = [Group(now + itl_s * number / GROUPS) for number in range(GROUPS)]
+        self.port = self._listener.getsockname()[1]
+
+    def serve(self, answers: int) -> float:
+        """Until so many are given. Returns the microseconds of CPU time for an event."""
+        give_up_at = time.monotonic() + RUN_S_MAX
+        while answers and time.monotonic() < give_up_at:
+            for fd, _ in self._epoll.poll(max(0.0, min(group.due for group in self._groups) - time.monotonic())):
+                self._accept() if fd == self._listener.fileno() else self._read(fd)
+            answers -= sum(self._step(group) for group in self._groups if group.due <= time.monotonic())
+        cpu_s, events = sum(group.cpu_s for group in self._groups), sum(group.events for group in self._groups)
+        return (cpu_s / events - clock_seconds()) * 1e6
+
+    def _step(self, group: Group) -> int:
+        """Returns how many answers it has ended. One that is late does not catch up."""
+        group.due = max(group.due + self._itl_s, time.monotonic())
+        over = group.step(self._event, self._pause_s)
+        for connection in over:
+            del group.left[connection]
+            connection.send(END)
+        return len(over)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connections[connection.fileno()] = connection
+        self._epoll.register(connection, select.EPOLLIN)
+
+    def _read(self, fd: int) -> None:
+        """A request: they are small, and come whole. An end: `wrk` leaves when it has all."""
+        connection = self._connections[fd]
+        if not connection.recv(1 << 16):
+            self._epoll.unregister(fd)
+            self._connections.pop(fd).close()
+            return
+        connection.send(HEAD)
+        min(self._groups, key=lambda group: len(group.left)).left[connection] = self._tokens
+
+
+def main(size: int, tokens: int, answers: int, itl_ms: float, pause_us: float) -> None:
+    server = Server(size, tokens, itl_ms * 1e-3, pause_us * 1e-6)
+    say(server.port)
+    say(server.serve(answers))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), float(sys.argv[5]))

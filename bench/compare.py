@@ -1,10 +1,12 @@
-"""Our frontend beside the peer's, alternating round by round: what each costs for a token, and how soon tokens come.
+"""Our frontend beside the peer's, alternating round by round: what each costs for a token, how soon and how evenly
+tokens come, and what clients see of a lost worker.
 
-    python -m bench.compare --streams 16,64,256,512 --rounds 3 --seconds 5
+    python -m bench.compare --streams 1,16,64,256,512,1024 --rounds 3
 
-In each round each system is started afresh, with nothing of the other running, gets the same number of whole answers
-for each number of streams, and is ended. Prints a Markdown table and writes it to `latest.md`, and all figures of all
-rounds to `latest.json`. Without the peer its column is empty, and the report says why.
+In each round and part each system is started afresh, with nothing of the other running, does the same work, and is
+ended. Prints a Markdown page and writes it to `latest.md`, all figures of all rounds to `latest.json`, the picture to
+`latest.png`. What fails is named there, and the rest goes on: without the peer its columns are empty. The exit status
+is 1 if anything but the peer failed.
 """
 
 import json
@@ -12,67 +14,31 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from bench.bare_send import send_us
-from bench.load import BenchError, Figures, Load, measure, require_wrk, wire_bytes_per_token
-from bench.report import OURS, PEER, document
-from bench.systems import ITL_MS, WORKERS, Running, System, ours, peer
+from bench.ask import BenchError
+from bench.comparison import SATURATED_ITL_MS, Comparison, Plan
+from bench.load import Load, require_wrk
+from bench.plot import draw
+from bench.report import document
+from bench.rounds import OURS, PEER
+from bench.systems import ITL_MS, WORKERS, require_peer
 
+Command = Callable[..., Any]
+TOKENS_MAX = 410_000
+"""Of a run: some ten seconds where a frontend is saturated."""
 RESULTS = Path(__file__).parent / "results"
 
 
-@dataclass
-class Comparison:
-    """What was measured so far. missing: why the peer is, if it is."""
-
-    loads: Sequence[Load]
-    rounds: dict[int, dict[str, list[Figures]]] = field(default_factory=dict)
-    sends_us: dict[int, list[float]] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    bytes_per_token: float = 0.0
-    missing: str | None = None
-
-    def run_round(self) -> None:
-        """Raises BenchError if our own system fails; without the peer it goes on."""
-        self._run(OURS, ours)
-        self._run_sends()
-        if self.missing is None:
-            try:
-                self._run(PEER, peer)
-            except BenchError as error:
-                self.missing = str(error)
-
-    def _run_sends(self) -> None:
-        for load in self.loads:
-            streams_of_a_worker = max(1, load.streams // WORKERS)
-            sent_us = send_us(round(self.bytes_per_token), streams_of_a_worker)
-            self.sends_us.setdefault(load.streams, []).append(sent_us)
-
-    def _run(self, name: str, system: System) -> None:
-        with system() as running:
-            self.versions[name] = running.version
-            size = wire_bytes_per_token(running.url, self.loads[0].tokens)
-            if name == OURS:
-                self.bytes_per_token = size
-            for load in self.loads:
-                figures = self._measured(name, running, load)
-                self.rounds.setdefault(load.streams, {}).setdefault(name, []).append(figures)
-
-    def _measured(self, name: str, running: Running, load: Load) -> Figures:
-        figures = measure(running.url, running.pid, load)
-        click.echo(f"{name}, {load.streams} streams: {figures.cpu_us_per_token:.1f} µs per token", err=True)
-        return figures
-
-
-def answers_for(seconds: float, tokens: int) -> int:
-    """How many answers a stream gets in so many seconds if nothing holds it up, one at least."""
-    return max(1, round(seconds * 1e3 / (tokens * ITL_MS)))
+def load_for(streams: int, seconds: float, tokens: int) -> Load:
+    """As many answers as a stream gets in so many seconds if nothing holds it up; fewer where those are too many."""
+    answers = min(round(seconds * 1e3 / (tokens * ITL_MS)), TOKENS_MAX // (streams * tokens))
+    return Load(streams, max(1, answers), tokens)
 
 
 def parse_streams(text: str) -> list[int]:
@@ -85,18 +51,17 @@ def parse_streams(text: str) -> list[int]:
 
 def about(comparison: Comparison, load_before: float) -> dict[str, str]:
     """What a reader must know of how the figures came about."""
-    loads = comparison.loads
+    load = comparison.plan.saturated
     versions = comparison.versions | {"Python": platform.python_version()}
-    facts = {
+    return {
         "machine": f"{processor()}, {os.cpu_count()} cores, Linux {platform.release()}",
         "load average before": f"{load_before:.2f}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "setup": f"{WORKERS} mockers at {ITL_MS} ms per token, HTTP/SSE, answers of {loads[0].tokens} tokens, "
-        f"{loads[0].answers} for each stream; clients on the same machine",
-        "bare send": f"{round(comparison.bytes_per_token)} bytes, to the streams of one worker in turn",
+        "setup": f"{WORKERS} mockers at {ITL_MS:g} ms per token ({SATURATED_ITL_MS:g} ms where saturated), answers of "
+        f"{load.tokens} tokens; clients on the same machine",
+        "an event of Unbroken's": f"{comparison.bytes_per_token} bytes",
         "command": shlex.join(["python", "-m", "bench.compare", *sys.argv[1:]]),
     }
-    return facts | ({"Dynamo is missing": comparison.missing} if comparison.missing else {})
 
 
 def processor() -> str:
@@ -107,39 +72,70 @@ def processor() -> str:
     return platform.machine()
 
 
-def write(folder: Path, comparison: Comparison, facts: Mapping[str, str], text: str) -> None:
-    figures: dict[str, Any] = {
-        str(streams): {name: [asdict(one) for one in rounds] for name, rounds in systems.items()}
-        for streams, systems in comparison.rounds.items()
-    }
+def write(folder: Path, comparison: Comparison, load_before: float) -> str:
+    """All three files. Returns the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "latest.md").write_text(text, encoding="utf-8")
-    whole = {"about": dict(facts), "bare_send_us": comparison.sends_us, "streams": figures}
-    (folder / "latest.json").write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    try:
+        draw(comparison.rounds, folder / "latest.png")
+    except ImportError as error:
+        comparison.failures.append(f"the picture: {error}")
+    facts = about(comparison, load_before)
+    page = document(comparison.rounds, facts, comparison.failures)
+    (folder / "latest.md").write_text(page, encoding="utf-8")
+    whole = {"about": facts, "failures": comparison.failures, "rounds": [asdict(one) for one in comparison.rounds]}
+    (folder / "latest.json").write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return page
+
+
+def streams_option(name: str, default: str, about: str) -> Callable[[Command], Command]:
+    return click.option(name, default=default, callback=lambda *given: parse_streams(given[-1]), help=about)
 
 
 @click.command(help="Measure our frontend beside the peer's.", context_settings={"show_default": True})
-@click.option("--streams", default="16,64,256,512", callback=lambda *given: parse_streams(given[-1]), help="At a time.")
+@streams_option("--streams", "1,16,64,256,512,1024", "At a time; over gRPC those up to 256.")
+@streams_option("--lost-streams", "100,200", "At a time when a worker is lost.")
+@click.option("--saturated-streams", type=click.IntRange(1), default=512, help="At a time, with fast mockers.")
 @click.option("--rounds", type=click.IntRange(1), default=3, help="Of each system, alternating.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=5.0, help="Of answers for each stream.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=3.6, help="Of answers for each stream.")
 @click.option("--tokens", type=click.IntRange(1), default=200, help="Of an answer.")
 @click.option("--peer/--no-peer", "with_peer", default=True, help="Measure NVIDIA Dynamo too; see bench/peer.sh.")
 @click.option("--results", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where they go.")
-def main(streams: list[int], rounds: int, seconds: float, tokens: int, with_peer: bool, results: Path) -> None:
-    answers = answers_for(seconds, tokens)
-    comparison = Comparison([Load(number, answers, tokens) for number in streams])
-    comparison.missing = None if with_peer else "not asked for"
+def main(
+    streams: list[int],
+    lost_streams: list[int],
+    saturated_streams: int,
+    rounds: int,
+    seconds: float,
+    tokens: int,
+    with_peer: bool,
+    results: Path,
+) -> None:
     load_before = os.getloadavg()[0]
     try:
         require_wrk()
-        for _ in range(rounds):
-            comparison.run_round()
+        why_missing = peer_is_missing() if with_peer else "Dynamo: not asked for"
     except BenchError as error:
         sys.exit(f"error: {error}")
-    facts = about(comparison, load_before)
-    text = document(comparison.rounds, comparison.sends_us, facts)
-    write(results, comparison, facts, text)
-    click.echo(text)
+    plan = Plan(
+        loads=[load_for(number, seconds, tokens) for number in streams],
+        saturated=load_for(saturated_streams, seconds, tokens),
+        lost=lost_streams,
+        systems=[OURS] if why_missing else [OURS, PEER],
+    )
+    comparison = Comparison(plan, failures=[why_missing] if why_missing else [])
+    for _ in range(rounds):
+        comparison.run_round()
+    click.echo(write(results, comparison, load_before))
+    sys.exit(0 if comparison.is_whole else 1)
+
+
+def peer_is_missing() -> str | None:
+    """Why, if it is."""
+    try:
+        require_peer()
+    except BenchError as error:
+        return f"Dynamo: {error}"
+    return None
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 # The peer that we measure ourselves by: NVIDIA Dynamo with its own mocker, apart from everything else on this machine.
 #
 #   bench/peer.sh install   its virtual environment and a tokeniser for it, under $PEER_HOME; nothing if it is there
-#   bench/peer.sh up        etcd, two mockers, a frontend; prints {"url": …, "pid": of the frontend, "version": …}
+#   bench/peer.sh check     fails and says why if it can't be started
+#   bench/peer.sh up [R]    etcd, two mockers that are R times as fast as they are by themselves (1.0), a frontend; prints
+#                           {"url": …, "pid": of the frontend, "workers": [their pids], "version": …}
 #   bench/peer.sh down      ends what `up` started
 set -euo pipefail
 
@@ -32,9 +34,14 @@ install() {
   touch "$PEER_HOME/installed-$VERSION"
 }
 
-up() {
+check() {
   [ -e "$PEER_HOME/installed-$VERSION" ] || fail "the peer is not installed: make peer"
   command -v etcd >/dev/null || fail "the peer needs etcd: make etcd"
+}
+
+up() {
+  local speedup=${1:-1.0} workers=() number
+  check
   down
   mkdir -p "$RUN"
   start etcd etcd --data-dir "$RUN/etcd" --listen-peer-urls http://127.0.0.1:0 \
@@ -42,12 +49,14 @@ up() {
   wait_until "http://127.0.0.1:$ETCD_PORT/health" true
   export ETCD_ENDPOINTS=http://127.0.0.1:$ETCD_PORT DYN_LOG=error
   for number in $(seq "$WORKERS"); do
-    start "worker$number" "$PYTHON" -m dynamo.mocker --model-path "$MODEL" --model-name mocker --speedup-ratio 1.0 \
+    start "worker$number" "$PYTHON" -m dynamo.mocker --model-path "$MODEL" --model-name mocker --speedup-ratio "$speedup" \
       --max-num-seqs 1024 --num-gpu-blocks-override 65536
+    workers+=("$(cat "$RUN/worker$number.pid")")
   done
   start frontend "$PYTHON" -m dynamo.frontend --http-port "$HTTP_PORT" --migration-limit 3
   wait_until "$URL/v1/models" mocker
-  echo "{\"url\": \"$URL\", \"pid\": $(cat "$RUN/frontend.pid"), \"version\": \"$VERSION\"}"
+  printf '{"url": "%s", "pid": %s, "workers": [%s, %s], "version": "%s"}\n' \
+    "$URL" "$(cat "$RUN/frontend.pid")" "${workers[@]}" "$VERSION"
 }
 
 start() { # NAME COMMAND…
@@ -83,6 +92,6 @@ down() {
 }
 
 case ${1:-} in
-  install | up | down) "$@" ;;
-  *) fail "usage: $0 install GGUF | up | down" ;;
+  install | check | up | down) "$@" ;;
+  *) fail "usage: $0 install GGUF | check | up [R] | down" ;;
 esac

@@ -1,83 +1,146 @@
-"""What several rounds come to: medians with their ranges, ratios of one round each, as a Markdown table."""
+"""What all rounds come to, as a Markdown page: for each part a table of medians with their ranges, and ratios."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.load import Figures
+from bench.rounds import ECHO, MACHINE, OURS, PEER, Round, ratios, rows, spread, values
 
-OURS, PEER = "unbroken", "dynamo"
-FIGURES = {
-    "cpu_us_per_token": "frontend CPU, µs per token",
-    "tokens_per_s": "tokens per second",
-    "first_token_ms_p50": "time to first token p50, ms",
-    "first_token_ms_p99": "time to first token p99, ms",
-}
-CPU = "cpu_us_per_token"
 MISSING = "—"
-
-Rounds = Mapping[int, Mapping[str, Sequence[Figures]]]
-"""By streams at a time, then by system: its figures of each round. A system that was not there has none."""
-Sends = Mapping[int, Sequence[float]]
-"""By streams at a time: CPU µs of a bare send in each round."""
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The median of some values, and their range."""
+class Part:
+    """A table. row: what its rows are. systems: its columns; of two the ratio is one more. figures: name and title."""
 
-    median: float
-    least: float
-    most: float
-
-    def __str__(self) -> str:
-        shown = [_shown(value) for value in (self.median, self.least, self.most)]
-        return f"{shown[0]} ({shown[1]} to {shown[2]})"
-
-
-def spread(values: Sequence[float]) -> Spread | None:
-    """None of no values."""
-    return Spread(statistics.median(values), min(values), max(values)) if values else None
+    name: str
+    title: str
+    note: str
+    row: str
+    systems: Sequence[str]
+    figures: Mapping[str, str]
 
 
-def ratios(ours: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Ours to theirs, round by round: the machine drifts, and less within a round than from the first to the last."""
-    return [one / other for one, other in zip(ours, others, strict=False) if other]
+PARTS = (
+    Part(
+        "http",
+        "OpenAI streams over HTTP",
+        "A few of the streams are read by a process that takes the times, the others by wrk. Times to the first "
+        "token are those of four more clients that ask again and again, in a run of its own: in all others nothing "
+        "is beside the streams. The plane's share of the workers' CPU is all of it less what the mocker takes "
+        "alone (below); Dynamo's mocker can't be measured alone. Memory is the frontend's most in the run less "
+        "what it had before all runs: with few streams it says little. A percentile stands where there were "
+        "enough values in a round, 50 for p99 and 500 for p99.9.",
+        "streams",
+        (OURS, PEER),
+        {
+            "cpu_us_per_token": "frontend CPU, µs per token",
+            "cpu_in_sends": "the same in bare sends",
+            "tokens_per_event": "tokens per event",
+            "tokens_per_s": "tokens per second",
+            "first_token_ms_p50": "time to first token p50, ms",
+            "first_token_ms_p99": "time to first token p99, ms",
+            "first_token_ms_p99.9": "time to first token p99.9, ms",
+            "event_gap_ms_p50": "time between tokens p50, ms",
+            "event_gap_ms_p99": "time between tokens p99, ms",
+            "event_gap_ms_p99.9": "time between tokens p99.9, ms",
+            "workers_us_per_token": "both workers' CPU, µs per token",
+            "plane_us_per_token": "of it the plane's, µs per token",
+            "memory_kib_per_stream": "frontend memory, KiB per stream",
+        },
+    ),
+    Part(
+        "floor",
+        "What nothing can cost less than",
+        "A bare send is one event of as many bytes as ours, written to its client's socket by a server that does "
+        "nothing else, under the same load from the same client; only the sends are counted. It spins for 10 µs "
+        "after each, as a frontend has other things to do: in a burst without that the reader is woken once for "
+        "many. The mocker alone is two engines with as many sequences, each in a process with nothing else.",
+        "streams",
+        (MACHINE,),
+        {
+            "send_us": "bare send, CPU µs per event",
+            "burst_us": "the same in a burst, CPU µs per event",
+            "engine_us": "mocker alone, CPU µs per token",
+        },
+    ),
+    Part(
+        "saturated",
+        "Saturated",
+        "The mockers are several times faster, so that something else limits. Frontend, workers and clients share "
+        "the machine's cores: where the frontend has less than one core busy, it is not what limits.",
+        "streams",
+        (OURS, PEER),
+        {
+            "tokens_per_s": "tokens per second",
+            "cpu_us_per_token": "frontend CPU, µs per token",
+            "cores": "cores that the frontend had busy",
+            "tokens_per_event": "tokens per event",
+        },
+    ),
+    Part(
+        "losses",
+        "One of two workers lost",
+        "By SIGKILL, or SIGSTOP as if it were frozen, in the midst of all answers. Half of the streams are on it, "
+        "so the p75 of all is about the median of those. A stream that never goes on counts as long as it was "
+        "waited for. Text and usage are compared with the same requests undisturbed; Dynamo's mocker draws at "
+        "random, so its text can't be.",
+        "signal, streams",
+        (OURS, PEER),
+        {
+            "gap_ms_p50": "longest gap of a stream p50, ms",
+            "gap_ms_p75": "longest gap of a stream p75, ms",
+            "gap_ms_p99": "longest gap of a stream p99, ms",
+            "gap_ms_max": "longest gap of all, ms",
+            "complete": "streams complete",
+            "text_equal": "streams with the right text",
+            "usage_right": "streams with the right usage",
+        },
+    ),
+    Part(
+        "grpc",
+        "gRPC streams",
+        "Beside a bare grpc.aio server that writes each token as a message made beforehand, each 6 ms and no "
+        "more. Both have the same client: raw sockets, up to eight connections. Our frontend joins tokens that "
+        "come while a message is being written; the bare server does not.",
+        "streams",
+        (OURS, ECHO),
+        {
+            "cpu_us_per_token": "server CPU, µs per token",
+            "tokens_per_message": "tokens per message",
+            "tokens_per_s": "tokens per second",
+            "cores": "cores that the server had busy",
+            "client_cores": "cores that the client had busy",
+        },
+    ),
+)
 
 
-def table(rounds: Rounds, sends_us: Sends) -> str:
-    """Of each number of streams: a line for each figure, the first of them in bare sends as well."""
-    lines = ["| streams | figure | Unbroken | Dynamo | ratio |", "| ---: | --- | ---: | ---: | ---: |"]
-    for streams, systems in rounds.items():
-        for name, title in FIGURES.items():
-            ours, others = ([getattr(one, name) for one in systems.get(system, ())] for system in (OURS, PEER))
-            lines.append(_line(streams, title, [ours, others, ratios(ours, others)]))
-            if name == CPU:
-                in_sends = [ratios(values, sends_us[streams]) for values in (ours, others)]
-                lines.append(_line(streams, "the same in bare sends", [*in_sends, []]))
-    return "\n".join(lines)
-
-
-def _line(streams: int, title: str, cells: Sequence[Sequence[float]]) -> str:
-    return f"| {streams} | {title} | {' | '.join(str(spread(values) or MISSING) for values in cells)} |"
-
-
-def document(rounds: Rounds, sends_us: Sends, about: Mapping[str, str]) -> str:
-    """The whole report. about: what was measured, where and with what, a line each."""
+def document(rounds: Sequence[Round], about: Mapping[str, str], failures: Sequence[str]) -> str:
+    """The whole page. about: what was measured, where and with what. failures: what is missing, and why."""
+    sections = [section(part, rounds) for part in PARTS if rows(rounds, part.name)]
+    missing = ["## What failed", "\n".join(f"- {failure}" for failure in failures)] if failures else []
     facts = "\n".join(f"- {name}: {value}" for name, value in about.items())
-    sends = ", ".join(f"{spread(values)} µs at {streams} streams" for streams, values in sends_us.items())
-    return f"""# Side by side
-
-{facts}
-
-Medians of the rounds, and their range in parentheses. A ratio is Unbroken's figure to Dynamo's in the same round.
-While nothing is saturated, tokens per second are the mockers' own: Dynamo's takes somewhat longer than 6 ms for one.
-
-A bare send is one event of Unbroken's written to a loopback socket: {sends}.
-
-{table(rounds, sends_us)}
-"""
+    note = (
+        "Medians of the rounds, and their range in parentheses. A ratio is that of one round, the first to the second."
+    )
+    return "\n\n".join(["# Side by side", facts, note, *missing, *sections]) + "\n"
 
 
-def _shown(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+def section(part: Part, rounds: Sequence[Round]) -> str:
+    return "\n\n".join([f"## {part.title}", part.note, table(part, rounds)])
+
+
+def table(part: Part, rounds: Sequence[Round]) -> str:
+    """Figure by figure, and row by row in each."""
+    columns = ["figure", part.row, *part.systems, *(["ratio"] if len(part.systems) == 2 else [])]
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)]]
+    for figure, title in part.figures.items():
+        lines += [[title, row, *cells(part, rounds, row, figure)] for row in rows(rounds, part.name)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cells(part: Part, rounds: Sequence[Round], row: str, figure: str) -> list[str]:
+    columns = [values(rounds, part.name, row, system, figure) for system in part.systems]
+    if len(columns) == 2:
+        columns.append(ratios(*columns))
+    return [str(spread(column) or MISSING) for column in columns]

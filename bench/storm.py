@@ -21,7 +21,7 @@ import click
 
 from bench.bystanders import Watch, bystanders
 from bench.crowd import ANSWERED, REFUSED, Crowd, GrpcWire, HttpWire, Replies, Wire, http_message, quantiles_ms
-from bench.load import cpu_seconds
+from bench.vitals import cpu_seconds
 from services.stubs import inference_pb2
 from tests.integration.answers import Answer
 from tests.integration.asks import Ask

@@ -5,18 +5,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.load import BenchError
+from bench.ask import BenchError
+from bench.rounds import OURS, PEER
 
 WORKERS = 2
-ITL_MS = 6
-"""Between two tokens: about what the peer's mocker takes for a step."""
+ITL_MS = 6.0
+"""Between two tokens: about what the peer's mocker takes for a step as it is."""
 START_S_MAX = 20.0
 PEER_START_S_MAX = 90.0
 END_S_MAX = 10.0
@@ -26,19 +27,27 @@ PEER_SCRIPT = Path(__file__).with_name("peer.sh")
 
 @dataclass(frozen=True)
 class Running:
-    """A system that serves. url: of its HTTP API. pid: of its frontend."""
+    """A system that serves. url: of its HTTP API; grpc: where clients call it so, if they can. pid: of its frontend;
+    workers: of those. repeats: its mocker gives the same request the same text.
+    """
 
     url: str
     pid: int
+    workers: Sequence[int]
     version: str
+    grpc: str | None = None
+    repeats: bool = False
 
 
-System = Callable[[], AbstractContextManager[Running]]
-"""Starts a system and ends it with the context. Raises BenchError if it does not come up."""
+System = Callable[[float], AbstractContextManager[Running]]
+"""Starts a system whose mockers take so many ms for a token, and ends it with the context.
+
+Raises BenchError if it does not come up.
+"""
 
 
 @contextmanager
-def ours() -> Iterator[Running]:
+def ours(itl_ms: float) -> Iterator[Running]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
@@ -47,13 +56,13 @@ def ours() -> Iterator[Running]:
 
         address = start("registry", "registry", "--listen=127.0.0.1:0").ready()["address"]
         registry = f"--registry={address}"
-        for number in range(WORKERS):
-            worker = start(f"worker-{number}", "worker", "--listen=127.0.0.1:0", f"--mocker-itl-ms={ITL_MS}", registry)
-            worker.ready()
+        mocker = ("worker", "--listen=127.0.0.1:0", f"--mocker-itl-ms={itl_ms}", registry)
+        workers = [start(f"worker-{number}", *mocker) for number in range(WORKERS)]
         frontend = start("frontend", "frontend", "--http-listen=127.0.0.1:0", "--grpc-listen=127.0.0.1:0", registry)
-        address = frontend.ready()["http"]
+        served = frontend.ready()
         frontend.wait_log("worker found", times=WORKERS)
-        yield Running(f"http://{address}", frontend.pid, version("unbroken"))
+        pids = [worker.pid for worker in workers]
+        yield Running(f"http://{served['http']}", frontend.pid, pids, version("unbroken"), served["grpc"], repeats=True)
 
 
 class Process:
@@ -95,19 +104,27 @@ class Process:
 
 
 @contextmanager
-def peer() -> Iterator[Running]:
-    """NVIDIA Dynamo with its own mocker; see peer.sh."""
+def peer(itl_ms: float) -> Iterator[Running]:
+    """NVIDIA Dynamo with its own mocker, whose tokens are random; see peer.sh."""
     try:
-        yield Running(**json.loads(_peer("up")))
+        yield Running(**json.loads(_peer("up", f"{ITL_MS / itl_ms:g}")))
     finally:
         _peer("down")
 
 
-def _peer(order: str) -> str:
+def require_peer() -> None:
+    """Raises BenchError where it can't be started."""
+    _peer("check")
+
+
+def _peer(*order: str) -> str:
     try:
-        done = subprocess.run([PEER_SCRIPT, order], capture_output=True, text=True, timeout=PEER_START_S_MAX)
+        done = subprocess.run([PEER_SCRIPT, *order], capture_output=True, text=True, timeout=PEER_START_S_MAX)
     except subprocess.TimeoutExpired as error:
         raise BenchError(str(error)) from error
     if done.returncode:
         raise BenchError(done.stderr.strip().rpartition("error: ")[2])
     return done.stdout
+
+
+SYSTEMS: Mapping[str, System] = {OURS: ours, PEER: peer}

@@ -1,62 +1,50 @@
-"""The report: medians and ranges of the rounds, ratios within a round, and nothing where nothing was measured."""
+"""The report: a line for each figure of each row, and what is missing is said."""
 
-import pytest
+from bench.report import PARTS, Part, document, table
+from bench.rounds import MACHINE, OURS, PEER, Round
 
-from bench.load import Figures
-from bench.report import OURS, PEER, Spread, document, ratios, spread, table
-
-
-def figures(cpu_us: float) -> Figures:
-    return Figures(
-        cpu_us_per_token=cpu_us, tokens_per_s=40_000 / cpu_us, first_token_ms_p50=cpu_us, first_token_ms_p99=2 * cpu_us
-    )
+PART = Part("http", "HTTP", "", "streams", (OURS, PEER), {"cpu": "CPU", "wait": "wait, ms"})
 
 
-def cells(text: str, streams: int, figure: str) -> list[str]:
-    [line] = [line for line in text.splitlines() if line.startswith(f"| {streams} | {figure} |")]
-    return [cell.strip() for cell in line.strip("|").split("|")][2:]
+def measured(ours: float, other: float | None = None) -> Round:
+    one = Round()
+    one.add("http", 16, OURS, {"cpu": ours, "wait": 2 * ours})
+    if other is not None:
+        one.add("http", 16, PEER, {"cpu": other, "wait": other})
+    return one
 
 
-def test_a_spread_is_the_median_and_the_range_in_any_order() -> None:
-    assert spread([3.0, 1.0, 2.0]) == Spread(median=2.0, least=1.0, most=3.0)
-    assert spread([1.0, 2.0]) == Spread(median=1.5, least=1.0, most=2.0)
-    assert spread([]) is None
+def test_each_figure_has_a_line_for_each_row_with_both_and_their_ratio() -> None:
+    lines = table(PART, [measured(10, 20), measured(20, 40), measured(30, 60)]).splitlines()
 
-
-def test_a_spread_has_three_digits_or_all_before_the_point() -> None:
-    assert str(Spread(12.345, 0.98765, 12345.6)) == "12.3 (0.988 to 12,346)"
-
-
-def test_a_ratio_is_that_of_one_round() -> None:
-    """The machine was twice as slow in the second: the ratio is the same."""
-    assert ratios([10, 20], [20, 40]) == [0.5, 0.5]
-
-
-def test_rounds_without_the_other_have_no_ratio() -> None:
-    assert ratios([10, 20], [20]) == [0.5]
-    assert ratios([10], [0.0]) == []
-
-
-def test_each_figure_of_each_number_of_streams_has_a_line_with_both_and_their_ratio() -> None:
-    rounds = {
-        16: {OURS: [figures(10.0), figures(20.0), figures(30.0)], PEER: [figures(20.0), figures(40.0), figures(60.0)]},
-        64: {OURS: [figures(4.0)], PEER: [figures(1.0)]},
-    }
-
-    text = table(rounds, {16: [2.0, 2.0, 2.0], 64: [2.0]})
-
-    assert cells(text, 16, "frontend CPU, µs per token") == ["20 (10 to 30)", "40 (20 to 60)", "0.5 (0.5 to 0.5)"]
-    assert cells(text, 16, "the same in bare sends") == ["10 (5 to 15)", "20 (10 to 30)", "—"]
-    assert cells(text, 64, "tokens per second")[2] == "0.25 (0.25 to 0.25)"
-    assert cells(text, 64, "time to first token p99, ms")[:2] == ["8 (8 to 8)", "2 (2 to 2)"]
+    assert lines == [
+        "| figure | streams | Unbroken | Dynamo | ratio |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| CPU | 16 | 20 (10 to 30) | 40 (20 to 60) | 0.5 |",
+        "| wait, ms | 16 | 40 (20 to 60) | 40 (20 to 60) | 1 |",
+    ]
 
 
 def test_without_the_peer_its_column_is_empty() -> None:
-    text = table({16: {OURS: [figures(10.0)]}}, {16: [2.0]})
-
-    assert cells(text, 16, "frontend CPU, µs per token") == ["10 (10 to 10)", "—", "—"]
+    assert "| CPU | 16 | 10 | — | — |" in table(PART, [measured(10)])
 
 
-@pytest.mark.parametrize("fact", ["- machine: a machine", "1.5 (1 to 2) µs at 16 streams"])
-def test_the_document_says_what_was_measured_where(fact: str) -> None:
-    assert fact in document({16: {OURS: [figures(10.0)]}}, {16: [1.0, 2.0]}, {"machine": "a machine"})
+def test_a_part_of_one_system_has_no_ratio() -> None:
+    one = Round()
+    one.add("floor", 16, MACHINE, {"send_us": 4.0})
+
+    assert "| bare send, CPU µs per event | 16 | 4 |" in document([one], {}, []).splitlines()
+
+
+def test_the_document_says_what_was_measured_where_and_what_failed() -> None:
+    page = document([measured(10)], {"machine": "a machine"}, ["round 1, losses, Dynamo: it did not come up"])
+
+    assert "- machine: a machine" in page
+    assert "## What failed\n\n- round 1, losses, Dynamo: it did not come up" in page
+
+
+def test_parts_that_were_not_measured_have_no_table() -> None:
+    page = document([measured(10)], {}, [])
+
+    assert [part.title for part in PARTS if f"## {part.title}\n" in page] == ["OpenAI streams over HTTP"]
+    assert "What failed" not in page

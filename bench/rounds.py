@@ -1,0 +1,82 @@
+"""What was measured in each round, and what follows from it: medians with their ranges, ratios of one round each."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+OURS, PEER, ECHO, MACHINE = "Unbroken", "Dynamo", "bare grpc.aio", "this machine"
+
+Figures = Mapping[str, float | None]
+"""By name. None: there was too little to say."""
+Values = Sequence[float | None]
+"""One of each round."""
+
+
+@dataclass
+class Round:
+    """parts: by part, row and system. A system that was not there, or failed, has none."""
+
+    parts: dict[str, dict[str, dict[str, dict[str, float | None]]]] = field(default_factory=dict)
+
+    def add(self, part: str, row: object, system: str, figures: Figures) -> None:
+        self.parts.setdefault(part, {}).setdefault(str(row), {}).setdefault(system, {}).update(figures)
+
+    def get(self, part: str, row: str, system: str, figure: str) -> float | None:
+        return self.parts.get(part, {}).get(row, {}).get(system, {}).get(figure)
+
+    def derive(self) -> None:
+        """What follows from several figures of the round."""
+        for row, systems in self.parts.get("http", {}).items():
+            send_us = self.get("floor", row, MACHINE, "send_us")
+            engine_us = self.get("floor", row, MACHINE, "engine_us")
+            for figures in systems.values():
+                figures["cpu_in_sends"] = ratio(figures.get("cpu_us_per_token"), send_us)
+            if OURS in systems:
+                systems[OURS]["plane_us_per_token"] = less(systems[OURS].get("workers_us_per_token"), engine_us)
+
+
+def rows(rounds: Sequence[Round], part: str) -> list[str]:
+    """In the order of their first coming."""
+    return list(dict.fromkeys(row for one in rounds for row in one.parts.get(part, {})))
+
+
+def values(rounds: Sequence[Round], part: str, row: str, system: str, figure: str) -> list[float | None]:
+    return [one.get(part, row, system, figure) for one in rounds]
+
+
+def ratio(one: float | None, other: float | None) -> float | None:
+    """None of nothing, and to nothing."""
+    return None if one is None or not other else one / other
+
+
+def less(one: float | None, other: float | None) -> float | None:
+    """The difference; None if there is not both."""
+    return None if one is None or other is None else one - other
+
+
+def ratios(ours: Values, others: Values) -> list[float | None]:
+    """Ours to theirs, round by round: the machine drifts, and less within a round than from the first to the last."""
+    return [ratio(one, other) for one, other in zip(ours, others, strict=True)]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some values, and their range."""
+
+    median: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        median, least, most = (_shown(value) for value in (self.median, self.least, self.most))
+        return median if least == most else f"{median} ({least} to {most})"
+
+
+def spread(values: Values) -> Spread | None:
+    """Of those that are there; None of none."""
+    known = [value for value in values if value is not None]
+    return Spread(statistics.median(known), min(known), max(known)) if known else None
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

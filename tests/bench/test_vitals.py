@@ -1,0 +1,49 @@
+"""What a process uses is read right from outside, and a quantile says nothing of what was not seen."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bench.ask import BenchError
+from bench.vitals import cpu_seconds, cpu_seconds_of, memory_kib, memory_peak, milliseconds, quantile
+
+
+def test_cpu_time_of_a_process_is_its_own_measure() -> None:
+    assert cpu_seconds(os.getpid()) == pytest.approx(time.process_time(), abs=0.01)
+    assert cpu_seconds_of([os.getpid(), os.getpid()]) == pytest.approx(2 * time.process_time(), abs=0.01)
+
+
+def test_a_process_that_is_gone_is_told() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+
+    for measure in (cpu_seconds, memory_kib):
+        with pytest.raises(BenchError, match=f"process {child.pid} is gone"):
+            measure(child.pid)
+
+
+def test_the_peak_of_memory_is_at_least_what_there_was_at_first() -> None:
+    before = memory_kib(os.getpid())
+
+    with memory_peak(os.getpid()) as peak:
+        pass
+
+    assert peak.kib >= before > 1024
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.75, 75), (0.99, 99), (0.0, 0)])
+def test_a_quantile_is_one_of_the_values_in_any_order(share: float, expected: float) -> None:
+    assert quantile([*range(99, -1, -1)], share) == expected
+
+
+def test_too_few_values_have_no_high_quantile() -> None:
+    assert quantile([1.0] * 499, 0.999) is None
+    assert quantile([1.0] * 500, 0.999) == 1.0
+    assert quantile([], 0.5) is None
+
+
+def test_quantiles_go_by_name_and_in_milliseconds() -> None:
+    assert milliseconds([0.25] * 100, "gap_ms") == {"gap_ms_p50": 250.0, "gap_ms_p99": 250.0, "gap_ms_p99.9": None}
