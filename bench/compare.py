@@ -59,7 +59,7 @@ def about(comparison: Comparison, load_before: float) -> dict[str, str]:
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "setup": f"{WORKERS} mockers at {ITL_MS:g} ms per token ({SATURATED_ITL_MS:g} ms where saturated), answers of "
         f"{load.tokens} tokens; clients on the same machine",
-        "an event of Unbroken's": f"{comparison.bytes_per_token} bytes",
+        "an event of Unbroken's": f"{comparison.bytes_per_event} bytes",
         "command": shlex.join(["python", "-m", "bench.compare", *sys.argv[1:]]),
     }
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http.client import HTTPException
 
 import click
 
@@ -13,7 +14,7 @@ from bench.bare_send import FRONTEND_PAUSE_US, send_us
 from bench.grpc_figures import STREAMS_MAX as GRPC_STREAMS_MAX
 from bench.grpc_figures import grpc_figures
 from bench.http_figures import probed, steady
-from bench.load import Load, wire_bytes_per_token
+from bench.load import Load, wire_bytes_per_event
 from bench.losses import SIGNALS, lose
 from bench.rounds import ECHO, MACHINE, OURS, PEER, Figures, Round
 from bench.systems import ITL_MS, SYSTEMS
@@ -51,7 +52,7 @@ class Comparison:
     rounds: list[Round] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
-    bytes_per_token: int = 0
+    bytes_per_event: int = 0
     is_whole: bool = True
 
     def run_round(self) -> None:
@@ -76,28 +77,28 @@ class Comparison:
 
         try:
             run(add)
-        except BenchError as error:
-            self.failures.append(f"round {len(self.rounds)}, {part}, {system}: {error}")
+        except (BenchError, HTTPException, OSError) as error:  # The last two: it broke off or never answered.
+            self.failures.append(f"round {len(self.rounds)}, {part}, {system}: {str(error) or type(error).__name__}")
             self.is_whole &= system == PEER
             click.echo(self.failures[-1], err=True)
 
     def _http(self, name: str, add: Add) -> None:
         with SYSTEMS[name](ITL_MS) as running:
             self.versions[name] = running.version
-            size = round(wire_bytes_per_token(running.url, self.plan.tokens))
-            self.bytes_per_token = size if name == OURS else self.bytes_per_token
+            size = round(wire_bytes_per_event(running.url, self.plan.tokens))
+            self.bytes_per_event = size if name == OURS else self.bytes_per_event
             idle_kib = memory_kib(running.pid)
             for load in self.plan.loads:
                 add(load.streams, steady(running, load, idle_kib))
                 add(load.streams, probed(running, load))
 
     def _floor(self, add: Add) -> None:
-        if not self.bytes_per_token:
+        if not self.bytes_per_event:
             raise BenchError("how many bytes an event of ours has is not known")
         for load in self.plan.loads:
             for name, pause_us in (("send_us", FRONTEND_PAUSE_US), ("burst_us", 0.0)):
                 one_answer = replace(load, answers=1)
-                add(load.streams, {name: send_us(one_answer, self.bytes_per_token, ITL_MS, pause_us)})
+                add(load.streams, {name: send_us(one_answer, self.bytes_per_event, ITL_MS, pause_us)})
             add(load.streams, {"engine_us": engine_us(load, ITL_MS)})
 
     def _saturated(self, name: str, add: Add) -> None:

@@ -29,8 +29,8 @@ from bench.bystanders import Watch, bystanders
 from bench.compare import RESULTS, processor
 from bench.crowd import http_message, quantiles_ms
 from bench.held import Held
-from bench.load import cpu_seconds
 from bench.storm import GAUGES, bugs_in, memory_mib
+from bench.vitals import cpu_seconds
 from tests.integration.asks import Ask
 from tests.integration.clients import answer
 from tests.integration.plane import Nursery, Plane, Process, nursery, until

@@ -70,8 +70,8 @@ def check_outcome(lines: Iterator[str] | Sequence[str]) -> None:
     raise BenchError(f"wrk ended before all answers were there: {' '.join(seen).strip()}")
 
 
-def wire_bytes_per_token(url: str, tokens: int) -> float:
-    """Of one undisturbed answer, framing and all: what the frontend writes for each token."""
+def wire_bytes_per_event(url: str, tokens: int) -> float:
+    """Of one undisturbed answer, framing and all: what the frontend writes for each event."""
     place = urlsplit(url)
     with socket.create_connection((place.hostname, place.port), timeout=REPLY_S_MAX) as connection:
         connection.sendall(post(place.netloc, request_body(tokens)))
@@ -79,7 +79,7 @@ def wire_bytes_per_token(url: str, tokens: int) -> float:
     status, _, events = answer.partition(b"\r\n\r\n")
     if not status.startswith(b"HTTP/1.1 200 "):
         raise BenchError(f"an answer got {status.splitlines()[0].decode()}")
-    return len(events) / tokens
+    return len(events) / events.count(b"data: {")
 
 
 def post(host: str, body: bytes) -> bytes:
