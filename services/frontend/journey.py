@@ -10,12 +10,13 @@
 | the second leg fails | – | another starts in its place, if that may help; the first goes on for as long as it can |
 | the current leg finishes | the request has finished | the request has finished |
 
-A leg is one attempt on one worker, in a task of its own. Tokens of a leg that is neither reach nobody.
+A leg is one attempt on one worker. The first, and one that starts because the one before it has failed, runs in the
+request's own task; a second leg has one of its own. Tokens of a leg that is neither reach nobody.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,25 +71,29 @@ class Move:
 
 
 class Leg:
-    """One attempt. It is the sink of its worker's tokens, and passes them to the journey."""
+    """One attempt. It is the sink of its worker's tokens, and passes them to the journey.
 
-    __slots__ = ("_journey", "attempt", "leaves_at", "outcome", "rounds_left", "task")
+    cut: nothing of it is wanted any more.
+    """
 
-    def __init__(self, journey: "Journey", rounds_left: int) -> None:
+    __slots__ = ("_journey", "attempt", "cut", "is_beside", "leaves_at", "outcome", "rounds_left")
+
+    def __init__(self, journey: "Journey", rounds_left: int = ROUNDS_MAX, *, is_beside: bool = False) -> None:
+        """is_beside: it has a task of its own."""
         self._journey = journey
+        self.is_beside = is_beside
+        self.cut: Callable[[], object] = _nothing
         self.attempt = Attempt(on_begun=journey.part, on_leaving=lambda grace_s: journey.on_leaving(self, grace_s))
         self.outcome: Finish | Failure | None = None
         self.rounds_left = rounds_left
         self.leaves_at: float | None = None
-        self.task: asyncio.Task[None] | None = None
 
     def deliver(self, delta: Delta) -> None:
         self._journey.on_tokens(self, delta)
 
-    def cut(self) -> None:
-        """Nothing of it is wanted any more."""
-        if self.task is not None:
-            self.task.cancel()
+
+def _nothing() -> None:
+    """What it takes to cut a leg that does not run."""
 
 
 class Journey:
@@ -101,7 +106,8 @@ class Journey:
         self._record = record
         self._terms = terms
         self._clock = asyncio.get_running_loop().time
-        self._has_outcome = asyncio.Event()
+        self._current = Leg(self)
+        self._has_outcome = asyncio.Event()  # A leg that has a task of its own.
         self._is_over = False
         self._moves = self._free_moves = 0
         self._barren_deaths = 0
@@ -117,7 +123,6 @@ class Journey:
         outcome = "failure"
         try:
             async with asyncio.TaskGroup() as self._group:
-                self._current = self._start(self._call)
                 try:
                     finish = await self._travel()
                     outcome = "success"
@@ -134,8 +139,11 @@ class Journey:
 
     async def _travel(self) -> Finish:
         while True:
-            await self._has_outcome.wait()
-            self._has_outcome.clear()
+            if self._current.is_beside:
+                await self._has_outcome.wait()
+                self._has_outcome.clear()
+            else:
+                await self._run_here(self._current)
             outcome = self._current.outcome
             if isinstance(outcome, Finish):
                 return outcome
@@ -153,17 +161,32 @@ class Journey:
 
     # Legs
 
-    def _start(self, call: Call, rounds_left: int = ROUNDS_MAX) -> Leg:
-        leg = Leg(self, rounds_left)
-        request = self._request.after(self._record.token_ids)
-        leg.task = self._group.create_task(self._run(leg, request, replace(call, attempt=leg.attempt)))
-        return leg
-
     async def _run(self, leg: Leg, request: Request, call: Call) -> None:
         try:
-            leg.outcome = await self._inner(request, call, leg)
+            leg.outcome = await self._inner(request, replace(call, attempt=leg.attempt), leg)
         except Failure as failure:
             leg.outcome = failure
+
+    async def _run_here(self, leg: Leg) -> None:
+        """Until it ends, or is cut: then another is the current one."""
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                leg.cut = lambda: scope.reschedule(self._clock())
+                await self._run(leg, self._request.after(self._record.token_ids), self._call)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        finally:
+            leg.cut = _nothing
+
+    def _start_second(self, call: Call, rounds_left: int = ROUNDS_MAX) -> None:
+        self._second = leg = Leg(self, rounds_left, is_beside=True)
+        request = self._request.after(self._record.token_ids)
+        leg.cut = self._group.create_task(self._run_beside(leg, request, call)).cancel
+
+    async def _run_beside(self, leg: Leg, request: Request, call: Call) -> None:
+        await self._run(leg, request, call)
         if leg is self._second and not self._is_over:
             self._on_second_ended(leg)
         self._has_outcome.set()
@@ -218,7 +241,7 @@ class Journey:
         if second is not None and second.attempt.worker is None:
             second.cut()  # It waits for a worker still, and not as long as a lost request may.
             second = None
-        self._make_current(self._start(self._call) if second is None else second)
+        self._make_current(Leg(self) if second is None else second)
         if self._current.leaves_at is not None:
             self._plan(self._current)
 
@@ -284,7 +307,7 @@ class Journey:
         if may and leg.outcome is None and not self._is_over:
             self.part()
             self._delivered_at = self._clock()
-            self._second = self._start(self._planned_call())
+            self._start_second(self._planned_call())
 
     def _planned_call(self, *refused: str | None) -> Call:
         """Anywhere but where the request is, and where it was refused."""
@@ -301,7 +324,7 @@ class Journey:
             return False
         if self._record.position - position > LAG_TOKENS_MAX and leg.rounds_left > 0:
             leg.cut()
-            self._second = self._start(self._planned_call(), leg.rounds_left - 1)
+            self._start_second(self._planned_call(), leg.rounds_left - 1)
             return False
         self._begin_move(Reason.DRAINING, self._delivered_at)
         self._call = replace(self._planned_call(), replacement_deadline=None)
@@ -318,7 +341,7 @@ class Journey:
         assert leg.outcome is not None, "it has ended"
         self._second = None
         if leg.outcome.traits.migrates and leg.rounds_left > 0:
-            self._second = self._start(self._planned_call(leg.attempt.worker), leg.rounds_left - 1)
+            self._start_second(self._planned_call(leg.attempt.worker), leg.rounds_left - 1)
 
     # What is told of moves
 

@@ -378,6 +378,19 @@ def test_leaves_nothing_running_when_the_client_hangs_up() -> None:
     assert case.counts.outcomes == ["cancelled"]
 
 
+def test_an_undisturbed_request_takes_no_task_of_its_own() -> None:
+    async def scenario() -> set[asyncio.Task[Any]]:
+        script = Script([HANG])
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(call_layer(Migrate(script, MigrateConfig(), Counts()), make_request()))
+            await script.hanging.wait()
+            others = asyncio.all_tasks() - {asking}
+            asking.cancel()
+        return others
+
+    assert len(run_async(scenario())) == 1, "that of the test"
+
+
 # A worker leaves
 
 
@@ -765,26 +778,31 @@ def test_nothing_is_planned_where_nothing_may_move() -> None:
 
 
 def test_nothing_starts_and_nothing_is_delivered_once_the_client_has_hung_up() -> None:
-    """What a worker sends comes in the same turn: the legs are cut, but have not noticed."""
+    """What a worker sends may come in the same turn: the target is cut, but has not noticed."""
 
     class Late(Script):
         async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
             try:
                 return await super().__call__(request, call, sink)
             except asyncio.CancelledError:
-                call.attempt.on_leaving(30.0)
-                sink.deliver(Delta(0, [7]))
+                if call is self.calls[-1]:
+                    call.attempt.on_leaving(30.0)
+                    sink.deliver(Delta(0, [7]))
                 raise
 
     async def scenario() -> None:
-        script, collected = Late([HANG]), Collected()
+        script, collected = Late([HANG], [HANG]), Collected()
         layer = Migrate(script, MigrateConfig(), Counts())
         call = Call(request_id="r", card=ABLE)
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(layer(make_request(), call, collected))
             await script.hanging.wait()
+            script.hanging.clear()
+            script.calls[0].attempt.on_leaving(30.0)
+            await script.hanging.wait()
             asking.cancel()
+        assert script.cancelled_count == 2
         assert collected.deltas == []
-        assert len(script.requests) == 1
+        assert len(script.requests) == 2
 
     run_async(scenario())
