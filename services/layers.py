@@ -57,6 +57,8 @@ class Deadline:
         self._inner = inner
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        if call.deadline is None:
+            return await self._inner(request, call, sink)
         scope = asyncio.timeout_at(call.deadline)
         try:
             async with scope:

@@ -59,15 +59,12 @@ def policy_for(request: Request, call: Call, card: ModelCard, limit: int) -> Pol
     """The lowest limit of frontend, worker and client counts; an answer that an engine cannot resume exactly stays."""
     allowed = allowed_by(card, limit)
     resume = card.resume
-    needs = (
-        (resume.sampling, not request.sampling.is_greedy),
-        (resume.penalties, request.sampling.has_penalties),
-        (resume.guided, request.guided is not None),
-        (resume.logprobs, request.logprobs is not None),
-    )
     return Policy(
         limit=allowed if call.migration_limit is None else min(allowed, call.migration_limit),
-        can_resume=all(can or not needed for can, needed in needs),
+        can_resume=(resume.sampling or request.sampling.is_greedy)
+        and (resume.penalties or not request.sampling.has_penalties)
+        and (resume.guided or request.guided is None)
+        and (resume.logprobs or request.logprobs is None),
     )
 
 

@@ -168,6 +168,8 @@ class Present:
             stop=lambda: scope.reschedule(loop.time()),  # A sink can't end the request, but it can end its time.
         )
         presenter.prime(request.generated_token_ids)
+        if not request.stop.strings:
+            return presenter.finish(request, (await self._inner(request, call, presenter)).reason)
         reason = FinishReason.STOP
         try:
             async with scope:
@@ -180,4 +182,4 @@ class Present:
 
 def _without_strings(request: Request) -> Request:
     """Stop strings are found here: no worker has to look for them."""
-    return replace(request, stop=replace(request.stop, strings=())) if request.stop.strings else request
+    return replace(request, stop=replace(request.stop, strings=()))

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-import uuid
+import secrets
 
 from aiohttp import web
 
@@ -24,7 +24,7 @@ def request_id_of(request: web.Request) -> str:
     answer, and the response's own header says which id counts.
     """
     given = request.headers.get(REQUEST_ID, "")
-    return given if NAME_FORM.fullmatch(given) else uuid.uuid4().hex
+    return given if NAME_FORM.fullmatch(given) else secrets.token_hex(16)
 
 
 def deadline_of(request: web.Request, config: HttpConfig) -> float | None:
