@@ -7,6 +7,10 @@ import sys
 from typing import Any
 
 import pytest
+from structlog.dev import ConsoleRenderer
+
+from services.errors import Reason
+from services.telemetry import PlainText
 
 CODE = """
 import asyncio, logging, structlog
@@ -64,6 +68,25 @@ def test_text_has_the_same_and_no_colours_where_nobody_looks() -> None:
     assert "theirs 4" in text
     assert text.count("ZeroDivisionError: division by zero") == 2
     assert "\x1b[" not in text
+
+
+ODD = ["", "two words", "a=b", "it's", 'say "x"', "a\nb", "a\tb", "größer", "\ud800", Reason.OVERLOADED, None, 0.5, [1]]
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_plain_text_is_that_of_the_console(value: Any) -> None:
+    console = ConsoleRenderer(colors=False, pad_event_to=0)
+    line = {"timestamp": "now", "level": "info", "event": "two words", "z": 1, "b": value, "process": "p"}
+
+    assert PlainText()(None, "info", dict(line)) == console(None, "info", dict(line))
+
+
+def test_a_value_can_forge_neither_a_line_nor_what_a_terminal_does() -> None:
+    line = PlainText()(
+        None, "info", {"timestamp": "now", "level": "info", "event": "e", "why": "a\u2028b\x1b[2Jc\x85d"}
+    )
+
+    assert line == r"now [info     ] e why='a\u2028b\x1b[2Jc\x85d'"
 
 
 @pytest.mark.parametrize(("level", "count"), [("debug", 5), ("info", 4), ("warning", 3), ("error", 2)])
