@@ -50,15 +50,17 @@ Session: TypeAlias = "Callable[[RegistryAsyncStub, Callable[[], None]], Awaitabl
 
 @dataclass(frozen=True, slots=True)
 class InstanceRecord:
-    """One worker. address: host:port, as frontends reach it. model: the served model's name.
+    """One worker. address: host:port of its gRPC services. model: the served model's name.
 
-    is_draining: what the registry says of it; a worker does not say so itself, it deregisters.
+    is_draining: what the registry says of it; a worker does not say so itself, it deregisters. session_address:
+    host:port where it takes sessions; empty: at `address`.
     """
 
     instance_id: str
     address: str
     model: str
     is_draining: bool = False
+    session_address: str = ""
 
 
 class Watcher:
@@ -242,7 +244,7 @@ class _Outage:
 
 def _record(instance: Instance) -> InstanceRecord:
     is_draining = instance.state == INSTANCE_STATE_DRAINING
-    return InstanceRecord(instance.instance_id, instance.address, instance.model, is_draining)
+    return InstanceRecord(instance.instance_id, instance.address, instance.model, is_draining, instance.session_address)
 
 
 def _request(record: InstanceRecord, lease_s: int) -> RegisterRequest:
@@ -251,5 +253,6 @@ def _request(record: InstanceRecord, lease_s: int) -> RegisterRequest:
         address=record.address,
         model=record.model,
         state=INSTANCE_STATE_SERVING,
+        session_address=record.session_address,
     )
     return RegisterRequest(instance=instance, lease=Duration(seconds=lease_s))

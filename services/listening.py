@@ -71,6 +71,15 @@ def _hold(holder: socket.socket, name: tuple[str | int, ...]) -> None:
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
 
+def listening_socket(address: str) -> socket.socket:
+    """Bound to `host:port`, with any IPv6 address for IPv4 as well, as gRPC has it. Raises OSError."""
+    host, port = split_address(address)
+    found = socket.getaddrinfo(bare_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _kind, _protocol, _name, place = found[0]
+    is_any = family == socket.AF_INET6 and place[0] == "::"
+    return socket.create_server(place[:2], family=family, dualstack_ipv6=is_any and socket.has_dualstack_ipv6())
+
+
 def cannot_listen(what: str, address: str, error: OSError, *, option: str) -> StartupError:
     """The sentence. what: who would listen there. option: which says where."""
     if error.errno == errno.EADDRINUSE:

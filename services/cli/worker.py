@@ -53,6 +53,13 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
 @env_option("--served-model-name", "DYN_SERVED_MODEL_NAME", help="What clients ask for. Default: the model's name.")
 @env_option("--listen", "DYN_WORKER_LISTEN", default="127.0.0.1:0", type=Address(), help="Port 0 takes a free one.")
 @env_option(
+    "--session-listen",
+    "DYN_WORKER_SESSION_LISTEN",
+    type=Address(),
+    help="For sessions with frontends, which reach it on the host of --advertise. Default: any port, on the host of "
+    "--listen.",
+)
+@env_option(
     "--advertise",
     "DYN_WORKER_ADVERTISE",
     type=Address(),
@@ -161,6 +168,7 @@ def command(**given: Any) -> None:
     port, host = given["metrics_port"], given["listen"].rpartition(":")[0]
     config = WorkerConfig(
         listen=given["listen"],
+        session_listen=given["session_listen"],
         advertise=given["advertise"],
         metrics_listen=None if port is None else f"{host}:{port}",
         registries=tuple(given["registries"]),

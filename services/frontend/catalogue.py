@@ -10,7 +10,7 @@ import structlog
 
 from services.card import ModelCard, TokenizerRef
 from services.errors import Failure, Reason
-from services.rpc import failure_of
+from services.rpc import CHANNEL_OPTIONS, failure_of
 from services.stubs import worker_pb2, worker_pb2_grpc
 from services.tokenizers import Tokenizer, load_tokenizer
 
@@ -58,17 +58,15 @@ class Catalogue:
         """Whether `find` would find it."""
         return name in self._models
 
-    async def learn(
-        self, card: ModelCard, stub: "worker_pb2_grpc.WorkerAsyncStub", may_replace: Callable[[], bool]
-    ) -> ModelCard:
+    async def learn(self, card: ModelCard, address: str, may_replace: Callable[[], bool]) -> ModelCard:
         """Know the model from now on; returns our own copy of the card.
 
-        may_replace: whether no worker with another card for the name is left. Raises Failure when the tokeniser can't
-        be had or the card contradicts.
+        address: of the worker that has the tokeniser. may_replace: whether no worker with another card for the name is
+        left. Raises Failure when the tokeniser can't be had or the card contradicts.
         """
         if (known := self._settled(card, may_replace)) is not None:
             return known
-        tokenizer = self._tokenizers.get(card.tokenizer) or await _load(card.tokenizer, stub)
+        tokenizer = self._tokenizers.get(card.tokenizer) or await _load(card.tokenizer, address)
         if (known := self._settled(card, may_replace)) is not None:  # Others learn, too, while a tokeniser is fetched.
             return known
         self._tokenizers[card.tokenizer] = tokenizer
@@ -89,27 +87,27 @@ class Catalogue:
         return None
 
 
-async def _load(ref: TokenizerRef, stub: "worker_pb2_grpc.WorkerAsyncStub") -> Tokenizer:
+async def _load(ref: TokenizerRef, address: str) -> Tokenizer:
     """Fetch and read a tokeniser. Raises Failure."""
-    content = await _fetch(ref, stub)
+    content = await _fetch(ref, address) if ref.sha256 else b""
     try:
         return await asyncio.to_thread(load_tokenizer, ref, content)
     except (OSError, ValueError, RuntimeError) as error:
         raise Failure(Reason.CANNOT_CONNECT, f"the tokeniser cannot be read: {error}") from error
 
 
-async def _fetch(ref: TokenizerRef, stub: "worker_pb2_grpc.WorkerAsyncStub") -> bytes:
+async def _fetch(ref: TokenizerRef, address: str) -> bytes:
     """The tokeniser's content, checked."""
-    if not ref.sha256:
-        return b""
     content = bytearray()
     try:
-        call = stub.FetchTokenizer(worker_pb2.FetchTokenizerRequest(sha256=ref.sha256), timeout=FETCH_TIMEOUT_S)
-        while isinstance(piece := await call.read(), worker_pb2.FetchTokenizerResponse):
-            content += piece.data
-            if len(content) > TOKENIZER_BYTES_MAX:
-                call.cancel()
-                raise Failure(Reason.PROTOCOL_VIOLATION, f"the tokeniser is larger than {TOKENIZER_BYTES_MAX} bytes")
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            request = worker_pb2.FetchTokenizerRequest(sha256=ref.sha256)
+            call = worker_pb2_grpc.WorkerStub(channel).FetchTokenizer(request, timeout=FETCH_TIMEOUT_S)
+            while isinstance(piece := await call.read(), worker_pb2.FetchTokenizerResponse):
+                content += piece.data
+                if len(content) > TOKENIZER_BYTES_MAX:
+                    detail = f"the tokeniser is larger than {TOKENIZER_BYTES_MAX} bytes"
+                    raise Failure(Reason.PROTOCOL_VIOLATION, detail)
     except grpc.aio.AioRpcError as error:
         raise failure_of(error, otherwise=Reason.CANNOT_CONNECT) from error
     if hashlib.sha256(content).hexdigest() != ref.sha256:

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.errors import Failure, Reason
+from services.frames import FrameConnection
 from services.request import Call, Request
 from services.rpc import MESSAGE_BYTES_MAX, time_left_s
 from services.stubs import worker_pb2
@@ -12,6 +14,8 @@ from services.wire import request_to_wire, seconds_to_wire
 
 SUBMIT_BYTES_MAX = MESSAGE_BYTES_MAX // 2
 """The largest request, and all the requests that travel in one message: a larger message would cost all streams."""
+KEEPALIVE_S = 5.0
+"""The longest silence of a frontend that lives: its worker waits three times as long."""
 TIMEOUT_S_MAX = 1e9
 """More than a client can mean: what a Duration holds is bounded, too."""
 
@@ -25,13 +29,21 @@ class CancelCounts:
 
 
 class Outgoing:
-    """Messages to one worker that are not sent yet, in order."""
+    """Messages to one worker, sent in order: those of one turn of the loop in the next, while the worker takes them."""
 
     def __init__(self, cancels: CancelCounts) -> None:
         self._cancels = cancels
+        self._loop = asyncio.get_running_loop()
+        self._connection: FrameConnection[worker_pb2.AttachResponse] | None = None
         self._messages = deque([worker_pb2.AttachRequest()])
         self._bytes = 0
-        self._changed = asyncio.Event()
+        self._is_due = False
+        self._sent_at = 0.0
+
+    def connect(self, connection: FrameConnection[worker_pb2.AttachResponse]) -> None:
+        """Where they go, from now on."""
+        self._connection = connection
+        self._sent_at = self._loop.time()
 
     def submit(self, submit: worker_pb2.Submit) -> None:
         """With the next message, or with one more where that would become too large.
@@ -44,20 +56,36 @@ class Outgoing:
             self._messages.append(worker_pb2.AttachRequest())
             self._bytes = size
         self._messages[-1].submits.append(submit)
-        self._changed.set()
+        self._send_soon()
 
     def cancel(self, stream_id: int) -> None:
         self._messages[-1].cancels.append(stream_id)
         self._cancels.signals += 1
-        self._changed.set()
+        self._send_soon()
 
-    async def take(self) -> deque[worker_pb2.AttachRequest]:
-        """All that there is, once there is something."""
-        await self._changed.wait()
-        self._changed.clear()
+    def _send_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self.send)
+
+    def send(self) -> None:
+        """All that there is, unless the worker is slow to take what it got: then when it has."""
+        self._is_due = False
+        if self._connection is not None and self._connection.is_writable:
+            for message in self.take():
+                self._connection.send(message)
+            self._sent_at = self._loop.time()
+
+    def take(self) -> Iterable[worker_pb2.AttachRequest]:
+        """What is to be sent, once."""
         messages, self._messages = self._messages, deque([worker_pb2.AttachRequest()])
         self._bytes = 0
         return messages
+
+    def keep_alive(self, now: float) -> None:
+        """Say that we are there, after a long silence. Called every sweep."""
+        if now - self._sent_at > KEEPALIVE_S:
+            self.send()
 
 
 def submit_of(stream_id: int, request: Request, call: Call, choices: int = 1) -> worker_pb2.Submit:

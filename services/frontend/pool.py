@@ -9,7 +9,6 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import grpc
 import structlog
 
 from services.backoff import Backoff
@@ -21,8 +20,6 @@ from services.frontend.outgoing import CancelCounts
 from services.frontend.roster import Roster
 from services.frontend.session import Session, SessionConfig
 from services.layers import bug_failure, root_cause
-from services.rpc import CHANNEL_OPTIONS
-from services.stubs import worker_pb2_grpc
 
 log = structlog.get_logger()
 
@@ -183,27 +180,26 @@ class Pool:
     async def _hold(self, record: InstanceRecord) -> _Loss:
         """One session, from its opening to its loss."""
         session = Session(record, self._config.session, on_news=lambda: self._on_news(session), cancels=self.cancels)
-        channel = grpc.aio.insecure_channel(record.address, options=CHANNEL_OPTIONS)
-        stub = worker_pb2_grpc.WorkerStub(channel)
         welcome = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._admit(session, stub, welcome))
-                await session.run(stub, welcome)
+                group.create_task(self._admit(session, welcome))
+                await session.run(welcome)
         except ExceptionGroup as group:
             if not isinstance(failure := root_cause(group), Failure):
                 raise
             return _Loss(failure, was_found=session.key in self._sessions, was_draining=session.is_draining)
         finally:
             self.withdraw(session)
-            await channel.close()
         raise AssertionError("a session ends with a failure")
 
-    async def _admit(self, session: Session, stub: "worker_pb2_grpc.WorkerAsyncStub", welcome: asyncio.Event) -> None:
+    async def _admit(self, session: Session, welcome: asyncio.Event) -> None:
         """Offer the worker to requests once its model is known."""
         await welcome.wait()
         try:
-            card = await self._catalogue.learn(session.card, stub, lambda: not self._is_served(session.card.model))
+            card = await self._catalogue.learn(
+                session.card, session.record.address, lambda: not self._is_served(session.card.model)
+            )
         except Failure as failure:
             log.error("worker cannot be used", address=session.record.address, why=failure.detail)
             session.lose(failure)

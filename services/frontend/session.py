@@ -1,10 +1,10 @@
-"""The frontend's end of one session: all requests to one worker on one stream, and the proof that the worker lives.
+"""The frontend's end of one session: all requests to one worker on one connection, and the proof that the worker lives.
 
 | event on the session | what its streams get | the session |
 | --- | --- | --- |
 | cannot be opened, or no welcome in time | – | CANNOT_CONNECT |
-| broken connection | DISCONNECTED | over |
-| the worker ends it in order | STREAM_INCOMPLETE | over |
+| the connection ends | DISCONNECTED | over |
+| the same after the worker has said that it leaves | STREAM_INCOMPLETE | over |
 | silence, or an engine that stands still | STALLED | over |
 | a message that can't be read, or an item after `complete_final` | PROTOCOL_VIOLATION | over |
 | an item of one stream that breaks the rules | PROTOCOL_VIOLATION, that stream | goes on |
@@ -18,29 +18,28 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-import grpc
 import structlog
 from msgspec.structs import replace
 
 from services.card import ModelCard
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
-from services.frontend.loss import loss_of
+from services.frames import FrameConnection
+from services.frontend.joined import joined
 from services.frontend.outgoing import CancelCounts, Outgoing, submit_of
 from services.frontend.stream import Stream
 from services.frontend.streams import Streams
 from services.frontend.worker_load import FullMark, Occupancy, WorkerLoad
-from services.layers import bug_failure, root_cause
+from services.layers import bug_failure
+from services.listening import bare_host
 from services.party import Reservation
 from services.refusals import CAUSE, RefusedFor
 from services.request import Call, Request, Sink
-from services.rpc import failure_of
-from services.stubs import worker_pb2, worker_pb2_grpc
+from services.rpc import split_address
+from services.stubs import worker_pb2
 from services.wire import card_from_wire, logprobs_from_wire, seconds_from_wire
 
 log = structlog.get_logger()
-
-Attachment = grpc.aio.StreamStreamCall[worker_pb2.AttachRequest, worker_pb2.AttachResponse]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +93,7 @@ class Session:
         self._streams = Streams()
         self._outgoing = Outgoing(self._cancels)
         self._loss: Failure | None = None
+        self._has_begun = asyncio.Event()
         self._has_ended = asyncio.Event()
         self._heard_at = self._stepped_at = self._clock()
 
@@ -216,70 +216,75 @@ class Session:
             self._on_news()
         return True
 
-    # The worker's messages
+    # The connection
 
-    async def run(self, stub: "worker_pb2_grpc.WorkerAsyncStub", on_welcome: asyncio.Event) -> None:
+    async def run(self, on_welcome: asyncio.Event) -> None:
         """Open the session and keep it until it is lost; raises the Failure that says how."""
-        call = stub.Attach()
+        connection = FrameConnection(worker_pb2.AttachResponse, is_opener=True)
         try:
-            await self._await_welcome(call)
+            await self._open(connection)
             on_welcome.set()
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._read(call))
-                group.create_task(self._write(call))
-                await self._has_ended.wait()
-                raise self._loss or AssertionError("lose sets both")
-        except ExceptionGroup as group:
-            raise root_cause(group) from None
+            await self._has_ended.wait()
+            raise self._loss or AssertionError("lose sets both")
         finally:
             self.lose(Failure(Reason.DISCONNECTED, "the frontend closed the session"))
-            call.cancel()
+            connection.abort()
 
-    async def _await_welcome(self, call: Attachment) -> None:
+    async def _open(self, connection: FrameConnection[worker_pb2.AttachResponse]) -> None:
+        """Until the welcome. Raises CANNOT_CONNECT."""
+        host, port = split_address(self.record.session_address or self.record.address)
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
-                message = await call.read()
+                await asyncio.get_running_loop().create_connection(lambda: connection, bare_host(host), port)
+                self._outgoing.connect(connection)
+                connection.start(self)
+                await self._has_begun.wait()
         except TimeoutError:
             detail = f"no welcome from {self.name} within {self._config.connect_timeout_s} s"
             raise Failure(Reason.CANNOT_CONNECT, detail) from None
-        except grpc.aio.AioRpcError as error:
-            raise failure_of(error, otherwise=Reason.CANNOT_CONNECT) from error
-        if isinstance(message, worker_pb2.AttachResponse) and message.HasField("welcome"):
-            self._on_welcome(message.welcome)
-            self._on_message(message)
-        else:
-            raise Failure(Reason.CANNOT_CONNECT, f"{self.name} did not begin with a welcome")
+        except OSError as error:
+            raise Failure(Reason.CANNOT_CONNECT, f"{self.name} cannot be reached: {error.strerror}") from error
+        if self._card is None:
+            assert self._loss is not None, "it has begun, or is lost"
+            raise Failure(Reason.CANNOT_CONNECT, f"no welcome: {self._loss.detail}") from self._loss
 
-    def _on_welcome(self, welcome: worker_pb2.Welcome) -> None:
-        self._card = card_from_wire(welcome.card)
-        self._load.on_welcome(welcome)
-
-    async def _read(self, call: Attachment) -> None:
+    def on_messages(self, messages: Sequence[worker_pb2.AttachResponse]) -> None:
+        """What the worker has said since the last time."""
+        self._heard_at = self._clock()
         try:
-            while isinstance(message := await call.read(), worker_pb2.AttachResponse):
-                self._on_message(message)
-            if message is None:  # gRPC logs a message that it can't decode, and hands out None in its place.
-                raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.name} sent what can't be decoded")
-            self.lose(Failure(Reason.STREAM_INCOMPLETE, f"{self.name} ended the session"))
-        except grpc.aio.AioRpcError as error:
-            self.lose(loss_of(error, self.name))
+            for message in joined(messages) if len(messages) > 1 else messages:
+                if self._loss is None:
+                    self._on_message(message)
         except Failure as failure:
             self.lose(failure)
         except Exception as error:
             self.lose(bug_failure(error, f"(any) on the session to {self.name}"))
 
-    async def _write(self, call: Attachment) -> None:
-        try:
-            while True:
-                for message in await self._outgoing.take():
-                    await call.write(message)
-        except grpc.aio.AioRpcError as error:
-            self.lose(loss_of(error, self.name))
-        except asyncio.InvalidStateError:  # What gRPC says of a stream that has ended.
-            self.lose(Failure(Reason.DISCONNECTED, f"cannot write to {self.name}: the stream has ended"))
+    def on_writable(self) -> None:
+        """The worker goes on to take what we send."""
+        self._outgoing.send()
+
+    def on_lost(self, failure: Failure) -> None:
+        """The connection is over."""
+        log.info("connection broke", worker=self.name, why=failure.detail)
+        reason = Reason.STREAM_INCOMPLETE if self._is_farewell(failure) else failure.reason
+        self.lose(Failure(reason, f"the connection to {self.name} broke"))
+
+    def _is_farewell(self, failure: Failure) -> bool:
+        return self.is_draining and failure.reason is Reason.DISCONNECTED
+
+    # The worker's messages
+
+    def _on_welcome(self, message: worker_pb2.AttachResponse) -> None:
+        if not message.HasField("welcome"):
+            raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.name} did not begin with a welcome")
+        self._card = card_from_wire(message.welcome.card)
+        self._load.on_welcome(message.welcome)
+        self._has_begun.set()
 
     def _on_message(self, message: worker_pb2.AttachResponse) -> None:
-        self._heard_at = self._clock()
+        if not self._has_begun.is_set():
+            self._on_welcome(message)
         if message.HasField("load"):
             self._on_load(message.load)
         for stream_id in message.begun:
@@ -350,6 +355,7 @@ class Session:
 
     def check(self, now: float) -> None:
         """Take the worker for lost if it is silent, or its engine stands still, for too long. Called every sweep."""
+        self._outgoing.keep_alive(now)
         limit_s = self._config.stall_s if self._streams else self._config.idle_stall_s
         if now - self._heard_at > limit_s:
             self.lose(Failure(Reason.STALLED, f"nothing heard from {self.name} for {limit_s} s"))
@@ -371,6 +377,7 @@ class Session:
         if self._loss is not None:
             return
         self._loss = failure
+        self._has_begun.set()
         self._has_ended.set()
         self._clear_marks()
         for stream in self._streams:

@@ -140,14 +140,20 @@ def checked_instance(instance: Instance) -> Instance:
     """The record, serving unless it says otherwise. Raises Failure(INVALID_ARGUMENT) if something is missing."""
     if not NAME_FORM.fullmatch(instance.instance_id):
         raise invalid("instance.instance_id", "instance_id must be 1 to 128 letters, digits, '-', '_', '.' or ':'")
-    address = ADDRESS.fullmatch(instance.address)
-    if address is None or not 1 <= int(address[2]) <= 65535:
-        raise invalid("instance.address", f"address must be host:port, not {instance.address!r}")
+    _check_address("address", instance.address)
+    if instance.session_address:
+        _check_address("session_address", instance.session_address)
     if not 1 <= len(instance.model) <= MODEL_CHARACTERS_MAX:
         raise invalid("instance.model", f"model must have 1 to {MODEL_CHARACTERS_MAX} characters")
     if instance.state == INSTANCE_STATE_UNSPECIFIED:
         instance.state = INSTANCE_STATE_SERVING
     return instance
+
+
+def _check_address(field: str, address: str) -> None:
+    match = ADDRESS.fullmatch(address)
+    if match is None or not 1 <= int(match[2]) <= 65535:
+        raise invalid(f"instance.{field}", f"{field} must be host:port, not {address!r}")
 
 
 def checked_lease_s(request: RegisterRequest) -> int:

@@ -1,26 +1,24 @@
-"""`Worker.Attach`: all requests of one frontend on one stream.
+"""The worker's end of one session: all requests of one frontend on one connection.
 
 Every request is one call of the worker's pipeline in a task of its own; its tokens go to the session's outbox, which
-the writer empties into one message as often as the frontend can take one. When the session ends, its task group ends,
-and with it every request.
+is emptied into one message as often as the frontend can take one. When the session ends, its task group ends, and with
+it every request.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
-import grpc
 import structlog
 from msgspec.structs import replace
 
-from services.errors import Failure
+from services.errors import Failure, Reason
+from services.frames import FrameConnection
 from services.generate import request_id_of
 from services.party import Party
 from services.request import Attempt, Call, Cause, Delta, Ending, Finish, Layer, Phase, Request
 from services.stubs import worker_pb2
-from services.undecodable import read
 from services.validate import CHOICES_MAX, COUNT_MAX
 from services.wire import (
     error_to_wire,
@@ -36,6 +34,9 @@ log = structlog.get_logger()
 
 ENDED_KEPT = 16_384
 """How many ended stream ids a session remembers, to count each cancel that crosses an end on its way exactly once."""
+
+SILENCE_S_MAX = 15.0
+"""A frontend that has said nothing for so long is gone: it says something every 5 s (KEEPALIVE_S)."""
 
 STREAMS_MAX = 16_384
 """How many streams a session may have beyond those that there is room for: each is a task before it is refused."""
@@ -96,7 +97,13 @@ class Session:
         self._load = load
         self._tally = tally
         self._config = config
-        self._outbox = Outbox(config.outbox_tokens_max)
+        self._loop = asyncio.get_running_loop()
+        self._connection: FrameConnection[worker_pb2.AttachRequest] | None = None
+        self._is_due = False
+        self._heard_at = self._loop.time()
+        self._error: Exception | None = None  # What the session ends with.
+        self._is_over = asyncio.Event()
+        self._outbox = Outbox(self._on_outbox)
         self._outbox.set_welcome(welcome)
         self._outbox.set_load(load())
         self._streams_max = welcome.engine_request_limit + welcome.request_queue_limit + STREAMS_MAX
@@ -113,32 +120,80 @@ class Session:
     def end(self) -> None:
         """End the session in order, with what is still unsent sent."""
         self._has_ended = True
-        self._outbox.wake()
+        self._send_soon()
 
-    async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def serve(self, connection: FrameConnection[worker_pb2.AttachRequest]) -> None:
         """Until the frontend hangs up or the session has to be dropped. Leaves no request behind."""
-        # By itself: a first write that is cancelled half-way leaves gRPC unable to end the call, and the peer waiting.
-        await context.send_initial_metadata(())
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._write(context))
-                group.create_task(self._beat())
-                group.create_task(self._watch_bound())
-                await self._read(context, group)
+            async with asyncio.TaskGroup() as self._group:
+                self._group.create_task(self._beat())
+                self._connection = connection
+                self._send_soon()
+                connection.start(self)
+                await self._is_over.wait()
+                raise self._error or AssertionError("_end_with sets both")
         except* SessionOverError as over:
-            log.info("session over", why=str(over.exceptions[0]), peer=context.peer())
+            log.info("session over", why=str(over.exceptions[0]), peer=connection.peer)
+        finally:
+            connection.close() if self._has_ended else connection.abort()
 
-    async def _read(self, context: grpc.aio.ServicerContext[Any, Any], group: asyncio.TaskGroup) -> None:
-        while (message := await _next(context)) is not grpc.aio.EOF:
-            for submit in message.submits:
-                self._submit(submit, group)
-            for stream_id in message.cancels:
-                self._cancel(stream_id)
-        raise SessionOverError("this worker leaves" if self._is_leaving else "the frontend ended it, or is gone")
+    def on_messages(self, messages: Sequence[worker_pb2.AttachRequest]) -> None:
+        """What the frontend has said since the last time."""
+        self._heard_at = self._loop.time()
+        if self._is_over.is_set():
+            return
+        try:
+            for message in messages:
+                for submit in message.submits:
+                    self._submit(submit)
+                for stream_id in message.cancels:
+                    self._cancel(stream_id)
+        except Exception as error:
+            self._end_with(error)
+
+    def on_writable(self) -> None:
+        """The frontend has taken what was sent."""
+        self._send_soon()
+
+    def on_lost(self, failure: Failure) -> None:
+        """The connection is over."""
+        if failure.reason is Reason.PROTOCOL_VIOLATION:
+            why = f"the frontend broke the protocol: {failure.detail}"
+        else:
+            why = "this worker leaves" if self._is_leaving else "the frontend ended it, or is gone"
+        self._end_with(SessionOverError(why))
+
+    def _end_with(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._is_over.set()
+
+    # What is sent
+
+    def _on_outbox(self) -> None:
+        if self._outbox.token_count > self._config.outbox_tokens_max:
+            why = f"the frontend left more than {self._config.outbox_tokens_max} tokens unread"
+            self._end_with(SessionOverError(why))
+        self._send_soon()
+
+    def _send_soon(self) -> None:
+        """In the next turn but one: a request whose last token has come ends in the next, and that travels with it."""
+        if not self._is_due and self._connection is not None:
+            self._is_due = True
+            self._loop.call_soon(self._loop.call_soon, self._send)
+
+    def _send(self) -> None:
+        """All that there is, if the frontend takes it: else it gathers in the outbox, which has a bound."""
+        self._is_due = False
+        assert self._connection is not None
+        if self._connection.is_writable:
+            if not self._outbox.is_empty:
+                self._connection.send(self._outbox.take())
+            if self._has_ended:
+                self._end_with(SessionOverError("this worker left"))
 
     # Requests
 
-    def _submit(self, submit: worker_pb2.Submit, group: asyncio.TaskGroup) -> None:
+    def _submit(self, submit: worker_pb2.Submit) -> None:
         """One stream for each choice. What they share is read once."""
         count = max(submit.choices, 1)
         if count > CHOICES_MAX:
@@ -157,7 +212,7 @@ class Session:
             if stream.id in self._streams or stream.id in self._ended:
                 raise SessionOverError(f"the frontend used stream id {stream.id} twice")
             self._streams[stream.id] = stream
-            stream.task = group.create_task(self._run(stream, asked, submit.request.request_id, deadline))
+            stream.task = self._group.create_task(self._run(stream, asked, submit.request.request_id, deadline))
             stream.task.add_done_callback(partial(self._forget, stream))
 
     async def _run(
@@ -208,33 +263,17 @@ class Session:
 
     # What goes on beside them
 
-    async def _write(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        while not (self._has_ended and self._outbox.is_empty):
-            await context.write(await self._outbox.take())
-        raise SessionOverError("this worker left")
-
-    async def _watch_bound(self) -> None:
-        """Not the writer's business: a frontend that reads nothing holds up the writer for ever."""
-        await self._outbox.is_over.wait()
-        raise SessionOverError(f"the frontend left more than {self._config.outbox_tokens_max} tokens unread")
-
     async def _beat(self) -> None:
         """The load, every heartbeat while the worker has requests, be they another frontend's; seldom otherwise."""
         beats, had_requests = 0, False
         while True:
             await asyncio.sleep(self._config.heartbeat_s)
             beats += 1
+            if self._loop.time() - self._heard_at > SILENCE_S_MAX:
+                raise SessionOverError(f"the frontend was silent for {SILENCE_S_MAX:g} s")
             load = self._load()
             has_requests = bool(self._streams or load.running or load.waiting)
             if has_requests or had_requests or beats % self._config.idle_heartbeats == 0:
                 self._outbox.set_load(load)
             # Once more after the last has ended: the worker would pass for loaded for long.
             had_requests = has_requests
-
-
-async def _next(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-    """The frontend's next message. Ends the session over one that is no message."""
-    try:
-        return await read(context)
-    except Failure as failure:
-        raise SessionOverError(f"the frontend broke the protocol: {failure.detail}") from None

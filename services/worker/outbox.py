@@ -1,6 +1,6 @@
 """What a worker has for one frontend and has not sent yet."""
 
-import asyncio
+from collections.abc import Callable
 
 from services.request import Delta, TokenLogprobs
 from services.stubs import worker_pb2
@@ -13,17 +13,16 @@ TOKEN_BYTES = 4
 class Outbox:
     """What is to be sent to one frontend: each stream's tokens in one entry, then ends.
 
-    A frontend that is slow gets fewer and larger entries. `is_over` is set over the bound in tokens.
+    A frontend that is slow gets fewer and larger entries.
     """
 
-    def __init__(self, tokens_max: int) -> None:
-        self._tokens_max = tokens_max
-        self._changed = asyncio.Event()
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        """on_change: called whenever there is more to send."""
+        self._on_change = on_change
         self._message = worker_pb2.AttachResponse()
         self._entries: dict[int, tuple[int, list[int]]] = {}  # stream id → position, tokens
         self._logprobs: dict[int, list[TokenLogprobs]] = {}  # stream id → of those tokens, where asked
-        self._token_count = 0
-        self.is_over = asyncio.Event()
+        self.token_count = 0
 
     def add_tokens(self, stream_id: int, delta: Delta) -> None:
         entry = self._entries.get(stream_id)
@@ -41,10 +40,8 @@ class Outbox:
         self._grow(-(-end.ByteSize() // TOKEN_BYTES))
 
     def _grow(self, token_count: int) -> None:
-        self._token_count += token_count
-        self._changed.set()
-        if self._token_count > self._tokens_max:
-            self.is_over.set()
+        self.token_count += token_count
+        self._on_change()
 
     def add_begun(self, stream_id: int) -> None:
         self._message.begun.append(stream_id)
@@ -52,31 +49,24 @@ class Outbox:
 
     def set_welcome(self, welcome: worker_pb2.Welcome) -> None:
         self._message.welcome.CopyFrom(welcome)
-        self._changed.set()
+        self._on_change()
 
     def set_load(self, load: worker_pb2.Load) -> None:
         self._message.load.CopyFrom(load)
-        self._changed.set()
+        self._on_change()
 
     def set_goaway(self, grace_s: float) -> None:
         self._message.goaway.grace.CopyFrom(seconds_to_wire(grace_s))
-        self._changed.set()
-
-    def wake(self) -> None:
-        """Let the next message be taken though there is nothing to say."""
-        self._changed.set()
+        self._on_change()
 
     @property
     def is_empty(self) -> bool:
         return not self._entries and not self._message.ByteSize()
 
-    async def take(self) -> worker_pb2.AttachResponse:
-        """The next message, once there is something to send."""
-        await self._changed.wait()
-        await asyncio.sleep(0)  # A request whose last token has come ends in the next turn: it travels with the token.
-        self._changed.clear()
+    def take(self) -> worker_pb2.AttachResponse:
+        """All that there is to send, as one message."""
         message, self._message = self._message, worker_pb2.AttachResponse()
-        self._token_count = 0
+        self.token_count = 0
         if self._entries:
             entries, self._entries = self._entries, {}
             step = message.step

@@ -31,6 +31,7 @@ from services.worker.check import Check
 from services.worker.dispatcher import Limits
 from services.worker.engine import Engine
 from services.worker.execute import Execute
+from services.worker.listener import SessionListener
 from services.worker.metrics import WorkerMetrics
 from services.worker.service import WorkerService
 
@@ -43,6 +44,7 @@ HAND_OVER_S = 1.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """advertise: the address in the registry, by default the one it listens on; its port 0 stands for the real port.
+    session_listen: for frontends' sessions, by default any port of the host in `listen`; advertised with that host.
 
     engine_request_limit: N, by default as many as the engine runs at a time. request_queue_limit: Q. queue_timeout_s:
     how long a request may wait for a slot. queue_token_limit: prompt tokens that may wait in all; None: any.
@@ -50,6 +52,7 @@ class WorkerConfig:
     """
 
     listen: str = "127.0.0.1:0"
+    session_listen: str | None = None
     advertise: str | None = None
     metrics_listen: str | None = None
     registries: tuple[str, ...] = ("127.0.0.1:50050",)
@@ -132,40 +135,57 @@ class Worker:
         await self._gate.wait_quiet(HAND_OVER_S)
 
     async def _serve(self, stopping: asyncio.Event) -> None:
-        async with self._server:
+        async with self._server, SessionListener(self._service.attach) as listener:
             address = await self._server.start(self._config.listen)
-            advertise = _advertised(self._config.advertise, address)
+            session_address = await listener.start(self._config.session_listen or _any_port(self._config.listen))
+            record = self._record(address, session_address)
             runner, metrics = None, None
             if self._config.metrics_listen is not None:
                 runner, metrics = await start_ops(self._config.metrics_listen, self._metrics, self._is_ready)
             try:
                 await self._server.set_serving(is_serving=True)
-                self._announce(advertise, metrics)
-                await self._stay_registered(advertise, stopping)
+                self._announce(record, metrics)
+                await self._stay_registered(record, stopping)
             finally:
                 if runner is not None:
                     await runner.cleanup()
 
+    def _record(self, address: str, session_address: str) -> InstanceRecord:
+        """What the registry is told. Both are where the worker listens."""
+        advertised = _advertised(self._config.advertise, address)
+        session_port = split_address(session_address)[1]
+        return InstanceRecord(
+            self._instance_id,
+            advertised,
+            self._engine.card.model,
+            session_address=f"{split_address(advertised)[0]}:{session_port}",
+        )
+
     def _is_ready(self) -> bool:
         return not self._gate.is_draining
 
-    def _announce(self, advertise: str, metrics: str | None) -> None:
+    def _announce(self, record: InstanceRecord, metrics: str | None) -> None:
         card, limits = self._engine.card, self._execute.limits
         log.info(
             "worker ready",
             model=card.model,
             engine=card.engine,
-            address=advertise,
-            instance=self._instance_id,
+            address=record.address,
+            session_address=record.session_address,
+            instance=record.instance_id,
             running_max=limits.slots,
             waiting_max=limits.places,
         )
         if self._config.ready_file is not None:
-            state = {"address": advertise, "instance_id": self._instance_id, "metrics": metrics}
+            state = {
+                "address": record.address,
+                "session_address": record.session_address,
+                "instance_id": record.instance_id,
+                "metrics": metrics,
+            }
             write_atomically(self._config.ready_file, json.dumps(state))
 
-    async def _stay_registered(self, advertise: str, stopping: asyncio.Event) -> None:
-        record = InstanceRecord(self._instance_id, advertise, self._engine.card.model)
+    async def _stay_registered(self, record: InstanceRecord, stopping: asyncio.Event) -> None:
         registrar = Registrar(self._config.registries, record, lease_s=self._config.lease_s, on_drain=stopping.set)
         async with asyncio.TaskGroup() as group:
             registration = group.create_task(registrar.run())
@@ -194,6 +214,10 @@ def _advertised(wanted: str | None, real: str) -> str:
         return real
     host, port = split_address(wanted)
     return wanted if port else f"{host}:{split_address(real)[1]}"
+
+
+def _any_port(address: str) -> str:
+    return f"{split_address(address)[0]}:0"
 
 
 async def _either(first: asyncio.Event, second: asyncio.Event) -> None:

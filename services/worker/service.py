@@ -1,4 +1,4 @@
-"""The `Worker` service: sessions to frontends, and the tokeniser they need."""
+"""What a worker gives frontends: a session for each, and over gRPC the tokeniser they need."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 
 from services.errors import Failure, Reason
+from services.frames import FrameConnection
 from services.request import Layer
 from services.rpc import abort
 from services.stubs import worker_pb2, worker_pb2_grpc
@@ -43,15 +44,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         for session in self._sessions:
             session.end()
 
-    async def Attach(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        """See worker.proto."""
-        del request_iterator  # The handler reads from the context: a generator's clean-up runs late.
+    async def attach(self, connection: FrameConnection[worker_pb2.AttachRequest]) -> None:
+        """A session on the connection, to its end."""
         session = Session(self._pipeline, self._welcome(), self.load, self._execute.tally, self._config)
         if self._grace_s is not None:
             session.goaway(self._grace_s)
         self._sessions.add(session)
         try:
-            await session.serve(context)
+            await session.serve(connection)
         finally:
             self._sessions.discard(session)
 

@@ -1,5 +1,6 @@
 """The worker's end of a session, played by a test without a connection."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -43,8 +44,8 @@ class BareWorker:
             on_news=self._hear_news,
             cancels=self.cancels,
         )
-        self.session._on_welcome(
-            worker_pb2.Welcome(engine_request_limit=slots, request_queue_limit=places, card=card_to_wire(CARD))
+        self.hear(
+            welcome=worker_pb2.Welcome(engine_request_limit=slots, request_queue_limit=places, card=card_to_wire(CARD))
         )
         self.session.set_card(CARD)
 
@@ -57,20 +58,22 @@ class BareWorker:
 
     async def sent(self) -> worker_pb2.AttachRequest:
         """All that was sent since it was last asked, as one message, once there is something."""
+        while not self.has_sent:
+            await asyncio.sleep(0)
         message = worker_pb2.AttachRequest()
-        for one in await self.session._outgoing.take():
+        for one in self.session._outgoing.take():
             message.MergeFrom(one)
         return message
 
     @property
     def has_sent(self) -> bool:
         """Whether `sent` would not wait."""
-        return self.session._outgoing._changed.is_set()
+        return any(one.ByteSize() for one in self.session._outgoing._messages)
 
     # What it says
 
     def hear(self, **message: Any) -> None:
-        self.session._on_message(worker_pb2.AttachResponse(**message))
+        self.session.on_messages([worker_pb2.AttachResponse(**message)])
 
     def begin(self, *stream_ids: int) -> None:
         self.hear(begun=stream_ids)

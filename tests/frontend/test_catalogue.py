@@ -5,7 +5,6 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
-import grpc
 import pytest
 
 from services.card import ModelCard, TokenizerRef
@@ -29,9 +28,6 @@ class Library(worker_pb2_grpc.WorkerServicer):
         self._content = content
         self.fetches = 0
 
-    async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        raise AssertionError("no session here")
-
     async def FetchTokenizer(self, request: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
         self.fetches += 1
         for start in range(0, len(self._content), 100_000):
@@ -46,9 +42,8 @@ def learn(catalogue: Catalogue, card: ModelCard, content: bytes = CONTENT, *, ti
         async with GrpcServer(["unbroken.v1.Worker"]) as server:
             worker_pb2_grpc.add_WorkerServicer_to_server(library, server.server)
             address = await server.start("127.0.0.1:0")
-            async with grpc.aio.insecure_channel(address) as channel:
-                for _ in range(times):
-                    await catalogue.learn(card, worker_pb2_grpc.WorkerStub(channel), lambda: False)
+            for _ in range(times):
+                await catalogue.learn(card, address, lambda: False)
         return library.fetches
 
     return run_async(scenario())
@@ -110,7 +105,7 @@ def test_a_card_that_contradicts_is_refused_while_the_others_serve_and_replaces_
     other = replace(CARD, context_length=7)
 
     assert "differs" in refusal(other, catalogue=catalogue).detail
-    run_async(catalogue.learn(other, None, lambda: True))  # type: ignore[arg-type]
+    run_async(catalogue.learn(other, "", lambda: True))
     assert catalogue.find("m").card == other
 
 
@@ -129,20 +124,19 @@ def test_of_two_cards_learnt_at_the_same_time_one_is_refused() -> None:
     async def scenario() -> list[str]:
         catalogue, outcomes = Catalogue(), []
 
-        async def learn_one(card: ModelCard, stub: Any) -> None:
+        async def learn_one(card: ModelCard, address: str) -> None:
             try:
-                await catalogue.learn(card, stub, lambda: False)
+                await catalogue.learn(card, address, lambda: False)
                 outcomes.append("learnt")
             except Failure:
                 outcomes.append("refused")
 
         async with GrpcServer(["unbroken.v1.Worker"]) as server:
             worker_pb2_grpc.add_WorkerServicer_to_server(Library(CONTENT), server.server)
-            async with grpc.aio.insecure_channel(await server.start("127.0.0.1:0")) as channel:
-                stub = worker_pb2_grpc.WorkerStub(channel)
-                async with asyncio.TaskGroup() as group:
-                    for card in cards:
-                        group.create_task(learn_one(card, stub))
+            address = await server.start("127.0.0.1:0")
+            async with asyncio.TaskGroup() as group:
+                for card in cards:
+                    group.create_task(learn_one(card, address))
         return sorted(outcomes)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -153,7 +147,7 @@ def test_of_two_cards_learnt_at_the_same_time_one_is_refused() -> None:
 def test_equal_cards_are_one_object() -> None:
     catalogue = models_of()
 
-    assert run_async(catalogue.learn(replace(CARD), None, lambda: False)) is catalogue.find("m").card  # type: ignore[arg-type]
+    assert run_async(catalogue.learn(replace(CARD), "", lambda: False)) is catalogue.find("m").card
 
 
 def test_a_tokeniser_that_cannot_be_read_is_the_workers_failure_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,35 @@
 """Outgoing: what a session sends, joined into few messages, in an order that the worker reads right."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 
 import pytest
+from google.protobuf.message import Message
 
 from services.errors import Failure, Reason
-from services.frontend.outgoing import SUBMIT_BYTES_MAX, CancelCounts, Outgoing, submit_of
+from services.frames import FrameConnection
+from services.frontend.outgoing import KEEPALIVE_S, SUBMIT_BYTES_MAX, CancelCounts, Outgoing, submit_of
 from services.request import Call
 from services.stubs import worker_pb2
-from tests.support import make_request, run_async
+from tests.support import make_request
 
 
 def submit(stream_id: int, prompt: Sequence[int] = (1, 2)) -> worker_pb2.Submit:
     return submit_of(stream_id, make_request(prompt), Call(request_id="r"))
 
 
+@pytest.fixture(autouse=True)
+def _loop() -> Iterator[None]:
+    """Nothing here waits, but what is to be sent is sent by a loop."""
+    with asyncio.Runner() as runner:
+        asyncio.events._set_running_loop(runner.get_loop())
+        yield
+        asyncio.events._set_running_loop(None)
+
+
 def sent(outgoing: Outgoing) -> list[tuple[list[int], list[int]]]:
     """Ids of submits and cancels of each message."""
-    messages = run_async(outgoing.take())
-    return [([one.stream_id for one in message.submits], list(message.cancels)) for message in messages]
+    return [([one.stream_id for one in message.submits], list(message.cancels)) for message in outgoing.take()]
 
 
 def test_what_comes_in_one_turn_goes_in_one_message() -> None:
@@ -73,3 +84,41 @@ def test_several_choices_are_one_request() -> None:
     message = submit_of(1, make_request(choice=2), Call(request_id="r"), choices=3)
 
     assert (message.choices, message.request.choice) == (3, 2)
+
+
+class Sent(FrameConnection[worker_pb2.AttachResponse]):
+    """A connection that keeps what it is to send."""
+
+    def __init__(self) -> None:
+        super().__init__(worker_pb2.AttachResponse, is_opener=True)
+        self.messages: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.messages.append(message)
+
+
+def test_while_the_worker_takes_nothing_it_waits() -> None:
+    outgoing, connection = Outgoing(CancelCounts()), Sent()
+    outgoing.connect(connection)
+    connection.is_writable = False
+    outgoing.cancel(1)
+    outgoing.send()
+    outgoing.cancel(2)
+    assert connection.messages == []
+
+    connection.is_writable = True
+    outgoing.send()
+
+    assert connection.messages == [worker_pb2.AttachRequest(cancels=[1, 2])]
+
+
+def test_after_a_long_silence_it_says_that_it_is_there() -> None:
+    outgoing, connection = Outgoing(CancelCounts()), Sent()
+    outgoing.connect(connection)
+    now = asyncio.get_running_loop().time()
+
+    outgoing.keep_alive(now + KEEPALIVE_S / 2)
+    assert connection.messages == []
+    outgoing.keep_alive(now + KEEPALIVE_S + 1)
+
+    assert connection.messages == [worker_pb2.AttachRequest()]

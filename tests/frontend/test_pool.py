@@ -23,6 +23,7 @@ from services.worker.attach import SessionConfig as WorkerSessionConfig
 from services.worker.dispatcher import Limits
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.execute import Execute
+from services.worker.listener import SessionListener
 from services.worker.service import WorkerService
 from tests.support import Collected, call_layer, make_request, run_async
 from tests.worker.support import session_count
@@ -47,14 +48,18 @@ class Machine:
 
     @asynccontextmanager
     async def running(self, listen: str = "127.0.0.1:0") -> AsyncIterator["Machine"]:
-        async with GrpcServer(["unbroken.v1.Worker"]) as server, asyncio.TaskGroup() as group:
+        async with (
+            GrpcServer(["unbroken.v1.Worker"]) as server,
+            SessionListener(self.service.attach) as listener,
+            asyncio.TaskGroup() as group,
+        ):
             worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server.server)
             engine = group.create_task(self.engine.run(self.execute.emit, asyncio.Event()))
-            self.record = replace(self.record, address=await server.start(listen))
+            address = await server.start("127.0.0.1:0")
+            self.record = replace(self.record, address=address, session_address=await listener.start(listen))
             try:
                 yield self
             finally:
-                await server.server.stop(None)
                 engine.cancel()
 
 

@@ -4,9 +4,9 @@ import asyncio
 import dataclasses
 import gc
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import grpc
 import pytest
 from msgspec.structs import replace
 
@@ -16,14 +16,14 @@ from services.frontend.outgoing import CancelCounts
 from services.frontend.session import Session, SessionConfig
 from services.frontend.stream import Stream
 from services.frontend.worker_load import Occupancy
-from services.grpc_server import GrpcServer
 from services.party import Party
 from services.request import Attempt, Call, FinishReason
-from services.rpc import CHANNEL_OPTIONS, MESSAGE_BYTES_MAX
-from services.stubs import worker_pb2, worker_pb2_grpc
+from services.rpc import MESSAGE_BYTES_MAX
+from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
 from services.wire import card_to_wire, seconds_to_wire
 from tests.frontend.support import BareWorker
+from tests.lines import Line, answering, frame
 from tests.support import CARD, Collected, make_request, run_async
 
 WELCOME = worker_pb2.Welcome(instance_id="i", card=card_to_wire(CARD))
@@ -31,32 +31,23 @@ PATIENT = SessionConfig(stall_s=8, full_s=60)
 """On a busy machine either end may be late."""
 QUICK = SessionConfig(connect_timeout_s=0.3, stall_s=0.05, idle_stall_s=0.2, engine_stall_s=0.1)
 """For what is to be lost."""
-Context = grpc.aio.ServicerContext[Any, Any]
 Serve = Callable[["Peer"], Awaitable[None]]
 
 
-class Peer(worker_pb2_grpc.WorkerServicer):
+class Peer:
     """The worker's end of a session, played by a test."""
 
-    def __init__(self, serve: Serve) -> None:
-        self._serve = serve
-        self.context: Any = None
-
-    async def Attach(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        self.context = context
-        await self._serve(self)
-
-    async def FetchTokenizer(self, request: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        raise AssertionError("a session does not ask for it")
+    def __init__(self, line: Line) -> None:
+        self.line = line
 
     async def welcome(self) -> None:
         await self.send(welcome=WELCOME)
 
     async def send(self, **fields: Any) -> None:
-        await self.context.write(worker_pb2.AttachResponse(**fields))
+        await self.line.send(worker_pb2.AttachResponse(**fields))
 
     async def read(self) -> worker_pb2.AttachRequest:
-        message = await self.context.read()
+        message = await self.line.read()
         assert isinstance(message, worker_pb2.AttachRequest)
         return message
 
@@ -93,13 +84,15 @@ async def nothing(_: Client) -> None:
     """Only wait for the loss."""
 
 
+def playing(serve: Serve) -> AbstractAsyncContextManager[str]:
+    return answering(lambda line: serve(Peer(line)))
+
+
 def play(serve: Serve, use: Use = nothing, config: SessionConfig = PATIENT) -> Failure:
     """A session between `serve` and `use`; how it was lost."""
 
     async def scenario() -> Failure:
-        async with GrpcServer(["unbroken.v1.Worker"]) as server:
-            worker_pb2_grpc.add_WorkerServicer_to_server(Peer(serve), server.server)
-            address = await server.start("127.0.0.1:0")
+        async with playing(serve) as address:
             return await attach(address, use, config)
 
     return run_async(scenario())
@@ -109,9 +102,9 @@ async def attach(address: str, use: Use, config: SessionConfig) -> Failure:
     client = Client(Session(InstanceRecord("i", address, "m"), config))
     on_welcome = asyncio.Event()
 
-    async def run(stub: Any) -> None:
+    async def run() -> None:
         try:
-            await client.session.run(stub, on_welcome)
+            await client.session.run(on_welcome)
         except Failure as failure:
             client.lost = failure
 
@@ -124,10 +117,10 @@ async def attach(address: str, use: Use, config: SessionConfig) -> Failure:
             client.session.check(asyncio.get_running_loop().time())
             await asyncio.sleep(0.01)
 
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel, asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         user = group.create_task(use_it())
         group.create_task(sweep())
-        await run(worker_pb2_grpc.WorkerStub(channel))
+        await run()
         if not on_welcome.is_set():
             user.cancel()
     assert client.lost is not None
@@ -159,7 +152,7 @@ def test_carries_many_requests_and_their_tokens_side_by_side() -> None:
         assert (one.token_ids, two.token_ids) == ([7], [8, 9, 10])
         assert client.session.in_flight_count == 0
 
-    assert play(serve, use).reason is Reason.STREAM_INCOMPLETE
+    assert play(serve, use).reason is Reason.DISCONNECTED
 
 
 def test_sends_what_is_left_of_the_deadline_and_the_request_id() -> None:
@@ -193,7 +186,7 @@ def test_tells_the_worker_when_a_request_is_given_up_and_lets_no_late_token_thro
         await client.open()[0].ended
         assert collected.token_ids == [7]
 
-    assert play(serve, use).reason is Reason.STREAM_INCOMPLETE
+    assert play(serve, use).reason is Reason.DISCONNECTED
 
 
 def test_many_long_prompts_at_once_do_not_make_one_message_too_large() -> None:
@@ -213,7 +206,7 @@ def test_many_long_prompts_at_once_do_not_make_one_message_too_large() -> None:
         for stream in streams:
             await stream.ended
 
-    assert play(serve, use).reason is Reason.STREAM_INCOMPLETE
+    assert play(serve, use).reason is Reason.DISCONNECTED
 
 
 def test_cannot_connect_to_a_port_where_nobody_listens() -> None:
@@ -222,7 +215,7 @@ def test_cannot_connect_to_a_port_where_nobody_listens() -> None:
 
 def test_cannot_connect_without_a_welcome_in_time() -> None:
     async def silent(peer: Peer) -> None:
-        await peer.context.read()
+        await peer.line.read()
 
     assert play(silent, config=QUICK).reason is Reason.CANNOT_CONNECT
 
@@ -234,14 +227,19 @@ def test_cannot_connect_when_the_first_message_is_no_welcome() -> None:
     assert play(serve).reason is Reason.CANNOT_CONNECT
 
 
+async def cut(peer: Peer) -> None:
+    peer.line.abort()
+
+
 @pytest.mark.parametrize(
     ("leave", "reason"),
     [
-        (lambda peer: asyncio.sleep(0), Reason.STREAM_INCOMPLETE),
-        (lambda peer: peer.context.abort(grpc.StatusCode.UNAVAILABLE, "gone"), Reason.DISCONNECTED),
+        (lambda peer: peer.send(goaway=worker_pb2.GoAway()), Reason.STREAM_INCOMPLETE),
+        (lambda peer: asyncio.sleep(0), Reason.DISCONNECTED),
+        (cut, Reason.DISCONNECTED),
         (lambda peer: asyncio.sleep(60), Reason.STALLED),
     ],
-    ids=["ended in order", "broken", "silent"],
+    ids=["ended after a goaway", "closed", "broken", "silent"],
 )
 def test_its_streams_fail_when_the_session_is(leave: Callable[[Peer], Awaitable[None]], reason: Reason) -> None:
     async def serve(peer: Peer) -> None:
@@ -257,40 +255,30 @@ def test_its_streams_fail_when_the_session_is(leave: Callable[[Peer], Awaitable[
     assert play(serve, use, QUICK if reason is Reason.STALLED else PATIENT).reason is reason
 
 
-@pytest.mark.parametrize("message", [b"\xff\xff\xff\xff", bytes(MESSAGE_BYTES_MAX + 1)], ids=["garbage", "too large"])
-def test_a_message_that_cannot_be_read_ends_the_session_with_a_violation(message: bytes) -> None:
-    async def attach_raw(_: Any, context: Context) -> None:
-        await context.write(worker_pb2.AttachResponse(welcome=WELCOME).SerializeToString())
-        await context.write(message)
-        await context.read()
+@pytest.mark.parametrize(
+    "sent",
+    [frame(b"\xff\xff\xff\xff"), (MESSAGE_BYTES_MAX + 1).to_bytes(4, "big")],
+    ids=["garbage", "too large"],
+)
+def test_a_message_that_cannot_be_read_ends_the_session_with_a_violation(sent: bytes) -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        peer.line.send_raw(sent)
+        await peer.line.read()
 
-    async def scenario() -> Failure:
-        server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
-        handler: Any = grpc.stream_stream_rpc_method_handler(attach_raw)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("unbroken.v1.Worker", {"Attach": handler}),)
-        )
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
-            return await attach(f"127.0.0.1:{port}", nothing, SessionConfig())
-        finally:
-            await server.stop(0)
-
-    assert run_async(scenario()).reason is Reason.PROTOCOL_VIOLATION
+    assert play(serve).reason is Reason.PROTOCOL_VIOLATION
 
 
 def test_an_idle_worker_is_allowed_a_longer_silence_than_one_with_streams() -> None:
     async def serve(peer: Peer) -> None:
         await peer.welcome()
-        await peer.context.read()
+        await peer.line.read()
 
     async def measured() -> float:
         clock = asyncio.get_running_loop().time
         began = clock()
-        async with GrpcServer(["unbroken.v1.Worker"]) as server:
-            worker_pb2_grpc.add_WorkerServicer_to_server(Peer(serve), server.server)
-            assert (await attach(await server.start("127.0.0.1:0"), nothing, QUICK)).reason is Reason.STALLED
+        async with playing(serve) as address:
+            assert (await attach(address, nothing, QUICK)).reason is Reason.STALLED
         return clock() - began
 
     assert run_async(measured()) >= QUICK.idle_stall_s
@@ -338,7 +326,7 @@ def test_an_item_after_the_marker_ends_the_session_with_a_violation() -> None:
         stream_id = (await peer.read()).submits[0].stream_id
         await peer.finish(stream_id)
         await peer.tokens((stream_id, 0, [7]))
-        await peer.context.read()
+        await peer.line.read()
 
     async def use(client: Client) -> None:
         await client.open()[0].ended
@@ -499,7 +487,7 @@ def test_as_many_streams_of_our_own_as_it_takes_make_it_full_without_asking_it()
 def test_a_worker_that_names_no_limit_is_full_only_when_it_says_so() -> None:
     async def scenario() -> None:
         bare = BareWorker()
-        bare.session._on_welcome(WELCOME)
+        bare.session._load.on_welcome(WELCOME)
         for _ in range(50):
             bare.open()
         assert not bare.session.is_full()
@@ -576,21 +564,18 @@ def test_its_streams_fail_when_whoever_runs_it_is_cancelled() -> None:
 
     async def serve(peer: Peer) -> None:
         await peer.welcome()
-        await peer.context.read()
-        await peer.context.read()
+        await peer.line.read()
+        await peer.line.read()
 
     async def scenario() -> Reason:
-        async with GrpcServer(["unbroken.v1.Worker"]) as server:
-            worker_pb2_grpc.add_WorkerServicer_to_server(Peer(serve), server.server)
-            address = await server.start("127.0.0.1:0")
+        async with playing(serve) as address:
             session, welcome = Session(InstanceRecord("i", address, "m"), SessionConfig()), asyncio.Event()
-            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-                running = asyncio.ensure_future(session.run(worker_pb2_grpc.WorkerStub(channel), welcome))
-                await welcome.wait()
-                stream = session.open(make_request(), Call(request_id="r"), Collected())
-                running.cancel()
-                await asyncio.wait([running])
-                return await failure_of(stream)
+            running = asyncio.ensure_future(session.run(welcome))
+            await welcome.wait()
+            stream = session.open(make_request(), Call(request_id="r"), Collected())
+            running.cancel()
+            await asyncio.wait([running])
+            return await failure_of(stream)
 
     assert run_async(scenario()) is Reason.DISCONNECTED
 
@@ -609,7 +594,7 @@ def test_columns_of_unequal_length_end_the_session(step: worker_pb2.Step) -> Non
         await peer.welcome()
         await peer.read()
         await peer.send(step=step)
-        await peer.context.read()
+        await peer.line.read()
 
     async def use(client: Client) -> None:
         assert await failure_of(client.open()[0]) is Reason.PROTOCOL_VIOLATION
@@ -632,7 +617,7 @@ def test_the_marker_of_a_stream_that_was_dropped_harms_nobody() -> None:
         assert await failure_of(bad) is Reason.PROTOCOL_VIOLATION
         assert (await good.ended).reason is FinishReason.STOP
 
-    assert play(serve, use).reason is Reason.STREAM_INCOMPLETE
+    assert play(serve, use).reason is Reason.DISCONNECTED
 
 
 def test_a_request_too_large_to_send_is_refused_and_leaves_nothing() -> None:

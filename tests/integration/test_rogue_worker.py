@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import count
 
-import grpc
 import pytest
 
 from services.rpc import MESSAGE_BYTES_MAX
@@ -46,13 +45,8 @@ async def answer_all(line: Line) -> int:
     return stream_id
 
 
-async def close_in_order(line: Line) -> None:
+async def close_the_connection(line: Line) -> None:
     await begin(line)
-
-
-async def close_with_an_error(line: Line) -> None:
-    await begin(line)
-    await line.abort(grpc.StatusCode.UNAVAILABLE)
 
 
 async def drop_the_connection(line: Line) -> None:
@@ -146,12 +140,12 @@ async def finish_twice(line: Line) -> None:
 
 async def die_between_finish_and_marker(line: Line) -> None:
     await line.end(await answer_all(line), finish_reason=FINISH_REASON_LENGTH)
-    await line.abort(grpc.StatusCode.UNAVAILABLE)
+    line.drop_connection()
 
 
 async def die_after_the_last_token(line: Line) -> None:
     await answer_all(line)
-    await line.abort(grpc.StatusCode.UNAVAILABLE)
+    line.drop_connection()
 
 
 async def speak_of_an_unknown_stream(line: Line) -> None:
@@ -185,8 +179,7 @@ async def bring_another_card(line: Line) -> None:
 
 
 MOVES = {
-    close_in_order: "STREAM_INCOMPLETE",
-    close_with_an_error: "DISCONNECTED",
+    close_the_connection: "DISCONNECTED",
     drop_the_connection: "DISCONNECTED",
     leave_a_gap: "PROTOCOL_VIOLATION",
     repeat_a_token: "PROTOCOL_VIOLATION",

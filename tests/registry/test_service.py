@@ -116,6 +116,7 @@ def test_a_record_without_a_state_is_serving_and_the_lease_is_10_s_unless_given(
         (register(instance(address="host:0")), "instance.address"),
         (register(instance(address="host:65536")), "instance.address"),
         (register(instance(address="http://host:80")), "instance.address"),
+        (register(instance(session_address="host")), "instance.session_address"),
         (register(instance(model="")), "instance.model"),
         (register(instance(), 0), "lease"),
         (register(instance(), 301), "lease"),

@@ -18,7 +18,9 @@ from services.worker.attach import SessionConfig
 from services.worker.dispatcher import Limits
 from services.worker.engine import Emit, EngineLoad, Output, RankLoad
 from services.worker.execute import Execute
+from services.worker.listener import SessionListener
 from services.worker.service import WorkerService
+from tests.lines import Line, open_line
 from tests.support import CARD
 
 T = TypeVar("T")
@@ -175,22 +177,39 @@ def submit(stream_id: int, prompt: int, **fields: Any) -> worker_pb2.Submit:
 
 
 class RawFrontend:
-    """A session as the bare stub has it, and all that has come on it."""
+    """A session spoken by hand, and all that has come on it."""
 
-    def __init__(self, stub: Any) -> None:
-        self.call = stub.Attach()
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._line: Line | None = None
         self.messages: list[worker_pb2.AttachResponse] = []
         self.is_over = False
 
+    async def line(self) -> Line:
+        """The connection, made when it is first asked for."""
+        if self._line is None:
+            self._line = await open_line(self._address)
+        return self._line
+
     async def send(self, *submits: worker_pb2.Submit, cancels: Sequence[int] = ()) -> None:
-        await self.call.write(worker_pb2.AttachRequest(submits=submits, cancels=cancels))
+        await (await self.line()).send(worker_pb2.AttachRequest(submits=submits, cancels=cancels))
 
     async def read(self) -> None:
         """One more message, or the end."""
-        message = await self.call.read()
-        self.is_over = message is grpc.aio.EOF
+        message = await (await self.line()).read()
+        self.is_over = message is None
         if not self.is_over:
             self.messages.append(message)
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.abort()
+
+    async def __aenter__(self) -> "RawFrontend":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
 
     async def until(self, condition: Callable[[], Any]) -> Any:
         while not (value := condition()):
@@ -227,15 +246,19 @@ class RawFrontend:
 
 @dataclass
 class Served:
-    """A WorkerService behind a real server."""
+    """A WorkerService behind real listeners. address: of its sessions. stub: of its gRPC services."""
 
     service: WorkerService
     execute: Execute
     address: str
     stub: Any
 
+    frontends: list[RawFrontend] = field(default_factory=list)
+
     def attach(self) -> RawFrontend:
-        return RawFrontend(self.stub)
+        """One that is closed at the end of the test, at the latest."""
+        self.frontends.append(RawFrontend(self.address))
+        return self.frontends[-1]
 
     def load(self) -> tuple[int, int]:
         """How many run and how many wait."""
@@ -258,11 +281,16 @@ async def serving(
     engine = engine or ManualEngine()
     execute = execute or Execute(engine, Limits(slots=2, places=3))
     service = WorkerService("w1", engine, execute, pipeline, SessionConfig(**config))
-    async with GrpcServer(["unbroken.v1.Worker"]) as server:
+    async with GrpcServer(["unbroken.v1.Worker"]) as server, SessionListener(service.attach) as listener:
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server.server)
         address = await server.start("127.0.0.1:0")
         async with connected(address) as stub:
-            yield Served(service, execute, address, stub)
+            served = Served(service, execute, await listener.start("127.0.0.1:0"), stub)
+            try:
+                yield served
+            finally:
+                for frontend in served.frontends:
+                    frontend.close()
 
 
 @asynccontextmanager

@@ -5,23 +5,22 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-import grpc
 import pytest
 from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
 from services.layers import Accept, Deadline, Gate, Guard
 from services.request import Call, Cause, Delta, Finish, FinishReason, Phase, Request, Sink
-from services.rpc import CHANNEL_OPTIONS
-from services.stubs import inference_pb2, worker_pb2, worker_pb2_grpc
+from services.stubs import inference_pb2, worker_pb2
 from services.validate import CHOICES_MAX
 from services.wire import card_from_wire, seconds_from_wire, seconds_to_wire
 from services.worker import attach
 from services.worker.dispatcher import Limits
 from services.worker.execute import Execute
 from services.worker.tally import Tally
+from tests.lines import Line, open_line
 from tests.support import CARD, Script, run_async
-from tests.worker.support import ManualEngine, ManualLayer, RawFrontend, Served, connected, serving, submit
+from tests.worker.support import ManualEngine, ManualLayer, RawFrontend, Served, serving, submit
 
 DONE = Finish(FinishReason.STOP)
 
@@ -188,19 +187,16 @@ def test_a_bug_in_one_request_is_that_requests_failure_under_the_guard() -> None
     assert run_async(scenario()) == ("INTERNAL", True)
 
 
-def test_a_message_that_cannot_be_decoded_ends_the_session(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_that_cannot_be_decoded_ends_the_session() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
         asked = await pipeline.wait_asked(10)
-        async with grpc.aio.insecure_channel(served.address, options=CHANNEL_OPTIONS) as channel:
-            garbled: Any = channel.stream_stream("/unbroken.v1.Worker/Attach")
-            call = garbled()
-            await call.write(b"\xff")
-            while await call.read() is not grpc.aio.EOF:
-                pass
+        garbled = await open_line(served.address)
+        await garbled.send(b"\xff")
+        await garbled.until_over()
+        garbled.close()
         assert not asked.cancelled.is_set(), "that was another frontend"
-        assert not [record.message for record in caplog.records if record.name.startswith("grpc")]
 
     play(scenario)
 
@@ -353,7 +349,7 @@ def test_a_choice_is_cancelled_alone_and_keeps_no_place_even_if_it_had_not_begun
         async with answering(engine) as served:
             frontend = served.attach()
             if is_in_one_message:
-                await frontend.call.write(worker_pb2.AttachRequest(submits=[group_of(3, 5, 10)], cancels=gone))
+                await frontend.send(group_of(3, 5, 10), cancels=gone)
             else:
                 await frontend.send(group_of(3, 5, 10))
                 await engine.wait_submitted(2)
@@ -443,7 +439,8 @@ def test_a_signal_that_comes_in_the_turn_in_which_its_stream_ends_crosses_the_en
             Script([]), worker_pb2.Welcome(), worker_pb2.Load, tally, attach.SessionConfig(heartbeat_s=9.0)
         )
         async with asyncio.TaskGroup() as group:
-            session._submit(submit(1, 10), group)
+            session._group = group
+            session._submit(submit(1, 10))
             await asyncio.sleep(0)
             session._cancel(1)
             session._cancel(1)
@@ -459,7 +456,8 @@ def test_a_signal_and_a_cancel_by_name_in_one_turn_count_once() -> None:
         config = attach.SessionConfig(heartbeat_s=9.0)
         session = attach.Session(Accept(execute, gate), worker_pb2.Welcome(), worker_pb2.Load, execute.tally, config)
         async with asyncio.TaskGroup() as group:
-            session._submit(submit(1, 10, request_id="r-1"), group)
+            session._group = group
+            session._submit(submit(1, 10, request_id="r-1"))
             await engine.wait_submitted(1)
             session._cancel(1)
             gate.cancel("r-1")
@@ -472,13 +470,20 @@ def test_a_signal_and_a_cancel_by_name_in_one_turn_count_once() -> None:
 
 
 def test_a_stream_whose_session_ends_before_it_began_is_counted_too() -> None:
-    async def scenario(served: Served, pipeline: ManualLayer) -> dict[Any, int]:
-        frontend = served.attach()
-        await frontend.send(submit(1, 10), group_of(CHOICES_MAX + 1, 2, 20))
-        await frontend.until_over()
-        return dict(served.execute.tally.cancelled)
+    async def scenario() -> dict[Any, int]:
+        tally = Tally()
+        session = attach.Session(
+            Script([]), worker_pb2.Welcome(), worker_pb2.Load, tally, attach.SessionConfig(heartbeat_s=9.0)
+        )
+        async with asyncio.TaskGroup() as group:
+            session._group = group
+            session._submit(submit(1, 10))
+            task = session._streams[1].task
+            assert task is not None
+            task.cancel()  # As when whoever serves the session is cancelled in the turn of the submit.
+        return dict(tally.cancelled)
 
-    assert play(scenario) == {(Cause.SESSION_LOST, Phase.QUEUED): 1}
+    assert run_async(scenario()) == {(Cause.SESSION_LOST, Phase.QUEUED): 1}
 
 
 def test_what_a_session_remembers_of_ended_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,7 +511,7 @@ def test_a_frontend_that_is_gone_is_counted_for_each_of_its_streams() -> None:
             await frontend.send(*[submit(number, 10 + number) for number in range(1, 4)])
             await engine.wait_submitted(2)
             engine.give(engine.key_of((11,)), [7])
-            await frontend.call.done_writing()
+            (await frontend.line()).half_close()
             await frontend.until_over()
             assert (sum(served.load()), engine.requests) == (0, {})
             return dict(served.execute.tally.cancelled)
@@ -558,8 +563,7 @@ def test_of_those_that_leave_together_none_begins_in_the_slot_of_another(cancels
 def test_a_request_that_is_cancelled_before_it_began_never_begins() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
-        message = worker_pb2.AttachRequest(submits=[submit(1, 10), submit(2, 20)], cancels=[1])
-        await frontend.call.write(message)
+        await frontend.send(submit(1, 10), submit(2, 20), cancels=[1])
         (await pipeline.wait_asked(20)).ended.set_result(DONE)
         await frontend.until(lambda: frontend.end(2))
         assert list(pipeline._asked) == [20]
@@ -568,39 +572,23 @@ def test_a_request_that_is_cancelled_before_it_began_never_begins() -> None:
     play(scenario)
 
 
-async def _cancel(frontend: RawFrontend, channel: grpc.aio.Channel) -> None:
-    frontend.call.cancel()
-
-
-async def _close(frontend: RawFrontend, channel: grpc.aio.Channel) -> None:
-    await channel.close()
-
-
-async def _half_close(frontend: RawFrontend, channel: grpc.aio.Channel) -> None:
-    await frontend.call.done_writing()
-
-
-@pytest.mark.parametrize("hang_up", [_cancel, _close, _half_close])
-def test_a_frontend_that_hangs_up_cancels_all_its_requests_and_nobody_elses(
-    hang_up: Callable[[RawFrontend, grpc.aio.Channel], Awaitable[None]], caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scenario(served: Served, pipeline: ManualLayer) -> tuple[int, list[str]]:
-        channel = grpc.aio.insecure_channel(served.address, options=CHANNEL_OPTIONS)
-        leaving, staying = RawFrontend(worker_pb2_grpc.WorkerStub(channel)), served.attach()
+@pytest.mark.parametrize("hang_up", [Line.close, Line.abort, Line.half_close])
+def test_a_frontend_that_hangs_up_cancels_all_its_requests_and_nobody_elses(hang_up: Callable[[Line], None]) -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> int:
+        leaving, staying = served.attach(), served.attach()
         await leaving.send(submit(1, 10), submit(2, 20))
         await staying.send(submit(1, 30))
         asked = [await pipeline.wait_asked(prompt) for prompt in (10, 20, 30)]
         asked[0].deliver(7)
-        await hang_up(leaving, channel)
+        hang_up(await leaving.line())
         await asked[0].cancelled.wait()
         await asked[1].cancelled.wait()
         assert not asked[2].cancelled.is_set()
         asked[2].ended.set_result(DONE)
         await staying.until(lambda: staying.end(1))
-        await channel.close()
-        return served.session_count, [record.message for record in caplog.records if record.name.startswith("grpc")]
+        return served.session_count
 
-    assert play(scenario) == (1, [])
+    assert play(scenario) == 1
 
 
 # Leaving
@@ -631,7 +619,7 @@ def test_the_log_says_on_whose_account_a_session_ended(is_leaving: bool, why: st
         await frontend.read()
         if is_leaving:
             served.service.goaway(2.5)
-        await frontend.call.done_writing()
+        (await frontend.line()).half_close()
         await frontend.until_over()
 
     with capture_logs() as logs:
@@ -697,6 +685,45 @@ def test_loads_come_seldom_while_none_does() -> None:
     assert play(scenario, heartbeat_s=0.01, idle_heartbeats=5) > 2 * 5 * 0.01
 
 
+def test_a_frontend_that_falls_silent_is_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach, "SILENCE_S_MAX", 0.2)
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> bool:
+        silent, lively = served.attach(), served.attach()
+        await silent.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        while not asked.cancelled.is_set():
+            await lively.send()  # An empty message says that it is there.
+            await lively.read()
+        await silent.until_over()
+        return lively.is_over
+
+    with capture_logs() as logs:
+        assert not play(scenario, heartbeat_s=0.01)
+
+    assert "the frontend was silent for 0.2 s" in [line.get("why") for line in logs]
+
+
+# What is sent together
+
+
+def test_an_end_travels_with_the_last_tokens() -> None:
+    async def scenario() -> list[worker_pb2.AttachResponse]:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            await frontend.send(submit(1, 10))
+            await engine.wait_submitted(1)
+            await frontend.until(lambda: frontend.begun() == [1])
+            engine.give(engine.key_of((10,)), [7, 8], FinishReason.STOP)
+            await frontend.until(lambda: frontend.end(1))
+            return list(frontend.messages)
+
+    last = run_async(scenario())[-1]
+
+    assert (list(last.step.token_ids), last.ends[0].complete_final) == ([7, 8], True)
+
+
 # Frontends that do not read
 
 
@@ -745,8 +772,8 @@ def test_a_frontend_that_reads_nothing_is_dropped_while_the_write_still_waits() 
     stopped = asyncio.Event()
 
     async def scenario() -> int:
-        async with serving(flood, outbox_tokens_max=100_000) as served, connected(served.address) as stub:
-            slow, quick = served.attach(), RawFrontend(stub)
+        async with serving(flood, outbox_tokens_max=100_000) as served:
+            slow, quick = served.attach(), served.attach()
             await quick.read()
             await slow.send(submit(1, 10))
             await stopped.wait()

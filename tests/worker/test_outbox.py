@@ -1,28 +1,22 @@
-"""Outbox: all that one frontend has not been sent yet is one message, and it is bounded."""
-
-import asyncio
+"""Outbox: all that one frontend has not been sent yet is one message, and it is counted."""
 
 from services.request import Delta
 from services.stubs import worker_pb2
-from services.worker.outbox import Outbox
-from tests.support import run_async
+from services.worker.outbox import TOKEN_BYTES, Outbox
 
 
-def test_what_comes_in_one_turn_of_the_loop_travels_in_one_message() -> None:
-    async def scenario() -> worker_pb2.AttachResponse:
-        outbox = Outbox(100)
-        outbox.add_tokens(1, Delta(0, [11]))
-        outbox.add_tokens(2, Delta(5, (21, 22)))
-        outbox.add_end(worker_pb2.StreamEnd(stream_id=1, complete_final=True))
-        outbox.set_goaway(1.0)
-        message = await outbox.take()
-        outbox.add_tokens(2, Delta(7, [23]))
-        assert (await outbox.take()).step == worker_pb2.Step(
-            stream_ids=[2], positions=[7], token_counts=[1], token_ids=[23]
-        )
-        return message
+def nobody() -> None:
+    """Who only looks at what is there need not be told of it."""
 
-    message = run_async(scenario())
+
+def test_all_that_there_is_is_one_message() -> None:
+    outbox = Outbox(nobody)
+    outbox.add_tokens(1, Delta(0, [11]))
+    outbox.add_tokens(2, Delta(5, (21, 22)))
+    outbox.add_end(worker_pb2.StreamEnd(stream_id=1, complete_final=True))
+    outbox.set_goaway(1.0)
+
+    message = outbox.take()
 
     assert message.step == worker_pb2.Step(
         stream_ids=[1, 2], positions=[0, 5], token_counts=[1, 2], token_ids=[11, 21, 22]
@@ -31,66 +25,56 @@ def test_what_comes_in_one_turn_of_the_loop_travels_in_one_message() -> None:
     assert message.HasField("goaway")
 
 
-def test_an_end_travels_with_the_last_tokens() -> None:
-    async def scenario() -> worker_pb2.AttachResponse:
-        outbox, finished = Outbox(100), asyncio.Event()
+def test_what_was_taken_is_not_there_any_more() -> None:
+    outbox = Outbox(nobody)
+    outbox.add_tokens(2, Delta(5, (21, 22)))
+    outbox.take()
+    assert outbox.is_empty
 
-        async def request() -> None:
-            await finished.wait()
-            outbox.add_end(worker_pb2.StreamEnd(stream_id=1, complete_final=True))
+    outbox.add_tokens(2, Delta(7, [23]))
 
-        async with asyncio.TaskGroup() as group:
-            taken = group.create_task(outbox.take())
-            group.create_task(request())
-            await asyncio.sleep(0)  # From here on both wait.
-            outbox.add_tokens(1, Delta(0, [11]))
-            finished.set()
-        return taken.result()
-
-    message = run_async(scenario())
-
-    assert message.step.token_ids == [11]
-    assert [end.stream_id for end in message.ends] == [1]
+    assert outbox.take().step == worker_pb2.Step(stream_ids=[2], positions=[7], token_counts=[1], token_ids=[23])
 
 
 def test_what_gathers_while_a_message_is_on_its_way_is_one_entry_for_each_stream() -> None:
-    async def scenario() -> worker_pb2.Step:
-        outbox = Outbox(100)
-        for position in range(3):
-            outbox.add_tokens(1, Delta(position, [10 + position]))
-            outbox.add_tokens(2, Delta(5 + position, [20 + position]))
-        return (await outbox.take()).step
+    outbox = Outbox(nobody)
+    for position in range(3):
+        outbox.add_tokens(1, Delta(position, [10 + position]))
+        outbox.add_tokens(2, Delta(5 + position, [20 + position]))
 
-    assert run_async(scenario()) == worker_pb2.Step(
+    assert outbox.take().step == worker_pb2.Step(
         stream_ids=[1, 2], positions=[0, 5], token_counts=[3, 3], token_ids=[10, 11, 12, 20, 21, 22]
     )
 
 
-def test_ends_count_towards_the_bound_by_their_length() -> None:
+def test_whoever_sends_is_told_of_each_change() -> None:
+    told: list[int] = []
+    outbox = Outbox(lambda: told.append(outbox.token_count))
+
+    outbox.add_begun(1)
+    outbox.add_tokens(1, Delta(0, [11, 12]))
+    outbox.set_load(worker_pb2.Load(running=1))
+    outbox.take()
+    outbox.set_goaway(1.0)
+
+    assert told == [1, 3, 3, 0]
+
+
+def test_ends_count_by_their_length() -> None:
     """Once 200,000 refused requests lay unread and the session went on."""
+    outbox = Outbox(nobody)
+    end = worker_pb2.StreamEnd(stream_id=1, error=worker_pb2.Error(reason="DRAINING", detail="x" * 200))
 
-    async def scenario() -> list[bool]:
-        outbox, seen = Outbox(100), []
-        end = worker_pb2.StreamEnd(stream_id=1, error=worker_pb2.Error(reason="DRAINING", detail="x" * 200))
-        outbox.add_end(end)
-        seen.append(outbox.is_over.is_set())
-        await outbox.take()
-        outbox.add_end(end)
-        seen.append(outbox.is_over.is_set())
-        outbox.add_end(end)
-        return [*seen, outbox.is_over.is_set()]
+    outbox.add_end(end)
 
-    assert run_async(scenario()) == [False, False, True]
+    assert outbox.token_count >= 200 / TOKEN_BYTES
 
 
-def test_streams_that_begin_count_towards_the_bound() -> None:
+def test_streams_that_begin_count() -> None:
     """Of those that are cancelled there is nothing else to send: once they filled the memory beside it."""
+    outbox = Outbox(nobody)
 
-    async def scenario() -> list[bool]:
-        outbox, seen = Outbox(3), []
-        for stream_id in range(4):
-            outbox.add_begun(stream_id)
-            seen.append(outbox.is_over.is_set())
-        return seen
+    for stream_id in range(4):
+        outbox.add_begun(stream_id)
 
-    assert run_async(scenario()) == [False, False, False, True]
+    assert outbox.token_count == 4

@@ -99,10 +99,16 @@ class Process:
         command = [sys.executable, "-m", "services", "worker", "--registry", NO_REGISTRY]
         command += ["--ready-file", str(self._ready_file), *options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}
+        self._frontends: list[RawFrontend] = []
         self._popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
     async def ready(self) -> dict[str, Any]:
         return await until_written(self._ready_file, self._popen)
+
+    async def attach(self) -> RawFrontend:
+        """A frontend that is closed with the process, at the latest."""
+        self._frontends.append(RawFrontend((await self.ready())["session_address"]))
+        return self._frontends[-1]
 
     def terminate(self) -> None:
         self._popen.send_signal(signal.SIGTERM)
@@ -113,6 +119,8 @@ class Process:
         return self._popen.returncode, said
 
     def close(self) -> None:
+        for frontend in self._frontends:
+            frontend.close()
         self._popen.kill()
         self._popen.communicate()
 
@@ -136,7 +144,7 @@ def test_serves_until_sigterm_then_lets_what_runs_finish_and_takes_nothing_new(t
         async with started(tmp_path, "--mocker-itl-ms", "10") as (process, channel):
             health = health_pb2_grpc.HealthStub(channel)
             states = [(await health.Check(health_pb2.HealthCheckRequest())).status]
-            frontend = RawFrontend(worker_pb2_grpc.WorkerStub(channel))
+            frontend = await process.attach()
             answer = Answer(channel)
             await answer.read()
             process.terminate()
@@ -158,7 +166,7 @@ def test_hands_over_what_has_not_finished_within_the_drain_timeout(tmp_path: Pat
     async def scenario() -> tuple[Answer, str, tuple[int, str]]:
         options = ("--served-model-name", "m", "--mocker-itl-ms", "5", "--drain-timeout", "0.2")
         async with started(tmp_path, *options) as (process, channel):
-            frontend = RawFrontend(worker_pb2_grpc.WorkerStub(channel))
+            frontend = await process.attach()
             request = asked(max_tokens=10_000, model="m")
             await frontend.send(submit(1, 3, stop=request.stop))
             answer = Answer(channel, request)
@@ -272,9 +280,11 @@ def test_a_dead_engine_fails_all_its_requests_with_a_reason_before_the_process_e
 
         async with asyncio.TaskGroup() as group:
             group.create_task(run())
-            address = (await until_written(tmp_path / "r"))["address"]
-            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-                frontend = RawFrontend(worker_pb2_grpc.WorkerStub(channel))
+            ready = await until_written(tmp_path / "r")
+            async with (
+                grpc.aio.insecure_channel(ready["address"], options=CHANNEL_OPTIONS) as channel,
+                RawFrontend(ready["session_address"]) as frontend,
+            ):
                 await frontend.send(submit(1, 10))
                 answer = Answer(channel, asked(model="m"))
                 reading = group.create_task(answer.read_all())
@@ -364,14 +374,14 @@ def test_health_admin_calls_and_the_end_take_no_slot_of_a_worker_that_has_none_l
         async with (
             working(engine, tmp_path, engine_request_limit=1, request_queue_limit=0, drain_timeout_s=0.0) as ready,
             grpc.aio.insecure_channel(ready["address"], options=CHANNEL_OPTIONS) as channel,
+            RawFrontend(ready["session_address"]) as running,
+            RawFrontend(ready["session_address"]) as late,
         ):
             health, worker = health_pb2_grpc.HealthStub(channel), worker_pb2_grpc.WorkerStub(channel)
             inference = inference_pb2_grpc.InferenceStub(channel)
-            running = RawFrontend(worker)
             await running.send(submit(1, 10))
             await engine.wait_submitted(1)
             seen = [(await health.Check(health_pb2.HealthCheckRequest())).status]
-            late = RawFrontend(worker)
             await late.read()
             seen.append((late.messages[0].load.running, late.messages[0].load.waiting))
             seen += [piece async for piece in worker.FetchTokenizer(worker_pb2.FetchTokenizerRequest())]

@@ -1,0 +1,187 @@
+"""Protobuf messages as frames on a TCP connection: how a session between frontend and worker travels.
+
+    connection = preamble frame*        the preamble from whoever opened it, and only from there
+    frame      = length message         length: 4 bytes, big-endian, of the message; at most MESSAGE_BYTES_MAX
+
+Not an rpc, for what an rpc costs: grpc.aio hands each message from a thread of its own to the loop, and that wake-up
+takes longer than all the tokens of a small step. Here a message is one read and a plain call, and several that have
+come in the meantime are one read and one call as well.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from services.errors import Failure, Reason
+from services.rpc import MESSAGE_BYTES_MAX
+
+log = structlog.get_logger()
+
+M = TypeVar("M", bound=Message)
+M_contra = TypeVar("M_contra", bound=Message, contravariant=True)
+
+PREAMBLE = b"unbroken.v1.Session\n"
+"""Who says something else is no frontend, or one of another version."""
+EARLY_BYTES_MAX = 64 * 1024
+"""What may come before anybody has looked at a new connection."""
+_LENGTH = Struct(">I")
+
+
+class Receiver(Protocol[M_contra]):
+    """Whom a connection calls, from the loop. It must not raise."""
+
+    def on_messages(self, messages: Sequence[M_contra]) -> None:
+        """Those that one read brought, in order."""
+
+    def on_writable(self) -> None:
+        """What was sent has left, or nearly all of it."""
+
+    def on_lost(self, failure: Failure) -> None:
+        """The connection is over, and closed: DISCONNECTED, or PROTOCOL_VIOLATION for what can't be read."""
+
+
+class FrameConnection(asyncio.Protocol, Generic[M]):
+    """One end of a connection. It reads once it has been given its receiver by `start`."""
+
+    def __init__(
+        self,
+        message_type: type[M],
+        *,
+        is_opener: bool,
+        on_made: "Callable[[FrameConnection[M]], None] | None" = None,
+    ) -> None:
+        """message_type: what the other end sends. on_made: called once it is connected."""
+        self._on_made = on_made
+        self._decode = message_type.FromString
+        self._is_opener = is_opener
+        self._awaited = b"" if is_opener else PREAMBLE
+        self._receiver: Receiver[M] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._unread = bytearray()  # The beginning of a frame, of so many bytes at least.
+        self._unread_min = 0
+        self._is_over = False
+        self.is_writable = True
+
+    @property
+    def peer(self) -> str:
+        """The other end's address, for people."""
+        assert self._transport is not None
+        name = self._transport.get_extra_info("peername") or ("unknown",)
+        return ":".join(str(part) for part in name[:2])
+
+    def start(self, receiver: Receiver[M]) -> None:
+        """Hand what comes, and what has come already, to the receiver. Once."""
+        self._receiver = receiver
+        self.data_received(b"")
+
+    def send(self, message: Message) -> None:
+        """In order, at once. Who sends much looks at `is_writable` before, or it gathers here without a bound."""
+        if self._is_over or self._transport is None:
+            return
+        body = message.SerializeToString()
+        assert len(body) <= MESSAGE_BYTES_MAX, "a message that nobody would take"
+        self._transport.write(_LENGTH.pack(len(body)) + body)
+
+    def close(self) -> None:
+        """Send what is left and hang up. The receiver hears nothing more. Idempotent."""
+        self._is_over = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Hang up at once, whatever is unsent. The receiver hears nothing more. Idempotent."""
+        self._is_over = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        # asyncio does so only with sockets that know their protocol. Else a small message waits for an acknowledgement.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._is_opener:
+            transport.write(PREAMBLE)
+        if self._on_made is not None:
+            self._on_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        if self._receiver is None or self._unread:
+            self._unread += data
+            if self._receiver is None:
+                if len(self._unread) > EARLY_BYTES_MAX:
+                    self._fail(Failure(Reason.PROTOCOL_VIOLATION, "much was sent before the session began"))
+                return
+            if len(self._unread) < self._unread_min:
+                return
+            data = bytes(self._unread)
+        messages, failure = self._split(data)
+        if messages:
+            self._receiver.on_messages(messages)
+        if failure is not None:
+            self._fail(failure)
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        if self._receiver is not None and not self._is_over:
+            self._receiver.on_writable()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(Failure(Reason.DISCONNECTED, f"the connection broke{f': {exc}' if exc else ''}"))
+
+    # Frames
+
+    def _split(self, data: bytes) -> tuple[list[M], Failure | None]:
+        """All whole messages up to one that breaks the rules, if one does; what follows them is kept."""
+        messages: list[M] = []
+        try:
+            self._take(data, messages)
+        except Failure as failure:
+            return messages, failure
+        return messages, None
+
+    def _take(self, data: bytes, messages: list[M]) -> None:
+        start, size = self._skip_preamble(data), _LENGTH.size
+        while len(data) - start >= size:
+            (length,) = _LENGTH.unpack_from(data, start)
+            if length > MESSAGE_BYTES_MAX:
+                raise Failure(Reason.PROTOCOL_VIOLATION, f"a message of {length} bytes: at most {MESSAGE_BYTES_MAX}")
+            size = _LENGTH.size + length
+            if start + size > len(data):
+                break
+            messages.append(self._message(data[start + _LENGTH.size : start + size]))
+            start, size = start + size, _LENGTH.size
+        self._unread, self._unread_min = bytearray(data[start:]), size
+
+    def _skip_preamble(self, data: bytes) -> int:
+        """Where the frames begin, as far as they have come."""
+        came = data[: len(self._awaited)]
+        if not self._awaited.startswith(came):
+            raise Failure(Reason.PROTOCOL_VIOLATION, "it does not begin as a session of this version does")
+        self._awaited = self._awaited[len(came) :]
+        return len(came)
+
+    def _message(self, data: bytes) -> M:
+        try:
+            return self._decode(data)
+        except DecodeError:
+            raise Failure(Reason.PROTOCOL_VIOLATION, "a message can't be decoded") from None
+
+    def _fail(self, failure: Failure) -> None:
+        """The connection is over, by the other end or for what it sent."""
+        if self._is_over:
+            return
+        self.abort()
+        if self._receiver is not None:
+            self._receiver.on_lost(failure)

@@ -1,0 +1,85 @@
+"""Joins what several messages of a worker say into fewer with the same meaning.
+
+Messages come together when this frontend is slower than its workers. Joined, a stream's tokens of several steps travel
+on as one delta and leave in one write: so a token costs less just where there are too many.
+"""
+
+from collections.abc import Sequence
+
+from services.stubs import worker_pb2
+from services.stubs.inference_pb2 import TokenLogprobs
+
+
+def joined(messages: Sequence[worker_pb2.AttachResponse]) -> Sequence[worker_pb2.AttachResponse]:
+    """The same in fewer messages, in order. What breaks the rules is left as it is, for whoever checks them."""
+    groups: list[_Group] = []
+    for message in messages:
+        if not (groups and groups[-1].take(message)):
+            groups.append(_Group(message))
+    return [group.message() for group in groups]
+
+
+class _Group:
+    """Messages that can be one: the order of a message's parts is also that of what they say about each stream."""
+
+    def __init__(self, first: worker_pb2.AttachResponse) -> None:
+        self._messages = [first]
+        self._due: dict[int, int] = {}  # stream id → the position that its next token must have
+        self._is_closed = not self._add_positions(first.step)
+        self._ended = {end.stream_id for end in first.ends}
+
+    def take(self, message: worker_pb2.AttachResponse) -> bool:
+        """Whether it goes with those before."""
+        if self._is_closed or self._messages[-1].HasField("goaway") or message.HasField("welcome"):
+            return False
+        if not self._ended.isdisjoint(message.step.stream_ids) or not self._add_positions(message.step):
+            return False
+        self._ended.update(end.stream_id for end in message.ends)
+        self._messages.append(message)
+        return True
+
+    def _add_positions(self, step: worker_pb2.Step) -> bool:
+        """Whether the step is sound, and each of its streams goes on where it was."""
+        if not len(step.stream_ids) == len(step.positions) == len(step.token_counts) or 0 in step.token_counts:
+            return False
+        due = dict(zip(step.stream_ids, step.positions, strict=True))
+        if any(self._due.get(stream_id, position) != position for stream_id, position in due.items()):
+            return False
+        counts = zip(step.stream_ids, step.positions, step.token_counts, strict=True)
+        self._due.update((stream_id, position + count) for stream_id, position, count in counts)
+        return len(due) == len(step.stream_ids) and sum(step.token_counts) == len(step.token_ids)
+
+    def message(self) -> worker_pb2.AttachResponse:
+        if len(self._messages) == 1:
+            return self._messages[0]
+        whole = worker_pb2.AttachResponse(step=_step([message.step for message in self._messages]))
+        for message in self._messages:
+            whole.begun.extend(message.begun)
+            whole.ends.extend(message.ends)
+            for name in ("welcome", "load", "goaway"):
+                if message.HasField(name):
+                    getattr(whole, name).CopyFrom(getattr(message, name))
+        return whole
+
+
+def _step(steps: Sequence[worker_pb2.Step]) -> worker_pb2.Step:
+    """One entry for each stream, where its first was."""
+    entries: dict[int, tuple[int, list[int]]] = {}  # stream id → position, tokens
+    logprobs: dict[int, list[TokenLogprobs]] = {}
+    for step in steps:
+        token_ids, start = list(step.token_ids), 0
+        for stream_id, position, count in zip(step.stream_ids, step.positions, step.token_counts, strict=True):
+            entries.setdefault(stream_id, (position, []))[1].extend(token_ids[start : start + count])
+            start += count
+        for one in step.logprobs:
+            logprobs.setdefault(step.stream_ids[one.entry], []).extend(one.tokens)
+    whole = worker_pb2.Step(
+        stream_ids=entries,
+        positions=[position for position, _ in entries.values()],
+        token_counts=[len(token_ids) for _, token_ids in entries.values()],
+        token_ids=[token for _, token_ids in entries.values() for token in token_ids],
+    )
+    for index, stream_id in enumerate(entries):
+        if stream_id in logprobs:
+            whole.logprobs.add(entry=index, tokens=logprobs[stream_id])
+    return whole

@@ -1,0 +1,98 @@
+"""SessionListener: each connection is a session of its own, and none is left behind."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.lifetime import StartupError
+from services.worker.listener import Connection, SessionListener
+from tests.lines import open_line
+from tests.support import run_async
+
+
+async def hang(_: Connection) -> None:
+    await asyncio.Event().wait()
+
+
+def test_serves_each_connection_beside_the_others() -> None:
+    async def scenario() -> list[str]:
+        came: list[str] = []
+        both = asyncio.Event()
+
+        async def attach(connection: Connection) -> None:
+            came.append(connection.peer)
+            if len(came) == 2:
+                both.set()
+            await both.wait()
+            connection.abort()
+
+        async with SessionListener(attach) as listener:
+            address = await listener.start("127.0.0.1:0")
+            lines = [await open_line(address) for _ in range(2)]
+            for line in lines:
+                await line.until_over()
+                line.close()
+        return came
+
+    assert len(set(run_async(scenario()))) == 2
+
+
+def test_a_bug_in_one_session_is_logged_and_leaves_the_others_alone() -> None:
+    async def scenario() -> None:
+        async def attach(connection: Connection) -> None:
+            connection.close()
+            raise ValueError("a bug")
+
+        async with SessionListener(attach) as listener:
+            address = await listener.start("127.0.0.1:0")
+            for _ in range(2):
+                line = await open_line(address)
+                await line.until_over()
+                line.close()
+
+    with capture_logs() as logs:
+        run_async(scenario())
+
+    assert [line["event"] for line in logs] == ["bug in a session"] * 2
+
+
+def test_leaving_ends_what_hangs_and_raises_what_was_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.worker.listener.CLOSE_GRACE_S", 0.01)
+
+    async def scenario(error: Exception | None) -> None:
+        began = asyncio.Event()
+
+        async def attach(connection: Connection) -> None:
+            began.set()
+            await hang(connection)
+
+        async with SessionListener(attach) as listener:
+            line = await open_line(await listener.start("127.0.0.1:0"))
+            await began.wait()
+            line.close()
+            if error is not None:
+                raise error
+
+    run_async(scenario(None))
+    with pytest.raises(ValueError, match="mine"):
+        run_async(scenario(ValueError("mine")))
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    async def scenario() -> None:
+        async with SessionListener(hang) as one, SessionListener(hang) as other:
+            await other.start(await one.start("127.0.0.1:0"))
+
+    with pytest.raises(StartupError, match=r"cannot listen for sessions on .*: the port is in use.*--session-listen"):
+        run_async(scenario())
+
+
+def test_any_ipv6_address_is_any_ipv4_address_as_well() -> None:
+    async def scenario() -> None:
+        async with SessionListener(hang) as listener:
+            address = await listener.start("[::]:0")
+            line = await open_line(f"127.0.0.1:{address.rpartition(':')[2]}")
+            line.close()
+
+    run_async(scenario())
