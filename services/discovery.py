@@ -7,7 +7,7 @@ have, and come back with full jitter; an outage is logged now and then, not once
 import asyncio
 import itertools
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -63,16 +63,21 @@ class InstanceRecord:
     session_address: str = ""
 
 
+OnChange: TypeAlias = "Callable[[Mapping[str, InstanceRecord], Collection[str]], None]"
+"""Told which instances are new or different, and the ids of those that are gone."""
+
+
 class Watcher:
-    """Keeps the view of all instances; `on_view` is called, on the event loop, at each change of it.
+    """Keeps the view of all instances; `on_change` is called, on the event loop, at each change of it, and when a
+    registry has answered for the first time, though nobody may be there.
 
     While no registry answers, the last view stays. A registry that lost its memory is believed: what it says is the
     view.
     """
 
-    def __init__(self, addresses: Sequence[str], on_view: Callable[[Mapping[str, InstanceRecord]], None]) -> None:
+    def __init__(self, addresses: Sequence[str], on_change: OnChange) -> None:
         self._addresses = addresses
-        self._on_view = on_view
+        self._on_change = on_change
         self._records: dict[str, InstanceRecord] = {}
         self._revision = 0
         self._epoch = ""
@@ -97,15 +102,16 @@ class Watcher:
         return False
 
     def _take(self, response: WatchResponse) -> None:
-        before, was_synced = dict(self._records), self.is_synced
-        if response.snapshot:
-            self._records.clear()
-        self._records.update((instance.instance_id, _record(instance)) for instance in response.put)
-        for instance_id in response.deleted:
-            self._records.pop(instance_id, None)
+        """Costs what the response holds, however many instances there are."""
+        was_synced = self.is_synced
+        said = {instance.instance_id: _record(instance) for instance in response.put}
+        put = {name: record for name, record in said.items() if self._records.get(name) != record}
+        left = self._records.keys() - said.keys() if response.snapshot else response.deleted
+        gone = [instance_id for instance_id in left if self._records.pop(instance_id, None) is not None]
+        self._records.update(put)
         self._revision, self._epoch = response.revision, response.epoch
-        if self._records != before or not was_synced:
-            self._on_view(dict(self._records))
+        if put or gone or not was_synced:
+            self._on_change(put, gone)
 
 
 class Registrar:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from services import discovery, reminder
 from services.backoff import Backoff
 from services.discovery import InstanceRecord, Registrar, Watcher
 from services.registry.memory import MemoryStore
+from services.registry.view import Entry
 from services.rpc import CHANNEL_OPTIONS
 from services.stubs.registry_pb2 import DrainRequest, ListRequest
 from tests.registry.support import WAIT_S, Proxy, client, free_port, instance, running, served, until
@@ -55,11 +56,19 @@ class Cluster:
 
 
 class Views:
-    """What a watcher said, oldest first."""
+    """What a watcher said, oldest first. changes: how many records each time; all: what these come to."""
 
     def __init__(self, addresses: list[str]) -> None:
         self.all: list[Mapping[str, InstanceRecord]] = []
-        self.watcher = Watcher(addresses, self.all.append)
+        self.changes: list[int] = []
+        self.watcher = Watcher(addresses, self._on_change)
+
+    def _on_change(self, put: Mapping[str, InstanceRecord], gone: Collection[str]) -> None:
+        before = self.last or {}
+        assert all(before.get(name) != record for name, record in put.items())
+        assert all(name in before for name in gone)
+        self.changes.append(len(put) + len(gone))
+        self.all.append({name: record for name, record in {**before, **put}.items() if name not in gone})
 
     @property
     def last(self) -> Mapping[str, InstanceRecord] | None:
@@ -221,16 +230,38 @@ def test_a_registry_that_lost_its_memory_is_believed() -> None:
     run(scenario)
 
 
-def test_a_view_that_was_told_never_changes_afterwards() -> None:
+def test_tells_only_what_has_changed_however_many_instances_there_are() -> None:
+    """It once copied the view three times for each change."""
+
     async def scenario(cluster: Cluster) -> None:
         async with running(store := MemoryStore()), served(store) as address:
+            store.view.change(1, {str(number): Entry(instance(str(number)), 0) for number in range(100)})
             views = cluster.watch([address])
-            await until(lambda: views.last == {})
+            await until(lambda: len(views.last or ()) == 100)
 
             await store.put(instance(), await store.grant(300), takes_over=True)
-            await until(lambda: views.last == {"w1": RECORD})
+            await until(lambda: len(views.last or ()) == 101)
+            store.view.change(3, {}, ["7"])
+            await until(lambda: len(views.last or ()) == 100)
 
-            assert views.all[0] == {}
+            assert views.changes == [100, 1, 1]
+
+    run(scenario)
+
+
+def test_a_snapshot_tells_what_is_different_from_the_view_before() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with running(store := MemoryStore()), served(store) as address:
+            before = {name: Entry(instance(name), 0) for name in ("stays", "moves", "goes")}
+            store.view.change(1, before)
+            views = cluster.watch([address])
+            await until(lambda: len(views.last or ()) == 3)
+
+            moved = Entry(instance("moves", model="other"), 0)
+            store.view.replace("later", 1, {"stays": before["stays"], "moves": moved})
+            await until(lambda: len(views.last or ()) == 2)
+
+            assert views.changes == [3, 2]
 
     run(scenario)
 

@@ -6,7 +6,7 @@ session until that ends by itself, and losing the registry for any time changes 
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -54,11 +54,12 @@ class Pool:
         self._rng = random.Random()
         self._view: dict[str, InstanceRecord] = {}
         self._kept: set[str] = set()
+        self._unkept: set[str] = set()  # Of the view, those that may have no task yet.
+        self._has_unkept = asyncio.Event()
         self._sessions: dict[str, Session] = {}
         self._rosters: dict[int, Roster[Session]] = {}  # By the identity of their card.
         self._quarantined: dict[str, float] = {}  # instance id → until when, in loop time
         self._changed = asyncio.Event()
-        self._view_changed = asyncio.Event()
         self.cancels = CancelCounts()
 
     # What routing sees
@@ -107,7 +108,7 @@ class Pool:
         self._notify()
         return True
 
-    def _on_news(self, session: Session) -> None:
+    def on_news(self, session: Session) -> None:
         """A session has room again, or is leaving."""
         if session.key in self._sessions:
             self.roster(session.card).on_news(session)
@@ -141,21 +142,25 @@ class Pool:
 
     # What discovery sees
 
-    def on_view(self, view: Mapping[str, InstanceRecord]) -> None:
-        """Discovery's latest view."""
-        self._view = dict(view)
-        self._view_changed.set()
+    def on_change(self, put: Mapping[str, InstanceRecord], gone: Collection[str]) -> None:
+        """Instances are new or different, and others gone from discovery's view."""
+        self._view.update(put)
+        for instance_id in gone:
+            self._view.pop(instance_id, None)
+        self._unkept.update(put)
+        self._has_unkept.set()
 
     async def run(self) -> None:
         """Keep sessions until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sweep())
             while True:
-                for instance_id in self._view.keys() - self._kept:
+                await self._has_unkept.wait()
+                self._has_unkept.clear()
+                unkept, self._unkept = self._unkept, set()
+                for instance_id in unkept - self._kept:
                     self._kept.add(instance_id)
                     group.create_task(self._keep(instance_id))
-                self._view_changed.clear()
-                await self._view_changed.wait()
 
     async def _keep(self, instance_id: str) -> None:
         """One session after another to one instance, until it is gone from the view and the session is lost."""
@@ -175,11 +180,13 @@ class Pool:
         finally:
             self._kept.discard(instance_id)
             self._quarantined.pop(instance_id, None)
-            self._view_changed.set()  # It may be in the view again by now.
+            if instance_id in self._view:  # Again, by now.
+                self._unkept.add(instance_id)
+                self._has_unkept.set()
 
     async def _hold(self, record: InstanceRecord) -> _Loss:
         """One session, from its opening to its loss."""
-        session = Session(record, self._config.session, on_news=lambda: self._on_news(session), cancels=self.cancels)
+        session = Session(record, self._config.session, on_news=lambda: self.on_news(session), cancels=self.cancels)
         welcome = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:

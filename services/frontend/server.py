@@ -128,7 +128,7 @@ class Frontend:
         """Until `stopping` is set and all is drained. Raises StartupError when it can't start."""
         try:
             async with asyncio.TaskGroup() as group, AsyncExitStack() as servers:
-                watcher = Watcher(self._config.registries, self._pool.on_view)
+                watcher = Watcher(self._config.registries, self._pool.on_change)
                 tasks = [group.create_task(self._pool.run()), group.create_task(watcher.run())]
                 await self._open(servers)
                 tasks.append(group.create_task(self._report_health()))

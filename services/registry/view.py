@@ -37,6 +37,8 @@ class View:
         self._complete_after = 0
         self._changed = asyncio.Event()
         self._listeners: dict[str, set[Callable[[], None]]] = {}
+        self._snapshot: WatchResponse | None = None
+        self._news: tuple[int, WatchResponse] | None = None  # After which revision, and what.
 
     @property
     def is_known(self) -> bool:
@@ -49,13 +51,14 @@ class View:
         for instance_id in deleted:
             self._entries.pop(instance_id, None)
         self._remember(revision, (*put, *deleted))
-        self.revision = revision
+        self._go_to(revision)
         self._wake((*put, *deleted))
 
     def replace(self, epoch: str, revision: int, entries: Mapping[str, Entry]) -> None:
         """Begin a new history: whoever watches gets a snapshot."""
         touched = {*self._entries, *entries}
-        self.epoch, self.revision = epoch, revision
+        self.epoch = epoch
+        self._go_to(revision)
         self._entries = dict(entries)
         self._history.clear()
         self._complete_after = revision
@@ -70,21 +73,31 @@ class View:
         return [self._entries[instance_id].instance for instance_id in sorted(self._entries)]
 
     def snapshot(self) -> WatchResponse:
-        return WatchResponse(revision=self.revision, epoch=self.epoch, snapshot=True, put=self.instances())
+        """One message for all who ask at this revision: not to be changed."""
+        if self._snapshot is None:
+            whole = self.instances()
+            self._snapshot = WatchResponse(revision=self.revision, epoch=self.epoch, snapshot=True, put=whole)
+        return self._snapshot
 
     def since(self, revision: int, epoch: str) -> WatchResponse | None:
         """What came after `revision`, as one message; None for nothing, a snapshot where the changes are not known.
 
-        A watcher that is ahead comes from another registry over the same store: nothing is news to it yet.
+        A watcher that is ahead comes from another registry over the same store: nothing is news to it yet. Most have
+        seen the same, so they get the same message: not to be changed.
         """
         if epoch != self.epoch or revision < self._complete_after:
             return self.snapshot()
         if revision >= self.revision:
             return None
+        if self._news is None or self._news[0] != revision:
+            self._news = revision, self._news_after(revision)
+        return self._news[1]
+
+    def _news_after(self, revision: int) -> WatchResponse:
         touched = self._touched_after(revision)
         return WatchResponse(
             revision=self.revision,
-            epoch=epoch,
+            epoch=self.epoch,
             put=[self._entries[instance_id].instance for instance_id in touched if instance_id in self._entries],
             deleted=[instance_id for instance_id in touched if instance_id not in self._entries],
         )
@@ -114,6 +127,9 @@ class View:
             listeners.discard(listener)
             if not listeners and self._listeners.get(instance_id) is listeners:
                 del self._listeners[instance_id]
+
+    def _go_to(self, revision: int) -> None:
+        self.revision, self._snapshot, self._news = revision, None, None
 
     def _remember(self, revision: int, touched: tuple[str, ...]) -> None:
         self._history.append((revision, touched))

@@ -68,7 +68,7 @@ async def pool_of(view: Mapping[str, InstanceRecord]) -> AsyncIterator[Pool]:
     pool = Pool(Catalogue(), QUICK)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pool.run())
-        pool.on_view(view)
+        pool.on_change(view, ())
         try:
             yield pool
         finally:
@@ -118,7 +118,22 @@ def test_an_instance_that_leaves_the_view_keeps_its_living_session() -> None:
     async def scenario() -> None:
         async with Machine("a").running() as a, Machine("b").running() as b, pool_of(view_of(a)) as pool:
             await until(pool, 1)
-            pool.on_view(view_of(b))
+            pool.on_change(view_of(b), ["a"])
+            assert await until(pool, 2) == ["a", "b"]
+
+    run_async(scenario())
+
+
+def test_an_instance_that_comes_back_into_the_view_gets_a_session_again() -> None:
+    async def scenario() -> None:
+        async with Machine("a").running() as a, Machine("b").running() as b, pool_of(view_of(a, b)) as pool:
+            await until(pool, 2)
+            pool.on_change({}, ["a"])
+            drop_sessions(a)
+            assert await until(pool, 1) == ["b"]
+            while "a" in pool._kept:
+                await asyncio.sleep(0)
+            pool.on_change(view_of(a), ())
             assert await until(pool, 2) == ["a", "b"]
 
     run_async(scenario())
@@ -161,7 +176,7 @@ def test_a_worker_whose_card_contradicts_the_others_is_not_used() -> None:
     async def scenario() -> None:
         async with Machine("a").running() as a, Machine("b", other).running() as b, pool_of(view_of(a)) as pool:
             await until(pool, 1)
-            pool.on_view(view_of(a, b))
+            pool.on_change(view_of(b), ())
             while not session_count(b.service):
                 await asyncio.sleep(0.01)
             while session_count(b.service):
@@ -199,7 +214,7 @@ def test_it_has_all_once_every_worker_that_discovery_names_can_be_sent_requests(
     async def scenario() -> None:
         async with Machine("one").running() as one, Machine("two").running() as two, pool_of({}) as pool:
             assert not pool.has_all, "discovery has named none yet"
-            pool.on_view({machine.record.instance_id: machine.record for machine in (one, two)})
+            pool.on_change({machine.record.instance_id: machine.record for machine in (one, two)}, ())
             assert not pool.has_all
             while not pool.has_all:
                 await pool.next_change.wait()
