@@ -191,21 +191,21 @@ def _drawn(sessions: Sequence[AnyWorker], rng: random.Random) -> Iterator[AnyWor
         yield rest.pop()
 
 
-def refusal(seen: View[AnyWorker], model: str, rng: random.Random) -> Failure:
-    """What a new request is told for which no worker is eligible."""
+def refusal(seen: View[AnyWorker], model: str) -> Failure:
+    """What new requests are told for which no worker is eligible, but for `jittered`."""
     count = seen.needs.count
     limits = [one.request_limit for one in seen.present]
     known = [limit for limit in limits if limit is not None]
     if known and len(known) == len(limits) and max(known) < count:
         return invalid("n", f"n is {count}: no worker of {model!r} takes more than {max(known)} requests at a time")
     if not seen.is_crowded:
-        return no_workers(f"no worker serves {model!r} at the moment", rng)
+        return no_workers(f"no worker serves {model!r} at the moment")
     workers = [one.occupancy for one in seen.present]
     detail, cause = _bound_met(seen, model)
     return Failure(
         Reason.OVERLOADED,
         detail,
-        retry_after_s=retry_after_s(workers, rng),
+        retry_after_s=retry_after_s(workers),
         metadata=cause | metadata_of(workers),
     )
 
@@ -226,6 +226,14 @@ def _bound_met(seen: View[AnyWorker], model: str) -> tuple[str, dict[str, str]]:
     return f"{which} over a busy threshold, the least loaded with {over}", cause
 
 
-def no_workers(detail: str, rng: random.Random) -> Failure:
-    """NO_WORKERS: when one comes can't be known."""
-    return Failure(Reason.NO_WORKERS, detail, retry_after_s=jittered_s(RETRY_AFTER_S_MIN, rng))
+def no_workers(detail: str) -> Failure:
+    """NO_WORKERS, but for `jittered`: when one comes can't be known."""
+    return Failure(Reason.NO_WORKERS, detail, retry_after_s=RETRY_AFTER_S_MIN)
+
+
+def jittered(failure: Failure, rng: random.Random) -> Failure:
+    """The same for one request, with a time to come back of its own."""
+    own = failure.again()
+    if own.retry_after_s is not None:
+        own.retry_after_s = jittered_s(own.retry_after_s, rng)
+    return own

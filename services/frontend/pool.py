@@ -117,7 +117,11 @@ class Pool:
     @property
     def has_all(self) -> bool:
         """Whether discovery has named workers, and each of them can be sent requests."""
-        return bool(self._view) and self._view.keys() <= {one.record.instance_id for one in self._sessions.values()}
+        if (
+            not 0 < len(self._view) <= len(self._sessions)
+        ):  # Asked anew for each that is found: seldom all are looked at.
+            return False
+        return self._view.keys() <= {one.record.instance_id for one in self._sessions.values()}
 
     def quarantine(self, session: Session) -> None:
         """Leave the worker alone for a while."""

@@ -13,14 +13,14 @@ JITTER_MIN, JITTER_MAX = 0.8, 1.2
 """Clients that are refused together are not to come back together."""
 
 
-def retry_after_s(workers: Sequence[Occupancy], rng: random.Random) -> float:
-    """When a slot may be free for one that queues now, on the worker where that is soonest.
+def retry_after_s(workers: Sequence[Occupancy]) -> float:
+    """To be jittered: when a slot may be free for one that queues now, on the worker where that is soonest.
 
     N slots that are all taken come free at a rate of N per service time, and those that wait come first: so it takes
     (waiting + 1) * service time / N.
     """
     known = [(one.waiting + 1) * one.service_s / one.slots for one in workers if one.service_s and one.slots]
-    return jittered_s(min(known, default=RETRY_AFTER_S_MIN), rng)
+    return min(known, default=RETRY_AFTER_S_MIN)
 
 
 def jittered_s(seconds: float, rng: random.Random) -> float:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from services.errors import Failure, Reason
 from services.frontend.busy import BusyThresholds
-from services.frontend.eligible import AnyWorker, Workers, no_workers
+from services.frontend.eligible import AnyWorker, Workers, jittered, no_workers
 from services.frontend.retry_after import RETRY_AFTER_S_MIN, jittered_s
 from services.frontend.roster import Roster
 from services.frontend.search import Search
@@ -81,10 +81,10 @@ class Route(Generic[AnyWorker]):
                         await place.wait_call()
                         if (found := self._find(roster, request, call)) is not None:
                             return found
-                        place.keep(is_room_left=bool(roster.open))
+                        place.keep(is_room_left=bool(roster.open or roster.busy))
         except TimeoutError:
             detail = f"no other worker of {request.model!r} had room or came in time"
-            raise no_workers(detail, self._rng) from None
+            raise jittered(no_workers(detail), self._rng) from None
 
 
 def _count(call: Call) -> int:

@@ -92,7 +92,7 @@ def test_several_choices_go_only_where_there_is_room_for_all() -> None:
     ],
 )
 def test_says_why_there_is_none(workers: list[FakeWorker], count: int, reason: Reason) -> None:
-    assert refusal(seen(*workers, count=count), "m", random.Random(0)).reason is reason
+    assert refusal(seen(*workers, count=count), "m").reason is reason
 
 
 BLOCKS = "active_decode_blocks 0.9 (9 of 10) of at most 0.5"
@@ -113,7 +113,7 @@ def test_a_refusal_for_thresholds_tells_them_and_how_far_they_are_exceeded(
     workers: list[FakeWorker], detail: str
 ) -> None:
     """Also where some workers are full: higher ones would have let the request in."""
-    failure = refusal(seen(*workers), "m", random.Random(0))
+    failure = refusal(seen(*workers), "m")
 
     assert failure.detail == detail
     assert (failure.metadata["cause"], failure.metadata["active_decode_blocks_threshold"]) == ("busy_threshold", "0.5")
@@ -122,7 +122,7 @@ def test_a_refusal_for_thresholds_tells_them_and_how_far_they_are_exceeded(
 
 @pytest.mark.parametrize("reported", [(), (BUSY,)], ids=["calm", "busy too"])
 def test_a_refusal_by_full_workers_is_for_capacity_alone(reported: tuple[RankLoad, ...]) -> None:
-    failure = refusal(seen(FakeWorker("a", full=True, reported=reported)), "m", random.Random(0))
+    failure = refusal(seen(FakeWorker("a", full=True, reported=reported)), "m")
 
     assert failure.detail == "every worker of 'm' is at capacity"
     assert failure.metadata["cause"] == "capacity"
@@ -132,7 +132,7 @@ def test_a_refusal_by_full_workers_is_for_capacity_alone(reported: tuple[RankLoa
 def test_names_the_most_choices_that_some_worker_takes() -> None:
     workers = FakeWorker("a", request_limit=4), FakeWorker("b", request_limit=2)
 
-    failure = refusal(seen(*workers, count=5), "m", random.Random(0))
+    failure = refusal(seen(*workers, count=5), "m")
 
     assert failure.param == "n"
     assert "more than 4 requests" in failure.detail

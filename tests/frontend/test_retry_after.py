@@ -11,7 +11,7 @@ from services.frontend.worker_load import Occupancy
 def bounds(*workers: Occupancy) -> tuple[float, float]:
     """The least and the most of many draws."""
     rng = random.Random(7)
-    draws = [retry_after_s(workers, rng) for _ in range(2_000)]
+    draws = [jittered_s(retry_after_s(workers), rng) for _ in range(2_000)]
     return round(min(draws), 1), round(max(draws), 1)
 
 

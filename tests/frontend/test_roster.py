@@ -2,8 +2,13 @@
 
 import random
 
+import pytest
+
+from services.frontend.busy import Thresholds
 from services.frontend.roster import Roster
 from tests.support import CARD, FakeWorker
+
+HALF = Thresholds(active_decode_blocks=0.5)
 
 
 def roster_of(*names: str) -> tuple[Roster[FakeWorker], dict[str, FakeWorker]]:
@@ -18,10 +23,14 @@ def open_in(roster: Roster[FakeWorker]) -> str:
     return "".join(sorted(one.key for one in roster.open))
 
 
-def test_one_that_is_set_aside_is_there_but_not_open_until_there_is_news_of_it() -> None:
+def busy_in(roster: Roster[FakeWorker]) -> str:
+    return "".join(sorted(one.key for one in roster.busy))
+
+
+def test_one_that_is_closed_is_there_but_not_open_until_there_is_news_of_it() -> None:
     roster, workers = roster_of("a", "b", "c")
 
-    roster.set_aside(workers["a"])
+    roster.close(workers["a"])
     assert (open_in(roster), len(roster)) == ("bc", 3)
     roster.on_news(workers["a"])
     assert open_in(roster) == "abc"
@@ -31,7 +40,7 @@ def test_both_may_be_said_again() -> None:
     roster, workers = roster_of("a", "b")
 
     for _ in range(2):
-        roster.set_aside(workers["a"])
+        roster.close(workers["a"])
     assert open_in(roster) == "b"
     for _ in range(2):
         roster.on_news(workers["a"])
@@ -58,27 +67,66 @@ def test_news_call_whoever_waits() -> None:
         assert place.is_called
 
 
-def test_holds_what_a_set_would_after_any_history() -> None:
+def test_those_believed_busy_are_not_open_until_that_is_doubted() -> None:
+    roster, workers = roster_of("a", "b", "c")
+
+    roster.believe_busy([workers["a"], workers["b"]], HALF, until=5.0)
+    roster.doubt_busy(HALF, now=4.9)
+    assert (open_in(roster), busy_in(roster)) == ("c", "ab")
+    roster.doubt_busy(HALF, now=5.0)
+    assert (open_in(roster), busy_in(roster)) == ("abc", "")
+
+
+def test_the_first_found_busy_says_for_how_long_that_is_believed_of_all() -> None:
+    roster, workers = roster_of("a", "b")
+
+    roster.believe_busy([workers["a"]], HALF, until=5.0)
+    roster.believe_busy([workers["b"]], HALF, until=9.0)
+    roster.doubt_busy(HALF, now=5.0)
+
+    assert open_in(roster) == "ab"
+
+
+@pytest.mark.parametrize("thresholds", [None, Thresholds(active_decode_blocks=0.6)])
+def test_other_thresholds_are_reason_to_doubt(thresholds: Thresholds | None) -> None:
+    roster, workers = roster_of("a")
+
+    roster.believe_busy([workers["a"]], HALF, until=5.0)
+    roster.doubt_busy(thresholds, now=0.0)
+
+    assert open_in(roster) == "a"
+
+
+def test_holds_what_sets_would_after_any_history() -> None:
     rng, names = random.Random(3), [str(number) for number in range(10)]
     roster, workers = roster_of(*names)
-    here, open_ones = set(names), set(names)
+    here, open_ones, busy = set(names), set(names), set[str]()
 
     for _ in range(2_000):
         name = rng.choice(names)
-        match rng.choice(["aside", "news", "remove", "add"]):
-            case "aside":
-                roster.set_aside(workers[name])
+        match rng.choice(["close", "news", "remove", "add", "busy", "doubt"]):
+            case "close":
+                roster.close(workers[name])
                 open_ones.discard(name)
+                busy.discard(name)
             case "news":
                 roster.on_news(workers[name])
                 open_ones |= {name} & here
+                busy.discard(name)
             case "remove" if name in here:
                 roster.remove(workers[name])
-                here.remove(name)
-                open_ones.discard(name)
+                for each in (here, open_ones, busy):
+                    each.discard(name)
             case "add" if name not in here:
                 roster.add(workers[name])
                 here.add(name)
                 open_ones.add(name)
-        assert open_in(roster) == "".join(sorted(open_ones))
+            case "busy" if name in open_ones:
+                roster.believe_busy([workers[name]], HALF, until=5.0)
+                open_ones.remove(name)
+                busy.add(name)
+            case "doubt" if rng.random() < 0.1:
+                roster.doubt_busy(HALF, now=5.0)
+                open_ones, busy = open_ones | busy, set()
+        assert (open_in(roster), busy_in(roster)) == ("".join(sorted(open_ones)), "".join(sorted(busy)))
         assert {one.key for one in roster} == here

@@ -6,11 +6,19 @@ from typing import Any
 
 import pytest
 
-from services.frontend.busy import AdmissionConfig, BusyThresholds
+from services.errors import Failure, Reason
+from services.frontend import search
+from services.frontend.busy import AdmissionConfig, BusyThresholds, Thresholds
 from services.frontend.eligible import LOOKS_MAX, Needs
 from services.frontend.roster import Roster
 from services.frontend.search import Search
+from services.frontend.worker_load import Occupancy
+from services.worker.engine import RankLoad
 from tests.support import CARD, FakeWorker, run_async
+
+BUSY = RankLoad(kv_blocks_used=9, kv_blocks_total=10, active_prefill_tokens=0)
+BY_HALF = Needs(thresholds=Thresholds(active_decode_blocks=0.5))
+BY_MORE = Needs(thresholds=Thresholds(active_decode_blocks=0.95))
 
 
 @dataclass
@@ -34,12 +42,18 @@ class Many:
             self.roster.add(one)
         self._search: Search[FakeWorker] = Search(BusyThresholds(AdmissionConfig()), random.Random(5))
 
-    def find(self, needs: Needs | None = None) -> str | None:
+    def find(self, needs: Needs | None = None, *, is_under_way: bool = False) -> str | None:
         async def find() -> FakeWorker | None:
-            return self._search.find(self.roster, needs or Needs())
+            return self._search.find(self.roster, needs or Needs(), is_under_way=is_under_way)
 
         found = run_async(find())
         return None if found is None else found.key
+
+    def refusal(self) -> Failure:
+        async def refuse() -> Failure:
+            return self._search.refusal(self.roster, BY_HALF, "m")
+
+        return run_async(refuse())
 
     def looks(self) -> int:
         """Since it was last asked."""
@@ -112,3 +126,141 @@ def test_each_is_found_as_often_as_the_others() -> None:
     counts = [found.count(str(number)) for number in range(20)]
     assert min(counts) > 120
     assert max(counts) < 280
+
+
+# Many that are busy
+
+MANY = 100
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is believed is believed to the end of the test."""
+    set_times(monkeypatch, 60.0)
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch, _patient: None) -> None:
+    """Nothing is believed for any time."""
+    set_times(monkeypatch, 0.0)
+
+
+def set_times(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    for name in ("BUSY_S", "TOLD_S"):
+        monkeypatch.setattr(search, name, seconds)
+
+
+def test_many_that_are_busy_are_looked_at_once_each_for_a_while() -> None:
+    many = Many(MANY, reported=[BUSY])
+
+    assert many.find(BY_HALF) is None
+    many.looks()
+    assert (many.find(BY_HALF), many.looks()) == (None, 0)
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_and_are_found_when_that_has_passed() -> None:
+    many = Many(MANY, reported=[BUSY])
+    assert many.find(BY_HALF) is None
+
+    many.workers[3].reported = ()
+
+    assert many.find(BY_HALF) == "3"
+
+
+def test_a_few_are_looked_at_each_time() -> None:
+    many = Many(LOOKS_MAX, reported=[BUSY])
+    assert many.find(BY_HALF) is None
+
+    many.workers[3].reported = ()
+
+    assert many.find(BY_HALF) == "3"
+
+
+@pytest.mark.parametrize("needs", [BY_MORE, Needs()], ids=["higher", "none"])
+def test_other_thresholds_count_at_once(needs: Needs) -> None:
+    many = Many(MANY, reported=[BUSY])
+    assert many.find(BY_HALF) is None
+
+    assert many.find(needs) is not None
+    assert many.find(BY_HALF) is None
+
+
+def test_a_request_under_way_goes_to_one_that_is_believed_to_be_busy_but_not_to_one_without_room() -> None:
+    many = Many(MANY, reported=[BUSY])
+    assert many.find(BY_HALF) is None
+
+    assert many.find(BY_HALF, is_under_way=True) is not None
+    for one in many.workers[1:]:
+        one.full = True
+    assert many.find(BY_HALF, is_under_way=True) == "0"
+    many.workers[0].full = True
+    assert many.find(BY_HALF, is_under_way=True) is None
+    assert (list(many.roster.open), list(many.roster.busy)) == ([], [])
+
+
+def test_news_of_one_that_is_believed_to_be_busy_open_it() -> None:
+    many = Many(MANY, reported=[BUSY])
+    assert many.find(BY_HALF) is None
+    many.workers[3].reported = ()
+
+    many.roster.on_news(many.workers[3])
+
+    assert many.find(BY_HALF) == "3"
+
+
+# What a refusal tells
+
+
+def test_what_is_told_of_many_is_told_again_for_a_while_but_each_has_a_time_of_its_own_to_come_back() -> None:
+    many = Many(MANY, full=True, occupancy=Occupancy(slots=4, running=4, service_s=20.0))
+    first = many.refusal()
+    many.looks()
+
+    second = many.refusal()
+
+    assert many.looks() == 0
+    assert (first.reason, first.metadata) == (second.reason, second.metadata)
+    assert first.metadata["running"] == "400"
+    assert first.retry_after_s != second.retry_after_s
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_and_anew_when_that_has_passed() -> None:
+    many = Many(MANY, full=True, occupancy=Occupancy(slots=4, running=4))
+    assert many.refusal().metadata["running"] == "400"
+
+    many.workers[0].occupancy = Occupancy(slots=4, running=3)
+
+    assert many.refusal().metadata["running"] == "399"
+
+
+def test_or_when_a_worker_has_come_or_gone() -> None:
+    many = Many(MANY, is_draining=True)
+    assert many.refusal().reason is Reason.NO_WORKERS
+
+    many.roster.add(new := FakeWorker("new", full=True))
+    assert many.refusal().reason is Reason.OVERLOADED
+    many.roster.remove(new)
+    assert many.refusal().reason is Reason.NO_WORKERS
+
+
+def test_of_a_few_it_is_told_as_it_is() -> None:
+    many = Many(LOOKS_MAX, full=True, occupancy=Occupancy(slots=4, running=4))
+    assert many.refusal().metadata["running"] == "32"
+
+    many.workers[0].occupancy = Occupancy(slots=4, running=3)
+
+    assert many.refusal().metadata["running"] == "31"
+
+
+def test_remembers_what_it_has_told_for_few_kinds_of_requests() -> None:
+    many = Many(MANY, full=True)
+
+    async def refuse() -> None:
+        for number in range(3 * search.TOLD_MAX):
+            many._search.refusal(many.roster, Needs(excluded=frozenset({str(number)})), "m")
+
+    run_async(refuse())
+
+    assert len(many._search._told) <= search.TOLD_MAX
