@@ -6,7 +6,7 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from msgspec.structs import replace
 
 from services.aside import Aside
@@ -18,11 +18,13 @@ from services.frontend.http.body import read_body
 from services.frontend.http.collector import Collector
 from services.frontend.http.config import CONFIG, HttpConfig
 from services.frontend.http.errors import error_response, json_response
+from services.frontend.http.head import Sent
 from services.frontend.http.headers import deadline_of, wants_partial
 from services.frontend.http.openai import Body, parse_chat, parse_completion
 from services.frontend.http.ops import Ops, State
 from services.frontend.http.respond import ID, Respond
-from services.frontend.http.sse import SseStream
+from services.frontend.http.seat import seat_of
+from services.frontend.http.sse import Spellings, SseStream
 from services.frontend.whole import Whole
 from services.request import Call, Layer, Request
 from services.validate import MIGRATION_LIMIT, checked_request_id, migration_limit_of
@@ -107,18 +109,29 @@ class _Gateway:
             self._on_refused(endpoint, failure)
             raise
         answer = answer_type(request_id=call.request_id, model=body.model, includes_usage=body.includes_usage)
+        if body.is_streamed:
+            return await self._stream(request, asked, call, answer, body.spellings())
         try:
-            if body.is_streamed:
-                return await self._stream(request, asked, call, answer)
             return await self._answer(asked, replace(call, is_streamed=False), answer, has_partial=has_partial)
         except Failure as failure:
-            failure.param = body.spelling_of(failure.param)
+            failure.param = body.spellings().get(failure.param, failure.param)
             raise
 
-    async def _stream(self, request: web.Request, asked: Request, call: Call, answer: Answer) -> web.StreamResponse:
-        token_bytes = partial(self._served.token_bytes_of, asked.model)
-        stream = SseStream(request, answer, self._config, token_bytes, is_last=self._served.is_draining)
-        return await stream.serve(self._pipeline, asked, call)
+    async def _stream(
+        self, request: web.Request, asked: Request, call: Call, answer: Answer, spellings: Spellings
+    ) -> web.StreamResponse:
+        seat = seat_of(request)
+        is_chunked = request.version >= HttpVersion11
+        stream = SseStream(
+            seat,
+            answer,
+            self._config,
+            partial(self._served.token_bytes_of, asked.model),
+            is_chunked=is_chunked,
+            is_last=not (is_chunked and request.keep_alive) or self._served.is_draining,
+        )
+        streaming = stream.serve(self._pipeline, asked, call, spellings)
+        return Sent(keeps_alive=await seat.stream(streaming, request.content_length))
 
     async def _answer(self, asked: Request, call: Call, answer: Answer, *, has_partial: bool) -> web.Response:
         """The whole answer, or its failure. has_partial: tell what had come before it."""

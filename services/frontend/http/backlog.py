@@ -3,9 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from aiohttp.abc import AbstractStreamWriter
-
 from services.client_bounds import ClientBounds
+from services.frontend.http.seat import Seat
 from services.frontend.http.sending import unsent_bytes
 from services.joining import Joined
 from services.request import Delta
@@ -27,23 +26,23 @@ class Backlog:
 
     def __init__(
         self,
-        transport: asyncio.Transport,
-        writer: AbstractStreamWriter,
+        seat: Seat,
         events_of: Callable[[Delta], bytes],
         bounds: ClientBounds,
         on_slow: Callable[[str], None],
     ) -> None:
-        """writer: of the same connection. on_slow: told, with the reason, that a bound is passed."""
-        self._transport = transport
-        self._writer = writer
+        """on_slow: told, with the reason, that a bound is passed."""
+        self._seat = seat
+        self._transport = seat.transport
         self._events_of = events_of
         self._bounds = bounds
         self._on_slow = on_slow
         self._held = Joined()
         self._written_bytes = 0
-        self._catching_up: asyncio.Task[None] | None = None
+        self._next: asyncio.Handle | None = None
         self._watch = StallWatch(bounds.stall_s_max, self._taken_bytes, self._on_stall)
-        transport.set_write_buffer_limits(high=BEHIND_BYTES)  # So the writer's `drain` waits where we are behind.
+        seat.on_room = self._catch_up
+        self._transport.set_write_buffer_limits(high=BEHIND_BYTES)  # So there is no room where we are behind.
         self._watch.start()
         self._check()
 
@@ -52,12 +51,10 @@ class Backlog:
         """Whether all is sent."""
         return not self._held and not self._transport.get_write_buffer_size()
 
-    def deliver(self, delta: Delta, group: asyncio.TaskGroup) -> None:
-        """Write it, or hold it. group: ends after this stream."""
-        if self._held or self._transport.get_write_buffer_size() > BEHIND_BYTES:
+    def deliver(self, delta: Delta) -> None:
+        """Write it, or hold it."""
+        if self._held or not self._seat.has_room:
             self._held.add(delta)
-            if self._catching_up is None or self._catching_up.done():
-                self._catching_up = group.create_task(self._catch_up())
         else:
             self._write(self._events_of(delta))
         self._check()
@@ -65,23 +62,23 @@ class Backlog:
     def stop(self) -> None:
         """Write nothing more, and look no more. Idempotent."""
         self._watch.stop()
-        if self._catching_up is not None:
-            self._catching_up.cancel()
+        self._seat.on_room = None
+        if self._next is not None:
+            self._next.cancel()
 
-    def flush(self) -> None:
-        """Write all that is held, room or not: it is within the bound."""
+    def rest(self) -> bytes:
+        """All that is held, which is no longer."""
+        events = []
         while self._held:
-            self._write(self._events_of(self._held.pop()))
+            events.append(self._events_of(self._held.pop()))
+        return b"".join(events)
 
-    async def _catch_up(self) -> None:
-        """Write what is held, piece by piece as the client makes room: up to BEHIND_BYTES, and others run between."""
-        while self._held:
-            try:
-                await self._writer.drain()
-            except ConnectionError:
-                return  # aiohttp has the whole request cancelled.
+    def _catch_up(self) -> None:
+        """There is room: write what is held, a piece in each turn of the loop so that others run between."""
+        self._next = None
+        if self._held and self._seat.has_room:
             self._write(self._events_of(self._held.pop()))
-            await asyncio.sleep(0)
+            self._next = asyncio.get_running_loop().call_soon(self._catch_up)
 
     def _write(self, events: bytes) -> None:
         if events and not self._transport.is_closing():

@@ -16,6 +16,7 @@ import structlog
 from aiohttp import web
 
 from services.fair_loop import add_to_crowd
+from services.frontend.http.seat import Seats
 
 log = structlog.get_logger()
 
@@ -35,9 +36,24 @@ FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class Door(web.BaseSite):
     """A site of an aiohttp runner. `start` and `stop` are called by the same task."""
 
-    def __init__(self, runner: web.AppRunner, host: str, port: int, *, backlog: int, is_shared: bool = False) -> None:
-        """is_shared: whether other processes listen there too."""
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        host: str,
+        port: int,
+        *,
+        backlog: int,
+        shutdown_s_max: float,
+        is_shared: bool = False,
+    ) -> None:
+        """shutdown_s_max: how long streams may go on that still run when it stops. is_shared: whether other processes
+        listen there too.
+        """
         super().__init__(runner, backlog=backlog)
+        factory = runner.server
+        assert factory is not None, "the runner is set up"
+        self._factory = factory
+        self._shutdown_s_max = shutdown_s_max
         self._host = host
         self._port = port
         self._is_shared = is_shared
@@ -47,6 +63,7 @@ class Door(web.BaseSite):
         self._silent: set[socket.socket] = set()  # They have said nothing yet that would tell which they are.
         self._seating: asyncio.Task[None] | None = None
         self._group = asyncio.TaskGroup()
+        self._seats = Seats(factory, self._group)
 
     @property
     def name(self) -> str:
@@ -55,11 +72,9 @@ class Door(web.BaseSite):
     async def start(self) -> None:
         """Listen. Raises OSError when the address can't be had."""
         await super().start()
-        factory = self._runner.server
-        assert factory is not None, "the runner is set up"
         loop = asyncio.get_running_loop()
         self._server = bound = await loop.create_server(
-            factory, self._host, self._port, reuse_port=self._is_shared, start_serving=False
+            self._factory, self._host, self._port, reuse_port=self._is_shared, start_serving=False
         )
         self._listeners = [one.dup() for one in bound.sockets]
         for listener in self._listeners:
@@ -76,6 +91,7 @@ class Door(web.BaseSite):
         if self._listeners:
             if self._seating is not None:
                 self._seating.cancel()
+            await self._seats.close(self._shutdown_s_max)
             await self._group.__aexit__(None, None, None)
         for sock in self._silent:
             asyncio.get_running_loop().remove_reader(sock)
@@ -133,12 +149,10 @@ class Door(web.BaseSite):
                     group.create_task(self._seat(sock))
 
     async def _seat(self, sock: socket.socket) -> None:
-        """From here on the connection is aiohttp's."""
-        factory = self._runner.server
-        assert factory is not None, "the site is stopped before its server"
+        """From here on the connection looks after itself."""
         sock.setblocking(False)
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(factory, sock)
+            await asyncio.get_running_loop().connect_accepted_socket(self._seats, sock)
         except OSError as error:  # Its own misfortune, and nobody else's.
             log.debug("client lost at the door", why=str(error))
             sock.close()

@@ -34,6 +34,18 @@ def head_of(request_id: str, *, is_chunked: bool, is_last: bool) -> bytes:
     return (head % (request_id, _date(int(time.time())))).encode("ascii")
 
 
+def whole(response: web.Response, request_id: str, *, is_last: bool) -> bytes:
+    """A response with its body, to be written as it is. is_last: see `head_of`."""
+    body = response.body
+    assert isinstance(body, bytes), "its body is no stream"
+    fields = {**response.headers, "X-Request-Id": request_id, "Content-Length": str(len(body))}
+    fields |= {"Server": SERVER_SOFTWARE, "Date": _date(int(time.time()))}
+    if is_last:
+        fields["Connection"] = "close"
+    lines = [f"HTTP/1.1 {response.status} {response.reason}", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
 def last_chunk(events: bytes) -> bytes:
     """The events as the last chunk of a body, and its end."""
     return b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events)

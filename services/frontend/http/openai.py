@@ -115,9 +115,10 @@ class Body(Struct, frozen=True, kw_only=True):
         )
         return Sampling(logit_bias=_logit_bias(self.logit_bias or {}), **given)
 
-    def spelling_of(self, param: str | None) -> str | None:
-        """What this client calls the field that the plane calls `param`, which failed."""
-        return next(iter(self._forms()), param) if param == "guided" else param
+    def spellings(self) -> Mapping[str | None, str]:
+        """What the plane calls a field → what this client calls it, where that differs: a failure may name it."""
+        forms = self._forms()
+        return {"guided": next(iter(forms))} if forms else {}
 
     def _forms(self) -> dict[str, Guided]:
         forms = forms_of("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
@@ -195,10 +196,9 @@ class ChatBody(Body, frozen=True, kw_only=True):
             raise invalid("top_logprobs", "top_logprobs needs logprobs: set logprobs to true or leave it out")
         return None
 
-    def spelling_of(self, param: str | None) -> str | None:
-        if param == "max_tokens" and self.max_completion_tokens is not None:
-            return "max_completion_tokens"
-        return super().spelling_of(param)
+    def spellings(self) -> Mapping[str | None, str]:
+        spellings = super().spellings()
+        return spellings if self.max_completion_tokens is None else {**spellings, "max_tokens": "max_completion_tokens"}
 
     def _limit(self) -> int | None:
         if self.max_completion_tokens is None:

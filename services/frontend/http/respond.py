@@ -8,6 +8,7 @@ from services.errors import Failure
 from services.frontend.http.config import HttpConfig
 from services.frontend.http.errors import error_response, routing_response
 from services.frontend.http.headers import REQUEST_ID, request_id_of
+from services.frontend.http.seat import seat_of
 from services.frontend.http.sending import finish_sending
 from services.layers import bug_failure
 
@@ -34,12 +35,12 @@ class Respond:
         except web.HTTPException as error:
             response = routing_response(request, error, request_id)
         except Exception as error:
-            if request.writer.output_size:
-                raise  # In the midst of a stream there is no status left to give: aiohttp logs it and hangs up.
             response = error_response(bug_failure(error, request_id), request_id)
         if not response.prepared:
             response.headers[REQUEST_ID] = request_id
             if self._is_draining():
                 response.force_close()
             await finish_sending(request, response, self._config, request_id)
+            if request.transport is not None:
+                seat_of(request).answered(request.content_length)
         return response

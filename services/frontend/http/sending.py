@@ -5,7 +5,7 @@ import fcntl
 import struct
 import sys
 import termios
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 
 import structlog
 from aiohttp import web
@@ -13,6 +13,7 @@ from aiohttp import web
 from services.client_bounds import ClientBounds
 from services.errors import Reason
 from services.frontend.http.config import HttpConfig
+from services.frontend.http.seat import Seat
 from services.stalling import StallWatch
 
 log = structlog.get_logger()
@@ -59,23 +60,20 @@ async def finish_sending(
     async def send() -> None:
         await response.prepare(request)
         await response.write_eof()
-        await _wait_sent(request, transport)
+        await _wait_sent(transport, request.writer.drain)
 
     await _within_bounds(send(), transport, config.client, request_id, size)
 
 
-async def finish_writing(
-    request: web.Request, transport: asyncio.Transport, last: bytes, config: HttpConfig, request_id: str
-) -> None:
-    """Write the last bytes of a stream, and wait until nothing is unsent: as `finish_sending`, of what aiohttp did not
-    send.
-    """
+async def finish_writing(seat: Seat, last: bytes, bounds: ClientBounds, request_id: str) -> None:
+    """Write the last bytes of a stream, and wait until nothing is unsent: as `finish_sending`, past aiohttp."""
+    transport = seat.transport
     if transport.is_closing():
         _note_left(request_id)
         return
     transport.write(last)
     if transport.get_write_buffer_size():  # Else there is nothing to wait for, and so no timer.
-        await _within_bounds(_wait_sent(request, transport), transport, config.client, request_id)
+        await _within_bounds(_wait_sent(transport, seat.wait_room), transport, bounds, request_id)
 
 
 async def _within_bounds(
@@ -110,12 +108,15 @@ def _left(transport: asyncio.Transport) -> int | None:
     return unsent_bytes(transport) if transport.get_write_buffer_size() else None
 
 
-async def _wait_sent(request: web.Request, transport: asyncio.Transport) -> None:
-    """Until nothing is unsent: a connection that is closed with something unsent stays until its client takes it."""
+async def _wait_sent(transport: asyncio.Transport, wait_room: Callable[[], Awaitable[None]]) -> None:
+    """Until nothing is unsent: a connection that is closed with something unsent stays until its client takes it.
+
+    wait_room: until the transport has no more unsent than it may.
+    """
     if not transport.get_write_buffer_size():
         return
-    transport.set_write_buffer_limits(high=0)  # With it the writer's `drain` waits for all.
+    transport.set_write_buffer_limits(high=0)
     try:
-        await request.writer.drain()
+        await wait_room()
     finally:
         transport.set_write_buffer_limits()

@@ -40,7 +40,15 @@ async def start_http(
     )
     await runner.setup()
     try:
-        await Door(runner, bare_host(host), port, backlog=config.backlog, is_shared=is_shared).start()
+        door = Door(
+            runner,
+            bare_host(host),
+            port,
+            backlog=config.backlog,
+            shutdown_s_max=config.shutdown_s_max,
+            is_shared=is_shared,
+        )
+        await door.start()
     except OSError as error:
         await runner.cleanup()
         raise cannot_listen("HTTP", f"{host}:{port}", error, option=option) from error

@@ -35,7 +35,7 @@ class House:
         """The port."""
         runner = web.AppRunner(self.app, access_log=None)
         await runner.setup()
-        await Door(runner, "127.0.0.1", 0, backlog=4096).start()
+        await Door(runner, "127.0.0.1", 0, backlog=4096, shutdown_s_max=1.0).start()
         try:
             async with asyncio.timeout(TEST_S_MAX):
                 yield int(runner.addresses[0][1])

@@ -4,8 +4,9 @@ import time
 from email.utils import parsedate_to_datetime
 
 import pytest
+from aiohttp import web
 
-from services.frontend.http.head import head_of, last_chunk
+from services.frontend.http.head import head_of, last_chunk, whole
 
 
 def fields_of(head: bytes) -> dict[str, str]:
@@ -42,3 +43,16 @@ def test_says_where_the_body_ends(
 
 def test_the_last_chunk_ends_the_body() -> None:
     assert last_chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(("is_last", "connection"), [(False, None), (True, "close")])
+def test_a_whole_response_has_its_own_fields_and_its_length(is_last: bool, connection: str | None) -> None:
+    response = web.Response(status=503, body=b"{}", headers={"Retry-After": "2", "Content-Type": "application/json"})
+
+    head, _, body = whole(response, "r-1", is_last=is_last).partition(b"\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    fields = fields_of(head)
+    assert (fields["retry-after"], fields["content-type"]) == ("2", "application/json")
+    assert (fields["content-length"], fields["x-request-id"], fields.get("connection")) == ("2", "r-1", connection)
+    assert body == b"{}"
