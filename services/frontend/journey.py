@@ -107,7 +107,7 @@ class Journey:
         self._terms = terms
         self._clock = asyncio.get_running_loop().time
         self._current = Leg(self)
-        self._has_outcome = asyncio.Event()  # A leg that has a task of its own.
+        self._has_outcome: asyncio.Event | None = None  # A leg that has a task of its own; None: there was none.
         self._is_over = False
         self._moves = self._free_moves = 0
         self._barren_deaths = 0
@@ -140,6 +140,7 @@ class Journey:
     async def _travel(self) -> Finish:
         while True:
             if self._current.is_beside:
+                assert self._has_outcome is not None, "it has a task"
                 await self._has_outcome.wait()
                 self._has_outcome.clear()
             else:
@@ -183,13 +184,15 @@ class Journey:
     def _start_second(self, call: Call, rounds_left: int = ROUNDS_MAX) -> None:
         self._second = leg = Leg(self, rounds_left, is_beside=True)
         request = self._request.after(self._record.token_ids)
-        leg.cut = self._group.create_task(self._run_beside(leg, request, call)).cancel
+        if self._has_outcome is None:
+            self._has_outcome = asyncio.Event()  # Not before: it takes as much memory as three frames of the pipeline.
+        leg.cut = self._group.create_task(self._run_beside(leg, request, call, self._has_outcome)).cancel
 
-    async def _run_beside(self, leg: Leg, request: Request, call: Call) -> None:
+    async def _run_beside(self, leg: Leg, request: Request, call: Call, has_ended: asyncio.Event) -> None:
         await self._run(leg, request, call)
         if leg is self._second and not self._is_over:
             self._on_second_ended(leg)
-        self._has_outcome.set()
+        has_ended.set()
 
     def on_tokens(self, leg: Leg, delta: Delta) -> None:
         """A leg's worker has delivered."""
