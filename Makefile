@@ -15,7 +15,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test kill-loop storm bench bench-small hold lint stubs install install-dev model etcd iproute2 wrk peer clean
+.PHONY: help up test kill-loop storm bench bench-small hold scale lint stubs install install-dev model etcd iproute2 wrk peer clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -43,6 +43,9 @@ bench-small: install-dev wrk ## Run the bench in some seconds, for breakage only
 
 hold: install-dev ## Hold 10,000 slow streams for a minute: memory per stream, and how evenly tokens come.
 	$(BIN)/python -m bench.hold
+
+scale: install-dev ## Measure what a frontend and a registry cost with 1,000 workers, 10,000 streams, 10,000 instances.
+	$(BIN)/python -m bench.scale
 
 lint: install-dev ## Check style, types and proto files.
 	$(BIN)/ruff check

@@ -1,12 +1,18 @@
 """Roster: what was found without room is not looked at again before there is news of it, and nothing else is lost."""
 
+import asyncio
 import random
 
 import pytest
 
+from services.errors import Failure
 from services.frontend.busy import Thresholds
 from services.frontend.roster import Roster
-from tests.support import CARD, FakeWorker
+from services.frontend.session import SessionConfig
+from services.frontend.stream import Stream
+from services.stubs.worker_pb2 import Load, RankLoad
+from tests.frontend.support import BareWorker, BareWorkers
+from tests.support import CARD, FakeWorker, run_async
 
 HALF = Thresholds(active_decode_blocks=0.5)
 
@@ -130,3 +136,68 @@ def test_holds_what_sets_would_after_any_history() -> None:
                 open_ones, busy = open_ones | busy, set()
         assert (open_in(roster), busy_in(roster)) == ("".join(sorted(open_ones)), "".join(sorted(busy)))
         assert {one.key for one in roster} == here
+
+
+# With real sessions
+
+
+class Life:
+    """What may happen to a worker's session, at random."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._worker = BareWorker(slots=2, places=1, config=SessionConfig(full_s=0.0))
+        self._streams: list[Stream] = []
+        self.roster = BareWorkers(self._worker).roster(CARD)
+        self.session = self._worker.session
+
+    def go_on(self) -> None:
+        events = [self._open, self._open, self._finish, self._refuse, self._hang_up, self._mark, self._report]
+        self._rng.choice(events)()
+
+    def _open(self) -> None:
+        if len(self._streams) < 4:
+            self._streams.append(self._worker.open())
+
+    def _finish(self) -> None:
+        if self._streams:
+            self._worker.finish(self._streams[0].id)
+            self._hang_up()
+
+    def _refuse(self) -> None:
+        if self._streams:
+            self._worker.refuse(self._streams[0].id)
+            assert isinstance(self._streams[0].ended.exception(), Failure)
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._streams:
+            self.session.close(self._streams.pop(0))
+
+    def _mark(self) -> None:
+        if self._rng.random() < 0.5:
+            self.session.mark_long(self._rng.choice([0, 9]))
+        else:
+            self.session.mark_full(self._rng.choice([1, 3]))
+
+    def _report(self) -> None:
+        self._worker.hear(load=Load(ranks=[RankLoad()] * self._rng.choice([0, 1])))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_makes_room_on_a_worker_is_news_so_that_none_stays_closed(seed: int) -> None:
+    """One that was closed and had no news would never be asked again."""
+
+    async def scenario() -> None:
+        life, closed_count = Life(seed), 0
+        for number in range(3_000):
+            if life.session.is_full() and life.session in life.roster.open:
+                life.roster.close(life.session)
+                closed_count += 1
+            life.go_on()
+            if number % 3 == 0:
+                await asyncio.sleep(0)  # Marks lapse.
+            assert life.session.is_full() or life.session in life.roster.open
+        assert closed_count > 100
+
+    run_async(scenario())

@@ -1,0 +1,121 @@
+"""Cost against size: what is measured, how often, and what it comes to as a table and as a picture.
+
+Times are this process's CPU time: what else runs on the machine is not in them.
+"""
+
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+INCHES = (12.0, 11.0)
+COLUMNS = 2
+DOTS_PER_INCH = 120
+MISSING = ""
+
+Measure = Callable[[int, int], Awaitable[Sequence[float]]]
+"""(size, repeats) → the cost of one operation at that size, once for each repeat."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One operation. of: what there are `sizes` of. unit: of its cost. group: which picture it is in."""
+
+    group: str
+    name: str
+    of: str
+    sizes: Sequence[int]
+    measure: Measure
+    unit: str = "µs"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The median over the repeats, and their range."""
+
+    median: float
+    least: float
+    most: float
+
+
+Costs = Mapping[int, Cost]
+"""By size."""
+
+
+async def cost_of(curve: Curve, size: int, repeats: int) -> Cost:
+    values = await curve.measure(size, repeats)
+    return Cost(statistics.median(values), min(values), max(values))
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Turn the loop for as long as it takes: all that is waited for happens in this process."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0)
+
+
+def us_each(operation: Callable[[], object], times: int) -> float:
+    """CPU microseconds that one of so many took."""
+    began = time.process_time()
+    for _ in range(times):
+        operation()
+    return (time.process_time() - began) * 1e6 / times
+
+
+def table(costs: Mapping[Curve, Costs]) -> str:
+    """A row for each curve, a column for each size that some curve has; the last says how far the cost grows."""
+    sizes = sorted({size for each in costs.values() for size in each})
+    head = ["cost of", "against", *(f"{size:,}" for size in sizes), "grows"]
+    rows = [head, ["---"] * len(head), *(_row(curve, each, sizes) for curve, each in costs.items())]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _row(curve: Curve, costs: Costs, sizes: Sequence[int]) -> list[str]:
+    shown = [_shown(costs[size].median) if size in costs else MISSING for size in sizes]
+    return [f"{curve.name}, {curve.unit}", curve.of, *shown, f"{growth(costs):.1f} ×"]
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def growth(costs: Costs) -> float:
+    """How many times the least cost is the one at the largest size."""
+    return costs[max(costs)].median / min(one.median for one in costs.values())
+
+
+def draw(costs: Mapping[Curve, Costs], file: Path) -> None:
+    """Write the picture, a panel for each group. Raises ImportError without matplotlib."""
+    from matplotlib.figure import Figure
+
+    groups = list(dict.fromkeys(curve.group for curve in costs))
+    figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
+    panels = figure.subplots(-(-len(groups) // COLUMNS), COLUMNS, squeeze=False).flat
+    for panel, group in zip_longest(panels, groups):
+        panel.set_visible(group is not None)
+        _fill(panel, {curve: each for curve, each in costs.items() if curve.group == group})
+    figure.savefig(file)
+
+
+def _fill(panel: Any, costs: Mapping[Curve, Costs]) -> None:
+    """Medians as lines, ranges as bars."""
+    for curve, each in costs.items():
+        medians = [one.median for one in each.values()]
+        ranges = [one.median - one.least for one in each.values()], [one.most - one.median for one in each.values()]
+        panel.errorbar(list(each), medians, yerr=ranges, fmt="o-", markersize=4, capsize=2, label=curve.name)
+        panel.set_title(f"{curve.group}, {curve.unit}", fontsize="medium", loc="left")
+        panel.set_xlabel(curve.of if len({one.of for one in costs}) == 1 else "how many there are")
+        panel.legend(fontsize="x-small")
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    low, high = panel.get_ylim()
+    panel.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))  # What is flat looks flat.
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter("{x:,.6g}")
+    panel.grid(visible=True, which="major", alpha=0.25)

@@ -1,0 +1,85 @@
+"""What a frontend and a registry cost as they grow: 1,000 workers, 10,000 streams, 10,000 instances, in one process.
+
+No sockets (but those to etcd) and no other processes: what is measured is our own code, against the number of what it
+has to do with. A cost that grows with that number, where it should not, is a bug. Garbage is collected between the
+measurements only.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+import structlog
+
+from bench import scale_frontend, scale_registry
+from bench.compare import processor
+from bench.growth import Costs, Curve, cost_of, draw, table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+async def measure(curve: Curve, repeats: int, size_max: int) -> Costs:
+    """A loop for each curve: what one leaves behind is not the next one's."""
+    costs = {}
+    for size in curve.sizes:
+        if size <= size_max or size == curve.sizes[0]:
+            gc.collect()
+            costs[size] = await cost_of(curve, size, repeats)
+    return costs
+
+
+def curves() -> Sequence[Curve]:
+    """Those of etcd only where it is installed."""
+    etcd = scale_registry.ETCD_CURVES if shutil.which("etcd") else ()
+    return [*scale_frontend.CURVES, *scale_registry.CURVES, *etcd]
+
+
+def about(repeats: int, load_before: float) -> dict[str, str]:
+    """What a reader must know of how the figures came about."""
+    return {
+        "machine": f"{processor()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "Python": platform.python_version(),
+        "load average before": f"{load_before:.2f}",
+        "setup": f"one process, no sockets but those to etcd; CPU time of this process; medians of {repeats} repeats",
+        "command": shlex.join(["python", "-m", "bench.scale", *sys.argv[1:]]),
+    }
+
+
+def document(costs: Mapping[Curve, Costs], facts: Mapping[str, str]) -> str:
+    lines = [f"- {name}: {value}" for name, value in facts.items()]
+    return "\n".join(
+        ["# Cost against size", "", table(costs), "", *lines, "", "![The same as a picture](scale.png)", ""]
+    )
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.option("--repeats", type=click.IntRange(1), default=5, help="Of each measurement.")
+@click.option("--size-max", type=click.IntRange(1), default=10_000, help="Leave out what is larger.")
+@click.option("--only", default="", help="Only what has this in its name.")
+@click.option("--results", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where they go.")
+def main(repeats: int, size_max: int, only: str, results: Path) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    load_before = os.getloadavg()[0]
+    gc.disable()
+    costs = {}
+    for curve in curves():
+        if only in curve.name:
+            costs[curve] = asyncio.run(measure(curve, repeats, size_max))
+            print(table({curve: costs[curve]}).splitlines()[-1], file=sys.stderr)
+    text = document(costs, about(repeats, load_before))
+    results.mkdir(parents=True, exist_ok=True)
+    (results / "scale.md").write_text(text, encoding="utf-8")
+    draw(costs, results / "scale.png")
+    click.echo(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Scale: every cost can be measured, here at the smallest sizes, for breakage only: nothing is timed in tests."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench import scale_frontend
+from bench.growth import Curve
+from bench.scale import curves, document, measure
+from tests.support import run_async
+
+SIZE = 3
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale_frontend, "OPERATIONS", 10)
+
+
+@pytest.mark.parametrize("curve", [one for one in curves() if "etcd" not in one.name], ids=lambda one: one.name)
+def test_can_be_measured(curve: Curve) -> None:
+    costs = run_async(measure(replace(curve, sizes=(1, SIZE, 10 * SIZE)), repeats=2, size_max=SIZE))
+
+    assert set(costs) == {1, SIZE}
+
+
+def test_the_page_says_how_its_figures_came_about() -> None:
+    text = document({}, {"machine": "a small one"})
+
+    assert "- machine: a small one" in text
