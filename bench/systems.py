@@ -22,6 +22,8 @@ START_S_MAX = 20.0
 PEER_START_S_MAX = 90.0
 END_S_MAX = 10.0
 POLL_S = 0.02
+LOG_SHOWN = 400
+"""Characters of the end of a log, of a process that did not come up."""
 PEER_SCRIPT = Path(__file__).with_name("peer.sh")
 
 
@@ -92,7 +94,7 @@ class Process:
         give_up_at = time.monotonic() + START_S_MAX
         while not condition():
             if self._process.poll() is not None or time.monotonic() > give_up_at:
-                raise BenchError(f"did not come up: {self._log.read_text()}")
+                raise BenchError(f"did not come up: … {' '.join(self._log.read_text().split())[-LOG_SHOWN:]}")
             time.sleep(POLL_S)
 
     def __enter__(self) -> "Process":
