@@ -118,7 +118,7 @@ def main(
         sys.exit(f"error: {error}")
     plan = Plan(
         loads=[load_for(number, seconds, tokens) for number in streams],
-        saturated=load_for(saturated_streams, seconds, tokens),
+        saturated=load_for(saturated_streams, seconds * ITL_MS / SATURATED_ITL_MS, tokens),
         lost=lost_streams,
         systems=[OURS] if why_missing else [OURS, PEER],
     )

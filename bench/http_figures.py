@@ -30,6 +30,7 @@ def steady(running: Running, load: Load, idle_kib: float) -> Figures:
     elapsed_s = max(ended_at, sample.ended_at) - began
     return {
         "cpu_us_per_token": cpu_s * 1e6 / load.total_tokens,
+        "cpu_us_per_event": cpu_s * 1e6 / load.total_tokens * sample.tokens_per_event,
         "cores": cpu_s / elapsed_s,
         "tokens_per_s": load.total_tokens / elapsed_s,
         "tokens_per_event": sample.tokens_per_event,
