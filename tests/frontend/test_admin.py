@@ -1,11 +1,14 @@
 """Admin calls: who brings the token reads and sets the thresholds of any model that is known, and nobody else does."""
 
 import pytest
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
 from services.frontend.admin import Admin, AdminConfig
 from services.frontend.busy import AdmissionConfig, BusyThresholds, Thresholds
+from services.frontend.whole import Changes, OneProcess
+from services.layers import Gate
 from tests.frontend.support import alone
 from tests.support import CARD, models_of, run_async
 
@@ -113,6 +116,30 @@ def test_a_value_out_of_range_is_refused_and_changes_nothing(name: str, value: f
     assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, name)
     assert name in caught.value.detail
     assert thresholds.of("m") == CONFIGURED
+
+
+class Recording(OneProcess):
+    """Notes what is to be set."""
+
+    def __init__(self, thresholds: BusyThresholds) -> None:
+        super().__init__(CollectorRegistry(), Gate(), thresholds)
+        self.set: list[tuple[str, Changes]] = []
+
+    async def set_thresholds(self, model: str, changes: Changes) -> None:
+        self.set.append((model, changes))
+        await super().set_thresholds(model, changes)
+
+
+def test_what_is_refused_is_refused_before_it_comes_to_any_process() -> None:
+    thresholds = BusyThresholds(AdmissionConfig(thresholds=CONFIGURED))
+    whole = Recording(thresholds)
+    admin = Admin(AdminConfig(), models_of(CARD), thresholds, whole)
+    for model, value in (("m", 2.0), ("made up", 0.5)):
+        with pytest.raises(Failure):
+            run_async(admin.set_thresholds(model, {DECODE: value}))
+    run_async(admin.set_thresholds("m", {DECODE: 0.5}))
+
+    assert whole.set == [("m", {DECODE: 0.5})]
 
 
 @pytest.mark.parametrize(("name", "value"), [(DECODE, 0), (DECODE, 1), (PREFILL, 0), (PREFILL, 2**64 - 1)])

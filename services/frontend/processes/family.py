@@ -51,9 +51,7 @@ class Family:
         self._setting = asyncio.Lock()  # All processes get the same changes in the same order.
 
     def join(self, name: str, path: Path) -> Welcome:
-        """Ask the process at `path` from now on, instead of the one that had its name."""
-        for process in [one for one in self._processes if one.name == name]:
-            self._bury(process)
+        """Ask the process at `path` from now on. Whoever had its name is dead: the next question will show it."""
         welcome = Welcome(dict(self._changes), is_successor=name in self._names)
         self._names.add(name)
         self._processes.append(_Process(name, Remote(path, self._answer_s_max)))

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
 from services.frontend.busy import Thresholds
-from services.frontend.processes.control import Welcome
+from services.frontend.processes.control import Remote, Welcome
 from services.frontend.processes.family import Family
 from services.frontend.processes.joined import parsed
 from services.request import Call
@@ -37,6 +37,10 @@ class Stage:
         life = self.lives[name] = AsyncExitStack()
         await life.enter_async_context(process.living(path))
         return process, self.family.join(name, path)
+
+    def remote(self, name: str) -> Remote:
+        (path,) = self.folder.glob(f"{name}.*.sock")
+        return Remote(path, answer_s_max=10)
 
     async def die(self, name: str) -> None:
         await self.lives.pop(name).aclose()
@@ -185,14 +189,21 @@ def test_what_is_set_is_set_in_all_and_in_who_joins_later() -> None:
     play(scene)
 
 
-def test_changes_at_the_same_time_come_to_the_same_in_all() -> None:
+def test_changes_come_to_all_in_the_same_order_for_the_next_waits_for_the_last() -> None:
     async def scene(stage: Stage) -> None:
-        processes = [(await stage.join(name))[0] for name in ("one", "other")]
+        one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
+        one.whole.speaks.clear()
         async with asyncio.TaskGroup() as group:
-            for value in range(10):
+            for value in (1, 2):
                 group.create_task(stage.family.set_thresholds("m", {PREFILL: value}))
+            while not one.whole.asked_count:
+                await asyncio.sleep(0)
+            await stage.remote("other").cancel("r")  # The second change would have come there before it.
+            asked_count = other.whole.asked_count
+            one.whole.speaks.set()
 
-        assert {process.thresholds.of("m") for process in processes} == {Thresholds(active_prefill_tokens=9)}
+        assert asked_count == 2, "the first change and the cancel"
+        assert {each.thresholds.of("m") for each in (one, other)} == {Thresholds(active_prefill_tokens=2)}
 
     play(scene)
 

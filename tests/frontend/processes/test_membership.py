@@ -17,16 +17,17 @@ from services.listening import reserve
 from tests.frontend.processes.support import PREFIX, short_folder, supervised
 from tests.support import run_async
 
+ANY = "127.0.0.1:0"
 NOBODY = "127.0.0.1:1"
 POLL_S = 0.005
 ANSWER_S_MAX = 10.0
 SETTLE_S_MAX = 0.3
 
 
-def configured(member: Path, listen: str = "127.0.0.1:0", ready_file: Path | None = None) -> FrontendConfig:
+def configured(member: Path, ready_file: Path | None = None, grpc: str = ANY, http: str = ANY) -> FrontendConfig:
     return FrontendConfig(
-        grpc_listen="127.0.0.1:0",
-        http_listen=listen,
+        grpc_listen=grpc,
+        http_listen=http,
         registries=(NOBODY,),
         member=member,
         settle_s_max=SETTLE_S_MAX,
@@ -35,15 +36,15 @@ def configured(member: Path, listen: str = "127.0.0.1:0", ready_file: Path | Non
 
 
 @asynccontextmanager
-async def running(member: Path, listen: str = "127.0.0.1:0") -> AsyncIterator[str]:
-    """The HTTP address of a process that runs."""
+async def running(member: Path, **listens: str) -> AsyncIterator[dict[str, str]]:
+    """The addresses of a process that runs."""
     ready_file, stopping = member.with_suffix(".ready"), asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(Frontend(configured(member, listen, ready_file)).run(stopping))
+        group.create_task(Frontend(configured(member, ready_file, **listens)).run(stopping))
         while not ready_file.exists():
             await asyncio.sleep(POLL_S)
         try:
-            yield json.loads(ready_file.read_text())["http"]
+            yield json.loads(ready_file.read_text())
         finally:
             stopping.set()
 
@@ -54,16 +55,16 @@ async def ask(address: str, path: str, body: Any = None) -> tuple[int, str]:
         return got.status, await got.text()
 
 
-def test_processes_share_a_port() -> None:
+def test_processes_share_their_ports() -> None:
     async def scenario() -> None:
-        address, holders = reserve("127.0.0.1:0")
+        (grpc, grpc_holders), (http, http_holders) = reserve(ANY), reserve(ANY)
         async with (
             supervised(ANSWER_S_MAX) as (_, folder),
-            running(folder / "one", address) as first,
-            running(folder / "other", address) as second,
+            running(folder / "one", grpc=grpc, http=http) as first,
+            running(folder / "other", grpc=grpc, http=http) as second,
         ):
-            assert first == second == address
-        for holder in holders:
+            assert first == second == {"grpc": grpc, "http": http}
+        for holder in (*grpc_holders, *http_holders):
             holder.close()
 
     run_async(scenario())
@@ -76,7 +77,7 @@ def test_each_answers_for_all() -> None:
             running(folder / "one") as first,
             running(folder / "other") as second,
         ):
-            for address in (first, second):
+            for address in (first["http"], second["http"]):
                 status, text = await ask(address, "/metrics")
                 cancel = await ask(address, "/v1/requests/mine/cancel", {})
 

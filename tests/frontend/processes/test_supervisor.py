@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -40,31 +40,29 @@ def configured(
     return SupervisorConfig(processes=2, listens=addresses, ready_file=ready_file, command=command)
 
 
-def play(config: SupervisorConfig, scene: Callable[[], Awaitable[None]]) -> list[str]:
-    """Run `scene` beside a supervisor, then end that. Returns what it said of its processes."""
+def play(config: SupervisorConfig, is_over: Callable[[list[str]], bool]) -> list[str]:
+    """Run a supervisor until that is so of what it has said of its processes, then end it. Returns all it said."""
+
+    def said() -> list[str]:
+        return [f"{line['name']} {line['what']}" for line in logs if line["event"] == "frontend process"]
 
     async def run() -> None:
         stopping = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(Supervisor(config).run(stopping))
-            try:
-                await scene()
-            finally:
-                stopping.set()
+            while not is_over(said()):
+                await asyncio.sleep(POLL_S)
+            stopping.set()
 
     with capture_logs() as logs:
         run_async(run())
-    return [f"{line['name']} {line['what']}" for line in logs if line["event"] == "frontend process"]
+    return said()
 
 
 def test_it_is_ready_when_all_are_with_the_ports_that_they_share(tmp_path: Path) -> None:
     ready_file = tmp_path / "ready"
 
-    async def scene() -> None:
-        while not ready_file.exists():
-            await asyncio.sleep(POLL_S)
-
-    said = play(configured(running(SERVES), ready_file), scene)
+    said = play(configured(running(SERVES), ready_file), lambda _: ready_file.exists())
 
     ready = json.loads(ready_file.read_text())
     assert ready.keys() == {"grpc", "http"}
@@ -74,15 +72,18 @@ def test_it_is_ready_when_all_are_with_the_ports_that_they_share(tmp_path: Path)
 
 
 def test_while_one_is_not_ready_none_is(tmp_path: Path) -> None:
-    ready_file, begun = tmp_path / "ready", tmp_path / "begun"
-    script = f"import sys, time; sys.argv[3] == 'frontend-1' and time.sleep(60); open({str(begun)!r}, 'w'); {SERVES}"
+    ready_file = tmp_path / "ready"
+    script = f"import sys, time; sys.argv[3] == 'frontend-1' and time.sleep(60); {SERVES}"
+    was_ready: list[bool] = []
 
-    async def scene() -> None:
-        while not begun.exists():
-            await asyncio.sleep(POLL_S)
+    def is_other_ready(said: list[str]) -> bool:
+        was_ready.append(ready_file.exists())
+        return bool(said)
 
-    play(configured(running(script), ready_file), scene)
+    (said,) = [line for line in play(configured(running(script), ready_file), is_other_ready) if " ready " in line]
 
+    assert said.startswith("frontend-2 ready")
+    assert not any(was_ready)
     assert not ready_file.exists()
 
 
