@@ -145,6 +145,18 @@ async def registrations(size: int, repeats: int) -> list[float]:
 
 async def etcd_changes(size: int, repeats: int) -> list[float]:
     """One change, from the store's call to the view, among so many keys in a real etcd."""
+    async with etcd_store() as store, asyncio.TaskGroup() as group:
+        await fill(store, size)
+        registry = Registry(group, store, 1)
+        await registry.wait_told()
+        costs = [await registry.us_to_change(size) for _ in range(repeats)]
+        registry.stop()
+    return costs
+
+
+@asynccontextmanager
+async def etcd_store() -> AsyncIterator[Store]:
+    """Over a real etcd of its own."""
     with tempfile.TemporaryDirectory() as folder:
         etcd = Etcd(Path(folder))
         etcd.start()
@@ -154,14 +166,31 @@ async def etcd_changes(size: int, repeats: int) -> list[float]:
                 store = EtcdStore(etcd.config)
                 keeping = group.create_task(store.run())
                 await until(lambda: store.view.is_known)
-                await fill(store, size)
-                registry = Registry(group, store, 1)
-                await registry.wait_told()
-                costs = [await registry.us_to_change(size) for _ in range(repeats)]
-                registry.stop()
+                yield store
                 keeping.cancel()
         finally:
             etcd.kill()
+
+
+async def renewals(size: int, repeats: int) -> list[float]:
+    """So many leases, one after the other."""
+    async with registry_with(0, 0) as registry:
+        return await us_to_renew(registry.store, size, repeats)
+
+
+async def etcd_renewals(size: int, repeats: int) -> list[float]:
+    async with etcd_store() as store:
+        return await us_to_renew(store, size, repeats)
+
+
+async def us_to_renew(store: Store, leases: int, repeats: int) -> list[float]:
+    granted = [await store.grant(LEASE_S) for _ in range(leases)]
+    costs = []
+    for _ in range(repeats):
+        began = time.process_time()
+        for lease in granted:
+            await store.keep_alive(lease)
+        costs.append((time.process_time() - began) * 1e6 / leases)
     return costs
 
 
@@ -182,5 +211,9 @@ CURVES: Sequence[Curve] = (
     Curve(TOLD, "tell one change", "instances", INSTANCES, changes),
     Curve(TOLD, "tell one change, for each watcher", "watchers", WATCHERS, changes_told),
     Curve(SHOWN, "register, all at once", "instances", INSTANCES, registrations),
+    Curve(SHOWN, "renew its lease", "instances", INSTANCES, renewals),
 )
-ETCD_CURVES: Sequence[Curve] = (Curve(TOLD, "tell one change, over etcd", "instances", INSTANCES, etcd_changes),)
+ETCD_CURVES: Sequence[Curve] = (
+    Curve(TOLD, "tell one change, over etcd", "instances", INSTANCES, etcd_changes),
+    Curve(SHOWN, "renew its lease, over etcd", "instances", INSTANCES[:-1], etcd_renewals),
+)
