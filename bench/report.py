@@ -30,8 +30,8 @@ PARTS = (
         "frontend that joins tokens sends fewer events: so there are figures for an event, too. The plane's share "
         "of the workers' CPU is all of it less what the mocker takes alone (below); Dynamo's mocker can't be "
         "measured alone. Memory is the frontend's most in the run less what it had before all runs: with few "
-        "streams it says little. A percentile stands where there were enough values in a round, 50 for p99 and "
-        "500 for p99.9.",
+        "streams it says little. A p99 stands where a round had 20 values at least, and is the largest of fewer "
+        "than 100; p99.9 likewise of 200 and 1,000.",
         "streams",
         (OURS, PEER),
         {
