@@ -87,6 +87,16 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
         assert len(body) <= MESSAGE_BYTES_MAX, "a message that nobody would take"
         self._transport.write(_LENGTH.pack(len(body)) + body)
 
+    def rest(self, delay_s: float) -> None:
+        """Leave what comes in the kernel for so long."""
+        if self._transport is not None and not self._is_over:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(delay_s, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._transport is not None and not self._is_over:
+            self._transport.resume_reading()
+
     def close(self) -> None:
         """Send what is left and hang up. The receiver hears nothing more. Idempotent."""
         self._is_over = True

@@ -39,6 +39,13 @@ class Wire(asyncio.Transport):
         super().__init__({"socket": self})
         self.written = b""
         self.end: str | None = None
+        self.reads: list[str] = []
+
+    def pause_reading(self) -> None:
+        self.reads.append("paused")
+
+    def resume_reading(self) -> None:
+        self.reads.append("resumed")
 
     def setsockopt(self, *_: int) -> None:
         """It is its own socket."""
@@ -182,6 +189,22 @@ def test_says_while_the_other_end_takes_nothing_and_when_it_does_again() -> None
 
     assert connection.is_writable
     assert heard.writable_count == 1
+
+
+@pytest.mark.parametrize(("is_over", "reads"), [(False, ["paused", "resumed"]), (True, ["paused"])])
+def test_a_rest_leaves_what_comes_in_the_kernel_and_ends_by_itself(is_over: bool, reads: list[str]) -> None:
+    async def scenario() -> list[str]:
+        connection, wire = connected(is_opener=True)
+        rested = asyncio.Event()
+        connection.rest(0.001)
+        asyncio.get_running_loop().call_later(0.002, rested.set)
+        assert wire.reads == ["paused"]
+        if is_over:
+            connection.abort()
+        await rested.wait()
+        return wire.reads
+
+    assert run_async(scenario()) == reads
 
 
 def test_small_messages_do_not_wait_for_each_others_acknowledgement() -> None:

@@ -17,6 +17,7 @@ from services.discovery import InstanceRecord
 from services.errors import Failure
 from services.frontend.catalogue import Catalogue
 from services.frontend.outgoing import CancelCounts
+from services.frontend.pace import Pace
 from services.frontend.roster import Roster
 from services.frontend.session import Session, SessionConfig
 from services.layers import bug_failure, root_cause
@@ -61,6 +62,7 @@ class Pool:
         self._quarantined: dict[str, float] = {}  # instance id → until when, in loop time
         self._changed = asyncio.Event()
         self.cancels = CancelCounts()
+        self._pace = Pace()
 
     # What routing sees
 
@@ -190,7 +192,13 @@ class Pool:
 
     async def _hold(self, record: InstanceRecord) -> _Loss:
         """One session, from its opening to its loss."""
-        session = Session(record, self._config.session, on_news=lambda: self.on_news(session), cancels=self.cancels)
+        session = Session(
+            record,
+            self._config.session,
+            on_news=lambda: self.on_news(session),
+            cancels=self.cancels,
+            pace=self._pace,
+        )
         welcome = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:

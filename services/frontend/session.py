@@ -27,6 +27,7 @@ from services.errors import Failure, Reason
 from services.frames import FrameConnection
 from services.frontend.joined import joined
 from services.frontend.outgoing import CancelCounts, Outgoing, submit_of
+from services.frontend.pace import Pace, rest_s
 from services.frontend.stream import Stream
 from services.frontend.streams import Streams
 from services.frontend.worker_load import FullMark, Occupancy, WorkerLoad
@@ -74,11 +75,15 @@ class Session:
         config: SessionConfig,
         on_news: Callable[[], None] = _nobody,
         cancels: CancelCounts | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """on_news: called when the worker has room again, or leaves."""
         loop = asyncio.get_running_loop()
         self._on_news = on_news
         self._cancels = cancels or CancelCounts()
+        self._pace = pace or Pace()
+        self._spent_before_s = self._rested_at = 0.0
+        self._connection: FrameConnection[worker_pb2.AttachResponse] | None = None
         self.record = record
         self.name = f"worker {record.instance_id}"
         self.key = f"{record.instance_id}#{next(self._numbers)}"
@@ -236,6 +241,7 @@ class Session:
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
                 await asyncio.get_running_loop().create_connection(lambda: connection, bare_host(host), port)
+                self._connection = connection
                 self._outgoing.connect(connection)
                 connection.start(self)
                 await self._has_begun.wait()
@@ -250,7 +256,7 @@ class Session:
 
     def on_messages(self, messages: Sequence[worker_pb2.AttachResponse]) -> None:
         """What the worker has said since the last time."""
-        self._heard_at = self._clock()
+        began = self._heard_at = self._clock()
         try:
             for message in joined(messages) if len(messages) > 1 else messages:
                 if self._loss is None:
@@ -259,6 +265,16 @@ class Session:
             self.lose(failure)
         except Exception as error:
             self.lose(bug_failure(error, f"(any) on the session to {self.name}"))
+        self._rest(began)
+
+    def _rest(self, began: float) -> None:
+        """If tokens take too much of the time. began: when it began with those that it has just passed on."""
+        now = self._clock()
+        self._pace.spent_s += now - began
+        delay_s = rest_s(self._pace.spent_s - self._spent_before_s, now - self._rested_at)
+        self._spent_before_s, self._rested_at = self._pace.spent_s, now
+        if delay_s and self._connection is not None:
+            self._connection.rest(delay_s)
 
     def on_writable(self) -> None:
         """The worker goes on to take what we send."""

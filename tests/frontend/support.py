@@ -34,7 +34,13 @@ def alone(
 class BareWorker:
     """One session, and what its frontend has sent on it. By default it runs two requests, and one more may wait."""
 
-    def __init__(self, name: str = "i", slots: int = 2, places: int = 1, config: SessionConfig | None = None) -> None:
+    def __init__(
+        self,
+        name: str = "i",
+        slots: int = 2,
+        places: int = 1,
+        config: SessionConfig | None = None,
+    ) -> None:
         self.news: list[str] = []
         self.on_news: Callable[[], None] = lambda: None
         self.cancels = CancelCounts()
