@@ -166,6 +166,10 @@ class Attempt:
         self.has_begun, self.phase = True, Phase.PREFILL
         self.on_begun()
 
+    def release(self) -> None:
+        """It has ended, and calls nobody any more."""
+        self.on_begun = self.on_leaving = _ignore
+
 
 class Cause(StrEnum):
     """Why a request was ended before its answer was complete, by somebody who did not want it any more.

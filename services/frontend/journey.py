@@ -136,6 +136,8 @@ class Journey:
             raise root_cause(failures) from None
         finally:
             self._end_move(outcome)
+            self._second = None
+            del self._current  # It knows the journey, and circles are left to the garbage collector.
 
     async def _travel(self) -> Finish:
         while True:
@@ -167,6 +169,8 @@ class Journey:
             leg.outcome = await self._inner(request, replace(call, attempt=leg.attempt), leg)
         except Failure as failure:
             leg.outcome = failure
+        finally:
+            leg.attempt.release()
 
     async def _run_here(self, leg: Leg) -> None:
         """Until it ends, or is cut: then another is the current one."""

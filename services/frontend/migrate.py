@@ -38,11 +38,17 @@ class Migrate:
         self._inner = inner
         self._config = config
         self._metrics = metrics
+        self._told: dict[str, int] = {}  # By model; below preprocess there are no others than those of workers.
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         assert call.card is not None, "preprocess names the card"
         policy = policy_for(request, call, call.card, self._config.limit)
-        self._metrics.set_limit(request.model, allowed_by(call.card, self._config.limit))
+        self._tell_limit(request.model, allowed_by(call.card, self._config.limit))
         record = Recorder(sink, request, self._config.seq_len_max, lambda: self._metrics.count_exceeded(request.model))
         terms = Terms(policy, self._config.replacement_wait_s, self._metrics)
         return await Journey(self._inner, request, call, record, terms).run()
+
+    def _tell_limit(self, model: str, limit: int) -> None:
+        if self._told.get(model) != limit:
+            self._told[model] = limit
+            self._metrics.set_limit(model, limit)

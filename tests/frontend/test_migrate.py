@@ -1,7 +1,9 @@
 """Migrate: a lost worker costs the client nothing but time, and one that leaves not even that."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import gc
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -389,6 +391,36 @@ def test_an_undisturbed_request_takes_no_task_of_its_own() -> None:
         return others
 
     assert len(run_async(scenario())) == 1, "that of the test"
+
+
+@pytest.fixture
+def _no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collector")
+def test_an_undisturbed_request_leaves_nothing_to_the_garbage_collector() -> None:
+    """All that was made for it is known from here: a circle would keep it until the next collection."""
+
+    async def scenario() -> weakref.ref[Collected]:
+        collected = Collected()
+        layer = Migrate(Forgetful([7, 8]), MigrateConfig(), Counts())
+        await layer(make_request(), Call(request_id="r", card=ABLE), collected)
+        return weakref.ref(collected)
+
+    assert run_async(scenario())() is None
+
+
+class Forgetful(Script):
+    """Keeps nothing of what it was called with."""
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        try:
+            return await super().__call__(request, call, sink)
+        finally:
+            self.calls.clear()
 
 
 # A worker leaves
