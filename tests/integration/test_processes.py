@@ -13,6 +13,7 @@
 import asyncio
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any
@@ -39,8 +40,10 @@ SLOW = "--mocker-itl-ms=20"
 
 
 @pytest.fixture(scope="module")
-def plane(start_plane: Start) -> Plane:
-    return start_plane(frontend=OPTIONS)
+def plane(start_plane: Start) -> Iterator[Plane]:
+    plane = start_plane(frontend=OPTIONS)
+    yield plane
+    assert not plane.frontend.events(level="error")
 
 
 async def worker_of(plane: Plane, *options: str, model: str = "mocker") -> Process:
@@ -204,6 +207,7 @@ def test_a_process_that_is_killed_costs_its_own_streams_alone_and_comes_back_as_
         counted = await frontend.metric("dynamo_frontend_requests_total")
         assert counted == before + len(whole) + CONNECTIONS, "what it had counted before it died is counted still"
         assert not frontend.events(outcome="NO_WORKERS"), "it took clients before it had workers"
+        assert not frontend.events(level="error")
 
     asyncio.run(scenario())
 

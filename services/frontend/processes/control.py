@@ -4,7 +4,7 @@ The supervisor asks each process what a whole frontend is asked, and each proces
 Nothing here is near a token: only scrapes, cancels by name and what operators set go this way.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,10 +14,9 @@ import msgspec
 from aiohttp import web
 
 from services.errors import Failure, Reason
-from services.frontend.http.config import HttpConfig
-from services.frontend.http.errors import json_response
-from services.frontend.http.respond import Respond
+from services.frontend.http.errors import error_response, json_response
 from services.frontend.whole import Changes, Whole
+from services.layers import bug_failure
 from services.ops import exposition_response
 
 SUPERVISOR_SOCKET = "supervisor.sock"
@@ -27,6 +26,7 @@ SUPERVISOR_ANSWER_S_MAX = 3.0
 """How long a process waits for the supervisor, which may have to wait for others first."""
 SHUTDOWN_S_MAX = 0.5
 T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class _Setting(msgspec.Struct):
@@ -139,7 +139,7 @@ def control_app(whole: Whole, join: Callable[[str, Path], Welcome] | None = None
         joining = _decode(await request.read(), _Joining)
         return _answer(join(joining.name, Path(joining.path)))
 
-    app = web.Application(middlewares=[Respond(HttpConfig(), lambda: False).middleware])
+    app = web.Application(middlewares=[_tell_failures])
     app.add_routes(
         [
             web.get("/metrics", on_metrics),
@@ -149,6 +149,17 @@ def control_app(whole: Whole, join: Callable[[str, Path], Welcome] | None = None
         ]
     )
     return app
+
+
+@web.middleware
+async def _tell_failures(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """As envelopes, from which the other side makes them again."""
+    try:
+        return await handler(request)
+    except Failure as failure:
+        return error_response(failure, request.path)
+    except Exception as error:
+        return error_response(bug_failure(error, request.path), request.path)
 
 
 def _answer(body: msgspec.Struct) -> web.Response:

@@ -7,7 +7,6 @@ counted. End (SIGTERM): all drain, side by side, as a single process does; who h
 import asyncio
 import json
 import random
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from services.cluster.member import Member, MemberConfig
 from services.cluster.together import end_all, start_all, start_until
 from services.frontend.processes.control import SUPERVISOR_SOCKET, answering, control_app
 from services.frontend.processes.family import Family
+from services.frontend.processes.folder import private_folder
 from services.lifetime import StartupError, write_atomically
 from services.listening import cannot_listen, reserve
 
@@ -72,7 +72,7 @@ class Supervisor:
         family = Family(self._config.metrics_prefix)
         with ExitStack() as held:
             addresses = self._reserve(held)
-            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="unbroken-")))
+            folder = held.enter_context(private_folder())
             members = self._members(folder, addresses)
             async with answering(control_app(family, family.join), _socket_in(folder)), asyncio.TaskGroup() as lives:
                 try:

@@ -3,10 +3,18 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason, invalid
 from services.frontend.busy import Thresholds
-from services.frontend.processes.control import SUPERVISOR_SOCKET, Gone, Remote, Welcome, answering, control_app
+from services.frontend.processes.control import (
+    SUPERVISOR_SOCKET,
+    Gone,
+    Remote,
+    Welcome,
+    answering,
+    control_app,
+)
 from services.frontend.whole import Changes
 from tests.frontend.processes.support import Hushed, Process, short_folder, supervised
 from tests.support import run_async
@@ -21,7 +29,7 @@ class Refusing(Hushed):
         raise invalid("model", f"{model} is as it should be")
 
 
-def test_what_is_asked_is_answered_by_the_other_side() -> None:
+def test_what_is_asked_is_answered_by_the_other_side(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         process = Process()
         process.requests.inc(3)
@@ -36,6 +44,7 @@ def test_what_is_asked_is_answered_by_the_other_side() -> None:
                 assert process.thresholds.of("org/a model") == Thresholds(active_prefill_tokens=2**64 - 1)
 
     run_async(scenario())
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("was_there", [True, False])
@@ -109,6 +118,25 @@ def test_a_refusal_comes_back_as_it_was() -> None:
                     await Remote(path, answer_s_max=10).set_thresholds("m", {})
 
         assert (caught.value.reason, caught.value.detail) == (Reason.INVALID_ARGUMENT, "m is as it should be")
+
+    run_async(scenario())
+
+
+def test_a_bug_of_the_other_side_is_told_as_one_and_logged_there() -> None:
+    async def scenario() -> None:
+        async def break_down() -> bytes:
+            raise ZeroDivisionError
+
+        process = Process()
+        process.whole.exposition = break_down  # type: ignore[method-assign]
+        with short_folder() as folder, capture_logs() as logs:
+            path = folder / "one.sock"
+            async with process.living(path):
+                with pytest.raises(Failure) as caught:
+                    await Remote(path, answer_s_max=10).exposition()
+
+        assert caught.value.reason is Reason.INTERNAL
+        assert [line["event"] for line in logs] == ["bug"]
 
     run_async(scenario())
 
