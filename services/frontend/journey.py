@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -26,7 +27,7 @@ from msgspec.structs import replace
 from services.errors import Failure, Reason
 from services.frontend.policy import DEATHS, Policy, Progress
 from services.frontend.record import Recorder
-from services.layers import root_cause
+from services.layers import expire, root_cause
 from services.refusals import REJECTIONS, RefusedFor, refused_for
 from services.request import Attempt, Call, Delta, Finish, FinishReason, Layer, Request
 
@@ -83,13 +84,17 @@ class Leg:
         self._journey = journey
         self.is_beside = is_beside
         self.cut: Callable[[], object] = _nothing
-        self.attempt = Attempt(on_begun=journey.part, on_leaving=lambda grace_s: journey.on_leaving(self, grace_s))
+        self.attempt = Attempt(on_begun=journey.part, on_leaving=self.on_leaving)
         self.outcome: Finish | Failure | None = None
         self.rounds_left = rounds_left
         self.leaves_at: float | None = None
 
     def deliver(self, delta: Delta) -> None:
         self._journey.on_tokens(self, delta)
+
+    def on_leaving(self, grace_s: float) -> None:
+        """Its worker leaves in so many seconds."""
+        self._journey.on_leaving(self, grace_s)
 
 
 def _nothing() -> None:
@@ -98,6 +103,28 @@ def _nothing() -> None:
 
 class Journey:
     """See the module. `run` once."""
+
+    __slots__ = (
+        "_barren_deaths",
+        "_call",
+        "_cause",
+        "_clock",
+        "_current",
+        "_delivered_at",
+        "_free_moves",
+        "_given_before",
+        "_group",
+        "_has_outcome",
+        "_inner",
+        "_is_over",
+        "_move",
+        "_moves",
+        "_record",
+        "_refusal",
+        "_request",
+        "_second",
+        "_terms",
+    )
 
     def __init__(self, inner: Layer, request: Request, call: Call, record: Recorder, terms: Terms) -> None:
         self._inner = inner
@@ -177,7 +204,7 @@ class Journey:
         scope = asyncio.timeout(None)
         try:
             async with scope:
-                leg.cut = lambda: scope.reschedule(self._clock())
+                leg.cut = partial(expire, scope)
                 await self._run(leg, self._request.after(self._record.token_ids), self._call)
         except TimeoutError:
             if not scope.expired():

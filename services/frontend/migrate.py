@@ -5,6 +5,7 @@ another is made ready, and is cut off only when that one delivers: make before b
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from services.frontend.journey import Journey, MigrationMetrics, Terms
 from services.frontend.policy import allowed_by, policy_for
@@ -21,6 +22,10 @@ class MigrateConfig:
     limit: int = 3
     seq_len_max: int | None = None
     replacement_wait_s: float = 10.0
+
+
+def _never() -> None:
+    """Without a bound nothing exceeds it."""
 
 
 class Migrate:
@@ -44,7 +49,9 @@ class Migrate:
         assert call.card is not None, "preprocess names the card"
         policy = policy_for(request, call, call.card, self._config.limit)
         self._tell_limit(request.model, allowed_by(call.card, self._config.limit))
-        record = Recorder(sink, request, self._config.seq_len_max, lambda: self._metrics.count_exceeded(request.model))
+        seq_len_max = self._config.seq_len_max
+        on_exceeded = _never if seq_len_max is None else partial(self._metrics.count_exceeded, request.model)
+        record = Recorder(sink, request, seq_len_max, on_exceeded)
         terms = Terms(policy, self._config.replacement_wait_s, self._metrics)
         return await Journey(self._inner, request, call, record, terms).run()
 

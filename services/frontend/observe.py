@@ -40,9 +40,11 @@ _PROCESS_ENDED = Failure(Reason.CANCELLED, "the process was ended")
 class _FirstToken:
     """Notes when the first token passed."""
 
-    def __init__(self, sink: Sink) -> None:
+    __slots__ = ("_clock", "_sink", "at")
+
+    def __init__(self, sink: Sink, clock: Callable[[], float]) -> None:
         self._sink = sink
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock
         self.at: float | None = None
 
     def deliver(self, delta: Delta) -> None:
@@ -72,8 +74,8 @@ class Observe:
         self._rejection_lines = Quota(REJECTION_LINES_PER_S_MAX)
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        first = _FirstToken(sink)
         clock = asyncio.get_running_loop().time
+        first = _FirstToken(sink, clock)
         began = clock()
         model = request.model if self._is_known(request.model) else UNKNOWN_MODEL
         inflight = self._inflight(model)

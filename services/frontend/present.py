@@ -9,6 +9,8 @@ from msgspec.structs import replace
 from services.frontend.catalogue import Catalogue
 from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, Usage
 
+_UtfDecoder = codecs.getincrementaldecoder("utf-8")
+
 
 class StopStrings:
     """Finds the first stop string to be completed in a text that comes in pieces, and holds back what may become one.
@@ -75,12 +77,14 @@ def _fallback(string: str) -> list[int]:
 class Presenter:
     """The text of one answer so far; calls `stop` once when a stop string ends it."""
 
+    __slots__ = ("_decoder", "_is_whole", "_sink", "_stop", "_stops", "_token_bytes", "is_stopped", "token_count")
+
     def __init__(
         self, sink: Sink, token_bytes: Sequence[bytes], strings: Sequence[str], stop: Callable[[], None]
     ) -> None:
         self._sink = sink
         self._token_bytes = token_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder: codecs.IncrementalDecoder | None = None
         self._is_whole = True  # No half a character stands at the end of what was decoded.
         self._stops = StopStrings(strings) if strings else None
         self._stop = stop
@@ -111,6 +115,8 @@ class Presenter:
         """What is complete so far. The most of it is ASCII, which takes no decoder."""
         if self._is_whole and encoded.isascii():
             return encoded.decode("ascii")
+        if self._decoder is None:
+            self._decoder = _UtfDecoder(errors="replace")
         text = self._decoder.decode(encoded)
         self._is_whole = not self._decoder.getstate()[0]
         return text
@@ -144,7 +150,7 @@ class Presenter:
         return finish
 
     def _flush(self) -> str:
-        text = self._decoder.decode(b"", final=True)
+        text = "" if self._decoder is None else self._decoder.decode(b"", final=True)
         if self._stops is not None:
             text, self.is_stopped = self._stops.feed(text)
             text += self._stops.flush()

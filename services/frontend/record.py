@@ -14,6 +14,17 @@ class Recorder:
     position: of the next token, in the whole continuation.
     """
 
+    __slots__ = (
+        "_begin",
+        "_on_exceeded",
+        "_on_next",
+        "_sink",
+        "_tracked_end",
+        "is_tracking",
+        "position",
+        "token_ids",
+    )
+
     def __init__(self, sink: Sink, request: Request, seq_len_max: int | None, on_exceeded: Callable[[], None]) -> None:
         self._sink = sink
         self._begin = self.position = len(request.generated_token_ids)

@@ -126,7 +126,7 @@ class _Gateway:
             seat,
             answer,
             self._config,
-            partial(self._served.token_bytes_of, asked.model),
+            _no_tokens if asked.logprobs is None else partial(self._served.token_bytes_of, asked.model),
             is_chunked=is_chunked,
             is_last=not (is_chunked and request.keep_alive) or self._served.is_draining,
         )
@@ -176,6 +176,11 @@ class _Gateway:
         request_id = checked_request_id(request.match_info["request_id"])
         cancelled = await self._whole.cancel(request_id)
         return json_response(msgspec.json.encode({"id": request_id, "cancelled": cancelled}))
+
+
+def _no_tokens() -> Sequence[bytes]:
+    """Nobody asks for the bytes of a token without log probabilities."""
+    return ()
 
 
 def _call_of(request: web.Request, endpoint: str, config: HttpConfig) -> Call:

@@ -24,6 +24,8 @@ class _Begun:
 class Events:
     """The events of one stream, choice by choice."""
 
+    __slots__ = ("_answer", "_begun", "_is_chunked", "_token_bytes")
+
     def __init__(self, answer: Answer, token_bytes: Callable[[], Sequence[bytes]], *, is_chunked: bool) -> None:
         """token_bytes: of each token id; asked once there are log probabilities. is_chunked: what is written together
         is a chunk of the HTTP/1.1 body; HTTP/1.0 ends its body by closing and has no chunks.

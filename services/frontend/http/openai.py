@@ -25,6 +25,7 @@ from services.validate import LOGPROBS_MAX, MESSAGES_MAX
 COMPLETION_TOKENS_DEFAULT = 16
 """As OpenAI documents for /v1/completions."""
 
+_AS_IT_IS: Mapping[str | None, str] = {}
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
@@ -118,7 +119,7 @@ class Body(Struct, frozen=True, kw_only=True):
     def spellings(self) -> Mapping[str | None, str]:
         """What the plane calls a field → what this client calls it, where that differs: a failure may name it."""
         forms = self._forms()
-        return {"guided": next(iter(forms))} if forms else {}
+        return {"guided": next(iter(forms))} if forms else _AS_IT_IS
 
     def _forms(self) -> dict[str, Guided]:
         forms = forms_of("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)

@@ -36,6 +36,22 @@ class SseStream:
     | left: client too slow, or gone | nothing | failed from outside, with the reason |
     """
 
+    __slots__ = (
+        "_answer",
+        "_at_end",
+        "_backlog",
+        "_config",
+        "_ending",
+        "_events_of",
+        "_has_begun",
+        "_is_chunked",
+        "_is_last",
+        "_is_open",
+        "_left",
+        "_seat",
+        "_transport",
+    )
+
     def __init__(
         self,
         seat: Seat,

@@ -37,9 +37,14 @@ async def whole_answer(reader: asyncio.StreamReader) -> bytes:
     return text.encode()
 
 
+_EARLIER: list[object] = []
+"""Of tests before this one, which their failures may have kept."""
+
+
 def handlers() -> list[object]:
     """What aiohttp keeps of clients."""
-    return [one for one in gc.get_objects() if isinstance(one, web.RequestHandler | web.BaseRequest)]
+    kept = [one for one in gc.get_objects() if isinstance(one, web.RequestHandler | web.BaseRequest)]
+    return [one for one in kept if not any(one is earlier for earlier in _EARLIER)]
 
 
 async def taken_over() -> None:
@@ -54,6 +59,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream has lasted for a while at the next look."""
     monkeypatch.setattr(seat, "FRESH_S", 0.0)
     monkeypatch.setattr(seat, "LOOK_S", 0.001)
+    _EARLIER.clear()
+    _EARLIER.extend(handlers())
 
 
 def test_of_a_stream_that_lasts_aiohttp_keeps_nothing() -> None:
