@@ -7,6 +7,7 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import structlog
 
 
@@ -47,9 +48,22 @@ def _shown(value: object) -> str:
     return value if isinstance(value, str) and _WORD.fullmatch(value) else repr(value)
 
 
+_JSON = (str, int, float, list, tuple, dict, type(None))
+_encode = msgspec.json.Encoder(enc_hook=repr).encode
+
+
+def json_line(logger: Any, name: str, event: MutableMapping[str, Any]) -> str:
+    """As structlog's JSONRenderer, in less time. What is no JSON is shown by `repr`, which leaves secrets out."""
+    try:
+        shown = {key: value if isinstance(value, _JSON) else repr(value) for key, value in event.items()}
+        return _encode(shown).decode()
+    except UnicodeEncodeError:  # Half of a surrogate pair, which a client may send in a header.
+        return str(structlog.processors.JSONRenderer()(logger, name, event))
+
+
 def _renderer(log_format: str) -> structlog.typing.Processor:
     if log_format == "json":
-        return structlog.processors.JSONRenderer()
+        return json_line
     return structlog.dev.ConsoleRenderer(pad_event_to=0) if sys.stderr.isatty() else PlainText()
 
 

@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from structlog.dev import ConsoleRenderer
+from structlog.processors import JSONRenderer
 
 from services.errors import Reason
-from services.telemetry import PlainText
+from services.telemetry import PlainText, json_line
 
 CODE = """
 import asyncio, logging, structlog
@@ -70,6 +72,13 @@ def test_text_has_the_same_and_no_colours_where_nobody_looks() -> None:
     assert "\x1b[" not in text
 
 
+@dataclass
+class Configured:
+    """A configuration with a secret."""
+
+    password: str = field(repr=False)
+
+
 ODD = ["", "two words", "a=b", "it's", 'say "x"', "a\nb", "a\tb", "größer", "\ud800", Reason.OVERLOADED, None, 0.5, [1]]
 
 
@@ -79,6 +88,13 @@ def test_plain_text_is_that_of_the_console(value: Any) -> None:
     line = {"timestamp": "now", "level": "info", "event": "two words", "z": 1, "b": value, "process": "p"}
 
     assert PlainText()(None, "info", dict(line)) == console(None, "info", dict(line))
+
+
+@pytest.mark.parametrize("value", [*ODD, {"a": [1]}, (1, 2), True, Reason, Configured("secret")])
+def test_a_line_of_json_is_that_of_structlog(value: Any) -> None:
+    line = {"event": "two words", "b": value}
+
+    assert json.loads(json_line(None, "info", line)) == json.loads(JSONRenderer()(None, "info", line))
 
 
 def test_a_value_can_forge_neither_a_line_nor_what_a_terminal_does() -> None:
