@@ -91,9 +91,15 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
         """Leave what comes in the kernel for so long."""
         if self._transport is not None and not self._is_over:
             self._transport.pause_reading()
-            asyncio.get_running_loop().call_later(delay_s, self._go_on)
+            asyncio.get_running_loop().call_later(delay_s, self.go_on)
 
-    def _go_on(self) -> None:
+    def pause(self) -> None:
+        """Leave what comes in the kernel until `go_on`. Idempotent."""
+        if self._transport is not None and not self._is_over:
+            self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Read again. Idempotent."""
         if self._transport is not None and not self._is_over:
             self._transport.resume_reading()
 

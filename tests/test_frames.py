@@ -207,6 +207,18 @@ def test_a_rest_leaves_what_comes_in_the_kernel_and_ends_by_itself(is_over: bool
     assert run_async(scenario()) == reads
 
 
+def test_a_pause_leaves_what_comes_in_the_kernel_until_it_goes_on() -> None:
+    async def scenario() -> list[str]:
+        connection, wire = connected(is_opener=True)
+        connection.pause()
+        connection.go_on()
+        connection.abort()
+        connection.pause()
+        return wire.reads
+
+    assert run_async(scenario()) == ["paused", "resumed"]
+
+
 def test_small_messages_do_not_wait_for_each_others_acknowledgement() -> None:
     """A bug: with Nagle's algorithm each first token came 40 ms late."""
 

@@ -13,6 +13,7 @@ A stream whose finish reason has come ends well, whatever happens to the session
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from services.frames import FrameConnection
 from services.frontend.joined import joined
 from services.frontend.outgoing import CancelCounts, Outgoing, submit_of
 from services.frontend.pace import Pace, rest_s
+from services.frontend.pieces import pieces
 from services.frontend.stream import Stream
 from services.frontend.streams import Streams
 from services.frontend.worker_load import FullMark, Occupancy, WorkerLoad
@@ -60,6 +62,12 @@ class SessionConfig:
     full_s: float = 1.0
 
 
+STREAMS_AT_ONCE_MAX = 512
+"""Whose tokens are passed on in one turn of the loop, if one worker sends for no more: some milliseconds."""
+STREAMS_A_TURN_MAX = 128
+"""The same where it sends for more: a probe takes several turns, and there are several workers."""
+
+
 def _nobody() -> None:
     """Who does not route need not know."""
 
@@ -84,6 +92,7 @@ class Session:
         self._pace = pace or Pace()
         self._spent_before_s = self._rested_at = 0.0
         self._connection: FrameConnection[worker_pb2.AttachResponse] | None = None
+        self._unheard: deque[worker_pb2.AttachResponse] = deque()
         self.record = record
         self.name = f"worker {record.instance_id}"
         self.key = f"{record.instance_id}#{next(self._numbers)}"
@@ -256,16 +265,32 @@ class Session:
 
     def on_messages(self, messages: Sequence[worker_pb2.AttachResponse]) -> None:
         """What the worker has said since the last time."""
-        began = self._heard_at = self._clock()
+        self._heard_at = self._clock()
+        for message in joined(messages) if len(messages) > 1 else messages:
+            is_large = len(message.step.stream_ids) > STREAMS_AT_ONCE_MAX
+            self._unheard.extend(pieces(message, STREAMS_A_TURN_MAX) if is_large else [message])
+        self._hear()
+
+    def _hear(self) -> None:
+        """Take what has come, as much as fits a turn of the loop; until all is taken nothing more is read."""
+        began, left = self._clock(), STREAMS_A_TURN_MAX
         try:
-            for message in joined(messages) if len(messages) > 1 else messages:
-                if self._loss is None:
-                    self._on_message(message)
+            while self._unheard and self._loss is None and left > 0:
+                message = self._unheard.popleft()
+                left -= len(message.step.stream_ids)
+                self._on_message(message)
         except Failure as failure:
             self.lose(failure)
         except Exception as error:
             self.lose(bug_failure(error, f"(any) on the session to {self.name}"))
-        self._rest(began)
+        is_all = not self._unheard or self._loss is not None
+        if self._connection is not None:
+            (self._connection.go_on if is_all else self._connection.pause)()
+        if is_all:
+            self._rest(began)
+        else:
+            self._pace.spent_s += self._clock() - began
+            asyncio.get_running_loop().call_soon(self._hear)
 
     def _rest(self, began: float) -> None:
         """If tokens take too much of the time. began: when it began with those that it has just passed on."""

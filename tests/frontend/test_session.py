@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
+from services.frontend import session
 from services.frontend.outgoing import CancelCounts
 from services.frontend.session import Session, SessionConfig
 from services.frontend.stream import Stream
@@ -812,3 +813,53 @@ def test_choices_that_are_too_large_to_send_are_all_told_and_leave_nothing() -> 
         assert bare.session.in_flight_count == 0
 
     run_async(scenario())
+
+
+# Very many streams
+
+
+def test_the_tokens_of_very_many_streams_leave_others_a_turn_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "STREAMS_AT_ONCE_MAX", 4)
+    monkeypatch.setattr(session, "STREAMS_A_TURN_MAX", 2)
+
+    async def scenario() -> tuple[list[int], list[bool]]:
+        worker = BareWorker(slots=5)
+        streams = [worker.open() for _ in range(5)]
+        ids = [stream.id for stream in streams]
+        step = worker_pb2.Step(stream_ids=ids, positions=[0] * 5, token_counts=[1] * 5, token_ids=[7] * 5)
+        end = worker_pb2.StreamEnd(stream_id=ids[0], finish_reason=FINISH_REASON_STOP, complete_final=True)
+        worker.hear(step=step, ends=[end])
+        counts, has_ended = [], []
+        for _ in range(3):
+            counts.append(sum(stream._position for stream in streams))
+            has_ended.append(streams[0].ended.done())
+            await asyncio.sleep(0)
+        return counts, has_ended
+
+    assert run_async(scenario()) == ([2, 4, 5], [False, False, True])
+
+
+def test_what_comes_meanwhile_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "STREAMS_AT_ONCE_MAX", 4)
+    monkeypatch.setattr(session, "STREAMS_A_TURN_MAX", 2)
+    streams, rounds = 5, 50
+    got: list[Collected] = []
+
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        await peer.read()
+        for position in range(rounds):
+            await peer.tokens(*((number + 1, position, [position]) for number in range(streams)))
+        for number in range(streams):
+            await peer.finish(number + 1)
+        await peer.read()
+
+    async def use(client: Client) -> None:
+        for stream, collected in [client.open() for _ in range(streams)]:
+            await stream.ended
+            client.session.close(stream)
+            got.append(collected)
+
+    play(serve, use)
+
+    assert [one.token_ids for one in got] == [list(range(rounds))] * streams
