@@ -26,12 +26,11 @@ def private_folder() -> Iterator[Path]:
 
 def _is_deserted(path: Path) -> bool:
     """Whether there is a socket where nobody listens."""
-    if not path.is_socket():  # Not yet, or not ours.
-        return False
-    with socket.socket(socket.AF_UNIX) as knocking, suppress(OSError):
-        knocking.settimeout(KNOCK_S_MAX)
-        try:
-            knocking.connect(str(path))
-        except ConnectionRefusedError:
-            return True
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as knocking:  # Of another user not even that can be seen.
+        if path.is_socket():  # Else not yet.
+            knocking.settimeout(KNOCK_S_MAX)
+            try:
+                knocking.connect(str(path))
+            except ConnectionRefusedError:
+                return True
     return False

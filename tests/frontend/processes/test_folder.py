@@ -1,7 +1,9 @@
 """The folder of the sockets: private, and nothing is left of it, even of a supervisor that was killed."""
 
+import os
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from services.frontend.processes.control import SUPERVISOR_SOCKET
 from services.frontend.processes.folder import FOLDERS, private_folder
 from tests.frontend.processes.support import short_folder
 
+NOBODY = 65534
+
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -17,6 +21,17 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with short_folder() as folder:
         monkeypatch.setattr("tempfile.tempdir", str(folder))
         yield folder
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """As a user who can't enter each folder there is."""
+    mine = os.geteuid()
+    os.seteuid(mine or NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(mine)
 
 
 def test_the_folder_is_for_its_user_alone_and_goes_with_its_supervisor(temporary: Path) -> None:
@@ -39,3 +54,11 @@ def test_what_a_killed_supervisor_left_goes_with_the_next_and_what_a_living_one_
         listening.listen()
         with private_folder() as folder:
             assert set(temporary.iterdir()) == {living, new, foreign, folder}
+
+
+def test_a_folder_of_another_user_is_passed_by(temporary: Path) -> None:
+    theirs = temporary / f"{FOLDERS}theirs"
+    theirs.mkdir(mode=0)
+    temporary.chmod(0o777)
+    with without_privileges(), private_folder() as folder:
+        assert set(temporary.iterdir()) == {theirs, folder}
