@@ -4,6 +4,7 @@ The supervisor asks each process what a whole frontend is asked, and each proces
 Nothing here is near a token: only scrapes, cancels by name and what operators set go this way.
 """
 
+import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,8 @@ PROCESS_ANSWER_S_MAX = 1.0
 SUPERVISOR_ANSWER_S_MAX = 3.0
 """How long a process waits for the supervisor, which may have to wait for others first."""
 SHUTDOWN_S_MAX = 0.5
+_ENDS = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE})
+"""What connections to a process that has ended fail with. Anything else is want of something, here or there."""
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -107,6 +110,11 @@ class Remote:
         except TimeoutError as error:
             detail = f"a process of this frontend has not answered within {self._timeout.total:g} s"
             raise Failure(Reason.DEADLINE_EXCEEDED, detail) from error
+        except aiohttp.ClientOSError as error:
+            if error.errno in _ENDS:
+                raise Gone from error
+            detail = f"a process of this frontend cannot be asked now: {error.strerror}"
+            raise Failure(Reason.DEADLINE_EXCEEDED, detail) from error
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             raise Gone from error
         if response.status != 200:
@@ -168,8 +176,8 @@ def _answer(body: msgspec.Struct) -> web.Response:
 
 @asynccontextmanager
 async def answering(app: web.Application, path: Path) -> AsyncIterator[None]:
-    """Serve it at `path`. Raises OSError."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX)
+    """Serve it at `path`; whoever asks no longer is not answered, and waits for nobody. Raises OSError."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX, handler_cancellation=True)
     await runner.setup()
     try:
         await web.UnixSite(runner, str(path)).start()

@@ -1,6 +1,11 @@
 """The control sockets: an answer is what the other side said, and an end, a silence and a refusal are told apart."""
 
 import asyncio
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from structlog.testing import capture_logs
@@ -16,10 +21,24 @@ from services.frontend.processes.control import (
     control_app,
 )
 from services.frontend.whole import Changes
+from services.request import Call
 from tests.frontend.processes.support import Hushed, Process, short_folder, supervised
 from tests.support import run_async
 
 PREFILL = "active_prefill_tokens_threshold"
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process can open none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = os.open(os.devnull, os.O_RDONLY)
+    os.close(least)  # The first number that is free: from there on none may be given out.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (least, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class Refusing(Hushed):
@@ -103,6 +122,54 @@ def test_one_that_says_nothing_is_late_and_not_gone() -> None:
                 process.whole.speaks.set()
 
         assert caught.value.reason is Reason.DEADLINE_EXCEEDED
+
+    run_async(scenario())
+
+
+def test_one_that_takes_no_more_connections_is_not_gone() -> None:
+    """It stands still: it may go on."""
+
+    async def scenario() -> None:
+        with short_folder() as folder, socket.socket(socket.AF_UNIX) as full:
+            full.bind(str(folder / "one.sock"))
+            full.listen(0)
+            with socket.socket(socket.AF_UNIX) as waiting:
+                waiting.connect(str(folder / "one.sock"))
+                with pytest.raises(Failure, match="cannot be asked now") as caught:
+                    await Remote(folder / "one.sock", answer_s_max=10).exposition()
+
+        assert caught.value.reason is Reason.DEADLINE_EXCEEDED
+
+    run_async(scenario())
+
+
+def test_nor_is_one_that_can_t_be_asked_for_want_of_files() -> None:
+    async def scenario() -> None:
+        process = Process()
+        async with supervised(answer_s_max=10) as (family, folder), process.living(folder / "one.1.sock"):
+            family.join("one", folder / "one.1.sock")
+            with no_more_files(), pytest.raises(Failure, match="1 of 1 processes"):
+                await family.cancel("r")
+            process.gate.enter(Call(request_id="r"))
+
+            assert await family.cancel("r") == 1
+
+    run_async(scenario())
+
+
+def test_who_asks_no_longer_keeps_nobody_waiting() -> None:
+    async def scenario() -> None:
+        process = Process()
+        process.whole.speaks.clear()
+        async with supervised(answer_s_max=10) as (family, folder), process.living(folder / "one.1.sock"):
+            family.join("one", folder / "one.1.sock")
+            supervisor = Remote(folder / SUPERVISOR_SOCKET, answer_s_max=0.1)
+            for _ in range(2):
+                with pytest.raises(Failure):
+                    await supervisor.exposition()
+
+            assert process.whole.asked_count == 2, "the second does not stand behind the first"
+            process.whole.speaks.set()
 
     run_async(scenario())
 
