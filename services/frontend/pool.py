@@ -119,9 +119,7 @@ class Pool:
     @property
     def has_all(self) -> bool:
         """Whether discovery has named workers, and each of them can be sent requests."""
-        if (
-            not 0 < len(self._view) <= len(self._sessions)
-        ):  # Asked anew for each that is found: seldom all are looked at.
+        if not 0 < len(self._view) <= len(self._sessions):  # Before all are looked at, for each that is found.
             return False
         return self._view.keys() <= {one.record.instance_id for one in self._sessions.values()}
 
