@@ -25,6 +25,7 @@ from typing import Any
 
 import click
 
+from bench.ask import PATH, request_body
 from bench.bystanders import Watch, bystanders
 from bench.compare import RESULTS, processor
 from bench.crowd import http_message, quantiles_ms
@@ -42,22 +43,6 @@ QUIET_S_MAX = 60.0
 SPARE_FILES = 200
 PROBE_EVERY_S = 0.1
 ENDLESS_TOKENS = 100_000
-CHARACTER_LEADS = sorted({character.encode()[0] for character in "éßдא漢字語🎉🚀"})
-"""The first bytes of the mocker's longer characters. Such a character takes several tokens and is one event."""
-
-
-def message() -> bytes:
-    """The request of each stream: without an end, and with an event for each token."""
-    body = {
-        "model": "mocker",
-        "prompt": "The capital of France is",
-        "stream": True,
-        "ignore_eos": True,
-        "max_tokens": ENDLESS_TOKENS,
-        "min_tokens": ENDLESS_TOKENS,
-        "stop_token_ids": CHARACTER_LEADS,
-    }
-    return http_message("/v1/completions", json.dumps(body).encode())
 
 
 @dataclass(frozen=True)
@@ -118,7 +103,7 @@ class Hold:
         asyncio.run(answer(self.plane.frontend, Ask(max_tokens=1)))  # What the first request loads is no stream's.
         address = self._frontend.metrics_address
         empty = Usage.of(self._frontend)
-        with Held(address, message()) as held:
+        with Held(address, http_message(PATH, request_body(ENDLESS_TOKENS))) as held:
             held.open(self.streams, self.rate)
             held.wait_begun(BEGIN_S_MAX)
             with bystanders(Watch({"/live": (address, "/live")}, address, b"", 0, PROBE_EVERY_S), 0) as noticed:

@@ -272,9 +272,8 @@ async def us_to_end(worker: BareWorker, layer: Layer, ids: "count[int]", held: i
 
 ASKED, KEPT, CARRIED = "a request's way to its worker", "a worker that is kept", "a frontend with streams"
 CURVES: Sequence[Curve] = (
-    Curve(
-        "memory", "keep an idle worker", "workers", WORKERS[2:], resident_kib, unit="KiB"
-    ),  # What others free hides it.
+    # First, for what others free would hide it.
+    Curve("memory", "keep an idle worker", "workers", WORKERS[2:], resident_kib, unit="KiB"),
     Curve(ASKED, "admit and route", "workers", WORKERS, routed(NO_THRESHOLDS)),
     Curve(ASKED, "admit and route, with thresholds", "workers", WORKERS, routed(THRESHOLDS)),
     Curve(ASKED, "refuse, all full", "workers", WORKERS, routed(NO_THRESHOLDS, slots_taken=SLOTS)),
