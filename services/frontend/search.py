@@ -82,6 +82,7 @@ class Search(Generic[AnyWorker]):
         now = asyncio.get_running_loop().time()
         if len(roster) <= LOOKS_MAX:
             return jittered(refusal(view(roster, needs, now), model), self._rng)
+        needs = replace(needs, excluded=frozenset())  # Or each way that a request has come would be a kind of its own.
         key = (model, needs)
         told, changes_count, until = self._told.get(key, (None, 0, 0.0))
         if told is None or changes_count != roster.changes_count or now >= until:

@@ -1,7 +1,7 @@
 """Search: finds a worker wherever there is one, and looks at few of them."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -49,9 +49,9 @@ class Many:
         found = run_async(find())
         return None if found is None else found.key
 
-    def refusal(self) -> Failure:
+    def refusal(self, needs: Needs = BY_HALF) -> Failure:
         async def refuse() -> Failure:
-            return self._search.refusal(self.roster, BY_HALF, "m")
+            return self._search.refusal(self.roster, needs, "m")
 
         return run_async(refuse())
 
@@ -225,6 +225,18 @@ def test_what_is_told_of_many_is_told_again_for_a_while_but_each_has_a_time_of_i
     assert first.retry_after_s != second.retry_after_s
 
 
+def test_wherever_a_request_was_refused_before_it_is_told_the_same_of_many() -> None:
+    """Each once had all of them sorted for itself, when all are full and most have refused somebody."""
+    many = Many(MANY, full=True)
+    many.refusal()
+    many.looks()
+
+    for number in range(MANY):
+        assert many.refusal(replace(BY_HALF, excluded=frozenset({str(number)}))).reason is Reason.OVERLOADED
+
+    assert many.looks() == 0
+
+
 @pytest.mark.usefixtures("forgetful")
 def test_and_anew_when_that_has_passed() -> None:
     many = Many(MANY, full=True, occupancy=Occupancy(slots=4, running=4))
@@ -259,7 +271,7 @@ def test_remembers_what_it_has_told_for_few_kinds_of_requests() -> None:
 
     async def refuse() -> None:
         for number in range(3 * search.TOLD_MAX):
-            many._search.refusal(many.roster, Needs(excluded=frozenset({str(number)})), "m")
+            many._search.refusal(many.roster, Needs(count=number + 1), "m")
 
     run_async(refuse())
 
