@@ -246,8 +246,8 @@ class Session:
 
     async def _open(self, connection: FrameConnection[worker_pb2.AttachResponse]) -> None:
         """Until the welcome. Raises CANNOT_CONNECT."""
-        host, port = split_address(self.record.session_address or self.record.address)
         try:
+            host, port = split_address(self.record.session_address or self.record.address)
             async with asyncio.timeout(self._config.connect_timeout_s):
                 await asyncio.get_running_loop().create_connection(lambda: connection, bare_host(host), port)
                 self._connection = connection
@@ -257,8 +257,9 @@ class Session:
         except TimeoutError:
             detail = f"no welcome from {self.name} within {self._config.connect_timeout_s} s"
             raise Failure(Reason.CANNOT_CONNECT, detail) from None
-        except OSError as error:
-            raise Failure(Reason.CANNOT_CONNECT, f"{self.name} cannot be reached: {error.strerror}") from error
+        except (OSError, ValueError) as error:  # ValueError: what the registry was told can't be the name of a host.
+            why = getattr(error, "strerror", None) or error  # Of several addresses that failed there is none.
+            raise Failure(Reason.CANNOT_CONNECT, f"{self.name} cannot be reached: {why}") from error
         if self._card is None:
             assert self._loss is not None, "it has begun, or is lost"
             raise Failure(Reason.CANNOT_CONNECT, f"no welcome: {self._loss.detail}") from self._loss

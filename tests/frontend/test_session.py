@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import gc
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -212,6 +213,24 @@ def test_many_long_prompts_at_once_do_not_make_one_message_too_large() -> None:
 
 def test_cannot_connect_to_a_port_where_nobody_listens() -> None:
     assert run_async(attach("127.0.0.1:1", nothing, QUICK)).reason is Reason.CANNOT_CONNECT
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b", "a\0b", ""], ids=["long", "empty label", "zero", "none"])
+def test_cannot_connect_to_what_is_no_host(host: str) -> None:
+    """A bug: looking it up raised what nobody expected, and one worker with such an address ended every frontend."""
+    assert run_async(attach(f"{host}:1", nothing, QUICK)).reason is Reason.CANNOT_CONNECT
+
+
+def test_says_why_none_of_several_addresses_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def two_addresses(*_: Any, **__: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{number}", 1)) for number in (1, 2)]
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "getaddrinfo", two_addresses)
+
+    failure = run_async(attach("two:1", nothing, QUICK))
+
+    assert "127.0.0.1" in failure.detail
+    assert "127.0.0.2" in failure.detail
 
 
 def test_cannot_connect_without_a_welcome_in_time() -> None:
