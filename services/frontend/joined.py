@@ -25,6 +25,7 @@ class _Group:
     def __init__(self, first: worker_pb2.AttachResponse) -> None:
         self._messages = [first]
         self._due: dict[int, int] = {}  # stream id → the position that its next token must have
+        self._with_logprobs: set[int] = set()  # Streams that have had tokens with them: not one without.
         self._is_closed = not self._add_positions(first.step)
         self._ended = {end.stream_id for end in first.ends}
 
@@ -45,9 +46,24 @@ class _Group:
         due = dict(zip(step.stream_ids, step.positions, strict=True))
         if any(self._due.get(stream_id, position) != position for stream_id, position in due.items()):
             return False
+        if not self._add_logprobs(step):
+            return False
         counts = zip(step.stream_ids, step.positions, step.token_counts, strict=True)
         self._due.update((stream_id, position + count) for stream_id, position, count in counts)
         return len(due) == len(step.stream_ids) and sum(step.token_counts) == len(step.token_ids)
+
+    def _add_logprobs(self, step: worker_pb2.Step) -> bool:
+        """Whether there is one for each token of an entry that has any, and each stream has them always or never."""
+        if not (step.logprobs or self._with_logprobs):
+            return True
+        counts = dict(enumerate(step.token_counts))
+        if any(len(one.tokens) != counts.pop(one.entry, 0) for one in step.logprobs):
+            return False
+        with_them = {step.stream_ids[one.entry] for one in step.logprobs}
+        if (with_them ^ self._with_logprobs) & self._due.keys() & set(step.stream_ids):
+            return False
+        self._with_logprobs |= with_them
+        return True
 
     def message(self) -> worker_pb2.AttachResponse:
         if len(self._messages) == 1:
@@ -56,10 +72,24 @@ class _Group:
         for message in self._messages:
             whole.begun.extend(message.begun)
             whole.ends.extend(message.ends)
-            for name in ("welcome", "load", "goaway"):
+            for name in ("welcome", "goaway"):
                 if message.HasField(name):
                     getattr(whole, name).CopyFrom(getattr(message, name))
+        if loads := [message.load for message in self._messages if message.HasField("load")]:
+            whole.load.CopyFrom(_load(loads))
         return whole
+
+
+def _load(loads: Sequence[worker_pb2.Load]) -> worker_pb2.Load:
+    """The last, and of ranks that it does not name what they said before."""
+    ranks = {rank.dp_rank: rank for load in loads for rank in load.ranks}
+    if len(ranks) == len(loads[-1].ranks):
+        return loads[-1]
+    whole = worker_pb2.Load()
+    whole.CopyFrom(loads[-1])
+    del whole.ranks[:]
+    whole.ranks.extend(ranks.values())
+    return whole
 
 
 def _step(steps: Sequence[worker_pb2.Step]) -> worker_pb2.Step:

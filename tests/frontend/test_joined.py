@@ -57,6 +57,28 @@ def test_log_probabilities_stay_with_their_tokens() -> None:
     assert [one.logprob for one in only.tokens] == [-20, -21]
 
 
+def test_a_rank_that_the_last_load_does_not_name_keeps_what_it_said() -> None:
+    """A bug: a heartbeat without ranks, which is no report, took the report before it away."""
+    said = [
+        Load(running=1, ranks=[RankLoad(dp_rank=0, kv_blocks_used=1), RankLoad(dp_rank=1, kv_blocks_used=2)]),
+        Load(running=2, ranks=[RankLoad(dp_rank=1, kv_blocks_used=3)]),
+        Load(running=3),
+    ]
+
+    [whole] = joined([AttachResponse(load=load) for load in said])
+
+    assert whole.load.running == 3
+    assert {rank.dp_rank: rank.kv_blocks_used for rank in whole.load.ranks} == {0: 1, 1: 3}
+
+
+def with_logprobs(message: AttachResponse, *entries: tuple[int, int]) -> AttachResponse:
+    """entries: the index of each, and for how many tokens."""
+    message.step.logprobs.extend(
+        EntryLogprobs(entry=entry, tokens=[TokenLogprobs()] * length) for entry, length in entries
+    )
+    return message
+
+
 @pytest.mark.parametrize(
     "messages",
     [
@@ -68,6 +90,11 @@ def test_log_probabilities_stay_with_their_tokens() -> None:
         [step((1, 0, [10]), goaway=GoAway()), step((1, 1, [11]))],
         [step((1, 0, [10])), step((1, 1, []))],
         [step((1, 0, [10])), AttachResponse(welcome=Welcome())],
+        [step((1, 0, [10])), with_logprobs(step((2, 0, [20])), (1, 1))],
+        [step((1, 0, [10])), with_logprobs(step((2, 0, [20])), (0, 1), (0, 1))],
+        [step((1, 0, [10])), with_logprobs(step((2, 0, [20])), (0, 2))],
+        [with_logprobs(step((1, 0, [10])), (0, 1)), step((1, 1, [11]))],
+        [step((1, 0, [10])), with_logprobs(step((1, 1, [11])), (0, 1))],
     ],
     ids=[
         "a gap",
@@ -78,6 +105,11 @@ def test_log_probabilities_stay_with_their_tokens() -> None:
         "tokens after a goaway",
         "no tokens",
         "a second welcome",
+        "log probabilities of no entry",
+        "twice of one entry",
+        "too many of one entry",
+        "none for later tokens",
+        "none for earlier tokens",
     ],
 )
 def test_what_breaks_the_rules_is_left_for_whoever_checks_them(messages: list[AttachResponse]) -> None:
