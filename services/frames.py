@@ -27,8 +27,6 @@ M_contra = TypeVar("M_contra", bound=Message, contravariant=True)
 
 PREAMBLE = b"unbroken.v1.Session\n"
 """Who says something else is no frontend, or one of another version."""
-EARLY_BYTES_MAX = 64 * 1024
-"""What may come before anybody has looked at a new connection."""
 _LENGTH = Struct(">I")
 
 
@@ -46,7 +44,7 @@ class Receiver(Protocol[M_contra]):
 
 
 class FrameConnection(asyncio.Protocol, Generic[M]):
-    """One end of a connection. It reads once it has been given its receiver by `start`."""
+    """One end of a connection. It reads once `start` has given it its receiver: till then all stays in the kernel."""
 
     def __init__(
         self,
@@ -65,6 +63,7 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
         self._unread = bytearray()  # The beginning of a frame, of so many bytes at least.
         self._unread_min = 0
         self._is_over = False
+        self._failure: Failure | None = None  # What it was lost by.
         self.is_writable = True
 
     @property
@@ -77,7 +76,9 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
     def start(self, receiver: Receiver[M]) -> None:
         """Hand what comes, and what has come already, to the receiver. Once."""
         self._receiver = receiver
-        self.data_received(b"")
+        if self._failure is not None:
+            receiver.on_lost(self._failure)
+        self.go_on()
 
     def send(self, message: Message) -> None:
         """In order, at once. Who sends much looks at `is_writable` before, or it gathers here without a bound."""
@@ -120,6 +121,7 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        transport.pause_reading()
         # asyncio does so only with sockets that know their protocol. Else a small message waits for an acknowledgement.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._is_opener:
@@ -130,12 +132,9 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             return
-        if self._receiver is None or self._unread:
+        assert self._receiver is not None, "it is read from its start on"
+        if self._unread:
             self._unread += data
-            if self._receiver is None:
-                if len(self._unread) > EARLY_BYTES_MAX:
-                    self._fail(Failure(Reason.PROTOCOL_VIOLATION, "much was sent before the session began"))
-                return
             if len(self._unread) < self._unread_min:
                 return
             data = bytes(self._unread)
@@ -152,6 +151,10 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
         self.is_writable = True
         if self._receiver is not None and not self._is_over:
             self._receiver.on_writable()
+
+    def eof_received(self) -> None:
+        """Whoever sends no more has hung up. At once: what it does not read any more would never leave."""
+        self._fail(Failure(Reason.DISCONNECTED, "the other end hung up"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(Failure(Reason.DISCONNECTED, f"the connection broke{f': {exc}' if exc else ''}"))
@@ -198,6 +201,7 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
         """The connection is over, by the other end or for what it sent."""
         if self._is_over:
             return
+        self._failure = failure
         self.abort()
         if self._receiver is not None:
             self._receiver.on_lost(failure)

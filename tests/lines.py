@@ -18,6 +18,34 @@ def frame(message: Message | bytes) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__({"socket": self})
+        self.written = b""
+        self.end: str | None = None
+        self.reads: list[str] = []
+
+    def pause_reading(self) -> None:
+        self.reads.append("paused")
+
+    def resume_reading(self) -> None:
+        self.reads.append("resumed")
+
+    def setsockopt(self, *_: int) -> None:
+        """It is its own socket."""
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.end = "closed"
+
+    def abort(self) -> None:
+        self.end = "aborted"
+
+
 class Line:
     """One end. message_type: what the other end sends."""
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from services.errors import Failure, Reason
-from services.frames import EARLY_BYTES_MAX, PREAMBLE, FrameConnection
+from services.frames import PREAMBLE, FrameConnection
 from services.rpc import MESSAGE_BYTES_MAX
 from services.stubs.worker_pb2 import AttachRequest, AttachResponse
-from tests.lines import GREETING, Line, answering, frame, open_line
+from tests.lines import GREETING, Line, Wire, answering, frame, open_line
 from tests.support import run_async
 
 
@@ -30,34 +30,6 @@ class Heard:
 
     def on_lost(self, failure: Failure) -> None:
         self.lost.append(failure)
-
-
-class Wire(asyncio.Transport):
-    """A transport that keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__({"socket": self})
-        self.written = b""
-        self.end: str | None = None
-        self.reads: list[str] = []
-
-    def pause_reading(self) -> None:
-        self.reads.append("paused")
-
-    def resume_reading(self) -> None:
-        self.reads.append("resumed")
-
-    def setsockopt(self, *_: int) -> None:
-        """It is its own socket."""
-
-    def write(self, data: Any) -> None:
-        self.written += data
-
-    def close(self) -> None:
-        self.end = "closed"
-
-    def abort(self) -> None:
-        self.end = "aborted"
 
 
 def connected(*, is_opener: bool) -> tuple[FrameConnection[Any], Wire]:
@@ -104,24 +76,53 @@ def test_messages_are_whole_and_in_order_however_the_bytes_come(size: int) -> No
     assert heard.lost == []
 
 
-def test_what_comes_before_there_is_a_receiver_waits_for_it() -> None:
-    connection, _ = connected(is_opener=False)
-    connection.data_received(SENT[:30])
-    connection.data_received(SENT[30:])
+def test_what_comes_before_there_is_a_receiver_waits_for_it_in_the_kernel() -> None:
+    connection, wire = connected(is_opener=False)
+    assert wire.reads == ["paused"]
+
+    connection.start(Heard())
+
+    assert wire.reads == ["paused", "resumed"]
+
+
+def test_a_receiver_that_comes_after_the_loss_is_told_of_it() -> None:
+    """A bug: where the very first write failed the session waited for all the time that a welcome may take."""
+    connection, _ = connected(is_opener=True)
+    connection.connection_lost(ConnectionResetError("reset by peer"))
 
     connection.start(heard := Heard())
 
-    assert heard.calls == [MESSAGES]
+    assert [failure.reason for failure in heard.lost] == [Reason.DISCONNECTED]
 
 
-def test_but_no_more_than_the_bound() -> None:
-    connection, wire = connected(is_opener=False)
+def test_an_end_that_sends_no_more_has_hung_up_though_it_left_things_unread() -> None:
+    """A bug: the connection was lost only once all was sent, which it never is where nobody reads."""
 
-    connection.data_received(bytes(EARLY_BYTES_MAX))
-    assert wire.end is None
-    connection.data_received(b"x")
+    async def serve(line: Line) -> None:
+        line.half_close()
+        await asyncio.Event().wait()
 
-    assert wire.end == "aborted"
+    class Over(Heard):
+        def __init__(self) -> None:
+            super().__init__()
+            self.is_over = asyncio.Event()
+
+        def on_lost(self, failure: Failure) -> None:
+            super().on_lost(failure)
+            self.is_over.set()
+
+    async def scenario() -> list[Failure]:
+        async with answering(serve) as address:
+            host, _, port = address.rpartition(":")
+            connection: FrameConnection[AttachResponse] = FrameConnection(AttachResponse, is_opener=True)
+            await asyncio.get_running_loop().create_connection(lambda: connection, host, int(port))
+            while connection.is_writable:
+                connection.send(cancels(*range(100_000)))
+            connection.start(over := Over())
+            await over.is_over.wait()
+            return over.lost
+
+    assert [failure.reason for failure in run_async(scenario())] == [Reason.DISCONNECTED]
 
 
 @pytest.mark.parametrize(
@@ -196,6 +197,7 @@ def test_a_rest_leaves_what_comes_in_the_kernel_and_ends_by_itself(is_over: bool
     async def scenario() -> list[str]:
         connection, wire = connected(is_opener=True)
         rested = asyncio.Event()
+        wire.reads.clear()
         connection.rest(0.001)
         asyncio.get_running_loop().call_later(0.002, rested.set)
         assert wire.reads == ["paused"]
@@ -210,6 +212,7 @@ def test_a_rest_leaves_what_comes_in_the_kernel_and_ends_by_itself(is_over: bool
 def test_a_pause_leaves_what_comes_in_the_kernel_until_it_goes_on() -> None:
     async def scenario() -> list[str]:
         connection, wire = connected(is_opener=True)
+        wire.reads.clear()
         connection.pause()
         connection.go_on()
         connection.abort()

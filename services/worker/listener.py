@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import TracebackType
 
 import structlog
@@ -27,6 +28,7 @@ class SessionListener:
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._is_closing = False
 
     async def start(self, listen: str, *, option: str = "--session-listen") -> str:
         """Listen on `host:port` and return the real one. Raises StartupError if it can't be had.
@@ -46,9 +48,17 @@ class SessionListener:
         return FrameConnection(worker_pb2.AttachRequest, is_opener=False, on_made=self._on_made)
 
     def _on_made(self, connection: Connection) -> None:
+        if self._is_closing:
+            connection.abort()  # It was on its way already.
+            return
         task = self._group.create_task(self._serve(connection))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._forget, connection))
+
+    def _forget(self, connection: Connection, task: asyncio.Task[None]) -> None:
+        """The session is over, or was cancelled before it began."""
+        self._tasks.discard(task)
+        connection.close()
 
     async def _serve(self, connection: Connection) -> None:
         try:
@@ -63,10 +73,13 @@ class SessionListener:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_closing = True
         if self._server is not None:
             self._server.close()
-        if self._tasks and error is None:
-            await asyncio.wait(self._tasks, timeout=CLOSE_GRACE_S)
-        for task in self._tasks:
-            task.cancel()
-        await self._group.__aexit__(None, None, None)  # What happened outside it is not for it to wrap.
+        try:
+            if self._tasks and error is None:
+                await asyncio.wait(self._tasks, timeout=CLOSE_GRACE_S)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await self._group.__aexit__(None, None, None)  # What happened outside it is not for it to wrap.

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from services.lifetime import StartupError
 from services.worker.listener import Connection, SessionListener
-from tests.lines import open_line
+from tests.lines import Wire, open_line
 from tests.support import run_async
 
 
@@ -79,6 +79,45 @@ def test_leaving_ends_what_hangs_and_raises_what_was_raised(monkeypatch: pytest.
         run_async(scenario(ValueError("mine")))
 
 
+def test_a_connection_that_was_on_its_way_when_it_left_is_hung_up_on() -> None:
+    """A bug: its session was begun in a group that had ended already."""
+
+    async def scenario() -> Wire:
+        async with SessionListener(hang) as listener:
+            await listener.start("127.0.0.1:0")
+        listener._new_connection().connection_made(wire := Wire())
+        return wire
+
+    assert run_async(scenario()).end == "aborted"
+
+
+def test_a_cancelled_leave_leaves_no_session_behind() -> None:
+    async def scenario() -> bool:
+        began, ended = asyncio.Event(), asyncio.Event()
+
+        async def attach(_: Connection) -> None:
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        async def listen() -> None:
+            async with SessionListener(attach) as listener:
+                line = await open_line(await listener.start("127.0.0.1:0"))
+                await began.wait()
+                line.close()
+
+        listening = asyncio.create_task(listen())
+        await began.wait()
+        await asyncio.sleep(0)  # It waits for its session now.
+        listening.cancel()
+        await asyncio.wait([listening])
+        return ended.is_set()
+
+    assert run_async(scenario())
+
+
 def test_a_port_in_use_is_one_sentence() -> None:
     async def scenario() -> None:
         async with SessionListener(hang) as one, SessionListener(hang) as other:
@@ -90,9 +129,15 @@ def test_a_port_in_use_is_one_sentence() -> None:
 
 def test_any_ipv6_address_is_any_ipv4_address_as_well() -> None:
     async def scenario() -> None:
-        async with SessionListener(hang) as listener:
+        began = asyncio.Event()
+
+        async def attach(_: Connection) -> None:
+            began.set()
+
+        async with SessionListener(attach) as listener:
             address = await listener.start("[::]:0")
             line = await open_line(f"127.0.0.1:{address.rpartition(':')[2]}")
+            await began.wait()
             line.close()
 
     run_async(scenario())
