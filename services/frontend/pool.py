@@ -57,6 +57,7 @@ class Pool:
         self._kept: set[str] = set()
         self._unkept: set[str] = set()  # Of the view, those that may have no task yet.
         self._has_unkept = asyncio.Event()
+        self._welcomed: set[Session] = set()  # Those below, and those whose model is being learned.
         self._sessions: dict[str, Session] = {}
         self._rosters: dict[int, Roster[Session]] = {}  # By the identity of their card.
         self._quarantined: dict[str, float] = {}  # instance id → until when, in loop time
@@ -207,12 +208,14 @@ class Pool:
                 raise
             return _Loss(failure, was_found=session.key in self._sessions, was_draining=session.is_draining)
         finally:
+            self._welcomed.discard(session)
             self.withdraw(session)
         raise AssertionError("a session ends with a failure")
 
     async def _admit(self, session: Session, welcome: asyncio.Event) -> None:
         """Offer the worker to requests once its model is known."""
         await welcome.wait()
+        self._welcomed.add(session)
         try:
             card = await self._catalogue.learn(
                 session.card, session.record.address, lambda: not self._is_served(session.card.model)
@@ -231,14 +234,14 @@ class Pool:
             self.offer(session)
 
     async def _sweep(self) -> None:
-        """Look for silent workers. If we are late ourselves, their silence proves nothing."""
+        """Look for silent workers, and be heard by all. If we are late ourselves, their silence proves nothing."""
         clock = asyncio.get_running_loop().time
         last = clock()
         while True:
             await asyncio.sleep(self._config.sweep_s)
             now = clock()
             is_late = now - last > self._config.session.stall_s / 2
-            for session in list(self._sessions.values()):
+            for session in list(self._welcomed):
                 if is_late:
                     session.forgive(now)
                 else:

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import pytest
+
 from services.backoff import Backoff
 from services.card import ModelCard, TokenizerRef
 from services.discovery import InstanceRecord
@@ -18,14 +20,16 @@ from services.frontend.transport import Transport
 from services.grpc_server import GrpcServer
 from services.layers import Deadline
 from services.request import Delta
-from services.stubs import worker_pb2_grpc
+from services.stubs import worker_pb2, worker_pb2_grpc
+from services.wire import card_to_wire
 from services.worker.attach import SessionConfig as WorkerSessionConfig
 from services.worker.dispatcher import Limits
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.execute import Execute
 from services.worker.listener import SessionListener
 from services.worker.service import WorkerService
-from tests.support import Collected, call_layer, make_request, run_async
+from tests.lines import Line, answering
+from tests.support import CARD, Collected, call_layer, make_request, run_async
 from tests.worker.support import session_count
 
 QUICK = PoolConfig(
@@ -64,8 +68,10 @@ class Machine:
 
 
 @asynccontextmanager
-async def pool_of(view: Mapping[str, InstanceRecord]) -> AsyncIterator[Pool]:
-    pool = Pool(Catalogue(), QUICK)
+async def pool_of(
+    view: Mapping[str, InstanceRecord], catalogue: Catalogue | None = None, config: PoolConfig = QUICK
+) -> AsyncIterator[Pool]:
+    pool = Pool(catalogue or Catalogue(), config)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pool.run())
         pool.on_change(view, ())
@@ -199,6 +205,43 @@ def test_a_tokeniser_that_cannot_be_had_keeps_the_worker_out() -> None:
             assert sessions(pool) == []
 
     run_async(scenario())
+
+
+class SlowCatalogue(Catalogue):
+    """It never comes to know the model."""
+
+    async def learn(self, card: ModelCard, address: str, may_replace: Callable[[], bool]) -> ModelCard:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_keeps_a_session_alive_and_watches_it_while_its_model_is_learned(
+    is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug: its worker heard nothing, hung up after 15 s, and a tokeniser that took longer to fetch never came."""
+    monkeypatch.setattr("services.frontend.outgoing.KEEPALIVE_S", 0.01)
+    config = replace(QUICK, session=replace(QUICK.session, idle_stall_s=0.1 if is_silent else 60.0))
+
+    async def scenario() -> worker_pb2.AttachRequest | None:
+        heard: asyncio.Future[worker_pb2.AttachRequest | None] = asyncio.get_running_loop().create_future()
+
+        async def serve(line: Line) -> None:
+            await line.send(worker_pb2.AttachResponse(welcome=worker_pb2.Welcome(card=card_to_wire(CARD))))
+            message = await line.read()
+            while is_silent and message is not None:
+                message = await line.read()
+            if not heard.done():
+                heard.set_result(message)
+            await line.until_over()
+
+        async with (
+            answering(serve) as address,
+            pool_of({"a": InstanceRecord("a", address, "m")}, SlowCatalogue(), config),
+        ):
+            return await heard
+
+    assert run_async(scenario()) == (None if is_silent else worker_pb2.AttachRequest())
 
 
 def test_backoff_is_drawn_evenly_below_a_growing_bound() -> None:
