@@ -135,7 +135,10 @@ class Session:
         except* SessionOverError as over:
             log.info("session over", why=str(over.exceptions[0]), peer=connection.peer)
         finally:
-            connection.close() if self._has_ended else connection.abort()
+            if self._has_ended:
+                connection.close()
+            else:
+                connection.abort()
 
     def on_messages(self, messages: Sequence[worker_pb2.AttachRequest]) -> None:
         """What the frontend has said since the last time."""
@@ -270,7 +273,7 @@ class Session:
             await asyncio.sleep(self._config.heartbeat_s)
             beats += 1
             if self._loop.time() - self._heard_at > SILENCE_S_MAX:
-                raise SessionOverError(f"the frontend was silent for {SILENCE_S_MAX:g} s")
+                self._end_with(SessionOverError(f"the frontend was silent for {SILENCE_S_MAX:g} s"))
             load = self._load()
             has_requests = bool(self._streams or load.running or load.waiting)
             if has_requests or had_requests or beats % self._config.idle_heartbeats == 0:
