@@ -173,6 +173,27 @@ def test_what_aiohttp_has_read_behind_the_request_stays_with_it(cut: int) -> Non
     run(test)
 
 
+def test_so_does_what_comes_before_it_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seat, "FRESH_S", 0.1)
+
+    async def test() -> None:
+        go = asyncio.Event()
+        async with serving(Turns(Script("a", go, "b"), Script("c"))) as server:
+            reader, writer = await server.connect()
+            writer.write(raw_post(COMPLETIONS, STREAMED))
+            await reader.readuntil(b'"text":"a"')
+            writer.write(raw_post(COMPLETIONS, UNARY))
+            await asyncio.sleep(0.2)  # Some looks, and it is fresh no more.
+            assert handlers()
+
+            go.set()
+
+            assert b'"text":"b"' in await reader.readuntil(LAST_CHUNK)
+            assert await whole_answer(reader) == b"c"
+
+    run(test)
+
+
 def test_where_requests_came_too_early_nobody_but_aiohttp_knows_them_apart() -> None:
     """As long as two of them, what came behind a stream looked like its own body."""
 
