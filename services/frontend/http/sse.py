@@ -1,5 +1,6 @@
 """A streamed answer as server-sent events: formatted once, written straight from the sink into the socket."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
@@ -110,23 +111,36 @@ class SseStream:
                 self._is_open = True
 
     async def serve(self, pipeline: Layer, request: Request, call: Call, spellings: Spellings) -> None:
-        """Run the request and send its answer: a task of the seat.
+        """Run the request and send its answer: a task of the seat. Raises nothing but a cancel: a task that fails would
+        end its group, and with it all other streams.
 
         A client that is too slow, or gone, has its request failed from outside, so that it ends with that reason below
         whatever counts outcomes. spellings: see Body.spellings.
         """
         self._ending = call.ending
         try:
-            outcome = await outcome_of(pipeline, request, call, self)
+            try:
+                outcome = await outcome_of(pipeline, request, call, self)
+            except Exception as error:
+                outcome = bug_failure(error, call.request_id)
+            finally:
+                self._stop_backlog()
+            await self._finish(outcome, spellings)
+            self._seat.end(keeps_alive=not self._is_last)
+        except asyncio.CancelledError:
+            self._transport.abort()  # Nobody else would: aiohttp may have nothing of it.
+            raise
         except Exception as error:
-            outcome = bug_failure(error, call.request_id)
-        finally:
-            self._stop_backlog()
+            self._transport.abort()
+            bug_failure(error, call.request_id)
+
+    async def _finish(self, outcome: Finish | Failure, spellings: Spellings) -> None:
+        """Send what is left to say, if the client is there."""
         if self._left is Reason.SLOW_CLIENT:
             self._cut()
         elif self._left is None:
-            await finish_writing(self._seat, self._end_of(outcome, spellings), self._config.client, call.request_id)
-        self._seat.end(keeps_alive=not self._is_last)
+            last = self._end_of(outcome, spellings)
+            await finish_writing(self._seat, last, self._config.client, self._answer.request_id)
 
     def _stop_backlog(self) -> None:
         if self._backlog is not None:

@@ -3,13 +3,14 @@
 import asyncio
 import gc
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from services.frontend.http import HttpConfig, seat
-from services.request import Call, Finish, Request, Sink
+from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink
 from tests.frontend.http.support import HANG, TEST_S_MAX, Script, raw_post, run, serving
 
 UNARY = {"model": "org/tiny", "prompt": "hi"}
@@ -21,7 +22,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 class Turns:
     """A pipeline that plays a script for each request, the last one again and again."""
 
-    def __init__(self, *scripts: Script) -> None:
+    def __init__(self, *scripts: Layer) -> None:
         self.scripts = list(scripts)
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
@@ -291,5 +292,47 @@ def test_a_client_that_leaves_while_nothing_is_sent_has_its_request_cancelled() 
             writer.close()
 
             await pipeline.cancelled.wait()
+
+    run(test)
+
+
+def test_a_stream_that_is_cancelled_as_the_server_closes_has_its_connection_closed() -> None:
+    """One that was taken over stayed open: neither aiohttp nor anybody else knew of it."""
+
+    async def test() -> None:
+        async with serving(Script("a", HANG), config=HttpConfig(shutdown_s_max=0.05)) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)  # It stays until the end.
+            writer.write(raw_post(COMPLETIONS, STREAMED))
+            await reader.readuntil(b'"text":"a"')
+            await taken_over()
+
+        with suppress(ConnectionResetError):
+            await reader.read()
+        writer.close()
+
+    run(test)
+
+
+def test_a_bug_at_the_end_of_an_answer_harms_no_other_stream() -> None:
+    """It ended the group of all streams."""
+
+    async def without_usage(request: Request, call: Call, sink: Sink) -> Finish:
+        sink.deliver(Delta(0, [1], "x"))
+        return Finish(FinishReason.STOP)
+
+    async def test() -> None:
+        go = asyncio.Event()
+        async with serving(Turns(Script("a", go, "b"), without_usage)) as server:
+            reader, writer = await server.connect()
+            writer.write(raw_post(COMPLETIONS, STREAMED))
+            await reader.readuntil(b'"text":"a"')
+            broken_reader, broken_writer = await server.connect()
+            broken_writer.write(raw_post(COMPLETIONS, STREAMED))
+            with suppress(ConnectionResetError):
+                assert LAST_CHUNK not in await broken_reader.read()
+
+            go.set()
+
+            assert b'"text":"b"' in await reader.readuntil(LAST_CHUNK)
 
     run(test)
