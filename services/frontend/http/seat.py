@@ -38,6 +38,8 @@ class Seats:
         return Seat(self)
 
     def start(self, seat: "Seat", streaming: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        """Run it. Not once they are closing: nobody would wait for it."""
+        assert not self.is_closing
         loop = asyncio.get_running_loop()
         self._streaming.add(seat)
         self._fresh[seat] = loop.time()
@@ -166,7 +168,7 @@ class Seat(asyncio.Protocol):
             await room.wait()
 
     def answered(self, content_length: int | None) -> None:
-        """A response is sent. content_length: of its request. What comes next is another one.
+        """A response that is no stream is sent. content_length: of its request. What comes next is another one.
 
         Unless more had come than that: then nobody but aiohttp knows where one ends, from now on.
         """
@@ -176,13 +178,15 @@ class Seat(asyncio.Protocol):
         """Run it in a task of its own, which ends with `end`. Returns whether the connection takes the next request.
 
         content_length: of the request, which has been read. When the connection is taken over, aiohttp cancels whoever
-        waits here, but not the stream.
+        waits here, but not the stream. Once seats are closing it runs in its handler's task, which aiohttp ends.
         """
         self._is_alone = self._body_bytes == (content_length or 0)
         self._keeps_alive = False
-        self.task = self._seats.start(self, streaming)
-        await asyncio.wait([self.task])
-        self.answered(content_length)
+        if self._seats.is_closing:
+            await streaming
+        else:
+            self.task = self._seats.start(self, streaming)
+            await asyncio.wait([self.task])
         return self._keeps_alive
 
     def take_over(self) -> None:
@@ -199,6 +203,7 @@ class Seat(asyncio.Protocol):
         self._seats.forget(self)
         self.task = self.on_room = None
         self._keeps_alive = keeps_alive
+        self._body_bytes = None if self._is_alone else _UNKNOWN  # Now, for the next request may come at once.
         if self._handler is not None:
             return  # Its handler waits for that.
         if self._seats.is_closing or not keeps_alive or self.transport.is_closing():
@@ -209,7 +214,6 @@ class Seat(asyncio.Protocol):
     def _give_back(self) -> None:
         self._handler = self._seats.make_handler()
         self._handler.connection_made(self.transport)
-        self._body_bytes = None
         if self._ahead:
             ahead, self._ahead = self._ahead, b""
             self.transport.resume_reading()

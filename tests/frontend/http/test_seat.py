@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import socket
 from contextlib import suppress
 from typing import Any
 
@@ -313,6 +314,27 @@ def test_a_stream_that_is_cancelled_as_the_server_closes_has_its_connection_clos
     run(test)
 
 
+def test_a_stream_that_begins_as_the_server_closes_does_not_keep_it_from_closing() -> None:
+    """It was cancelled by nobody."""
+
+    async def test() -> None:
+        late = Script("b", HANG)
+        async with serving(Turns(Script("a", HANG), late), config=HttpConfig(shutdown_s_max=0.2)) as server:
+            connections = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
+            [(reader, writer), (other_reader, other_writer)] = connections
+            other_writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            await other_reader.readuntil(b"}")
+            writer.write(raw_post(COMPLETIONS, STREAMED))
+            await reader.readuntil(b'"text":"a"')
+            asyncio.get_running_loop().call_later(0.05, other_writer.write, raw_post(COMPLETIONS, STREAMED))
+
+        assert late.cancelled.is_set()
+        for _, writer in connections:
+            writer.close()
+
+    run(test)
+
+
 def test_a_bug_at_the_end_of_an_answer_harms_no_other_stream() -> None:
     """It ended the group of all streams."""
 
@@ -334,5 +356,29 @@ def test_a_bug_at_the_end_of_an_answer_harms_no_other_stream() -> None:
             go.set()
 
             assert b'"text":"b"' in await reader.readuntil(LAST_CHUNK)
+
+    run(test)
+
+
+def test_a_client_that_asks_again_at_once_has_its_next_stream_taken_over_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came before aiohttp had noticed the end of the stream looked like something behind its request."""
+    monkeypatch.setattr(seat, "FRESH_S", 60.0)
+
+    async def test() -> None:
+        go = asyncio.Event()
+        async with serving(Turns(Script("a", go), Script("b", HANG))) as server:
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                client.setblocking(False)
+                received = b""
+                client.send(raw_post(COMPLETIONS, STREAMED))
+                asyncio.get_running_loop().call_later(0.05, go.set)
+                while not received.endswith(LAST_CHUNK):
+                    await asyncio.sleep(0)  # A turn of the loop, and no more than one.
+                    with suppress(BlockingIOError):
+                        received += client.recv(1 << 16)
+                monkeypatch.setattr(seat, "FRESH_S", 0.0)
+                client.send(raw_post(COMPLETIONS, STREAMED))
+
+                await taken_over()
 
     run(test)
