@@ -13,7 +13,6 @@ A stream whose finish reason has come ends well, whatever happens to the session
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +25,9 @@ from services.card import ModelCard
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.frames import FrameConnection
-from services.frontend.joined import joined
+from services.frontend.incoming import Incoming
 from services.frontend.outgoing import CancelCounts, Outgoing, submit_of
-from services.frontend.pace import Pace, rest_s
-from services.frontend.pieces import pieces
+from services.frontend.pace import Pace
 from services.frontend.stream import Stream
 from services.frontend.streams import Streams
 from services.frontend.worker_load import FullMark, Occupancy, WorkerLoad
@@ -62,12 +60,6 @@ class SessionConfig:
     full_s: float = 1.0
 
 
-STREAMS_AT_ONCE_MAX = 512
-"""Whose tokens are passed on in one turn of the loop, if one worker sends for no more: some milliseconds."""
-STREAMS_A_TURN_MAX = 128
-"""The same where it sends for more: a probe takes several turns, and there are several workers."""
-
-
 def _nobody() -> None:
     """Who does not route need not know."""
 
@@ -89,10 +81,6 @@ class Session:
         loop = asyncio.get_running_loop()
         self._on_news = on_news
         self._cancels = cancels or CancelCounts()
-        self._pace = pace or Pace()
-        self._spent_before_s = self._rested_at = 0.0
-        self._connection: FrameConnection[worker_pb2.AttachResponse] | None = None
-        self._unheard: deque[worker_pb2.AttachResponse] = deque()
         self.record = record
         self.name = f"worker {record.instance_id}"
         self.key = f"{record.instance_id}#{next(self._numbers)}"
@@ -105,6 +93,7 @@ class Session:
         self._config = config
         self._clock = loop.time
         self._streams = Streams()
+        self._incoming = Incoming(self._take, pace or Pace())
         self._outgoing = Outgoing(self._cancels)
         self._loss: Failure | None = None
         self._has_begun = asyncio.Event()
@@ -250,7 +239,7 @@ class Session:
             host, port = split_address(self.record.session_address or self.record.address)
             async with asyncio.timeout(self._config.connect_timeout_s):
                 await asyncio.get_running_loop().create_connection(lambda: connection, bare_host(host), port)
-                self._connection = connection
+                self._incoming.connect(connection)
                 self._outgoing.connect(connection)
                 connection.start(self)
                 await self._has_begun.wait()
@@ -266,41 +255,19 @@ class Session:
 
     def on_messages(self, messages: Sequence[worker_pb2.AttachResponse]) -> None:
         """What the worker has said since the last time."""
-        self._heard_at = self._clock()
-        for message in joined(messages) if len(messages) > 1 else messages:
-            is_large = len(message.step.stream_ids) > STREAMS_AT_ONCE_MAX
-            self._unheard.extend(pieces(message, STREAMS_A_TURN_MAX) if is_large else [message])
-        self._hear()
+        self._incoming.add(messages)
 
-    def _hear(self) -> None:
-        """Take what has come, as much as fits a turn of the loop; until all is taken nothing more is read."""
-        began, left = self._clock(), STREAMS_A_TURN_MAX
+    def _take(self, message: worker_pb2.AttachResponse) -> bool:
+        """Whether more is wanted. A worker is heard when its turn comes: what waits for it here is no silence."""
+        self._heard_at = self._clock()
         try:
-            while self._unheard and self._loss is None and left > 0:
-                message = self._unheard.popleft()
-                left -= len(message.step.stream_ids)
+            if self._loss is None:
                 self._on_message(message)
         except Failure as failure:
             self.lose(failure)
         except Exception as error:
             self.lose(bug_failure(error, f"(any) on the session to {self.name}"))
-        is_all = not self._unheard or self._loss is not None
-        if self._connection is not None:
-            (self._connection.go_on if is_all else self._connection.pause)()
-        if is_all:
-            self._rest(began)
-        else:
-            self._pace.spent_s += self._clock() - began
-            asyncio.get_running_loop().call_soon(self._hear)
-
-    def _rest(self, began: float) -> None:
-        """If tokens take too much of the time. began: when it began with those that it has just passed on."""
-        now = self._clock()
-        self._pace.spent_s += now - began
-        delay_s = rest_s(self._pace.spent_s - self._spent_before_s, now - self._rested_at)
-        self._spent_before_s, self._rested_at = self._pace.spent_s, now
-        if delay_s and self._connection is not None:
-            self._connection.rest(delay_s)
+        return self._loss is None
 
     def on_writable(self) -> None:
         """The worker goes on to take what we send."""

@@ -1,15 +1,12 @@
 """Pace: tokens take no more than their share of the time, and come no more than a bound later for it."""
 
-import asyncio
-
 import pytest
 
 from services.frames import FrameConnection
+from services.frontend.incoming import Incoming
 from services.frontend.pace import REST_S_MAX, REST_S_MIN, TOKENS_SHARE_MAX, Pace, rest_s
-from services.frontend.session import Session
 from services.stubs import worker_pb2
-from tests.frontend.support import BareWorker
-from tests.support import run_async
+from tests.worker.support import pass_time, run_clocked
 
 
 @pytest.mark.parametrize(
@@ -38,23 +35,23 @@ class Resting(FrameConnection[worker_pb2.AttachResponse]):
         self.rests.append(delay_s)
 
 
-def hear(session: Session) -> list[float]:
+def hear(incoming: Incoming) -> list[float]:
     """How long it rests after a message."""
-    session._connection = connection = Resting()
-    session.on_messages([worker_pb2.AttachResponse(load=worker_pb2.Load(running=1))])
+    incoming.connect(connection := Resting())
+    incoming.add([worker_pb2.AttachResponse(load=worker_pb2.Load(running=1))])
     return connection.rests
 
 
 def test_a_session_rests_for_what_the_others_took_as_well() -> None:
     async def scenario() -> tuple[list[float], list[float]]:
-        pace, session = Pace(), BareWorker().session
-        now = asyncio.get_running_loop().time() + 60
-        session._pace, session._clock = pace, lambda: now  # It takes no time to hear something.
-        before = hear(session)
+        pace = Pace()
+        incoming = Incoming(lambda _: True, pace)
+        pass_time(60)
+        before = hear(incoming)
         pace.spent_s += 1.0  # Of the others, since it last rested.
-        return before, hear(session)
+        return before, hear(incoming)
 
-    before, after = run_async(scenario())
+    before, after = run_clocked(scenario())
 
     assert before == []
     assert after == [REST_S_MAX]

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
-from services.frontend import session
+from services.frontend import incoming
 from services.frontend.outgoing import CancelCounts
 from services.frontend.session import Session, SessionConfig
 from services.frontend.stream import Stream
@@ -838,8 +838,8 @@ def test_choices_that_are_too_large_to_send_are_all_told_and_leave_nothing() -> 
 
 
 def test_the_tokens_of_very_many_streams_leave_others_a_turn_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "STREAMS_AT_ONCE_MAX", 4)
-    monkeypatch.setattr(session, "STREAMS_A_TURN_MAX", 2)
+    monkeypatch.setattr(incoming, "STREAMS_AT_ONCE_MAX", 4)
+    monkeypatch.setattr(incoming, "STREAMS_A_TURN_MAX", 2)
 
     async def scenario() -> tuple[list[int], list[bool]]:
         worker = BareWorker(slots=5)
@@ -858,9 +858,30 @@ def test_the_tokens_of_very_many_streams_leave_others_a_turn_between(monkeypatch
     assert run_async(scenario()) == ([2, 4, 5], [False, False, True])
 
 
+def test_a_worker_whose_tokens_wait_for_their_turn_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug: where all turns together took longer than `stall_s`, a worker that had said much was taken for lost."""
+    monkeypatch.setattr(incoming, "STREAMS_AT_ONCE_MAX", 4)
+    monkeypatch.setattr(incoming, "STREAMS_A_TURN_MAX", 2)
+
+    async def scenario() -> list[bool]:
+        worker, now = BareWorker(slots=5, config=SessionConfig(stall_s=1.0)), asyncio.get_running_loop().time()
+        worker.session._clock = lambda: now
+        ids = [worker.open().id for _ in range(5)]
+        worker.hear(step=worker_pb2.Step(stream_ids=ids, positions=[0] * 5, token_counts=[1] * 5, token_ids=[7] * 5))
+        is_lost = []
+        for _ in range(2):
+            now += 0.8
+            await asyncio.sleep(0)
+            worker.session.check(now)
+            is_lost.append(worker.session.is_lost)
+        return is_lost
+
+    assert run_async(scenario()) == [False, False]
+
+
 def test_what_comes_meanwhile_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "STREAMS_AT_ONCE_MAX", 4)
-    monkeypatch.setattr(session, "STREAMS_A_TURN_MAX", 2)
+    monkeypatch.setattr(incoming, "STREAMS_AT_ONCE_MAX", 4)
+    monkeypatch.setattr(incoming, "STREAMS_A_TURN_MAX", 2)
     streams, rounds = 5, 50
     got: list[Collected] = []
 

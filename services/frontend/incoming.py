@@ -1,0 +1,68 @@
+"""What a worker has said on a session: joined where much has come, cut where it is about very many streams, and left in
+the kernel for a moment where tokens take too much of the frontend's time.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from services.frames import FrameConnection
+from services.frontend.joined import joined
+from services.frontend.pace import Pace, rest_s
+from services.frontend.pieces import pieces
+from services.stubs import worker_pb2
+
+STREAMS_AT_ONCE_MAX = 512
+"""Whose tokens are passed on in one turn of the loop, if one worker sends for no more: some milliseconds."""
+STREAMS_A_TURN_MAX = 128
+"""The same where it sends for more: a probe takes several turns, and there are several workers."""
+
+
+class Incoming:
+    """Messages from one worker, handed over in order. Until all that came are, no more is read."""
+
+    def __init__(self, take: Callable[[worker_pb2.AttachResponse], bool], pace: Pace) -> None:
+        """take: gets one after the other; whether it wants more. It must not raise."""
+        self._take = take
+        self._pace = pace
+        self._loop = asyncio.get_running_loop()
+        self._connection: FrameConnection[worker_pb2.AttachResponse] | None = None
+        self._messages: deque[worker_pb2.AttachResponse] = deque()
+        self._spent_before_s = self._rested_at = 0.0
+
+    def connect(self, connection: FrameConnection[worker_pb2.AttachResponse]) -> None:
+        """Where they come from, from now on."""
+        self._connection = connection
+
+    def add(self, messages: Sequence[worker_pb2.AttachResponse]) -> None:
+        """Those that one read brought."""
+        for message in joined(messages) if len(messages) > 1 else messages:
+            is_large = len(message.step.stream_ids) > STREAMS_AT_ONCE_MAX
+            self._messages.extend(pieces(message, STREAMS_A_TURN_MAX) if is_large else [message])
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """As much as fits a turn of the loop."""
+        began, left = self._loop.time(), STREAMS_A_TURN_MAX
+        while self._messages and left > 0:
+            message = self._messages.popleft()
+            left -= len(message.step.stream_ids)
+            if not self._take(message):
+                self._messages.clear()
+        self._pace.spent_s += self._loop.time() - began
+        if self._messages:
+            self._loop.call_soon(self._hand_over)
+        if self._connection is not None:
+            self._read_on(self._connection)
+
+    def _read_on(self, connection: FrameConnection[worker_pb2.AttachResponse]) -> None:
+        """Unless something waits here; and after a rest, if tokens have taken more than their share of the time."""
+        if self._messages:
+            connection.pause()
+            return
+        connection.go_on()
+        now = self._loop.time()
+        delay_s = rest_s(self._pace.spent_s - self._spent_before_s, now - self._rested_at)
+        self._spent_before_s, self._rested_at = self._pace.spent_s, now
+        if delay_s:
+            connection.rest(delay_s)
