@@ -90,7 +90,16 @@ def test_plain_text_is_that_of_the_console(value: Any) -> None:
     assert PlainText()(None, "info", dict(line)) == console(None, "info", dict(line))
 
 
-@pytest.mark.parametrize("value", [*ODD, {"a": [1]}, (1, 2), True, Reason, Configured("secret")])
+class Name(str):
+    """More than a string, as the names of HTTP headers are."""
+
+    __slots__ = ()
+
+
+SECRET = Configured("secret")
+
+
+@pytest.mark.parametrize("value", [*ODD, {"a": [1]}, (1, 2), True, Reason, Name("x"), SECRET, [SECRET], {"a": SECRET}])
 def test_a_line_of_json_is_that_of_structlog(value: Any) -> None:
     line = {"event": "two words", "b": value}
 
