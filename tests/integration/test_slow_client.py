@@ -37,6 +37,8 @@ ENDLESS = replace(LONG, max_tokens=3500)
 GAP_S_MAX = 1.0
 """Between two events of a fast stream whose engine makes one every 2 ms: what a busy machine may do."""
 RECEIVE_BYTES = 8 * 1024
+SMALL_WINDOW = ("grpc.http2.bdp_probe", 0)
+"""Else gRPC's window grows with what comes quickly, up to all of the answer."""
 
 
 @asynccontextmanager
@@ -71,7 +73,7 @@ async def read_late(frontend: Frontend, ask: Ask) -> tuple[Answer, int]:
             await outcome_of(frontend, ask.request_id)
             return await Events(ask, counts.append).read(response), len(counts)
     items = Items(ask, counts.append)
-    async with grpc.aio.insecure_channel(frontend.grpc, options=CHANNEL_OPTIONS) as channel:
+    async with grpc.aio.insecure_channel(frontend.grpc, options=[*CHANNEL_OPTIONS, SMALL_WINDOW]) as channel:
         call = inference_pb2_grpc.InferenceStub(channel).Generate(request(ask), timeout=REQUEST_S_MAX)
         await call.initial_metadata()
         await outcome_of(frontend, ask.request_id)
