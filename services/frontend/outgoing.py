@@ -16,6 +16,8 @@ SUBMIT_BYTES_MAX = MESSAGE_BYTES_MAX // 2
 """The largest request, and all the requests that travel in one message: a larger message would cost all streams."""
 KEEPALIVE_S = 5.0
 """The longest silence of a frontend that lives: its worker waits three times as long."""
+UNTAKEN_S_MAX = 3 * KEEPALIVE_S
+"""How long a worker may take nothing of what waits here for it: by then it has not heard of us for as long."""
 TIMEOUT_S_MAX = 1e9
 """More than a client can mean: what a Duration holds is bounded, too."""
 
@@ -86,6 +88,10 @@ class Outgoing:
         """Say that we are there, after a long silence. Called every sweep."""
         if now - self._sent_at > KEEPALIVE_S:
             self.send()
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether the worker has taken nothing for too long, whatever it says. Ask after `keep_alive`."""
+        return self._connection is not None and now - self._sent_at > UNTAKEN_S_MAX
 
 
 def submit_of(stream_id: int, request: Request, call: Call, choices: int = 1) -> worker_pb2.Submit:

@@ -5,7 +5,7 @@
 | cannot be opened, or no welcome in time | – | CANNOT_CONNECT |
 | the connection ends | DISCONNECTED | over |
 | the same after the worker has said that it leaves | STREAM_INCOMPLETE | over |
-| silence, or an engine that stands still | STALLED | over |
+| silence, an engine that stands still, or nothing taken of what we send | STALLED | over |
 | a message that can't be read, or an item after `complete_final` | PROTOCOL_VIOLATION | over |
 | an item of one stream that breaks the rules | PROTOCOL_VIOLATION, that stream | goes on |
 
@@ -363,13 +363,15 @@ class Session:
     # Loss
 
     def check(self, now: float) -> None:
-        """Take the worker for lost if it is silent, or its engine stands still, for too long. Called every sweep."""
+        """Take the worker for lost if it is silent, stands still or takes nothing for too long. Called every sweep."""
         self._outgoing.keep_alive(now)
         limit_s = self._config.stall_s if self._streams else self._config.idle_stall_s
         if now - self._heard_at > limit_s:
             self.lose(Failure(Reason.STALLED, f"nothing heard from {self.name} for {limit_s} s"))
         elif self._streams and self._load.last.running and now - self._stepped_at > self._step_limit_s():
             self.lose(Failure(Reason.STALLED, f"the engine of {self.name} stands still"))
+        elif self._outgoing.is_stuck(now):
+            self.lose(Failure(Reason.STALLED, f"{self.name} takes nothing of what is sent to it"))
 
     def _step_limit_s(self) -> float:
         """How long a step may take: longer where there is a prompt to compute, or the engine does not say."""

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 from services.errors import Failure, Reason
 from services.frames import FrameConnection
-from services.frontend.outgoing import KEEPALIVE_S, SUBMIT_BYTES_MAX, CancelCounts, Outgoing, submit_of
+from services.frontend.outgoing import KEEPALIVE_S, SUBMIT_BYTES_MAX, UNTAKEN_S_MAX, CancelCounts, Outgoing, submit_of
 from services.request import Call
 from services.stubs import worker_pb2
 from tests.support import make_request
@@ -110,6 +110,21 @@ def test_while_the_worker_takes_nothing_it_waits() -> None:
     outgoing.send()
 
     assert connection.messages == [worker_pb2.AttachRequest(cancels=[1, 2])]
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_a_worker_that_takes_nothing_for_too_long_is_stuck(is_writable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    outgoing, connection = Outgoing(CancelCounts()), Sent()
+    outgoing.connect(connection)
+    connection.is_writable = is_writable
+    now = asyncio.get_running_loop().time()
+
+    assert not outgoing.is_stuck(now + UNTAKEN_S_MAX - 1)
+    now += UNTAKEN_S_MAX + 1
+    monkeypatch.setattr(outgoing._loop, "time", lambda: now)
+    outgoing.keep_alive(now)
+
+    assert outgoing.is_stuck(now) is not is_writable
 
 
 def test_after_a_long_silence_it_says_that_it_is_there() -> None:

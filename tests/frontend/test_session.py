@@ -329,6 +329,26 @@ def test_a_dead_engine_under_a_live_server_is_lost_unless_it_computes_a_prompt_o
     play(serve, use, dataclasses.replace(PATIENT, engine_stall_s=0.1))
 
 
+def test_a_worker_that_speaks_and_takes_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits to be sent to it would have no bound."""
+    monkeypatch.setattr("services.frontend.outgoing.KEEPALIVE_S", 0.01)
+    monkeypatch.setattr("services.frontend.outgoing.UNTAKEN_S_MAX", 0.3)
+    prompt = tuple(range(2**28, 2**28 + 400_000))  # Five bytes each: ten are more than the kernel keeps.
+
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        while True:
+            await peer.send(load=worker_pb2.Load())
+            await asyncio.sleep(0.01)
+
+    async def use(client: Client) -> None:
+        for _ in range(10):
+            stream = client.session.open(make_request(prompt), Call(request_id="r"), Collected())
+            stream.ended.add_done_callback(lambda ended: ended.exception())
+
+    assert play(serve, use).reason is Reason.STALLED
+
+
 def test_forgives_silence_while_the_frontend_itself_was_late() -> None:
     async def scenario() -> bool:
         session = Session(InstanceRecord("i", "127.0.0.1:1", "m"), QUICK)
