@@ -93,7 +93,7 @@ def test_a_connection_that_was_on_its_way_when_it_left_is_hung_up_on() -> None:
 
 def test_a_cancelled_leave_leaves_no_session_behind() -> None:
     async def scenario() -> bool:
-        began, ended = asyncio.Event(), asyncio.Event()
+        began, ended, leaving = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def attach(_: Connection) -> None:
             began.set()
@@ -107,10 +107,10 @@ def test_a_cancelled_leave_leaves_no_session_behind() -> None:
                 line = await open_line(await listener.start("127.0.0.1:0"))
                 await began.wait()
                 line.close()
+                leaving.set()
 
         listening = asyncio.create_task(listen())
-        await began.wait()
-        await asyncio.sleep(0)  # It waits for its session now.
+        await leaving.wait()  # And so it waits for its session by now.
         listening.cancel()
         await asyncio.wait([listening])
         return ended.is_set()
