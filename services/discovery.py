@@ -211,8 +211,14 @@ async def _stay_connected(addresses: Sequence[str], session: Session, what: str)
         except TimeoutError:
             outage.begin(address, f"no answer within {FIRST_ANSWER_TIMEOUT_S:g} s")
         except grpc.aio.AioRpcError as error:
-            outage.begin(address, f"{error.code().name}: {error.details()}")
+            outage.begin(address, _why(error))
         await asyncio.sleep(BACKOFF.delay_s(outage.tries, rng))
+
+
+def _why(error: grpc.aio.AioRpcError) -> str:
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return "something answers there that is no registry: check --registry"
+    return f"{error.code().name}: {error.details()}"
 
 
 class _Outage:

@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from services import discovery, reminder
 from services.backoff import Backoff
 from services.discovery import InstanceRecord, Registrar, Watcher
+from services.grpc_server import GrpcServer
 from services.registry.memory import MemoryStore
 from services.registry.view import Entry
 from services.rpc import CHANNEL_OPTIONS
@@ -360,6 +361,19 @@ def test_an_outage_that_lasts_is_spoken_of_again(monkeypatch: pytest.MonkeyPatch
             return any(line["event"] == event for line in logs)
 
         run(scenario)
+
+
+def test_what_answers_and_is_no_registry_is_told_from_a_registry_that_is_away() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with GrpcServer(["unbroken.v1.Worker"]) as server:
+            cluster.watch([await server.start("127.0.0.1:0")])
+            await until(lambda: bool(logs))
+
+    with capture_logs() as logs:
+        run(scenario)
+
+    assert logs[0]["event"] == "registry not reached yet: trying again"
+    assert logs[0]["why"] == "something answers there that is no registry: check --registry"
 
 
 def test_a_registry_that_is_slow_to_take_connections_is_reached() -> None:

@@ -192,6 +192,8 @@ def command(**given: Any) -> None:
 def check_options(given: dict[str, Any]) -> None:
     """What each option alone does not show. Raises ClickException."""
     _check_reachable(given["listen"], given["advertise"])
+    if given["advertise"] is None and given["session_listen"] is not None:
+        _check_one_host(given["listen"], given["session_listen"])
     mute_rank = given["mocker_faults"].get("mute_rank", 0)
     if mute_rank >= given["mocker_dp_ranks"]:
         raise click.UsageError(f"--mocker-fault mute_rank={mute_rank}: --mocker-dp-ranks gives no such rank")
@@ -216,6 +218,16 @@ def _check_reachable(listen: str, advertise: str | None) -> None:
         raise click.UsageError(
             f"{option} {address} is no address that frontends can reach: give one by --advertise host:port"
             " (port 0 stands for the port it listens on)"
+        )
+
+
+def _check_one_host(listen: str, session_listen: str) -> None:
+    """One host is advertised for both: by default that of --listen."""
+    session_host, _port = split_address(session_listen)
+    if not is_wildcard(session_host) and session_host != split_address(listen)[0]:
+        raise click.UsageError(
+            f"frontends would look for --session-listen {session_listen} on the host of --listen {listen}: give both"
+            " the same host, or the one where both can be reached by --advertise host:port"
         )
 
 

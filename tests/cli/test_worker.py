@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 from click.testing import CliRunner
 
-from services.cli.worker import FAULTS, command
+from services.cli.worker import FAULTS, check_options, command
 from services.worker.engines.mocker import Faults
 
 
@@ -19,6 +19,26 @@ def test_an_address_that_nobody_can_reach_is_refused(options: list[str]) -> None
     assert done.exit_code == 2
     assert f"{options[-1].replace('=', ' ')} is no address that frontends can reach" in done.output
     assert "--advertise host:port" in done.output
+
+
+def test_sessions_on_another_host_than_the_one_that_would_be_advertised_are_refused() -> None:
+    """Frontends were sent to a port where nothing listened."""
+    done = CliRunner().invoke(command, ["--listen=127.0.0.15:7000", "--session-listen=127.0.0.16:7001"])
+
+    assert done.exit_code == 2
+    assert "would look for --session-listen 127.0.0.16:7001 on the host of --listen 127.0.0.15:7000" in done.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--listen=127.0.0.15:7000", "--session-listen=127.0.0.15:7001"],
+        ["--listen=127.0.0.15:7000", "--session-listen=0.0.0.0:7001"],
+        ["--listen=127.0.0.15:7000", "--session-listen=127.0.0.16:7001", "--advertise=10.0.0.2:7000"],
+    ],
+)
+def test_sessions_where_frontends_may_find_them_are_not(options: list[str]) -> None:
+    check_options(command.make_context("worker", options).params)
 
 
 def test_muting_a_rank_that_there_is_not_is_refused() -> None:
