@@ -157,7 +157,7 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
         self._fail(Failure(Reason.DISCONNECTED, "the other end hung up"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(Failure(Reason.DISCONNECTED, f"the connection broke{f': {exc}' if exc else ''}"))
+        self._fail(Failure(Reason.DISCONNECTED, str(exc or "it was closed")))
 
     # Frames
 

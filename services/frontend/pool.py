@@ -14,15 +14,18 @@ import structlog
 from services.backoff import Backoff
 from services.card import ModelCard
 from services.discovery import InstanceRecord
-from services.errors import Failure
+from services.errors import Failure, Reason
 from services.frontend.catalogue import Catalogue
 from services.frontend.outgoing import CancelCounts
 from services.frontend.pace import Pace
 from services.frontend.roster import Roster
 from services.frontend.session import Session, SessionConfig
 from services.layers import bug_failure, root_cause
+from services.reminder import Reminder
 
 log = structlog.get_logger()
+
+CHECK_REACH = "the worker's --advertise and --session-listen, and firewalls between"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +42,44 @@ class PoolConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """How a session ended, whether requests could be sent on it before, and whether the worker had said it leaves."""
+    """How a session ended. was_found: requests could be sent on it. was_draining: the worker had said it leaves."""
 
     failure: Failure
+    was_welcomed: bool
     was_found: bool
     was_draining: bool
+
+
+class _Outage:
+    """What the log has of one instance without a session: each loss, and now and then that it still can't be used."""
+
+    def __init__(self) -> None:
+        self._was_found = False
+        self._reminder = Reminder()
+
+    def add(self, record: InstanceRecord, loss: _Loss) -> None:
+        """One more try has failed, or a session that could be used is lost."""
+        if loss.was_found:
+            self._was_found = True
+            self._reminder.reset()
+        if not self._reminder.take():
+            return
+        facts = {
+            "instance": record.instance_id,
+            "address": record.address,
+            "session_address": record.session_address or record.address,
+            "why": loss.failure.detail if loss.failure.reason is Reason.DRAINING else str(loss.failure),
+        }
+        if loss.was_draining:
+            log.info("worker left", **facts)
+        elif loss.was_found:
+            log.warning("worker lost", **facts)
+        elif loss.was_welcomed:
+            log.error("worker cannot be used", **facts)
+        elif self._was_found:
+            log.warning("worker still away: trying again", **facts)
+        else:
+            log.warning("worker not reached: trying again", **facts, check=CHECK_REACH)
 
 
 class Pool:
@@ -169,17 +205,13 @@ class Pool:
 
     async def _keep(self, instance_id: str) -> None:
         """One session after another to one instance, until it is gone from the view and the session is lost."""
-        tries, is_news = 0, True
+        tries, outage = 0, _Outage()
         try:
             while (record := self._view.get(instance_id)) is not None:
                 lost = await self._hold(record)
                 if lost.was_found:
                     self._quarantine_instance(instance_id)
-                if lost.was_found or is_news:  # Once for each outage, not for each try to end it.
-                    say = log.info if lost.was_draining else log.warning
-                    event = "worker left" if lost.was_draining else "worker lost"
-                    say(event, instance=instance_id, address=record.address, why=str(lost.failure))
-                is_news = False
+                outage.add(record, lost)
                 tries = 0 if lost.was_found else tries + 1
                 await asyncio.sleep(self._config.reconnect.delay_s(tries, self._rng))
         finally:
@@ -206,7 +238,12 @@ class Pool:
         except ExceptionGroup as group:
             if not isinstance(failure := root_cause(group), Failure):
                 raise
-            return _Loss(failure, was_found=session.key in self._sessions, was_draining=session.is_draining)
+            return _Loss(
+                failure,
+                was_welcomed=welcome.is_set(),
+                was_found=session.key in self._sessions,
+                was_draining=session.is_draining,
+            )
         finally:
             self._welcomed.discard(session)
             self.withdraw(session)
@@ -221,7 +258,6 @@ class Pool:
                 session.card, session.record.address, lambda: not self._is_served(session.card.model)
             )
         except Failure as failure:
-            log.error("worker cannot be used", address=session.record.address, why=failure.detail)
             session.lose(failure)
             return
         except Exception as error:

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | cannot be opened, or no welcome in time | – | CANNOT_CONNECT |
 | the connection ends | DISCONNECTED | over |
-| the same after the worker has said that it leaves | STREAM_INCOMPLETE | over |
+| the same after the worker has said that it leaves | STREAM_INCOMPLETE; DRAINING where there are none | over |
 | silence, an engine that stands still, or nothing taken of what we send | STALLED | over |
 | a message that can't be read, or an item after `complete_final` | PROTOCOL_VIOLATION | over |
 | an item of one stream that breaks the rules | PROTOCOL_VIOLATION, that stream | goes on |
@@ -235,23 +235,28 @@ class Session:
 
     async def _open(self, connection: FrameConnection[worker_pb2.AttachResponse]) -> None:
         """Until the welcome. Raises CANNOT_CONNECT."""
+        awaited = "connection to"
         try:
             host, port = split_address(self.record.session_address or self.record.address)
             async with asyncio.timeout(self._config.connect_timeout_s):
                 await asyncio.get_running_loop().create_connection(lambda: connection, bare_host(host), port)
+                awaited = "welcome from"
                 self._incoming.connect(connection)
                 self._outgoing.connect(connection)
                 connection.start(self)
                 await self._has_begun.wait()
         except TimeoutError:
-            detail = f"no welcome from {self.name} within {self._config.connect_timeout_s} s"
+            detail = f"no {awaited} {self.name} within {self._config.connect_timeout_s:g} s"
             raise Failure(Reason.CANNOT_CONNECT, detail) from None
         except (OSError, ValueError) as error:  # ValueError: what the registry was told can't be the name of a host.
             why = getattr(error, "strerror", None) or error  # Of several addresses that failed there is none.
             raise Failure(Reason.CANNOT_CONNECT, f"{self.name} cannot be reached: {why}") from error
         if self._card is None:
             assert self._loss is not None, "it has begun, or is lost"
-            raise Failure(Reason.CANNOT_CONNECT, f"no welcome: {self._loss.detail}") from self._loss
+            why = self._loss.detail
+            if self._loss.reason is Reason.PROTOCOL_VIOLATION:
+                why = f"what it sent is no message of a session: is this the worker's session address? ({why})"
+            raise Failure(Reason.CANNOT_CONNECT, f"no welcome: {why}") from self._loss
 
     def on_messages(self, messages: Sequence[worker_pb2.AttachResponse]) -> None:
         """What the worker has said since the last time."""
@@ -275,12 +280,16 @@ class Session:
 
     def on_lost(self, failure: Failure) -> None:
         """The connection is over."""
+        if self._card is None:  # Whoever opens it says so.
+            self.lose(failure)
+            return
+        is_farewell = self.is_draining and failure.reason is Reason.DISCONNECTED
+        if is_farewell and not self._streams:
+            self.lose(Failure(Reason.DRAINING, f"{self.name} left as it had said"))
+            return
         log.info("connection broke", worker=self.name, why=failure.detail)
-        reason = Reason.STREAM_INCOMPLETE if self._is_farewell(failure) else failure.reason
+        reason = Reason.STREAM_INCOMPLETE if is_farewell else failure.reason
         self.lose(Failure(reason, f"the connection to {self.name} broke"))
-
-    def _is_farewell(self, failure: Failure) -> bool:
-        return self.is_draining and failure.reason is Reason.DISCONNECTED
 
     # The worker's messages
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.backoff import Backoff
 from services.card import ModelCard, TokenizerRef
@@ -203,8 +204,11 @@ def test_a_tokeniser_that_cannot_be_had_keeps_the_worker_out() -> None:
             while session_count(a.service):
                 await asyncio.sleep(0.01)
             assert sessions(pool) == []
+            while not any(line["event"] == "worker cannot be used" for line in logs):
+                await asyncio.sleep(0.01)
 
-    run_async(scenario())
+    with capture_logs() as logs:
+        run_async(scenario())
 
 
 class SlowCatalogue(Catalogue):
@@ -242,6 +246,56 @@ def test_keeps_a_session_alive_and_watches_it_while_its_model_is_learned(
             return await heard
 
     assert run_async(scenario()) == (None if is_silent else worker_pb2.AttachRequest())
+
+
+@pytest.mark.parametrize("remind_s", [60.0, 0.0], ids=["once", "and again"])
+def test_a_worker_that_was_never_reached_is_spoken_of_now_and_then_with_the_address_that_was_tried(
+    remind_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the log called it lost, with its other address."""
+    monkeypatch.setattr("services.reminder.REMIND_S", remind_s)
+
+    async def scenario() -> None:
+        tries = 0
+        is_tried = asyncio.Event()
+
+        async def serve(line: Line) -> None:
+            nonlocal tries
+            tries += 1
+            if tries == 5:
+                is_tried.set()
+
+        async with answering(serve) as address, pool_of({"a": InstanceRecord("a", "x:1", "m", False, address)}):
+            await is_tried.wait()
+        assert {line["session_address"] for line in logs} == {address}
+
+    with capture_logs() as logs:
+        run_async(scenario())
+
+    assert {line["event"] for line in logs} == {"worker not reached: trying again"}
+    assert "--session-listen" in logs[0]["check"]
+    assert (len(logs) > 1) is (remind_s == 0)
+
+
+def test_a_worker_that_was_lost_is_still_away_until_it_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.reminder.REMIND_S", 0.0)
+
+    async def scenario() -> None:
+        async with pool_of({}) as pool:
+            async with Machine("a").running() as a:
+                pool.on_change(view_of(a), ())
+                await until(pool, 1)
+            while len(events()) < 3:
+                await asyncio.sleep(0.01)
+
+    with capture_logs() as logs:
+
+        def events() -> list[str]:
+            return [line["event"] for line in logs if line["event"].startswith("worker ")]
+
+        run_async(scenario())
+
+    assert events()[:3] == ["worker found", "worker lost", "worker still away: trying again"]
 
 
 def test_backoff_is_drawn_evenly_below_a_growing_bound() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
@@ -237,7 +238,9 @@ def test_cannot_connect_without_a_welcome_in_time() -> None:
     async def silent(peer: Peer) -> None:
         await peer.line.read()
 
-    assert play(silent, config=QUICK).reason is Reason.CANNOT_CONNECT
+    failure = play(silent, config=dataclasses.replace(QUICK, idle_stall_s=8))
+
+    assert str(failure) == "CANNOT_CONNECT: no welcome from worker i within 0.3 s"
 
 
 def test_cannot_connect_when_the_first_message_is_no_welcome() -> None:
@@ -245,6 +248,50 @@ def test_cannot_connect_when_the_first_message_is_no_welcome() -> None:
         await peer.send(load=worker_pb2.Load())
 
     assert play(serve).reason is Reason.CANNOT_CONNECT
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no message of a session: is this the worker's session address?"),
+        (b"", "no welcome: the other end hung up"),
+    ],
+    ids=["HTTP", "nothing"],
+)
+def test_what_listens_there_and_is_no_worker_is_told_by_whoever_opens_it_alone(sent: bytes, why: str) -> None:
+    """Once the log had a line about a message of 1213486160 bytes for each try, and no address."""
+
+    async def serve(peer: Peer) -> None:
+        peer.line.send_raw(sent)
+
+    with capture_logs() as logs:
+        failure = play(serve)
+
+    assert failure.reason is Reason.CANNOT_CONNECT
+    assert why in failure.detail
+    assert logs == []
+
+
+def test_a_worker_that_leaves_as_it_has_said_breaks_nothing() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        await peer.send(goaway=worker_pb2.GoAway())
+
+    with capture_logs() as logs:
+        failure = play(serve)
+
+    assert str(failure) == "DRAINING: worker i left as it had said"
+    assert logs == []
+
+
+def test_a_connection_that_breaks_is_spoken_of_in_other_words_than_its_why() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+
+    with capture_logs() as logs:
+        play(serve)
+
+    assert [(line["event"], line["why"]) for line in logs] == [("connection broke", "the other end hung up")]
 
 
 async def cut(peer: Peer) -> None:
