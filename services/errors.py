@@ -94,7 +94,7 @@ def _request(http: int, grpc: StatusCode, hint: str | None) -> Traits:
 TRAITS: dict[Reason, Traits] = {
     Reason.CANNOT_CONNECT: _lost("No worker could be reached in time. Send the request again."),
     Reason.DISCONNECTED: _lost("The worker was lost. Send the request again."),
-    Reason.STALLED: _lost("The worker stopped answering. Send the request again."),
+    Reason.STALLED: _lost("A worker, or a process of the frontend, stopped answering. Send the request again."),
     Reason.STREAM_INCOMPLETE: _lost("The worker ended the stream too early. Send the request again."),
     Reason.PROTOCOL_VIOLATION: _lost("The worker broke the protocol. Check that its version fits the frontend's."),
     Reason.ENGINE_DEAD: _lost("The worker's engine died. See the worker's log."),
@@ -160,7 +160,7 @@ TRAITS: dict[Reason, Traits] = {
     Reason.INSTANCE_NOT_FOUND: _request(
         404,
         StatusCode.NOT_FOUND,
-        "A worker's log has it (`worker ready … instance=`), and so have frontends' metrics (`worker_id`).",
+        "Workers' ids are in their logs (`worker ready … instance=`) and in frontends' metrics (`worker_id`).",
     ),
     Reason.STORE_AWAY: Traits(
         grpc=StatusCode.UNAVAILABLE,

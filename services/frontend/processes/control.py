@@ -5,6 +5,7 @@ Nothing here is near a token: only scrapes, cancels by name and what operators s
 """
 
 import errno
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -48,6 +49,7 @@ class _Cancelled(msgspec.Struct):
 class _Joining(msgspec.Struct):
     name: str
     path: str
+    pid: int
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -93,11 +95,11 @@ class Remote:
         await self._ask("POST", "/thresholds", _Setting(model, dict(changes)))
 
     async def join(self, name: str, path: Path) -> Welcome:
-        """Be asked, as process `name`, at `path` from now on. The supervisor alone takes it."""
-        return _decode(await self._ask("POST", "/join", _Joining(name, str(path))), Welcome)
+        """Have this process be asked, as `name`, at `path` from now on. The supervisor alone takes it."""
+        return _decode(await self._ask("POST", "/join", _Joining(name, str(path), os.getpid())), Welcome)
 
     async def _ask(self, method: str, route: str, body: msgspec.Struct | None = None) -> bytes:
-        """The answer. Raises Gone, DEADLINE_EXCEEDED, and what the other side did."""
+        """The answer. Raises Gone, STALLED, and what the other side did."""
         data = None if body is None else msgspec.json.encode(body)
         try:
             async with (
@@ -109,12 +111,12 @@ class Remote:
                 answer = await response.read()
         except TimeoutError as error:
             detail = f"a process of this frontend has not answered within {self._timeout.total:g} s"
-            raise Failure(Reason.DEADLINE_EXCEEDED, detail) from error
+            raise Failure(Reason.STALLED, detail) from error
         except aiohttp.ClientOSError as error:
             if error.errno in _ENDS:
                 raise Gone from error
             detail = f"a process of this frontend cannot be asked now: {error.strerror}"
-            raise Failure(Reason.DEADLINE_EXCEEDED, detail) from error
+            raise Failure(Reason.STALLED, detail) from error
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             raise Gone from error
         if response.status != 200:
@@ -127,8 +129,8 @@ def _decode(answer: bytes, kind: type[T]) -> T:
     return msgspec.json.decode(answer, type=kind)
 
 
-def control_app(whole: Whole, join: Callable[[str, Path], Welcome] | None = None) -> web.Application:
-    """Answers for `whole`. join: takes a process in, by its name and its socket."""
+def control_app(whole: Whole, join: Callable[[str, Path, int], Welcome] | None = None) -> web.Application:
+    """Answers for `whole`. join: takes a process in, by its name, its socket and its pid."""
 
     async def on_metrics(_: web.Request) -> web.Response:
         return exposition_response(await whole.exposition())
@@ -145,7 +147,7 @@ def control_app(whole: Whole, join: Callable[[str, Path], Welcome] | None = None
     async def on_join(request: web.Request) -> web.Response:
         assert join is not None, "its route is there for a supervisor alone"
         joining = _decode(await request.read(), _Joining)
-        return _answer(join(joining.name, Path(joining.path)))
+        return _answer(join(joining.name, Path(joining.path), joining.pid))
 
     app = web.Application(middlewares=[_tell_failures])
     app.add_routes(

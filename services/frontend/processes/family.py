@@ -1,7 +1,7 @@
 """All processes of a frontend, as their supervisor asks them: what it answers is the answer of all."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Answers(Generic[T]):
-    """Of those that live: what they answered, and how many did not in time."""
+    """Of those that live: what they answered, and who did not in time."""
 
     by_process: dict["_Process", T]
-    silent_count: int
+    silent: Sequence["_Process"]
 
 
 @dataclass(eq=False)
@@ -32,6 +32,7 @@ class _Process:
     """One that lives, as far as is known. last: what it exposed when it was last asked."""
 
     name: str
+    pid: int
     remote: Remote
     last: Reading = field(default_factory=list)
 
@@ -50,11 +51,11 @@ class Family:
         self._scraping = asyncio.Lock()  # An older reading must not take the place of a newer one.
         self._setting = asyncio.Lock()  # All processes get the same changes in the same order.
 
-    def join(self, name: str, path: Path) -> Welcome:
+    def join(self, name: str, path: Path, pid: int) -> Welcome:
         """Ask the process at `path` from now on. Whoever had its name is dead: the next question will show it."""
         welcome = Welcome(dict(self._changes), is_successor=name in self._names)
         self._names.add(name)
-        self._processes.append(_Process(name, Remote(path, self._answer_s_max)))
+        self._processes.append(_Process(name, pid, Remote(path, self._answer_s_max)))
         return welcome
 
     async def exposition(self) -> bytes:
@@ -70,26 +71,27 @@ class Family:
         return generate_latest(Joined([*reading, count]))
 
     async def cancel(self, request_id: str) -> int:
-        """See Whole. Raises DEADLINE_EXCEEDED where nothing was found and a process has not said."""
+        """See Whole. Raises STALLED where nothing was found and a process has not said."""
         answers = await self._ask_all(lambda remote: remote.cancel(request_id))
         count = sum(answers.by_process.values())
         if not count:
-            self._check_all_answered(answers)
+            self._check_all_answered(answers, "the others have no such request")
         return count
 
     async def set_thresholds(self, model: str, changes: Changes) -> None:
-        """See Whole; also in processes that join later. Raises DEADLINE_EXCEEDED where one has not said."""
+        """See Whole; also in processes that join later. Raises STALLED where one has not said."""
         async with self._setting:
             self._changes.setdefault(model, {}).update(changes)
             answers = await self._ask_all(lambda remote: remote.set_thresholds(model, changes))
-            self._check_all_answered(answers)
+            self._check_all_answered(answers, "the others have done it")
 
-    def _check_all_answered(self, answers: _Answers[Any]) -> None:
-        if answers.silent_count:
+    def _check_all_answered(self, answers: _Answers[Any], others: str) -> None:
+        if answers.silent:
+            pids = ", ".join(str(process.pid) for process in answers.silent)
             raise Failure(
-                Reason.DEADLINE_EXCEEDED,
-                f"{answers.silent_count} of {len(self._processes)} processes of this frontend did not answer within"
-                f" {self._answer_s_max:g} s: ask again",
+                Reason.STALLED,
+                f"{len(answers.silent)} of {len(self._processes)} processes of this frontend did not answer within"
+                f" {self._answer_s_max:g} s (pid {pids}), {others}: ask again",
             )
 
     async def _ask_all(self, ask: Callable[[Remote], Awaitable[T]]) -> _Answers[T]:
@@ -103,16 +105,16 @@ class Family:
             except Gone:
                 self._bury(process)
             except Failure as failure:
-                if failure.reason is not Reason.DEADLINE_EXCEEDED:
+                if failure.reason is not Reason.STALLED:
                     raise
                 silent.append(process)
-                log.warning("a process does not answer", name=process.name, why=failure.detail)
+                log.warning("a process does not answer", name=process.name, pid=process.pid, why=failure.detail)
 
         async with asyncio.TaskGroup() as group:
             for process in self._processes:
                 group.create_task(ask_one(process))
         living = {process: answer for process, answer in answers.items() if process in self._processes}
-        return _Answers(living, len(silent))
+        return _Answers(living, silent)
 
     def _bury(self, process: _Process) -> None:
         """Keep what it had counted. Idempotent."""

@@ -121,7 +121,7 @@ def test_one_that_says_nothing_is_late_and_not_gone() -> None:
                     await Remote(path, answer_s_max=0.05).exposition()
                 process.whole.speaks.set()
 
-        assert caught.value.reason is Reason.DEADLINE_EXCEEDED
+        assert caught.value.reason is Reason.STALLED
 
     run_async(scenario())
 
@@ -138,7 +138,7 @@ def test_one_that_takes_no_more_connections_is_not_gone() -> None:
                 with pytest.raises(Failure, match="cannot be asked now") as caught:
                     await Remote(folder / "one.sock", answer_s_max=10).exposition()
 
-        assert caught.value.reason is Reason.DEADLINE_EXCEEDED
+        assert caught.value.reason is Reason.STALLED
 
     run_async(scenario())
 
@@ -147,7 +147,7 @@ def test_nor_is_one_that_can_t_be_asked_for_want_of_files() -> None:
     async def scenario() -> None:
         process = Process()
         async with supervised(answer_s_max=10) as (family, folder), process.living(folder / "one.1.sock"):
-            family.join("one", folder / "one.1.sock")
+            family.join("one", folder / "one.1.sock", pid=1)
             with no_more_files(), pytest.raises(Failure, match="1 of 1 processes"):
                 await family.cancel("r")
             process.gate.enter(Call(request_id="r"))
@@ -162,7 +162,7 @@ def test_who_asks_no_longer_keeps_nobody_waiting() -> None:
         process = Process()
         process.whole.speaks.clear()
         async with supervised(answer_s_max=10) as (family, folder), process.living(folder / "one.1.sock"):
-            family.join("one", folder / "one.1.sock")
+            family.join("one", folder / "one.1.sock", pid=1)
             supervisor = Remote(folder / SUPERVISOR_SOCKET, answer_s_max=0.1)
             for _ in range(2):
                 with pytest.raises(Failure):

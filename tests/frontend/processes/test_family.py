@@ -21,6 +21,7 @@ from tests.support import run_async
 DECODE, PREFILL = "active_decode_blocks_threshold", "active_prefill_tokens_threshold"
 SOON_S = 0.2
 """How long a process is waited for that is known not to answer."""
+PIDS = {"one": 101, "other": 102, "third": 103}
 
 
 class Stage:
@@ -36,7 +37,7 @@ class Stage:
         path = self.folder / f"{name}.{len(list(self.folder.iterdir()))}.sock"
         life = self.lives[name] = AsyncExitStack()
         await life.enter_async_context(process.living(path))
-        return process, self.family.join(name, path)
+        return process, self.family.join(name, path, PIDS[name])
 
     def remote(self, name: str) -> Remote:
         (path,) = self.folder.glob(f"{name}.*.sock")
@@ -160,13 +161,16 @@ def test_a_cancel_that_found_nothing_says_if_somebody_did_not_answer() -> None:
     async def scene(stage: Stage) -> None:
         one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
         other.whole.speaks.clear()
-        with pytest.raises(Failure, match="1 of 2 processes") as caught:
+        with pytest.raises(
+            Failure, match=r"1 of 2 processes .*\(pid 102\), the others have no such request: ask again"
+        ) as caught:
             await stage.family.cancel("mine")
         one.gate.enter(Call(request_id="mine"))
         found = await stage.family.cancel("mine")
         other.whole.speaks.set()
 
-        assert caught.value.reason is Reason.DEADLINE_EXCEEDED
+        assert caught.value.reason is Reason.STALLED
+        assert caught.value.traits.retryable
         assert found == 1
 
     play(scene, answer_s_max=SOON_S)
@@ -212,7 +216,7 @@ def test_who_sets_is_told_if_a_process_has_not_said_that_it_has_it() -> None:
     async def scene(stage: Stage) -> None:
         one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
         other.whole.speaks.clear()
-        with pytest.raises(Failure, match=r"1 of 2 processes .* ask again"):
+        with pytest.raises(Failure, match=r"1 of 2 processes .*\(pid 102\), the others have done it: ask again"):
             await stage.family.set_thresholds("m", {PREFILL: 1})
         other.whole.speaks.set()
 

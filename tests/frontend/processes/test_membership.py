@@ -108,7 +108,7 @@ def test_who_comes_in_place_of_another_looks_for_workers_first(comes_second: boo
 
     async def scenario(family: Family, folder: Path) -> float:
         if comes_second:
-            family.join("one", folder / "one.0.sock")
+            family.join("one", folder / "one.0.sock", pid=1)
         clock = asyncio.get_running_loop().time
         began = clock()
         async with running(folder / "one"):
