@@ -42,6 +42,15 @@ def curves() -> Sequence[Curve]:
     return [*scale_frontend.CURVES, *scale_registry.CURVES, *etcd]
 
 
+def those_named(part: str) -> Sequence[Curve]:
+    """Those with that in their names. Raises UsageError where there is none."""
+    every = curves()
+    if not (chosen := [curve for curve in every if part in curve.name]):
+        names = "; ".join(curve.name for curve in every)
+        raise click.UsageError(f"--only {part}: nothing has this in its name. There are: {names}")
+    return chosen
+
+
 def about(repeats: int, load_before: float) -> dict[str, str]:
     """What a reader must know of how the figures came about."""
     return {
@@ -66,14 +75,14 @@ def document(costs: Mapping[Curve, Costs], facts: Mapping[str, str]) -> str:
 @click.option("--only", default="", help="Only what has this in its name.")
 @click.option("--results", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where they go.")
 def main(repeats: int, size_max: int, only: str, results: Path) -> None:
+    chosen = those_named(only)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     load_before = os.getloadavg()[0]
     gc.disable()
     costs = {}
-    for curve in curves():
-        if only in curve.name:
-            costs[curve] = asyncio.run(measure(curve, repeats, size_max))
-            print(table({curve: costs[curve]}).splitlines()[-1], file=sys.stderr)
+    for curve in chosen:
+        costs[curve] = asyncio.run(measure(curve, repeats, size_max))
+        print(table({curve: costs[curve]}).splitlines()[-1], file=sys.stderr)
     text = document(costs, about(repeats, load_before))
     results.mkdir(parents=True, exist_ok=True)
     (results / "scale.md").write_text(text, encoding="utf-8")

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,12 +46,13 @@ class Peak:
 
 @contextmanager
 def memory_peak(pid: int) -> Iterator[Peak]:
-    """Looked at every MEMORY_EVERY_S while the context is open."""
+    """Looked at every MEMORY_EVERY_S while the context is open and the process is there."""
     peak, is_over = Peak(memory_kib(pid)), threading.Event()
 
     def watch() -> None:
-        while not is_over.wait(MEMORY_EVERY_S) and Path(f"/proc/{pid}").exists():
-            peak.kib = max(peak.kib, memory_kib(pid))
+        with suppress(BenchError):  # Gone: there is nothing more to see, and whoever asks it notices.
+            while not is_over.wait(MEMORY_EVERY_S):
+                peak.kib = max(peak.kib, memory_kib(pid))
 
     thread = threading.Thread(target=watch)
     thread.start()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from services.cli.options import Address, Addresses, logging_options
 from services.lifetime import run_process
@@ -77,7 +78,9 @@ def _etcd_option(name: str, variable: str, **attributes: Any) -> Option:
     help='Written with the real address when it listens: {"address": "host:port"}.',
 )
 @logging_options
-def command(**given: Any) -> None:
+@click.pass_context
+def command(context: click.Context, /, **given: Any) -> None:
+    _check_store(context)
     configure_logging("registry", level=given["log_level"], log_format=given["log_format"])
     config = RegistryConfig(
         listen=given["listen"],
@@ -88,6 +91,14 @@ def command(**given: Any) -> None:
     from services.registry.server import serve
 
     run_process(lambda stopping: serve(config, stopping))
+
+
+def _check_store(context: click.Context) -> None:
+    """No etcd option without etcd; variables (`ETCD_ENDPOINTS`) may be there for others. Raises UsageError."""
+    for option in context.command.params:
+        is_given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if is_given and option.opts[0].startswith("--etcd-") and context.params["store"] != "etcd":
+            raise click.UsageError(f"{option.opts[0]} needs --store etcd")
 
 
 def _etcd_config(given: dict[str, Any]) -> EtcdConfig:

@@ -1,12 +1,14 @@
 """Scale: every cost can be measured, here at the smallest sizes, for breakage only: nothing is timed in tests."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from bench import scale_frontend
 from bench.growth import Curve
-from bench.scale import curves, document, measure
+from bench.scale import curves, document, main, measure
 from tests.support import run_async
 
 SIZE = 3
@@ -22,6 +24,14 @@ def test_can_be_measured(curve: Curve) -> None:
     costs = run_async(measure(replace(curve, sizes=(1, SIZE, 10 * SIZE)), repeats=2, size_max=SIZE))
 
     assert set(costs) == {1, SIZE}
+
+
+def test_a_name_that_nothing_has_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["--only=nonsense", f"--results={tmp_path}"])
+
+    assert done.exit_code == 2
+    assert all(curve.name in done.output for curve in curves())
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_page_says_how_its_figures_came_about() -> None:

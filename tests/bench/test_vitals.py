@@ -3,12 +3,16 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+from bench import vitals
 from bench.ask import BenchError
 from bench.vitals import cpu_seconds, cpu_seconds_of, memory_kib, memory_peak, milliseconds, quantile
+
+WAIT_S = 15.0
 
 
 def test_cpu_time_of_a_process_is_its_own_measure() -> None:
@@ -32,6 +36,19 @@ def test_the_peak_of_memory_is_at_least_what_there_was_at_first() -> None:
         pass
 
     assert peak.kib >= before > 1024
+
+
+def test_the_peak_of_a_process_that_ends_meanwhile_is_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitals, "MEMORY_EVERY_S", 0.001)
+    others = set(threading.enumerate())
+    with subprocess.Popen([sys.executable], stdin=subprocess.PIPE) as child, memory_peak(child.pid) as peak:
+        child.kill()
+        child.wait()
+        for watching in set(threading.enumerate()) - others:
+            watching.join(WAIT_S)
+            assert not watching.is_alive()
+
+    assert peak.kib > 0
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.75, 75), (0.99, 99), (0.0, 0)])
