@@ -49,7 +49,7 @@ async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]], loop: 
         if stopping.is_set():
             log.warning("exiting at once", signal=name)
             os._exit(EXIT_FORCED)
-        log.info("stopping", signal=name, again="ends it at once")
+        log.info("stopping", signal=name, second_signal="exits at once")
         stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -26,7 +26,7 @@ def command(instance: str, **given: Any) -> None:
             raise click.ClickException(
                 f"no registry answers: {failure.detail}; give its address by --registry"
             ) from None
-        raise click.ClickException(": ".join(filter(None, (failure.detail, failure.traits.hint)))) from None
+        raise click.ClickException(". ".join(filter(None, (failure.detail, failure.traits.hint)))) from None
     click.echo(f"{drained.instance_id} at {drained.address} is draining; it ends when its streams are gone")
 
 

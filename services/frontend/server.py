@@ -138,6 +138,7 @@ class Frontend:
                     task.cancel()
         except ExceptionGroup as errors:
             raise root_cause(errors) from None
+        log.info("frontend stopped")
 
     async def _open(self, servers: AsyncExitStack) -> None:
         """Listen, and say where."""

@@ -27,7 +27,8 @@ HEARTBEAT_S = 0.25
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
     """slots, places: N and Q, 0 where not known. running, waiting: by its last load, for all frontends; our
-    own, where they are more. service_s: how long a request holds a slot there, if it has said.
+    own, where they are more; a refusal may be younger, and they below the limits then. service_s: how long a request
+    holds a slot there, if it has said.
     """
 
     slots: int = 0

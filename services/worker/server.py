@@ -116,6 +116,7 @@ class Worker:
         except ExceptionGroup as group:
             cause = root_cause(group)
             raise (StartupError(cause.detail) if isinstance(cause, Failure) else cause) from None
+        log.info("worker stopped")
 
     async def _run_engine(self, ready: asyncio.Event) -> None:
         """A dead engine fails every request at once, so that frontends carry them on elsewhere."""

@@ -13,6 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from structlog.testing import capture_logs
 
 from services.frontend.admin import AdminConfig
 from services.frontend.admin_service import SERVICE
@@ -117,6 +118,17 @@ def test_the_operators_address_has_health_and_metrics_and_the_clients_keeps_them
             return [await http_status(addresses[name], path) for name in ("http", "admin_http") for path in paths]
 
     assert run_async(scenario()) == [200, 503, 200] * 2
+
+
+def test_its_end_is_the_last_that_it_logs(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path):
+            pass
+
+    with capture_logs() as logs:
+        run_async(scenario())
+
+    assert logs[-1]["event"] == "frontend stopped"
 
 
 def test_the_operators_grpc_address_serves_while_no_model_can_be(tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def test_ends_in_order_when_asked_though_streams_are_open(tmp_path: Path, number
 
                 assert await asyncio.to_thread(registry.wait) == 0
             assert "Traceback" not in registry.log()
+            assert registry.log().count("registry stopped") == 1
 
     asyncio.run(scenario())
 
@@ -155,6 +156,28 @@ def test_a_port_in_use_is_one_sentence_and_status_1(tmp_path: Path) -> None:
         assert registry.wait() == 1
         assert "error: cannot listen for gRPC on 127.0.0.1:" in registry.log()
         assert "Traceback" not in registry.log()
+
+
+def test_what_the_environment_says_of_etcd_is_no_wish_for_it(tmp_path: Path) -> None:
+    """`ETCD_ENDPOINTS` may be there for others."""
+
+    async def scenario() -> None:
+        async with started(tmp_path, "--listen", "127.0.0.1:0", ETCD_ENDPOINTS="127.0.0.1:1") as registry:
+            await registry.address()
+
+    asyncio.run(scenario())
+
+
+def test_to_drain_an_instance_that_is_not_there_says_where_ids_are(tmp_path: Path) -> None:
+    async def scenario() -> subprocess.CompletedProcess[str]:
+        async with started(tmp_path, "--listen", "127.0.0.1:0") as registry:
+            command = [sys.executable, "-m", "services", "drain", "nosuch", "--registry", await registry.address()]
+            return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=WAIT_S)
+
+    done = asyncio.run(scenario())
+
+    assert done.returncode == 1
+    assert "no instance 'nosuch' is registered. Workers' ids are in their logs" in done.stderr
 
 
 def test_starts_without_etcd_and_says_so_once_without_the_password(tmp_path: Path) -> None:
@@ -236,6 +259,10 @@ def test_the_embedded_store_brings_no_etcd_client() -> None:
         (["--etcd-endpoints", "http://a:1,https://b:2"], "either all endpoints are https:// or none"),
         (["--etcd-client-cert", __file__], "--etcd-client-cert and --etcd-client-key go together"),
         (["--etcd-client-cert", __file__, "--etcd-client-key", __file__], "--etcd-client-cert needs TLS"),
+        (
+            ["--store", "memory", "--etcd-endpoints", "a:1"],
+            "--etcd-endpoints needs --store etcd",
+        ),
         (["--store", "postgres"], "'postgres' is not one of 'memory', 'etcd'"),
     ],
 )

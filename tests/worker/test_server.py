@@ -154,12 +154,13 @@ def test_serves_until_sigterm_then_lets_what_runs_finish_and_takes_nothing_new(t
             await answer.read_all()
             return answer, late.reason, await process.end(), states
 
-    answer, late, (status, _), states = run_async(scenario())
+    answer, late, (status, said), states = run_async(scenario())
 
     assert (answer.token_count, answer.is_complete) == (40, True)
     assert late is Reason.DRAINING
     assert states == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
     assert status == 0
+    assert said.count("worker stopped") == 1
 
 
 def test_hands_over_what_has_not_finished_within_the_drain_timeout(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ class Supervisor:
                     await start_until(stopping, self._start(members, lives))
                 finally:
                     await end_all(members)
+        log.info("frontend stopped")
 
     def _reserve(self, held: ExitStack) -> Mapping[str, str]:
         """Take the ports until `held` closes. Returns the real addresses. Raises StartupError."""

@@ -71,6 +71,18 @@ def test_it_is_ready_when_all_are_with_the_ports_that_they_share(tmp_path: Path)
     assert all(f"grpc {ready['grpc']}, http {ready['http']}" in line for line in said)
 
 
+def test_its_end_is_the_last_that_it_logs() -> None:
+    async def scenario() -> None:
+        stopping = asyncio.Event()
+        stopping.set()
+        await Supervisor(configured(running(SERVES))).run(stopping)
+
+    with capture_logs() as logs:
+        run_async(scenario())
+
+    assert logs[-1]["event"] == "frontend stopped"
+
+
 def test_while_one_is_not_ready_none_is(tmp_path: Path) -> None:
     ready_file = tmp_path / "ready"
     script = f"import sys, time; sys.argv[3] == 'frontend-1' and time.sleep(60); {SERVES}"
