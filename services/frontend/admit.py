@@ -5,7 +5,7 @@ from typing import Generic
 
 from services.frontend.busy import BusyThresholds
 from services.frontend.catalogue import Catalogue
-from services.frontend.eligible import AnyWorker, Workers
+from services.frontend.eligible import AnyWorker, Workers, jittered, no_workers, of_registered
 from services.frontend.search import Search
 from services.request import Call, Finish, Layer, Request, Sink
 
@@ -22,11 +22,15 @@ class Admit(Generic[AnyWorker]):
         self._inner = inner
         self._catalogue = catalogue
         self._pool = pool
+        self._rng = rng
         self._search: Search[AnyWorker] = Search(busy, rng)
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        if self._catalogue.knows(request.model):  # Else preprocess says that it does not exist.
+        if self._catalogue.knows(request.model):
             self._check(request, call)
+        elif count := self._catalogue.registered_count(request.model):  # Else preprocess says that it does not exist.
+            detail = f"no worker of {request.model!r} is reached so far, {of_registered(count)}"
+            raise jittered(no_workers(detail), self._rng)
         return await self._inner(request, call, sink)
 
     def _check(self, request: Request, call: Call) -> None:

@@ -2,13 +2,15 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import grpc
 import structlog
 
 from services.card import ModelCard, TokenizerRef
+from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.rpc import CHANNEL_OPTIONS, failure_of
 from services.stubs import worker_pb2, worker_pb2_grpc
@@ -30,6 +32,7 @@ class Model:
 
 class Catalogue:
     """Models by name. A model stays known when its workers are gone: its absence is then NO_WORKERS, not a wrong name.
+    Nor is one that workers are registered for, though none has told its card yet.
 
     All workers of one name must have the same card, or a stream could not move between them. The first card counts,
     until a worker brings another while none of the old is left. Equal cards are one object.
@@ -38,6 +41,7 @@ class Catalogue:
     def __init__(self) -> None:
         self._models: dict[str, Model] = {}
         self._tokenizers: dict[TokenizerRef, Tokenizer] = {}
+        self._registered: Counter[str] = Counter()  # How many instances of discovery's view serve a name.
 
     def add(self, model: Model) -> None:
         """Know the model from now on."""
@@ -57,6 +61,22 @@ class Catalogue:
     def knows(self, name: str) -> bool:
         """Whether `find` would find it."""
         return name in self._models
+
+    def note_registered(self, came: Iterable[InstanceRecord], gone: Iterable[InstanceRecord]) -> None:
+        """Instances that discovery names, and those that it names no more."""
+        self._registered.update(one.model for one in came)
+        for one in gone:
+            self._registered[one.model] -= 1
+            if not self._registered[one.model]:
+                del self._registered[one.model]
+
+    def registered_count(self, name: str) -> int:
+        """How many workers are registered for it, whether they can be reached or not."""
+        return self._registered[name]
+
+    def is_name(self, name: str) -> bool:
+        """Whether workers have made the name, and not a client."""
+        return name in self._models or name in self._registered
 
     async def learn(self, card: ModelCard, address: str, may_replace: Callable[[], bool]) -> ModelCard:
         """Know the model from now on; returns our own copy of the card.

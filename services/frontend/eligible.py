@@ -231,6 +231,11 @@ def no_workers(detail: str) -> Failure:
     return Failure(Reason.NO_WORKERS, detail, retry_after_s=RETRY_AFTER_S_MIN)
 
 
+def of_registered(count: int) -> str:
+    """The end of a sentence that says that none of so many workers is reached."""
+    return f"of {count} registered: this frontend's log says why"
+
+
 def jittered(failure: Failure, rng: random.Random) -> Failure:
     """The same for one request, with a time to come back of its own."""
     own = failure.again()

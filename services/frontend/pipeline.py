@@ -42,7 +42,7 @@ def frontend_layers(
     admit = partial(Admit, catalogue=catalogue, pool=pool, busy=busy, rng=rng)
     migrate = partial(Migrate, config=config.migrate, metrics=metrics)
     return [
-        partial(Observe, metrics=metrics, is_known=catalogue.knows),  # Above all: a bug and a refusal are outcomes too.
+        partial(Observe, metrics=metrics, is_known=catalogue.is_name),  # Above all: bugs and refusals are outcomes too.
         Guard,  # Above all that can have a bug.
         partial(Accept, gate=gate),  # Above admit: a process that leaves takes nothing, whether there is room or not.
         admit,  # Above the deadline: a refusal for want of room costs nothing, not even a timer.

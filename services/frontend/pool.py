@@ -160,6 +160,11 @@ class Pool:
             return False
         return self._view.keys() <= {one.record.instance_id for one in self._sessions.values()}
 
+    @property
+    def unreached_count(self) -> int:
+        """How many workers discovery names that can't be sent requests."""
+        return len(self._view.keys() - {one.record.instance_id for one in self._sessions.values()})
+
     def quarantine(self, session: Session) -> None:
         """Leave the worker alone for a while."""
         self._quarantine_instance(session.record.instance_id)
@@ -185,9 +190,9 @@ class Pool:
 
     def on_change(self, put: Mapping[str, InstanceRecord], gone: Collection[str]) -> None:
         """Instances are new or different, and others gone from discovery's view."""
+        before = [self._view.pop(instance_id, None) for instance_id in (*put, *gone)]
         self._view.update(put)
-        for instance_id in gone:
-            self._view.pop(instance_id, None)
+        self._catalogue.note_registered(put.values(), [record for record in before if record is not None])
         self._unkept.update(put)
         self._has_unkept.set()
 

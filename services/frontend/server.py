@@ -82,6 +82,10 @@ class _Served:
     def models(self) -> Sequence[ModelCard]:
         return self._pool.served_cards()
 
+    @property
+    def unreached_count(self) -> int:
+        return self._pool.unreached_count
+
     def token_bytes_of(self, model: str) -> Sequence[bytes]:
         return self._catalogue.find(model).tokenizer.token_bytes
 

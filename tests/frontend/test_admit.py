@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.frontend.admit import Admit
 from services.frontend.busy import AdmissionConfig, BusyThresholds, Thresholds
+from services.frontend.catalogue import Catalogue
 from services.worker.engine import RankLoad
 from tests.support import FakeWorker, FakeWorkers, Script, call_layer, make_request, models_of, run_async
 
@@ -48,6 +50,20 @@ def test_refuses_as_route_would(workers: list[FakeWorker], reason: Reason) -> No
 
     assert failure.reason is reason
     assert failure.retry_after_s is not None
+
+
+def test_a_model_whose_workers_were_never_reached_is_no_wrong_name() -> None:
+    """Clients were told that it does not exist, and not to try again."""
+    catalogue = Catalogue()
+    catalogue.note_registered([InstanceRecord("a", "x:1", "m")], [])
+    layer = Admit(Script(), catalogue, FakeWorkers(), BusyThresholds(HALF), random.Random(0))
+
+    with pytest.raises(Failure) as caught:
+        run_async(call_layer(layer, make_request(), card=None))
+
+    assert caught.value.reason is Reason.NO_WORKERS
+    assert "of 1 registered" in caught.value.detail
+    assert caught.value.retry_after_s is not None
 
 
 def test_counts_all_choices() -> None:

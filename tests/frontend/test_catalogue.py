@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from services.card import ModelCard, TokenizerRef
+from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.frontend import catalogue as module
 from services.frontend.catalogue import Catalogue
@@ -115,6 +116,20 @@ def test_an_unknown_name_is_told_what_there_is() -> None:
 
     assert caught.value.reason is Reason.MODEL_NOT_FOUND
     assert "known: m" in caught.value.detail
+
+
+def test_a_name_is_one_while_a_worker_is_registered_for_it_or_has_ever_had_it() -> None:
+    catalogue = models_of()
+    a, b = (InstanceRecord(name, "x:1", "new") for name in "ab")
+
+    catalogue.note_registered([a, b], [])
+    assert (catalogue.registered_count("new"), catalogue.is_name("new"), catalogue.knows("new")) == (2, True, False)
+    catalogue.note_registered([], [a])
+    assert catalogue.registered_count("new") == 1
+    catalogue.note_registered([], [b])
+
+    assert [catalogue.is_name(name) for name in ("m", "new", "made up")] == [True, False, False]
+    assert not catalogue._registered, "names that nobody has any more would gather"
 
 
 def test_of_two_cards_learnt_at_the_same_time_one_is_refused() -> None:

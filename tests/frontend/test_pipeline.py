@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.frontend.busy import AdmissionConfig, BusyThresholds
 from services.frontend.catalogue import Catalogue, Model
@@ -203,6 +204,17 @@ def test_in_the_right_order(scenario: Scenario) -> None:
 def test_fails_with_the_two_lines_swapped(index: int, scenario: Scenario) -> None:
     with pytest.raises((AssertionError, Failure, TimeoutError, ValueError, pytest.fail.Exception)):
         run_async(scenario(index))
+
+
+def test_a_model_whose_workers_were_never_reached_is_counted_by_its_name() -> None:
+    async def scenario() -> None:
+        catalogue = Catalogue()
+        catalogue.note_registered([InstanceRecord("a", "x:1", "m")], [])
+        plane = Plane(Script(), None, catalogue=catalogue)
+        assert (await failure_of(plane, Request(model="m", text="four"))).reason is Reason.NO_WORKERS
+        assert plane.counted("NO_WORKERS") == 1
+
+    run_async(scenario())
 
 
 def test_sampling_left_open_is_settled_once_for_all_attempts() -> None:

@@ -277,6 +277,24 @@ def test_a_worker_that_was_never_reached_is_spoken_of_now_and_then_with_the_addr
     assert (len(logs) > 1) is (remind_s == 0)
 
 
+def test_tells_how_many_registered_workers_it_has_not_reached_and_of_what_models() -> None:
+    async def scenario() -> None:
+        catalogue = Catalogue()
+        async with Machine("a").running() as a, pool_of({}, catalogue) as pool:
+            pool.on_change({"x": InstanceRecord("x", "127.0.0.1:1", "old")}, ())
+            pool.on_change({"x": InstanceRecord("x", "127.0.0.1:1", "new")}, ())
+            pool.on_change(view_of(a), ())
+            assert pool.unreached_count == 2
+            await until(pool, 1)
+            assert pool.unreached_count == 1
+            assert [catalogue.registered_count(name) for name in ("old", "new", "mocker")] == [0, 1, 1]
+            pool.on_change({}, ["x", "a"])
+            assert pool.unreached_count == 0
+            assert not catalogue.is_name("new")
+
+    run_async(scenario())
+
+
 def test_a_worker_that_was_lost_is_still_away_until_it_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.reminder.REMIND_S", 0.0)
 

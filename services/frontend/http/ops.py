@@ -8,6 +8,7 @@ from aiohttp import web
 
 from services.card import ModelCard
 from services.errors import Failure, Reason
+from services.frontend.eligible import of_registered
 from services.frontend.http.errors import json_response
 from services.frontend.whole import Whole
 from services.ops import exposition_response
@@ -18,6 +19,11 @@ class State(Protocol):
 
     def models(self) -> Sequence[ModelCard]:
         """Those that can be served now."""
+        ...
+
+    @property
+    def unreached_count(self) -> int:
+        """How many workers are registered that can't be sent requests."""
         ...
 
     @property
@@ -47,7 +53,9 @@ class Ops:
         if self._state.is_draining:
             raise Failure(Reason.DRAINING, "this frontend is leaving and takes no new requests")
         if not (cards := self._state.models()):
-            raise Failure(Reason.NO_WORKERS, "no model can be served: there is no worker at the moment")
+            count = self._state.unreached_count
+            why = f"no worker is reached, {of_registered(count)}" if count else "there is no worker at the moment"
+            raise Failure(Reason.NO_WORKERS, f"no model can be served: {why}")
         return json_response(msgspec.json.encode({"status": "ready", "models": [card.model for card in cards]}))
 
     async def _expose(self, request: web.Request) -> web.Response:

@@ -153,6 +153,7 @@ class Shelf:
     cards: list[ModelCard] = field(default_factory=lambda: [CARD])
     is_draining: bool = False
     gate: Gate = field(default_factory=Gate)
+    unreached_count: int = 0
 
     def models(self) -> list[ModelCard]:
         return self.cards

@@ -420,6 +420,16 @@ def test_health_says_why_not(shelf: Shelf, status: int, code: str | None) -> Non
     run(test)
 
 
+def test_health_tells_workers_that_cannot_be_reached_from_none() -> None:
+    async def test() -> None:
+        async with serving(Script(), catalogue=Shelf(cards=[], unreached_count=1)) as server:
+            _, body = await server.get("/health")
+
+        assert "no worker is reached, of 1 registered" in error_of(body)["message"]
+
+    run(test)
+
+
 def test_a_draining_frontend_lets_go_of_connections() -> None:
     async def test() -> None:
         async with serving(Script("ok"), catalogue=Shelf(is_draining=True)) as server:
