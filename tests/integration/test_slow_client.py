@@ -120,6 +120,10 @@ def test_late_clients_get_all_a_deaf_one_is_cut_and_fast_ones_see_nothing_of_it(
     asyncio.run(scenario())
 
 
+OWN_BYTES = 8 * MIB
+"""What a process may grow by itself: a loop that is late reads more at a time, and malloc keeps the room for it."""
+
+
 def test_what_deaf_clients_leave_unread_is_bounded_in_memory(start_plane: Start) -> None:
     deaf_count, bound = 8, MIB // 4
 
@@ -134,7 +138,7 @@ def test_what_deaf_clients_leave_unread_is_bounded_in_memory(start_plane: Start)
             outcomes = [await outcome_of(frontend, f"deaf{number}") for number in range(deaf_count)]
             grown = resident_bytes(frontend) - before
         assert outcomes == ["SLOW_CLIENT"] * deaf_count
-        assert grown < 4 * deaf_count * bound, f"{grown / MIB:.1f} MiB"
+        assert grown < 4 * deaf_count * bound + OWN_BYTES, f"{grown / MIB:.1f} MiB"
         await until(lambda: is_quiet(frontend, worker))
         assert await cut_count(frontend) == deaf_count
 
