@@ -1,0 +1,119 @@
+"""Incoming: what a worker has said comes in order: much of it together, very much of it a piece at a turn."""
+
+import asyncio
+
+from services.frames import FrameConnection
+from services.frontend.incoming import STREAMS_A_TURN_MAX, STREAMS_AT_ONCE_MAX, Incoming
+from services.frontend.pace import REST_S_MAX, Pace
+from services.stubs.worker_pb2 import AttachResponse, Load, Step
+from tests.worker.support import pass_time, run_clocked
+
+
+class Quiet(FrameConnection[AttachResponse]):
+    """A connection that notes when it is read and when not."""
+
+    def __init__(self) -> None:
+        super().__init__(AttachResponse, is_opener=True)
+        self.rests: list[float] = []
+        self.is_paused = False
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def go_on(self) -> None:
+        self.is_paused = False
+
+    def rest(self, delay_s: float) -> None:
+        self.rests.append(delay_s)
+
+
+class Stage:
+    """An Incoming with its connection, and what it has handed over. wants: how many messages are wanted."""
+
+    def __init__(self, wants: int = 1000, pace: Pace | None = None) -> None:
+        self.taken: list[AttachResponse] = []
+        self.wants = wants
+        self.connection = Quiet()
+        self.incoming = Incoming(self._take, pace or Pace())
+        self.incoming.connect(self.connection)
+        pass_time(60)
+
+    def _take(self, message: AttachResponse) -> bool:
+        self.taken.append(message)
+        return len(self.taken) < self.wants
+
+    @property
+    def stream_counts(self) -> list[int]:
+        return [len(message.step.stream_ids) for message in self.taken]
+
+
+def step(streams: int, position: int = 0) -> AttachResponse:
+    """A token for each of so many streams."""
+    return AttachResponse(
+        step=Step(
+            stream_ids=range(1, streams + 1),
+            positions=[position] * streams,
+            token_counts=[1] * streams,
+            token_ids=[7] * streams,
+        )
+    )
+
+
+def test_what_has_come_together_is_handed_over_joined() -> None:
+    async def scenario() -> Stage:
+        stage = Stage()
+        stage.incoming.add([step(2), step(2, position=1)])
+        return stage
+
+    stage = run_clocked(scenario())
+
+    assert [list(message.step.token_counts) for message in stage.taken] == [[2, 2]]
+
+
+def test_a_step_of_some_streams_is_handed_over_at_once() -> None:
+    async def scenario() -> Stage:
+        stage = Stage()
+        stage.incoming.add([step(STREAMS_AT_ONCE_MAX)])
+        return stage
+
+    stage = run_clocked(scenario())
+
+    assert stage.stream_counts == [STREAMS_AT_ONCE_MAX]
+    assert not stage.connection.is_paused
+
+
+def test_one_of_very_many_comes_a_piece_at_a_turn_and_no_more_is_read_meanwhile() -> None:
+    async def scenario() -> list[int]:
+        stage, turns = Stage(), []
+        stage.incoming.add([step(STREAMS_AT_ONCE_MAX + 1)])
+        while stage.connection.is_paused:
+            turns.append(len(stage.taken))
+            await asyncio.sleep(0)
+        assert sum(stage.stream_counts) == STREAMS_AT_ONCE_MAX + 1
+        return turns
+
+    assert run_clocked(scenario()) == list(range(1, STREAMS_AT_ONCE_MAX // STREAMS_A_TURN_MAX + 1))
+
+
+def test_who_wants_no_more_gets_no_more() -> None:
+    async def scenario() -> Stage:
+        stage = Stage(wants=2)
+        stage.incoming.add([step(STREAMS_AT_ONCE_MAX + 1)])
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return stage
+
+    assert run_clocked(scenario()).stream_counts == [STREAMS_A_TURN_MAX] * 2
+
+
+def test_it_rests_for_what_other_sessions_took_as_well() -> None:
+    async def scenario() -> list[float]:
+        pace = Pace()
+        stage = Stage(pace=pace)
+        stage.incoming.add([AttachResponse(load=Load(running=1))])
+        assert stage.connection.rests == []
+        pace.spent_s += 1.0  # Of the others, since it last rested.
+        stage.incoming.add([AttachResponse(load=Load(running=1))])
+        return stage.connection.rests
+
+    assert run_clocked(scenario()) == [REST_S_MAX]
