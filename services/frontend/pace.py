@@ -5,7 +5,7 @@ the tokens of all sessions have taken no more than their share of the time since
 joined, and a write carries more. The requests that come have the other share, in a burst too.
 """
 
-TOKENS_SHARE_MAX = 0.25
+TOKENS_SHARE_MAX = 0.2
 """Of the loop's time, for tokens."""
 REST_S_MAX = 0.01
 """What a token may come later for it: less than two steps of a quick engine."""
