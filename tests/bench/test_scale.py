@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from bench import scale_frontend
 from bench.growth import Curve
 from bench.scale import curves, document, main, measure
+from services.frontend.incoming import STREAMS_AT_ONCE_MAX
 from tests.support import run_async
 
 SIZE = 3
@@ -24,6 +25,11 @@ def test_can_be_measured(curve: Curve) -> None:
     costs = run_async(measure(replace(curve, sizes=(1, SIZE, 10 * SIZE)), repeats=2, size_max=SIZE))
 
     assert set(costs) == {1, SIZE}
+
+
+def test_tokens_of_very_many_streams_are_measured_until_the_last_has_arrived() -> None:
+    """Once they were taken for lost: a session passes them on over several turns of the loop."""
+    assert len(run_async(scale_frontend.tokens(STREAMS_AT_ONCE_MAX + 1, 1))) == 1
 
 
 def test_a_name_that_nothing_has_is_refused_with_those_there_are(tmp_path: Path) -> None:
