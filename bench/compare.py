@@ -12,7 +12,6 @@ is 1 if anything but the peer failed.
 import json
 import os
 import platform
-import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -23,6 +22,7 @@ import click
 
 from bench.ask import BenchError
 from bench.comparison import SATURATED_ITL_MS, Comparison, Plan
+from bench.conditions import command, machine
 from bench.load import Load, require_wrk
 from bench.plot import draw
 from bench.report import document
@@ -54,22 +54,14 @@ def about(comparison: Comparison, load_before: float) -> dict[str, str]:
     load = comparison.plan.saturated
     versions = comparison.versions | {"Python": platform.python_version()}
     return {
-        "machine": f"{processor()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "machine": machine(),
         "load average before": f"{load_before:.2f}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "setup": f"{WORKERS} mockers at {ITL_MS:g} ms per token ({SATURATED_ITL_MS:g} ms where saturated), answers of "
         f"{load.tokens} tokens; clients on the same machine",
         "an event of Unbroken's": f"{comparison.bytes_per_event} bytes",
-        "command": shlex.join(["python", "-m", "bench.compare", *sys.argv[1:]]),
+        "command": command("bench.compare"),
     }
-
-
-def processor() -> str:
-    """As /proc/cpuinfo names it; the architecture where it does not."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def write(folder: Path, comparison: Comparison, load_before: float) -> str:

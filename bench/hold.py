@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import resource
-import shlex
 import sys
 import tempfile
 import time
@@ -27,7 +26,8 @@ import click
 
 from bench.ask import PATH, request_body
 from bench.bystanders import Watch, bystanders
-from bench.compare import RESULTS, processor
+from bench.compare import RESULTS
+from bench.conditions import command, machine
 from bench.crowd import http_message, quantiles_ms
 from bench.held import Held
 from bench.storm import GAUGES, bugs_in, memory_mib
@@ -210,11 +210,11 @@ def about(options: Mapping[str, Any], load_before: float) -> dict[str, str]:
     """What a reader must know of how the figures came about."""
     mockers = f"{options['workers']} mockers at {options['itl_ms']:g} ms per token"
     return {
-        "machine": f"{processor()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "machine": machine(),
         "Python": platform.python_version(),
         "load average before": f"{load_before:.2f}",
         "setup": f"{mockers}, HTTP/SSE, held for {options['seconds']:g} s; clients on the same machine",
-        "command": shlex.join(["python", "-m", "bench.hold", *sys.argv[1:]]),
+        "command": command("bench.hold"),
     }
 
 

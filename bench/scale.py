@@ -10,7 +10,6 @@ import gc
 import logging
 import os
 import platform
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ import click
 import structlog
 
 from bench import scale_frontend, scale_registry
-from bench.compare import processor
+from bench.conditions import command, machine
 from bench.growth import Costs, Curve, cost_of, draw, table
 
 RESULTS = Path(__file__).parent / "results"
@@ -54,11 +53,11 @@ def those_named(part: str) -> Sequence[Curve]:
 def about(repeats: int, load_before: float) -> dict[str, str]:
     """What a reader must know of how the figures came about."""
     return {
-        "machine": f"{processor()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "machine": machine(),
         "Python": platform.python_version(),
         "load average before": f"{load_before:.2f}",
         "setup": f"one process, no sockets but those to etcd; CPU time of this process; medians of {repeats} repeats",
-        "command": shlex.join(["python", "-m", "bench.scale", *sys.argv[1:]]),
+        "command": command("bench.scale"),
     }
 
 

@@ -14,13 +14,10 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Generic, Protocol, TypeVar
 
-import structlog
 from google.protobuf.message import DecodeError, Message
 
 from services.errors import Failure, Reason
 from services.rpc import MESSAGE_BYTES_MAX
-
-log = structlog.get_logger()
 
 M = TypeVar("M", bound=Message)
 M_contra = TypeVar("M_contra", bound=Message, contravariant=True)
@@ -90,9 +87,8 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
 
     def rest(self, delay_s: float) -> None:
         """Leave what comes in the kernel for so long."""
-        if self._transport is not None and not self._is_over:
-            self._transport.pause_reading()
-            asyncio.get_running_loop().call_later(delay_s, self.go_on)
+        self.pause()
+        asyncio.get_running_loop().call_later(delay_s, self.go_on)
 
     def pause(self) -> None:
         """Leave what comes in the kernel until `go_on`. Idempotent."""

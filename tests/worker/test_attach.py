@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
 from services.layers import Accept, Deadline, Gate, Guard
-from services.request import Call, Cause, Delta, Finish, FinishReason, Phase, Request, Sink
+from services.request import Call, Cause, Delta, Finish, FinishReason, Layer, Phase, Request, Sink
 from services.stubs import inference_pb2, worker_pb2
 from services.validate import CHOICES_MAX
 from services.wire import card_from_wire, seconds_from_wire, seconds_to_wire
@@ -432,12 +432,16 @@ def test_each_signal_counts_once_with_how_far_its_stream_had_come() -> None:
     assert aborted == 2
 
 
+def unconnected(pipeline: Layer, tally: Tally) -> attach.Session:
+    """A session whose requests and cancels a test brings itself."""
+    config = attach.SessionConfig(heartbeat_s=9.0)
+    return attach.Session(pipeline, worker_pb2.Welcome(), worker_pb2.Load, tally, config)
+
+
 def test_a_signal_that_comes_in_the_turn_in_which_its_stream_ends_crosses_the_end() -> None:
     async def scenario() -> dict[Any, int]:
         tally = Tally()
-        session = attach.Session(
-            Script([]), worker_pb2.Welcome(), worker_pb2.Load, tally, attach.SessionConfig(heartbeat_s=9.0)
-        )
+        session = unconnected(Script([]), tally)
         async with asyncio.TaskGroup() as group:
             session._group = group
             session._submit(submit(1, 10))
@@ -453,8 +457,7 @@ def test_a_signal_and_a_cancel_by_name_in_one_turn_count_once() -> None:
     async def scenario() -> Tally:
         engine, gate = ManualEngine(), Gate()
         execute = Execute(engine, Limits(slots=1, places=0))
-        config = attach.SessionConfig(heartbeat_s=9.0)
-        session = attach.Session(Accept(execute, gate), worker_pb2.Welcome(), worker_pb2.Load, execute.tally, config)
+        session = unconnected(Accept(execute, gate), execute.tally)
         async with asyncio.TaskGroup() as group:
             session._group = group
             session._submit(submit(1, 10, request_id="r-1"))
@@ -472,9 +475,7 @@ def test_a_signal_and_a_cancel_by_name_in_one_turn_count_once() -> None:
 def test_a_stream_whose_session_ends_before_it_began_is_counted_too() -> None:
     async def scenario() -> dict[Any, int]:
         tally = Tally()
-        session = attach.Session(
-            Script([]), worker_pb2.Welcome(), worker_pb2.Load, tally, attach.SessionConfig(heartbeat_s=9.0)
-        )
+        session = unconnected(Script([]), tally)
         async with asyncio.TaskGroup() as group:
             session._group = group
             session._submit(submit(1, 10))
