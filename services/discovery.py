@@ -62,6 +62,11 @@ class InstanceRecord:
     is_draining: bool = False
     session_address: str = ""
 
+    @property
+    def sessions_at(self) -> str:
+        """host:port where it takes sessions."""
+        return self.session_address or self.address
+
 
 OnChange: TypeAlias = "Callable[[Mapping[str, InstanceRecord], Collection[str]], None]"
 """Told which instances are new or different, and the ids of those that are gone."""

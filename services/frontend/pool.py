@@ -67,7 +67,7 @@ class _Outage:
         facts = {
             "instance": record.instance_id,
             "address": record.address,
-            "session_address": record.session_address or record.address,
+            "session_address": record.sessions_at,
             "why": loss.failure.detail if loss.failure.reason is Reason.DRAINING else str(loss.failure),
         }
         if loss.was_draining:

@@ -237,7 +237,7 @@ class Session:
         """Until the welcome. Raises CANNOT_CONNECT."""
         awaited = "connection to"
         try:
-            host, port = split_address(self.record.session_address or self.record.address)
+            host, port = split_address(self.record.sessions_at)
             async with asyncio.timeout(self._config.connect_timeout_s):
                 await asyncio.get_running_loop().create_connection(lambda: connection, bare_host(host), port)
                 awaited = "welcome from"
