@@ -11,6 +11,7 @@ from services.tokenizers.spelling import byte_of_character
 END = "<|end|>"
 CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 CONTEXT_LENGTH = 4096
+SMOLLM2_SPECIAL_COUNT = 17
 
 Files = Mapping[str, Any]
 """What is in each file; None: there is no such file."""
@@ -97,3 +98,20 @@ def _tokenizer(model: dict[str, Any], special: Mapping[str, int], **parts: Any) 
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     added = [{"id": token, "content": name} | flags for name, token in special.items()]
     return {"version": "1.0", "added_tokens": added, "model": model} | parts
+
+
+def smollm2_tokenizer() -> dict[str, Any]:
+    """`tokenizer.json` of the model that the tests have as GGUF: the same vocabulary in the other layout."""
+    from services.llama import llama_cpp
+    from services.models import resolve
+
+    file = llama_cpp.GGUFContext.from_file(str(resolve("smollm2")))
+    tokens, merges = (file.get_value(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
+    digits = {"type": "Digits", "individual_digits": True}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return byte_level_bpe(
+        {name: token for token, name in enumerate(tokens)},
+        merges,
+        special={tokens[token]: token for token in range(SMOLLM2_SPECIAL_COUNT)},
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [digits, byte_level]},
+    )
