@@ -8,7 +8,8 @@ matters more than a pause. The younger generations, whose collections are short,
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sized
+from weakref import WeakSet
 
 CLIENTS_FEW = 256
 ROUNDS_MIN = 10
@@ -17,6 +18,17 @@ ROUNDS_MAX = 200
 """Of those at most: 1.4 million objects that may be garbage, four storms of 5,000 clients."""
 LOOK_S = 0.25
 _NEVER = 2**31 - 1
+_crowds: WeakSet[Sized] = WeakSet()
+
+
+def spare(clients: Sized) -> None:
+    """Make no full collection while these are many: it would hold them up. Of a process, as collections are."""
+    _crowds.add(clients)
+
+
+def client_count() -> int:
+    """How many are to be spared."""
+    return sum(map(len, _crowds))
 
 
 def is_due(rounds: int, clients: int) -> bool:
@@ -31,8 +43,8 @@ def take_over() -> None:
     gc.set_threshold(young, middle, _NEVER)
 
 
-async def collect_when_quiet(client_count: Callable[[], int]) -> None:
-    """Until cancelled. client_count: how many are connected."""
+async def collect_when_quiet(client_count: Callable[[], int] = client_count) -> None:
+    """Until cancelled."""
     while True:
         await asyncio.sleep(LOOK_S)
         if is_due(gc.get_count()[2], client_count()):

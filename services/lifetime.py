@@ -10,7 +10,6 @@ from pathlib import Path
 import structlog
 
 from services import garbage
-from services.fair_loop import FairLoop
 from services.groups import leaf_of
 
 log = structlog.get_logger()
@@ -30,10 +29,7 @@ def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """
     garbage.take_over()
     try:
-        with asyncio.Runner(loop_factory=FairLoop) as runner:
-            loop = runner.get_loop()
-            assert isinstance(loop, FairLoop)
-            runner.run(_with_signals(main, loop))
+        asyncio.run(_with_signals(main))
     except (StartupError, ExceptionGroup) as error:
         cause = leaf_of(error)
         if not isinstance(cause, StartupError):
@@ -42,7 +38,7 @@ def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
         sys.exit(1)
 
 
-async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]], loop: FairLoop) -> None:
+async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     stopping = asyncio.Event()
 
     def on_signal(name: str) -> None:
@@ -52,10 +48,11 @@ async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]], loop: 
         log.info("stopping", signal=name, second_signal="exits at once")
         stopping.set()
 
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
     async with asyncio.TaskGroup() as group:
-        collecting = group.create_task(garbage.collect_when_quiet(lambda: loop.crowd_count))
+        collecting = group.create_task(garbage.collect_when_quiet())
         await main(stopping)
         collecting.cancel()
 

@@ -80,6 +80,34 @@ def listening_socket(address: str) -> socket.socket:
     return socket.create_server(place[:2], family=family, dualstack_ipv6=is_any and socket.has_dualstack_ipv6())
 
 
+def listening_sockets(address: str, *, backlog: int, is_shared: bool = False) -> list[socket.socket]:
+    """One for each address of the host, all on the same port, for a loop. Raises OSError.
+
+    backlog: connections that may wait to be accepted. is_shared: other processes of this user listen there too.
+    """
+    host, port = split_address(address)
+    listeners: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _name, found in socket.getaddrinfo(
+            bare_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            listeners.append(listener := socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if is_shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own.
+            listener.setblocking(False)
+            listener.bind((found[0], port, *found[2:]))
+            listener.listen(backlog)
+            port = listener.getsockname()[1]
+    except OSError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
 def cannot_listen(what: str, address: str, error: OSError, *, option: str) -> StartupError:
     """The sentence. what: who would listen there. option: which says where."""
     if error.errno == errno.EADDRINUSE:

@@ -2,11 +2,12 @@
 
 import errno
 import socket
+from contextlib import ExitStack
 
 import pytest
 
 from services.lifetime import StartupError
-from services.listening import bind_error, cannot_listen, reserve, split_listen
+from services.listening import bind_error, cannot_listen, listening_sockets, reserve, split_listen
 
 
 def test_a_port_that_somebody_has_cannot_be_had_and_any_other_can() -> None:
@@ -115,3 +116,26 @@ def test_all_addresses_of_a_host_get_the_same_port() -> None:
     address, holders = reserve("localhost:0")
     assert {holder.getsockname()[1] for holder in holders} == {int(address.rpartition(":")[2])}
     close(*holders)
+
+
+def test_a_host_of_two_addresses_is_listened_to_on_both_at_one_port() -> None:
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(one) for one in listening_sockets("localhost:0", backlog=1)]
+
+        ports = {one.getsockname()[1] for one in listeners}
+        assert len(ports) == 1
+        for listener in listeners:
+            stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
+
+
+def test_a_port_in_use_leaves_no_socket_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(OSError, match="in use"):
+        listening_sockets(f"127.0.0.1:{other.getsockname()[1]}", backlog=1)
+
+
+def test_processes_of_one_frontend_listen_on_one_port() -> None:
+    with ExitStack() as stack:
+        [first] = map(stack.enter_context, listening_sockets("127.0.0.1:0", backlog=1, is_shared=True))
+        address = f"127.0.0.1:{first.getsockname()[1]}"
+
+        [_] = map(stack.enter_context, listening_sockets(address, backlog=1, is_shared=True))

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import structlog
-from aiohttp import web
 
 from services.card import ModelCard
 from services.discovery import Watcher
@@ -25,7 +24,7 @@ from services.frontend.admin_service import AdminService, RefuseStrangers
 from services.frontend.busy import AdmissionConfig, BusyThresholds
 from services.frontend.busy_metrics import BusyMetrics
 from services.frontend.catalogue import Catalogue
-from services.frontend.http import HttpConfig, build_admin_app, build_app, start_http
+from services.frontend.http import HttpApp, HttpConfig, build_admin_app, build_app, http_server
 from services.frontend.metrics import PREFIX, build_metrics
 from services.frontend.observe import observe_refused
 from services.frontend.pipeline import PipelineConfig, frontend_layers
@@ -179,12 +178,12 @@ class Frontend:
         addresses["http"] = await self._start_http(servers, self._app, config.http_listen, "--http-listen")
         return addresses
 
-    async def _start_http(self, servers: AsyncExitStack, app: web.Application, listen: str, option: str) -> str:
+    async def _start_http(self, servers: AsyncExitStack, app: HttpApp, listen: str, option: str) -> str:
         """Serve until `servers` close. Returns the real address."""
         host, port = split_listen(listen)
-        runner, real_port = await start_http(app, host, port, option=option, is_shared=self._is_shared)
-        servers.push_async_callback(runner.cleanup)
-        return f"{host}:{real_port}"
+        serving = http_server(app, self._config.http, host, port, option=option, is_shared=self._is_shared)
+        server = await servers.enter_async_context(serving)
+        return f"{host}:{server.port}"
 
     @property
     def _is_shared(self) -> bool:

@@ -3,6 +3,7 @@
 from services.frontend.http.admin import build_admin_app
 from services.frontend.http.app import Served, build_app
 from services.frontend.http.config import HttpConfig
-from services.frontend.http.server import start_http
+from services.frontend.http.respond import HttpApp
+from services.frontend.http.server import http_server
 
-__all__ = ["HttpConfig", "Served", "build_admin_app", "build_app", "start_http"]
+__all__ = ["HttpApp", "HttpConfig", "Served", "build_admin_app", "build_app", "http_server"]

@@ -3,17 +3,20 @@
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
+from services.aside import Aside
 from services.errors import invalid
 from services.frontend.admin import Admin
 from services.frontend.busy import THRESHOLDS, Thresholds
-from services.frontend.http.body import read_body
-from services.frontend.http.config import CONFIG, HttpConfig
+from services.frontend.http.body import body_of
+from services.frontend.http.config import HttpConfig
+from services.frontend.http.connection import Connection
 from services.frontend.http.decoding import FIELD_NAME_CHARACTERS_MAX, decode, fields_of
 from services.frontend.http.errors import json_response
+from services.frontend.http.messages import HttpRequest, Response
 from services.frontend.http.ops import Ops, State
-from services.frontend.http.respond import Handler, Respond
+from services.frontend.http.respond import HttpApp
+from services.frontend.http.routes import Routes
 from services.frontend.whole import Whole
 
 PATH = "/busy_threshold"
@@ -31,45 +34,40 @@ class _Change(msgspec.Struct, forbid_unknown_fields=True):
 class AdminRoutes:
     """For an application of its own, or for that of clients."""
 
-    def __init__(self, admin: Admin, config: HttpConfig) -> None:
+    def __init__(self, admin: Admin) -> None:
         self._admin = admin
-        self._config = config
+        self._aside = Aside()
 
-    def add_to(self, app: web.Application) -> None:
-        """Answer them there. Its Respond must be among its middlewares already."""
-        app.middlewares.append(self._guard)
-        app.add_routes([web.get(PATH, self._list), web.post(PATH, self._set)])
+    def add_to(self, routes: Routes) -> None:
+        """Answer them there."""
+        routes.guard(PATH, self._guard)
+        routes.get(PATH, self._list)
+        routes.post(PATH, self._set)
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Keeps strangers out, before anything else is looked at. Raises UNAUTHENTICATED."""
-        if request.path == PATH:
-            self._admin.authorize(request.headers.get("Authorization"))
-        return await handler(request)
+    def _guard(self, request: HttpRequest) -> None:
+        """Raises UNAUTHENTICATED."""
+        self._admin.authorize(request.headers.get("authorization"))
 
-    async def _list(self, request: web.Request) -> web.Response:
+    async def _list(self, request: HttpRequest, connection: Connection) -> Response:
         listed = [_named(model, thresholds) for model, thresholds in self._admin.thresholds()]
         return self._answer({"thresholds": listed})
 
-    async def _set(self, request: web.Request) -> web.Response:
-        read_s_max = self._config.body_read_s_max
-        change = _parse(await read_body(request, bytes_max=BODY_BYTES_MAX, read_s_max=read_s_max))
+    async def _set(self, request: HttpRequest, connection: Connection) -> Response:
+        change = _parse(await body_of(request, BODY_BYTES_MAX, self._aside))
         given = {name: getattr(change, name) for name in THRESHOLDS}
         changes = {name: value for name, value in given.items() if value is not msgspec.UNSET}
         return self._answer(_named(change.model, await self._admin.set_thresholds(change.model, changes)))
 
-    def _answer(self, body: dict[str, Any]) -> web.Response:
+    def _answer(self, body: dict[str, Any]) -> Response:
         control = "token-capacity" if self._admin.is_acting else "none"
         return json_response(msgspec.json.encode(body | {"admission_control": control}))
 
 
-def build_admin_app(admin: Admin, state: State, whole: Whole, config: HttpConfig) -> web.Application:
+def build_admin_app(admin: Admin, state: State, whole: Whole, config: HttpConfig) -> HttpApp:
     """An application of admin calls alone, with health and metrics, for an address of its own."""
-    respond = Respond(config, lambda: state.is_draining)
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[respond.middleware])
-    app[CONFIG] = config
-    app.add_routes(Ops(state, whole).routes())
-    AdminRoutes(admin, config).add_to(app)
+    app = HttpApp(config, BODY_BYTES_MAX, lambda: state.is_draining)
+    Ops(state, whole).add_to(app.routes)
+    AdminRoutes(admin).add_to(app.routes)
     return app
 
 

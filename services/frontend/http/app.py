@@ -6,7 +6,6 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
-from aiohttp import HttpVersion11, web
 from msgspec.structs import replace
 
 from services.aside import Aside
@@ -14,17 +13,17 @@ from services.errors import Failure, Reason
 from services.frontend.admin import Admin
 from services.frontend.http.admin import AdminRoutes
 from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer, model_list, model_object
-from services.frontend.http.body import read_body
+from services.frontend.http.body import body_of
 from services.frontend.http.collector import Collector
-from services.frontend.http.config import CONFIG, HttpConfig
+from services.frontend.http.config import HttpConfig
+from services.frontend.http.connection import Connection
 from services.frontend.http.errors import error_response, json_response
-from services.frontend.http.head import Sent
 from services.frontend.http.headers import deadline_of, wants_partial
+from services.frontend.http.messages import HttpRequest, Response
 from services.frontend.http.openai import Body, parse_chat, parse_completion
 from services.frontend.http.ops import Ops, State
-from services.frontend.http.respond import ID, Respond
-from services.frontend.http.seat import seat_of
-from services.frontend.http.sse import Spellings, SseStream
+from services.frontend.http.respond import HttpApp
+from services.frontend.http.sse import SseStream
 from services.frontend.whole import Whole
 from services.request import Call, Layer, Request
 from services.validate import MIGRATION_LIMIT, checked_request_id, migration_limit_of
@@ -50,28 +49,23 @@ def build_app(
     config: HttpConfig,
     on_refused: OnRefused,
     admin: Admin | None = None,
-) -> web.Application:
-    """The application; `start_http` serves it.
+) -> HttpApp:
+    """The application; `http_server` serves it.
 
     on_refused: told of requests that are too broken for the pipeline. admin: None where admin calls are answered
     elsewhere, or nowhere.
     """
     gateway = _Gateway(pipeline, served, whole, config, on_refused)
-    respond = Respond(config, lambda: served.is_draining)
-    app = web.Application(client_max_size=config.body_bytes_max, middlewares=[respond.middleware])
-    app[CONFIG] = config
-    app.add_routes(
-        [
-            web.get("/v1/models", gateway.models),
-            web.get("/v1/models/{model:.+}", gateway.model),
-            web.post("/v1/completions", gateway.completions),
-            web.post("/v1/chat/completions", gateway.chat_completions),
-            web.post("/v1/requests/{request_id}/cancel", gateway.cancel),
-            *Ops(served, whole).routes(),
-        ]
-    )
+    app = HttpApp(config, config.body_bytes_max, lambda: served.is_draining)
+    routes = app.routes
+    routes.get("/v1/models", gateway.models)
+    routes.get("/v1/models/{model}", gateway.model)
+    routes.post("/v1/completions", gateway.completions)
+    routes.post("/v1/chat/completions", gateway.chat_completions)
+    routes.post("/v1/requests/{request_id}/cancel", gateway.cancel)
+    Ops(served, whole).add_to(routes)
     if admin is not None:
-        AdminRoutes(admin, config).add_to(app)
+        AdminRoutes(admin).add_to(routes)
     return app
 
 
@@ -92,48 +86,40 @@ class _Gateway:
         self._created = int(time.time())
         self._aside = Aside()
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, "completions", parse_completion, CompletionAnswer)
+    async def completions(self, request: HttpRequest, connection: Connection) -> Response | None:
+        return await self._serve(request, connection, "completions", parse_completion, CompletionAnswer)
 
-    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, "chat_completions", parse_chat, ChatAnswer)
+    async def chat_completions(self, request: HttpRequest, connection: Connection) -> Response | None:
+        return await self._serve(request, connection, "chat_completions", parse_chat, ChatAnswer)
 
     async def _serve(
-        self, request: web.Request, endpoint: str, parse: Callable[[bytes], Body], answer_type: type[Answer]
-    ) -> web.StreamResponse:
+        self,
+        request: HttpRequest,
+        connection: Connection,
+        endpoint: str,
+        parse: Callable[[bytes], Body],
+        answer_type: type[Answer],
+    ) -> Response | None:
         try:
             call = _call_of(request, endpoint, self._config)
             has_partial = wants_partial(request)
-            body, asked = await self._parse(parse, await self._read(request))
+            body, asked = await self._parse(parse, await body_of(request, self._config.body_bytes_max, self._aside))
         except Failure as failure:
             self._on_refused(endpoint, failure)
             raise
         answer = answer_type(request_id=call.request_id, model=body.model, includes_usage=body.includes_usage)
         if body.is_streamed:
-            return await self._stream(request, asked, call, answer, body.spellings())
+            token_bytes = _no_tokens if asked.logprobs is None else partial(self._served.token_bytes_of, asked.model)
+            stream = SseStream(request, connection, answer, self._config, token_bytes)
+            await stream.serve(self._pipeline, asked, call, body.spellings())
+            return None
         try:
             return await self._answer(asked, replace(call, is_streamed=False), answer, has_partial=has_partial)
         except Failure as failure:
             failure.param = body.spellings().get(failure.param, failure.param)
             raise
 
-    async def _stream(
-        self, request: web.Request, asked: Request, call: Call, answer: Answer, spellings: Spellings
-    ) -> web.StreamResponse:
-        seat = seat_of(request)
-        is_chunked = request.version >= HttpVersion11
-        stream = SseStream(
-            seat,
-            answer,
-            self._config,
-            _no_tokens if asked.logprobs is None else partial(self._served.token_bytes_of, asked.model),
-            is_chunked=is_chunked,
-            is_last=not (is_chunked and request.keep_alive) or self._served.is_draining,
-        )
-        streaming = stream.serve(self._pipeline, asked, call, spellings)
-        return Sent(keeps_alive=await seat.stream(streaming, request.content_length))
-
-    async def _answer(self, asked: Request, call: Call, answer: Answer, *, has_partial: bool) -> web.Response:
+    async def _answer(self, asked: Request, call: Call, answer: Answer, *, has_partial: bool) -> Response:
         """The whole answer, or its failure. has_partial: tell what had come before it."""
         collector = Collector()
         try:
@@ -157,23 +143,19 @@ class _Gateway:
 
         return parsed() if len(content) <= LARGE_BODY_BYTES else await self._aside.run(parsed)
 
-    async def _read(self, request: web.Request) -> bytes:
-        config = self._config
-        return await read_body(request, bytes_max=config.body_bytes_max, read_s_max=config.body_read_s_max)
-
-    async def models(self, request: web.Request) -> web.Response:
+    async def models(self, request: HttpRequest, connection: Connection) -> Response:
         return json_response(model_list(self._served.models(), self._created))
 
-    async def model(self, request: web.Request) -> web.Response:
-        name = request.match_info["model"]
+    async def model(self, request: HttpRequest, connection: Connection) -> Response:
+        name = request.arguments["model"]
         for card in self._served.models():
             if card.model == name:
                 return json_response(msgspec.json.encode(model_object(card, self._created)))
         raise Failure(Reason.MODEL_NOT_FOUND, f"the model {name[:200]!r} is not served here", param="model")
 
-    async def cancel(self, request: web.Request) -> web.Response:
+    async def cancel(self, request: HttpRequest, connection: Connection) -> Response:
         """End requests by their name; again and again, if need be."""
-        request_id = checked_request_id(request.match_info["request_id"])
+        request_id = checked_request_id(request.arguments["request_id"])
         cancelled = await self._whole.cancel(request_id)
         return json_response(msgspec.json.encode({"id": request_id, "cancelled": cancelled}))
 
@@ -183,11 +165,11 @@ def _no_tokens() -> Sequence[bytes]:
     return ()
 
 
-def _call_of(request: web.Request, endpoint: str, config: HttpConfig) -> Call:
+def _call_of(request: HttpRequest, endpoint: str, config: HttpConfig) -> Call:
     """What the headers say. Raises Failure(INVALID_ARGUMENT)."""
     return Call(
-        request_id=request[ID],
+        request_id=request.id,
         deadline=deadline_of(request, config),
         endpoint=endpoint,
-        migration_limit=migration_limit_of(request.headers.get(MIGRATION_LIMIT)),
+        migration_limit=migration_limit_of(request.headers.get(MIGRATION_LIMIT.lower())),
     )

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from services.client_bounds import ClientBounds
-from services.frontend.http.seat import Seat
+from services.frontend.http.connection import Connection
 from services.frontend.http.sending import unsent_bytes
 from services.joining import Joined
 from services.request import Delta
@@ -16,24 +16,21 @@ them, so nobody who reads is."""
 
 
 class Backlog:
-    """What one client has left unsent. It exists, and costs something, only while something is.
+    """What one client has left unsent. It exists, and costs something, only while that is too much for the transport.
 
-    | state | what deliver does | ends by |
-    | --- | --- | --- |
-    | watched: something is unsent | writes at once | all is sent: `is_empty` |
-    | behind: more than BEHIND_BYTES are | joins it to what is held | room in the transport: `_catch_up` writes it |
+    What comes is joined to what is held; once there is room, `_catch_up` writes it.
     """
 
     def __init__(
         self,
-        seat: Seat,
+        connection: Connection,
         events_of: Callable[[Delta], bytes],
         bounds: ClientBounds,
         on_slow: Callable[[str], None],
     ) -> None:
         """on_slow: told, with the reason, that a bound is passed."""
-        self._seat = seat
-        self._transport = seat.transport
+        self._connection = connection
+        self._transport = connection.transport
         self._events_of = events_of
         self._bounds = bounds
         self._on_slow = on_slow
@@ -41,19 +38,18 @@ class Backlog:
         self._written_bytes = 0
         self._next: asyncio.Handle | None = None
         self._watch = StallWatch(bounds.stall_s_max, self._taken_bytes, self._on_stall)
-        seat.on_room = self._catch_up
-        self._transport.set_write_buffer_limits(high=BEHIND_BYTES)  # So there is no room where we are behind.
+        connection.on_room = self._catch_up
         self._watch.start()
         self._check()
 
     @property
-    def is_empty(self) -> bool:
-        """Whether all is sent."""
-        return not self._held and not self._transport.get_write_buffer_size()
+    def is_caught_up(self) -> bool:
+        """Whether nothing is held, and there is room."""
+        return not self._held and self._connection.has_room
 
     def deliver(self, delta: Delta) -> None:
         """Write it, or hold it."""
-        if self._held or not self._seat.has_room:
+        if self._held or not self._connection.has_room:
             self._held.add(delta)
         else:
             self._write(self._events_of(delta))
@@ -62,7 +58,7 @@ class Backlog:
     def stop(self) -> None:
         """Write nothing more, and look no more. Idempotent."""
         self._watch.stop()
-        self._seat.on_room = None
+        self._connection.on_room = None
         if self._next is not None:
             self._next.cancel()
 
@@ -76,7 +72,7 @@ class Backlog:
     def _catch_up(self) -> None:
         """There is room: write what is held, a piece in each turn of the loop so that others run between."""
         self._next = None
-        if self._held and self._seat.has_room:
+        if self._held and self._connection.has_room:
             self._write(self._events_of(self._held.pop()))
             self._next = asyncio.get_running_loop().call_soon(self._catch_up)
 
@@ -90,7 +86,7 @@ class Backlog:
             self._on_slow(f"the client left more than {self._bounds.buffer_bytes_max} bytes of its stream unread")
 
     def _taken_bytes(self) -> int | None:
-        return None if self.is_empty else self._written_bytes - unsent_bytes(self._transport)
+        return None if self.is_caught_up else self._written_bytes - unsent_bytes(self._transport)
 
     def _on_stall(self) -> None:
         self._on_slow(f"the client has taken nothing of its stream for {self._bounds.stall_s_max:g} s")

@@ -1,36 +1,42 @@
-"""Reads the body of a request, within its bounds."""
+"""The body of a request, once it is unpacked."""
 
-import asyncio
+import zlib
 
-from aiohttp import web
-
+from services.aside import Aside
 from services.errors import Failure, Reason
+from services.frontend.http.messages import HttpRequest
+from services.frontend.http.reading import too_large
+
+_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""Of encodings, as zlib wants them. Source: RFC 9110, section 8.4.1; the documentation of zlib's `decompressobj`."""
 
 
-async def read_body(request: web.Request, *, bytes_max: int, read_s_max: float) -> bytes:
-    """The body. bytes_max: at most the `client_max_size` of the application. Raises Failure if it is too large, too
-    slow or broken.
-    """
-    if (request.content_length or 0) > bytes_max:
-        raise _too_large(bytes_max)
-    try:
-        if request.content.is_eof():  # All of it is here, as most bodies are when their handler begins.
-            body = request.content.read_nowait()
-        else:
-            async with asyncio.timeout(read_s_max):
-                body = await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise _too_large(bytes_max) from error
-    except web.RequestPayloadError as error:
-        detail = f"the body broke off or is not as its headers say: {error}"
-        raise Failure(Reason.INVALID_ARGUMENT, detail) from error
-    except TimeoutError as error:
-        detail = f"the body did not arrive within {read_s_max:g} s"
-        raise Failure(Reason.DEADLINE_EXCEEDED, detail) from error
+async def body_of(request: HttpRequest, bytes_max: int, aside: Aside) -> bytes:
+    """The body, in a thread if it is compressed. bytes_max: of it, unpacked. Raises Failure if there is no such."""
+    if request.fault is not None:
+        raise request.fault
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    body = request.body
+    if encoding != "identity":
+        body = await aside.run(_unpacked, body, encoding, bytes_max)
     if len(body) > bytes_max:
-        raise _too_large(bytes_max)
+        raise too_large(bytes_max)
     return body
 
 
-def _too_large(bytes_max: int) -> Failure:
-    return Failure(Reason.BODY_TOO_LARGE, f"the body is larger than {bytes_max} bytes: send a smaller one")
+def _unpacked(body: bytes, encoding: str, bytes_max: int) -> bytes:
+    if encoding not in _WINDOWS:
+        known = ", ".join(_WINDOWS)
+        raise _invalid(f"the body's Content-Encoding {encoding[:40]!r} is not known here: use one of {known}, or none")
+    unpacking = zlib.decompressobj(_WINDOWS[encoding])
+    try:
+        unpacked = unpacking.decompress(body, bytes_max + 1)
+    except zlib.error as error:
+        raise _invalid(f"the body is not {encoding} as its headers say: {error}") from error
+    if len(unpacked) <= bytes_max and not unpacking.eof:
+        raise _invalid(f"the body breaks off: it is {encoding}, and not all of it is there")
+    return unpacked
+
+
+def _invalid(detail: str) -> Failure:
+    return Failure(Reason.INVALID_ARGUMENT, detail)

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from aiohttp import web
-
 from services.client_bounds import ClientBounds
 
 
@@ -13,10 +11,10 @@ class HttpConfig:
 
     body_bytes_max: the largest request body, after decompression. client: how slowly one may read. request_timeout_s:
     the deadline of requests that bring none; None: no deadline. overload_status: of refusals for want of capacity.
-    body_read_s_max: how long a body may take to arrive. lingering_s_max: how long the rest of a refused body is read
+    body_read_s_max: how long a request may take to arrive. lingering_s_max: how long the rest of a refused one is read
     and thrown away, so that the client sees its answer. keepalive_s: how long an idle connection stays open.
-    shutdown_s_max: how long handlers that still run when the server closes may go on. backlog: connections that may
-    wait to be accepted.
+    shutdown_s_max: how long answers that still run when the server closes may go on. backlog: connections that may wait
+    to be accepted.
     """
 
     body_bytes_max: int = 64 * 1024 * 1024
@@ -28,7 +26,3 @@ class HttpConfig:
     keepalive_s: float = 75.0
     shutdown_s_max: float = 1.0
     backlog: int = 4096
-
-
-CONFIG = web.AppKey("config", HttpConfig)
-"""Where an application keeps it."""

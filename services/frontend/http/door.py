@@ -11,12 +11,9 @@ import errno
 import os
 import socket
 from collections import deque
+from collections.abc import Callable, Sequence
 
 import structlog
-from aiohttp import web
-
-from services.fair_loop import add_to_crowd
-from services.frontend.http.seat import Seats
 
 log = structlog.get_logger()
 
@@ -28,74 +25,41 @@ PROBES = (b"GET /live ", b"GET /health ")
 _WORDS_BYTES = max(map(len, PROBES))
 STANDING_MAX = 16_384
 """Who have asked for something and have no seat yet: beyond that clients wait outside."""
+SILENT_S = 1.0
+"""How long the first words of a client are waited for at the door."""
 FULL_S = 0.5
 """How long nobody is let in when there are no more files, no memory for sockets, or too many without a seat."""
 FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Door(web.BaseSite):
-    """A site of an aiohttp runner. `start` and `stop` are called by the same task."""
+class Door:
+    """It is open until `close`."""
 
     def __init__(
         self,
-        runner: web.AppRunner,
-        host: str,
-        port: int,
-        *,
-        backlog: int,
-        shutdown_s_max: float,
-        is_shared: bool = False,
+        listeners: Sequence[socket.socket],
+        make_connection: Callable[[], asyncio.BaseProtocol],
+        group: asyncio.TaskGroup,
     ) -> None:
-        """shutdown_s_max: how long streams may go on that still run when it stops. is_shared: whether other processes
-        listen there too.
-        """
-        super().__init__(runner, backlog=backlog)
-        factory = runner.server
-        assert factory is not None, "the runner is set up"
-        self._factory = factory
-        self._shutdown_s_max = shutdown_s_max
-        self._host = host
-        self._port = port
-        self._is_shared = is_shared
-        self._listeners: list[socket.socket] = []
+        """listeners: non-blocking, and listening; they are closed with it. group: of the tasks that seat clients."""
+        self._listeners = listeners
+        self._make_connection = make_connection
+        self._group = group
         self._probes: deque[socket.socket] = deque()
         self._others: deque[socket.socket] = deque()
         self._silent: set[socket.socket] = set()  # They have said nothing yet that would tell which they are.
         self._seating: asyncio.Task[None] | None = None
-        self._group = asyncio.TaskGroup()
-        self._seats = Seats(factory, self._group)
+        for listener in listeners:
+            asyncio.get_running_loop().add_reader(listener, self._let_in, listener)
 
-    @property
-    def name(self) -> str:
-        return f"http://{self._host}:{self._port}"
-
-    async def start(self) -> None:
-        """Listen. Raises OSError when the address can't be had."""
-        await super().start()
+    def close(self) -> None:
+        """Let nobody in any more, and send those away who have no seat."""
         loop = asyncio.get_running_loop()
-        self._server = bound = await loop.create_server(
-            self._factory, self._host, self._port, reuse_port=self._is_shared, start_serving=False
-        )
-        self._listeners = [one.dup() for one in bound.sockets]
-        for listener in self._listeners:
-            listener.setblocking(False)
-            listener.listen(self._backlog)
-            loop.add_reader(listener, self._let_in, listener)
-        await self._group.__aenter__()
-
-    async def stop(self) -> None:
-        await super().stop()
-        for listener in self._listeners:
-            asyncio.get_running_loop().remove_reader(listener)
-            listener.close()
-        if self._listeners:
-            if self._seating is not None:
-                self._seating.cancel()
-            await self._seats.close(self._shutdown_s_max)
-            await self._group.__aexit__(None, None, None)
-        for sock in self._silent:
-            asyncio.get_running_loop().remove_reader(sock)
-        for sock in (*self._probes, *self._others, *self._silent):
+        if self._seating is not None:
+            self._seating.cancel()
+        for sock in (*self._listeners, *self._silent):
+            loop.remove_reader(sock)
+        for sock in (*self._listeners, *self._probes, *self._others, *self._silent):
             sock.close()
 
     def _let_in(self, listener: socket.socket) -> None:
@@ -114,7 +78,9 @@ class Door(web.BaseSite):
                 break
             if (words := _first_words(sock)) is None:
                 self._silent.add(sock)
-                asyncio.get_running_loop().add_reader(sock, self._hear, sock)
+                loop = asyncio.get_running_loop()
+                loop.add_reader(sock, self._hear, sock)
+                loop.call_later(SILENT_S, self._hear_no_more, sock)
             else:
                 self._queue(sock, words)
 
@@ -123,6 +89,13 @@ class Door(web.BaseSite):
             asyncio.get_running_loop().remove_reader(sock)
             self._silent.discard(sock)
             self._queue(sock, words)
+
+    def _hear_no_more(self, sock: socket.socket) -> None:
+        """It is given a seat all the same, where there is a bound to how long one may be silent."""
+        if sock in self._silent:
+            asyncio.get_running_loop().remove_reader(sock)
+            self._silent.remove(sock)
+            self._queue(sock, b"")
 
     def _queue(self, sock: socket.socket, words: bytes) -> None:
         (self._probes if words.startswith(PROBES) else self._others).append(sock)
@@ -145,14 +118,13 @@ class Door(web.BaseSite):
                 while self._probes:
                     group.create_task(self._seat(self._probes.popleft()))
                 for _ in range(min(SEATS_MAX, len(self._others))):
-                    add_to_crowd(sock := self._others.popleft())
-                    group.create_task(self._seat(sock))
+                    group.create_task(self._seat(self._others.popleft()))
 
     async def _seat(self, sock: socket.socket) -> None:
         """From here on the connection looks after itself."""
         sock.setblocking(False)
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(self._seats, sock)
+            await asyncio.get_running_loop().connect_accepted_socket(self._make_connection, sock)
         except OSError as error:  # Its own misfortune, and nobody else's.
             log.debug("client lost at the door", why=str(error))
             sock.close()
@@ -164,5 +136,5 @@ def _first_words(sock: socket.socket) -> bytes | None:
         return sock.recv(_WORDS_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return None
-    except OSError:  # It is gone; aiohttp will notice.
+    except OSError:  # It is gone; its connection will notice.
         return b""

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
 from services.errors import Failure, Reason
+from services.frontend.http.messages import Response
+from services.frontend.http.routes import NoRoute
 from services.frontend.retry_after import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN
 
 JSON_TYPE = "application/json; charset=utf-8"
-PATH_CHARACTERS_MAX = 200
 RETRY_LATER_STATUSES = frozenset({429, 503})
 OVERLOADED = "overloaded_error"
 """The kind of failures for want of capacity."""
@@ -47,7 +47,7 @@ def error_response(
     *,
     partial: Mapping[str, Any] | None = None,
     overload_status: int | None = None,
-) -> web.Response:
+) -> Response:
     """The failure as a whole response. overload_status: of failures for want of capacity; None: as the table says."""
     is_overload = failure.traits.kind == OVERLOADED
     status = (overload_status if is_overload else None) or failure.traits.http
@@ -61,9 +61,9 @@ def error_response(
     return response
 
 
-def json_response(body: bytes, *, status: int = 200) -> web.Response:
+def json_response(body: bytes, *, status: int = 200) -> Response:
     """A response of JSON that is encoded already."""
-    return web.Response(body=body, status=status, headers={"Content-Type": JSON_TYPE})
+    return Response(body, status, {"Content-Type": JSON_TYPE})
 
 
 def retry_after_s_of(failure: Failure) -> float:
@@ -71,24 +71,10 @@ def retry_after_s_of(failure: Failure) -> float:
     return min(failure.retry_after_s or RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX)
 
 
-def routing_response(request: web.Request, error: web.HTTPException, request_id: str) -> web.Response:
-    """What aiohttp's router refused, with its own status and one sentence."""
-    match error:
-        case web.HTTPNotFound():
-            detail = f"there is no {request.method} {request.path[:PATH_CHARACTERS_MAX]} here"
-        case web.HTTPMethodNotAllowed(allowed_methods=allowed):
-            detail = f"{request.path} does not take {request.method}: use {' or '.join(sorted(allowed))}"
-        case _:
-            detail = f"{request.method} {request.path[:PATH_CHARACTERS_MAX]} was refused: {error.reason}"
-    body = envelope(Failure(Reason.INVALID_ARGUMENT, detail), request_id, hint=_endpoints(request.app))
-    response = json_response(body, status=error.status)
-    if "Allow" in error.headers:
-        response.headers["Allow"] = error.headers["Allow"]
+def no_route_response(error: NoRoute, request_id: str) -> Response:
+    """What nothing here takes: 405 where another method would be taken, else 404."""
+    body = envelope(Failure(Reason.INVALID_ARGUMENT, str(error)), request_id, hint=error.hint)
+    response = json_response(body, status=405 if error.allowed else 404)
+    if error.allowed:
+        response.headers["Allow"] = ", ".join(error.allowed)
     return response
-
-
-def _endpoints(app: web.Application) -> str:
-    """All that there is, in a sentence."""
-    routes = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource is not None}
-    names = sorted((path, method) for method, path in routes if method != "HEAD")  # It comes with every GET.
-    return f"There are {', '.join(f'{method} {path}' for path, method in names)}."

@@ -4,10 +4,9 @@ import asyncio
 import math
 import secrets
 
-from aiohttp import web
-
 from services.errors import invalid
 from services.frontend.http.config import HttpConfig
+from services.frontend.http.messages import HttpRequest
 from services.validate import NAME_FORM
 
 REQUEST_ID = "X-Request-Id"
@@ -17,22 +16,27 @@ REQUEST_TIMEOUT_S_MAX = 86_400.0
 """One day. A time without measure would overflow on its way to the worker."""
 
 
-def request_id_of(request: web.Request) -> str:
+def request_id_of(request: HttpRequest) -> str:
     """The client's `X-Request-Id`, else a new one.
 
     One that is not of 1 to 128 letters, digits, '-', '_', '.' and ':' is replaced: a proxy's odd habit must not cost an
     answer, and the response's own header says which id counts.
     """
-    given = request.headers.get(REQUEST_ID, "")
-    return given if NAME_FORM.fullmatch(given) else secrets.token_hex(16)
+    given = request.headers.get("x-request-id", "")
+    return given if NAME_FORM.fullmatch(given) else new_request_id()
 
 
-def deadline_of(request: web.Request, config: HttpConfig) -> float | None:
+def new_request_id() -> str:
+    """For a request that brings none."""
+    return secrets.token_hex(16)
+
+
+def deadline_of(request: HttpRequest, config: HttpConfig) -> float | None:
     """The deadline in loop time: `X-Request-Timeout` in seconds, else the configured one.
 
     Raises Failure(INVALID_ARGUMENT) if it is not a number above 0, up to REQUEST_TIMEOUT_S_MAX.
     """
-    given = request.headers.get(REQUEST_TIMEOUT)
+    given = request.headers.get(REQUEST_TIMEOUT.lower())
     timeout_s = config.request_timeout_s if given is None else _seconds(given)
     return None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
 
@@ -48,12 +52,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def wants_partial(request: web.Request) -> bool:
+def wants_partial(request: HttpRequest) -> bool:
     """Whether an answer that fails halfway is to be told as far as it came: `X-Return-Partial`.
 
     Raises Failure(INVALID_ARGUMENT) if it is neither true nor false.
     """
-    given = request.headers.get(RETURN_PARTIAL, "false").lower()
+    given = request.headers.get(RETURN_PARTIAL.lower(), "false").lower()
     if given not in {"true", "false"}:
         raise invalid(RETURN_PARTIAL, f"the header {RETURN_PARTIAL} must be true or false")
     return given == "true"

@@ -4,14 +4,18 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
-from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from services.card import ModelCard
 from services.errors import Failure, Reason
 from services.frontend.eligible import of_registered
+from services.frontend.http.connection import Connection
 from services.frontend.http.errors import json_response
+from services.frontend.http.messages import HttpRequest, Response
+from services.frontend.http.routes import Routes
 from services.frontend.whole import Whole
-from services.ops import exposition_response
+
+PROBES = frozenset({"/live", "/health"})
 
 
 class State(Protocol):
@@ -31,24 +35,22 @@ class State(Protocol):
 
 
 class Ops:
-    """Routes for any application of a frontend."""
+    """For any application of a frontend."""
 
     def __init__(self, state: State, whole: Whole) -> None:
         self._state = state
         self._whole = whole
 
-    def routes(self) -> list[web.RouteDef]:
+    def add_to(self, routes: Routes) -> None:
         """All of them."""
-        return [
-            web.get("/live", self._live),
-            web.get("/health", self._health),
-            web.get("/metrics", self._expose),
-        ]
+        routes.get("/live", self._live)
+        routes.get("/health", self._health)
+        routes.get("/metrics", self._expose)
 
-    async def _live(self, request: web.Request) -> web.Response:
+    async def _live(self, request: HttpRequest, connection: Connection) -> Response:
         return json_response(b'{"status":"live"}')
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def _health(self, request: HttpRequest, connection: Connection) -> Response:
         """Ready for requests? 503 says why not."""
         if self._state.is_draining:
             raise Failure(Reason.DRAINING, "this frontend is leaving and takes no new requests")
@@ -58,5 +60,5 @@ class Ops:
             raise Failure(Reason.NO_WORKERS, f"no model can be served: {why}")
         return json_response(msgspec.json.encode({"status": "ready", "models": [card.model for card in cards]}))
 
-    async def _expose(self, request: web.Request) -> web.Response:
-        return exposition_response(await self._whole.exposition())
+    async def _expose(self, request: HttpRequest, connection: Connection) -> Response:
+        return Response(await self._whole.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,46 +1,54 @@
-"""Every HTTP request gets an id, and every failure its response: the one place where failures become responses."""
+"""An application: its routes, and the one place where failures become responses."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
-from aiohttp import web
-
-from services.errors import Failure
+from services.errors import Failure, Reason
 from services.frontend.http.config import HttpConfig
-from services.frontend.http.errors import error_response, routing_response
-from services.frontend.http.headers import REQUEST_ID, request_id_of
-from services.frontend.http.seat import seat_of
-from services.frontend.http.sending import finish_sending
+from services.frontend.http.connection import Connection
+from services.frontend.http.errors import error_response, no_route_response
+from services.frontend.http.headers import new_request_id, request_id_of
+from services.frontend.http.messages import HttpRequest, Response
+from services.frontend.http.ops import PROBES
+from services.frontend.http.reading import BrokenHead
+from services.frontend.http.routes import NoRoute, Routes
+from services.frontend.http.sending import finish_writing
 from services.layers import bug_failure
 
-ID = web.RequestKey("request_id", str)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+class HttpApp:
+    """Answers by its routes. Every answer has an id, and every failure its response."""
 
-class Respond:
-    """Outermost of an application's middlewares."""
-
-    def __init__(self, config: HttpConfig, is_draining: Callable[[], bool]) -> None:
-        self._config = config
+    def __init__(self, config: HttpConfig, body_bytes_max: int, is_draining: Callable[[], bool]) -> None:
+        self.config = config
+        self.body_bytes_max = body_bytes_max
+        self.routes = Routes()
         self._is_draining = is_draining
 
-    @web.middleware
-    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Streams send themselves; the rest is sent here."""
-        request_id = request[ID] = request_id_of(request)
+    def is_probe(self, request: HttpRequest) -> bool:
+        return request.path in PROBES
+
+    async def answer(self, request: HttpRequest, connection: Connection) -> None:
+        request.id = request_id_of(request)
+        if self._is_draining():
+            connection.keeps_alive = False
+        if (response := await self._response(request, connection)) is not None:
+            last = response.encode(request, is_last=not connection.keeps_alive)
+            await finish_writing(connection, last, self.config.client, request.id)
+
+    async def _response(self, request: HttpRequest, connection: Connection) -> Response | None:
         try:
-            response = await handler(request)
+            return await self.routes.find(request)(request, connection)
         except Failure as failure:
-            response = error_response(failure, request_id, overload_status=self._config.overload_status)
+            response = error_response(failure, request.id, overload_status=self.config.overload_status)
             failure.forget_way()
-        except web.HTTPException as error:
-            response = routing_response(request, error, request_id)
+            return response
+        except NoRoute as error:
+            return no_route_response(error, request.id)
         except Exception as error:
-            response = error_response(bug_failure(error, request_id), request_id)
-        if not response.prepared:
-            response.headers[REQUEST_ID] = request_id
-            if self._is_draining():
-                response.force_close()
-            await finish_sending(request, response, self._config, request_id)
-            if request.transport is not None:
-                seat_of(request).answered(request.content_length)
-        return response
+            return error_response(bug_failure(error, request.id), request.id)
+
+    def refusal(self, broken: BrokenHead) -> bytes:
+        request = HttpRequest(method="", path="", headers={}, keeps_alive=False, id=new_request_id())
+        response = error_response(Failure(Reason.INVALID_ARGUMENT, str(broken)), request.id)
+        response.status = broken.status
+        return response.encode(request, is_last=True)

@@ -5,15 +5,13 @@ import fcntl
 import struct
 import sys
 import termios
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 
 import structlog
-from aiohttp import web
 
 from services.client_bounds import ClientBounds
 from services.errors import Reason
-from services.frontend.http.config import HttpConfig
-from services.frontend.http.seat import Seat
+from services.frontend.http.connection import Connection
 from services.stalling import StallWatch
 
 log = structlog.get_logger()
@@ -43,47 +41,30 @@ def drain_s(bounds: ClientBounds, size: int) -> float:
     return bounds.drain_s_max * max(1.0, size / bounds.buffer_bytes_max)
 
 
-async def finish_sending(
-    request: web.Request, response: web.StreamResponse, config: HttpConfig, request_id: str
-) -> None:
-    """Send the response, until nothing is unsent.
+async def finish_writing(connection: Connection, last: bytes, bounds: ClientBounds, request_id: str) -> None:
+    """Write the last bytes of an answer, and wait until nothing is unsent.
 
-    A client that does not take it in time, or takes nothing at all for `stall_s_max`, is cut, and logged.
+    A client that does not take them in time, or takes nothing at all for `stall_s_max`, is cut, and logged.
     """
-    transport = request.transport
-    if transport is None:
-        _note_left(request_id)
-        return
-    body = response.body if isinstance(response, web.Response) else None
-    size = len(body) if isinstance(body, bytes) else 0
-
-    async def send() -> None:
-        await response.prepare(request)
-        await response.write_eof()
-        await _wait_sent(transport, request.writer.drain)
-
-    await _within_bounds(send(), transport, config.client, request_id, size)
-
-
-async def finish_writing(seat: Seat, last: bytes, bounds: ClientBounds, request_id: str) -> None:
-    """Write the last bytes of a stream, and wait until nothing is unsent: as `finish_sending`, past aiohttp."""
-    transport = seat.transport
+    transport = connection.transport
     if transport.is_closing():
         _note_left(request_id)
         return
     transport.write(last)
+    if transport.get_write_buffer_size():
+        await asyncio.sleep(0)  # A loop may write at the end of its turn.
     if transport.get_write_buffer_size():  # Else there is nothing to wait for, and so no timer.
-        await _within_bounds(_wait_sent(transport, seat.wait_room), transport, bounds, request_id)
+        await _within_bounds(_wait_sent(connection), transport, bounds, len(last), request_id)
 
 
 async def _within_bounds(
     sending: Coroutine[None, None, None],
     transport: asyncio.Transport,
     bounds: ClientBounds,
+    size: int,
     request_id: str,
-    size: int = 0,
 ) -> None:
-    """Let a client take what it is sent, or cut it. size: of the body."""
+    """Let a client take its last `size` bytes, or cut it."""
     scope = asyncio.timeout(drain_s(bounds, size))
     clock = asyncio.get_running_loop().time
     watch = StallWatch(bounds.stall_s_max, lambda: _left(transport), lambda: scope.reschedule(clock()))
@@ -91,8 +72,6 @@ async def _within_bounds(
         async with scope:
             watch.start()
             await sending
-    except ConnectionError:
-        _note_left(request_id)
     except TimeoutError:
         log.warning("client cut", reason=Reason.SLOW_CLIENT, request_id=request_id)
         transport.abort()
@@ -108,15 +87,11 @@ def _left(transport: asyncio.Transport) -> int | None:
     return unsent_bytes(transport) if transport.get_write_buffer_size() else None
 
 
-async def _wait_sent(transport: asyncio.Transport, wait_room: Callable[[], Awaitable[None]]) -> None:
-    """Until nothing is unsent: a connection that is closed with something unsent stays until its client takes it.
-
-    wait_room: until the transport has no more unsent than it may.
-    """
-    if not transport.get_write_buffer_size():
-        return
+async def _wait_sent(connection: Connection) -> None:
+    """Until nothing is unsent: a connection that is closed with something unsent stays until its client takes it."""
+    transport = connection.transport
     transport.set_write_buffer_limits(high=0)
     try:
-        await wait_room()
+        await connection.wait_room()
     finally:
         transport.set_write_buffer_limits()

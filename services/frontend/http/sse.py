@@ -1,6 +1,5 @@
 """A streamed answer as server-sent events: formatted once, written straight from the sink into the socket."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
@@ -9,10 +8,10 @@ from services.errors import Failure, Reason
 from services.frontend.http.answers import Answer
 from services.frontend.http.backlog import Backlog
 from services.frontend.http.config import HttpConfig
+from services.frontend.http.connection import Connection
 from services.frontend.http.errors import envelope, error_response
 from services.frontend.http.events import Events
-from services.frontend.http.head import head_of, last_chunk, whole
-from services.frontend.http.seat import Seat
+from services.frontend.http.messages import HttpRequest, last_chunk, stream_head
 from services.frontend.http.sending import finish_writing
 from services.layers import bug_failure, outcome_of
 from services.request import Call, Cause, Delta, Ending, Finish, Layer, Request
@@ -32,49 +31,46 @@ class SseStream:
     | state | what deliver does | ends by |
     | --- | --- | --- |
     | waiting: nothing is sent | begins the response with the event | it has begun |
-    | open | writes into the transport; keeps the last event | something stays unsent, or the pipeline's end |
-    | slow: something is unsent | gives it to the backlog | all is sent, or the pipeline's end |
+    | open | writes into the transport; keeps the last event | too much is unsent, or the pipeline's end |
+    | slow: too much is unsent | gives it to the backlog | the client has caught up, or the pipeline's end |
     | left: client too slow, or gone | nothing | failed from outside, with the reason |
     """
 
     __slots__ = (
         "_answer",
+        "_asked",
         "_at_end",
         "_backlog",
         "_config",
+        "_connection",
         "_ending",
         "_events_of",
         "_has_begun",
         "_is_chunked",
-        "_is_last",
         "_is_open",
         "_left",
-        "_seat",
         "_transport",
     )
 
     def __init__(
         self,
-        seat: Seat,
+        asked: HttpRequest,
+        connection: Connection,
         answer: Answer,
         config: HttpConfig,
         token_bytes: Callable[[], Sequence[bytes]],
-        *,
-        is_chunked: bool,
-        is_last: bool,
     ) -> None:
-        """token_bytes: of each token id, for log probabilities. is_chunked: as in HTTP/1.1. is_last: the connection
-        takes no request after this, as it must be without chunks.
-        """
-        assert is_chunked or is_last
-        self._seat = seat
+        """token_bytes: of each token id, for log probabilities."""
+        if not asked.is_chunkable:
+            connection.keeps_alive = False  # Without chunks its end is that of the answer.
+        self._asked = asked
+        self._connection = connection
         self._answer = answer
         self._config = config
-        self._is_chunked = is_chunked
-        self._is_last = is_last
-        self._events_of = Events(answer, token_bytes, is_chunked=is_chunked).of
+        self._is_chunked = asked.is_chunkable
+        self._events_of = Events(answer, token_bytes, is_chunked=asked.is_chunkable).of
         self._is_open = self._has_begun = False
-        self._transport = seat.transport
+        self._transport = connection.transport
         self._at_end = b""
         self._backlog: Backlog | None = None
         self._ending: Ending | None = None
@@ -91,7 +87,7 @@ class SseStream:
                 self._at_end = event
             else:
                 transport.write(event)
-                if transport.get_write_buffer_size():
+                if not self._connection.has_room:
                     self._become_slow()
 
     def _deliver_aside(self, delta: Delta) -> None:
@@ -106,33 +102,30 @@ class SseStream:
         else:
             assert self._backlog is not None
             self._backlog.deliver(delta)
-            if self._backlog.is_empty:
+            if self._backlog.is_caught_up:
                 self._stop_backlog()
                 self._is_open = True
 
     async def serve(self, pipeline: Layer, request: Request, call: Call, spellings: Spellings) -> None:
-        """Run the request and send its answer: a task of the seat. Raises nothing but a cancel: a task that fails would
-        end its group, and with it all other streams.
+        """Run the request and send its answer. Raises nothing but a cancel.
 
         A client that is too slow, or gone, has its request failed from outside, so that it ends with that reason below
         whatever counts outcomes. spellings: see Body.spellings.
         """
         self._ending = call.ending
         try:
-            try:
-                outcome = await outcome_of(pipeline, request, call, self)
-            except Exception as error:
-                outcome = bug_failure(error, call.request_id)
-            finally:
-                self._stop_backlog()
-            await self._finish(outcome, spellings)
-            self._seat.end(keeps_alive=not self._is_last)
-        except asyncio.CancelledError:
-            self._transport.abort()  # Nobody else would: aiohttp may have nothing of it.
-            raise
+            await self._finish(await self._run(pipeline, request, call), spellings)
         except Exception as error:
             self._transport.abort()
             bug_failure(error, call.request_id)
+
+    async def _run(self, pipeline: Layer, request: Request, call: Call) -> Finish | Failure:
+        try:
+            return await outcome_of(pipeline, request, call, self)
+        except Exception as error:
+            return bug_failure(error, call.request_id)
+        finally:
+            self._stop_backlog()
 
     async def _finish(self, outcome: Finish | Failure, spellings: Spellings) -> None:
         """Send what is left to say, if the client is there."""
@@ -140,7 +133,7 @@ class SseStream:
             self._cut()
         elif self._left is None:
             last = self._end_of(outcome, spellings)
-            await finish_writing(self._seat, last, self._config.client, self._answer.request_id)
+            await finish_writing(self._connection, last, self._config.client, self._answer.request_id)
 
     def _stop_backlog(self) -> None:
         if self._backlog is not None:
@@ -151,19 +144,20 @@ class SseStream:
         if self._transport.is_closing():
             self._leave_gone()
             return
-        first = head_of(self._answer.request_id, is_chunked=self._is_chunked, is_last=self._is_last) + event
+        is_last = not self._connection.keeps_alive
+        first = stream_head(self._answer.request_id, is_chunked=self._is_chunked, is_last=is_last) + event
         self._has_begun = self._is_open = True
         if is_all:
             self._at_end = first
             return
         self._transport.write(first)
-        if self._transport.get_write_buffer_size():
+        if not self._connection.has_room:
             self._become_slow()
 
     def _become_slow(self) -> None:
-        """Something is unsent: what comes goes another way, until nothing is."""
+        """Too much is unsent: what comes goes another way, until there is room again."""
         self._is_open = False
-        self._backlog = Backlog(self._seat, self._events_of, self._config.client, self._leave_slow)
+        self._backlog = Backlog(self._connection, self._events_of, self._config.client, self._leave_slow)
 
     def _end_of(self, outcome: Finish | Failure, spellings: Spellings) -> bytes:
         """The last bytes: those of the stream, or of a failure that came before its first event."""
@@ -180,7 +174,7 @@ class SseStream:
             event = b"event: error\ndata: %b\n\n" % envelope(failure, self._answer.request_id)
             return self._at_end + self._rest() + self._last(event)
         response = error_response(failure, self._answer.request_id, overload_status=self._config.overload_status)
-        return whole(response, self._answer.request_id, is_last=self._is_last)
+        return response.encode(self._asked, is_last=not self._connection.keeps_alive)
 
     def _rest(self) -> bytes:
         """What the backlog holds still, room or not: it is within the bound."""
@@ -203,6 +197,6 @@ class SseStream:
         self._ending.fail(failure, cause)
 
     def _cut(self) -> None:
-        """After the request is gone from the pipeline, so that the seat's own cancel cannot hide the reason from it."""
+        """After the request has left the pipeline: a cancel by the connection would hide the reason from it."""
         log.warning("client cut", reason=Reason.SLOW_CLIENT, request_id=self._answer.request_id)
         self._transport.abort()

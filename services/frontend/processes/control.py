@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from services.errors import Failure, Reason
-from services.frontend.http.errors import error_response, json_response
+from services.frontend.http.errors import envelope
 from services.frontend.whole import Changes, Whole
 from services.layers import bug_failure
 from services.ops import exposition_response
@@ -162,18 +162,24 @@ def control_app(whole: Whole, join: Callable[[str, Path, int], Welcome] | None =
 
 
 @web.middleware
-async def _tell_failures(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _tell_failures(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
     """As envelopes, from which the other side makes them again."""
     try:
         return await handler(request)
     except Failure as failure:
-        return error_response(failure, request.path)
+        return _refuse(failure, request.path)
     except Exception as error:
-        return error_response(bug_failure(error, request.path), request.path)
+        return _refuse(bug_failure(error, request.path), request.path)
+
+
+def _refuse(failure: Failure, path: str) -> web.Response:
+    return web.Response(body=envelope(failure, path), status=failure.traits.http)
 
 
 def _answer(body: msgspec.Struct) -> web.Response:
-    return json_response(msgspec.json.encode(body))
+    return web.Response(body=msgspec.json.encode(body))
 
 
 @asynccontextmanager

@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry
 from services.card import ModelCard, TokenizerRef
 from services.errors import Failure, Reason
 from services.frontend.admin import Admin
-from services.frontend.http import HttpConfig, build_admin_app, build_app, start_http
+from services.frontend.http import HttpConfig, build_admin_app, build_app, http_server
+from services.frontend.http.connection import Clients
 from services.layers import Accept, Gate
 from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, TokenLogprobs, Usage
 from services.tokenizers.byte_level import ByteTokenizer
@@ -186,6 +187,7 @@ class Server:
     session: aiohttp.ClientSession
     metrics: CollectorRegistry
     outcomes: Outcomes
+    clients: Clients
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def post(
@@ -223,21 +225,22 @@ async def serving(
     shelf = catalogue or Shelf()
     outcomes = Outcomes(pipeline, shelf.gate)
     whole = alone(metrics=metrics, gate=shelf.gate)
+    config = config or HttpConfig()
     if is_apart:
         assert admin is not None
-        app = build_admin_app(admin, shelf, whole, config or HttpConfig())
+        app = build_admin_app(admin, shelf, whole, config)
     else:
-        app = build_app(outcomes, shelf, whole, config or HttpConfig(), on_refused, admin)
-    runner, port = await start_http(app, "127.0.0.1", 0)
-    session = aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=connections_max))
-    server = Server(port, session, metrics, outcomes)
-    try:
-        async with session:
-            yield server
-    finally:
-        for writer in server.writers:
-            writer.close()
-        await runner.cleanup()
+        app = build_app(outcomes, shelf, whole, config, on_refused, admin)
+    async with http_server(app, config, "127.0.0.1", 0) as listening:
+        connector = aiohttp.TCPConnector(limit=connections_max)
+        session = aiohttp.ClientSession(f"http://127.0.0.1:{listening.port}", connector=connector)
+        server = Server(listening.port, session, metrics, outcomes, listening.clients)
+        try:
+            async with session:
+                yield server
+        finally:
+            for writer in server.writers:
+                writer.close()
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

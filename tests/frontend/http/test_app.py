@@ -12,8 +12,8 @@ from prometheus_client import Counter
 
 from services.errors import Failure, Reason, invalid
 from services.frontend.http import HttpConfig, app
-from services.frontend.http.errors import PATH_CHARACTERS_MAX
 from services.frontend.http.openai import CompletionBody, parse_completion
+from services.frontend.http.routes import PATH_CHARACTERS_MAX
 from services.request import Call, Finish, FinishReason, Message, Request, Sink
 from tests.frontend.http.support import (
     CARD,

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-from aiohttp import web
 from structlog.testing import capture_logs
 
-from services.fair_loop import FairLoop
-from services.frontend.http import door
-from services.frontend.http.door import SEATS_MAX, Door
+from services.frontend.http import HttpConfig, door, http_server
+from services.frontend.http.connection import Connection
+from services.frontend.http.door import SEATS_MAX
+from services.frontend.http.messages import HttpRequest, Response
+from services.frontend.http.reading import BrokenHead
+from tests.support import run_async
 
 TEST_S_MAX = 10.0
 CLIENTS = 10 * SEATS_MAX
@@ -21,26 +23,26 @@ CLIENTS = 10 * SEATS_MAX
 class House:
     """A server that notes who came."""
 
+    body_bytes_max = 0
+
     def __init__(self) -> None:
         self.served: list[str] = []
-        self.app = web.Application()
-        self.app.router.add_get("/{name}", self._serve)
 
-    async def _serve(self, request: web.Request) -> web.Response:
+    def is_probe(self, request: HttpRequest) -> bool:
+        return request.path in ("/live", "/health")
+
+    async def answer(self, request: HttpRequest, connection: Connection) -> None:
         self.served.append(request.path)
-        return web.Response(text=request.path)
+        connection.transport.write(Response(request.path.encode()).encode(request, is_last=False))
+
+    def refusal(self, broken: BrokenHead) -> bytes:
+        raise AssertionError(broken)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[int]:
         """The port."""
-        runner = web.AppRunner(self.app, access_log=None)
-        await runner.setup()
-        await Door(runner, "127.0.0.1", 0, backlog=4096, shutdown_s_max=1.0).start()
-        try:
-            async with asyncio.timeout(TEST_S_MAX):
-                yield int(runner.addresses[0][1])
-        finally:
-            await runner.cleanup()
+        async with http_server(self, HttpConfig(), "127.0.0.1", 0) as server, asyncio.timeout(TEST_S_MAX):
+            yield server.port
 
 
 def knock(port: int, path: str) -> socket.socket:
@@ -54,11 +56,6 @@ def knock(port: int, path: str) -> socket.socket:
 async def reply(sock: socket.socket) -> bytes:
     with sock:
         return await asyncio.get_running_loop().sock_recv(sock, 4096)
-
-
-def run(test: object) -> None:
-    with asyncio.Runner(loop_factory=FairLoop) as runner:
-        runner.run(test)  # type: ignore[arg-type]
 
 
 def test_a_crowd_is_served_and_a_probe_before_those_who_came_before_it() -> None:
@@ -77,7 +74,7 @@ def test_a_crowd_is_served_and_a_probe_before_those_who_came_before_it() -> None
         clients = [int(path[1:]) for path in house.served if path not in ("/live", "/health")]
         assert all(clients.index(number) < number + 2 * SEATS_MAX for number in range(CLIENTS)), "in turn"
 
-    run(test())
+    run_async(test())
 
 
 @pytest.mark.parametrize("turns", [2, 6], ids=["before it has a seat", "after that"])
@@ -99,7 +96,7 @@ def test_a_probe_that_speaks_a_little_late_does_not_stand_behind_those_who_came(
 
         assert house.served.index("/live") <= CLIENTS / 2
 
-    run(test())
+    run_async(test())
 
 
 def test_a_client_that_is_silent_or_gone_holds_up_nobody() -> None:
@@ -116,7 +113,7 @@ def test_a_client_that_is_silent_or_gone_holds_up_nobody() -> None:
             silent.setblocking(False)
             assert (await reply(silent)).startswith(b"HTTP/1.1 200")
 
-    run(test())
+    run_async(test())
 
 
 def test_without_files_clients_wait_until_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +135,7 @@ def test_without_files_clients_wait_until_there_are_some(monkeypatch: pytest.Mon
             assert logs[0]["event"] == "no room for more clients"
             assert (await reply(sock)).startswith(b"HTTP/1.1 200")
 
-    run(test())
+    run_async(test())
 
 
 def test_who_still_waits_when_it_closes_is_sent_away() -> None:
@@ -154,7 +151,7 @@ def test_who_still_waits_when_it_closes_is_sent_away() -> None:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
 
-    run(test())
+    run_async(test())
 
 
 def test_when_too_many_have_no_seat_the_others_wait_outside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,4 +168,4 @@ def test_when_too_many_have_no_seat_the_others_wait_outside(monkeypatch: pytest.
 
         assert {(line["event"], line["why"]) for line in logs} == {("no room for more clients", "4 have no seat yet")}
 
-    run(test())
+    run_async(test())

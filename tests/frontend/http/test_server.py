@@ -3,15 +3,14 @@
 import asyncio
 
 import pytest
-from aiohttp import web
 
-from services.frontend.http import HttpConfig, build_app, start_http
+from services.frontend.http import HttpApp, HttpConfig, build_app, http_server
 from services.lifetime import StartupError
-from tests.frontend.http.support import HANG, Script, Shelf, raw_post, run, serving
+from tests.frontend.http.support import HANG, Script, Shelf, error_of, raw_post, run, serving
 from tests.frontend.support import alone
 
 
-def app_of_nothing() -> web.Application:
+def app_of_nothing() -> HttpApp:
     return build_app(Script(), Shelf(), alone(), HttpConfig(), lambda *_: None)
 
 
@@ -20,7 +19,8 @@ def test_a_port_in_use_is_one_sentence() -> None:
         async with serving(Script()) as server:
             app = app_of_nothing()
             with pytest.raises(StartupError, match=f"HTTP on 127.0.0.1:{server.port}: the port is in use; stop"):
-                await start_http(app, "127.0.0.1", server.port)
+                async with http_server(app, HttpConfig(), "127.0.0.1", server.port):
+                    pass
 
     run(test)
 
@@ -28,9 +28,9 @@ def test_a_port_in_use_is_one_sentence() -> None:
 def test_an_ipv6_address_is_given_in_brackets() -> None:
     async def test() -> None:
         app = app_of_nothing()
-        runner, port = await start_http(app, "[::1]", 0)
-        await runner.cleanup()
-        assert port > 0
+        async with http_server(app, HttpConfig(), "[::1]", 0) as server:
+            _, writer = await asyncio.open_connection("::1", server.port)
+            writer.close()
 
     run(test)
 
@@ -39,28 +39,33 @@ def test_an_address_that_is_not_here_is_one_sentence() -> None:
     async def test() -> None:
         app = app_of_nothing()
         with pytest.raises(StartupError, match=r"cannot listen for HTTP on 192\.0\.2\.1:0"):
-            await start_http(app, "192.0.2.1", 0)
+            async with http_server(app, HttpConfig(), "192.0.2.1", 0):
+                pass
 
     run(test)
 
 
 @pytest.mark.parametrize(
-    "garbage",
+    ("garbage", "status"),
     [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xff" * 100,
-        b"GET\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 100_000 + b"\r\n\r\n",
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xff" * 100, 400),
+        (b"GET\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 400),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", 400),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 100_000 + b"\r\n\r\n", 431),
     ],
 )
-def test_what_is_not_http_gets_a_400_and_is_no_error_of_ours(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_not_http_is_refused_and_is_no_error_of_ours(
+    garbage: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test() -> None:
         async with serving(Script("ok")) as server:
             reader, writer = await server.connect()
             writer.write(garbage)
-            assert (await reader.readline()).startswith(b"HTTP/1.0 400 ")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 %d " % status)
+            _, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            assert error_of(body)["code"] == "INVALID_ARGUMENT"
             assert (await server.get("/live"))[0].status == 200
 
     run(test)

@@ -1,1 +1,0 @@
-"""What stands between the caller and the engine's processes."""
