@@ -100,5 +100,5 @@ $(INSTALLED): $(SOURCES_OF_INSTALL) | $(BIN)/python
 	@touch $@
 
 $(INSTALLED_DEV): $(INSTALLED)
-	$(BIN)/pip install --quiet --group dev
+	$(BIN)/pip install --quiet --editable '.[llamacpp,huggingface]' --group dev
 	@touch $@

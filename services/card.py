@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class TokenizerRef:
-    """Names a tokeniser by content. kind: "bytes" or "gguf"; sha256: of its content, "" for "bytes"."""
+    """Names a tokeniser by content. kind: "bytes", "gguf" or "huggingface"; sha256: of its content, "" for "bytes"."""
 
     kind: str
     sha256: str = ""

@@ -12,7 +12,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 
@@ -41,7 +41,10 @@ class Receiver(Protocol[M_contra]):
 
 
 class FrameConnection(asyncio.Protocol, Generic[M]):
-    """One end of a connection. It reads once `start` has given it its receiver: till then all stays in the kernel."""
+    """One end of a connection.
+
+    Until `start` has given it its receiver it reads once at most: the rest waits in the kernel.
+    """
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
         self._receiver = receiver
         if self._failure is not None:
             receiver.on_lost(self._failure)
+        self.data_received(b"")
         self.go_on()
 
     def send(self, message: Message) -> None:
@@ -115,9 +119,7 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.pause_reading()
+        self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's are no instances of it.
         # asyncio does so only with sockets that know their protocol. Else a small message waits for an acknowledgement.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._is_opener:
@@ -128,7 +130,10 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             return
-        assert self._receiver is not None, "it is read from its start on"
+        if self._receiver is None:  # uvloop reads before whoever awaits the connection knows that it is made.
+            self._unread += data
+            self.pause()
+            return
         if self._unread:
             self._unread += data
             if len(self._unread) < self._unread_min:

@@ -45,6 +45,8 @@ def cancels(*ids: int) -> AttachRequest:
 
 MESSAGES = [cancels(1), cancels(), cancels(*range(300)), cancels(2, 3)]
 SENT = PREAMBLE + b"".join(map(frame, MESSAGES))
+READ_BYTES_MAX = 256 * 1024
+"""Of uvloop and of asyncio."""
 
 
 def test_speaks_as_the_proto_file_says() -> None:
@@ -76,13 +78,43 @@ def test_messages_are_whole_and_in_order_however_the_bytes_come(size: int) -> No
     assert heard.lost == []
 
 
-def test_what_comes_before_there_is_a_receiver_waits_for_it_in_the_kernel() -> None:
+def test_what_comes_before_there_is_a_receiver_waits_for_it() -> None:
     connection, wire = connected(is_opener=False)
+    connection.data_received(SENT)
     assert wire.reads == ["paused"]
 
-    connection.start(Heard())
+    connection.start(heard := Heard())
 
+    assert heard.calls == [MESSAGES]
     assert wire.reads == ["paused", "resumed"]
+
+
+def test_a_read_at_most_waits_here_for_a_receiver_and_the_rest_in_the_kernel() -> None:
+    """A bug: uvloop reads from a connection before whoever opens it knows of it, and cannot be told not to."""
+    many = [cancels(*range(number)) for number in range(1500)]
+
+    async def serve(line: Line) -> None:
+        for message in many:
+            await line.send(message)
+        await line.until_over()
+
+    async def scenario() -> list[Any]:
+        async with answering(serve) as address:
+            host, _, port = address.rpartition(":")
+            connection: FrameConnection[AttachRequest] = FrameConnection(AttachRequest, is_opener=True)
+            await asyncio.get_running_loop().create_connection(lambda: connection, host, int(port))
+            while not connection._unread:
+                await asyncio.sleep(0)
+            for _ in range(100):  # Turns in which it could read more.
+                await asyncio.sleep(0)
+            assert len(connection._unread) <= READ_BYTES_MAX
+            connection.start(heard := Heard())
+            while sum(map(len, heard.calls)) < len(many):
+                await asyncio.sleep(0)
+            connection.abort()
+            return [message for call in heard.calls for message in call]
+
+    assert run_async(scenario()) == many
 
 
 def test_a_receiver_that_comes_after_the_loss_is_told_of_it() -> None:

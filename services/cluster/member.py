@@ -163,7 +163,7 @@ class Member:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE if is_relayed else None,
             stderr=asyncio.subprocess.STDOUT if is_relayed else None,
-            process_group=0,  # Ctrl-C in the terminal is for the supervisor alone, which ends all in order.
+            start_new_session=True,  # Ctrl-C in the terminal is for the supervisor alone, which ends all in order.
         )
         if self._ending.is_set():
             self._signal(signal.SIGTERM)

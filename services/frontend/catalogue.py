@@ -87,6 +87,9 @@ class Catalogue:
         if (known := self._settled(card, may_replace)) is not None:
             return known
         tokenizer = self._tokenizers.get(card.tokenizer) or await _load(card.tokenizer, address)
+        if len(tokenizer.token_bytes) < card.vocab_size:
+            detail = f"its tokeniser has {len(tokenizer.token_bytes)} tokens where its card says {card.vocab_size}"
+            raise Failure(Reason.PROTOCOL_VIOLATION, detail)
         if (known := self._settled(card, may_replace)) is not None:  # Others learn, too, while a tokeniser is fetched.
             return known
         self._tokenizers[card.tokenizer] = tokenizer

@@ -1,17 +1,14 @@
 """Makes of what a client wrote what a worker can run: token ids, checked limits, a seed."""
 
 import random
-from functools import lru_cache
 
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec.structs import replace
 
 from services.aside import Aside
-from services.card import ModelCard
-from services.errors import Failure, Reason, invalid
+from services.errors import Failure, Reason
 from services.frontend.catalogue import Catalogue, Model
-from services.request import Call, Finish, Layer, Message, Request, Sink
+from services.frontend.chat_template import render_chat
+from services.request import Call, Finish, Layer, Request, Sink
 from services.validate import check_request, settle
 
 LONG_TEXT_CHARACTERS = 32_768
@@ -61,29 +58,3 @@ def _encode(request: Request, model: Model) -> tuple[int, ...]:
     text = render_chat(model.card, request.messages) if request.messages is not None else request.text
     assert text is not None, "check_request lets no request without a prompt through"
     return tuple(model.tokenizer.encode(text, add_special=not is_chat))
-
-
-def render_chat(card: ModelCard, messages: tuple[Message, ...]) -> str:
-    """The conversation as the model's chat template writes it. The template is the worker's, so it runs sandboxed."""
-    if not card.chat_template:
-        raise invalid("messages", f"{card.model!r} has no chat template: use /v1/completions, or text")
-    try:
-        return _template(card.chat_template).render(
-            messages=[{"role": message.role, "content": message.content} for message in messages],
-            add_generation_prompt=True,
-            bos_token=card.bos_token,
-            eos_token=card.eos_token,
-        )
-    except Exception as error:  # The template is foreign code: whatever it raises, it refuses these messages.
-        raise invalid("messages", f"the model's chat template refuses the messages: {error}") from error
-
-
-@lru_cache(maxsize=64)
-def _template(source: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment.globals["raise_exception"] = raise_exception
-    return environment.from_string(source)

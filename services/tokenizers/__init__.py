@@ -35,4 +35,10 @@ def load_tokenizer(ref: TokenizerRef, content: bytes) -> Tokenizer:
             from services.tokenizers.gguf import GgufTokenizer  # needs the extra `llamacpp`
 
             return GgufTokenizer(content)
+        case "huggingface":
+            from services.tokenizers.huggingface import HuggingFaceTokenizer  # needs the extra `huggingface`
+            from services.tokenizers.trial import try_reading
+
+            try_reading(content)
+            return HuggingFaceTokenizer(content)
     raise Failure(Reason.INTERNAL, f"the worker's tokeniser is of kind {ref.kind!r}, which this version cannot read")

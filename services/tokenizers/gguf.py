@@ -7,11 +7,11 @@ tokenisation is written down here; only how a vocabulary spells bytes.
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from services.errors import Failure, Reason
+from services.tokenizers.spelling import byte_of_character
 
 try:
     from services.llama import llama_cpp
@@ -109,7 +109,7 @@ def _kind_of(model: Any) -> str:
 
 def _token_bytes(vocab: Any, kind: str) -> Iterator[bytes]:
     """llama.cpp can say this too, but its wrapper makes text of it, and a token may be half a character."""
-    byte_of = _byte_of_character()
+    byte_of = byte_of_character()
     for token in range(vocab.n_vocab):
         text: str = vocab.get_text(token)
         attributes: int = vocab.get_attr(token)
@@ -123,10 +123,3 @@ def _token_bytes(vocab: Any, kind: str) -> Iterator[bytes]:
             yield text.replace("▁", " ").encode()
         else:
             yield b"".join(byte_of.get(character) or character.encode() for character in text)
-
-
-def _byte_of_character() -> dict[str, bytes]:
-    """How GPT-2's vocabulary spells bytes: those that print in Latin-1 as themselves, the rest from U+0100 on."""
-    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    spare = count(0x100)
-    return {chr(value if value in printing else next(spare)): bytes((value,)) for value in range(256)}

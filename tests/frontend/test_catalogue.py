@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from services.errors import Failure, Reason
 from services.frontend import catalogue as module
 from services.frontend.catalogue import Catalogue
 from services.grpc_server import GrpcServer
+from services.model_folder import read_model_folder
 from services.stubs import worker_pb2, worker_pb2_grpc
 from services.tokenizers import Tokenizer
 from services.tokenizers.byte_level import ByteTokenizer
+from tests.model_folder import make_model_folder
 from tests.support import CARD, models_of, run_async
 
 CONTENT = b"a tokeniser" * 100_000
@@ -81,6 +84,14 @@ def test_a_tokeniser_is_fetched_once_for_its_checksum(monkeypatch: pytest.Monkey
     assert loaded == [CONTENT]
 
 
+def test_a_hugging_face_tokeniser_is_read_from_what_the_worker_sends(tmp_path: Path) -> None:
+    catalogue, folder = Catalogue(), read_model_folder(make_model_folder(tmp_path))
+
+    learn(catalogue, replace(CARD, tokenizer=folder.tokenizer), folder.tokenizer_content)
+
+    assert catalogue.find("m").tokenizer.encode("é", add_special=True) == list("é".encode())
+
+
 def test_a_tokeniser_with_another_checksum_is_refused() -> None:
     failure = refusal(replace(CARD, tokenizer=TokenizerRef("gguf", SHA256)), CONTENT[:-1])
 
@@ -99,6 +110,14 @@ def test_a_kind_that_this_version_cannot_read_is_refused() -> None:
     failure = refusal(replace(CARD, tokenizer=TokenizerRef("from the future", SHA256)))
 
     assert "from the future" in failure.detail
+
+
+def test_a_tokeniser_with_fewer_tokens_than_the_card_says_is_refused() -> None:
+    """A token without bytes would have ended the request as a bug of ours."""
+    failure = refusal(replace(CARD, vocab_size=CARD.vocab_size + 1))
+
+    assert failure.reason is Reason.PROTOCOL_VIOLATION
+    assert "257 tokens where its card says 258" in failure.detail
 
 
 def test_a_card_that_contradicts_is_refused_while_the_others_serve_and_replaces_them_afterwards() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from services.errors import Failure, Reason
 from services.frontend.catalogue import Catalogue, Model
-from services.frontend.preprocess import Preprocess, render_chat
+from services.frontend.preprocess import Preprocess
 from services.request import Message, Request, Sampling
 from services.tokenizers.byte_level import ByteTokenizer
 from tests.support import CARD, Script, call_layer, make_request, models_of, run_async
@@ -80,23 +80,6 @@ def test_refuses(request_fields: dict[str, Any], card: dict[str, Any], reason: R
     failure = refused(make_request(**request_fields), **card)
 
     assert (failure.reason, failure.param) == (reason, param)
-
-
-@pytest.mark.parametrize(
-    "template",
-    ["{{ raise_exception('roles must alternate') }}", "{% for x in %}", "{{ messages.__class__.__mro__ }}{{ 1/0 }}"],
-    ids=["its own check", "its syntax", "an unsafe or broken expression"],
-)
-def test_a_template_that_fails_is_the_requests_failure_not_ours(template: str) -> None:
-    failure = refused(make_request(token_ids=None, messages=CHAT), chat_template=template)
-
-    assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "messages")
-
-
-def test_a_template_sees_the_models_special_tokens_and_asks_for_an_answer() -> None:
-    card = replace(CARD, chat_template="{{ bos_token }}|{{ eos_token }}|{{ add_generation_prompt }}", bos_token="<s>")
-
-    assert render_chat(card, CHAT) == "<s>||True"
 
 
 class Unread(ByteTokenizer):

@@ -1,0 +1,1 @@
+"""What stands between the caller and the engine's processes."""

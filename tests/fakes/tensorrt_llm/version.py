@@ -1,0 +1,3 @@
+"""The version whose behaviour this package has."""
+
+__version__ = "1.2.1"

@@ -1,0 +1,180 @@
+"""The fake's ends before the end: aborts, failures of one request and of all, and shutdown."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from tests.fakes.support import PROMPT, answer, engine, is_silent, start
+from tests.fakes.tensorrt_llm._fake.faults import RELEASE, Faults
+from tests.fakes.tensorrt_llm.executor.utils import CppExecutorError
+from tests.fakes.tensorrt_llm.llmapi import RequestError
+from tests.support import run_async
+
+LONG = 1500
+MARKER = 1
+
+
+def test_an_abort_takes_effect_some_steps_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLLM_FAKE_CANCEL_STEPS", "3")
+
+    async def play(llm: Any) -> None:
+        result = start(llm, max_tokens=LONG)
+        await anext(result)
+        result.abort()
+        lengths = [len(item.outputs[0].token_ids) async for item in result]
+
+        assert result.finished
+        assert result.outputs[0].finish_reason == "cancelled"
+        assert len(lengths) >= 3
+
+    with engine() as llm:
+        run_async(play(llm))
+
+
+def test_of_a_request_aborted_while_it_waits_nothing_is_ever_heard() -> None:
+    async def play(llm: Any) -> None:
+        running, waiting = start(llm, max_tokens=20), start(llm, max_tokens=2)
+        waiting.abort()
+        await running
+        await answer(llm, max_tokens=2)
+
+        assert await is_silent(waiting)
+        assert not waiting.finished
+
+    with engine(max_batch_size=1) as llm:
+        run_async(play(llm))
+
+
+def test_an_abort_after_the_end_does_nothing() -> None:
+    async def play(llm: Any) -> None:
+        result = await start(llm, max_tokens=2)
+        result.abort()
+        result.abort()
+
+        assert len(await answer(llm, max_tokens=3)) == 3
+
+    with engine() as llm:
+        run_async(play(llm))
+
+
+def test_a_task_that_stops_reading_does_not_stop_the_engine() -> None:
+    async def play(llm: Any) -> None:
+        left = start(llm, max_tokens=40)
+        async for _ in left:
+            break
+        await answer(llm, max_tokens=60)
+
+        assert len((await left).outputs[0].token_ids) == 40
+
+    with engine() as llm:
+        run_async(play(llm))
+
+
+def test_a_failed_request_is_not_finished_and_gets_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", str(MARKER))
+    monkeypatch.setenv("TLLM_FAKE_ERROR_AFTER", "2")
+
+    async def play(llm: Any) -> None:
+        failing, other = start(llm, [MARKER, *PROMPT], max_tokens=9), start(llm, max_tokens=9)
+        with pytest.raises(RequestError):
+            await failing
+
+        assert len(failing.outputs[0].token_ids) == 2
+        assert not failing.finished
+        assert await is_silent(failing)
+        assert len((await other).outputs[0].token_ids) == 9
+
+    with engine() as llm:
+        run_async(play(llm))
+
+
+def test_a_dead_engine_leaves_requests_hanging_and_meets_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is raised once, by a call that shuts all down first."""
+    monkeypatch.setenv("TLLM_FAKE_DEATH_STEPS", "3")
+
+    async def play(llm: Any) -> None:
+        running = start(llm, max_tokens=LONG)
+        await anext(running)
+        await anext(running)
+
+        assert await is_silent(running)
+        with pytest.raises(CppExecutorError):
+            start(llm)
+        with pytest.raises(RuntimeError, match="LLM is shutting down"):
+            start(llm)
+
+    with engine() as llm:
+        run_async(play(llm))
+
+
+def test_a_death_may_be_raised_where_somebody_iterates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLLM_FAKE_DEATH_TOKEN", str(MARKER))
+    monkeypatch.setenv("TLLM_FAKE_DEATH", "raised")
+
+    async def play(llm: Any) -> None:
+        running = start(llm, max_tokens=LONG)
+        await anext(running)
+        start(llm, [MARKER])
+
+        with pytest.raises(CppExecutorError):
+            await running
+        assert not running.finished
+
+    with engine() as llm:
+        run_async(play(llm))
+
+
+def test_a_death_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLLM_FAKE_DEATH_TOKEN", str(MARKER))
+    monkeypatch.setenv("TLLM_FAKE_DEATH", "silent")
+
+    async def play(llm: Any) -> None:
+        assert await is_silent(start(llm, [MARKER]))
+        assert await is_silent(start(llm))
+
+    with engine() as llm:
+        run_async(play(llm))
+
+
+def test_shutdown_cancels_what_runs() -> None:
+    async def play(llm: Any) -> None:
+        running = start(llm, max_tokens=LONG)
+        await anext(running)
+        llm.shutdown()
+        await running
+
+        assert running.outputs[0].finish_reason == "cancelled"
+        with pytest.raises(AttributeError):
+            running.abort()
+        llm.shutdown()
+
+    with engine() as llm:
+        run_async(play(llm))
+
+
+def test_shutdown_may_never_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLLM_FAKE_SHUTDOWN", "hangs")
+
+    with engine() as llm:
+        thread = threading.Thread(target=llm.shutdown)
+        thread.start()
+        thread.join(timeout=0.1)
+        is_hanging = thread.is_alive()
+        RELEASE.set()
+        thread.join()
+        RELEASE.clear()
+
+    assert is_hanging
+
+
+def test_the_constructor_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLLM_FAKE_LOAD_ERROR", "no such weights")
+
+    with pytest.raises(RuntimeError, match="no such weights"), engine():
+        pass
+
+
+def test_a_variable_that_means_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="TLLM_FAKE_STEPS_MS"):
+        Faults.from_environment({"TLLM_FAKE_STEPS_MS": "1"})

@@ -1,0 +1,59 @@
+"""The chat template: a model's own, with all that transformers gives it, and it can break nothing but its request."""
+
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from services.errors import Failure, Reason
+from services.frontend.chat_template import render_chat
+from services.request import Message
+from tests.support import CARD
+
+CHAT = (Message("system", "Be kind."), Message("user", "Hi"))
+
+
+def rendered(template: str, bos_token: str = "") -> str:
+    return render_chat(replace(CARD, chat_template=template, bos_token=bos_token), CHAT)
+
+
+def test_it_sees_the_models_special_tokens_and_is_asked_for_an_answer() -> None:
+    template = "{{ bos_token }}|{{ eos_token }}|{{ add_generation_prompt }}"
+
+    assert rendered(template, bos_token="<s>") == "<s>||True"
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{% for m in messages %}{% if loop.index0 %}{% break %}{% endif %}{{ m.role }}{% endfor %}", "system"),
+        ("{{ messages[1].content ~ '<é>' }}|{{ {'a': '<é>'} | tojson }}", 'Hi<é>|{"a": "<é>"}'),
+        ("{% if tools is not none or documents is not none %}tools{% endif %}.", "."),
+        ("a{% generation %}{{ messages[1].content }}{% endgeneration %}b", "aHib"),
+        ("{{ strftime_now('%Y') }}", str(datetime.now().year)),
+        ("  {% if true %}\nline\n  {% endif %}\n", "line\n"),
+    ],
+    ids=["loop controls", "JSON that is not for HTML", "no tools", "blocks for training", "the date", "trimmed blocks"],
+)
+def test_it_finds_what_templates_of_hugging_face_rely_on(template: str, text: str) -> None:
+    assert rendered(template) == text
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ raise_exception('roles must alternate') }}", "{% for x in %}", "{{ messages.__class__.__mro__ }}{{ 1/0 }}"],
+    ids=["its own check", "its syntax", "an unsafe or broken expression"],
+)
+def test_one_that_fails_is_the_requests_failure_not_ours(template: str) -> None:
+    with pytest.raises(Failure) as caught:
+        rendered(template)
+
+    assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, "messages")
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ ''.__class__.__base__.__subclasses__() }}", "{{ messages.append(1) }}"], ids=["escape", "change"]
+)
+def test_it_gets_at_nothing_but_what_it_is_given(template: str) -> None:
+    with pytest.raises(Failure, match="unsafe"):
+        rendered(template)
