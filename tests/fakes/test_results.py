@@ -1,11 +1,13 @@
 """The fake's results: what 1.2.1 hands to those who iterate, with what they trip over."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from tests.fakes.support import END_ID, PROMPT, answer, engine, greedy, start
+from tests.fakes.support import END_ID, PROMPT, SILENCE_S, answer, engine, greedy, start
 from tests.fakes.tensorrt_llm import SamplingParams
+from tests.fakes.tensorrt_llm.executor.utils import AsyncQueue, notify_many
 from tests.fakes.tensorrt_llm.llmapi import RequestOutput
 from tests.support import run_async
 
@@ -181,6 +183,31 @@ def test_a_result_made_without_a_loop_is_for_synchronous_use_alone() -> None:
 
         run_async(play(result))
         assert len(result.result(timeout=0.0).outputs[0].token_ids) == 3
+
+
+def test_all_readers_are_woken_by_way_of_the_loop_of_the_first() -> None:
+    """So submit and read on one loop: a reader on another may sleep on."""
+
+    async def make() -> AsyncQueue[int]:
+        return AsyncQueue()
+
+    async def play(elsewhere: AsyncQueue[int]) -> None:
+        here: AsyncQueue[int] = AsyncQueue()
+        async with asyncio.TaskGroup() as group:
+            reader = group.create_task(here.get())
+            await asyncio.sleep(0)
+            here.sync_q.put(1)
+            notify_many([elsewhere, here])
+            done, _ = await asyncio.wait([reader], timeout=SILENCE_S)
+            notify_many([here, elsewhere])
+
+        assert not done
+        assert reader.result() == 1
+
+    loop = asyncio.new_event_loop()
+    elsewhere = loop.run_until_complete(make())
+    run_async(play(elsewhere))
+    loop.close()
 
 
 def test_the_engine_writes_into_the_params_it_is_given() -> None:

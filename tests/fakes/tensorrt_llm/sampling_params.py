@@ -1,8 +1,14 @@
 """How a request is decoded: an object for one request, for the engine writes into it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+
+class _Vector(Protocol):
+    """A tensor of one dimension."""
+
+    def tolist(self) -> list[float]: ...
 
 
 class _Encoder(Protocol):
@@ -45,7 +51,7 @@ class SamplingParams:
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
-    embedding_bias: Sequence[float] | None = None
+    embedding_bias: _Vector | None = None
     logits_processor: Callable[..., None] | None = None
     apply_batched_logits_processor: bool = False
     n: int = 1

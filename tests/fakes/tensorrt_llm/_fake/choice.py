@@ -7,10 +7,12 @@ from random import Random
 
 from ..executor.request import GenerationRequest, Logprob, Response
 from ..sampling_params import SamplingParams
+from .guided import Guide
+from .kv_cache import Lease
 from .model import Model, State
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Answer:
     """All the answers to one request. open_count: how many have not ended. max_tokens: what is left of the context."""
 
@@ -22,7 +24,7 @@ class Answer:
     cached_tokens: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Choice:
     """One of them: a slot of the batch. prefill_left: tokens of the prompt to be read before the first is drawn."""
 
@@ -31,7 +33,8 @@ class Choice:
     state: State
     prefill_left: int
     stops: list[tuple[str | int, list[int]]]
-    rank: int = 0
+    guide: Guide | None = None
+    lease: Lease | None = None
     generated: list[int] = field(default_factory=list)
     unsent: list[int] = field(default_factory=list)
     unsent_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -50,7 +53,10 @@ class Choice:
         logits = self._logits(model)
         token = draw(logits, self.params, random)
         if self.params.logprobs:
-            self.unsent_logprobs.append(logprobs_of(token, logits, model.normaliser(logits), self.params.logprobs))
+            count = min(self.params.logprobs, len(logits))
+            self.unsent_logprobs.append(logprobs_of(logits, model.normaliser(logits), count))
+        if self.guide is not None:
+            self.guide.take(token)
         self.state = self.state.after((token,))
         self.generated.append(token)
         self.unsent.append(token)
@@ -62,19 +68,27 @@ class Choice:
         if len(self.generated) < (params.min_tokens or 0) and params.end_id is not None:
             banned.add(params.end_id)
         logits = model.likely(self.state)
+        if self.guide is not None:
+            logits = model.among(self.state, self.guide.allowed())
         if params.embedding_bias is not None:
-            everything = model.among(self.state, range(len(params.embedding_bias)))
-            logits = {token: value + params.embedding_bias[token] for token, value in everything.items()}
+            bias = params.embedding_bias.tolist()
+            allowed = range(len(bias)) if self.guide is None else logits
+            logits = {token: value + bias[token] for token, value in model.among(self.state, allowed).items()}
         return {token: value for token, value in logits.items() if token not in banned}
 
     def end(self, token: int) -> tuple[str, str | int | None, int] | None:
-        """(why, what stopped it, how many tokens are cut off) if the token is the last."""
+        """(why, what stopped it, how many tokens are cut off) if the token is the last.
+
+        Where several ends come together an end token goes first, and the limit before a stop word, which then stays.
+        """
         if token == self.params.end_id and not self.params.ignore_eos:
             return "stop", None, 0
+        if len(self.generated) >= self.answer.max_tokens:
+            return "length", None, 0
         for reason, words in self.stops:
             if self.generated[-len(words) :] == words:
                 return "stop", reason, 0 if self.params.include_stop_str_in_output else len(words)
-        return ("length", None, 0) if len(self.generated) >= self.answer.max_tokens else None
+        return None
 
     def response(self, step: int, end: tuple[str, str | int | None, int] | None = None) -> Response:
         """What has not been sent yet, and the end if that is it."""
@@ -126,8 +140,7 @@ def _nucleus(weights: Iterable[float], top_p: float) -> int:
     return len(values)
 
 
-def logprobs_of(token: int, logits: Mapping[int, float], normaliser: float, count: int) -> dict[int, Logprob]:
-    """The `count` likeliest and the one that was drawn."""
-    ranked = sorted(logits, key=lambda one: (-logits[one], one))
-    ranks = {one: rank for rank, one in enumerate(ranked, start=1)}
-    return {one: Logprob(logits[one] - normaliser, ranks[one]) for one in [*ranked[:count], token]}
+def logprobs_of(logits: Mapping[int, float], normaliser: float, count: int) -> dict[int, Logprob]:
+    """The `count` likeliest, before temperature. The token that is drawn may be another one, and is not added then."""
+    ranked = sorted(logits, key=lambda token: (-logits[token], token))
+    return {token: Logprob(logits[token] - normaliser, rank) for rank, token in enumerate(ranked[:count], start=1)}

@@ -1,24 +1,46 @@
 """The engine's thread: requests wait in a queue without end, run in a batch, and get a token each at every step."""
 
+import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from random import Random
+from typing import Protocol
 
 from ..executor.request import GenerationRequest, Response
 from ..executor.utils import CppExecutorError
 from ..llmapi.llm_args import TorchLlmArgs
 from .choice import Answer, Choice
 from .faults import Death, Faults
+from .guided import GuideMaker
+from .kv_cache import KvCache
 from .model import Model, State
+from .rank import Rank, wanted_rank
+from .stats import iteration_stats
 
 BATCH_SIZE_MAX = 2048
 """Where max_batch_size was not given."""
+STATS_MAX = 1000
+"""Iterations whose statistics are kept for a reader, where iter_stats_max_iterations was not given."""
 
-Respond = Callable[[Sequence[Response]], None]
+
+class Parent(Protocol):
+    """The process that started the engine. All methods are called on the engine's thread."""
+
+    def dispatch(self, responses: Sequence[Response]) -> None:
+        """What one step did."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """The engine is dead."""
+        ...
+
+    def report(self, stats: Sequence[str], events: Sequence[str]) -> None:
+        """Statistics and cache events, each in JSON."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +56,24 @@ class Quit:
 
 
 class Engine(threading.Thread):
-    """`respond` takes what one step did, `fail` an error that is the engine's own. Both are called on this thread."""
+    """Starts with nothing to do; the inbox takes what comes."""
 
-    def __init__(
-        self, args: TorchLlmArgs, model: Model, faults: Faults, respond: Respond, fail: Callable[[Exception], None]
-    ) -> None:
+    def __init__(self, args: TorchLlmArgs, model: Model, faults: Faults, parent: Parent) -> None:
         super().__init__(name="tensorrt_llm_fake_engine", daemon=True)
         self.inbox: SimpleQueue[GenerationRequest | Cancel | Quit] = SimpleQueue()
-        self.step_count = 0
         self._args = args
         self._model = model
         self._faults = faults
-        self._respond = respond
-        self._fail = fail
+        self._parent = parent
+        self._step_count = 0
         self._random = Random(0)
-        self._waiting: deque[Choice] = deque()
-        self._active: list[Choice] = []
-        self._is_over = False
-        self._batch_size = args.max_batch_size or BATCH_SIZE_MAX
         self._context_length = args.max_seq_len or model.vocabulary.context_length
+        self._guides = GuideMaker(model.vocabulary, args.guided_decoding_backend or "")
+        self._waiting: deque[Choice] = deque()
+        self._ranks = make_ranks(args, self._context_length)
+        self._stats: deque[str] = deque(maxlen=args.iter_stats_max_iterations or STATS_MAX)
+        self._report_at = 0.0
+        self._is_over = False
 
     def run(self) -> None:
         while not self._is_over:
@@ -61,15 +82,20 @@ class Engine(threading.Thread):
             if self._active:
                 time.sleep(self._faults.step_ms / 1000)
                 self._step()
-        ends = [choice.response(self.step_count, ("cancelled", None, 0)) for choice in self._active]
-        self._respond(ends)
+            self._report()
+        self._parent.dispatch([choice.response(self._step_count, ("cancelled", None, 0)) for choice in self._active])
+
+    @property
+    def _active(self) -> list[Choice]:
+        return [choice for rank in self._ranks for choice in rank.active]
 
     def _take_messages(self) -> None:
         """All there are; while there is nothing to do, wait for one."""
         is_idle = not (self._active or self._waiting)
+        timeout = max(0.0, self._report_at - time.monotonic()) if self._stats else None
         while not self._is_over:
             try:
-                message = self.inbox.get(block=is_idle)
+                message = self.inbox.get(block=is_idle, timeout=timeout)
             except Empty:
                 return
             is_idle = False
@@ -85,7 +111,7 @@ class Engine(threading.Thread):
         try:
             self._waiting += self._choices(request)
         except (RuntimeError, ValueError) as error:
-            self._respond([Response(id=request.id, error=str(error))])
+            self._parent.dispatch([Response(id=request.id, error=str(error))])
 
     def _choices(self, request: GenerationRequest) -> list[Choice]:
         """Raises RuntimeError or ValueError, for this request alone."""
@@ -93,49 +119,74 @@ class Engine(threading.Thread):
         room = self._context_length - len(prompt)
         if room < 1:
             raise ValueError(f"a prompt of {len(prompt)} tokens does not fit max_seq_len {self._context_length}")
-        check_ranges(request, len(self._model.vocabulary.token_bytes))
+        check_ranges(request, len(self._model.vocabulary.token_bytes), len(self._ranks))
         count = params.best_of or params.n
         answer = Answer(request=request, max_tokens=min(params.max_tokens or room, room), open_count=count)
+        cache = self._ranks[0].cache
+        if cache.blocks_of(len(prompt) + answer.max_tokens) > cache.block_count:
+            raise ValueError("the request needs more key-value cache than there is")
         if self._faults.error_token in prompt:
             answer.error_after = self._faults.error_after
         state, stops = State().after(prompt), params._stops()
-        return [Choice(answer, index, state, len(prompt), stops) for index in range(count)]
+        choices = [Choice(answer, index, state, len(prompt), stops) for index in range(count)]
+        if params.guided_decoding is not None:
+            if self._args.guided_decoding_backend is None:
+                raise ValueError("guided decoding is not enabled")
+            for choice in choices:
+                choice.guide = self._guides.start(params.guided_decoding)
+        return choices
 
     def _cancel(self, request_id: int) -> None:
         """What waits is forgotten, without a word to whoever waits for it. What runs ends some steps later."""
         self._waiting = deque(one for one in self._waiting if one.answer.request.id != request_id)
         for choice in self._active:
             if choice.answer.request.id == request_id and choice.answer.cancel_at is None:
-                choice.answer.cancel_at = self.step_count + self._faults.cancel_steps
+                choice.answer.cancel_at = self._step_count + self._faults.cancel_steps
 
     def _admit(self) -> None:
-        while self._waiting and len(self._active) < self._batch_size:
-            self._active.append(self._waiting.popleft())
+        """In the order they came. With several ranks, one that has to wait for its own lets others pass."""
+        refused: deque[Choice] = deque()
+        while self._waiting and (not refused or len(self._ranks) > 1):
+            choice = self._waiting.popleft()
+            if not any(rank.admit(choice) for rank in wanted_rank(choice, self._ranks)):
+                refused.append(choice)
+        self._waiting.extendleft(reversed(refused))
 
     def _step(self) -> None:
-        """Prompts are read before tokens are drawn, as many at a time as the budget of a step has room for."""
-        self.step_count += 1
-        budget = self._args.max_num_tokens or self._context_length
+        """Ranks keep in step with each other."""
+        self._step_count += 1
+        start = time.monotonic()
         responses: list[Response] = []
-        kept: list[Choice] = []
-        for choice in self._active:
-            read = min(choice.prefill_left, budget)
-            budget -= read or 1
-            choice.prefill_left -= read
-            is_open = choice.prefill_left > 0 or self._advance(choice, responses)
-            if is_open:
-                kept.append(choice)
-        self._active = kept
+        read_counts = [self._step_rank(rank, responses) for rank in self._ranks]
+        if self._args.enable_iter_perf_stats:
+            latency_ms = self._faults.step_ms + 1000 * (time.monotonic() - start)
+            rank, queued_count = self._ranks[0], len(self._waiting)
+            stats = iteration_stats(self._step_count, rank, queued_count, latency_ms, read_counts[0])
+            self._stats.append(json.dumps(stats))
         if self._is_to_die():
             self._die()
         else:
-            self._respond(responses)
+            self._parent.dispatch(responses)
+
+    def _step_rank(self, rank: Rank, responses: list[Response]) -> int:
+        """Prompts are read first, as many tokens as the step has room for. Returns how many that were."""
+        read_count, kept = 0, []
+        budget = (self._args.max_num_tokens or self._context_length) - len(rank.active)
+        for choice in rank.active:
+            read = min(choice.prefill_left, max(budget, 1))
+            choice.prefill_left -= read
+            budget -= read
+            read_count += read
+            if choice.prefill_left > 0 or self._advance(choice, responses):
+                kept.append(choice)
+        rank.keep(kept)
+        return read_count
 
     def _advance(self, choice: Choice, responses: list[Response]) -> bool:
         """A token or an end. Says whether there is more to come."""
         answer = choice.answer
-        if answer.cancel_at is not None and answer.cancel_at <= self.step_count:
-            responses.append(choice.response(self.step_count, ("cancelled", None, 0)))
+        if answer.cancel_at is not None and answer.cancel_at <= self._step_count:
+            responses.append(choice.response(self._step_count, ("cancelled", None, 0)))
             return False
         if answer.error_after is not None and answer.error_after <= len(choice.generated):
             responses.append(Response(id=answer.request.id, error="the marked request failed"))
@@ -145,14 +196,25 @@ class Engine(threading.Thread):
         if end is not None and token == choice.params.end_id and not self._faults.end_in_tokens:
             choice.unsent.pop()
             choice.unsent_logprobs = choice.unsent_logprobs[: len(choice.unsent)]
-        interval = self._args.stream_interval
-        is_due = len(choice.generated) == 1 or len(choice.generated) % interval == 0
+        count = len(choice.generated)
+        is_due = count == 1 or count % self._args.stream_interval == 0
         if end is not None or (answer.request.streaming and is_due):
-            responses.append(choice.response(self.step_count, end))
+            responses.append(choice.response(self._step_count, end))
         return end is None
 
+    def _report(self) -> None:
+        """Events at once, statistics now and then."""
+        events = [json.dumps(event) for rank in self._ranks for event in rank.cache.take_events()]
+        stats: list[str] = []
+        if time.monotonic() >= self._report_at:
+            stats = list(self._stats)
+            self._stats.clear()
+            self._report_at = time.monotonic() + self._faults.stats_ms / 1000
+        if stats or events:
+            self._parent.report(stats, events)
+
     def _is_to_die(self) -> bool:
-        if self.step_count == self._faults.death_steps:
+        if self._step_count == self._faults.death_steps:
             return True
         marker = self._faults.death_token
         return any(marker in one.answer.request.prompt_token_ids and not one.prefill_left for one in self._active)
@@ -160,18 +222,32 @@ class Engine(threading.Thread):
     def _die(self) -> None:
         """Nothing is done any more, but for ending when told to."""
         if self._faults.death is not Death.SILENT:
-            self._fail(CppExecutorError("the engine died"))
+            self._parent.fail(CppExecutorError("the engine died"))
         if self._faults.death is Death.RAISED:
-            self._respond([choice.response(self.step_count) for choice in self._active])
-        self._active = []
+            self._parent.dispatch([choice.response(self._step_count) for choice in self._active])
+        for rank in self._ranks:
+            rank.active = []
         while not isinstance(self.inbox.get(), Quit):
             pass
         self._is_over = True
 
 
-def check_ranges(request: GenerationRequest, vocab_size: int) -> None:
+def make_ranks(args: TorchLlmArgs, context_length: int) -> list[Rank]:
+    """Without max_tokens in its configuration the cache has room for as long answers as there can be in every slot."""
+    config, batch_size = args.kv_cache_config, args.max_batch_size or BATCH_SIZE_MAX
+    if config.max_tokens is None:
+        block_count = batch_size * -(-context_length // config.tokens_per_block)
+    else:
+        block_count = config.max_tokens // config.tokens_per_block
+    if not args.enable_attention_dp:
+        return [Rank(0, batch_size, KvCache(config, block_count, None))]
+    indices = range(args.tensor_parallel_size)
+    return [Rank(index, batch_size, KvCache(config, block_count, index)) for index in indices]
+
+
+def check_ranges(request: GenerationRequest, vocab_size: int, rank_count: int) -> None:
     """What the engine finds out for itself. Raises ValueError."""
-    params = request.sampling_params
+    params, scheduling = request.sampling_params, request.scheduling_params
     if any(not 0 <= token < vocab_size for token in request.prompt_token_ids):
         raise ValueError("token id out of range")
     if params.temperature is not None and params.temperature < 0:
@@ -182,3 +258,6 @@ def check_ranges(request: GenerationRequest, vocab_size: int) -> None:
         raise ValueError(f"top_k: {params.top_k}")
     if params.max_tokens is not None and params.max_tokens < 1:
         raise ValueError(f"max_tokens: {params.max_tokens}")
+    rank = None if scheduling is None or rank_count == 1 else scheduling.attention_dp_rank
+    if rank is not None and not 0 <= rank < rank_count:
+        raise ValueError(f"attention_dp_rank: {rank}")

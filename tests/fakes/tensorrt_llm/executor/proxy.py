@@ -2,8 +2,9 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
 from queue import Empty, Queue
+from typing import Any
 from weakref import WeakMethod
 
 from .._fake.engine import Cancel, Engine, Quit
@@ -11,18 +12,38 @@ from .._fake.faults import RELEASE, Faults
 from .._fake.model import Model
 from ..llmapi.llm_args import TorchLlmArgs
 from .request import GenerationRequest, Response
-from .result import GenerationResult
+from .result import GenerationResult, IterationResult
 from .utils import RequestError, notify_many
 
 _log = logging.getLogger("tensorrt_llm")
 
 
 class Dispatcher:
-    """Hands out the engine's responses. A result that never gets its last one is never forgotten."""
+    """Hands out the engine's responses. A result that never gets its last one is never forgotten.
+
+    stats, events: made with the first request; what comes earlier is lost.
+    """
 
     def __init__(self) -> None:
         self.results: dict[int, GenerationResult] = {}
         self.errors: Queue[Exception] = Queue()
+        self.stats: IterationResult | None = None
+        self.events: IterationResult | None = None
+
+    def fail(self, error: Exception) -> None:
+        self.errors.put(error)
+
+    def report(self, stats: Sequence[str], events: Sequence[str]) -> None:
+        for result, lines in ((self.stats, stats), (self.events, events)):
+            if result is not None:
+                result.put(lines)
+
+    def start_reports(self) -> None:
+        """A request has come: there may be something to read again."""
+        self.stats = self.stats or IterationResult()
+        self.events = self.events or IterationResult()
+        self.stats.mark_undone()
+        self.events.mark_undone()
 
     def dispatch(self, responses: Sequence[Response]) -> None:
         """One wake-up for all responses of a step."""
@@ -33,12 +54,20 @@ class Dispatcher:
                 continue
             if response.is_final or response.error is not None:
                 del self.results[response.id]
-            if result.aqueue is None:
-                result.queue.put(response)
-            else:
-                result.aqueue.put(response)
+            result.queue.put(response)
+            if result.aqueue is not None:
                 queues.append(result.aqueue)
         notify_many(queues)
+
+
+class _Nothing:
+    """No statistics."""
+
+    def __aiter__(self) -> "_Nothing":
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        raise StopAsyncIteration
 
 
 class GenerationExecutorProxy:
@@ -50,7 +79,7 @@ class GenerationExecutorProxy:
         self._decoder = None if args.skip_tokenizer_init else model.vocabulary
         self._is_shutdown = False
         self._id_count = 0
-        self._engine = Engine(args, model, faults, self._dispatcher.dispatch, self._dispatcher.errors.put)
+        self._engine = Engine(args, model, faults, self._dispatcher)
         self._engine.start()
 
     def next_id(self) -> int:
@@ -61,6 +90,7 @@ class GenerationExecutorProxy:
         """Raises an error of the engine's that nobody has met yet, after a shutdown."""
         result = GenerationResult(request, WeakMethod(self._handle_background_error), self, self._decoder)
         self._dispatcher.results[request.id] = result
+        self._dispatcher.start_reports()
         self._engine.inbox.put(request)
         self._handle_background_error()
         return result
@@ -70,6 +100,34 @@ class GenerationExecutorProxy:
             _log.warning("Request %d is finished, cannot abort it", request_id)
             return
         self._engine.inbox.put(Cancel(request_id))
+
+    def get_stats(self, timeout: float) -> list[dict[str, Any]]:
+        result = self._dispatcher.stats
+        if result is None:
+            _log.warning("Iteration statistics are not available yet")
+            return []
+        result.set_timeout(timeout)
+        return result.get_results()
+
+    def aget_stats(self, timeout: float) -> AsyncIterable[dict[str, Any]]:
+        result = self._dispatcher.stats
+        if result is None:
+            _log.warning("Iteration statistics are not available yet")
+            return _Nothing()
+        result.set_timeout(timeout)
+        return result
+
+    def get_kv_events(self, timeout: float) -> list[dict[str, Any]]:
+        return self._kv_events(timeout).get_results()
+
+    def aget_kv_events(self, timeout: float) -> AsyncIterable[dict[str, Any]]:
+        return self._kv_events(timeout)
+
+    def _kv_events(self, timeout: float) -> IterationResult:
+        result = self._dispatcher.events
+        assert result is not None, "KV Event Manager has not been initialized: submit a request first"
+        result.set_timeout(timeout)
+        return result
 
     def is_shutdown(self) -> bool:
         return self._is_shutdown

@@ -3,13 +3,13 @@
 import asyncio
 import json
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .request import GenerationRequest, Logprob, LogprobResults, Response
-from .utils import AsyncQueue, has_event_loop
+from .utils import AsyncQueue, has_event_loop, notify_many
 
 if TYPE_CHECKING:
     from .proxy import GenerationExecutorProxy
@@ -66,8 +66,8 @@ class CompletionOutput:
         if response.logprobs is not None:
             self._last_logprobs_len = len(self.logprobs)
             self.logprobs = [*self.logprobs, *response.logprobs]
-            drawn = zip(response.logprobs, response.token_ids, strict=True)
-            self.cumulative_logprob = sum((one[token].logprob for one, token in drawn), self.cumulative_logprob or 0.0)
+            likeliest = (next(iter(one.values())).logprob for one in response.logprobs)
+            self.cumulative_logprob = sum(likeliest, self.cumulative_logprob or 0.0)
         self.finish_reason = response.finish or self.finish_reason
         self.stop_reason = response.stop_reason
         if response.cut_count:
@@ -88,7 +88,7 @@ class GenerationResult:
         decoder: Decoder | None,
     ) -> None:
         self.aqueue: AsyncQueue[Response] | None = AsyncQueue() if has_event_loop() else None
-        self.queue: Queue[Response] = Queue()
+        self.queue: Queue[Response] = Queue() if self.aqueue is None else self.aqueue.sync_q
         self.sampling_params = request.sampling_params
         self.prompt: str | None = None
         self.decoding_iter = 0
@@ -190,9 +190,16 @@ class IterationResult:
 
     def __init__(self) -> None:
         self.aqueue: AsyncQueue[str] | None = AsyncQueue() if has_event_loop() else None
-        self.queue: Queue[str] = Queue()
+        self.queue: Queue[str] = Queue() if self.aqueue is None else self.aqueue.sync_q
         self._timeout = 2.0
         self._done = False
+
+    def put(self, lines: Sequence[str]) -> None:
+        """Called on the engine's thread."""
+        for line in lines:
+            self.queue.put(line)
+        if self.aqueue is not None:
+            notify_many([self.aqueue])
 
     def set_timeout(self, timeout: float) -> None:
         self._timeout = timeout

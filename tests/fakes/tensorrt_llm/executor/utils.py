@@ -1,8 +1,8 @@
 """Errors, and the queue that crosses from the engine's thread to the caller's loop."""
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable
+from queue import Empty, Queue
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -25,30 +25,29 @@ def has_event_loop() -> bool:
 
 
 class AsyncQueue(Generic[Item]):
-    """Filled by the engine's thread, read on the loop that ran when it was made. Unbounded."""
+    """Read on the loop that ran when it was made; filled by the engine's thread through `sync_q`. Unbounded."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._items: deque[Item] = deque()
+        self.sync_q: Queue[Item] = Queue()
         self._has_items = asyncio.Event()
 
-    def put(self, item: Item) -> None:
-        """Add without waking the reader: see notify_many."""
-        self._items.append(item)
-
     async def get(self) -> Item:
-        while not self._items:
-            self._has_items.clear()
-            if not self._items:
+        """What is put without a `notify` afterwards may be slept through."""
+        while True:
+            try:
+                return self.sync_q.get_nowait()
+            except Empty:
+                self._has_items.clear()
+            if self.sync_q.empty():
                 await self._has_items.wait()
-        return self._items.popleft()
 
     def notify(self) -> None:
         self._has_items.set()
 
 
 def notify_many(queues: Iterable[AsyncQueue[Item]]) -> None:
-    """Wake all readers by way of one loop, the last one's: a reader on another loop may sleep on."""
+    """Wake all readers by way of one loop, the first one's: a reader on another loop may sleep on."""
     found = list(queues)
     if not found:
         return
@@ -58,7 +57,7 @@ def notify_many(queues: Iterable[AsyncQueue[Item]]) -> None:
             queue.notify()
 
     try:
-        found[-1].loop.call_soon_threadsafe(notify)
+        found[0].loop.call_soon_threadsafe(notify)
     except RuntimeError:
-        if not found[-1].loop.is_closed():
+        if not found[0].loop.is_closed():
             raise

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -77,6 +77,10 @@ class BaseLLM:
         atexit.register(_shutdown_if_alive, weakref.ref(self))
 
     def _load(self, faults: Faults) -> None:
+        if self.args.skip_tokenizer_init and self.args.guided_decoding_backend is not None:
+            raise ValueError(
+                "guided decoding makes its table from the tokenizer, and skip_tokenizer_init leaves it out"
+            )
         time.sleep(faults.load_s)
         if faults.load_error:
             raise RuntimeError(faults.load_error)
@@ -125,6 +129,28 @@ class BaseLLM:
         )
         self._log_clamp(request)
         return self._executor.submit(request)
+
+    def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
+        """What has come since the last call of this or its sibling: there is one queue, and reading empties it."""
+        return self._running.get_stats(timeout or 0.0)
+
+    def get_stats_async(self, timeout: float | None = 2) -> AsyncIterable[dict[str, Any]]:
+        """Always the same object, on the loop of the first request. Over once nothing came for `timeout` seconds."""
+        return self._running.aget_stats(timeout or 0.0)
+
+    def get_kv_cache_events(self, timeout: float | None = 2) -> list[dict[str, Any]]:
+        """Raises AssertionError before the first request."""
+        return self._running.get_kv_events(timeout or 0.0)
+
+    def get_kv_cache_events_async(self, timeout: float | None = 2) -> AsyncIterable[dict[str, Any]]:
+        """Raises AssertionError before the first request."""
+        return self._running.aget_kv_events(timeout or 0.0)
+
+    @property
+    def _running(self) -> GenerationExecutorProxy:
+        if self._executor is None:
+            raise RuntimeError("LLM is shutting down")
+        return self._executor
 
     def shutdown(self) -> None:
         """May not return: the engine's processes are waited for without a bound. Idempotent."""

@@ -1,0 +1,76 @@
+"""Guided decoding, by llguidance, whatever the backend is called."""
+
+import importlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ..sampling_params import GuidedDecodingParams
+from .vocabulary import Vocabulary
+
+
+class _Tokens:
+    """What llguidance asks of a tokeniser."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+    special_token_ids: Sequence[int] = ()
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = vocabulary.token_bytes
+        self.eos_token_id = vocabulary.eos_token_id
+        self._vocabulary = vocabulary
+
+    def __call__(self, text: str) -> list[int]:
+        return self._vocabulary.encode(text)
+
+
+class Guide:
+    """Where one answer stands in its form."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def allowed(self) -> list[int]:
+        """An end token is among them when the form is complete."""
+        mask = self._matcher.compute_bitmask()
+        return [8 * index + bit for index, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
+
+    def take(self, token: int) -> None:
+        self._matcher.consume_token(token)
+
+
+class GuideMaker:
+    """For one vocabulary. Needs llguidance only when it is asked for a guide."""
+
+    def __init__(self, vocabulary: Vocabulary, backend: str) -> None:
+        self._vocabulary = vocabulary
+        self._backend = backend
+        self._tokenizer: Any = None
+
+    def start(self, form: GuidedDecodingParams) -> Guide:
+        """Raises ValueError for a form that cannot be read."""
+        llguidance: Any = importlib.import_module("llguidance")
+        if self._tokenizer is None:
+            count, ends = len(self._vocabulary.token_bytes), list(self._vocabulary.end_ids)
+            self._tokenizer = llguidance.LLTokenizer(_Tokens(self._vocabulary), n_vocab=count, eos_token=ends)
+        matcher = llguidance.LLMatcher(self._tokenizer, self._grammar(form), log_level=0)
+        if matcher.is_error():
+            raise ValueError(f"invalid guide: {matcher.get_error()}")
+        return Guide(matcher)
+
+    def _grammar(self, form: GuidedDecodingParams) -> str:
+        """In the language of llguidance. A grammar is GBNF for xgrammar; llguidance takes its own."""
+        matcher: Any = importlib.import_module("llguidance").LLMatcher
+        if form.structural_tag is not None:
+            raise ValueError("the fake does not play structural tags")
+        if form.grammar is not None:
+            convert = importlib.import_module("llguidance.gbnf_to_lark").any_to_lark
+            lark = form.grammar if self._backend == "llguidance" else convert(form.grammar)
+            return str(matcher.grammar_from_lark(lark))
+        if form.regex is not None:
+            return str(matcher.grammar_from_regex(form.regex))
+        schema = {"type": "object"} if form.json_object else form.json
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        json.loads(text)
+        return str(matcher.grammar_from_json_schema(text))

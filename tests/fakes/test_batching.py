@@ -1,0 +1,123 @@
+"""The fake's batch: slots, the queue behind them, ranks, and the cache."""
+
+from typing import Any
+
+import pytest
+
+from tests.fakes.support import PROMPT, answer, engine, greedy, is_silent, start
+from tests.fakes.tensorrt_llm import LLM
+from tests.fakes.tensorrt_llm.llmapi import RequestError, RequestOutput, SchedulingParams
+from tests.support import run_async
+
+LONG = 1500
+
+
+def on_rank(llm: LLM, rank: int, *, relax: bool, max_tokens: int = LONG) -> RequestOutput:
+    return llm.generate_async(
+        inputs=PROMPT,
+        sampling_params=greedy(max_tokens=max_tokens),
+        streaming=True,
+        scheduling_params=SchedulingParams(attention_dp_rank=rank, attention_dp_relax=relax),
+    )
+
+
+def test_as_many_run_as_there_are_slots_and_the_others_wait_in_line() -> None:
+    async def play(llm: Any) -> None:
+        first, second, third, fourth = (start(llm, max_tokens=count) for count in (20, 40, 5, 5))
+        await first
+        lengths = [len(result.outputs[0].token_ids) for result in (second, third, fourth)]
+        await third
+
+        assert lengths[1:] == [0, 0]
+        assert not second.finished
+        await fourth
+
+    with engine(max_batch_size=2) as llm:
+        run_async(play(llm))
+
+
+def test_nothing_is_ever_refused_for_load() -> None:
+    async def play(llm: Any) -> None:
+        results = [start(llm, max_tokens=1) for _ in range(300)]
+        for result in results:
+            await result
+
+    with engine(max_batch_size=8) as llm:
+        run_async(play(llm))
+
+
+def test_a_prompt_of_several_pieces_takes_as_many_steps() -> None:
+    async def play(llm: Any) -> None:
+        long = await start(llm, [*b"abcd" * 25], max_tokens=1)
+        short = await start(llm, [*b"abc"], max_tokens=1)
+
+        assert long.decoding_iter == 10
+        assert short.decoding_iter == 11
+
+    with engine(max_num_tokens=11, enable_chunked_prefill=True) as llm:
+        run_async(play(llm))
+
+
+def test_a_strict_rank_is_waited_for_and_a_relaxed_one_is_not() -> None:
+    async def play(llm: Any) -> None:
+        blocker = on_rank(llm, 1, relax=False)
+        await anext(blocker)
+        strict, relaxed = on_rank(llm, 1, relax=False, max_tokens=2), on_rank(llm, 1, relax=True, max_tokens=2)
+        await relaxed
+
+        assert await is_silent(strict)
+        with pytest.raises(RequestError):
+            await on_rank(llm, 2, relax=False)
+
+    with engine(max_batch_size=1, tensor_parallel_size=2, enable_attention_dp=True) as llm:
+        run_async(play(llm))
+
+
+def test_without_attention_of_its_own_a_rank_means_nothing() -> None:
+    async def play(llm: Any) -> None:
+        await on_rank(llm, 5, relax=False, max_tokens=2)
+
+    with engine(tensor_parallel_size=2) as llm:
+        run_async(play(llm))
+
+
+def test_full_blocks_of_a_prompt_are_not_read_again_by_the_same_tenant() -> None:
+    prompt = [*b"a" * 70]
+
+    async def ask(llm: Any, salt: str | None) -> int:
+        params = greedy(max_tokens=1)
+        result = await llm.generate_async(inputs=prompt, sampling_params=params, cache_salt=salt)
+        return int(result.cached_tokens)
+
+    async def play(llm: Any) -> None:
+        assert [await ask(llm, None), await ask(llm, None)] == [0, 64]
+        assert [await ask(llm, "x"), await ask(llm, "x")] == [0, 64]
+
+    with engine() as llm:
+        run_async(play(llm))
+
+
+def test_no_block_is_reused_if_told_so() -> None:
+    async def play(llm: Any) -> None:
+        for _ in range(2):
+            result = await start(llm, [*b"a" * 70], max_tokens=1)
+            assert result.cached_tokens == 0
+
+    with engine(kv_cache_config={"enable_block_reuse": False}) as llm:
+        run_async(play(llm))
+
+
+def test_an_answer_starts_when_there_is_room_for_all_of_it() -> None:
+    """And one that can never have enough fails."""
+
+    async def play(llm: Any) -> None:
+        first, second = start(llm, max_tokens=60), start(llm, max_tokens=60)
+        await first
+
+        assert second.outputs[0].token_ids == []
+        assert len((await second).outputs[0].token_ids) == 60
+        with pytest.raises(RequestError):
+            await answer(llm, max_tokens=200)
+
+    with engine(kv_cache_config={"max_tokens": 128}) as llm:
+        run_async(play(llm))
