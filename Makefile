@@ -85,7 +85,7 @@ peer: model etcd ## Install NVIDIA Dynamo into the user's cache folder, to measu
 	bench/peer.sh install "$$($(BIN)/python -c 'from services.models import SMOLLM2; print(SMOLLM2.path)')"
 
 clean: ## Remove what was installed and generated here.
-	rm -rf $(VENV) services/stubs/*_pb2*
+	rm -rf $(VENV) $(VENV)-* services/stubs/*_pb2*
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -1,7 +1,6 @@
 """The distribution: no Rust in its core, generated code never committed and good for two protobuf majors, etcd's client
 where it belongs."""
 
-import subprocess
 import sys
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
@@ -9,16 +8,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.environments import ROOT, python_with_protobuf_6, run
+
 RUST_FILES = ("Cargo.toml", "Cargo.lock", ".rs")
 RUST_BUILDERS = ("maturin", "setuptools-rust", "setuptools_rust")
 RUST_SYMBOLS = (b"rust_begin_unwind", b"rust_eh_personality", b"/rustc/")
-PROTOBUF_6 = [
-    "protobuf==6.33.*",
-    *(f"grpcio{part}>=1.80,<1.82" for part in ("", "-status", "-health-checking", "-reflection", "-channelz")),
-]
-INSTALL_TIMEOUT_S = 120.0
-RUN_TIMEOUT_S = 60.0
 
 ROUND_TRIP = """
 import asyncio, importlib, pkgutil, sys
@@ -65,13 +59,6 @@ for name in ("services.worker", "services.frontend"):
 assert "grpc" in sys.modules
 assert "etcd3aio" not in sys.modules
 """
-
-
-def run(*command: str | Path, timeout_s: float = RUN_TIMEOUT_S) -> str:
-    """What `command` prints, with the checkout as its folder and import path. Fails when it fails."""
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def core_of(name: str) -> dict[str, Distribution]:
@@ -122,20 +109,8 @@ def test_no_generated_stub_is_committed() -> None:
     assert run("git", "ls-files", "services/stubs").split() == ["services/stubs/__init__.py"]
 
 
-@pytest.fixture(scope="session")
-def python_with_protobuf_6() -> Path:
-    """An interpreter with protobuf 6.33 and a gRPC of its time, kept beside the checkout's own environment."""
-    folder = ROOT / ".venv-protobuf6"
-    python, made_of = folder / "bin" / "python", folder / "made-of"
-    if not made_of.exists() or made_of.read_text() != str(PROTOBUF_6):
-        run(sys.executable, "-m", "venv", "--clear", "--without-pip", folder)
-        run(sys.executable, "-m", "pip", f"--python={python}", "install", *PROTOBUF_6, timeout_s=INSTALL_TIMEOUT_S)
-        made_of.write_text(str(PROTOBUF_6))
-    return python
-
-
-def test_stubs_work_with_protobuf_6(python_with_protobuf_6: Path) -> None:
-    assert run(python_with_protobuf_6, "-c", ROUND_TRIP).startswith("6.33.")
+def test_stubs_work_with_protobuf_6() -> None:
+    assert run(python_with_protobuf_6(), "-c", ROUND_TRIP).startswith("6.33.")
 
 
 def test_stubs_work_with_protobuf_7() -> None:

@@ -19,13 +19,15 @@ def two_answers() -> SamplingParams:
 def test_every_iteration_gives_the_same_object_with_all_tokens_so_far() -> None:
     async def play(llm: Any) -> None:
         result = start(llm, max_tokens=5)
-        seen, lengths = set(), []
+        seen, lengths, by_diff = set(), [], list[int]()
         async for item in result:
             seen.add(id(item))
             lengths.append(len(item.outputs[0].token_ids))
+            by_diff += item.outputs[0].token_ids_diff
 
         assert seen == {id(result)}
         assert lengths == [1, 2, 3, 4, 5]
+        assert by_diff == result.outputs[0].token_ids
 
     with engine() as llm:
         run_async(play(llm))

@@ -90,8 +90,6 @@ class KvCache:
         self.reserved_count -= lease.reserved
         for block_hash in lease.hashes:
             self._users[block_hash] -= 1
-            if not self._config.enable_block_reuse and not self._users[block_hash]:
-                del self._users[block_hash]
 
     def take_events(self) -> list[dict[str, Any]]:
         """Those that nobody has taken yet."""
