@@ -137,6 +137,15 @@ def test_a_sentencepiece_vocabulary_has_spaces_for_marks_and_bytes_for_what_it_l
     assert tokenizer.token_bytes[-1] == b"<0xZZ>", "no byte is spelled so"
 
 
+def test_a_byte_is_final_whatever_step_comes_after_it() -> None:
+    blank = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    decoder = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Sequence", "decoders": [blank]}]}
+
+    tokenizer = tokenizer_of(SPM | {"decoder": decoder})
+
+    assert tokenizer.token_bytes == tokenizer_of(SPM).token_bytes
+
+
 def test_a_metaspace_decoder_has_spaces_for_its_marks() -> None:
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["▁a", -1.0], ["b", -2.0]]}
@@ -208,7 +217,8 @@ def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
 
 
 def test_characters_that_are_composed_first_are_not_taken_for_a_longer_text() -> None:
-    tokenizer = tokenizer_of(changed(normalizer={"type": "NFC"}))
+    model = {"type": "Unigram", "unk_id": 0, "vocab": [["?", 0.0], ["é", -1.0]]}
+    tokenizer = tokenizer_of({"model": model, "normalizer": {"type": "NFC"}, "decoder": {"type": "Fuse"}})
 
     count = len(tokenizer.encode("e\u0301" * 10, add_special=False))
 
