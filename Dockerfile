@@ -1,8 +1,9 @@
 # The image of every process: `docker build -t unbroken .`, then `docker run unbroken registry|worker|frontend …`.
-# With `--build-arg EXTRAS=` it has no llama.cpp: enough for mocker workers and their frontends.
+# With `--build-arg EXTRAS=` it has neither llama.cpp nor tokenizers: enough for mocker workers and their frontends. Workers
+# on GPUs have an image of their own: Dockerfile.trtllm.
 
 FROM python:3.11-slim-bookworm AS build
-ARG EXTRAS=llamacpp
+ARG EXTRAS=llamacpp,huggingface
 WORKDIR /src
 RUN python -m venv /opt/unbroken
 COPY pyproject.toml README.md LICENSE ./

@@ -1,5 +1,5 @@
 """The distribution: no Rust in its core, generated code never committed and good for two protobuf majors, etcd's client
-where it belongs."""
+where it belongs, TensorRT-LLM in an image of its own."""
 
 import sys
 from importlib.metadata import Distribution, distribution
@@ -9,6 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.environments import ROOT, python_with_protobuf_6, run
+from tests.fakes.tensorrt_llm.version import __version__
 
 RUST_FILES = ("Cargo.toml", "Cargo.lock", ".rs")
 RUST_BUILDERS = ("maturin", "setuptools-rust", "setuptools_rust")
@@ -100,6 +101,18 @@ def test_no_distribution_of_the_core_contains_rust() -> None:
 
 def test_rust_would_be_found() -> None:
     assert len(rust_in(distribution("ruff"))) > 1
+
+
+def test_no_extra_needs_tensorrt_llm() -> None:
+    """PyPI has no wheel of it, so whoever downloads all that we may need would fail."""
+    needed = {Requirement(line).name for line in distribution("unbroken").requires or ()}
+
+    assert "tokenizers" in needed, "extras are among them"
+    assert not [name for name in needed if "tensorrt" in name]
+
+
+def test_the_image_for_gpus_has_the_version_that_the_tests_play() -> None:
+    assert f"FROM nvcr.io/nvidia/tensorrt-llm/release:{__version__}\n" in (ROOT / "Dockerfile.trtllm").read_text()
 
 
 def test_no_generated_stub_is_committed() -> None:

@@ -1,0 +1,376 @@
+"""Asks TensorRT-LLM on a real GPU what only a GPU can tell, and prints it beside what our worker assumes.
+
+    python3 tests/gpu/smoke.py --model /model
+
+Needs nothing but TensorRT-LLM, so it runs in NVIDIA's container as that is. It loads the model once, which takes
+minutes, and kills the engine at the end. Ends with 0 if all is as assumed, with 1 if something is not: then the worker
+is to be changed, or not to be used.
+"""
+
+import argparse
+import asyncio
+import importlib
+import inspect
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BATCH_SIZE = 2
+CONTEXT_LENGTH = 2048
+LONG = 1500
+"""Tokens of an answer that is not to end by itself."""
+ANSWER = 32
+TEXT = "The sea covers most of the earth, and most of it has never been seen by anybody. " * 6
+"""More than two blocks of the cache."""
+ABORT_S = 2.0
+"""How long the worker waits for an aborted request: `abort_s` in services/worker/engines/trtllm/options.py."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An answer. is_as_assumed: the worker is right with it."""
+
+    text: str
+    is_as_assumed: bool = True
+
+
+class Bench:
+    """One engine, and requests to it. patience_s: how long a question may take."""
+
+    def __init__(self, model: str, tensor_parallel_size: int, patience_s: float) -> None:
+        package = importlib.import_module("tensorrt_llm")
+        self.version: str = importlib.import_module("tensorrt_llm.version").__version__
+        self._params = package.SamplingParams
+        self.guided_params = importlib.import_module("tensorrt_llm.llmapi").GuidedDecodingParams
+        self.patience_s = patience_s
+        self.abort_s = min(ABORT_S, patience_s / 4)
+        self.llm = package.LLM(
+            model=model,
+            tensor_parallel_size=tensor_parallel_size,
+            max_batch_size=BATCH_SIZE,
+            max_num_tokens=CONTEXT_LENGTH,
+            max_seq_len=CONTEXT_LENGTH,
+            enable_chunked_prefill=True,
+            kv_cache_config={"free_gpu_memory_fraction": 0.5, "enable_block_reuse": True},
+            enable_iter_perf_stats=True,
+            guided_decoding_backend="xgrammar",
+        )
+        self.prompt = list(self.llm.tokenizer.encode(TEXT))[: CONTEXT_LENGTH - LONG - 1]
+        self.end_id: int = self.llm.tokenizer.eos_token_id
+
+    def start(self, prompt: Sequence[int] | None = None, **fields: Any) -> Any:
+        """A stream: greedy and without an end before `max_tokens`, unless `fields` say so."""
+        given = {"end_id": self.end_id, "ignore_eos": True, "max_tokens": ANSWER, "detokenize": False} | fields
+        if "temperature" not in given:
+            given["top_k"] = 1
+        return self.llm.generate_async(
+            inputs=list(prompt or self.prompt), sampling_params=self._params(**given), streaming=True
+        )
+
+    async def answer(self, prompt: Sequence[int] | None = None, **fields: Any) -> Any:
+        """The whole answer to a request."""
+        result = self.start(prompt, **fields)
+        await drain(result)
+        return result.outputs[0]
+
+    async def tokens(self, prompt: Sequence[int] | None = None, **fields: Any) -> list[int]:
+        return list((await self.answer(prompt, **fields)).token_ids)
+
+    async def ender(self) -> tuple[int, list[int]]:
+        """A token that the model says early in its answer, for the first time, and what it says before it."""
+        free = (await self.tokens())[: ANSWER // 2]
+        index = max(index for index, token in enumerate(free) if token not in free[:index])
+        return free[index], free[:index]
+
+
+async def drain(result: Any) -> None:
+    """To the end. Nothing says whether there is one, so whoever waits has a limit."""
+    async for _ in result:
+        pass
+
+
+async def begun(result: Any, count: int) -> int:
+    """Wait until it has had `count` items; how many tokens it has then."""
+    for _ in range(count):
+        await result.__anext__()
+    return len(result.outputs[0].token_ids)
+
+
+async def aborted(result: Any, limit_s: float) -> str:
+    """Abort it; what comes of it then."""
+    count, began = len(result.outputs[0].token_ids), time.monotonic()
+    result.abort()
+    try:
+        async with asyncio.timeout(limit_s):
+            await drain(result)
+    except TimeoutError:
+        return f"no final item in {limit_s:g} s"
+    output, took_ms = result.outputs[0], (time.monotonic() - began) * 1000
+    return f"final item after {took_ms:.0f} ms and {len(output.token_ids) - count} tokens, {output.finish_reason!r}"
+
+
+def same(are_same: bool) -> str:
+    return "the same" if are_same else "others"
+
+
+# Questions
+
+
+async def stats_before_requests(bench: Bench) -> Seen:
+    count = 0
+    async for _ in bench.llm.get_stats_async(timeout=0.5):
+        count += 1
+    return Seen(f"{count} samples")
+
+
+async def end_id_among_tokens(bench: Bench) -> Seen:
+    end, before = await bench.ender()
+    output = await bench.answer(end_id=end, ignore_eos=False)
+    token_ids = list(output.token_ids)
+    place = {0: "cut off", 1: "the last of token_ids"}.get(len(token_ids) - len(before), f"{token_ids} after {before}")
+    is_right = output.finish_reason == "stop" and token_ids[: len(before)] == before
+    return Seen(f"{place}, {output.finish_reason!r}", is_right and len(token_ids) <= len(before) + 1)
+
+
+async def stop_ids_with_ignore_eos(bench: Bench) -> Seen:
+    stop, before = await bench.ender()
+    output = await bench.answer(stop_token_ids=[stop])
+    token_ids = list(output.token_ids)
+    if len(token_ids) > len(before) + 1:
+        return Seen(f"ignored, {output.finish_reason!r}", token_ids[: len(before)] == before)
+    kept = "kept" if len(token_ids) > len(before) else "cut off"
+    return Seen(f"ends there, {output.finish_reason!r}, {kept}", token_ids[: len(before)] == before)
+
+
+async def stop_string_with_end_id(bench: Bench) -> Seen:
+    try:
+        output = await bench.answer(stop="a")
+    except Exception as error:
+        return Seen(f"{type(error).__name__}: {error}")
+    return Seen(f"taken, {output.finish_reason!r} after {len(output.token_ids)} tokens")
+
+
+async def abort_of_a_running_request(bench: Bench) -> Seen:
+    result = bench.start(max_tokens=LONG)
+    await begun(result, 4)
+    return Seen(await aborted(result, bench.abort_s))
+
+
+async def abort_of_a_waiting_request(bench: Bench) -> Seen:
+    running = [bench.start(max_tokens=LONG) for _ in range(BATCH_SIZE)]
+    for one in running:
+        await begun(one, 1)
+    waiting = bench.start()
+    await asyncio.sleep(0.1)  # or it might be aborted before it has arrived
+    seen = await aborted(waiting, bench.abort_s)
+    for one in running:
+        await aborted(one, bench.abort_s)
+    return Seen(seen)
+
+
+async def next_after_aborts(bench: Bench) -> Seen:
+    count = len(await bench.tokens())
+    return Seen(f"{count} of {ANSWER} tokens", count == ANSWER)
+
+
+async def continuation(bench: Bench) -> Seen:
+    whole, cuts = await bench.tokens(), (1, 7, 16, 31)
+    rests = [await bench.tokens([*bench.prompt, *whole[:cut]], max_tokens=ANSWER - cut) for cut in cuts]
+    equal = sum(rest == whole[cut:] for rest, cut in zip(rests, cuts, strict=True))
+    return Seen(f"{equal} of {len(cuts)} go on with the same tokens", equal == len(cuts))
+
+
+async def seed(bench: Bench) -> Seen:
+    asks: list[dict[str, Any]] = [{"seed": 7}, {"seed": 7}, {}, {}]
+    drawn = [await bench.tokens(temperature=1.5, top_p=1.0, top_k=0, **ask) for ask in asks]
+    with_seed, without = drawn[0] == drawn[1], drawn[2] == drawn[3]
+    return Seen(f"twice with a seed: {same(with_seed)}; without: {same(without)}", not with_seed)
+
+
+async def penalties(bench: Bench) -> Seen:
+    plain = await bench.tokens()
+    penalised = await bench.tokens(presence_penalty=2.0, frequency_penalty=2.0, repetition_penalty=2.0)
+    return Seen(f"{same(plain == penalised)} tokens", plain == penalised)
+
+
+async def guided_with_reuse_and_aborts(bench: Bench) -> Seen:
+    def guided() -> Any:
+        return bench.start(guided_decoding=bench.guided_params(json_object=True), detokenize=True, ignore_eos=False)
+
+    for _ in range(3):
+        result = guided()
+        await begun(result, 2)
+        await aborted(result, bench.abort_s)
+    result = guided()
+    await drain(result)
+    text = result.outputs[0].text.strip()
+    return Seen(f"answers, {result.cached_tokens} tokens from the cache: {text[:12]!r}", text.startswith("{"))
+
+
+async def check_health(bench: Bench) -> Seen:
+    return Seen("there" if hasattr(bench.llm, "_check_health") else "not there")
+
+
+async def trace_headers(bench: Bench) -> Seen:
+    names = inspect.signature(bench.llm.generate_async).parameters
+    return Seen("taken" if "trace_headers" in names else "not taken")
+
+
+async def import_without_gpu(bench: Bench) -> Seen:
+    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "import tensorrt_llm", stdout=pipe, stderr=pipe, env=hidden
+    )
+    _, said = await process.communicate()
+    last = (said.decode(errors="replace").strip().splitlines() or [""])[-1]
+    return Seen("works" if process.returncode == 0 else f"status {process.returncode}: {last}")
+
+
+async def size(bench: Bench) -> Seen:
+    del bench
+    return Seen(f"{size_of('tensorrt_llm') / 1e9:.2f} GB")
+
+
+async def kill_of_a_child(bench: Bench) -> Seen:
+    children = descendants(os.getpid())
+    if not children:
+        return Seen("there is no child to kill")
+    os.kill(max(children, key=resident_pages), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(bench.patience_s / 2):
+            await bench.answer()
+    except TimeoutError:
+        return Seen(f"nothing in {bench.patience_s / 2:g} s")
+    except Exception as error:
+        return Seen(f"{type(error).__name__} after {time.monotonic() - began:.1f} s: {error}")
+    return Seen("it answers as if nothing had been", is_as_assumed=False)
+
+
+async def shutdown(bench: Bench) -> Seen:
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def work() -> None:
+        try:
+            bench.llm.shutdown()
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
+    began = time.monotonic()
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        async with asyncio.timeout(bench.patience_s / 2):
+            await ended.wait()
+    except TimeoutError:
+        return Seen(f"not back in {bench.patience_s / 2:g} s")
+    return Seen(f"back after {time.monotonic() - began:.1f} s")
+
+
+Ask = Callable[[Bench], Awaitable[Seen]]
+QUESTIONS: Sequence[tuple[str, Ask, str]] = (
+    # The first, for it is about what is before all others; the last two end the engine.
+    ("statistics before the first request?", stats_before_requests, "none, and no error"),
+    ("is the end id among token_ids?", end_id_among_tokens, "maybe, as the last; nothing after it"),
+    ("ignore_eos with stop_token_ids?", stop_ids_with_ignore_eos, "either: the worker looks for them itself"),
+    ("end_id with a stop string?", stop_string_with_end_id, "an error: the worker never sends strings"),
+    ("abort of a running request?", abort_of_a_running_request, f"a final item in {ABORT_S:g} s; else left behind"),
+    ("abort of a waiting request?", abort_of_a_waiting_request, "maybe nothing ever comes: left behind"),
+    ("is the next request answered after aborts?", next_after_aborts, "yes, all of it"),
+    ("a greedy answer, continued from a cut?", continuation, "the same tokens: the card promises it"),
+    ("does a seed have an effect?", seed, "none: sampled requests with a seed are refused"),
+    ("do penalties have an effect?", penalties, "none: they are refused"),
+    ("xgrammar with block reuse and aborts?", guided_with_reuse_and_aborts, "the engine lives, and keeps to JSON"),
+    ("_check_health?", check_health, "either: a canary is asked instead"),
+    ("trace_headers?", trace_headers, "either: never passed"),
+    ("import without a GPU?", import_without_gpu, "either: imported once the engine starts"),
+    ("size of the package?", size, "too large for an extra"),
+    ("kill -9 of the largest child?", kill_of_a_child, "an error or silence: the canary finds out"),
+    ("does shutdown return?", shutdown, "maybe never: left after a limit"),
+)
+
+
+def size_of(package: str) -> int:
+    """Of all its files, in bytes."""
+    folders = importlib.import_module(package).__path__
+    files = (file for folder in folders for file in Path(folder).rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in files)
+
+
+def descendants(pid: int) -> list[int]:
+    """Of a process, all that live."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has ended meanwhile
+    found, pending = list[int](), [pid]
+    while pending:
+        current = pending.pop()
+        children = [child for child, parent in parents.items() if parent == current]
+        found += children
+        pending += children
+    return found
+
+
+def resident_pages(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+
+
+async def asked(ask: Ask, bench: Bench) -> Seen:
+    """An answer, whatever happens: no answer and an error that nobody expected are answers, too."""
+    try:
+        async with asyncio.timeout(bench.patience_s):
+            return await ask(bench)
+    except TimeoutError:
+        return Seen(f"no answer in {bench.patience_s:g} s", is_as_assumed=False)
+    except Exception as error:
+        return Seen(f"{type(error).__name__}: {error}", is_as_assumed=False)
+
+
+def leave_stuck(question: str) -> None:
+    row(question, "holds up the event loop", "that calls return", is_as_assumed=False)
+    os._exit(1)
+
+
+def row(*cells: str, is_as_assumed: bool) -> None:
+    texts = [" ".join(cell.replace("|", "\\|").split()) for cell in cells]
+    print(f"| {' | '.join(texts)} | {'yes' if is_as_assumed else '**no**'} |", flush=True)
+
+
+async def ask_all(bench: Bench) -> bool:
+    """Print a row for each question. Whether all is as assumed."""
+    print(f"\nTensorRT-LLM {bench.version}\n\n| question | seen | assumed | as assumed |\n| --- | --- | --- | --- |")
+    is_well = True
+    for question, ask, assumed in QUESTIONS:
+        # A call into an engine that has died may never return, and hold up the loop.
+        guard = threading.Timer(3 * bench.patience_s, leave_stuck, [question])
+        guard.start()
+        seen = await asked(ask, bench)
+        guard.cancel()
+        row(question, seen.text, assumed, is_as_assumed=seen.is_as_assumed)
+        is_well = is_well and seen.is_as_assumed
+    return is_well
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Ask TensorRT-LLM what only a GPU can tell.")
+    parser.add_argument("--model", required=True, help="a folder as Hugging Face lays it out")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds that a question may take")
+    given = parser.parse_args()
+    bench = Bench(given.model, given.tensor_parallel_size, given.patience)
+    is_well = asyncio.run(ask_all(bench))
+    sys.stdout.flush()
+    os._exit(0 if is_well else 1)  # What the engine has registered for the interpreter's exit may never return.
+
+
+if __name__ == "__main__":  # The engine's processes import this file, too.
+    main()
