@@ -10,7 +10,7 @@ import sys
 
 from services.errors import Failure, Reason
 
-TRIAL_S_MAX = 60.0
+TRIAL_S_MAX = 20.0
 MEMORY_BYTES_MAX = 2 << 30
 """Address space. A vocabulary of 130,000 takes a tenth of it."""
 _REFUSED = 3

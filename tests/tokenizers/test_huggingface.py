@@ -5,7 +5,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -107,6 +109,22 @@ def test_a_character_that_comes_in_pieces_is_shown_once_it_is_whole(real: Huggin
     assert collected.text == "a漢🎉"
     assert [delta.text for delta in collected.deltas if delta.text] == ["a", "漢", "🎉"]
     assert len(ids) > 5
+
+
+@pytest.mark.model
+def test_a_long_text_does_not_hold_up_other_threads(real: HuggingFaceTokenizer) -> None:
+    """The library's method for a single text does: a prompt of a megabyte stopped all streams for half a second."""
+    text = "Two words, é and 12. " * 50_000
+    began = last = perf_counter()
+    gap_s = 0.0
+
+    with ThreadPoolExecutor(1) as pool:
+        encoding = pool.submit(real.encode, text, add_special=False)
+        while not encoding.done():
+            gap_s, last = max(gap_s, perf_counter() - last), perf_counter()
+    gap_s = max(gap_s, perf_counter() - last)
+
+    assert gap_s < (perf_counter() - began) / 2
 
 
 # Ways of spelling
