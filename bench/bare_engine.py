@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from bench.ask import MODEL, PROMPT, SPLIT_CHARACTERS
 from bench.helper import Helper, say
 from bench.load import Load
+from services.loop import run_on_loop
 from services.request import Request, Sampling, Stop
 from services.worker.engine import Output
 from services.worker.engines.mocker import MockerConfig, MockerEngine
@@ -70,4 +71,4 @@ async def run(sequences: int, tokens: int, itl_ms: float) -> float:
 
 
 if __name__ == "__main__":
-    say(asyncio.run(run(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))))
+    say(run_on_loop(run(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from bench.helper import Helper, say
+from services.loop import run_on_loop
 from services.stubs import inference_pb2
 
 HOST = "127.0.0.1"
@@ -55,4 +56,4 @@ async def serve(answer: Sequence[bytes], itl_s: float) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")  # as `unbroken` has it: see services/cli
-    asyncio.run(serve(messages(int(sys.argv[1])), float(sys.argv[2]) * 1e-3))
+    run_on_loop(serve(messages(int(sys.argv[1])), float(sys.argv[2]) * 1e-3))

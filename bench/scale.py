@@ -5,7 +5,6 @@ has to do with. A cost that grows with that number, where it should not, is a bu
 measurements only.
 """
 
-import asyncio
 import gc
 import logging
 import os
@@ -21,6 +20,7 @@ import structlog
 from bench import scale_frontend, scale_registry
 from bench.conditions import command, machine
 from bench.growth import Costs, Curve, cost_of, draw, table
+from services.loop import run_on_loop
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -80,7 +80,7 @@ def main(repeats: int, size_max: int, only: str, results: Path) -> None:
     gc.disable()
     costs = {}
     for curve in chosen:
-        costs[curve] = asyncio.run(measure(curve, repeats, size_max))
+        costs[curve] = run_on_loop(measure(curve, repeats, size_max))
         print(table({curve: costs[curve]}).splitlines()[-1], file=sys.stderr)
     text = document(costs, about(repeats, load_before))
     results.mkdir(parents=True, exist_ok=True)

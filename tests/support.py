@@ -10,6 +10,7 @@ from services.errors import Failure, Reason
 from services.frontend.catalogue import Catalogue, Model
 from services.frontend.roster import Roster
 from services.frontend.worker_load import Occupancy
+from services.loop import run_on_loop
 from services.request import Attempt, Call, Delta, Finish, FinishReason, Layer, Request, Sampling, Sink, Stop
 from services.tokenizers.byte_level import VOCAB_SIZE, ByteTokenizer
 from services.worker.engine import RankLoad
@@ -36,7 +37,7 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
         async with asyncio.timeout(TEST_S_MAX):
             return await coroutine
 
-    return asyncio.run(bounded())
+    return run_on_loop(bounded())
 
 
 class Script:

@@ -19,6 +19,7 @@ from services import discovery, reminder
 from services.backoff import Backoff
 from services.discovery import InstanceRecord, Registrar, Watcher
 from services.grpc_server import GrpcServer
+from services.loop import run_on_loop
 from services.registry.memory import MemoryStore
 from services.registry.view import Entry
 from services.rpc import CHANNEL_OPTIONS
@@ -85,7 +86,7 @@ def run(scenario: Callable[[Cluster], Awaitable[None]]) -> None:
             finally:
                 cluster.stop()
 
-    asyncio.run(asyncio.wait_for(main(), 2 * WAIT_S))
+    run_on_loop(asyncio.wait_for(main(), 2 * WAIT_S))
 
 
 @asynccontextmanager
@@ -425,8 +426,8 @@ def test_deregistering_without_a_registry_returns_at_once_and_may_be_repeated() 
 def test_deregistering_before_or_after_the_run_returns_at_once() -> None:
     registrar = Registrar(["127.0.0.1:1"], RECORD, lease_s=10, on_drain=lambda: None)
 
-    asyncio.run(asyncio.wait_for(registrar.deregister(), 1))
-    asyncio.run(asyncio.wait_for(registrar.run(), 1))
+    run_on_loop(asyncio.wait_for(registrar.deregister(), 1))
+    run_on_loop(asyncio.wait_for(registrar.run(), 1))
 
 
 def test_deregistering_from_a_frozen_registry_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from services.errors import Failure, Reason
 from services.layers import Accept, Deadline, Gate, Guard, root_cause, stack
+from services.loop import run_on_loop
 from services.request import Call, Cause, Finish, FinishReason, Layer, Request, Sink
 from tests.support import HANG, Collected, Script, call_layer, make_request, run_async
 
@@ -21,7 +22,7 @@ def test_the_root_cause_of_nested_groups_is_the_first_exception() -> None:
     async def scenario() -> BaseException:
         return root_cause(ExceptionGroup("", [ExceptionGroup("", [LOST]), ValueError()]))
 
-    assert asyncio.run(scenario()) is LOST
+    assert run_on_loop(scenario()) is LOST
 
 
 def test_a_cancellation_is_not_forgotten_for_a_failure_that_came_at_the_same_time() -> None:
@@ -54,7 +55,7 @@ def test_a_cancellation_is_not_forgotten_for_a_failure_that_came_at_the_same_tim
 
         assert owning.cancelled()
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 # Stack

@@ -1,6 +1,5 @@
 """`unbroken chat`: talk to a model in the terminal."""
 
-import asyncio
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -10,6 +9,7 @@ import click
 
 from services.chat import ChatConfig, ChatError, Conversation
 from services.cli.options import env_option
+from services.loop import run_on_loop
 
 PROMPT = "> "
 
@@ -78,7 +78,7 @@ def _converse(conversation: Conversation) -> None:
 
 def _greet(conversation: Conversation) -> None:
     try:
-        model = asyncio.run(conversation.find_model())
+        model = run_on_loop(conversation.find_model())
     except ChatError as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"This is {model}. Ctrl-C stops an answer, Ctrl-D leaves.")
@@ -95,7 +95,7 @@ def _answer(conversation: Conversation, text: str) -> bool:
         sys.stdout.flush()
 
     try:
-        asyncio.run(conversation.ask(text, write))
+        run_on_loop(conversation.ask(text, write))
     except KeyboardInterrupt:  # asyncio.run has cancelled the request, which ends it at the server too.
         click.echo()
     except ChatError as error:

@@ -1,6 +1,5 @@
 """`unbroken drain`."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import grpc
 
 from services.cli.options import registry_option
 from services.errors import Failure, Reason
+from services.loop import run_on_loop
 from services.rpc import CHANNEL_OPTIONS, failure_of
 from services.stubs import registry_pb2, registry_pb2_grpc
 
@@ -20,7 +20,7 @@ DRAIN_TIMEOUT_S = 5.0
 @click.argument("instance")
 def command(instance: str, **given: Any) -> None:
     try:
-        drained = asyncio.run(_drain(given["registries"], instance))
+        drained = run_on_loop(_drain(given["registries"], instance))
     except Failure as failure:
         if failure.reason is Reason.CANNOT_CONNECT:
             raise click.ClickException(

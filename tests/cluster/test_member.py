@@ -18,6 +18,7 @@ from services.backoff import Backoff
 from services.cluster.console import Console
 from services.cluster.member import Member, MemberConfig, describe_exit, read_ready
 from services.lifetime import StartupError
+from services.loop import run_on_loop
 
 WAIT_S = 20.0
 SERVES = (
@@ -78,7 +79,7 @@ class Stage:
                 finally:
                     await self.member.end()
 
-        asyncio.run(run())
+        run_on_loop(run())
 
 
 def test_serves_once_the_ready_file_says_where(tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ def test_a_cancelled_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
             raise StartupError("another one failed")
 
     with pytest.raises(ExceptionGroup):
-        asyncio.run(run())
+        run_on_loop(run())
 
     assert not is_alive(pids[0])
 
@@ -236,12 +237,12 @@ def test_a_process_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None
     )
 
     with subprocess.Popen([sys.executable, "-c", supervisor_script, script, str(ready_file)]) as supervisor:
-        ready = asyncio.run(until(lambda: read_ready(ready_file)))
+        ready = run_on_loop(until(lambda: read_ready(ready_file)))
         pid = int(ready["pid"])
         assert is_alive(pid)
         supervisor.kill()
 
-    asyncio.run(until(lambda: not is_alive(pid)))
+    run_on_loop(until(lambda: not is_alive(pid)))
 
 
 def test_a_long_line_is_cut_and_a_last_line_needs_no_end(tmp_path: Path) -> None:

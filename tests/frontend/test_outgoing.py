@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from services.errors import Failure, Reason
 from services.frames import FrameConnection
 from services.frontend.outgoing import KEEPALIVE_S, SUBMIT_BYTES_MAX, UNTAKEN_S_MAX, CancelCounts, Outgoing, submit_of
+from services.loop import Loop
 from services.request import Call
 from services.stubs import worker_pb2
 from tests.support import make_request
@@ -21,7 +22,7 @@ def submit(stream_id: int, prompt: Sequence[int] = (1, 2)) -> worker_pb2.Submit:
 @pytest.fixture(autouse=True)
 def _loop() -> Iterator[None]:
     """Nothing here waits, but what is to be sent is sent by a loop."""
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=Loop) as runner:
         asyncio.events._set_running_loop(runner.get_loop())
         yield
         asyncio.events._set_running_loop(None)

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import gc
-import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -19,6 +18,7 @@ from services.frontend.outgoing import CancelCounts
 from services.frontend.session import Session, SessionConfig
 from services.frontend.stream import Stream
 from services.frontend.worker_load import Occupancy
+from services.loop import Loop
 from services.party import Party
 from services.request import Attempt, Call, FinishReason
 from services.rpc import MESSAGE_BYTES_MAX
@@ -223,15 +223,17 @@ def test_cannot_connect_to_what_is_no_host(host: str) -> None:
 
 
 def test_says_why_none_of_several_addresses_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def two_addresses(*_: Any, **__: Any) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{number}", 1)) for number in (1, 2)]
+    """What the loop raises where each of them fails in a way of its own has no number: no words of the system."""
 
-    monkeypatch.setattr(asyncio.SelectorEventLoop, "getaddrinfo", two_addresses)
+    async def fail(*_: Any) -> None:
+        raise OSError("Multiple exceptions: [Errno 111] Connection refused, [Errno 113] No route to host")
+
+    monkeypatch.setattr(Loop, "create_connection", fail)
 
     failure = run_async(attach("two:1", nothing, QUICK))
 
-    assert "127.0.0.1" in failure.detail
-    assert "127.0.0.2" in failure.detail
+    assert "Connection refused" in failure.detail
+    assert "No route to host" in failure.detail
 
 
 def test_cannot_connect_without_a_welcome_in_time() -> None:

@@ -11,6 +11,7 @@ import pytest
 from etcd3aio import Etcd3Client, PermissionType
 
 from services.errors import Failure, Reason
+from services.loop import run_on_loop
 from services.registry.config import EtcdConfig
 from services.registry.etcd import END, PREFIX, EtcdStore
 from services.registry.etcd_client import EtcdClient
@@ -51,7 +52,7 @@ def test_two_registries_over_one_etcd_agree(etcd: Etcd) -> None:
             assert one.view.epoch == two.view.epoch
             assert one.view.revision == two.view.revision
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_an_etcd_that_is_down_at_the_start_is_waited_for(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_an_etcd_that_is_down_at_the_start_is_waited_for(tmp_path: Path) -> None
             following.cancel()
 
     try:
-        asyncio.run(scenario())
+        run_on_loop(scenario())
     finally:
         etcd.kill()
 
@@ -95,7 +96,7 @@ def test_the_view_outlives_a_killed_etcd_and_goes_on_after_its_restart(etcd: Etc
             await until(lambda: ids(store) == ["w1", "w2"])
             assert store.view.epoch == epoch
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 async def until_stored(store: Store, instance_id: str) -> None:
@@ -129,7 +130,7 @@ def test_an_etcd_that_lost_its_data_is_a_new_epoch_and_living_registrations_come
             assert store.view.revision < revision
             living.cancel()
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_an_etcd_restored_from_a_backup_is_a_new_epoch(etcd: Etcd, tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_an_etcd_restored_from_a_backup_is_a_new_epoch(etcd: Etcd, tmp_path: Pat
             await until(lambda: ids(store) == ["before"])
             assert store.view.epoch != epoch
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_a_registration_gets_through_an_outage_longer_than_its_lease(etcd: Etcd) -> None:
@@ -172,7 +173,7 @@ def test_a_registration_gets_through_an_outage_longer_than_its_lease(etcd: Etcd)
             await until(lambda: ids(far) == ids(near) == ["w1"])
             keeping.cancel()
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_a_registration_that_comes_back_late_does_not_push_out_the_one_that_followed(etcd: Etcd) -> None:
@@ -192,7 +193,7 @@ def test_a_registration_that_comes_back_late_does_not_push_out_the_one_that_foll
                 assert await ended is Reason.TAKEN_OVER
             await until(lambda: near.view.instances() == [instance(model="follower")] == far.view.instances())
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 async def reason_of_end(registration: Registration) -> Reason:
@@ -224,7 +225,7 @@ def test_changes_that_were_compacted_while_away_are_seen_all_the_same(etcd: Etcd
             assert news is not None
             assert (news.snapshot, list(news.put), list(news.deleted)) == (False, [instance("comes")], ["goes"])
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_a_watch_from_a_compacted_revision_ends_instead_of_passing_over_it(etcd: Etcd) -> None:
@@ -245,7 +246,7 @@ def test_a_watch_from_a_compacted_revision_ends_instead_of_passing_over_it(etcd:
             assert sum(events) == 0
         await client.close()
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_a_foreign_value_under_the_prefix_is_left_out(etcd: Etcd) -> None:
@@ -260,7 +261,7 @@ def test_a_foreign_value_under_the_prefix_is_left_out(etcd: Etcd) -> None:
 
             await until(lambda: ids(store) == ["w1", "w2"])
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_a_dead_endpoint_costs_nothing_but_the_next_one(etcd: Etcd) -> None:
@@ -271,7 +272,7 @@ def test_a_dead_endpoint_costs_nothing_but_the_next_one(etcd: Etcd) -> None:
             await put(store, "w1")
             await until(lambda: ids(store) == ["w1"])
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_a_hung_endpoint_is_left_after_the_call_timeout(etcd: Etcd, tmp_path: Path) -> None:
@@ -288,7 +289,7 @@ def test_a_hung_endpoint_is_left_after_the_call_timeout(etcd: Etcd, tmp_path: Pa
             await until(lambda: ids(store) == ["w1"])
 
     try:
-        asyncio.run(scenario())
+        run_on_loop(scenario())
     finally:
         hung.kill()
 
@@ -307,7 +308,7 @@ def test_concurrent_writes_of_one_record_all_take_effect(etcd: Etcd) -> None:
             both = instance(model="new", state=INSTANCE_STATE_DRAINING)
             await until(lambda: stores[0].view.instances() == stores[1].view.instances() == [both])
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 async def enable_auth(etcd: Etcd) -> None:
@@ -337,7 +338,7 @@ def test_user_and_password_are_used_and_a_token_that_a_restart_made_worthless_is
             await until_stored(store, "w2")
             await until(lambda: ids(store) == ["w1", "w2"])
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 @pytest.mark.parametrize("given", [{}, {"username": "registry", "password": "wrong"}])
@@ -352,7 +353,7 @@ def test_without_the_right_password_the_store_is_away(etcd: Etcd, given: dict[st
         assert failure.value.reason is Reason.STORE_AWAY
         assert "wrong" not in failure.value.detail
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_tls_with_a_client_certificate(tmp_path: Path) -> None:
@@ -373,7 +374,7 @@ def test_tls_with_a_client_certificate(tmp_path: Path) -> None:
                     await EtcdStore(config).grant(10)
 
     try:
-        asyncio.run(scenario())
+        run_on_loop(scenario())
     finally:
         etcd.kill()
 

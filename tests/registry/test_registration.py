@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.errors import Failure, Reason
+from services.loop import run_on_loop
 from services.registry import registration as registration_module
 from services.registry.memory import MemoryStore
 from services.registry.registration import Registration
@@ -48,7 +49,7 @@ def test_confirms_the_record_with_its_lease_and_revision() -> None:
         assert client.told[0].lease.ToSeconds() == 10
         assert client.told[0].revision == store.view.revision == 1
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_an_update_replaces_the_record_and_is_confirmed() -> None:
@@ -63,7 +64,7 @@ def test_an_update_replaces_the_record_and_is_confirmed() -> None:
 
         assert store.view.instances() == [instance(model="other")] == [client.told[1].instance]
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_an_update_keeps_the_instance_id() -> None:
@@ -86,7 +87,7 @@ def test_the_lease_is_renewed() -> None:
             assert store.view.revision == 1
             assert store.view.instances() == [instance()]
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_a_lost_lease_is_granted_anew_and_the_record_put_again() -> None:
@@ -100,7 +101,7 @@ def test_a_lost_lease_is_granted_anew_and_the_record_put_again() -> None:
 
         assert store.view.instances() == [instance()]
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_the_client_is_told_to_drain() -> None:
@@ -114,7 +115,7 @@ def test_the_client_is_told_to_drain() -> None:
 
         assert client.told[1].instance.state == INSTANCE_STATE_DRAINING
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_ends_when_another_took_the_record_over() -> None:
@@ -135,7 +136,7 @@ def test_ends_when_another_took_the_record_over() -> None:
         await registration.remove()
         assert store.view.instances() == [instance(model="new")]
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_a_view_that_is_behind_is_not_taken_for_a_loss_or_a_take_over() -> None:
@@ -162,7 +163,7 @@ def test_a_view_that_is_behind_is_not_taken_for_a_loss_or_a_take_over() -> None:
         assert client.told[2].instance.state == INSTANCE_STATE_DRAINING
         assert store.view.revision == 101
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 async def settle() -> None:
@@ -185,7 +186,7 @@ def test_lingering_begins_the_lease_again() -> None:
         await until(lambda: not store.view.entries)
         assert asyncio.get_running_loop().time() - stored_at >= 2.3
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_a_client_that_does_not_read_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +196,6 @@ def test_a_client_that_does_not_read_is_broken_off(monkeypatch: pytest.MonkeyPat
         await asyncio.Event().wait()
 
     with pytest.raises(Failure) as failure:
-        asyncio.run(Registration(MemoryStore(), instance(), 10, never).run())
+        run_on_loop(Registration(MemoryStore(), instance(), 10, never).run())
 
     assert failure.value.reason is Reason.SLOW_CLIENT

@@ -21,6 +21,7 @@ from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from services.loop import run_on_loop
 from services.registry.server import SERVICE
 from services.stubs.registry_pb2 import ListRequest, WatchRequest
 from tests.registry.support import WAIT_S, Etcd, client, free_port, instance, register, until
@@ -71,7 +72,7 @@ def test_listens_on_a_free_port_and_writes_down_which(tmp_path: Path) -> None:
             async with client(address) as stub:
                 assert not (await stub.List(ListRequest())).instances
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_serves_health_reflection_and_channelz(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_serves_health_reflection_and_channelz(tmp_path: Path) -> None:
             servers = await channelz_pb2_grpc.ChannelzStub(channel).GetServers(channelz_pb2.GetServersRequest())
             assert len(servers.server) == 1
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 async def health_of(channel: grpc.aio.Channel, service: str) -> str:
@@ -125,7 +126,7 @@ def test_a_request_that_cannot_be_decoded_is_the_clients_fault(tmp_path: Path, m
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "Traceback" not in registry.log()
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -144,7 +145,7 @@ def test_ends_in_order_when_asked_though_streams_are_open(tmp_path: Path, number
             assert "Traceback" not in registry.log()
             assert registry.log().count("registry stopped") == 1
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_a_port_in_use_is_one_sentence_and_status_1(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_what_the_environment_says_of_etcd_is_no_wish_for_it(tmp_path: Path) -> 
         async with started(tmp_path, "--listen", "127.0.0.1:0", ETCD_ENDPOINTS="127.0.0.1:1") as registry:
             await registry.address()
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_to_drain_an_instance_that_is_not_there_says_where_ids_are(tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_to_drain_an_instance_that_is_not_there_says_where_ids_are(tmp_path: Pat
             command = [sys.executable, "-m", "services", "drain", "nosuch", "--registry", await registry.address()]
             return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=WAIT_S)
 
-    done = asyncio.run(scenario())
+    done = run_on_loop(scenario())
 
     assert done.returncode == 1
     assert "no instance 'nosuch' is registered. Workers' ids are in their logs" in done.stderr
@@ -199,7 +200,7 @@ def test_starts_without_etcd_and_says_so_once_without_the_password(tmp_path: Pat
             assert endpoint in registry.log()
             assert "hunter2" not in registry.log()
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 @pytest.mark.etcd
@@ -222,7 +223,7 @@ def test_is_healthy_once_it_has_reached_its_store_and_stays_so(tmp_path: Path) -
             await until(lambda: "the watch on etcd broke off" in registry.log())
             assert await health_of(channel, SERVICE) == "SERVING", "it serves its last view"
 
-    asyncio.run(asyncio.wait_for(scenario(), WAIT_S))
+    run_on_loop(asyncio.wait_for(scenario(), WAIT_S))
 
 
 @pytest.mark.etcd
@@ -243,7 +244,7 @@ def test_a_registry_killed_and_started_again_over_etcd_has_lost_nothing(tmp_path
             assert (await stub.List(ListRequest())).instances == [instance()]
             assert (await stub.Watch(WatchRequest()).read()).epoch == seen.epoch
 
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 def test_the_embedded_store_brings_no_etcd_client() -> None:

@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from services.loop import run_on_loop
 from services.registry import registration
 from services.registry.config import EtcdConfig
 from services.registry.etcd import EtcdStore
@@ -40,7 +41,7 @@ def on_memory(scenario: Scenario) -> None:
         async with running(store := MemoryStore()), served(store) as address, client(address) as stub:
             await scenario(stub)
 
-    asyncio.run(asyncio.wait_for(main(), 2 * WAIT_S))
+    run_on_loop(asyncio.wait_for(main(), 2 * WAIT_S))
 
 
 async def registered(stub: Any, record: Instance, lease_s: int = 10) -> Any:
@@ -332,7 +333,7 @@ def test_a_watcher_that_does_not_read_gets_what_it_missed_in_bounded_messages() 
         assert last.revision == 3000
         assert messages < 3000
 
-    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    run_on_loop(asyncio.wait_for(main(), WAIT_S))
 
 
 def test_a_watcher_that_reads_nothing_for_long_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +356,7 @@ def test_a_watcher_that_reads_nothing_for_long_is_broken_off(monkeypatch: pytest
 
             assert reason_of(error.value) == "SLOW_CLIENT"
 
-    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    run_on_loop(asyncio.wait_for(main(), WAIT_S))
 
 
 # List and Drain
@@ -411,7 +412,7 @@ def on_etcd(etcd: Etcd, scenario: Callable[..., Awaitable[None]]) -> None:
             addresses = [await stack.enter_async_context(served(store)) for store in stores]
             await scenario(*[await stack.enter_async_context(client(address)) for address in addresses])
 
-    asyncio.run(asyncio.wait_for(main(), 2 * WAIT_S))
+    run_on_loop(asyncio.wait_for(main(), 2 * WAIT_S))
 
 
 @pytest.mark.etcd
@@ -499,4 +500,4 @@ def test_a_registry_that_never_reached_etcd_says_so_instead_of_showing_nothing()
                 assert error.value.code() is grpc.StatusCode.UNAVAILABLE
                 assert reason_of(error.value) == "STORE_AWAY"
 
-    asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    run_on_loop(asyncio.wait_for(main(), WAIT_S))

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from services.errors import Failure, Reason
+from services.loop import run_on_loop
 from services.registry.etcd import EtcdStore
 from services.registry.memory import MemoryStore
 from services.registry.store import LeaseLost, Store
@@ -28,7 +29,7 @@ def run(request: pytest.FixtureRequest) -> Run:
         async with running(store):
             await scenario(store)
 
-    return lambda scenario: asyncio.run(on_a_store(scenario))
+    return lambda scenario: run_on_loop(on_a_store(scenario))
 
 
 def ids(store: Store) -> list[str]:

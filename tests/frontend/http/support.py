@@ -17,6 +17,7 @@ from services.frontend.admin import Admin
 from services.frontend.http import HttpConfig, build_admin_app, build_app, http_server
 from services.frontend.http.connection import Clients
 from services.layers import Accept, Gate
+from services.loop import run_on_loop
 from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, TokenLogprobs, Usage
 from services.tokenizers.byte_level import ByteTokenizer
 from tests.frontend.support import alone
@@ -253,7 +254,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
             while len(asyncio.all_tasks()) > 1:
                 await asyncio.sleep(0.001)
 
-    asyncio.run(bounded())
+    run_on_loop(bounded())
 
 
 def raw_post(path: str, body: Any, *, version: str = "1.1", headers: str = "") -> bytes:

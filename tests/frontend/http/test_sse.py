@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from services.client_bounds import ClientBounds
 from services.errors import Failure, Reason
 from services.frontend.http import HttpConfig
+from services.frontend.http.connection import Connection
 from services.layers import Guard
 from services.request import FinishReason, Layer
 from tests.frontend.http.support import (
@@ -220,19 +221,32 @@ def test_text_of_every_kind_arrives_as_it_is() -> None:
     run(test)
 
 
+class Overheard:
+    """A transport that notes what is written to it. seen: write by write."""
+
+    def __init__(self, transport: Any, seen: list[bytes]) -> None:
+        self._transport = transport
+        self._seen = seen
+
+    def write(self, data: bytes) -> None:
+        self._seen.append(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What was written to clients of streams, write by write."""
-    transport = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+    """What was written to clients, write by write."""
     seen: list[bytes] = []
-    write = transport.write
+    made = Connection.connection_made
 
-    def record(self: asyncio.Transport, data: bytes) -> None:
-        if not data.startswith(b"POST "):
-            seen.append(data)
-        write(self, data)
+    def overhear(connection: Connection, transport: Any) -> None:
+        overheard: Any = Overheard(transport, seen)
+        made(connection, overheard)
 
-    monkeypatch.setattr(transport, "write", record)
+    monkeypatch.setattr(Connection, "connection_made", overhear)
     return seen
 
 

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from services.loop import Loop
+
 if TYPE_CHECKING:
     from tests.worker.engines.llamacpp_support import Bench
 
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=Loop) as runner:
         yield runner
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from services.card import Resume
 from services.errors import Failure, Reason
+from services.loop import run_on_loop
 from services.models import resolve
 from services.request import FinishReason, Guided, GuidedKind, Request, Sampling
 from services.tokenizers.gguf import GgufTokenizer
@@ -192,7 +193,7 @@ def test_a_file_that_is_no_model_ends_the_run_with_engine_dead(tmp_path: Path) -
     engine = LlamaCppEngine(LlamaCppConfig(path=file, served_model_name="none"))
 
     with pytest.raises(Failure, match="not a GGUF file") as raised:
-        asyncio.run(engine.run(lambda _: None, asyncio.Event()))
+        run_on_loop(engine.run(lambda _: None, asyncio.Event()))
 
     assert raised.value.reason is Reason.ENGINE_DEAD
 
@@ -220,7 +221,7 @@ def test_the_event_loop_goes_on_while_the_engine_ends(monkeypatch: pytest.Monkey
                 await run
 
     monkeypatch.setattr(Llama, "close", close_late)
-    asyncio.run(scenario())
+    run_on_loop(scenario())
 
 
 @pytest.mark.parametrize("missing", ["cyllama", "llguidance"])

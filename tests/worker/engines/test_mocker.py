@@ -308,6 +308,7 @@ def test_refuse_refuses_so_many_submissions_and_no_more() -> None:
 
 DOOMED = """
 import asyncio, signal, sys
+from services.loop import run_on_loop
 from services.worker.engines.mocker import Faults, MockerConfig, MockerEngine
 from tests.support import make_request
 
@@ -322,7 +323,7 @@ async def main():
     engine.submit(1, make_request((7,), max_tokens={max_tokens}, ignore_eos=True))
     await engine.run(emit, asyncio.Event())
 
-asyncio.run(main())
+run_on_loop(main())
 """
 
 
