@@ -91,6 +91,24 @@ def test_the_reader_is_always_the_same_and_done_until_the_next_request() -> None
         run_async(play(llm))
 
 
+def test_a_reader_that_is_cancelled_as_news_come_ends() -> None:
+    async def play(llm: Any) -> None:
+        await answer(llm, max_tokens=2)
+        items = llm.get_stats_async(10.0)
+        async with asyncio.TaskGroup() as group:
+            reader = group.create_task(read(items))
+            await asyncio.sleep(0)
+            while items.queue.qsize():
+                await asyncio.sleep(0)
+            items.put(["{}"])
+            await asyncio.sleep(0)
+            reader.cancel()
+        assert reader.cancelled()
+
+    with engine(enable_iter_perf_stats=True) as llm:
+        run_async(play(llm))
+
+
 def test_cache_events_name_blocks_and_their_parents_in_order() -> None:
     prompt = [*b"a" * 70]
 

@@ -225,7 +225,8 @@ class IterationResult:
             raise StopAsyncIteration
         assert self.aqueue is not None, "The asyncio event loop was not present during initialization"
         try:
-            content: dict[str, Any] = json.loads(await asyncio.wait_for(self.aqueue.get(), self._timeout))
+            async with asyncio.timeout(self._timeout):  # wait_for may lose a cancellation before Python 3.12.
+                content: dict[str, Any] = json.loads(await self.aqueue.get())
         except TimeoutError:
             self._done = True
             raise StopAsyncIteration from None
