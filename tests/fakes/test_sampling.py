@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.support import END_ID, PROMPT, answer, engine, greedy, start
+from tests.fakes.support import END_ID, PROMPT, answer, engine, greedy, is_silent, start
 from tests.fakes.tensorrt_llm import SamplingParams
+from tests.fakes.tensorrt_llm.executor.utils import CppExecutorError
 from tests.fakes.tensorrt_llm.llmapi import GuidedDecodingParams, RequestError
 from tests.fakes.torch import tensor
 from tests.support import run_async
@@ -240,6 +241,32 @@ def test_a_form_that_cannot_be_read_fails_the_request() -> None:
         assert await answer(llm, max_tokens=1)
 
     with engine(guided_decoding_backend="xgrammar") as llm:
+        run_async(play(llm))
+
+
+def test_a_form_that_leaves_no_token_is_the_end_of_the_engine() -> None:
+    """Here because the end of a complete form is ignored."""
+
+    async def play(llm: Any) -> None:
+        form = GuidedDecodingParams(regex="ab")
+        result = start(llm, params=greedy(guided_decoding=form))
+        lengths = [len((await anext(result)).outputs[0].token_ids) for _ in range(3)]
+
+        assert lengths == [1, 2, 3]
+        assert await is_silent(result)
+        with pytest.raises(CppExecutorError):
+            start(llm)
+
+    with engine(guided_decoding_backend="xgrammar") as llm:
+        run_async(play(llm))
+
+
+def test_a_bias_of_another_length_fails_the_request() -> None:
+    async def play(llm: Any) -> None:
+        with pytest.raises(RequestError, match="embedding_bias"):
+            await start(llm, embedding_bias=tensor([1.0]))
+
+    with engine() as llm:
         run_async(play(llm))
 
 

@@ -12,6 +12,10 @@ from .kv_cache import Lease
 from .model import Model, State
 
 
+class DeadEndError(RuntimeError):
+    """No token may follow. 1.2.1 does not survive it."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Answer:
     """All the answers to one request. open_count: how many have not ended. max_tokens: what is left of the context."""
@@ -49,8 +53,10 @@ class Choice:
         return len(self.answer.request.prompt_token_ids) + len(self.generated)
 
     def draw(self, model: Model, random: Random) -> int:
-        """The next token, which becomes part of the answer."""
+        """The next token, which becomes part of the answer. Raises DeadEndError."""
         logits = self._logits(model)
+        if not logits:
+            raise DeadEndError("no token is allowed")
         token = draw(logits, self.params, random)
         if self.params.logprobs:
             count = min(self.params.logprobs, len(logits))

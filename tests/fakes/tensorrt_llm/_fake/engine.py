@@ -13,7 +13,7 @@ from typing import Protocol
 from ..executor.request import GenerationRequest, Response
 from ..executor.utils import CppExecutorError
 from ..llmapi.llm_args import TorchLlmArgs
-from .choice import Answer, Choice
+from .choice import Answer, Choice, DeadEndError
 from .faults import Death, Faults
 from .guided import GuideMaker
 from .kv_cache import KvCache
@@ -157,7 +157,11 @@ class Engine(threading.Thread):
         self._step_count += 1
         start = time.monotonic()
         responses: list[Response] = []
-        read_counts = [self._step_rank(rank, responses) for rank in self._ranks]
+        try:
+            read_counts = [self._step_rank(rank, responses) for rank in self._ranks]
+        except DeadEndError:
+            self._die()
+            return
         if self._args.enable_iter_perf_stats:
             latency_ms = self._faults.step_ms + 1000 * (time.monotonic() - start)
             rank, queued_count = self._ranks[0], len(self._waiting)
@@ -258,6 +262,8 @@ def check_ranges(request: GenerationRequest, vocab_size: int, rank_count: int) -
         raise ValueError(f"top_k: {params.top_k}")
     if params.max_tokens is not None and params.max_tokens < 1:
         raise ValueError(f"max_tokens: {params.max_tokens}")
+    if params.embedding_bias is not None and len(params.embedding_bias.tolist()) != vocab_size:
+        raise ValueError("embedding_bias: one number for each token of the vocabulary")
     rank = None if scheduling is None or rank_count == 1 else scheduling.attention_dp_rank
     if rank is not None and not 0 <= rank < rank_count:
         raise ValueError(f"attention_dp_rank: {rank}")

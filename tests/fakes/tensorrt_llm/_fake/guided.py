@@ -28,15 +28,20 @@ class _Tokens:
 class Guide:
     """Where one answer stands in its form."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, end_ids: Sequence[int]) -> None:
         self._matcher = matcher
+        self._end_ids = end_ids
+        self._has_ended = False
 
     def allowed(self) -> list[int]:
-        """An end token is among them when the form is complete."""
+        """An end token is among them when the form is complete; after that there is nothing."""
+        if self._has_ended or self._matcher.is_error():
+            return []
         mask = self._matcher.compute_bitmask()
         return [8 * index + bit for index, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
 
     def take(self, token: int) -> None:
+        self._has_ended = token in self._end_ids
         self._matcher.consume_token(token)
 
 
@@ -57,7 +62,7 @@ class GuideMaker:
         matcher = llguidance.LLMatcher(self._tokenizer, self._grammar(form), log_level=0)
         if matcher.is_error():
             raise ValueError(f"invalid guide: {matcher.get_error()}")
-        return Guide(matcher)
+        return Guide(matcher, self._vocabulary.end_ids)
 
     def _grammar(self, form: GuidedDecodingParams) -> str:
         """In the language of llguidance. A grammar is GBNF for xgrammar; llguidance takes its own."""

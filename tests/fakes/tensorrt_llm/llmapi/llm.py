@@ -33,6 +33,7 @@ _NOT_PLAYED = (
     "return_context_logits",
     "return_generation_logits",
     "return_encoder_output",
+    "return_perf_metrics",
     "additional_model_outputs",
     "lookahead_config",
     "truncate_prompt_tokens",
