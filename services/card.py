@@ -13,7 +13,10 @@ class TokenizerRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """For each kind of state: does the engine carry on exactly after `generated_token_ids`?"""
+    """For each kind of state: does the engine carry on exactly after `generated_token_ids`?
+
+    sampling: an engine that cannot draws from no seed at all, and no request is given one for it.
+    """
 
     sampling: bool = True
     penalties: bool = True

@@ -136,7 +136,9 @@ def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:
         known = ", ".join(card.guided) or "none"
         raise invalid("guided", f"the engine of {card.model!r} can't do {request.guided.kind}; kinds it can: {known}")
     sampling = request.sampling
-    seed = rng.getrandbits(64) if sampling.seed is None else sampling.seed
+    seed = sampling.seed
+    if seed is None and card.resume.sampling:  # Else the engine draws from none.
+        seed = rng.getrandbits(64)
     temperature = card.default_temperature if sampling.temperature is None else sampling.temperature
     return replace(
         request,
