@@ -4,7 +4,9 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -36,6 +38,25 @@ def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
             raise
         print(f"error: {cause}", file=sys.stderr)
         sys.exit(1)
+
+
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """The process ends where this does, with the status that it would have had, and without what is left to do at exit.
+
+    For libraries that register things to do then, and may wait for ever in them.
+    """
+    status = 0
+    try:
+        yield
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
 
 
 async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:

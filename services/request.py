@@ -31,7 +31,7 @@ class FinishReason(StrEnum):
 class Sampling(Struct, frozen=True, kw_only=True, gc=False):
     """How a token is drawn: see `Sampling` in inference.proto for ranges.
 
-    Below preprocess `temperature` is never None, and `seed` only where the engine draws from none: see `Resume.sampling`.
+    Below preprocess `temperature` is never None, and `seed` only where the engine draws from none: see `Resume`.
     """
 
     temperature: float | None = None

@@ -1,18 +1,20 @@
 """`unbroken worker`."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
 from services.cli.options import Address, env_option, logging_options, registry_option
-from services.lifetime import StartupError, run_process
+from services.cli.trtllm import check_trtllm, trtllm_engine, trtllm_options
+from services.lifetime import StartupError, leaving_at_once, run_process
 from services.models import PUBLISHED, resolve
 from services.rpc import is_wildcard, split_address
 from services.telemetry import configure_logging, log_config
 from services.worker.engine import Engine
 
-ENGINES = ("mocker", "llamacpp")
+ENGINES = ("mocker", "llamacpp", "trtllm")
 FAULTS = {
     "die_after": "K: kill the process when a request has K tokens",
     "freeze_after": "K: stop the process (SIGSTOP) then",
@@ -48,7 +50,8 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
 @env_option(
     "--model",
     "DYN_MODEL",
-    help="For llamacpp: a GGUF file, or a name that `unbroken models pull` knows. The mocker only takes its name.",
+    help="For llamacpp: a GGUF file, or a name that `unbroken models pull` knows. For trtllm: a folder with a model of "
+    "Hugging Face. The mocker only takes its name.",
 )
 @env_option("--served-model-name", "DYN_SERVED_MODEL_NAME", help="What clients ask for. Default: the model's name.")
 @env_option("--listen", "DYN_WORKER_LISTEN", default="127.0.0.1:0", type=Address(), help="Port 0 takes a free one.")
@@ -115,6 +118,7 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
 @env_option(
     "--context-length", "DYN_CONTEXT_LENGTH", type=click.IntRange(2), help="Tokens of prompt and answer together."
 )
+@trtllm_options
 @env_option("--threads", "DYN_THREADS", type=click.IntRange(1), help="For llamacpp: CPU threads.")
 @env_option("--mocker-itl-ms", "DYN_MOCKER_ITL_MS", type=click.FloatRange(0), default=6.0, help="Time between tokens.")
 @env_option(
@@ -186,7 +190,8 @@ def command(**given: Any) -> None:
     async def serve(stopping: Any) -> None:
         await Worker(_engine(given), config).run(stopping)
 
-    run_process(serve)
+    with leaving_at_once() if given["engine"] == "trtllm" else nullcontext():
+        run_process(serve)
 
 
 def check_options(given: dict[str, Any]) -> None:
@@ -199,6 +204,8 @@ def check_options(given: dict[str, Any]) -> None:
         raise click.UsageError(f"--mocker-fault mute_rank={mute_rank}: --mocker-dp-ranks gives no such rank")
     if given["engine"] == "llamacpp":
         _model_path(given["model"])
+    if given["engine"] == "trtllm":
+        check_trtllm(given)
 
 
 def _model_path(model: str | None) -> Path:
@@ -232,7 +239,8 @@ def _check_one_host(listen: str, session_listen: str) -> None:
 
 
 def _engine(given: dict[str, Any]) -> Engine:
-    return _mocker(given) if given["engine"] == "mocker" else _llamacpp(given)
+    make = {"mocker": _mocker, "llamacpp": _llamacpp, "trtllm": trtllm_engine}[given["engine"]]
+    return make(given)
 
 
 def _mocker(given: dict[str, Any]) -> Engine:

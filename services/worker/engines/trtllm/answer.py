@@ -38,11 +38,9 @@ class Answer:
         except Failure as failure:
             return Output(self.key, failure=failure)
 
-    def skip(self, completion: Any) -> int:
-        """Nobody wants it any more. Returns how many tokens are new all the same."""
-        new = max(0, len(completion.token_ids) - self.drawn)
-        self.drawn += new
-        return new
+    def skip(self, completion: Any) -> None:
+        """Nobody wants it any more: what is new is only counted."""
+        self.drawn = max(self.drawn, len(completion.token_ids))
 
     def _take(self, completion: Any, *, is_finished: bool) -> Output | None:
         start = self.drawn

@@ -1,7 +1,7 @@
 """Gathers what comes for all requests in one turn of the event loop into one step.
 
-The engine sends one message for a step, and its client wakes the readers of all its requests in one turn. What they read
-leaves in the next turn but none: a step of a thousand requests is emitted once.
+The engine sends one message for a step, and its client wakes the readers of all its requests in one turn. What they
+have read by the end of that turn leaves together: a step of a thousand requests is emitted once.
 """
 
 import asyncio

@@ -44,10 +44,11 @@ class TrtLlmConfig:
     max_seq_len: prompt and answer together; None: as many as the model was made for, SEQ_LEN_DEFAULT_MAX at most.
     extra: other arguments of `tensorrt_llm.LLM`, by their names there.
 
-    stall_s: how long nothing may come of an engine that has requests. silence_s: the same for one request while others
-    go on. canary_after_s: how long an idle engine is left in peace before it has to make a token, in canary_s.
-    abort_s: how long an aborted request is waited for; shutdown_s: the engine's end. loop_s: how long the event loop
-    may be held up, by a call into the engine that does not return.
+    stall_s: how long nothing may come of an engine that has requests; silence_s: of one request while others go on;
+    first_token_s: the same before its first token, while the prompts before it are computed. canary_after_s: how long
+    the engine may say nothing before it has to make a token, an idle one within canary_s. abort_s: how long an aborted
+    request is waited for; shutdown_s: the engine's end. loop_s: how long a call into the engine may hold up the event
+    loop.
     """
 
     model: Path
@@ -61,7 +62,8 @@ class TrtLlmConfig:
     extra: Mapping[str, Any] = field(default_factory=dict)
     stall_s: float = 60.0
     silence_s: float = 180.0
-    canary_after_s: float = 10.0
+    first_token_s: float = 1800.0
+    canary_after_s: float = 5.0
     canary_s: float = 20.0
     abort_s: float = 2.0
     shutdown_s: float = 15.0
@@ -97,20 +99,21 @@ def llm_arguments(config: TrtLlmConfig, max_seq_len: int) -> dict[str, Any]:
     The engine's tokeniser stays away unless guided decoding makes its table of it: end ids are passed with each
     request, and text is the frontend's.
     """
+    backend = config.guided_decoding_backend
     cache = {_FRACTION: config.kv_cache_free_gpu_memory_fraction, **config.extra.get("kv_cache_config", {})}
-    return {
+    arguments = {
         "enable_iter_perf_stats": True,
         **config.extra,
         "model": str(config.model),
-        "skip_tokenizer_init": config.guided_decoding_backend is None,
+        "skip_tokenizer_init": backend is None,
         "tensor_parallel_size": config.tensor_parallel_size,
         "max_batch_size": config.max_batch_size,
         "max_num_tokens": config.max_num_tokens,
         "max_seq_len": max_seq_len,
         "enable_chunked_prefill": True,
         "kv_cache_config": cache,
-        **({} if config.guided_decoding_backend is None else {"guided_decoding_backend": config.guided_decoding_backend}),
     }
+    return arguments if backend is None else arguments | {"guided_decoding_backend": backend}
 
 
 def read_extra(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The seam to the package `tensorrt_llm`: whether it is there, whether we know this version, and the names we use of it.
+"""Finds the package `tensorrt_llm`: whether it is there, whether we know this version, and the names we use of it.
 
 It is looked for without being imported, because to import any part of it loads all of its native libraries, and those
 of another version may do anything.

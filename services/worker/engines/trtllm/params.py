@@ -14,8 +14,8 @@
 | strings, n, choice, text, messages | nothing: settled above the worker |
 | seed, penalties, min_p | refused unless neutral: the sampler of 1.2 takes them and does nothing with them |
 
-Raises INVALID_ARGUMENT for what the engine would ignore, or might not survive. Never names `stop`: the engine would look
-for strings by ids of its own making.
+Raises INVALID_ARGUMENT for what the engine would ignore, or might not survive. Never names `stop`: the engine would
+look for strings by ids of its own making.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ _NEUTRAL: dict[str, float] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the mapping has to know. end_ids: the model's own ends, the tokeniser's first; guided_backend: None: none."""
+    """What the mapping has to know. end_ids: the model's own, the tokeniser's first. guided_backend: if one is on."""
 
     context_length: int
     vocab_size: int

@@ -15,7 +15,6 @@ has been called for it, unless the engine has said that it is finished or is dea
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import structlog
@@ -33,8 +32,8 @@ ERROR_CHARACTERS_MAX = 300
 class Listener(Protocol):
     """Who is told of results."""
 
-    def on_result(self, run: "Run") -> None:
-        """The engine lives."""
+    def on_result(self, run: "Run", *, prefilled: int, drawn: int) -> None:
+        """There is news. prefilled: tokens that the request brought and that are computed now; drawn: new tokens."""
         ...
 
     def on_output(self, run: "Run", output: Output) -> None:
@@ -59,11 +58,11 @@ class Run:
         "begun_at",
         "has_begun",
         "heard_at",
+        "is_cancelled",
         "is_wanted",
         "key",
         "rank",
         "request",
-        "unwanted_tokens",
     )
 
     def __init__(
@@ -74,7 +73,7 @@ class Run:
         self.rank = rank
         self.is_wanted = True
         self.has_begun = False
-        self.unwanted_tokens = 0
+        self.is_cancelled = False
         self._loop = asyncio.get_running_loop()
         self.begun_at = self.heard_at = self._loop.time()
         self._answer = answer
@@ -99,10 +98,10 @@ class Run:
         """Tokens that the engine has drawn for it here."""
         return self._answer.drawn
 
-    @property
-    def cached_tokens(self) -> int:
-        """How many of the tokens that it brought the engine had computed before."""
-        return int(self._result.cached_tokens or 0)
+    def cancel(self) -> None:
+        """Its client wants it no more."""
+        self.is_cancelled = True
+        self.leave()
 
     def leave(self) -> None:
         """Nobody wants it any more: abort it, and give the engine `abort_s` to say that it has. Idempotent."""
@@ -130,10 +129,7 @@ class Run:
     async def follow(self, request_error: type[Exception]) -> None:
         """Read its results to the end. Raises whatever the engine died of."""
         try:
-            async with asyncio.timeout_at(self._leave_by) as self._scope:
-                while not self._result.finished:
-                    await anext(self._result)
-                    self._take()
+            await self._read()
         except TimeoutError:
             if self._leave_by is None:
                 raise
@@ -142,26 +138,37 @@ class Run:
             self._end(Output(self.key, failure=_ended_early()))
         except request_error as error:
             self._end(Output(self.key, failure=self._failure_of(error)))
-        finally:
-            self._scope = None
+
+    async def _read(self) -> None:
+        """To the engine's last result, or until `leave` lets the time be over. Raises TimeoutError then."""
+        async with asyncio.timeout_at(self._leave_by) as scope:
+            self._scope = scope
+            try:
+                while not self._result.finished:
+                    await anext(self._result)
+                    self._take()
+            finally:
+                self._scope = None
 
     def _take(self) -> None:
         self.heard_at = self._loop.time()
         completion = self._result.outputs[0]
-        if not self.is_wanted:
-            new = self._answer.skip(completion)
-            self.unwanted_tokens += new
-            self._begin(has_tokens=new > 0)
-            self._listener.on_result(self)
-            return
-        output = self._answer.take(completion, is_finished=self._result.finished)
-        self._begin(has_tokens=output is not None)
-        self._listener.on_result(self)
+        before, output = self.drawn, None
+        if self.is_wanted:
+            output = self._answer.take(completion, is_finished=self._result.finished)
+        else:
+            self._answer.skip(completion)
+        drawn = self.drawn - before
+        self._listener.on_result(self, prefilled=self._prefilled(has_news=output is not None or drawn > 0), drawn=drawn)
         if output is not None:
             self._pass(output)
 
-    def _begin(self, *, has_tokens: bool) -> None:
-        self.has_begun = self.has_begun or has_tokens
+    def _prefilled(self, *, has_news: bool) -> int:
+        """What the engine has computed of what the request brought, once: before its first token or end."""
+        if self.has_begun or not has_news:
+            return 0
+        self.has_begun = True
+        return max(0, self.request.token_count - int(self._result.cached_tokens or 0))
 
     def _pass(self, output: Output) -> None:
         if output.finish is None and output.failure is None:

@@ -1,0 +1,28 @@
+"""Every test of the engine runs on the fake TensorRT-LLM: see tests/fakes/tensorrt_llm."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.model_folder import make_model_folder
+
+FAKES = Path(__file__).parents[3] / "fakes"
+NAMES = ("tensorrt_llm", "torch")
+
+
+@pytest.fixture(autouse=True)
+def fake_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Importable for the length of a test, and fast."""
+    monkeypatch.syspath_prepend(FAKES)
+    monkeypatch.setenv("TLLM_FAKE_STEP_MS", "0.5")
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of bytes."""
+    return make_model_folder(tmp_path_factory.mktemp("model"), context_length=1024)

@@ -1,0 +1,89 @@
+"""What the tests of the engine share: an engine that runs on the fake, and all that it has emitted."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from services.request import Request, Sampling
+from services.worker.engine import Output
+from services.worker.engines.trtllm import TrtLlmConfig, TrtLlmEngine
+from tests.support import make_request, run_async
+
+GREEDY = Sampling(temperature=0.0)
+SAMPLED = Sampling(temperature=0.8)
+PROMPT = tuple(b"Tell me of the sea.")
+
+
+class Running:
+    """An engine that runs, and what it has emitted, step by step."""
+
+    def __init__(self, config: TrtLlmConfig) -> None:
+        self.engine = TrtLlmEngine(config)
+        self.steps: list[Sequence[Output]] = []
+        self._news = asyncio.Event()
+
+    def emit(self, outputs: Sequence[Output]) -> None:
+        self.steps.append(outputs)
+        self._news.set()
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Until it is true; looked at after each step, and now and then."""
+        while not condition():
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), 0.02)
+            except TimeoutError:
+                continue
+
+    def outputs(self, key: int) -> list[Output]:
+        return [output for step in self.steps for output in step if output.key == key]
+
+    def token_ids(self, key: int) -> list[int]:
+        return [token for output in self.outputs(key) for token in output.token_ids]
+
+    def end(self, key: int) -> Output | None:
+        ends = [output for output in self.outputs(key) if output.finish or output.failure]
+        assert len(ends) <= 1
+        assert not ends or ends[0] is self.outputs(key)[-1], "nothing comes after an end"
+        return ends[0] if ends else None
+
+    async def wait_end(self, key: int) -> Output:
+        await self.until(lambda: self.end(key))
+        end = self.end(key)
+        assert end is not None
+        return end
+
+    async def answer(self, key: int, request: Request) -> tuple[list[int], Output]:
+        """Submit it and wait for its end."""
+        self.engine.submit(key, request)
+        end = await self.wait_end(key)
+        return self.token_ids(key), end
+
+
+def play(folder: Path, scenario: Callable[[Running], Any], **config: Any) -> Any:
+    """Play the scenario on a running engine, and end it. Raises what its `run` raises."""
+
+    async def played() -> Any:
+        fast = {"abort_s": 0.2, "shutdown_s": 2.0}
+        given = {"model": folder, "served_model_name": "m", **fast, **config}
+        running, ready = Running(TrtLlmConfig(**given)), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            engine = group.create_task(running.engine.run(running.emit, ready))
+            await ready.wait()
+            result = await scenario(running)
+            engine.cancel()
+        return result
+
+    return run_async(played())
+
+
+def asked(sampling: Sampling = GREEDY, *, max_tokens: int = 64, **fields: Any) -> Request:
+    return make_request(PROMPT, sampling=sampling, max_tokens=max_tokens, **({"ignore_eos": True} | fields))
+
+
+def llm_of(running: Running) -> Any:
+    """The fake itself, to see what was asked of it."""
+    serving = running.engine._serving
+    assert serving is not None
+    return serving._client.llm

@@ -1,0 +1,308 @@
+"""The TensorRT-LLM engine: answers that go on from any cut, ends that are ours, and nothing that is pretended."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from services.errors import Failure, Reason
+from services.lifetime import StartupError
+from services.request import FinishReason, Guided, GuidedKind, Request
+from services.tokenizers.byte_level import EOS
+from services.worker.engine import Output
+from services.worker.engines.trtllm import TrtLlmConfig, TrtLlmEngine
+from tests.model_folder import make_model_folder
+from tests.worker.engines.trtllm.support import GREEDY, PROMPT, SAMPLED, Running, asked, llm_of, play
+
+
+def answers(folder: Path, *requests: Request, **config: Any) -> list[tuple[list[int], FinishReason | None]]:
+    """Each by itself: its tokens, and why it ended."""
+
+    async def scenario(running: Running) -> list[tuple[list[int], FinishReason | None]]:
+        ended = []
+        for key, request in enumerate(requests, start=1):
+            token_ids, end = await running.answer(key, request)
+            ended.append((token_ids, end.finish))
+        return ended
+
+    found: list[tuple[list[int], FinishReason | None]] = play(folder, scenario, **config)
+    return found
+
+
+def test_a_greedy_continuation_from_any_cut_equals_the_uncut_answer(folder: Path) -> None:
+    [(uncut, _)] = answers(folder, asked())
+    cuts = range(0, 64, 7)
+
+    continued = answers(folder, *(asked().after(uncut[:cut]) for cut in cuts))
+
+    assert continued == [(uncut[cut:], FinishReason.LENGTH) for cut in cuts]
+
+
+def test_a_request_whose_limit_is_met_already_finishes_without_a_token(folder: Path) -> None:
+    assert answers(folder, asked(max_tokens=3).after([97, 98, 99])) == [([], FinishReason.LENGTH)]
+
+
+def test_the_context_ends_an_answer(folder: Path) -> None:
+    [(token_ids, finish)] = answers(folder, asked(), max_seq_len=len(PROMPT) + 5)
+
+    assert (len(token_ids), finish) == (5, FinishReason.LENGTH)
+
+
+def test_a_stop_token_ends_the_answer_before_it(folder: Path) -> None:
+    [(uncut, _)] = answers(folder, asked())
+    stop = uncut[30]
+
+    [(token_ids, finish)] = answers(folder, asked(stop_token_ids=(stop,)))
+
+    assert (token_ids, finish) == (uncut[: uncut.index(stop)], FinishReason.STOP)
+
+
+@pytest.mark.parametrize("is_told", ["0", "1"])
+def test_the_end_token_ends_an_answer_whether_the_engine_tells_it_or_not(
+    folder: Path, is_told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TLLM_FAKE_END_ODDS", "20")
+    monkeypatch.setenv("TLLM_FAKE_END_IN_TOKENS", is_told)
+    prompts = [tuple(b"prompt %d" % number) for number in range(8)]
+
+    ended = answers(folder, *(replace(asked(ignore_eos=False), token_ids=prompt) for prompt in prompts))
+
+    assert [finish for token_ids, finish in ended if len(token_ids) < 64] == [FinishReason.STOP] * 8
+    assert all(EOS not in token_ids for token_ids, _ in ended)
+
+
+def test_an_end_of_turn_that_only_the_model_names_ends_an_answer(tmp_path: Path) -> None:
+    turn_end = ord(" ")
+    folder = make_model_folder(tmp_path, {"generation_config.json": {"eos_token_id": [EOS, turn_end]}})
+
+    [(token_ids, finish)] = answers(folder, asked(ignore_eos=False, max_tokens=500))
+
+    assert finish is FinishReason.STOP
+    assert turn_end not in token_ids
+
+
+def test_min_tokens_holds_the_end_token_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLLM_FAKE_END_ODDS", "5")
+
+    [(short, _), (long, _)] = answers(folder, asked(ignore_eos=False), asked(ignore_eos=False, min_tokens=40))
+
+    assert len(short) < 40 <= len(long)
+
+
+def test_sampled_answers_come_too(folder: Path) -> None:
+    [(token_ids, finish)] = answers(folder, asked(SAMPLED))
+
+    assert (len(token_ids), finish) == (64, FinishReason.LENGTH)
+
+
+def test_a_bias_changes_what_is_likely(folder: Path) -> None:
+    request = replace(asked(max_tokens=8), sampling=replace(GREEDY, logit_bias=((ord("z"), 100.0),)))
+
+    assert answers(folder, request) == [([ord("z")] * 8, FinishReason.LENGTH)]
+
+
+def test_requests_run_together_and_do_not_disturb_each_other(folder: Path) -> None:
+    requests = [replace(asked(), token_ids=tuple(b"prompt %d" % number)) for number in range(6)]
+    alone = answers(folder, *requests)
+
+    async def scenario(running: Running) -> list[list[int]]:
+        for key, request in enumerate(requests):
+            running.engine.submit(key, request)
+        for key in range(6):
+            await running.wait_end(key)
+        return [running.token_ids(key) for key in range(6)]
+
+    assert play(folder, scenario) == [token_ids for token_ids, _ in alone]
+
+
+def test_one_step_of_the_engine_is_emitted_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLLM_FAKE_STEP_MS", "5")
+
+    async def scenario(running: Running) -> list[int]:
+        for key in range(8):
+            running.engine.submit(key, asked())
+        for key in range(8):
+            await running.wait_end(key)
+        return [len({output.key for output in step}) for step in running.steps]
+
+    sizes = play(folder, scenario)
+    assert sizes.count(8) >= 50, sizes
+
+
+# Log probabilities
+
+
+@pytest.mark.parametrize("rivals", [0, 3])
+def test_each_token_has_its_log_probability_and_the_rivals_that_were_asked_for(folder: Path, rivals: int) -> None:
+    async def scenario(running: Running) -> list[Any]:
+        token_ids, _ = await running.answer(1, asked(logprobs=rivals))
+        logprobs = [one for output in running.outputs(1) for one in output.logprobs or ()]
+        return [token_ids, logprobs]
+
+    token_ids, logprobs = play(folder, scenario)
+
+    assert len(logprobs) == len(token_ids) == 64
+    assert all(len(one.top) == rivals for one in logprobs)
+    if rivals:
+        assert all(one.top[0] == (token, one.logprob) for token, one in zip(token_ids, logprobs, strict=True))
+
+
+def test_log_probabilities_go_on_exactly_from_any_cut(folder: Path) -> None:
+    async def scenario(running: Running) -> list[Any]:
+        found = []
+        whole = asked(logprobs=2)
+        uncut, _ = await running.answer(1, whole)
+        for key, cut in ((1, 0), (2, 10), (3, 40)):
+            if cut:
+                await running.answer(key, whole.after(uncut[:cut]))
+            found.append([one for output in running.outputs(key) for one in output.logprobs or ()])
+        return found
+
+    uncut, ten, forty = play(folder, scenario)
+
+    assert ten == uncut[10:]
+    assert forty == uncut[40:]
+
+
+# What it says of itself
+
+
+def test_its_card_promises_no_more_than_it_keeps(folder: Path) -> None:
+    engine = TrtLlmEngine(TrtLlmConfig(model=folder, served_model_name="m", max_batch_size=7))
+    card = engine.card
+
+    assert (card.engine, card.context_length, card.vocab_size, card.guided) == ("trtllm", 1024, EOS + 1, ())
+    assert (card.resume.sampling, card.resume.penalties, card.resume.guided) == (False, False, False)
+    assert card.resume.logprobs
+    assert card.tokenizer.kind == "huggingface"
+    assert engine.tokenizer_content()
+    assert engine.request_limit == 7
+
+
+def test_the_context_of_a_model_made_for_a_million_is_bounded_unless_asked_for(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path, context_length=1_000_000)
+
+    def context_length(**config: Any) -> int:
+        return TrtLlmEngine(TrtLlmConfig(model=folder, served_model_name="m", **config)).card.context_length
+
+    assert context_length() == 8192
+    assert context_length(max_seq_len=20_000) == 20_000
+    with pytest.raises(StartupError, match="more than the 1000000"):
+        context_length(max_seq_len=1_000_001)
+
+
+def test_a_folder_without_an_end_token_is_refused(tmp_path: Path) -> None:
+    config = {"vocab_size": 257, "max_position_embeddings": 64}
+    empty = {"config.json": config, "generation_config.json": {}, "tokenizer_config.json": {}}
+    folder = make_model_folder(tmp_path, empty)
+
+    with pytest.raises(StartupError, match="no end token"):
+        TrtLlmEngine(TrtLlmConfig(model=folder, served_model_name="m"))
+
+
+def test_a_folder_that_is_none_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"tokenizer\.json"):
+        TrtLlmEngine(TrtLlmConfig(model=tmp_path, served_model_name="m"))
+
+
+def test_it_can_be_imported_where_there_is_no_package() -> None:
+    code = "import sys, services.worker.engines.trtllm; assert not any(n.startswith('tensorrt') for n in sys.modules)"
+
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+
+
+# Room
+
+
+def test_one_request_more_than_the_batch_holds_is_refused(folder: Path) -> None:
+    async def scenario(running: Running) -> Reason:
+        running.engine.submit(1, asked(max_tokens=500))
+        running.engine.submit(2, asked(max_tokens=500))
+        with pytest.raises(Failure) as caught:
+            running.engine.submit(3, asked())
+        return caught.value.reason
+
+    assert play(folder, scenario, max_batch_size=2) is Reason.WORKER_AT_CAPACITY
+
+
+def test_nothing_is_left_of_requests_that_have_ended(folder: Path) -> None:
+    async def scenario(running: Running) -> None:
+        for key in range(4):
+            running.engine.submit(key, asked())
+        running.engine.cancel(3)
+        for key in range(3):
+            await running.wait_end(key)
+        serving: Any = running.engine._serving
+        await running.until(lambda: not serving._leaving)
+
+        assert not serving._live
+
+    play(folder, scenario)
+
+
+# Requests that fail
+
+
+def test_a_request_error_fails_that_request_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", "7")
+    monkeypatch.setenv("TLLM_FAKE_ERROR_AFTER", "3")
+
+    async def scenario(running: Running) -> tuple[Output, Output]:
+        running.engine.submit(1, asked())
+        _, bad = await running.answer(2, replace(asked(), token_ids=(7,)))
+        return await running.wait_end(1), bad
+
+    good, bad = play(folder, scenario)
+
+    assert good.finish is FinishReason.LENGTH
+    assert bad.failure is not None
+    assert bad.failure.reason is Reason.ENGINE_ERROR
+
+
+def test_what_the_engine_takes_for_wrong_fails_that_request_and_the_engine_proves_itself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(running: Running) -> Reason:
+        llm, start = llm_of(running), llm_of(running).generate_async
+
+        def refuse(**_: Any) -> None:
+            monkeypatch.setattr(llm, "generate_async", start)
+            raise ValueError("not like this")
+
+        monkeypatch.setattr(llm, "generate_async", refuse)
+        steps = running.engine.load().steps
+        with pytest.raises(Failure, match="not like this") as caught:
+            running.engine.submit(1, asked())
+        await running.until(lambda: running.engine.load().steps > steps)
+        assert (await running.answer(2, asked()))[1].finish is FinishReason.LENGTH
+        return caught.value.reason
+
+    assert play(folder, scenario, canary_after_s=60.0) is Reason.ENGINE_ERROR
+
+
+def test_guided_is_passed_on_and_one_that_cannot_be_read_is_the_clients_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", "7")
+    guided = Guided(GuidedKind.CHOICE, ("yes", "no"))
+
+    async def scenario(running: Running) -> tuple[Any, Output]:
+        seen = []
+        llm, start = llm_of(running), llm_of(running).generate_async
+
+        def look(**given: Any) -> Any:
+            seen.append(given["sampling_params"])
+            given["sampling_params"].guided_decoding = None  # Forms are not the fake's business.
+            return start(**given)
+
+        monkeypatch.setattr(llm, "generate_async", look)
+        request = replace(asked(ignore_eos=False, guided=guided), token_ids=(7,))
+        _, bad = await running.answer(1, request)
+        return seen[0], bad
+
+    played = play(folder, scenario, guided_decoding_backend="xgrammar")
+    assert played[1].failure is not None
+    assert (played[1].failure.reason, played[1].failure.param) == (Reason.INVALID_ARGUMENT, "guided")
