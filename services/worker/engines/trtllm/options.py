@@ -44,11 +44,11 @@ class TrtLlmConfig:
     max_seq_len: prompt and answer together; None: as many as the model was made for, SEQ_LEN_DEFAULT_MAX at most.
     extra: other arguments of `tensorrt_llm.LLM`, by their names there.
 
-    stall_s: how long nothing may come of an engine that has requests; silence_s: of one request while others go on;
-    first_token_s: the same before its first token, while the prompts before it are computed. canary_after_s: how long
-    the engine may say nothing before it has to make a token, an idle one within canary_s. abort_s: how long an aborted
-    request is waited for; shutdown_s: the engine's end. loop_s: how long a call into the engine may hold up the event
-    loop.
+    warm_up_s: how long the first token of all may take. stall_s: how long nothing may come of an engine that has
+    requests; silence_s: of one request while others go on; first_token_s: the same before its first token, while the
+    prompts before it are computed. canary_after_s: how long the engine may say nothing before it has to make a token, an
+    idle one within canary_s. abort_s: how long an aborted request is waited for; shutdown_s: the engine's end. loop_s:
+    how long a call into the engine may hold up the event loop.
     """
 
     model: Path
@@ -60,6 +60,7 @@ class TrtLlmConfig:
     kv_cache_free_gpu_memory_fraction: float = 0.9
     guided_decoding_backend: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    warm_up_s: float = 300.0
     stall_s: float = 60.0
     silence_s: float = 180.0
     first_token_s: float = 1800.0

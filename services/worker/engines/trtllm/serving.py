@@ -39,8 +39,6 @@ log = structlog.get_logger()
 
 LEAVING_MAX = 4096
 """How many aborted requests may be waited for at a time; one more new request is refused then."""
-WARM_UP_S_MAX = 300.0
-"""How long the first token of all may take."""
 LOOK_S = 1.0
 """How often it is looked for requests of which nothing is heard."""
 CANARY = Request(model="", token_ids=(0,), sampling=Sampling(temperature=0.0), stop=Stop(max_tokens=1, ignore_eos=True))
@@ -193,7 +191,7 @@ class Serving:
     async def _warm_up(self) -> None:
         """The engine says nothing of its cache before the first token. Raises ENGINE_DEAD."""
         try:
-            async with asyncio.timeout(WARM_UP_S_MAX):
+            async with asyncio.timeout(self._config.warm_up_s):
                 await self._ask_for_token()
         except Exception as error:
             why = "there was none in time" if isinstance(error, TimeoutError) else str(error)

@@ -13,6 +13,7 @@ from tests.support import make_request, run_async
 GREEDY = Sampling(temperature=0.0)
 SAMPLED = Sampling(temperature=0.8)
 PROMPT = tuple(b"Tell me of the sea.")
+WITHOUT_STATS = {"enable_iter_perf_stats": False}
 
 
 class Running:
@@ -65,7 +66,7 @@ def play(folder: Path, scenario: Callable[[Running], Any], **config: Any) -> Any
     """Play the scenario on a running engine, and end it. Raises what its `run` raises."""
 
     async def played() -> Any:
-        fast = {"abort_s": 0.2, "shutdown_s": 2.0}
+        fast = {"abort_s": 0.2, "shutdown_s": 2.0, "extra": WITHOUT_STATS}
         given = {"model": folder, "served_model_name": "m", **fast, **config}
         running, ready = Running(TrtLlmConfig(**given)), asyncio.Event()
         async with asyncio.TaskGroup() as group:

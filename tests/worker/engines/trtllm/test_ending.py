@@ -1,0 +1,97 @@
+"""Ending the engine: nothing waits for it without a bound, and a loop that is stuck ends the process."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from services.lifetime import EXIT_FORCED
+from services.worker.engines.trtllm.ending import LoopWatch, shut_down
+from tests.support import run_async
+
+
+class Llm:
+    """Its shutdown waits until it is let go."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.may_end = threading.Event()
+        self.has_ended = threading.Event()
+        self._error = error
+
+    def shutdown(self) -> None:
+        self.may_end.wait()
+        self.has_ended.set()
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("a rank is gone")])
+def test_a_shutdown_is_waited_for_however_it_ends(error: Exception | None) -> None:
+    llm = Llm(error)
+    llm.may_end.set()
+
+    run_async(shut_down(llm, 5.0))
+
+    assert llm.has_ended.is_set()
+
+
+def test_a_shutdown_that_does_not_return_is_left_behind() -> None:
+    llm = Llm()
+    began = time.monotonic()
+
+    run_async(shut_down(llm, 0.05))
+
+    assert time.monotonic() - began < 2
+    assert not llm.has_ended.is_set()
+    llm.may_end.set()
+
+
+def test_a_loop_that_stands_still_is_noticed_by_the_thread() -> None:
+    async def scenario() -> list[float]:
+        stuck: list[float] = []
+        noticed = threading.Event()
+
+        def on_stuck(silent_s: float) -> None:
+            stuck.append(silent_s)
+            noticed.set()
+
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(LoopWatch(0.04, on_stuck, tick_s=0.01).run())
+            await asyncio.sleep(0.1)
+            assert not stuck, "the loop runs"
+            assert noticed.wait(5), "this holds the loop up"
+            watch.cancel()
+        return stuck
+
+    assert run_async(scenario())[0] >= 0.04
+
+
+LOADING = """
+import os, time
+from services.lifetime import run_process
+from services.worker.engines.trtllm.ending import exiting_on_signals
+
+async def main(stopping):
+    with exiting_on_signals():
+        print("loading", flush=True)
+        time.sleep(20)
+
+run_process(main)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_whoever_ends_the_process_while_it_loads_does_not_wait(number: signal.Signals) -> None:
+    process = subprocess.Popen([sys.executable, "-c", LOADING], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(number)
+
+    _, err = process.communicate(timeout=10)
+
+    assert process.returncode == EXIT_FORCED
+    assert number.name.encode() in err

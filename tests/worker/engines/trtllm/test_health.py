@@ -1,0 +1,116 @@
+"""Whether the engine lives: only a token proves it, and without one it is dead in bounded time."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.errors import Failure, Reason
+from services.worker.engines.trtllm.health import Health
+from services.worker.engines.trtllm.options import TrtLlmConfig
+from tests.worker.support import pass_time, run_clocked, settle
+
+CONFIG = TrtLlmConfig(model=Path("m"), served_model_name="m", canary_after_s=5.0, canary_s=20.0, stall_s=60.0)
+
+
+class Engine:
+    """Asked for tokens, of which the test decides what becomes. is_busy: whether it has requests."""
+
+    def __init__(self, *, is_busy: bool = False) -> None:
+        self.asked: list[asyncio.Future[None]] = []
+        self.health = Health(CONFIG, self._ask, lambda: is_busy)
+
+    async def _ask(self) -> None:
+        self.asked.append(asyncio.get_running_loop().create_future())
+        await self.asked[-1]
+
+
+def play(scenario: Callable[[Engine, asyncio.Task[None]], Any], *, is_busy: bool = False) -> Any:
+    """scenario: gets the engine and the watch over it."""
+
+    async def played() -> Any:
+        engine = Engine(is_busy=is_busy)
+        watch = asyncio.create_task(engine.health.watch())
+        await settle()
+        result = await scenario(engine, watch)
+        watch.cancel()
+        return result
+
+    return run_clocked(played())
+
+
+async def later(seconds: float) -> None:
+    pass_time(seconds)
+    await settle()
+
+
+def test_an_engine_that_says_something_now_and_then_is_left_in_peace() -> None:
+    async def scenario(engine: Engine, _: Any) -> int:
+        for _step in range(10):
+            await later(4.0)
+            engine.health.heard()
+        return len(engine.asked)
+
+    assert play(scenario) == 0
+
+
+def test_a_silent_engine_has_to_make_a_token_and_lives_if_it_does() -> None:
+    async def scenario(engine: Engine, watch: asyncio.Task[None]) -> tuple[int, bool]:
+        await later(5.0)
+        engine.asked[0].set_result(None)
+        engine.health.heard()
+        await later(4.9)
+        return len(engine.asked), watch.done()
+
+    assert play(scenario) == (1, False)
+
+
+def test_an_engine_in_doubt_has_to_make_a_token_at_once() -> None:
+    async def scenario(engine: Engine, _: Any) -> int:
+        engine.health.doubt()
+        await settle()
+        return len(engine.asked)
+
+    assert play(scenario) == 1
+
+
+def death(watch: asyncio.Task[None]) -> BaseException | None:
+    return watch.exception() if watch.done() else None
+
+
+@pytest.mark.parametrize(("is_busy", "limit_s"), [(False, 20.0), (True, 60.0)])
+def test_an_engine_that_makes_none_in_time_is_dead(is_busy: bool, limit_s: float) -> None:
+    async def scenario(_: Engine, watch: asyncio.Task[None]) -> None:
+        await later(5.0)
+        await later(limit_s - 0.1)
+        assert death(watch) is None
+        await later(0.2)
+
+        died = death(watch)
+        assert isinstance(died, Failure)
+        assert died.reason is Reason.ENGINE_DEAD
+
+    play(scenario, is_busy=is_busy)
+
+
+def test_a_token_of_anybody_proves_that_it_lives_even_if_the_canary_waits() -> None:
+    async def scenario(engine: Engine, watch: asyncio.Task[None]) -> BaseException | None:
+        await later(5.0)
+        await later(30.0)
+        engine.health.heard()
+        await later(31.0)
+        return death(watch)
+
+    assert play(scenario, is_busy=True) is None
+
+
+def test_what_the_engine_died_of_is_raised_as_it_is() -> None:
+    async def scenario(engine: Engine, watch: asyncio.Task[None]) -> BaseException | None:
+        await later(5.0)
+        engine.asked[0].set_exception(RuntimeError("LLM is shutting down"))
+        await settle()
+        return death(watch)
+
+    assert str(play(scenario)) == "LLM is shutting down"
