@@ -77,6 +77,39 @@ def test_a_bug_is_a_traceback(error: str) -> None:
     assert "ZeroDivisionError: a bug" in said
 
 
+LEAVE = """
+import atexit, time
+from services.lifetime import StartupError, leaving_at_once, run_process
+
+atexit.register(time.sleep, 60)
+
+async def main(stopping):
+    {body}
+
+with leaving_at_once():
+    run_process(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ("print('in order')", 0, "in order"),
+        ("raise StartupError('the port is taken')", 1, "error: the port is taken"),
+        ("raise ZeroDivisionError('a bug')", 1, "ZeroDivisionError: a bug"),
+    ],
+)
+def test_it_leaves_with_the_same_status_and_words_without_what_is_left_to_do_at_exit(
+    body: str, status: int, said: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVE.format(body=body)], capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+
+    assert done.returncode == status
+    assert said in done.stdout + done.stderr
+
+
 def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
     write_atomically(path, "a long first text")

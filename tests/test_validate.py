@@ -185,3 +185,14 @@ def test_a_prompt_that_is_too_long_is_not_looked_through() -> None:
         with pytest.raises(Failure) as caught:
             settle(make_request(**fields), CARD, random.Random(0))
         assert caught.value.reason is reason
+
+
+def test_a_seed_is_made_up_only_for_engines_that_draw_from_one() -> None:
+    """Else whoever gave one could not be told from who did not, and be refused."""
+    seedless = dataclasses.replace(CARD, resume=dataclasses.replace(CARD.resume, sampling=False))
+    request = make_request(sampling=Sampling(temperature=0.5))
+    given = make_request(sampling=Sampling(temperature=0.5, seed=3))
+
+    assert settle(request, CARD, random.Random(1)).sampling.seed is not None
+    assert settle(request, seedless, random.Random(1)).sampling.seed is None
+    assert settle(given, seedless, random.Random(1)).sampling.seed == 3

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -10,6 +10,9 @@ from services.cli.options import env_option
 from services.lifetime import StartupError
 from services.telemetry import log_config
 from services.worker.engine import Engine
+
+if TYPE_CHECKING:
+    from services.worker.engines.trtllm import TrtLlmConfig
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 GUIDED_BACKENDS = ("xgrammar", "llguidance")
@@ -77,7 +80,7 @@ def check_trtllm(given: dict[str, Any]) -> None:
     if given["model"] is None:
         raise click.UsageError("--engine trtllm needs --model: a folder with a model of Hugging Face")
     try:
-        _config(given)
+        trtllm_config(given)
     except StartupError as error:
         raise click.ClickException(str(error)) from error
 
@@ -86,12 +89,12 @@ def trtllm_engine(given: dict[str, Any]) -> Engine:
     """Raises StartupError."""
     from services.worker.engines.trtllm import TrtLlmEngine
 
-    config = _config(given)
+    config = trtllm_config(given)
     log_config(config)
     return TrtLlmEngine(config)
 
 
-def _config(given: dict[str, Any]) -> Any:
+def trtllm_config(given: dict[str, Any]) -> "TrtLlmConfig":
     """Raises StartupError."""
     from services.worker.engines.trtllm import TrtLlmConfig
     from services.worker.engines.trtllm.options import read_extra

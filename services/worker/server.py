@@ -2,7 +2,8 @@
 
 Start: load the engine → listen → register. End (SIGTERM): leave the registry → goaway to all frontends → let what runs
 finish for `drain_timeout_s` → hand over the rest (it fails with DRAINING, which frontends carry on elsewhere) → close.
-A dead engine ends the process with exit status 1, so that a supervisor starts another.
+A dead engine: goaway, all requests fail with ENGINE_DEAD, which frontends carry on elsewhere → leave the registry → the
+process ends with exit status 1, so that a supervisor starts another.
 """
 
 import asyncio
@@ -84,6 +85,7 @@ class Worker:
         )
         self._execute = Execute(engine, limits)
         self._gate = Gate()
+        self._registrar: Registrar | None = None
         pipeline = self._pipeline()
         self._service = WorkerService(self._instance_id, engine, self._execute, pipeline, config.session)
         self._server = GrpcServer(["unbroken.v1.Inference", "unbroken.v1.Worker"])
@@ -133,6 +135,8 @@ class Worker:
         self._gate.is_draining = True
         self._service.goaway(0)
         self._execute.fail_all(failure)
+        if self._registrar is not None:
+            await self._registrar.deregister()  # Not only with its lease: nobody need look for it until then.
         await self._gate.wait_quiet(HAND_OVER_S)
 
     async def _serve(self, stopping: asyncio.Event) -> None:
@@ -188,6 +192,7 @@ class Worker:
 
     async def _stay_registered(self, record: InstanceRecord, stopping: asyncio.Event) -> None:
         registrar = Registrar(self._config.registries, record, lease_s=self._config.lease_s, on_drain=stopping.set)
+        self._registrar = registrar
         async with asyncio.TaskGroup() as group:
             registration = group.create_task(registrar.run())
             await stopping.wait()

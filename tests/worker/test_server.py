@@ -19,12 +19,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.errors import Failure, Reason
 from services.lifetime import StartupError
+from services.registry.memory import MemoryStore
 from services.request import Cause, FinishReason, Phase
 from services.rpc import CHANNEL_OPTIONS, failure_of
 from services.stubs import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.worker.engine import Emit
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.server import Worker, WorkerConfig
+from tests.registry.support import running, served, until
 from tests.support import run_async
 from tests.worker.support import ManualEngine, RawFrontend, submit
 
@@ -299,6 +301,27 @@ def test_a_dead_engine_fails_all_its_requests_with_a_reason_before_the_process_e
         return answer.reason, end.error.reason, death
 
     assert run_async(scenario()) == (Reason.ENGINE_DEAD, "ENGINE_DEAD", "the engine died: boom")
+
+
+def test_a_worker_whose_engine_died_leaves_the_registry_at_once_and_not_with_its_lease() -> None:
+    async def scenario() -> None:
+        store, engine = MemoryStore(), DyingEngine()
+        async with running(store), served(store) as registry:
+            worker = Worker(engine, WorkerConfig(registries=(registry,), lease_s=300))
+            async with asyncio.TaskGroup() as group:
+                ended = group.create_task(_to_its_end(worker))
+                await until(lambda: len(store.view.instances()) == 1)
+                engine.death.set()
+                await until(lambda: not store.view.instances())
+                assert await ended == "the engine died: boom"
+
+    run_async(scenario())
+
+
+async def _to_its_end(worker: Worker) -> str:
+    with pytest.raises(StartupError) as caught:
+        await worker.run(asyncio.Event())
+    return str(caught.value)
 
 
 @asynccontextmanager

@@ -86,13 +86,11 @@ class Serving:
             group.create_task(read_stats(self._client.llm, self._take_stats, self._health.doubt))
 
     async def _end(self) -> None:
-        """Of a living engine all requests are aborted first. A dead one must not hold up those that go on elsewhere."""
-        if self._death is not None:
+        """A dead engine must not hold up its requests, which go on elsewhere."""
+        if self._death is None:
+            await shut_down(self._client.llm, self._config.shutdown_s)
+        else:
             begin_shutdown(self._client.llm)
-            return
-        for run in self._live.values():
-            run.abort()
-        await shut_down(self._client.llm, self._config.shutdown_s)
 
     # Requests
 
@@ -140,6 +138,10 @@ class Serving:
     async def _follow(self, run: Run) -> None:
         try:
             await run.follow(self._client.request_error)
+        except asyncio.CancelledError:
+            if self._death is None:  # A call into a dead engine may not return.
+                run.abort()
+            raise
         except Exception as error:
             self._die(error)
         finally:
@@ -226,6 +228,6 @@ class Serving:
         """The engine is dead: `run` raises the failure that this returns. Of several errors the first counts."""
         if self._death is None:
             why = error.detail if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
-            self._death = Failure(Reason.ENGINE_DEAD, f"TensorRT-LLM is dead: {why}")
+            self._death = Failure(Reason.ENGINE_DEAD, f"TensorRT-LLM has failed: {why}")
             self._has_died.set()
         return self._death.again()
