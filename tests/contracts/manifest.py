@@ -69,6 +69,7 @@ CLASSES = (
             "logprobs",
             "max_tokens",
             "min_tokens",
+            "pad_id",
             "stop_token_ids",
             "temperature",
             "top_k",

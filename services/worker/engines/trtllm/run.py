@@ -50,6 +50,7 @@ class Run:
     __slots__ = (
         "_abort_s",
         "_answer",
+        "_is_aborted",
         "_leave_by",
         "_listener",
         "_loop",
@@ -80,6 +81,7 @@ class Run:
         self._result = result
         self._listener = listener
         self._abort_s = abort_s
+        self._is_aborted = False
         self._leave_by: float | None = None
         self._scope: asyncio.Timeout | None = None
 
@@ -114,9 +116,10 @@ class Run:
         self.abort()
 
     def abort(self) -> None:
-        """Returns at once. Does nothing for one that has finished, or whose engine is gone."""
-        if self._result.finished:
+        """Returns at once. Does nothing for one that has finished, or whose engine is gone. Idempotent."""
+        if self._result.finished or self._is_aborted:
             return
+        self._is_aborted = True
         try:
             self._result.abort()
         except Exception as error:  # The executor is gone: there is nothing left to abort.

@@ -59,4 +59,4 @@ def test_all_names_that_are_used_are_there() -> None:
     package = load_package()
 
     assert issubclass(package.request_error, Exception)
-    assert package.vector([0.5, 1.0]) == [0.5, 1.0]
+    assert package.vector([0.5, 1.0]).tolist() == [0.5, 1.0]

@@ -4,6 +4,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,42 @@ def test_one_of_which_nothing_is_heard_after_its_abort_is_forgotten_in_bounded_t
 
 def _long() -> Any:
     return sys.modules["tensorrt_llm"].SamplingParams(max_tokens=900, end_id=256, ignore_eos=True, top_k=1)
+
+
+def test_a_request_is_aborted_once_and_only_if_it_has_not_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was aborted the engine remembers."""
+
+    async def scenario(running: Running) -> list[int]:
+        executor, aborted = llm_of(running)._executor, list[int]()
+        monkeypatch.setattr(executor, "abort_request", aborted.append)
+        await running.answer(1, asked())
+        running.engine.cancel(1)
+        running.engine.submit(2, LONG)
+        await running.until(lambda: running.token_ids(2))
+        running.engine.cancel(2)
+        running.engine.cancel(2)
+        return list(aborted)  # At its own end the engine aborts all that it knows.
+
+    assert len(play(folder, scenario)) == 1
+
+
+def test_hundreds_of_cancels_leave_nothing_behind(folder: Path) -> None:
+    async def scenario(running: Running) -> None:
+        serving: Any = running.engine._serving
+        for number in range(0, 300, 10):
+            for key in range(number, number + 10):
+                running.engine.submit(key, LONG)
+            for key in range(number, number + 10):
+                await running.until(partial(running.token_ids, key))
+            for key in range(number, number + 10):
+                running.engine.cancel(key)
+        await running.until(lambda: not serving._leaving)
+
+        assert not serving._live
+        assert not llm_of(running)._executor._dispatcher.results
+        assert (await running.answer(1000, asked()))[1].finish is FinishReason.LENGTH
+
+    play(folder, scenario)
 
 
 def test_an_answer_that_ends_before_the_engine_knows_is_aborted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
