@@ -1,6 +1,6 @@
 """Whether the engine lives. Its processes may be gone, and everything still look as ever: only a token proves anything.
 
-| the engine has said nothing for a while, or is in doubt | then |
+| the engine has said nothing for `canary_after_s`, with requests for `probe_after_s`, or is in doubt | then |
 | --- | --- |
 | | it has to make a token: the canary |
 | the canary's token comes, or any other meanwhile | it lives |
@@ -27,8 +27,12 @@ class Health:
         self._ask = ask
         self._is_busy = is_busy
         self._loop = asyncio.get_running_loop()
-        self._heard_at = self._loop.time()
+        self._heard_at = self._asked_at = self._loop.time()
         self._is_in_doubt = asyncio.Event()
+
+    def asked(self) -> None:
+        """It has something to do, after a time without."""
+        self._asked_at = self._loop.time()
 
     def heard(self) -> None:
         """The engine has said something."""
@@ -47,14 +51,17 @@ class Health:
 
     async def _wait_silent(self) -> None:
         while not self._is_in_doubt.is_set():
-            left = self._heard_at + self._config.canary_after_s - self._loop.time()
+            if self._is_busy():
+                left = max(self._heard_at, self._asked_at) + self._config.probe_after_s - self._loop.time()
+            else:
+                left = self._heard_at + self._config.canary_after_s - self._loop.time()
             if left <= 0:
                 return
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(min(left, self._config.probe_after_s)):
                     await self._is_in_doubt.wait()
             except TimeoutError:
-                continue  # It may have been heard meanwhile.
+                continue  # It may have been heard meanwhile, or have something to do.
 
     async def _prove(self) -> None:
         asked_at = self._loop.time()

@@ -46,9 +46,9 @@ class TrtLlmConfig:
 
     warm_up_s: how long the first token of all may take. stall_s: how long nothing may come of an engine that has
     requests; silence_s: of one request while others go on; first_token_s: the same before its first token, while the
-    prompts before it are computed. canary_after_s: how long the engine may say nothing before it has to make a token,
-    an idle one within canary_s. abort_s: how long an aborted request is waited for; shutdown_s: the engine's end.
-    loop_s: how long a call into the engine may hold up the event loop.
+    prompts before it are computed. canary_after_s: how long an idle engine may say nothing before it has to make a
+    token, within canary_s; probe_after_s: the same for one that has requests. abort_s: how long an aborted request is
+    waited for; shutdown_s: the engine's end. loop_s: how long a call into the engine may hold up the event loop.
     """
 
     model: Path
@@ -66,6 +66,7 @@ class TrtLlmConfig:
     first_token_s: float = 1800.0
     canary_after_s: float = 5.0
     canary_s: float = 20.0
+    probe_after_s: float = 1.0
     abort_s: float = 2.0
     shutdown_s: float = 15.0
     loop_s: float = 30.0

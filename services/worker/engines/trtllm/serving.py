@@ -100,6 +100,8 @@ class Serving:
         if tokens_left(request, self._facts.context_length) == 0:
             self._gathering.add(Output(key, finish=FinishReason.LENGTH))
             return
+        if not self._live:
+            self._health.asked()
         rank = emptiest_rank(self._live.values(), self._config.rank_count)
         result = self._start(request, rank)
         run = Run(Answer(key, request, self._facts), request, result, self, rank=rank, abort_s=self._config.abort_s)

@@ -12,7 +12,9 @@ from services.worker.engines.trtllm.health import Health
 from services.worker.engines.trtllm.options import TrtLlmConfig
 from tests.worker.support import pass_time, run_clocked, settle
 
-CONFIG = TrtLlmConfig(model=Path("m"), served_model_name="m", canary_after_s=5.0, canary_s=20.0, stall_s=60.0)
+CONFIG = TrtLlmConfig(
+    model=Path("m"), served_model_name="m", canary_after_s=5.0, canary_s=20.0, probe_after_s=1.0, stall_s=60.0
+)
 
 
 class Engine:
@@ -46,10 +48,16 @@ async def later(seconds: float) -> None:
     await settle()
 
 
+async def idle_for(seconds: int) -> None:
+    """The watch looks each second."""
+    for _ in range(seconds):
+        await later(1.0)
+
+
 def test_an_engine_that_says_something_now_and_then_is_left_in_peace() -> None:
     async def scenario(engine: Engine, _: Any) -> int:
         for _step in range(10):
-            await later(4.0)
+            await idle_for(4)
             engine.health.heard()
         return len(engine.asked)
 
@@ -58,10 +66,10 @@ def test_an_engine_that_says_something_now_and_then_is_left_in_peace() -> None:
 
 def test_a_silent_engine_has_to_make_a_token_and_lives_if_it_does() -> None:
     async def scenario(engine: Engine, watch: asyncio.Task[None]) -> tuple[int, bool]:
-        await later(5.0)
+        await idle_for(5)
         engine.asked[0].set_result(None)
         engine.health.heard()
-        await later(4.9)
+        await idle_for(4)
         return len(engine.asked), watch.done()
 
     assert play(scenario) == (1, False)
@@ -80,10 +88,12 @@ def death(watch: asyncio.Task[None]) -> BaseException | None:
     return watch.exception() if watch.done() else None
 
 
-@pytest.mark.parametrize(("is_busy", "limit_s"), [(False, 20.0), (True, 60.0)])
-def test_an_engine_that_makes_none_in_time_is_dead(is_busy: bool, limit_s: float) -> None:
-    async def scenario(_: Engine, watch: asyncio.Task[None]) -> None:
-        await later(5.0)
+@pytest.mark.parametrize(("is_busy", "after_s", "limit_s"), [(False, 5.0, 20.0), (True, 1.0, 60.0)])
+def test_an_engine_that_makes_none_in_time_is_dead(is_busy: bool, after_s: float, limit_s: float) -> None:
+    async def scenario(engine: Engine, watch: asyncio.Task[None]) -> None:
+        await idle_for(round(after_s) - 1)
+        assert not engine.asked
+        await later(1.0)
         await later(limit_s - 0.1)
         assert death(watch) is None
         await later(0.2)
@@ -97,7 +107,7 @@ def test_an_engine_that_makes_none_in_time_is_dead(is_busy: bool, limit_s: float
 
 def test_a_token_of_anybody_proves_that_it_lives_even_if_the_canary_waits() -> None:
     async def scenario(engine: Engine, watch: asyncio.Task[None]) -> BaseException | None:
-        await later(5.0)
+        await later(1.0)
         await later(30.0)
         engine.health.heard()
         await later(31.0)
@@ -108,9 +118,23 @@ def test_a_token_of_anybody_proves_that_it_lives_even_if_the_canary_waits() -> N
 
 def test_what_the_engine_died_of_is_raised_as_it_is() -> None:
     async def scenario(engine: Engine, watch: asyncio.Task[None]) -> BaseException | None:
-        await later(5.0)
+        await idle_for(5)
         engine.asked[0].set_exception(RuntimeError("LLM is shutting down"))
         await settle()
         return death(watch)
 
     assert str(play(scenario)) == "LLM is shutting down"
+
+
+def test_one_that_has_just_been_given_something_to_do_has_time_to_begin() -> None:
+    async def scenario(engine: Engine, _: Any) -> list[int]:
+        await later(0.9)
+        engine.health.asked()
+        counts = []
+        for _step in range(2):
+            await later(0.5)
+            counts.append(len(engine.asked))
+        await later(0.1)
+        return [*counts, len(engine.asked)]
+
+    assert play(scenario, is_busy=True) == [0, 1, 1]

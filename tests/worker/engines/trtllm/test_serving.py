@@ -210,7 +210,7 @@ def test_an_engine_that_dies_under_its_requests_is_noticed(
         running.engine.submit(2, replace(LONG, token_ids=(7,)))
         await asyncio.Event().wait()
 
-    failure = death(folder, scenario, canary_after_s=0.1, stall_s=0.3)
+    failure = death(folder, scenario, probe_after_s=0.1, stall_s=0.3)
 
     assert failure.reason is Reason.ENGINE_DEAD
 
@@ -227,7 +227,7 @@ def test_an_engine_that_dies_while_it_is_idle_is_noticed(
         await running.answer(1, asked(max_tokens=1))
         await asyncio.Event().wait()
 
-    assert death(folder, scenario, canary_after_s=0.1, canary_s=0.3).reason is Reason.ENGINE_DEAD
+    assert death(folder, scenario, probe_after_s=0.1, canary_after_s=0.1, canary_s=0.3).reason is Reason.ENGINE_DEAD
 
 
 def test_a_request_to_an_engine_that_has_shut_down_is_the_engines_death(folder: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_dead_engine_is_not_waited_for_because_streams_wait_to_go_on_elsewhere
         running.engine.submit(1, replace(LONG, token_ids=(7,)))
         await asyncio.Event().wait()
 
-    assert death(folder, scenario, canary_after_s=0.1, stall_s=0.2, shutdown_s=60.0).reason is Reason.ENGINE_DEAD
+    assert death(folder, scenario, probe_after_s=0.1, stall_s=0.2, shutdown_s=60.0).reason is Reason.ENGINE_DEAD
 
 
 def test_requests_are_aborted_before_the_engine_is_shut_down(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
