@@ -1,10 +1,14 @@
 """The fake's ends before the end: aborts, failures of one request and of all, and shutdown."""
 
+import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
 import pytest
 
+from tests.environments import ROOT
 from tests.fakes.support import PROMPT, answer, engine, is_silent, start
 from tests.fakes.tensorrt_llm._fake.faults import RELEASE, Faults
 from tests.fakes.tensorrt_llm.executor.utils import CppExecutorError
@@ -89,6 +93,22 @@ def test_a_failed_request_is_not_finished_and_gets_nothing_more(monkeypatch: pyt
         run_async(play(llm))
 
 
+def test_responses_of_one_request_may_get_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLLM_FAKE_LOST_TOKEN", str(MARKER))
+    monkeypatch.setenv("TLLM_FAKE_LOST_AFTER", "2")
+
+    async def play(llm: Any) -> None:
+        lost = start(llm, [MARKER, *PROMPT], max_tokens=9)
+        await anext(lost)
+        await anext(lost)
+        await answer(llm, max_tokens=20)
+
+        assert await is_silent(lost)
+
+    with engine() as llm:
+        run_async(play(llm))
+
+
 def test_a_dead_engine_leaves_requests_hanging_and_meets_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is raised once, by a call that shuts all down first."""
     monkeypatch.setenv("TLLM_FAKE_DEATH_STEPS", "3")
@@ -166,6 +186,20 @@ def test_shutdown_may_never_return(monkeypatch: pytest.MonkeyPatch) -> None:
         RELEASE.clear()
 
     assert is_hanging
+
+
+def test_a_process_may_hang_in_what_is_done_at_its_exit() -> None:
+    code = "from tests.fakes.tensorrt_llm import LLM; llm = LLM('bytes'); print('end', flush=True)"
+    environment = os.environ | {"TLLM_FAKE_SHUTDOWN": "hangs", "PYTHONPATH": str(ROOT)}
+
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "end\n"
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(timeout=0.3)
+        finally:
+            process.kill()
 
 
 def test_the_constructor_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:

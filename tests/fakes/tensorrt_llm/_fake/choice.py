@@ -18,13 +18,17 @@ class DeadEndError(RuntimeError):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Answer:
-    """All the answers to one request. open_count: how many have not ended. max_tokens: what is left of the context."""
+    """All the answers to one request. open_count: how many have not ended. max_tokens: what is left of the context.
+
+    error_after, lost_after: after how many tokens it fails, or nothing is told of it any more.
+    """
 
     request: GenerationRequest
     max_tokens: int
     open_count: int
     cancel_at: int | None = None
     error_after: int | None = None
+    lost_after: int | None = None
     cached_tokens: int = 0
 
 

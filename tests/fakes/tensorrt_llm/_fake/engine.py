@@ -127,6 +127,8 @@ class Engine(threading.Thread):
             raise ValueError("the request needs more key-value cache than there is")
         if self._faults.error_token in prompt:
             answer.error_after = self._faults.error_after
+        if self._faults.lost_token in prompt:
+            answer.lost_after = self._faults.lost_after
         state, stops = State().after(prompt), params._stops()
         choices = [Choice(answer, index, state, len(prompt), stops) for index in range(count)]
         if params.guided_decoding is not None:
@@ -202,7 +204,8 @@ class Engine(threading.Thread):
             choice.unsent_logprobs = choice.unsent_logprobs[: len(choice.unsent)]
         count = len(choice.generated)
         is_due = count == 1 or count % self._args.stream_interval == 0
-        if end is not None or (answer.request.streaming and is_due):
+        is_lost = answer.lost_after is not None and count > answer.lost_after
+        if not is_lost and (end is not None or (answer.request.streaming and is_due)):
             responses.append(choice.response(self._step_count, end))
         return end is None
 

@@ -10,6 +10,8 @@
 | TLLM_FAKE_CANCEL_STEPS | 2 | steps from an abort until it takes effect |
 | TLLM_FAKE_ERROR_TOKEN | – | a prompt with this token fails with RequestError ... |
 | TLLM_FAKE_ERROR_AFTER | 0 | ... after so many tokens |
+| TLLM_FAKE_LOST_TOKEN | – | of a prompt with this token nothing is heard any more, while others go on ... |
+| TLLM_FAKE_LOST_AFTER | 0 | ... after so many tokens |
 | TLLM_FAKE_DEATH_TOKEN | – | a prompt with this token is the death of the engine, once it has been read |
 | TLLM_FAKE_DEATH_STEPS | – | the engine dies after so many steps, whatever runs |
 | TLLM_FAKE_DEATH | stored | how it dies: see Death |
@@ -56,6 +58,8 @@ class Faults:
     cancel_steps: int = 2
     error_token: int = -1
     error_after: int = 0
+    lost_token: int = -1
+    lost_after: int = 0
     death_token: int = -1
     death_steps: int = -1
     death: Death = Death.STORED
