@@ -4,7 +4,6 @@ The handler is a coroutine that calls `context.write`, not a generator: on hang-
 with it the pipeline.
 """
 
-import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 
@@ -14,6 +13,7 @@ from services.client_bounds import ClientBounds
 from services.delivery import Context, Delivery
 from services.errors import Failure
 from services.layers import Gate, bug_failure
+from services.loop import clock
 from services.request import Call, Layer, Request
 from services.rpc import abort, status_of
 from services.stubs import inference_pb2, inference_pb2_grpc
@@ -71,7 +71,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             _end(context, failure, request_id)
             return
         left_s = context.time_remaining()
-        deadline = None if left_s is None else asyncio.get_running_loop().time() + left_s
+        deadline = None if left_s is None else clock() + left_s
         call = Call(request_id=request_id, deadline=deadline, migration_limit=limit)
         ending = await self._attempt(asked, call, context)
         if ending is not None:

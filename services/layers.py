@@ -145,7 +145,7 @@ class Accept:
         self._gate = gate
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        ending, scope = call.ending, asyncio.timeout(None)
+        ending, scope = call.ending, asyncio.timeout_at(None)  # `timeout` asks for the loop, a system call.
         self._gate.enter(call)
         try:
             async with scope:

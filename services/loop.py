@@ -12,6 +12,8 @@ import uvloop
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+clock = time.monotonic
+"""That of every loop. To ask the running one for it is a system call, before Python 3.12."""
 EXACT_S_MAX = 86_400.0
 """Of a timer that is set for later than that nobody asks for the millisecond."""
 
@@ -24,7 +26,7 @@ class Loop(uvloop.Loop):
     whether it has passed, would be told that it has not.
     """
 
-    time = staticmethod(time.monotonic)  # The clock that libuv rounds down: clock_gettime(2), CLOCK_MONOTONIC.
+    time = staticmethod(clock)  # The clock that libuv rounds down: clock_gettime(2), CLOCK_MONOTONIC.
 
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None

@@ -1,6 +1,5 @@
 """The seam to gRPC: channel and server options, and Failure ↔ status, in one place for every process."""
 
-import asyncio
 import ipaddress
 import re
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from services.errors import Failure, Reason
+from services.loop import clock
 
 Detail = TypeVar("Detail", error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo)
 
@@ -159,7 +159,7 @@ def _detail_of(status: status_pb2.Status, kind: type[Detail]) -> Detail | None:
 
 def time_left_s(deadline: float | None) -> float | None:
     """Seconds until `deadline` (loop time), at least 0; None without one."""
-    return None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+    return None if deadline is None else max(0.0, deadline - clock())
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -28,6 +28,7 @@ from services.errors import Failure, Reason
 from services.frontend.policy import DEATHS, Policy, Progress
 from services.frontend.record import Recorder
 from services.layers import expire, root_cause
+from services.loop import clock
 from services.refusals import REJECTIONS, RefusedFor, refused_for
 from services.request import Attempt, Call, Delta, Finish, FinishReason, Layer, Request
 
@@ -108,7 +109,6 @@ class Journey:
         "_barren_deaths",
         "_call",
         "_cause",
-        "_clock",
         "_current",
         "_delivered_at",
         "_free_moves",
@@ -132,7 +132,6 @@ class Journey:
         self._call = call
         self._record = record
         self._terms = terms
-        self._clock = asyncio.get_running_loop().time
         self._current = Leg(self)
         self._has_outcome: asyncio.Event | None = None  # A leg that has a task of its own; None: there was none.
         self._is_over = False
@@ -201,7 +200,7 @@ class Journey:
 
     async def _run_here(self, leg: Leg) -> None:
         """Until it ends, or is cut: then another is the current one."""
-        scope = asyncio.timeout(None)
+        scope = asyncio.timeout_at(None)
         try:
             async with scope:
                 leg.cut = partial(expire, scope)
@@ -242,7 +241,7 @@ class Journey:
         if known < len(delta.token_ids):
             self._record.deliver(_after(delta, known) if known else delta)
             if self._second is not None:
-                self._delivered_at = self._clock()
+                self._delivered_at = clock()
         if takes_over and leg.leaves_at is not None:
             self._plan(leg)
 
@@ -270,7 +269,7 @@ class Journey:
         self._count(failure)
         self._call = self._next_call(failure)
         if not failure.traits.free or (failure.reason is Reason.DRAINING and self._record.count):
-            self._begin_move(failure.reason, self._clock())
+            self._begin_move(failure.reason, clock())
         second = self._second
         if second is not None and second.attempt.worker is None:
             second.cut()  # It waits for a worker still, and not as long as a lost request may.
@@ -324,14 +323,14 @@ class Journey:
             excluded = call.excluded
         until = call.replacement_deadline if failure.traits.free else None  # A refusal does not prolong the wait.
         if until is None:
-            until = self._clock() + self._terms.replacement_wait_s
+            until = clock() + self._terms.replacement_wait_s
         return replace(call, excluded=excluded, replacement_deadline=until)
 
     # Planned moves
 
     def on_leaving(self, leg: Leg, grace_s: float) -> None:
         """The worker of a leg leaves in `grace_s`: make another ready meanwhile."""
-        leg.leaves_at = self._clock() + grace_s
+        leg.leaves_at = clock() + grace_s
         if leg is self._current and self._second is None:
             self._plan(leg)
 
@@ -340,7 +339,7 @@ class Journey:
         may = self._terms.policy.limit > 0 and self._terms.policy.may_leave(self._progress())
         if may and leg.outcome is None and not self._is_over:
             self.part()
-            self._delivered_at = self._clock()
+            self._delivered_at = clock()
             self._start_second(self._planned_call())
 
     def _planned_call(self, *refused: str | None) -> Call:
@@ -392,7 +391,7 @@ class Journey:
             return
         move, self._move = self._move, None
         self._record.on_next(None)
-        seconds, metrics, model = self._clock() - move.since, self._terms.metrics, self._request.model
+        seconds, metrics, model = clock() - move.since, self._terms.metrics, self._request.model
         metrics.observe_move(model, has_tokens=move.has_tokens, outcome=outcome, seconds=seconds)
         if outcome != "success":
             return

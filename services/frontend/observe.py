@@ -14,6 +14,7 @@ import structlog
 
 from services.errors import Failure, Reason
 from services.frontend.metrics import UNKNOWN_MODEL, Metrics
+from services.loop import clock
 from services.refusals import REJECTIONS, refused_for
 from services.reminder import Quota
 from services.request import Call, Cause, Delta, Ending, Finish, Layer, Request, Sink
@@ -40,16 +41,15 @@ _PROCESS_ENDED = Failure(Reason.CANCELLED, "the process was ended")
 class _FirstToken:
     """Notes when the first token passed."""
 
-    __slots__ = ("_clock", "_sink", "at")
+    __slots__ = ("_sink", "at")
 
-    def __init__(self, sink: Sink, clock: Callable[[], float]) -> None:
+    def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._clock = clock
         self.at: float | None = None
 
     def deliver(self, delta: Delta) -> None:
         if self.at is None:
-            self.at = self._clock()
+            self.at = clock()
         self._sink.deliver(delta)
 
 
@@ -74,8 +74,7 @@ class Observe:
         self._rejection_lines = Quota(REJECTION_LINES_PER_S_MAX)
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        clock = asyncio.get_running_loop().time
-        first = _FirstToken(sink, clock)
+        first = _FirstToken(sink)
         began = clock()
         model = request.model if self._is_known(request.model) else UNKNOWN_MODEL
         inflight = self._inflight(model)

@@ -3,10 +3,12 @@
 import asyncio
 import codecs
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
 from services.frontend.catalogue import Catalogue
+from services.layers import expire
 from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, Usage
 
 _UtfDecoder = codecs.getincrementaldecoder("utf-8")
@@ -165,13 +167,12 @@ class Present:
         self._catalogue = catalogue
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        loop = asyncio.get_running_loop()
-        scope = asyncio.timeout(None)
+        scope = asyncio.timeout_at(None)
         presenter = Presenter(
             sink,
             self._catalogue.find(request.model).tokenizer.token_bytes,
             request.stop.strings,
-            stop=lambda: scope.reschedule(loop.time()),  # A sink can't end the request, but it can end its time.
+            stop=partial(expire, scope),  # A sink can't end the request, but it can end its time.
         )
         presenter.prime(request.generated_token_ids)
         if not request.stop.strings:

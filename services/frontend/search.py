@@ -9,7 +9,6 @@ Few workers are all seen anew for each request. Of many, what was seen a moment 
 | how full all of them are, for what a refusal tells | for `TOLD_S`, while no worker comes or goes |
 """
 
-import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from services.frontend.eligible import (
     view,
 )
 from services.frontend.roster import Roster
+from services.loop import clock
 from services.request import Call
 
 BUSY_S = 0.05
@@ -54,7 +54,7 @@ class Search(Generic[AnyWorker]):
 
     def find(self, roster: Roster[AnyWorker], needs: Needs, *, is_under_way: bool = False) -> AnyWorker | None:
         """An eligible worker: the less loaded of two healthy ones, if there are."""
-        now = asyncio.get_running_loop().time()
+        now = clock()
         roster.doubt_busy(needs.thresholds, now)
         found = less_loaded(healthy(roster.open, needs, now, self._rng))
         if found is None:
@@ -79,7 +79,7 @@ class Search(Generic[AnyWorker]):
 
     def refusal(self, roster: Roster[AnyWorker], needs: Needs, model: str) -> Failure:
         """Why there is none for a new request."""
-        now = asyncio.get_running_loop().time()
+        now = clock()
         if len(roster) <= LOOKS_MAX:
             return jittered(refusal(view(roster, needs, now), model), self._rng)
         needs = replace(needs, excluded=frozenset())  # Or each way that a request has come would be a kind of its own.

@@ -25,10 +25,10 @@ class Stream:
 
     __slots__ = ("_choice", "_finish", "_has_logprobs", "_position", "_sink", "_vocab_size", "attempt", "ended", "id")
 
-    def __init__(self, stream_id: int, request: Request, vocab_size: int) -> None:
+    def __init__(self, stream_id: int, request: Request, vocab_size: int, ended: asyncio.Future[Finish]) -> None:
         self.id = stream_id
         self.attempt = Attempt()
-        self.ended: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
+        self.ended = ended
         self._sink: Sink = _Held()
         self._vocab_size = vocab_size
         self._choice = request.choice

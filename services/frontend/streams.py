@@ -1,5 +1,6 @@
 """The streams of one session, by id: those under way, and which have ended."""
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
@@ -20,6 +21,7 @@ class Streams:
         self._under_way: dict[int, Stream] = {}
         self._kept: dict[int, Stream] = {}  # Of choices that have not come yet, ended or not; parties bound them.
         self._completed: OrderedDict[int, None] = OrderedDict()
+        self._loop = asyncio.get_running_loop()
         self.next_id = 1
 
     def __len__(self) -> int:
@@ -45,7 +47,7 @@ class Streams:
         first = self.next_id
         for number in range(choices):
             one = replace(request, choice=request.choice + number) if number else request
-            self._under_way[first + number] = Stream(first + number, one, vocab_size)
+            self._under_way[first + number] = Stream(first + number, one, vocab_size, self._loop.create_future())
         self.next_id += choices
         return self._under_way[first]
 

@@ -30,7 +30,7 @@ def play(*items: Callable[[Stream], None], **request: Any) -> tuple[Collected, F
 
     async def scenario() -> tuple[Collected, Finish | Failure | None]:
         collected = Collected()
-        stream = Stream(1, make_request(**request), VOCAB_SIZE)
+        stream = Stream(1, make_request(**request), VOCAB_SIZE, asyncio.get_running_loop().create_future())
         stream.join(Attempt(), collected)
         for item in items:
             item(stream)
@@ -159,7 +159,7 @@ def test_a_bug_in_a_sink_fails_its_request_and_nothing_else() -> None:
             raise IndexError("bug")
 
     async def scenario() -> Failure:
-        stream = Stream(1, make_request(), VOCAB_SIZE)
+        stream = Stream(1, make_request(), VOCAB_SIZE, asyncio.get_running_loop().create_future())
         stream.join(Attempt(), BrokenSink())
         stream.on_tokens(0, [7])
         with pytest.raises(Failure) as caught:

@@ -15,6 +15,7 @@ from services.frontend.http.messages import HttpRequest
 from services.frontend.http.reading import BrokenHead, RequestReader
 from services.frontend.http.turns import Turns
 from services.layers import bug_failure
+from services.loop import clock
 
 AHEAD_BYTES_MAX = 64 * 1024
 """Of further requests that come before the answer is sent: a client with more is read no further before that."""
@@ -77,7 +78,7 @@ class Clients:
 
     def set_idle(self, connection: "Connection") -> None:
         """Nothing is asked on it."""
-        self._idle[connection] = asyncio.get_running_loop().time()
+        self._idle[connection] = clock()
         if self._looking is None:
             self._look()
 
@@ -87,10 +88,10 @@ class Clients:
 
     def _look(self) -> None:
         """Close those that have been idle for too long, oldest first."""
-        loop = asyncio.get_running_loop()
-        latest = loop.time() - self.config.keepalive_s
+        latest = clock() - self.config.keepalive_s
         while self._idle and next(iter(self._idle.values())) <= latest:
             self._idle.popitem(last=False)[0].transport.close()
+        loop = asyncio.get_running_loop()
         self._looking = loop.call_later(IDLE_LOOK_S, self._look) if self._idle else None
 
     async def close(self, seconds_max: float) -> None:

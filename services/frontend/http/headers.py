@@ -1,12 +1,12 @@
 """What a client may say in headers: the request's name, how long it waits, how often it may move."""
 
-import asyncio
 import math
 import secrets
 
 from services.errors import invalid
 from services.frontend.http.config import HttpConfig
 from services.frontend.http.messages import HttpRequest
+from services.loop import clock
 from services.validate import NAME_FORM
 
 REQUEST_ID = "X-Request-Id"
@@ -38,7 +38,7 @@ def deadline_of(request: HttpRequest, config: HttpConfig) -> float | None:
     """
     given = request.headers.get(REQUEST_TIMEOUT.lower())
     timeout_s = config.request_timeout_s if given is None else _seconds(given)
-    return None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+    return None if timeout_s is None else clock() + timeout_s
 
 
 def _seconds(text: str) -> float:

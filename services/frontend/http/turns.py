@@ -18,11 +18,12 @@ class Turns:
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
         self._left = BEGUN_MAX
+        self._loop = asyncio.get_running_loop()
 
     def take(self, begin: Callable[[], None]) -> None:
         """Call it now, if it is among the first in this turn of the loop, else in one to come. It must not raise."""
         if self._left == BEGUN_MAX:
-            asyncio.get_running_loop().call_soon(self._next)
+            self._loop.call_soon(self._next)
         if self._left:
             self._left -= 1
             begin()
