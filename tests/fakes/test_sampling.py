@@ -77,13 +77,28 @@ def test_top_k_and_top_p_leave_the_likeliest() -> None:
         run_async(play(llm))
 
 
-def test_logprobs_are_of_the_likeliest_and_maybe_not_of_the_token_drawn() -> None:
+def test_logprobs_are_of_the_likeliest_and_of_the_token_drawn() -> None:
+    async def play(llm: Any) -> None:
+        output = (await start(llm, params=drawn(logprobs=2, max_tokens=40))).outputs[0]
+
+        assert {len(one) for one in output.logprobs} == {2, 3}
+        assert all([entry.rank for entry in one.values()][:2] == [1, 2] for one in output.logprobs)
+        assert all(token in one for token, one in zip(output.token_ids, output.logprobs, strict=True))
+
+    with engine() as llm:
+        run_async(play(llm))
+
+
+def test_a_token_drawn_that_is_not_likely_may_also_be_missing_from_its_logprobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TLLM_FAKE_DRAWN_IN_LOGPROBS", "0")
+
     async def play(llm: Any) -> None:
         output = (await start(llm, params=drawn(logprobs=2, max_tokens=40))).outputs[0]
         absent = [token not in one for token, one in zip(output.token_ids, output.logprobs, strict=True)]
 
         assert {len(one) for one in output.logprobs} == {2}
-        assert all([entry.rank for entry in one.values()] == [1, 2] for one in output.logprobs)
         assert any(absent)
         assert not all(absent)
 

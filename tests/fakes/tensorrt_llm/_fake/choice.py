@@ -63,8 +63,7 @@ class Choice:
             raise DeadEndError("no token is allowed")
         token = draw(logits, self.params, random)
         if self.params.logprobs:
-            count = min(self.params.logprobs, len(logits))
-            self.unsent_logprobs.append(logprobs_of(logits, model.normaliser(logits), count))
+            self.unsent_logprobs.append(logprobs_of(token, logits, model.normaliser(logits), self.params.logprobs))
         if self.guide is not None:
             self.guide.take(token)
         self.state = self.state.after((token,))
@@ -150,7 +149,8 @@ def _nucleus(weights: Iterable[float], top_p: float) -> int:
     return len(values)
 
 
-def logprobs_of(logits: Mapping[int, float], normaliser: float, count: int) -> dict[int, Logprob]:
-    """The `count` likeliest, before temperature. The token that is drawn may be another one, and is not added then."""
+def logprobs_of(drawn: int, logits: Mapping[int, float], normaliser: float, count: int) -> dict[int, Logprob]:
+    """The `count` likeliest, before temperature, and after them the token that was drawn if it is another one."""
     ranked = sorted(logits, key=lambda token: (-logits[token], token))
-    return {token: Logprob(logits[token] - normaliser, rank) for rank, token in enumerate(ranked[:count], start=1)}
+    ranks = {token: rank for rank, token in enumerate(ranked, start=1)}
+    return {token: Logprob(logits[token] - normaliser, ranks[token]) for token in [*ranked[:count], drawn]}

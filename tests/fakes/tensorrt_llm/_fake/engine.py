@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from random import Random
 from typing import Protocol
 
-from ..executor.request import GenerationRequest, Response
+from ..executor.request import GenerationRequest, Logprob, Response
 from ..executor.utils import CppExecutorError
 from ..llmapi.llm_args import TorchLlmArgs
 from .choice import Answer, Choice, DeadEndError
@@ -198,6 +198,8 @@ class Engine(threading.Thread):
             responses.append(Response(id=answer.request.id, error="the marked request failed"))
             return False
         token = choice.draw(self._model, self._random)
+        if choice.unsent_logprobs and not self._faults.drawn_in_logprobs:
+            keep_likeliest(choice.unsent_logprobs[-1], choice.params.logprobs or 0)
         end = choice.end(token)
         if end is not None and token == choice.params.end_id and not self._faults.end_in_tokens:
             choice.unsent.pop()
@@ -237,6 +239,12 @@ class Engine(threading.Thread):
         while not isinstance(self.inbox.get(), Quit):
             pass
         self._is_over = True
+
+
+def keep_likeliest(logprobs: dict[int, Logprob], count: int) -> None:
+    """Without the token that was drawn, if it is not one of these."""
+    for token in list(logprobs)[count:]:
+        del logprobs[token]
 
 
 def make_ranks(args: TorchLlmArgs, context_length: int) -> list[Rank]:

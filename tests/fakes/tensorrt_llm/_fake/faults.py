@@ -7,6 +7,7 @@
 | TLLM_FAKE_LOAD_ERROR | – | the constructor raises RuntimeError with this text |
 | TLLM_FAKE_END_ODDS | 400 | an answer ends with a chance of one in so many at each token; 0: never |
 | TLLM_FAKE_END_IN_TOKENS | 1 | is the end token among `token_ids`? To be found out on a GPU, so be ready for both |
+| TLLM_FAKE_DRAWN_IN_LOGPROBS | 1 | does `logprobs` have the token that was drawn when it is no likely one? The same |
 | TLLM_FAKE_CANCEL_STEPS | 2 | steps from an abort until it takes effect |
 | TLLM_FAKE_ERROR_TOKEN | – | a prompt with this token fails with RequestError ... |
 | TLLM_FAKE_ERROR_AFTER | 0 | ... after so many tokens |
@@ -55,6 +56,7 @@ class Faults:
     load_error: str = ""
     end_odds: int = 400
     end_in_tokens: int = 1
+    drawn_in_logprobs: int = 1
     cancel_steps: int = 2
     error_token: int = -1
     error_after: int = 0
