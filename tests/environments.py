@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROTOBUF_6 = [
     "protobuf==6.33.*",
     *(f"grpcio{part}>=1.80,<1.82" for part in ("", "-status", "-health-checking", "-reflection", "-channelz")),
+    "uvloop>=0.23,<1",
 ]
 INSTALL_TIMEOUT_S = 120.0
 RUN_TIMEOUT_S = 60.0
