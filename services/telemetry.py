@@ -48,6 +48,17 @@ def _shown(value: object) -> str:
     return value if isinstance(value, str) and _WORD.fullmatch(value) else repr(value)
 
 
+class _Mark:
+    """Says of each event whose it is."""
+
+    def __init__(self, process: str) -> None:
+        self._process = process
+
+    def __call__(self, logger: Any, name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event["process"] = self._process
+        return event
+
+
 _SCALARS = (str, int, float, type(None))
 _encode = msgspec.json.Encoder().encode
 
@@ -71,7 +82,7 @@ def _renderer(log_format: str) -> structlog.typing.Processor:
 def configure_logging(process: str, *, level: str, log_format: str) -> None:
     """Send the logs of this process and of its libraries to stderr as `text` or `json`, marked with `process`."""
     shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
+        _Mark(process),
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         *([structlog.processors.format_exc_info] if log_format == "json" else []),
@@ -94,7 +105,6 @@ def configure_logging(process: str, *, level: str, log_format: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("grpc").setLevel(max(root.level, logging.WARNING))  # Below, it speaks of its own loop alone.
-    structlog.contextvars.bind_contextvars(process=process)
 
 
 def log_config(config: object) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.frontend.http import HttpConfig
+from services.frontend.http.headers import IDS_AT_ONCE, new_request_id
 from tests.frontend.http.support import Script, error_of, run, serving
 
 BODY = {"model": "org/tiny", "prompt": "hi"}
@@ -109,3 +110,10 @@ def test_a_wish_for_partial_answers_is_true_or_false(given: str) -> None:
         assert not script.calls
 
     run(test)
+
+
+def test_ids_are_never_the_same_however_many_are_made_at_once() -> None:
+    ids = [new_request_id() for _ in range(3 * IDS_AT_ONCE)]
+
+    assert len(set(ids)) == len(ids)
+    assert {len(one) for one in ids} == {32}
