@@ -115,7 +115,6 @@ EXPORTS = {
 
 REQUIREMENTS = (
     "aiohttp>=3.13.3",
-    "click",
     "etcd-sdk-python==0.0.7",
     "fastapi>=0.120.1,<=0.121.3",
     "llguidance==0.7.29",
