@@ -185,7 +185,23 @@ class Serving:
         return self._counts.load(ranks)
 
     def _take_stats(self, stats: Mapping[str, Any]) -> None:
-        self._sample = sample_of(stats, self._loop.time()) or self._sample
+        sample = sample_of(stats, self._loop.time())
+        if sample is None:
+            return
+        if self._sample is None:
+            self._check_cache(sample.blocks_total * self._config.block_tokens)
+        self._sample = sample
+
+    def _check_cache(self, tokens: int) -> None:
+        """A longer request than it holds would end early, or be refused by the engine."""
+        if tokens < self._facts.context_length:
+            advice = "lower --max-seq-len, or raise --kv-cache-free-gpu-memory-fraction"
+            log.warning(
+                "the key-value cache holds less than one whole context",
+                tokens=tokens,
+                context_length=self._facts.context_length,
+                advice=advice,
+            )
 
     def _count_step(self) -> None:
         self._counts.steps += 1

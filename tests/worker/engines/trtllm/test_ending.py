@@ -1,17 +1,21 @@
 """Ending the engine: nothing waits for it without a bound, and a loop that is stuck ends the process."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from services.lifetime import EXIT_FORCED
-from services.worker.engines.trtllm.ending import LoopWatch, shut_down
+from services.worker.engines.trtllm.ending import EXIT_STUCK, LoopWatch, shut_down
 from tests.support import run_async
+
+ROOT = Path(__file__).parents[4]
 
 
 class Llm:
@@ -95,3 +99,40 @@ def test_whoever_ends_the_process_while_it_loads_does_not_wait(number: signal.Si
 
     assert process.returncode == EXIT_FORCED
     assert number.name.encode() in err
+
+
+DYING = """
+import asyncio
+from pathlib import Path
+from services.worker.engines.trtllm import TrtLlmConfig, TrtLlmEngine
+from tests.support import make_request
+
+async def main():
+    engine = TrtLlmEngine(TrtLlmConfig(model=Path({folder!r}), served_model_name="m", loop_s=1.0))
+    ready = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(engine.run(lambda _: None, ready))
+        await ready.wait()
+        engine.submit(1, make_request((7,), ignore_eos=True))
+        print("submitted", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_an_engine_that_holds_up_the_loop_at_its_death_ends_the_process(folder: Path) -> None:
+    """Whoever meets its error first has to wait, on the event loop, for processes that are gone."""
+    paths = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT), str(ROOT / "tests" / "fakes")])
+    faults = {"TLLM_FAKE_DEATH_TOKEN": "7", "TLLM_FAKE_DEATH": "raised", "TLLM_FAKE_SHUTDOWN": "hangs"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", DYING.format(folder=str(folder))],
+        env=os.environ | faults | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+    assert done.returncode == EXIT_STUCK
+    assert "the event loop is stuck in a call into the engine" in done.stdout

@@ -1,5 +1,6 @@
 """The TensorRT-LLM engine: answers that go on from any cut, ends that are ours, and nothing that is pretended."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -283,26 +284,44 @@ def test_what_the_engine_takes_for_wrong_fails_that_request_and_the_engine_prove
     assert play(folder, scenario, canary_after_s=60.0) is Reason.ENGINE_ERROR
 
 
-def test_guided_is_passed_on_and_one_that_cannot_be_read_is_the_clients_fault(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", "7")
-    guided = Guided(GuidedKind.CHOICE, ("yes", "no"))
+# Guided decoding
 
-    async def scenario(running: Running) -> tuple[Any, Output]:
-        seen = []
-        llm, start = llm_of(running), llm_of(running).generate_async
 
-        def look(**given: Any) -> Any:
-            seen.append(given["sampling_params"])
-            given["sampling_params"].guided_decoding = None  # Forms are not the fake's business.
-            return start(**given)
+@pytest.mark.parametrize(
+    ("guided", "pattern"),
+    [
+        (Guided(GuidedKind.CHOICE, ("yes.", "no?")), r"yes\.|no\?"),
+        (Guided(GuidedKind.REGEX, ("[a-c]{3}",)), "[a-c]{3}"),
+        (Guided(GuidedKind.GRAMMAR, ('root ::= "x" ("1" | "2")',)), "x[12]"),
+        (Guided(GuidedKind.JSON_SCHEMA, ('{"enum": ["a", "b"]}',)), '"[ab]"'),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Guided) else None,
+)
+def test_an_answer_keeps_to_its_form(folder: Path, guided: Guided, pattern: str) -> None:
+    request = asked(ignore_eos=False, guided=guided)
 
-        monkeypatch.setattr(llm, "generate_async", look)
-        request = replace(asked(ignore_eos=False, guided=guided), token_ids=(7,))
-        _, bad = await running.answer(1, request)
-        return seen[0], bad
+    [(token_ids, finish)] = answers(folder, request, guided_decoding_backend="xgrammar")
 
-    played = play(folder, scenario, guided_decoding_backend="xgrammar")
-    assert played[1].failure is not None
-    assert (played[1].failure.reason, played[1].failure.param) == (Reason.INVALID_ARGUMENT, "guided")
+    assert finish is FinishReason.STOP
+    assert re.fullmatch(pattern, bytes(token_ids).decode())
+
+
+def test_a_form_that_cannot_be_read_is_its_clients_fault_alone(folder: Path) -> None:
+    bad = asked(ignore_eos=False, guided=Guided(GuidedKind.JSON_SCHEMA, ('{"type": "nonsense"}',)))
+
+    async def scenario(running: Running) -> tuple[Output, Output]:
+        running.engine.submit(1, asked())
+        _, failed = await running.answer(2, bad)
+        return await running.wait_end(1), failed
+
+    good, failed = play(folder, scenario, guided_decoding_backend="xgrammar")
+
+    assert good.finish is FinishReason.LENGTH
+    assert failed.failure is not None
+    assert (failed.failure.reason, failed.failure.param) == (Reason.INVALID_ARGUMENT, "guided")
+
+
+def test_the_card_names_the_forms_of_the_backend(folder: Path) -> None:
+    config = TrtLlmConfig(model=folder, served_model_name="m", guided_decoding_backend="xgrammar")
+
+    assert set(TrtLlmEngine(config).card.guided) == set(GuidedKind)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.worker.engine import RankLoad
 from services.worker.engines.trtllm import stats
@@ -90,6 +91,17 @@ def test_the_cache_is_known_soon_after_the_first_token_of_all(folder: Path) -> N
         assert rank().kv_blocks_used == 1
 
     play(folder, scenario, extra={})
+
+
+def test_a_cache_that_holds_no_whole_context_is_told_in_the_log(folder: Path) -> None:
+    async def scenario(running: Running) -> None:
+        await running.until(lambda: running.engine.load().ranks[0].kv_blocks_total > 0)
+
+    with capture_logs() as logs:
+        play(folder, scenario, extra={"kv_cache_config": {"max_tokens": 512}})
+
+    [told] = [line for line in logs if line["event"] == "the key-value cache holds less than one whole context"]
+    assert (told["tokens"], told["context_length"]) == (512, 1024)
 
 
 @pytest.mark.parametrize("is_on", [True, False])
