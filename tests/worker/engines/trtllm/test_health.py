@@ -75,9 +75,12 @@ def test_a_silent_engine_has_to_make_a_token_and_lives_if_it_does() -> None:
     assert play(scenario) == (1, False)
 
 
-def test_an_engine_in_doubt_has_to_make_a_token_at_once() -> None:
+def test_an_engine_in_doubt_has_to_make_one_token_at_once() -> None:
     async def scenario(engine: Engine, _: Any) -> int:
         engine.health.doubt()
+        await settle()
+        engine.asked[0].set_result(None)
+        engine.health.heard()
         await settle()
         return len(engine.asked)
 

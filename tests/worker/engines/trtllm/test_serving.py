@@ -108,6 +108,35 @@ def test_a_request_is_aborted_once_and_only_if_it_has_not_ended(folder: Path, mo
     assert len(play(folder, scenario)) == 1
 
 
+def test_one_that_is_waited_for_after_its_abort_is_not_aborted_again_at_the_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TLLM_FAKE_CANCEL_STEPS", "1000")
+    events: list[str] = []
+
+    async def scenario(running: Running) -> None:
+        running.engine.submit(1, LONG)
+        await running.until(lambda: running.token_ids(1))
+        [result] = llm_of(running)._executor._dispatcher.results.values()
+        _note_calls(monkeypatch, events, result, "abort")
+        running.engine.cancel(1)
+
+    play(folder, scenario, abort_s=5.0)
+
+    assert events == ["abort"]
+
+
+def test_what_has_been_gathered_of_a_request_is_not_emitted_once_it_is_cancelled(folder: Path) -> None:
+    async def scenario(running: Running) -> None:
+        running.engine.submit(1, asked(max_tokens=3).after([97, 98, 99]))  # Ends with the next step.
+        running.engine.cancel(1)
+        await running.answer(2, asked())
+
+        assert not running.outputs(1)
+
+    play(folder, scenario)
+
+
 def test_hundreds_of_cancels_leave_nothing_behind(folder: Path) -> None:
     async def scenario(running: Running) -> None:
         serving: Any = running.engine._serving
@@ -171,6 +200,44 @@ def test_it_reports_what_its_requests_hold_and_what_it_did(folder: Path, monkeyp
         assert load.ranks[0].kv_blocks_used == 0
 
     play(folder, scenario)
+
+
+def test_what_the_engine_had_computed_before_is_not_counted_again(folder: Path) -> None:
+    request = replace(asked(max_tokens=1), token_ids=tuple(range(100)))
+
+    async def scenario(running: Running) -> list[int]:
+        counts = []
+        for key in (1, 2):
+            before = running.engine.load().prefill_tokens
+            await running.answer(key, request)
+            counts.append(running.engine.load().prefill_tokens - before)
+        return counts
+
+    first, again = play(folder, scenario)
+
+    assert first == 100
+    assert 0 < again <= 100 - 96, "blocks of 32"
+
+
+def test_the_wait_for_news_begins_with_the_first_request_after_a_time_without(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever comes after a pause would find the engine under suspicion."""
+    events: list[str] = []
+
+    async def scenario(running: Running) -> None:
+        serving: Any = running.engine._serving
+        _note_calls(monkeypatch, events, serving._health, "asked")
+        running.engine.submit(1, asked())
+        running.engine.submit(2, asked())
+        await running.wait_end(1)
+        await running.wait_end(2)
+        assert events == ["asked"]
+        await running.answer(3, asked())
+
+    play(folder, scenario)
+
+    assert events == ["asked", "asked"]
 
 
 def test_with_attention_dp_each_request_is_sent_to_a_rank_of_its_own_and_waits_for_it(
