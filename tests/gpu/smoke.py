@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import importlib
 import inspect
+import json
 import os
 import signal
 import sys
@@ -45,6 +46,7 @@ class Bench:
 
     def __init__(self, model: str, tensor_parallel_size: int, patience_s: float) -> None:
         package = importlib.import_module("tensorrt_llm")
+        self.model = model
         self.version: str = importlib.import_module("tensorrt_llm.version").__version__
         self._params = package.SamplingParams
         self.guided_params = importlib.import_module("tensorrt_llm.llmapi").GuidedDecodingParams
@@ -199,6 +201,30 @@ async def penalties(bench: Bench) -> Seen:
     return Seen(f"{same(plain == penalised)} tokens", plain == penalised)
 
 
+async def min_p(bench: Bench) -> Seen:
+    greedy = await bench.tokens()
+    drawn = await bench.tokens(temperature=1.5, top_p=1.0, top_k=0, min_p=1.0)  # Leaves the likeliest alone.
+    return Seen(f"{same(drawn == greedy)} tokens as greedy ones", drawn != greedy)
+
+
+async def min_tokens(bench: Bench) -> Seen:
+    """The prompt alone has more: an engine that counted it would end the answer early."""
+    end, before = await bench.ender()
+    asked = len(before) + 4
+    count = len(await bench.tokens(end_id=end, ignore_eos=False, min_tokens=asked))
+    return Seen(f"{count} tokens of at least {asked}", count >= asked)
+
+
+async def bias(bench: Bench) -> Seen:
+    config = json.loads((Path(bench.model) / "config.json").read_text())
+    size = int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+    torch = importlib.import_module("torch")
+    token = (await bench.tokens())[-1]
+    vector = torch.tensor([100.0 if one == token else 0.0 for one in range(size)], dtype=torch.float32)
+    token_ids = await bench.tokens(embedding_bias=vector)
+    return Seen(f"{token_ids.count(token)} of {ANSWER} are the token", token_ids == [token] * ANSWER)
+
+
 async def guided_with_reuse_and_aborts(bench: Bench) -> Seen:
     def guided() -> Any:
         return bench.start(guided_decoding=bench.guided_params(json_object=True), detokenize=True, ignore_eos=False)
@@ -286,6 +312,9 @@ QUESTIONS: Sequence[tuple[str, Ask, str]] = (
     ("a greedy answer, continued from a cut?", continuation, "the same tokens: the card promises it"),
     ("does a seed have an effect?", seed, "none: sampled requests with a seed are refused"),
     ("do penalties have an effect?", penalties, "none: they are refused"),
+    ("does min_p have an effect?", min_p, "none: it is refused"),
+    ("does min_tokens count the answer alone?", min_tokens, "yes; else such requests fail rather than end early"),
+    ("does a bias have an effect?", bias, "yes: logit_bias is passed on"),
     ("xgrammar with block reuse and aborts?", guided_with_reuse_and_aborts, "the engine lives, and keeps to JSON"),
     ("_check_health?", check_health, "either: a canary is asked instead"),
     ("trace_headers?", trace_headers, "either: never passed"),

@@ -89,7 +89,10 @@ def _facts_of(folder: ModelFolder, config: TrtLlmConfig) -> ModelFacts:
 
 
 def _card_of(folder: ModelFolder, facts: ModelFacts, config: TrtLlmConfig) -> ModelCard:
-    """It carries over nothing that needs the state of a draw, a count or a form, for the engine exports none."""
+    """It carries over nothing that needs the state of a draw, a count or a form, for the engine exports none.
+
+    Log probabilities need none: they follow from the tokens before, as far as anything does on a GPU.
+    """
     return ModelCard(
         model=config.served_model_name,
         engine="trtllm",
