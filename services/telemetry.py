@@ -27,6 +27,26 @@ class _Lines:
     debug = info = warning = error = critical = exception = write
 
 
+_LEVELS = {number: name.lower() for name, number in logging.getLevelNamesMapping().items()}
+_lines = _Lines()
+_level = logging.NOTSET
+
+
+def say(level: int, event: str, fields: dict[str, Any]) -> None:
+    """As structlog's `log`, without the logger: every request has a line, which is a tenth of what it costs.
+
+    fields: of the event, and the event's from now on.
+    """
+    if level < _level:
+        return
+    said: Any = fields
+    fields["event"] = event
+    with suppress(structlog.DropEvent):
+        for processor in structlog.get_config()["processors"]:
+            said = processor(_lines, _LEVELS[level], said)
+        _lines.write(said)
+
+
 _WORD = re.compile(r"[^\s\x00-\x1f\x7f='\"]*")
 _TRACES = frozenset({"exc_info", "exception", "stack"})
 
@@ -87,11 +107,13 @@ def configure_logging(process: str, *, level: str, log_format: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         *([structlog.processors.format_exc_info] if log_format == "json" else []),
     ]
+    global _level  # As structlog's own configuration, it is the process's.
+    _level = logging.getLevelNamesMapping()[level.upper()]
     renderer = _renderer(log_format)
     structlog.configure(
         processors=[*shared, renderer],
         logger_factory=_Lines,
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(_level),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -133,3 +134,28 @@ def test_a_log_that_nobody_reads_any_more_fails_nothing() -> None:
         os.close(writing)
 
     assert done.stdout == "went on\n"
+
+
+SAY = """
+import logging, structlog
+from services.telemetry import configure_logging, say
+
+configure_logging("worker", level="{level}", log_format="{log_format}")
+log = structlog.get_logger()
+for level in (logging.DEBUG, logging.INFO, logging.WARNING):
+    log.log(level, "request", count=3, why="it's late")
+    say(level, "request", {{"count": 3, "why": "it's late"}})
+"""
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize(("level", "count"), [("debug", 3), ("info", 2), ("error", 0)])
+def test_what_is_said_without_a_logger_is_the_same(log_format: str, level: str, count: int) -> None:
+    code = SAY.format(level=level, log_format=log_format)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15, check=True)
+
+    lines = [re.sub(r"\d{4}-\d\d-\d\dT[\d:.]*Z", "now", line) for line in done.stderr.splitlines()]
+    if log_format == "json":
+        lines = [str(sorted(json.loads(line).items())) for line in lines]
+    assert len(lines) == 2 * count
+    assert lines[::2] == lines[1::2]

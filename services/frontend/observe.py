@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import structlog
-
 from services.errors import Failure, Reason
 from services.frontend.metrics import UNKNOWN_MODEL, Metrics
 from services.loop import clock
 from services.refusals import REJECTIONS, refused_for
 from services.reminder import Quota
 from services.request import Call, Cause, Delta, Ending, Finish, Layer, Request, Sink
-
-log = structlog.get_logger()
+from services.telemetry import say
 
 WHY_CHARS_MAX = 300
 """Of a failure's detail in the log: what a client sent may be part of it, at any length."""
@@ -170,17 +167,9 @@ def _write(model: str, call: Call, outcome: _Outcome, **more: int) -> None:
     level, fields = _said_of(outcome.result)
     if outcome.cause is not None:
         fields["cause"] = outcome.cause
-    log.log(
-        level,
-        "request",
-        request_id=call.request_id,
-        model=model,
-        endpoint=call.endpoint,
-        **fields,
-        **more,
-        first_token_s=first_s,
-        duration_s=round(outcome.duration_s, 4),
-    )
+    whose = {"request_id": call.request_id, "model": model, "endpoint": call.endpoint}
+    times = {"first_token_s": first_s, "duration_s": round(outcome.duration_s, 4)}
+    say(level, "request", {**whose, **fields, **more, **times})
 
 
 def observe_refused(metrics: Metrics, endpoint: str, failure: Failure) -> None:
@@ -190,7 +179,7 @@ def observe_refused(metrics: Metrics, endpoint: str, failure: Failure) -> None:
         metrics.rejections.labels(UNKNOWN_MODEL, endpoint).inc()
         metrics.rejection_causes.labels(UNKNOWN_MODEL, refused_for(failure)).inc()
     level, fields = _said_of(failure)
-    log.log(level, "request", endpoint=endpoint, **fields)
+    say(level, "request", {"endpoint": endpoint, **fields})
 
 
 def _said_of(outcome: Finish | Failure) -> tuple[int, dict[str, Any]]:

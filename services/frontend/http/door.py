@@ -48,15 +48,15 @@ class Door:
         self._probes: deque[socket.socket] = deque()
         self._others: deque[socket.socket] = deque()
         self._silent: set[socket.socket] = set()  # They have said nothing yet that would tell which they are.
-        self._seating: asyncio.Task[None] | None = None
+        self._seating: dict[asyncio.Task[None], socket.socket] = {}
         for listener in listeners:
             asyncio.get_running_loop().add_reader(listener, self._let_in, listener)
 
     def close(self) -> None:
         """Let nobody in any more, and send those away who have no seat."""
         loop = asyncio.get_running_loop()
-        if self._seating is not None:
-            self._seating.cancel()
+        for task in self._seating:
+            task.cancel()
         for sock in (*self._listeners, *self._silent):
             loop.remove_reader(sock)
         for sock in (*self._listeners, *self._probes, *self._others, *self._silent):
@@ -99,8 +99,25 @@ class Door:
 
     def _queue(self, sock: socket.socket, words: bytes) -> None:
         (self._probes if words.startswith(PROBES) else self._others).append(sock)
-        if self._seating is None or self._seating.done():
-            self._seating = self._group.create_task(self._seat_all())
+        self._seat_some()
+
+    def _seat_some(self) -> None:
+        """Those who come first, and all probes."""
+        while self._probes:
+            self._start_seating(self._probes.popleft())
+        while self._others and len(self._seating) < SEATS_MAX:
+            self._start_seating(self._others.popleft())
+
+    def _start_seating(self, sock: socket.socket) -> None:
+        self._seating[task := self._group.create_task(self._seat(sock))] = sock
+        task.add_done_callback(self._on_seated)
+
+    def _on_seated(self, task: "asyncio.Task[None]") -> None:
+        sock = self._seating.pop(task)
+        if task.cancelled():
+            sock.close()
+        else:
+            self._seat_some()
 
     def _close_for_a_while(self, listener: socket.socket, why: str) -> None:
         log.warning("no room for more clients", why=why, again_in_s=FULL_S)
@@ -111,14 +128,6 @@ class Door:
     def _open_again(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0:  # It may have been closed meanwhile.
             asyncio.get_running_loop().add_reader(listener, self._let_in, listener)
-
-    async def _seat_all(self) -> None:
-        while self._probes or self._others:
-            async with asyncio.TaskGroup() as group:
-                while self._probes:
-                    group.create_task(self._seat(self._probes.popleft()))
-                for _ in range(min(SEATS_MAX, len(self._others))):
-                    group.create_task(self._seat(self._others.popleft()))
 
     async def _seat(self, sock: socket.socket) -> None:
         """From here on the connection looks after itself."""
