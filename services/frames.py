@@ -9,7 +9,6 @@ come in the meantime are one read and one call as well.
 """
 
 import asyncio
-import socket
 from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Generic, Protocol, TypeVar, cast
@@ -116,14 +115,12 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
         if self._transport is not None:
             self._transport.abort()
 
-    # What asyncio calls
+    # What the loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's are no instances of it.
-        # asyncio does so only with sockets that know their protocol. Else a small message waits for an acknowledgement.
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no instances of it.
         if self._is_opener:
-            transport.write(PREAMBLE)
+            self._transport.write(PREAMBLE)
         if self._on_made is not None:
             self._on_made(self)
 

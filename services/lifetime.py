@@ -13,6 +13,7 @@ import structlog
 
 from services import garbage
 from services.groups import leaf_of
+from services.loop import run_on_loop
 
 log = structlog.get_logger()
 
@@ -31,7 +32,7 @@ def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """
     garbage.take_over()
     try:
-        asyncio.run(_with_signals(main))
+        run_on_loop(_with_signals(main))
     except (StartupError, ExceptionGroup) as error:
         cause = leaf_of(error)
         if not isinstance(cause, StartupError):

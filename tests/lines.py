@@ -22,7 +22,7 @@ class Wire(asyncio.Transport):
     """A transport that keeps what is written."""
 
     def __init__(self) -> None:
-        super().__init__({"socket": self})
+        super().__init__()
         self.written = b""
         self.end: str | None = None
         self.reads: list[str] = []
@@ -32,9 +32,6 @@ class Wire(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self.reads.append("resumed")
-
-    def setsockopt(self, *_: int) -> None:
-        """It is its own socket."""
 
     def write(self, data: Any) -> None:
         self.written += data

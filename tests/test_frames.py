@@ -255,7 +255,7 @@ def test_a_pause_leaves_what_comes_in_the_kernel_until_it_goes_on() -> None:
 
 
 def test_small_messages_do_not_wait_for_each_others_acknowledgement() -> None:
-    """A bug: with Nagle's algorithm each first token came 40 ms late."""
+    """A bug: with Nagle's algorithm each first token came 40 ms late. uvloop turns it off, asyncio not always."""
 
     async def serve(line: Line) -> None:
         for _ in range(20):

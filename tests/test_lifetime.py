@@ -31,6 +31,13 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def test_it_runs_on_uvloop() -> None:
+    status, out, _ = finish(start("print(type(asyncio.get_running_loop()).mro())"))
+
+    assert status == 0
+    assert "uvloop" in out
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_asks_it_to_end_and_it_ends_in_its_own_time(number: signal.Signals) -> None:
     process = start("print('up', flush=True); await stopping.wait(); print('in order', flush=True)")
