@@ -60,8 +60,8 @@ def build_app(
     routes = app.routes
     routes.get("/v1/models", gateway.models)
     routes.get("/v1/models/{model}", gateway.model)
-    routes.post("/v1/completions", gateway.completions)
-    routes.post("/v1/chat/completions", gateway.chat_completions)
+    routes.post("/v1/completions", partial(gateway.serve, "completions", parse_completion, CompletionAnswer))
+    routes.post("/v1/chat/completions", partial(gateway.serve, "chat_completions", parse_chat, ChatAnswer))
     routes.post("/v1/requests/{request_id}/cancel", gateway.cancel)
     Ops(served, whole).add_to(routes)
     if admin is not None:
@@ -86,20 +86,15 @@ class _Gateway:
         self._created = int(time.time())
         self._aside = Aside()
 
-    async def completions(self, request: HttpRequest, connection: Connection) -> Response | None:
-        return await self._serve(request, connection, "completions", parse_completion, CompletionAnswer)
-
-    async def chat_completions(self, request: HttpRequest, connection: Connection) -> Response | None:
-        return await self._serve(request, connection, "chat_completions", parse_chat, ChatAnswer)
-
-    async def _serve(
+    async def serve(
         self,
-        request: HttpRequest,
-        connection: Connection,
         endpoint: str,
         parse: Callable[[bytes], Body],
         answer_type: type[Answer],
+        request: HttpRequest,
+        connection: Connection,
     ) -> Response | None:
+        """Completions, of either kind."""
         try:
             call = _call_of(request, endpoint, self._config)
             has_partial = wants_partial(request)
@@ -107,6 +102,7 @@ class _Gateway:
         except Failure as failure:
             self._on_refused(endpoint, failure)
             raise
+        request.forget_content()
         answer = answer_type(request_id=call.request_id, model=body.model, includes_usage=body.includes_usage)
         if body.is_streamed:
             token_bytes = _no_tokens if asked.logprobs is None else partial(self._served.token_bytes_of, asked.model)

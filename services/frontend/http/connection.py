@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._reader = RequestReader(clients.app.body_bytes_max)
+        self._reader: RequestReader | None = None
         self._ahead = b""
         self._timer: asyncio.TimerHandle | None = None
         self._is_answering = False
@@ -172,6 +172,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._clients.remove(self)
         self._stop_timer()
+        self._forget_reader()
         self._is_answering = self._is_readable = False
         if self.task is not None:
             self.task.cancel()
@@ -180,32 +181,40 @@ class Connection(asyncio.Protocol):
     # Asking
 
     def _read(self, data: bytes) -> None:
+        if self._reader is None:
+            self._reader = RequestReader(self._clients.app.body_bytes_max)
         try:
             self._is_readable = self._reader.feed(data)
         except BrokenHead as broken:
             self._refuse(broken)
-            return
-        if self._reader.requests:
-            self._begin()
-        elif self._timer is None:
-            self._wait_for_rest()
+        else:
+            self._go_on(self._reader)
 
-    def _wait_for_rest(self) -> None:
+    def _go_on(self, reader: RequestReader) -> None:
+        """Answer what has come as a whole, or wait for the rest."""
+        if reader.requests:
+            self._begin(reader)
+        elif self._timer is None:
+            self._wait_for_rest(reader)
+
+    def _wait_for_rest(self, reader: RequestReader) -> None:
         self._clients.set_busy(self)
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._clients.config.body_read_s_max, self._on_too_slow)
-        if self._reader.wants_continue:
+        self._timer = loop.call_later(self._clients.config.body_read_s_max, self._on_too_slow, reader)
+        if reader.wants_continue:
             self.transport.write(_CONTINUE)
 
-    def _on_too_slow(self) -> None:
+    def _on_too_slow(self, reader: RequestReader) -> None:
         within = f"within {self._clients.config.body_read_s_max:g} s"
-        if self._reader.has_head:
-            self._reader.break_off(Failure(Reason.DEADLINE_EXCEEDED, f"the body did not arrive {within}"))
-            self._begin()
+        self._is_readable = False
+        if reader.has_head:
+            reader.break_off(Failure(Reason.DEADLINE_EXCEEDED, f"the body did not arrive {within}"))
+            self._begin(reader)
         else:
             self._refuse(BrokenHead(408, f"the head of the request did not arrive {within}"))
 
     def _refuse(self, broken: BrokenHead) -> None:
+        self._is_readable = False
         self._stop_timer()
         self._clients.set_busy(self)
         self.transport.write(self._clients.app.refusal(broken))
@@ -216,21 +225,30 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
 
+    def _forget_reader(self) -> None:
+        """It takes memory, and knows its parser as that knows it: circles are left to the garbage collector."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
     # Answering
 
-    def _begin(self) -> None:
+    def _begin(self, reader: RequestReader) -> None:
         """Answer the next request, in its turn."""
         self._stop_timer()
         self._clients.set_busy(self)
         self._is_answering = True
-        if self._clients.app.is_probe(self._reader.requests[0]):
+        if self._clients.app.is_probe(reader.requests[0]):
             self._start()
         else:
             self._clients.turns.take(self._start)
 
     def _start(self) -> None:
-        if self._is_answering:  # The client may have left meanwhile.
-            self.task = self._clients.group.create_task(self._answer(self._reader.requests.popleft()))
+        if (reader := self._reader) is None:
+            return  # The client has left meanwhile.
+        self.task = self._clients.group.create_task(self._answer(reader.requests.popleft()))
+        if not (reader.requests or reader.is_midway):
+            self._forget_reader()  # An answer may take minutes.
 
     async def _answer(self, request: HttpRequest) -> None:
         """Never raises: a task that fails would end its group, and with it all other answers."""
@@ -264,12 +282,14 @@ class Connection(asyncio.Protocol):
             return
         if self._clients.is_closing or not self.keeps_alive:
             self._leave()
-        elif self._reader.requests:
-            self._begin()
+        elif self._reader is not None and self._reader.requests:
+            self._begin(self._reader)
         elif self._ahead:
             ahead, self._ahead = self._ahead, b""
             self.transport.resume_reading()
             self._read(ahead)
+        elif self._reader is not None:
+            self._wait_for_rest(self._reader)
         else:
             self._clients.set_idle(self)
 

@@ -45,6 +45,10 @@ class HttpRequest:
     arguments: Mapping[str, str] = field(default_factory=dict)
     id: str = ""
 
+    def forget_content(self) -> None:
+        """Its headers and body have been read: an answer may take minutes, and they take memory."""
+        self.headers, self.body = {}, b""
+
 
 @dataclass(slots=True)
 class Response:

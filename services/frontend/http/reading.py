@@ -103,6 +103,10 @@ class RequestReader:
             if rest := data[upgrade.args[0] :]:
                 self._parse(rest)
 
+    def close(self) -> None:
+        """Let go of the parser. It reads no more."""
+        del self._parser
+
     def break_off(self, fault: Failure) -> None:
         """The rest of the request will not be read."""
         self._add(fault)

@@ -31,21 +31,24 @@ class HttpApp:
         request.id = request_id_of(request)
         if self._is_draining():
             connection.keeps_alive = False
-        if (response := await self._response(request, connection)) is not None:
+        try:
+            response = await self.routes.find(request)(request, connection)
+        except Exception as error:
+            response = self._refused(error, request.id)
+        if response is not None:
             last = response.encode(request, is_last=not connection.keeps_alive)
             await finish_writing(connection, last, self.config.client, request.id)
 
-    async def _response(self, request: HttpRequest, connection: Connection) -> Response | None:
-        try:
-            return await self.routes.find(request)(request, connection)
-        except Failure as failure:
-            response = error_response(failure, request.id, overload_status=self.config.overload_status)
-            failure.forget_way()
-            return response
-        except NoRoute as error:
-            return no_route_response(error, request.id)
-        except Exception as error:
-            return error_response(bug_failure(error, request.id), request.id)
+    def _refused(self, error: Exception, request_id: str) -> Response:
+        match error:
+            case Failure() as failure:
+                response = error_response(failure, request_id, overload_status=self.config.overload_status)
+                failure.forget_way()
+                return response
+            case NoRoute() as no_route:
+                return no_route_response(no_route, request_id)
+            case bug:
+                return error_response(bug_failure(bug, request_id), request_id)
 
     def refusal(self, broken: BrokenHead) -> bytes:
         request = HttpRequest(method="", path="", headers={}, keeps_alive=False, id=new_request_id())

@@ -114,18 +114,16 @@ class SseStream:
         """
         self._ending = call.ending
         try:
-            await self._finish(await self._run(pipeline, request, call), spellings)
+            outcome = await outcome_of(pipeline, request, call, self)
+        except Exception as error:
+            outcome = bug_failure(error, call.request_id)
+        finally:
+            self._stop_backlog()
+        try:
+            await self._finish(outcome, spellings)
         except Exception as error:
             self._transport.abort()
             bug_failure(error, call.request_id)
-
-    async def _run(self, pipeline: Layer, request: Request, call: Call) -> Finish | Failure:
-        try:
-            return await outcome_of(pipeline, request, call, self)
-        except Exception as error:
-            return bug_failure(error, call.request_id)
-        finally:
-            self._stop_backlog()
 
     async def _finish(self, outcome: Finish | Failure, spellings: Spellings) -> None:
         """Send what is left to say, if the client is there."""

@@ -1,6 +1,7 @@
 """A connection: requests take turns on it, none gets lost, and nobody is listened to for longer than the bounds say."""
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from services.frontend.http import HttpConfig, connection, door
+from services.frontend.http.messages import HttpRequest
+from services.frontend.http.reading import RequestReader
 from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink
 from tests.frontend.http.support import HANG, TEST_S_MAX, Script, Server, error_of, raw_post, run, serving
 
@@ -340,5 +343,24 @@ def test_when_the_server_closes_an_answer_may_end_in_time_and_is_then_cut(ends: 
 
         assert pipeline.cancelled.is_set() is not ends
         assert rest.endswith(LAST_CHUNK) is ends
+
+    run(test)
+
+
+def test_of_a_stream_nothing_is_kept_that_only_its_request_needed() -> None:
+    async def test() -> None:
+        gc.collect()
+        gc.disable()  # It is let go of, not collected.
+        try:
+            async with serving(Script("a", HANG)) as server:
+                reader, writer = await server.connect()
+                writer.write(raw_post(COMPLETIONS, STREAMED))
+                await reader.readuntil(b'"text":"a"')
+
+                assert not [one for one in gc.get_objects() if isinstance(one, RequestReader)]
+                [request] = [one for one in gc.get_objects() if isinstance(one, HttpRequest)]
+                assert (request.headers, request.body) == ({}, b"")
+        finally:
+            gc.enable()
 
     run(test)
