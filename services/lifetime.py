@@ -6,7 +6,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -56,7 +56,8 @@ def leaving_at_once() -> Iterator[None]:
         traceback.print_exc()
         status = 1
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(OSError, ValueError):  # Nobody reads it any more.
+            stream.flush()
     os._exit(status)
 
 

@@ -85,7 +85,7 @@ def test_a_bug_is_a_traceback(error: str) -> None:
 
 
 LEAVE = """
-import atexit, time
+import atexit, sys, time
 from services.lifetime import StartupError, leaving_at_once, run_process
 
 atexit.register(time.sleep, 60)
@@ -104,6 +104,7 @@ with leaving_at_once():
         ("print('in order')", 0, "in order"),
         ("raise StartupError('the port is taken')", 1, "error: the port is taken"),
         ("raise ZeroDivisionError('a bug')", 1, "ZeroDivisionError: a bug"),
+        ("print('to nobody'); sys.stdout.close()", 0, "to nobody"),
     ],
 )
 def test_it_leaves_with_the_same_status_and_words_without_what_is_left_to_do_at_exit(
