@@ -32,11 +32,13 @@ class Answer:
         self._logprobs = request.logprobs
 
     def take(self, completion: Any, *, is_finished: bool) -> Output | None:
-        """What is new of the engine's only completion of this request; None: nothing."""
+        """What is new of the engine's only completion of this request; None: nothing. What can't be read fails it."""
         try:
             return self._take(completion, is_finished=is_finished)
         except Failure as failure:
             return Output(self.key, failure=failure)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            return Output(self.key, failure=_failed(f"its result cannot be read: {error!r}"))
 
     def skip(self, completion: Any) -> None:
         """Nobody wants it any more: what is new is only counted."""

@@ -139,3 +139,8 @@ def test_a_bare_number_is_the_tokens_own() -> None:
 @pytest.mark.parametrize("given", [[], [{6: Logprob(-0.1, 1)}], [-math.pi]])
 def test_those_that_are_missing_fail_the_request_rather_than_be_made_up(given: list[Any]) -> None:
     assert failure_of(Read(logprobs=1).take(5, logprobs=given)) is Reason.ENGINE_ERROR
+
+
+@pytest.mark.parametrize("given", [[None], [{5: -0.1}], [{5: Logprob("none", 1)}]])  # type: ignore[arg-type]
+def test_what_cannot_be_read_fails_the_request_and_not_the_engine(given: list[Any]) -> None:
+    assert failure_of(Read(logprobs=0).take(5, logprobs=given)) is Reason.ENGINE_ERROR
