@@ -5,6 +5,7 @@
 | | it has to make a token: the canary |
 | the canary's token comes, or any other meanwhile | it lives |
 | the canary cannot be asked for | it is dead, with the error that it died of |
+| the canary fails, time after time | it is dead |
 | nothing comes, where no request runs, for `canary_s` | it is dead |
 | nothing comes, where some run, for `stall_s` | it is dead |
 """

@@ -2,7 +2,7 @@
 
 | what goes wrong | what follows |
 | --- | --- |
-| RequestError | this request fails |
+| RequestError | this request fails, and the engine has to prove itself |
 | the engine takes a request for wrong (TypeError, ValueError) | the request fails, and the engine has to prove itself |
 | nothing is heard of one request while others go on | this request fails, and is aborted |
 | any other exception, of whatever call | the engine is dead |
@@ -41,6 +41,8 @@ LEAVING_MAX = 4096
 """How many aborted requests may be waited for at a time; one more new request is refused then."""
 LOOK_S = 1.0
 """How often it is looked for requests of which nothing is heard."""
+CANARY_TRIES = 3
+"""How often the canary may fail in a row: what is wrong with one request may fail all that are in its step."""
 CANARY = Request(model="", token_ids=(0,), sampling=Sampling(temperature=0.0), stop=Stop(max_tokens=1, ignore_eos=True))
 CANARY_KEY = -1
 
@@ -164,7 +166,11 @@ class Serving:
     def on_output(self, run: Run, output: Output) -> None:
         """See run.Listener."""
         if run.key == CANARY_KEY:
+            if output.failure is not None:
+                log.warning("the engine failed a request of our own", why=output.failure.detail)
             return
+        if output.failure is not None:
+            self._health.doubt()  # After some errors of a GPU each request fails, and nothing else is said.
         self._gathering.add(output)
         if not run.is_wanted:
             del self._live[run.key]
@@ -218,14 +224,22 @@ class Serving:
             raise Failure(Reason.ENGINE_DEAD, f"TensorRT-LLM cannot make a token: {why}") from error
 
     async def _ask_for_token(self) -> None:
-        """Raises what the engine died of. An error of this request alone is an answer as well."""
+        """Raises what the engine died of, or ENGINE_DEAD when it fails the simplest request each time it is asked."""
+        for _ in range(CANARY_TRIES):
+            if await self._has_made_token():
+                self._health.heard()
+                return
+        raise Failure(Reason.ENGINE_DEAD, f"it failed {CANARY_TRIES} times on a request for one token")
+
+    async def _has_made_token(self) -> bool:
         result = self._client.start(CANARY)
         run = Run(Answer(CANARY_KEY, CANARY, self._facts), CANARY, result, self, rank=0, abort_s=self._config.abort_s)
         try:
             await run.follow(self._client.request_error)
-            self._health.heard()
         finally:
-            run.abort()
+            if self._death is None:  # A call into a dead engine may not return.
+                run.abort()
+        return run.drawn > 0
 
     async def _watch_health(self) -> None:
         try:

@@ -1,6 +1,7 @@
 """The engine's life: cancels that cost little, deaths that are noticed, and an end that does not wait for ever."""
 
 import asyncio
+import dataclasses
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from services.errors import Failure, Reason
 from services.groups import leaf_of
 from services.request import FinishReason
 from services.worker.engine import Output
+from services.worker.engines.trtllm.serving import CANARY, CANARY_TRIES
 from tests.worker.engines.trtllm.support import PROMPT, WITHOUT_STATS, Running, asked, llm_of, play
 
 LONG = asked(max_tokens=900)
@@ -336,6 +338,57 @@ async def for_ready(folder: Path) -> None:
         await engine.run(lambda _: None, ready)
     finally:
         assert not ready.is_set()
+
+
+def test_an_engine_that_fails_its_first_request_never_becomes_ready(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer is not enough: it would fail all requests, faster than any other worker serves them."""
+    monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", str(CANARY.prompt_token_ids[0]))
+
+    async def played() -> None:
+        await asyncio.wait_for(for_ready(folder), 5)
+
+    with pytest.raises(Failure, match="cannot make a token"):
+        asyncio.run(played())
+
+
+def test_an_engine_that_fails_whatever_it_is_asked_is_dead(folder: Path) -> None:
+    """As after an illegal access to the memory of a GPU: each request gets its error, and the engine goes on."""
+
+    async def scenario(running: Running) -> None:
+        assert (await running.answer(1, asked()))[1].finish is FinishReason.LENGTH
+        engine = llm_of(running)._executor._engine
+        engine._faults = dataclasses.replace(engine._faults, error_token=CANARY.prompt_token_ids[0])
+        _, end = await running.answer(2, replace(LONG, token_ids=CANARY.token_ids))
+        assert end.failure is not None
+        await asyncio.wait_for(asyncio.Event().wait(), 5)
+
+    assert death(folder, scenario, canary_after_s=60.0).reason is Reason.ENGINE_DEAD
+
+
+def test_an_error_that_is_not_the_engines_is_no_death(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The canary may have been in the same step as what caused it."""
+
+    async def scenario(running: Running) -> FinishReason | None:
+        engine = llm_of(running)._executor._engine
+        faults = engine._faults
+        engine._faults = dataclasses.replace(faults, error_token=CANARY.prompt_token_ids[0])
+        serving: Any = running.engine._serving
+        start, starts = serving._client.start, []
+
+        def look(*given: Any) -> Any:
+            starts.append(given)
+            if len(starts) == CANARY_TRIES:
+                engine._faults = faults
+            return start(*given)
+
+        monkeypatch.setattr(serving._client, "start", look)
+        serving._health.doubt()
+        await running.until(lambda: len(starts) == CANARY_TRIES)
+        return (await running.answer(1, asked()))[1].finish
+
+    assert play(folder, scenario, canary_after_s=60.0) is FinishReason.LENGTH
 
 
 def test_a_request_of_which_nothing_is_heard_while_others_go_on_fails_and_is_aborted(
