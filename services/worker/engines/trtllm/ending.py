@@ -95,15 +95,19 @@ class LoopWatch:
         self._beats = 0
         self._is_over = threading.Event()
 
-    async def run(self) -> None:
-        """Beat until cancelled."""
+    def __enter__(self) -> None:
+        """Watch the loop that runs, from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._beat()
         threading.Thread(target=self._watch, name="trtllm-loop-watch", daemon=True).start()
-        try:
-            while True:
-                self._beats += 1
-                await asyncio.sleep(self._tick_s)
-        finally:
-            self._is_over.set()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+
+    def _beat(self) -> None:
+        self._beats += 1
+        if not self._is_over.is_set():
+            self._loop.call_later(self._tick_s, self._beat)
 
     def _watch(self) -> None:
         seen, looks = -1, 0

@@ -45,10 +45,9 @@ class TrtLlmEngine:
 
     async def run(self, emit: Emit, ready: asyncio.Event) -> None:
         """Raises StartupError, too, and returns no later than `shutdown_s` after it is cancelled."""
-        package = load_package()
         log.info("loading the model", model=str(self._config.model), context_length=self._facts.context_length)
         with exiting_on_signals():
-            client = Client(package, self._config, self._facts)
+            client = Client(load_package(), self._config, self._facts)
         self._serving = Serving(client, self._config, self._facts, emit)
         await self._serving.run(ready)
 

@@ -67,6 +67,10 @@ class Serving:
 
     async def run(self, ready: asyncio.Event) -> None:
         """Until cancelled. Raises ENGINE_DEAD."""
+        with LoopWatch(self._config.loop_s):  # Around every call into the engine, the first and the last one too.
+            await self._work(ready)
+
+    async def _work(self, ready: asyncio.Event) -> None:
         try:
             async with asyncio.TaskGroup() as self._group:
                 await self._warm_up()
@@ -83,7 +87,6 @@ class Serving:
     def _start_watching(self, group: asyncio.TaskGroup) -> None:
         group.create_task(self._watch_health())
         group.create_task(self._watch_silent())
-        group.create_task(LoopWatch(self._config.loop_s).run())
         if self._config.has_stats:
             group.create_task(read_stats(self._client.llm, self._take_stats, self._health.doubt))
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from services.lifetime import EXIT_FORCED
+from services.lifetime import EXIT_FORCED, StartupError
+from services.worker.engines.trtllm import TrtLlmConfig, TrtLlmEngine
 from services.worker.engines.trtllm.ending import EXIT_STUCK, LoopWatch, shut_down
 from tests.support import run_async
 
@@ -63,12 +64,10 @@ def test_a_loop_that_stands_still_is_noticed_by_the_thread() -> None:
             stuck.append(silent_s)
             noticed.set()
 
-        async with asyncio.TaskGroup() as group:
-            watch = group.create_task(LoopWatch(0.5, on_stuck, tick_s=0.05).run())
+        with LoopWatch(0.5, on_stuck, tick_s=0.05):
             await asyncio.sleep(0.2)
             assert not stuck, "the loop runs"
             assert noticed.wait(5), "this holds the loop up"
-            watch.cancel()
         return stuck
 
     assert run_async(scenario())[0] >= 0.5
@@ -101,6 +100,23 @@ def test_whoever_ends_the_process_while_it_loads_does_not_wait(number: signal.Si
     assert number.name.encode() in err
 
 
+def test_the_import_is_part_of_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes long, too, and a signal that comes in it would be heard after minutes of loading."""
+    before, meanwhile = signal.getsignal(signal.SIGTERM), []
+
+    def load_package() -> None:
+        meanwhile.append(signal.getsignal(signal.SIGTERM))
+        raise StartupError("no driver")
+
+    monkeypatch.setattr("services.worker.engines.trtllm.engine.load_package", load_package)
+    engine = TrtLlmEngine(TrtLlmConfig(model=folder, served_model_name="m"))
+    with pytest.raises(StartupError):
+        run_async(engine.run(lambda _: None, asyncio.Event()))
+
+    assert meanwhile != [before]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 DYING = """
 import asyncio
 from pathlib import Path
@@ -120,13 +136,22 @@ asyncio.run(main())
 """
 
 
-def test_an_engine_that_holds_up_the_loop_at_its_death_ends_the_process(folder: Path) -> None:
+FIRST_CALL = """
+import time
+from services.worker.engines.trtllm.client import Client
+
+Client.start = lambda *_: time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("before", ["", FIRST_CALL], ids=["at_its_death", "at_the_first_call"])
+def test_an_engine_that_holds_up_the_loop_ends_the_process(folder: Path, before: str) -> None:
     """Whoever meets its error first has to wait, on the event loop, for processes that are gone."""
     paths = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT), str(ROOT / "tests" / "fakes")])
     faults = {"TLLM_FAKE_DEATH_TOKEN": "7", "TLLM_FAKE_DEATH": "raised", "TLLM_FAKE_SHUTDOWN": "hangs"}
 
     done = subprocess.run(
-        [sys.executable, "-c", DYING.format(folder=str(folder))],
+        [sys.executable, "-c", before + DYING.format(folder=str(folder))],
         env=os.environ | faults | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,
