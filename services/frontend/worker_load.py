@@ -39,7 +39,10 @@ class Occupancy:
 
 
 class WorkerLoad:
-    """What one worker said of itself, and which of that still counts."""
+    """What one worker said of itself, and which of that still counts.
+
+    request_limit: how many requests it takes, running and waiting; None where it does not say.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -48,11 +51,14 @@ class WorkerLoad:
         self._reports: dict[int, tuple[float, worker_pb2.RankLoad]] = {}  # dp_rank → until when, what it said
         self._is_in_use = False
         self.last = worker_pb2.Load()
+        self.request_limit: int | None = None
 
     def on_welcome(self, welcome: worker_pb2.Welcome) -> None:
         """Before all loads."""
         self._welcome = welcome
         self._limit_s = REPORT_HEARTBEATS_MAX * (seconds_from_wire(welcome.heartbeat) or HEARTBEAT_S)
+        slots = welcome.engine_request_limit
+        self.request_limit = slots + welcome.request_queue_limit if slots else None
 
     def add(self, load: worker_pb2.Load) -> None:
         """Take a load; ranks that it does not name keep what they said last."""
@@ -78,12 +84,6 @@ class WorkerLoad:
     def _forget_overdue(self) -> None:
         now = self._clock()
         self._reports = {number: one for number, one in self._reports.items() if now <= one[0]}
-
-    @property
-    def request_limit(self) -> int | None:
-        """How many requests the worker takes, running and waiting; None where it does not say."""
-        slots = self._welcome.engine_request_limit
-        return slots + self._welcome.request_queue_limit if slots else None
 
     def occupancy(self, own_count: int) -> Occupancy:
         """How full the worker is, by its own last word; but that is from before a burst that we know of.
