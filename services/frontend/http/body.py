@@ -35,6 +35,8 @@ def _unpacked(body: bytes, encoding: str, bytes_max: int) -> bytes:
         raise _invalid(f"the body is not {encoding} as its headers say: {error}") from error
     if len(unpacked) <= bytes_max and not unpacking.eof:
         raise _invalid(f"the body breaks off: it is {encoding}, and not all of it is there")
+    if unpacking.unused_data:
+        raise _invalid(f"the body goes on after its end: send it as one piece of {encoding}")
     return unpacked
 
 
