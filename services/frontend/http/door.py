@@ -53,14 +53,17 @@ class Door:
             asyncio.get_running_loop().add_reader(listener, self._let_in, listener)
 
     def close(self) -> None:
-        """Let nobody in any more, and send those away who have no seat."""
+        """Let nobody in any more, and send those away who have no seat.
+
+        Who is just being seated gets the seat: uvloop, stopped in that, does not tell a connection that it is lost.
+        """
         loop = asyncio.get_running_loop()
-        for task in self._seating:
-            task.cancel()
         for sock in (*self._listeners, *self._silent):
             loop.remove_reader(sock)
         for sock in (*self._listeners, *self._probes, *self._others, *self._silent):
             sock.close()
+        for closed in (self._probes, self._others, self._silent):
+            closed.clear()  # A task that ends now would seat the next, and the time of a silent one is still to end.
 
     def _let_in(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTS_MAX):

@@ -3,8 +3,9 @@
 import asyncio
 import resource
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,6 +15,7 @@ from services.frontend.http.connection import Connection
 from services.frontend.http.door import SEATS_MAX
 from services.frontend.http.messages import HttpRequest, Response
 from services.frontend.http.reading import BrokenHead
+from services.loop import run_on_loop
 from tests.support import run_async
 
 TEST_S_MAX = 10.0
@@ -138,20 +140,28 @@ def test_without_files_clients_wait_until_there_are_some(monkeypatch: pytest.Mon
     run_async(test())
 
 
-def test_who_still_waits_when_it_closes_is_sent_away() -> None:
+@pytest.mark.parametrize("turns", range(8))
+@pytest.mark.parametrize("run_loop", [asyncio.run, run_on_loop])
+def test_who_still_waits_when_it_closes_is_sent_away(run_loop: Callable[[Any], None], turns: int) -> None:
+    """Whoever was seated just then had the next seated, who had been sent away: that ended the server with an error. Or
+    the seat was taken away again, of which the connection heard nothing: it answered, and that was a bug."""
+
     async def test() -> None:
         house = House()
-        async with house.open() as port:
-            socks = [knock(port, f"/{number}") for number in range(CLIENTS)]
-            await asyncio.sleep(0)
+        with capture_logs() as logs:
+            async with house.open() as port:
+                socks = [knock(port, f"/{number}") for number in range(CLIENTS)]
+                for _ in range(turns):
+                    await asyncio.sleep(0)
 
         for sock in socks:
             with suppress(ConnectionResetError):
                 await reply(sock)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
+        assert logs == []
 
-    run_async(test())
+    run_loop(test())
 
 
 def test_when_too_many_have_no_seat_the_others_wait_outside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,5 +177,27 @@ def test_when_too_many_have_no_seat_the_others_wait_outside(monkeypatch: pytest.
                     assert (await reply(sock)).startswith(b"HTTP/1.1 200")
 
         assert {(line["event"], line["why"]) for line in logs} == {("no room for more clients", "4 have no seat yet")}
+
+    run_async(test())
+
+
+def test_a_silent_client_is_forgotten_when_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time ended later, and then it was looked for."""
+    monkeypatch.setattr(door, "SILENT_S", 0.02)
+
+    async def test() -> None:
+        wrong: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: wrong.append(context))
+        house = House()
+        async with house.open() as port:
+            with socket.create_connection(("127.0.0.1", port)):
+                for _ in range(5):
+                    await asyncio.sleep(0)
+        ended = asyncio.Event()
+        loop.call_later(2 * door.SILENT_S, ended.set)
+        await ended.wait()
+
+        assert not wrong
 
     run_async(test())
