@@ -7,6 +7,7 @@ cost no more than it must, and a crowd may hold up nobody. What such a library i
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from services.errors import Failure, Reason
@@ -68,6 +69,9 @@ class Clients:
 
     def add(self, connection: "Connection") -> None:
         """It is connected."""
+        if self.is_closing:  # It was on its way in.
+            connection.transport.abort()
+            return
         self._open.add(connection)
         self.set_idle(connection)
 
@@ -77,8 +81,8 @@ class Clients:
         self.set_busy(connection)
 
     def set_idle(self, connection: "Connection") -> None:
-        """Nothing is asked on it."""
-        self._idle[connection] = clock()
+        """Nothing is asked on it. Idempotent."""
+        self._idle.setdefault(connection, clock())  # It may be already: then its time goes on.
         if self._looking is None:
             self._look()
 
@@ -183,25 +187,32 @@ class Connection(asyncio.Protocol):
     def _read(self, data: bytes) -> None:
         if self._reader is None:
             self._reader = RequestReader(self._clients.app.body_bytes_max)
-        try:
-            self._is_readable = self._reader.feed(data)
-        except BrokenHead as broken:
-            self._refuse(broken)
-        else:
-            self._go_on(self._reader)
+        self._is_readable = self._reader.feed(data)
+        self._go_on()
 
-    def _go_on(self, reader: RequestReader) -> None:
-        """Answer what has come as a whole, or wait for the rest."""
-        if reader.requests:
+    def _go_on(self) -> None:
+        """With what has come."""
+        reader = self._reader
+        if reader is not None and reader.requests:
             self._begin(reader)
-        elif self._timer is None:
+        elif reader is not None and reader.broken is not None:
+            self._refuse(reader.broken)
+        elif self._ahead:
+            ahead, self._ahead = self._ahead, b""
+            self.transport.resume_reading()
+            self._read(ahead)
+        elif reader is not None and reader.is_midway:
             self._wait_for_rest(reader)
+        else:
+            self._clients.set_idle(self)
 
     def _wait_for_rest(self, reader: RequestReader) -> None:
-        self._clients.set_busy(self)
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._clients.config.body_read_s_max, self._on_too_slow, reader)
+        if self._timer is None:
+            self._clients.set_busy(self)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._clients.config.body_read_s_max, self._on_too_slow, reader)
         if reader.wants_continue:
+            reader.wants_continue = False
             self.transport.write(_CONTINUE)
 
     def _on_too_slow(self, reader: RequestReader) -> None:
@@ -217,6 +228,8 @@ class Connection(asyncio.Protocol):
         self._is_readable = False
         self._stop_timer()
         self._clients.set_busy(self)
+        if self.transport.is_closing():
+            return
         self.transport.write(self._clients.app.refusal(broken))
         self._leave()
 
@@ -244,10 +257,10 @@ class Connection(asyncio.Protocol):
             self._clients.turns.take(self._start)
 
     def _start(self) -> None:
-        if (reader := self._reader) is None:
-            return  # The client has left meanwhile.
+        if (reader := self._reader) is None or self._clients.is_closing:
+            return  # The client has left meanwhile, or will be left.
         self.task = self._clients.group.create_task(self._answer(reader.requests.popleft()))
-        if not (reader.requests or reader.is_midway):
+        if not (reader.requests or reader.is_midway or reader.broken):
             self._forget_reader()  # An answer may take minutes.
 
     async def _answer(self, request: HttpRequest) -> None:
@@ -282,26 +295,20 @@ class Connection(asyncio.Protocol):
             return
         if self._clients.is_closing or not self.keeps_alive:
             self._leave()
-        elif self._reader is not None and self._reader.requests:
-            self._begin(self._reader)
-        elif self._ahead:
-            ahead, self._ahead = self._ahead, b""
-            self.transport.resume_reading()
-            self._read(ahead)
-        elif self._reader is not None:
-            self._wait_for_rest(self._reader)
         else:
-            self._clients.set_idle(self)
+            self._go_on()
 
     # Leaving
 
     def _leave(self) -> None:
         """Say no more. A client that was still sending would lose the answer if it were not listened to."""
-        if self._is_readable:
+        if self._is_readable and not self._ahead:
             self.transport.close()
             return
+        self._is_readable = False
         self._ahead = b""
-        self.transport.write_eof()
+        with suppress(OSError):  # The client may have left, which is heard of later.
+            self.transport.write_eof()
         self.transport.resume_reading()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._clients.config.lingering_s_max, self.transport.abort)

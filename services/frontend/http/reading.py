@@ -1,10 +1,11 @@
 """Cuts what comes from a client into requests.
 
 The bytes are read by httptools, whose parser is that of Node.js, in its strict setting: what two servers could take for
-different requests is an error.
+different requests is an error. What it lets pass all the same is refused here.
 """
 
 from collections import deque
+from collections.abc import Mapping
 from urllib.parse import unquote
 
 import httptools
@@ -13,7 +14,10 @@ from services.errors import Failure, Reason
 from services.frontend.http.messages import HttpRequest
 
 HEAD_BYTES_MAX = 64 * 1024
-"""Of the target and all headers of one request."""
+"""Of the target and all headers of one request; and of a header, or a trailer, that does not end."""
+LINE_BYTES = 4
+"""Of a header, besides its name and its value: a colon, a blank, the end of the line."""
+VERSIONS = ("1.0", "1.1")
 REQUESTS_AHEAD_MAX = 64
 """That come in one read. After the last of them the connection is closed; its client has to send the rest again."""
 
@@ -31,20 +35,20 @@ class _Enough(Exception):
 
 
 class RequestReader:
-    """What one connection says. Once `feed` has returned False, or `break_off` was called, it must not be fed any more.
-
-    has_head: the head of the request that is coming is whole.
-    """
+    """What one connection says. Once `feed` has returned False, or after `break_off`, it must not be fed any more."""
 
     __slots__ = (
         "_body",
-        "_body_bytes",
         "_bytes_max",
         "_head_bytes",
         "_headers",
+        "_keeps_alive",
+        "_method",
         "_parser",
         "_target",
         "_unsaid_bytes",
+        "_version",
+        "broken",
         "has_head",
         "is_midway",
         "requests",
@@ -54,11 +58,13 @@ class RequestReader:
     def __init__(self, bytes_max: int) -> None:
         """bytes_max: of a body.
 
-        requests: that have come as a whole, or with a fault. is_midway: a part of one has come. wants_continue: its
-        client waits for leave to send the body; whoever gives it clears this.
+        requests: that have come as a whole, or with a fault. broken: what came after them, if it is none. is_midway: a
+        part of one has come. has_head: its head is whole. wants_continue: its client waits for leave to send the body;
+        whoever gives it clears this.
         """
         self._bytes_max = bytes_max
         self.requests: deque[HttpRequest] = deque()
+        self.broken: BrokenHead | None = None
         self.is_midway = self.wants_continue = False
         self._parser = httptools.HttpRequestParser(self)
         self._restart()
@@ -66,111 +72,157 @@ class RequestReader:
     def _restart(self) -> None:
         self._target = b""
         self._headers: dict[str, str] = {}
-        self._body: list[bytes] = []
-        self._body_bytes = self._head_bytes = self._unsaid_bytes = 0
+        self._body = bytearray()
+        self._head_bytes = self._unsaid_bytes = 0
         self.has_head = False
 
+    def close(self) -> None:
+        """Let go of what knows this: the parser, and an exception by its traceback. It reads no more."""
+        self.broken = None
+        del self._parser
+
     def feed(self, data: bytes) -> bool:
-        """Read on; returns whether what follows can be read as well. Raises BrokenHead."""
-        if self.is_midway and not self.has_head:
-            self._unsaid_bytes += len(data)  # The parser says nothing of a header before all of it has come.
-            self._check_head(self._unsaid_bytes)
+        """Read on; returns whether what follows can be read as well."""
+        said = self._said() if self.is_midway else None
         try:
             self._parse(data)
-        except httptools.HttpParserError as error:
-            self._on_error(error)
-            return False
-        return True
+            if said is not None and self.is_midway:
+                self._unsaid_bytes = self._unsaid_bytes + len(data) if self._said() == said else 0
+                _check_head(self._unsaid_bytes)
+        except BrokenHead as broken:
+            self.broken = broken
+        except Failure as fault:
+            self.break_off(fault)
+        except _Enough:
+            pass
+        else:
+            return True
+        return False
 
-    def _on_error(self, error: httptools.HttpParserError) -> None:
-        match error.__context__:
-            case BrokenHead() as broken:
-                raise broken from None
-            case Failure() as fault:
-                self.break_off(fault)
-            case _Enough():
-                pass
-            case _ if self.has_head:
-                detail = f"the body is not as its headers say: {error}"
-                self.break_off(Failure(Reason.INVALID_ARGUMENT, detail))
-            case _:
-                raise BrokenHead(400, f"this is no HTTP request: {error}") from None
+    def _said(self) -> tuple[int, int, int]:
+        """How much the parser has told. Of a header or a trailer it keeps what has come until it has all of it."""
+        return len(self.requests), self._head_bytes, len(self._body)
 
     def _parse(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:  # No other protocol is spoken here: what follows is HTTP too.
-            if rest := data[upgrade.args[0] :]:
-                self._parse(rest)
+        """Raises BrokenHead, and what the methods raise that the parser calls."""
+        while data:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]  # No other protocol is spoken here: what follows is HTTP too.
+            except httptools.HttpParserCallbackError as error:
+                raise error.__context__ or error from None
+            except httptools.HttpParserError as error:
+                raise self._wrong(error) from None
+            if self.has_head:
+                self._read_body_anew()
 
-    def close(self) -> None:
-        """Let go of the parser. It reads no more."""
-        del self._parser
+    def _wrong(self, error: httptools.HttpParserError) -> Failure | BrokenHead:
+        if self.has_head:
+            return Failure(Reason.INVALID_ARGUMENT, f"the body is not as its headers say: {error}")
+        return BrokenHead(400, f"this is no HTTP request: {error}")
+
+    def _read_body_anew(self) -> None:
+        """httptools takes it that another protocol is spoken from here on: tell it of the body alone."""
+        self._parser = httptools.HttpRequestParser(self)
+        framing = "transfer-encoding" if "transfer-encoding" in self._headers else "content-length"
+        self._parser.feed_data(f"POST / HTTP/1.1\r\n{framing}: {self._headers[framing]}\r\n\r\n".encode("latin-1"))
 
     def break_off(self, fault: Failure) -> None:
         """The rest of the request will not be read."""
         self._add(fault)
 
     def _add(self, fault: Failure | None = None, *, is_last: bool = False) -> None:
-        parser = self._parser
-        path, _, _ = self._target.decode("latin-1").partition("?")
         self.requests.append(
             HttpRequest(
-                method=parser.get_method().decode("ascii"),
-                path=unquote(path) if "%" in path else path,
+                method=self._method,
+                path=_path_of(self._target.decode("latin-1")),
                 headers=self._headers,
-                body=b"".join(self._body),
+                body=bytes(self._body),
                 fault=fault,
-                is_chunkable=parser.get_http_version() == "1.1",
-                keeps_alive=parser.should_keep_alive() and fault is None and not is_last,
+                is_chunkable=self._version == "1.1",
+                keeps_alive=self._keeps_alive and fault is None and not is_last,
             )
         )
-        self.is_midway = False
+        self.is_midway = self.wants_continue = False
         self._restart()
 
     def _count_head(self, size: int) -> None:
         self._head_bytes += size
-        self._check_head(self._head_bytes)
+        _check_head(self._head_bytes)
 
-    @staticmethod
-    def _check_head(size: int) -> None:
-        if size > HEAD_BYTES_MAX:
-            raise BrokenHead(431, f"the head of the request has more than {HEAD_BYTES_MAX} bytes: send fewer headers")
-
-    # What the parser calls
+    # What the parser calls. With a head that is whole it tells of trailers, which nobody here asks for, or of the same
+    # request once more.
 
     def on_message_begin(self) -> None:
         self.is_midway = True
 
     def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
-        self._target += url
+        if not self.has_head:
+            self._count_head(len(url))
+            self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value))
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        given = self._headers.get(key)
-        self._headers[key] = text if given is None else f"{given}, {text}"  # RFC 9110, section 5.3.
+        self._count_head(len(name) + len(value) + LINE_BYTES)
+        if not self.has_head:
+            key, text = name.decode("latin-1").lower(), value.decode("latin-1").rstrip(" \t")
+            given = self._headers.get(key)
+            self._headers[key] = text if given is None else f"{given}, {text}"  # RFC 9110, section 5.3.
 
     def on_headers_complete(self) -> None:
+        if self.has_head:
+            return
+        self._method = self._parser.get_method().decode("ascii")
+        self._version = self._parser.get_http_version()
+        self._keeps_alive = self._parser.should_keep_alive()
+        _check_framing(self._version, self._headers)
         self.has_head = True
         if int(self._headers.get("content-length", 0)) > self._bytes_max:
             raise too_large(self._bytes_max)
-        if "expect" in self._headers:
+        if "expect" in self._headers and self._version == "1.1":
             self.wants_continue = self._headers["expect"].lower() == "100-continue"
 
     def on_body(self, piece: bytes) -> None:
-        self._body_bytes += len(piece)
-        if self._body_bytes > self._bytes_max:
+        if len(self._body) + len(piece) > self._bytes_max:
             raise too_large(self._bytes_max)
-        self._body.append(piece)
+        self._body += piece
 
     def on_message_complete(self) -> None:
-        self.wants_continue = False
+        if self._parser.should_upgrade() and self._has_body():
+            return  # Its body was passed over: it is read anew.
         is_last = len(self.requests) + 1 >= REQUESTS_AHEAD_MAX
         self._add(is_last=is_last)
         if is_last:
             raise _Enough
+
+    def _has_body(self) -> bool:
+        return "transfer-encoding" in self._headers or int(self._headers.get("content-length", 0)) > 0
+
+
+def _path_of(target: str) -> str:
+    """Without the query, and without the host, which a proxy's client names there. Source: RFC 9112, section 3.2.2."""
+    path, _, _ = target.partition("?")
+    if not path.startswith("/") and "://" in path:
+        path = "/" + path.partition("://")[2].partition("/")[2]
+    return unquote(path) if "%" in path else path
+
+
+def _check_head(size: int) -> None:
+    if size > HEAD_BYTES_MAX:
+        raise BrokenHead(431, f"the head of the request has more than {HEAD_BYTES_MAX} bytes: send fewer headers")
+
+
+def _check_framing(version: str, headers: Mapping[str, str]) -> None:
+    """Raises BrokenHead. Source: RFC 9112, sections 2.3 and 6.1."""
+    if version not in VERSIONS:
+        raise BrokenHead(505, f"HTTP/{version} is not spoken here: use one of {', '.join(VERSIONS)}")
+    if (coding := headers.get("transfer-encoding")) is None:
+        return
+    if version != "1.1":
+        raise BrokenHead(400, f"there is no Transfer-Encoding in HTTP/{version}: send a Content-Length")
+    if coding.lower() != "chunked":
+        raise BrokenHead(501, f"the Transfer-Encoding {coding[:40]!r} is not known here: use chunked")
 
 
 def too_large(bytes_max: int) -> Failure:

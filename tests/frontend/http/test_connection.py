@@ -3,15 +3,19 @@
 import asyncio
 import gc
 import json
+import socket
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.frontend.http import HttpConfig, connection, door
 from services.frontend.http.messages import HttpRequest
 from services.frontend.http.reading import RequestReader
+from services.loop import run_on_loop
 from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink
 from tests.frontend.http.support import HANG, TEST_S_MAX, Script, Server, error_of, raw_post, run, serving
 
@@ -155,7 +159,70 @@ def test_a_bug_at_the_end_of_an_answer_harms_no_other() -> None:
     run(test)
 
 
+def test_what_is_no_request_is_refused_after_the_answers_before_it() -> None:
+    """The refusal stood in the place of the first answer."""
+
+    async def test() -> None:
+        async with serving(Script("a")) as server:
+            reader, writer = await server.connect()
+            writer.write(raw_post(COMPLETIONS, UNARY) + LIVE + b"no HTTP\r\n\r\n")
+            assert await text_of(reader) == "a"
+            assert await body_of(reader) == b'{"status":"live"}'
+            assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+
+    run(test)
+
+
+def test_what_follows_a_last_request_does_not_cost_its_answer() -> None:
+    async def test() -> None:
+        async with serving(Script("a")) as server:
+            reader, writer = await server.connect()
+            writer.write(raw_post(COMPLETIONS, UNARY, headers="Connection: close\r\n") + LIVE)
+            assert await text_of(reader) == "a"
+            assert await reader.read() == b""
+
+    run(test)
+
+
 # What HTTP asks of a server
+
+
+@pytest.mark.parametrize("cut", [20, -4], ids=["in the head", "before its end"])
+@pytest.mark.parametrize("before", [b"", LIVE], ids=["first", "behind another"])
+def test_who_waits_for_leave_is_given_it_however_the_head_comes(before: bytes, cut: int) -> None:
+    """Only a head that came at once, with nothing before it, was heard."""
+
+    async def test() -> None:
+        async with serving(Script("a")) as server:
+            reader, writer = await server.connect()
+            head, _, body = raw_post(COMPLETIONS, UNARY, headers="Expect: 100-continue\r\n").partition(b"\r\n\r\n")
+            head += b"\r\n\r\n"
+            writer.write(before + head[:cut])
+            await body_of_another(server)
+            writer.write(head[cut:])
+            if before:
+                assert await body_of(reader) == b'{"status":"live"}'
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(body[:3])
+            await body_of_another(server)
+            writer.write(body[3:])
+            assert await text_of(reader) == "a"
+
+    run(test)
+
+
+def test_who_waits_for_leave_behind_another_request_is_given_it() -> None:
+    async def test() -> None:
+        async with serving(Script("a")) as server:
+            reader, writer = await server.connect()
+            head, _, body = raw_post(COMPLETIONS, UNARY, headers="Expect: 100-continue\r\n").partition(b"\r\n\r\n")
+            writer.write(LIVE + head + b"\r\n\r\n")
+            assert await body_of(reader) == b'{"status":"live"}'
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(body)
+            assert await text_of(reader) == "a"
+
+    run(test)
 
 
 def test_who_waits_for_leave_to_send_a_body_is_given_it() -> None:
@@ -211,6 +278,33 @@ def test_a_refused_body_is_taken_until_its_client_has_seen_why() -> None:
         assert b" 413 " in head
         assert b"\r\nConnection: close" in head
         assert error_of(body)["code"] == "BODY_TOO_LARGE"
+
+    run(test)
+
+
+def test_who_is_too_slow_and_sends_on_sees_why() -> None:
+    async def test() -> None:
+        async with serving(Script(), config=HttpConfig(body_read_s_max=0.02)) as server:
+            reader, writer = await server.connect()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            for _ in range(20):
+                writer.write(b"x" * 1_000_000)
+                await writer.drain()
+            assert error_of(await reader.read())["code"] == "DEADLINE_EXCEEDED"
+
+    run(test)
+
+
+def test_who_sends_a_head_without_end_sees_why() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server:
+            reader, writer = await server.connect()
+            writer.write(b"GET / HTTP/1.1\r\nA: ")
+            for _ in range(50):
+                writer.write(b"x" * 1_000_000)
+                await writer.drain()
+            assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
 
     run(test)
 
@@ -284,6 +378,69 @@ def test_who_is_refused_and_does_not_leave_is_left() -> None:
     run(test)
 
 
+def test_a_request_that_began_behind_another_is_not_waited_for_beyond_the_bound() -> None:
+    """It was taken for no request at all, and its connection for idle."""
+
+    async def test() -> None:
+        async with serving(Script(), config=HttpConfig(body_read_s_max=0.02)) as server:
+            answers = await is_closed(server, LIVE + b"POST /v1/compl")
+
+        assert answers.count(b"HTTP/1.1 408 ") == 1
+
+    run(test)
+
+
+def test_ends_of_lines_keep_no_idle_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old clients send one after a body. It is no request, so nothing is refused either."""
+    monkeypatch.setattr(connection, "IDLE_LOOK_S", 0.01)
+
+    async def test() -> None:
+        async with serving(Script(), config=HttpConfig(keepalive_s=0.05, body_read_s_max=0.02)) as server:
+            reader, writer = await server.connect()
+            writer.write(LIVE + b"\r\n")
+            while len(server.clients):
+                writer.write(b"\r\n")
+                await asyncio.sleep(0.005)
+            assert (await reader.read()).count(b"HTTP/1.1 ") == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("said", [LIVE, LIVE + b"POST", b"no HTTP\r\n\r\n", raw_post(COMPLETIONS, STREAMED)], ids=str)
+def test_a_connection_that_is_lost_is_not_left_to_the_garbage_collector(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parser and what it calls hold each other."""
+
+    class Watched(RequestReader):
+        __slots__ = ("__weakref__",)
+
+    made: list[weakref.ref[RequestReader]] = []
+
+    def make(bytes_max: int) -> RequestReader:
+        made.append(weakref.ref(reader := Watched(bytes_max)))
+        return reader
+
+    monkeypatch.setattr(connection, "RequestReader", make)
+
+    async def test() -> None:
+        async with serving(Script("a")) as server:
+            reader, writer = await server.connect()
+            writer.write(said)
+            await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+            while len(server.clients):
+                await asyncio.sleep(0.001)
+            while made[0]() is not None:  # The loop holds it for some turns.
+                await asyncio.sleep(0.001)
+
+    gc.disable()
+    try:
+        run(test)
+    finally:
+        gc.enable()
+
+
 # Leaving and closing
 
 
@@ -301,6 +458,25 @@ def test_a_client_that_leaves_has_its_request_cancelled(steps: tuple[Any, ...]) 
             await pipeline.cancelled.wait()
 
     run(test)
+
+
+@pytest.mark.parametrize("run_loop", [asyncio.run, run_on_loop])
+def test_a_client_that_leaves_as_it_is_answered_for_the_last_time_is_no_bug(run_loop: Callable[[Any], None]) -> None:
+    async def test() -> None:
+        go = asyncio.Event()
+        pipeline = Script(go, "a")
+        with capture_logs() as logs:
+            async with serving(pipeline) as server, asyncio.timeout(TEST_S_MAX):
+                with socket.create_connection(("127.0.0.1", server.port)) as client:
+                    client.sendall(raw_post(COMPLETIONS, UNARY, headers="Connection: close\r\n") + LIVE)
+                    await pipeline.running.wait()
+                    go.set()
+                while len(server.clients):
+                    await asyncio.sleep(0)
+
+        assert [line for line in logs if line["log_level"] == "error"] == []
+
+    run_loop(test())
 
 
 def test_a_client_that_leaves_before_its_turn_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
