@@ -6,6 +6,7 @@
 | max_tokens, min_tokens | what is left of them after generated_token_ids |
 | temperature 0 | `top_k=1` alone, since without any of the three the engine is greedy and says so |
 | temperature, top_p, top_k | themselves, all three, since one that is missing has another default |
+| a temperature below TEMPERATURE_MIN | TEMPERATURE_MIN, at which the likeliest token is drawn but for a near tie |
 | the model's end ids, stop.token_ids | `end_id`, `stop_token_ids`: the engine ends there, and the cursor looks, too |
 | ignore_eos | `ignore_eos`, and no end id among the stop ids |
 | logprobs k | `logprobs` of at least 1, for 0 means none; the cursor cuts what is too many |
@@ -24,6 +25,10 @@ from typing import Any
 from services.errors import invalid
 from services.request import Guided, GuidedKind, Request, Sampling
 
+TEMPERATURE_MIN = 0.01
+"""Scores divided by much less are infinite in the engine's arithmetic, and what it draws from then may end it for all.
+Source of the number: vLLM's sampling parameters.
+"""
 _META = frozenset(r"\.+*?()|[]{}^$")
 """What means something in an expression. Python's `re.escape` escapes more, which not every dialect reads."""
 _KINDS = {
@@ -109,7 +114,8 @@ def _drawing(sampling: Sampling, vocab_size: int) -> dict[str, Any]:
     if sampling.is_greedy:
         return {"top_k": 1}
     top_k = sampling.top_k if sampling.top_k < vocab_size else 0
-    return {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": top_k}
+    assert sampling.temperature is not None, "preprocess sets the temperature"
+    return {"temperature": max(sampling.temperature, TEMPERATURE_MIN), "top_p": sampling.top_p, "top_k": top_k}
 
 
 def _ending(request: Request, end_ids: tuple[int, ...]) -> dict[str, Any]:

@@ -71,6 +71,7 @@ TABLE: dict[tuple[type, str], list[Row]] = {
         Row(0.0),
         Row(0.7, DRAWN),
         Row(2.0, DRAWN | {"temperature": 2.0}),
+        Row(1e-300, DRAWN | {"temperature": 0.01}),
     ],
     (Sampling, "top_p"): [Row(0.5), Row(0.5, DRAWN | {"top_p": 0.5}, base=SAMPLED)],
     (Sampling, "top_k"): [
