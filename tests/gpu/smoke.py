@@ -225,6 +225,16 @@ async def bias(bench: Bench) -> Seen:
     return Seen(f"{token_ids.count(token)} of {ANSWER} are the token", token_ids == [token] * ANSWER)
 
 
+async def logprobs(bench: Bench) -> Seen:
+    """Of the first token, whose scores are the same however it is drawn."""
+    hot = {"temperature": 1.5, "top_p": 1.0, "top_k": 0}
+    firsts = [(await bench.answer(logprobs=2, **fields)).logprobs[0] for fields in ({}, hot)]
+    if not all(isinstance(one, dict) for one in firsts):
+        return Seen(f"bare numbers: {firsts}", is_as_assumed=False)
+    greedy, drawn = (max(one.logprob for one in first.values()) for first in firsts)
+    return Seen(f"greedy {greedy:.3f}, drawn {drawn:.3f}, of {len(firsts[0])} tokens", abs(greedy - drawn) < 0.05)
+
+
 async def guided_with_reuse_and_aborts(bench: Bench) -> Seen:
     def guided() -> Any:
         return bench.start(guided_decoding=bench.guided_params(json_object=True), detokenize=True, ignore_eos=False)
@@ -315,6 +325,7 @@ QUESTIONS: Sequence[tuple[str, Ask, str]] = (
     ("does min_p have an effect?", min_p, "none: it is refused"),
     ("does min_tokens count the answer alone?", min_tokens, "yes; else such requests fail rather than end early"),
     ("does a bias have an effect?", bias, "yes: logit_bias is passed on"),
+    ("log probabilities of the first token?", logprobs, "by token, before temperature and top_k"),
     ("xgrammar with block reuse and aborts?", guided_with_reuse_and_aborts, "the engine lives, and keeps to JSON"),
     ("_check_health?", check_health, "either: a canary is asked instead"),
     ("trace_headers?", trace_headers, "either: never passed"),
