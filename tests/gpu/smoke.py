@@ -227,8 +227,8 @@ async def bias(bench: Bench) -> Seen:
 
 async def logprobs(bench: Bench) -> Seen:
     """Of the first token, whose scores are the same however it is drawn."""
-    hot = {"temperature": 1.5, "top_p": 1.0, "top_k": 0}
-    firsts = [(await bench.answer(logprobs=2, **fields)).logprobs[0] for fields in ({}, hot)]
+    asks: list[dict[str, Any]] = [{}, {"temperature": 1.5, "top_p": 1.0, "top_k": 0}]
+    firsts = [(await bench.answer(logprobs=2, **ask)).logprobs[0] for ask in asks]
     if not all(isinstance(one, dict) for one in firsts):
         return Seen(f"bare numbers: {firsts}", is_as_assumed=False)
     greedy, drawn = (max(one.logprob for one in first.values()) for first in firsts)
