@@ -223,7 +223,7 @@ class Serving:
             async with asyncio.timeout(self._config.warm_up_s):
                 await self._ask_for_token()
         except Exception as error:
-            why = "there was none in time" if isinstance(error, TimeoutError) else str(error)
+            why = "there was none in time" if isinstance(error, TimeoutError) else _why(error)
             raise Failure(Reason.ENGINE_DEAD, f"TensorRT-LLM cannot make a token: {why}") from error
 
     async def _ask_for_token(self) -> None:
@@ -262,7 +262,10 @@ class Serving:
     def _die(self, error: Exception) -> Failure:
         """The engine is dead: `run` raises the failure that this returns. Of several errors the first counts."""
         if self._death is None:
-            why = error.detail if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
-            self._death = Failure(Reason.ENGINE_DEAD, f"TensorRT-LLM has failed: {why}")
+            self._death = Failure(Reason.ENGINE_DEAD, f"TensorRT-LLM has failed: {_why(error)}")
             self._has_died.set()
         return self._death.again()
+
+
+def _why(error: Exception) -> str:
+    return error.detail if isinstance(error, Failure) else f"{type(error).__name__}: {error}"

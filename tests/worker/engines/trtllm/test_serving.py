@@ -349,7 +349,7 @@ def test_an_engine_that_fails_its_first_request_never_becomes_ready(
     async def played() -> None:
         await asyncio.wait_for(for_ready(folder), 5)
 
-    with pytest.raises(Failure, match="cannot make a token"):
+    with pytest.raises(Failure, match="cannot make a token: it failed 3 times"):
         asyncio.run(played())
 
 
