@@ -15,8 +15,10 @@ from services.frontend.http.messages import HttpRequest
 
 HEAD_BYTES_MAX = 64 * 1024
 """Of the target and all headers of one request; and of a header, or a trailer, that does not end."""
-LINE_BYTES = 4
-"""Of a header, besides its name and its value: a colon, a blank, the end of the line."""
+HEADER_BYTES = 32
+"""Of those, for each header besides its name and its value: small ones take time. Source: RFC 9113, section 6.5.2."""
+CHUNKS_MAX = 32_768
+"""Of a body: those of a byte each take longer to read than they take to arrive, and nobody else is served meanwhile."""
 VERSIONS = ("1.0", "1.1")
 REQUESTS_AHEAD_MAX = 64
 """That come in one read. After the last of them the connection is closed; its client has to send the rest again."""
@@ -40,6 +42,7 @@ class RequestReader:
     __slots__ = (
         "_body",
         "_bytes_max",
+        "_chunk_count",
         "_head_bytes",
         "_headers",
         "_keeps_alive",
@@ -73,7 +76,7 @@ class RequestReader:
         self._target = b""
         self._headers: dict[str, str] = {}
         self._body = bytearray()
-        self._head_bytes = self._unsaid_bytes = 0
+        self._head_bytes = self._unsaid_bytes = self._chunk_count = 0
         self.has_head = False
 
     def close(self) -> None:
@@ -164,7 +167,7 @@ class RequestReader:
             self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value) + LINE_BYTES)
+        self._count_head(len(name) + len(value) + HEADER_BYTES)
         if not self.has_head:
             key, text = name.decode("latin-1").lower(), value.decode("latin-1").rstrip(" \t")
             given = self._headers.get(key)
@@ -182,6 +185,12 @@ class RequestReader:
             raise too_large(self._bytes_max)
         if "expect" in self._headers and self._version == "1.1":
             self.wants_continue = self._headers["expect"].lower() == "100-continue"
+
+    def on_chunk_header(self) -> None:
+        self._chunk_count += 1
+        if self._chunk_count > CHUNKS_MAX:
+            detail = f"the body comes in more than {CHUNKS_MAX} chunks: send fewer and larger ones"
+            raise Failure(Reason.INVALID_ARGUMENT, detail)
 
     def on_body(self, piece: bytes) -> None:
         if len(self._body) + len(piece) > self._bytes_max:

@@ -4,7 +4,14 @@ import pytest
 
 from services.errors import Failure, Reason
 from services.frontend.http.messages import HttpRequest
-from services.frontend.http.reading import HEAD_BYTES_MAX, REQUESTS_AHEAD_MAX, BrokenHead, RequestReader
+from services.frontend.http.reading import (
+    CHUNKS_MAX,
+    HEAD_BYTES_MAX,
+    HEADER_BYTES,
+    REQUESTS_AHEAD_MAX,
+    BrokenHead,
+    RequestReader,
+)
 
 BYTES_MAX = 100
 POST = b"POST /v1/a%20b?x=1 HTTP/1.1\r\nHost: x\r\nX-One: 1\r\nx-one: 2\r\nContent-Length: 5\r\n\r\nhello"
@@ -195,6 +202,19 @@ def test_chunks_are_refused_once_they_are_too_large() -> None:
     assert fault.reason is Reason.BODY_TOO_LARGE
 
 
+def test_a_body_in_very_many_chunks_is_refused() -> None:
+    """One client that sent chunks of a byte held up all others for half a second, again and again."""
+    head, chunk = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"
+    reader = RequestReader(10 * CHUNKS_MAX)
+
+    assert reader.feed(head + chunk * CHUNKS_MAX)
+    assert not reader.feed(chunk)
+
+    fault = reader.requests[0].fault
+    assert fault is not None
+    assert fault.reason is Reason.INVALID_ARGUMENT
+
+
 def test_a_body_that_is_not_as_its_headers_say_is_a_fault_of_its_request() -> None:
     request = last_of(b"POST /v1/c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
 
@@ -229,7 +249,7 @@ def test_a_request_that_is_broken_off_has_what_it_is_broken_off_for() -> None:
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
         (b"GET /\r\n\r\n", 505),
         (b"GET / HTTP/2.0\r\n\r\n", 505),
-        (b"GET / HTTP/1.1\r\n" + b"a:\r\n" * (HEAD_BYTES_MAX // 4), 431),
+        (b"GET / HTTP/1.1\r\n" + b"a:\r\n" * (HEAD_BYTES_MAX // HEADER_BYTES), 431),
     ],
 )
 def test_what_is_no_request_or_could_be_two_is_none(data: bytes, status: int) -> None:
