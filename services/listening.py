@@ -86,11 +86,10 @@ def listening_sockets(address: str, *, backlog: int, is_shared: bool = False) ->
     backlog: connections that may wait to be accepted. is_shared: other processes of this user listen there too.
     """
     host, port = split_address(address)
+    places = socket.getaddrinfo(bare_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[socket.socket] = []
     try:
-        for family, kind, protocol, _name, found in socket.getaddrinfo(
-            bare_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
+        for family, kind, protocol, _name, found in dict.fromkeys(places):  # A host may be listed twice in /etc/hosts.
             listeners.append(listener := socket.socket(family, kind, protocol))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if is_shared:

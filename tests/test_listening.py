@@ -128,6 +128,16 @@ def test_a_host_of_two_addresses_is_listened_to_on_both_at_one_port() -> None:
             stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
 
 
+def test_a_host_that_is_listed_twice_is_listened_to_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its port seemed to be in use."""
+    found = socket.getaddrinfo("127.0.0.1", 0, type=socket.SOCK_STREAM)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: 2 * found)
+
+    [listener] = listening_sockets("localhost:0", backlog=1)
+
+    listener.close()
+
+
 def test_a_port_in_use_leaves_no_socket_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(OSError, match="in use"):
         listening_sockets(f"127.0.0.1:{other.getsockname()[1]}", backlog=1)
