@@ -23,7 +23,7 @@ PATH = "/busy_threshold"
 BODY_BYTES_MAX = 64 * 1024
 
 
-class _Change(msgspec.Struct, forbid_unknown_fields=True):
+class ThresholdsChange(msgspec.Struct, forbid_unknown_fields=True):
     """A body of POST. UNSET: left as it is. None: not looked at any more."""
 
     model: str
@@ -71,13 +71,13 @@ def build_admin_app(admin: Admin, state: State, whole: Whole, config: HttpConfig
     return app
 
 
-def _parse(body: bytes) -> _Change:
+def _parse(body: bytes) -> ThresholdsChange:
     """Raises INVALID_ARGUMENT."""
     for name in fields_of(body):
-        if name not in _Change.__struct_fields__:
-            known = ", ".join(_Change.__struct_fields__)
+        if name not in ThresholdsChange.__struct_fields__:
+            known = ", ".join(ThresholdsChange.__struct_fields__)
             raise invalid(name[:FIELD_NAME_CHARACTERS_MAX], f"{name[:40]!r} is no field of this call: it has {known}")
-    return decode(body, _Change)
+    return decode(body, ThresholdsChange)
 
 
 def _named(model: str, thresholds: Thresholds) -> dict[str, Any]:

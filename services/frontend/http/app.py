@@ -21,6 +21,7 @@ from services.frontend.http.errors import error_response, json_response
 from services.frontend.http.headers import deadline_of, wants_partial
 from services.frontend.http.messages import HttpRequest, Response
 from services.frontend.http.openai import Body, parse_chat, parse_completion
+from services.frontend.http.openapi import OpenApi
 from services.frontend.http.ops import Ops, State
 from services.frontend.http.respond import HttpApp
 from services.frontend.http.sse import SseStream
@@ -66,6 +67,7 @@ def build_app(
     Ops(served, whole).add_to(routes)
     if admin is not None:
         AdminRoutes(admin).add_to(routes)
+    OpenApi(routes, config.overload_status).add()
     return app
 
 

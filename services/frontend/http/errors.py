@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from services.errors import Failure, Reason
+from services.errors import TRAITS, Failure, Reason
 from services.frontend.http.messages import Response
 from services.frontend.http.routes import NoRoute
 from services.frontend.retry_after import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN
@@ -50,7 +50,7 @@ def error_response(
 ) -> Response:
     """The failure as a whole response. overload_status: of failures for want of capacity; None: as the table says."""
     is_overload = failure.traits.kind == OVERLOADED
-    status = (overload_status if is_overload else None) or failure.traits.http
+    status = status_of(failure.reason, overload_status)
     response = json_response(envelope(failure, request_id, partial=partial), status=status)
     if is_overload or status in RETRY_LATER_STATUSES:
         retry_after_s = retry_after_s_of(failure)
@@ -59,6 +59,12 @@ def error_response(
     if failure.reason is Reason.UNAUTHENTICATED:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
+
+
+def status_of(reason: Reason, overload_status: int | None) -> int:
+    """overload_status: of failures for want of capacity; None: as the table says."""
+    traits = TRAITS[reason]
+    return (overload_status if traits.kind == OVERLOADED else None) or traits.http
 
 
 def json_response(body: bytes, *, status: int = 200) -> Response:

@@ -71,7 +71,10 @@ class Routes:
                 return methods
         return {}
 
-    def _all(self) -> str:
+    def listed(self) -> list[tuple[str, str]]:
+        """Paths and their methods, but for HEAD."""
         paths = self._exact | {path: methods for path, (_, methods) in self._patterns.items()}
-        named = sorted((path, method) for path, methods in paths.items() for method in methods if method != "HEAD")
-        return f"There are {', '.join(f'{method} {path}' for path, method in named)}."
+        return sorted((path, method) for path, methods in paths.items() for method in methods if method != "HEAD")
+
+    def _all(self) -> str:
+        return f"There are {', '.join(f'{method} {path}' for path, method in self.listed())}."

@@ -369,8 +369,8 @@ def test_an_unknown_path_is_told_which_there_are() -> None:
 
         assert error["message"] == f"there is no GET /v1/{'x' * (PATH_CHARACTERS_MAX - 4)} here"
         assert error["hint"] == (
-            "There are GET /health, GET /live, GET /metrics, POST /v1/chat/completions, POST /v1/completions,"
-            " GET /v1/models, GET /v1/models/{model}, POST /v1/requests/{request_id}/cancel."
+            "There are GET /health, GET /live, GET /metrics, GET /openapi.json, POST /v1/chat/completions,"
+            " POST /v1/completions, GET /v1/models, GET /v1/models/{model}, POST /v1/requests/{request_id}/cancel."
         )
 
     run(test)
