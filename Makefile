@@ -15,7 +15,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test kill-loop storm bench bench-small hold scale lint stubs install install-dev model etcd iproute2 wrk peer clean
+.PHONY: help up test test-clients kill-loop storm bench bench-small hold scale lint stubs install install-dev model etcd iproute2 wrk peer clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -25,7 +25,10 @@ up: install model ## Run a registry, two workers with a real model and a fronten
 	exec $(BIN)/unbroken up --workers $(WORKERS) --engine llamacpp --model $(MODEL)
 
 test: install-dev model etcd iproute2 wrk ## Install what the tests need, and run them all.
-	$(BIN)/pytest --numprocesses=2 --dist=loadfile
+	$(BIN)/pytest --numprocesses=2 --dist=loadfile --ignore=tests/clients
+
+test-clients: install-dev ## Run clients in other languages, those for which this machine has the tools.
+	$(BIN)/pytest tests/clients
 
 kill-loop: install-dev ## Kill 500 workers under load, one each second, and count what clients notice.
 	$(BIN)/python -m bench.kill_loop --kills $(KILLS)

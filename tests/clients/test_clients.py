@@ -1,0 +1,108 @@
+"""Clients in other languages need the published proto files alone, and lose nothing when their worker is killed.
+
+Each program prints lines of JSON; when it says `begun`, the worker under its stream is killed.
+"""
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.clients.conftest import need
+from tests.clients.toolchains import CLIENTS, Client
+from tests.integration.conftest import Start
+from tests.integration.plane import Plane, Process
+from tests.integration.readings import read
+
+CLIENT_S_MAX = 60.0
+TOKENS = 60
+ENOUGH = 5
+MOCKERS = 2
+MOCKER = ("--mocker-itl-ms=20",)
+FULL = ("--served-model-name=full", "--engine-request-limit=1", "--request-queue-limit=0", *MOCKER)
+
+
+@dataclass
+class Cluster:
+    """A plane with MOCKERS workers and one that is soon full."""
+
+    plane: Plane
+    workers: list[Process]
+
+    async def fill(self) -> None:
+        """Replace the dead."""
+        self.workers = [worker for worker in self.workers if worker.status() is None]
+        while len(self.workers) < MOCKERS:
+            self.workers.append(await self.plane.worker(*MOCKER))
+
+    async def kill_busy(self) -> None:
+        """Kill the worker that has a request: one does, the only client's."""
+        busy = [worker for worker in self.workers if (await read(worker)).running]
+        assert len(busy) == 1
+        busy[0].kill()
+
+
+@pytest.fixture(scope="module")
+def cluster(start_plane: Start) -> Cluster:
+    plane = start_plane()
+    asyncio.run(plane.worker(*FULL))
+    return Cluster(plane, [])
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_a_client_made_from_the_proto_files_does_all_that_they_promise(cluster: Cluster, client: Client) -> None:
+    need(client.missing)
+    command = [*client.command(), cluster.plane.frontend.grpc]
+
+    told = asyncio.run(run(cluster, command))
+
+    check_answer(told["stream"])
+    assert told["cancel"]["status"] == "CANCELLED"
+    assert ENOUGH <= told["cancel"]["tokens"] < TOKENS
+    check_refusal(told["refusal"])
+    assert told["deadline"]["status"] == "DEADLINE_EXCEEDED"
+    assert told["deadline"]["tokens"] > 0
+    assert told["lost_worker"] == told["stream"] | {"step": "lost_worker"}
+    (move,) = cluster.plane.frontend.moves(f"{client.name}-lost_worker")
+    assert move["reason"] == "DISCONNECTED"
+    assert cluster.plane.frontend.events("request", request_id=f"{client.name}-cancel", outcome="CANCELLED")
+
+
+async def run(cluster: Cluster, command: list[str]) -> dict[str, Any]:
+    """What the program says of each step; its worker is killed meanwhile."""
+    await cluster.fill()
+    told: dict[str, Any] = {}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(CLIENT_S_MAX):
+            while line := await process.stdout.readline():
+                step = json.loads(line)
+                told[step["step"]] = step
+                if step["step"] == "begun":
+                    await cluster.kill_busy()
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return told
+
+
+def check_answer(step: dict[str, Any]) -> None:
+    assert len(step["token_ids"]) == TOKENS
+    assert step["text"]
+    assert step["finish_reason"] == "FINISH_REASON_LENGTH"
+
+
+def check_refusal(step: dict[str, Any]) -> None:
+    assert step["status"] == "RESOURCE_EXHAUSTED"
+    assert step["reason"] in ("OVERLOADED", "WORKER_AT_CAPACITY")
+    assert step["domain"] == "unbroken"
+    assert step["metadata"]["retryable"] == "true"
+    assert step["metadata"]["cause"] == "capacity"
+    assert 0.5 < step["retry_after_s"] < 60

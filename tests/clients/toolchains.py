@@ -1,0 +1,70 @@
+"""Builds each client with its language's own tools, from the published proto files, in the user's cache folder.
+
+Downloads and builds stay there, so that a second run needs neither. Nothing of it is in this tree,
+and the folder may be deleted at any time.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PROTO = HERE.parent.parent / "proto"
+INFERENCE = "unbroken/v1/inference.proto"
+CACHE = Path.home() / ".cache" / "unbroken" / "clients"
+BUILD_S_MAX = 300.0
+"""With all downloads, on a machine that has something else to do."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A program in a folder of this name, and how it is made."""
+
+    name: str
+    tools: tuple[str, ...]
+    build: Callable[[Path], list[str]]
+    """Makes it in the folder it gets, and returns the command, which lacks the address only."""
+
+    @property
+    def missing(self) -> list[str]:
+        """Of its tools, those that this machine lacks."""
+        return [tool for tool in self.tools if shutil.which(tool) is None]
+
+    def command(self) -> list[str]:
+        """Its command, made anew if the program or the proto files have changed. Raises CalledProcessError."""
+        sources = sorted(path for path in (*(HERE / self.name).iterdir(), PROTO / INFERENCE) if path.is_file())
+        return self.build(fresh_copy(self.name, sources))
+
+
+def fresh_copy(name: str, sources: list[Path]) -> Path:
+    """A folder that has these files and what was made of the very same ones before."""
+    digest = hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in sources)).hexdigest()
+    folder = CACHE / f"{name}-{digest[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sources:
+        shutil.copy(path, folder)
+    return folder
+
+
+def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> None:
+    """Run a tool to its end. Raises CalledProcessError, and shows what the tool said."""
+    subprocess.run(command, cwd=cwd, env=env, check=True, timeout=BUILD_S_MAX)
+
+
+def python(folder: Path) -> list[str]:
+    """An environment of its own: nothing of ours is in reach."""
+    interpreter = folder / "venv" / "bin" / "python"
+    stub = folder / "unbroken" / "v1" / "inference_pb2_grpc.py"
+    if not stub.exists():
+        run(sys.executable, "-m", "venv", "--clear", folder / "venv", cwd=folder)
+        run(interpreter, "-m", "pip", "install", "--quiet", "-r", "requirements.txt", cwd=folder)
+        outs = ("--python_out=.", "--grpc_python_out=.")
+        run(interpreter, "-m", "grpc_tools.protoc", f"-I{PROTO}", *outs, INFERENCE, cwd=folder)
+    return [str(interpreter), str(folder / "client.py")]
+
+
+CLIENTS = (Client("python", (), python),)
