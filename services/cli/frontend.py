@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import structlog
 
-from services.cli.options import Address, env_option, logging_options, registry_option
+from services.cli.options import Address, Origins, env_option, logging_options, registry_option
 from services.cli.processes import supervise
 from services.lifetime import run_process
 from services.telemetry import configure_logging, log_config
@@ -118,6 +118,15 @@ TOKEN_FORM = re.compile(r"[!-~]{1,512}")
     help="HTTP status of refusals for want of capacity.",
 )
 @env_option(
+    "--cors-allow-origin",
+    "DYN_HTTP_CORS_ALLOW_ORIGIN",
+    type=Origins(),
+    default=(),
+    show_default=False,
+    help="Origins whose pages may call and read answers in a browser, as https://chat.example,http://localhost:3000; *:"
+    " all. Admin calls never can be. Default: none.",
+)
+@env_option(
     "--client-buffer-max",
     "DYN_CLIENT_BUFFER_MAX_BYTES",
     type=click.IntRange(65_536),
@@ -213,6 +222,7 @@ def _http(given: dict[str, Any]) -> "HttpConfig":
         body_bytes_max=given["body_limit_mb"] * MIB,
         request_timeout_s=given["request_timeout"],
         overload_status=given["overload_status_code"],
+        cors_origins=tuple(given["cors_allow_origin"]),
         client=ClientBounds(
             buffer_bytes_max=given["client_buffer_max"],
             stall_s_max=given["client_stall_timeout"],

@@ -1,5 +1,6 @@
 """Options and types that several subcommands share."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -7,6 +8,8 @@ import click
 
 from services.rpc import split_address, split_addresses
 
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._~:\[\]-]{1,255}")
+"""As browsers write it: in lower case, and with the port where it is not the scheme's own."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -35,6 +38,21 @@ class Addresses(click.ParamType[Sequence[str]]):
             return split_addresses(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class Origins(click.ParamType[Sequence[str]]):
+    """`scheme://host[:port][,…]`, or `*`, as a sequence."""
+
+    name = "origin,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Sequence[str]:
+        if not isinstance(value, str):
+            return list(value)
+        origins = [part.strip() for part in value.split(",")]
+        for origin in origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                self.fail(f"{origin!r} is no origin: write it as https://chat.example, or * for all", param, ctx)
+        return origins
 
 
 def logging_options(function: Function) -> Function:

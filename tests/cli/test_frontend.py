@@ -115,3 +115,18 @@ def test_thresholds_that_do_nothing_are_warned_of(thresholds: Thresholds, is_on:
 
     assert [line["log_level"] for line in logs] == ["warning"] * warnings
     assert all("--admission-control" in line["why"] for line in logs)
+
+
+@pytest.mark.parametrize(
+    ("given", "origins"),
+    [("*", ["*"]), ("https://a.example, http://localhost:3000", ["https://a.example", "http://localhost:3000"])],
+)
+def test_origins_are_a_list(given: str, origins: list[str]) -> None:
+    assert parsed("--cors-allow-origin", given)["cors_allow_origin"] == origins
+
+
+@pytest.mark.parametrize("given", ["", "a.example", "https://a.example/", "https://a.example,", "https://A.example"])
+def test_what_no_browser_would_call_an_origin_is_an_error(given: str) -> None:
+    """A page's origin is compared as it is: one that is written otherwise would never match."""
+    with pytest.raises(click.BadParameter, match="is no origin"):
+        parsed("--cors-allow-origin", given)

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from services.errors import Failure
 
 _SERVER = "unbroken"
+_NONE: Mapping[str, str] = {}
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 _STREAM = (
     "Content-Type: text/event-stream; charset=utf-8\r\n"
@@ -18,7 +19,7 @@ _STREAM = (
     f"Server: {_SERVER}\r\n"
     "X-Request-Id: %s\r\n"
     "Date: %s\r\n"
-    "\r\n"
+    "%s\r\n"
 )
 _CHUNKED = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n" + _STREAM
 _LAST_CHUNKED = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n" + _STREAM
@@ -32,7 +33,7 @@ class HttpRequest:
     path: without the query, percent-decoded. headers: by their names in lower case. body: as it came, which may be
     compressed. fault: why there is no whole body. is_chunkable: the client takes an answer in chunks, as in HTTP/1.1.
     keeps_alive: the client may ask for more on the same connection. arguments: what of the path its route leaves open.
-    id: what the answer is named by.
+    id: what the answer is named by. shared: headers of any answer to it.
     """
 
     method: str
@@ -44,6 +45,7 @@ class HttpRequest:
     keeps_alive: bool = True
     arguments: Mapping[str, str] = field(default_factory=dict)
     id: str = ""
+    shared: Mapping[str, str] = field(default_factory=lambda: _NONE)
 
     def forget_content(self) -> None:
         """Its headers and body have been read: an answer may take minutes, and they take memory."""
@@ -65,6 +67,7 @@ class Response:
             "Server": _SERVER,
             "X-Request-Id": request.id,
             "Date": _date(int(time.time())),
+            **request.shared,
         }
         if is_last:
             fields["Connection"] = "close"
@@ -76,13 +79,15 @@ class Response:
         return head if request.method == "HEAD" else head + self.body
 
 
-def stream_head(request_id: str, *, is_chunked: bool, is_last: bool) -> bytes:
-    """What stands before a streamed answer. request_id: of the form that `NAME_FORM` says. is_last: as in `encode`.
+def stream_head(request_id: str, shared: Mapping[str, str] = _NONE, *, is_chunked: bool, is_last: bool) -> bytes:
+    """What stands before a streamed answer. request_id: of the form that `NAME_FORM` says. shared: see
+    `HttpRequest`. is_last: as in `encode`.
 
     Without chunks, as in HTTP/1.0, the end of the connection is the end of the answer.
     """
     head = _UNTIL_CLOSED if not is_chunked else _LAST_CHUNKED if is_last else _CHUNKED
-    return (head % (request_id, _date(int(time.time())))).encode("ascii")
+    more = "".join(f"{name}: {value}\r\n" for name, value in shared.items()) if shared else ""
+    return (head % (request_id, _date(int(time.time())), more)).encode("ascii")
 
 
 def last_chunk(events: bytes) -> bytes:

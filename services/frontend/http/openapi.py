@@ -108,7 +108,7 @@ def _answered(operation: Operation) -> dict[str, Any]:
         content = {"application/json": _schema(operation.answer)}
     if operation.event is None:
         return _response("Done.", content)
-    content["text/event-stream"] = {"schema": {"type": "string"}}
+    content["text/event-stream"] = {}  # What is in an event is no matter of a schema before OpenAPI 3.2.
     name = operation.event.__name__
     return _response(f"With `stream` events, each a {name}, and [DONE] last or an event `error`.", content)
 

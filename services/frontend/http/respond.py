@@ -5,6 +5,7 @@ from collections.abc import Callable
 from services.errors import Failure, Reason
 from services.frontend.http.config import HttpConfig
 from services.frontend.http.connection import Connection
+from services.frontend.http.cors import ALLOW, Cors, is_preflight, preflight
 from services.frontend.http.errors import error_response, no_route_response
 from services.frontend.http.headers import new_request_id, request_id_of
 from services.frontend.http.messages import HttpRequest, Response
@@ -23,21 +24,31 @@ class HttpApp:
         self.body_bytes_max = body_bytes_max
         self.routes = Routes()
         self._is_draining = is_draining
+        self._cors = Cors(config.cors_origins)
 
     def is_probe(self, request: HttpRequest) -> bool:
         return request.path in PROBES
 
     async def answer(self, request: HttpRequest, connection: Connection) -> None:
         request.id = request_id_of(request)
+        if not self.routes.is_guarded(request.path):
+            request.shared = self._cors.headers_of(request)
         if self._is_draining():
             connection.keeps_alive = False
         try:
-            response = await self.routes.find(request)(request, connection)
+            response = self._preflight(request) or await self.routes.find(request)(request, connection)
         except Exception as error:
             response = self._refused(error, request.id)
         if response is not None:
             last = response.encode(request, is_last=not connection.keeps_alive)
             await finish_writing(connection, last, self.config.client, request.id)
+
+    def _preflight(self, request: HttpRequest) -> Response | None:
+        """The answer to a browser that asks if a page may ask; None: it does not, or may not know."""
+        if not (is_preflight(request) and ALLOW in request.shared):
+            return None
+        methods = self.routes.methods_of(request)
+        return preflight(request, methods) if methods else None
 
     def _refused(self, error: Exception, request_id: str) -> Response:
         match error:

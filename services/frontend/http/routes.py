@@ -71,6 +71,13 @@ class Routes:
                 return methods
         return {}
 
+    def is_guarded(self, path: str) -> bool:
+        return path in self._guards
+
+    def methods_of(self, request: HttpRequest) -> tuple[str, ...]:
+        """Those that its path takes, whatever its own is."""
+        return tuple(sorted(self._exact.get(request.path) or self._match(request)))
+
     def listed(self) -> list[tuple[str, str]]:
         """Paths and their methods, but for HEAD."""
         paths = self._exact | {path: methods for path, (_, methods) in self._patterns.items()}

@@ -143,12 +143,12 @@ class SseStream:
             self._leave_gone()
             return
         is_last = not self._connection.keeps_alive
-        first = stream_head(self._answer.request_id, is_chunked=self._is_chunked, is_last=is_last) + event
+        head = stream_head(self._asked.id, self._asked.shared, is_chunked=self._is_chunked, is_last=is_last)
         self._has_begun = self._is_open = True
         if is_all:
-            self._at_end = first
+            self._at_end = head + event
             return
-        self._transport.write(first)
+        self._transport.write(head + event)
         if not self._connection.has_room:
             self._become_slow()
 

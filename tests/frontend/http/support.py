@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from services.card import ModelCard, TokenizerRef
 from services.errors import Failure, Reason
-from services.frontend.admin import Admin
+from services.frontend.admin import Admin, AdminConfig
+from services.frontend.busy import AdmissionConfig, BusyThresholds
 from services.frontend.http import HttpConfig, build_admin_app, build_app, http_server
 from services.frontend.http.connection import Clients
 from services.layers import Accept, Gate
@@ -21,6 +22,7 @@ from services.loop import run_on_loop
 from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, TokenLogprobs, Usage
 from services.tokenizers.byte_level import ByteTokenizer
 from tests.frontend.support import alone
+from tests.support import models_of
 
 TEST_S_MAX = 10.0
 HANG = "hang"
@@ -163,6 +165,12 @@ class Shelf:
     def token_bytes_of(self, model: str) -> Sequence[bytes]:
         assert model in {card.model for card in self.cards}
         return ByteTokenizer.token_bytes
+
+
+def admin_of() -> Admin:
+    """Admin calls that need no token."""
+    thresholds = BusyThresholds(AdmissionConfig())
+    return Admin(AdminConfig(), models_of(CARD), thresholds, alone(thresholds))
 
 
 class Outcomes:

@@ -7,24 +7,15 @@ import msgspec
 import pytest
 
 from services.errors import Failure, Reason
-from services.frontend.admin import Admin, AdminConfig
-from services.frontend.busy import AdmissionConfig, BusyThresholds
 from services.frontend.http import HttpConfig, shapes
 from services.frontend.http.openapi import describe
 from services.frontend.http.operations import ANSWER_REASONS, OPERATIONS
-from tests.frontend.http.support import CARD, End, Say, Script, events, run, serving
-from tests.frontend.support import alone
-from tests.support import models_of
+from tests.frontend.http.support import End, Say, Script, admin_of, events, run, serving
 
 MODEL = {"model": "org/tiny"}
 COMPLETION = MODEL | {"prompt": "hi"}
 CHAT = MODEL | {"messages": [{"role": "user", "content": "hi"}]}
 STEPS = (Say("a", tokens=b"a", logprob=-1.0, top=((98, -2.0),)), Say("b"), End())
-
-
-def admin_of() -> Admin:
-    thresholds = BusyThresholds(AdmissionConfig())
-    return Admin(AdminConfig(), models_of(CARD), thresholds, alone(thresholds))
 
 
 def strict(body: bytes, shape: type[msgspec.Struct]) -> None:
