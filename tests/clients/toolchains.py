@@ -5,6 +5,8 @@ and the folder may be deleted at any time.
 """
 
 import hashlib
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,8 @@ HERE = Path(__file__).resolve().parent
 PROTO = HERE.parent.parent / "proto"
 INFERENCE = "unbroken/v1/inference.proto"
 CACHE = Path.home() / ".cache" / "unbroken" / "clients"
+BUF = Path(sys.executable).parent / "buf"
+GO_MODULE = "example.com/client"
 BUILD_S_MAX = 300.0
 """With all downloads, on a machine that has something else to do."""
 
@@ -67,4 +71,30 @@ def python(folder: Path) -> list[str]:
     return [str(interpreter), str(folder / "client.py")]
 
 
-CLIENTS = (Client("python", (), python),)
+def go(folder: Path) -> list[str]:
+    """The plugins' versions are those of go.mod, like all others."""
+    env = os.environ | {"GOBIN": str(folder / "bin")}
+    run("go", "install", "tool", cwd=folder, env=env)
+    options = [f"module={GO_MODULE}", f"M{INFERENCE}={GO_MODULE}/unbroken"]
+    plugins = [
+        {"local": str(folder / "bin" / name), "out": ".", "opt": options}
+        for name in ("protoc-gen-go", "protoc-gen-go-grpc")
+    ]
+    template = json.dumps({"version": "v2", "plugins": plugins})
+    run(BUF, "generate", PROTO, "--path", PROTO / INFERENCE, "--template", template, cwd=folder)
+    run("go", "build", "-o", "client", ".", cwd=folder)
+    return [str(folder / "client")]
+
+
+def node(folder: Path) -> list[str]:
+    """There are no stubs: the program reads the proto file."""
+    if not (folder / "node_modules" / ".package-lock.json").exists():  # What npm writes last.
+        run("npm", "ci", "--ignore-scripts", cwd=folder)
+    return ["node", str(folder / "client.js"), f"--proto={PROTO}"]
+
+
+CLIENTS = (
+    Client("python", (), python),
+    Client("go", ("go",), go),
+    Client("node", ("node", "npm"), node),
+)

@@ -1,0 +1,252 @@
+// A client made of nothing but the published proto file: `client HOST:PORT`.
+//
+// Stubs, from the folder that has unbroken/v1/inference.proto, into the one that has this file:
+//
+//	protoc -I proto --go_out=. --go-grpc_out=. \
+//	  --go_opt=module=example.com/client --go-grpc_opt=module=example.com/client \
+//	  --go_opt=Munbroken/v1/inference.proto=example.com/client/unbroken \
+//	  --go-grpc_opt=Munbroken/v1/inference.proto=example.com/client/unbroken \
+//	  unbroken/v1/inference.proto
+//
+// It prints a line of JSON for each thing that it tries.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"maps"
+	"os"
+	"strings"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"example.com/client/unbroken"
+)
+
+const (
+	model         = "mocker"
+	fullModel     = "full" // Its only worker takes one request at a time.
+	tokens        = 60
+	endless       = 100_000
+	enough        = 5
+	deadline      = 60 * time.Second
+	shortDeadline = 500 * time.Millisecond
+)
+
+// errIncomplete says that the stream broke a rule of inference.proto: what came is not the answer.
+var errIncomplete = errors.New("stream incomplete")
+
+// errEnough ends a stream that this client has read enough of.
+var errEnough = errors.New("enough")
+
+type answer struct {
+	tokenIDs     []uint32
+	text         string
+	finishReason string
+}
+
+func (got answer) fields() map[string]any {
+	return map[string]any{"token_ids": got.tokenIDs, "text": got.text, "finish_reason": got.finishReason}
+}
+
+func main() {
+	connection, err := grpc.NewClient(os.Args[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer connection.Close()
+	client := unbroken.NewInferenceClient(connection)
+	for _, try := range []func(unbroken.InferenceClient) error{stream, cancel, refusal, deadlinePassed, lostWorker} {
+		if err := try(client); err != nil {
+			log.Fatal(err)
+		}
+	}
+}
+
+// asked is a request; name is for the logs.
+func asked(name, model string, maxTokens uint32) *unbroken.GenerateRequest {
+	return &unbroken.GenerateRequest{
+		Model:     model,
+		Prompt:    &unbroken.GenerateRequest_Text{Text: "The moon"},
+		Sampling:  &unbroken.Sampling{Temperature: proto.Float32(0.8), Seed: proto.Uint64(7)},
+		Stop:      &unbroken.Stop{MaxTokens: proto.Uint32(maxTokens), IgnoreEos: true},
+		RequestId: "go-" + name,
+	}
+}
+
+// read gives each delta of a stream with one choice to take, until that fails. It returns errIncomplete if the stream
+// breaks a rule, and the stream's status as an error if that is not OK.
+func read(responses grpc.ServerStreamingClient[unbroken.GenerateResponse], take func(*unbroken.Delta) error) error {
+	position, complete := 0, false
+	for {
+		response, err := responses.Recv()
+		if err == io.EOF && complete {
+			return nil
+		}
+		if err == io.EOF {
+			return fmt.Errorf("%w: it was cut off", errIncomplete)
+		}
+		if err != nil {
+			return err
+		}
+		delta := response.GetDelta()
+		if complete || (delta == nil) != response.GetCompleteFinal() {
+			return fmt.Errorf("%w: an item is either a delta or the last", errIncomplete)
+		}
+		complete = response.GetCompleteFinal()
+		if complete {
+			continue
+		}
+		if len(delta.GetTokenIds()) > 0 && int(delta.GetPosition()) != position {
+			return fmt.Errorf("%w: position %d follows %d", errIncomplete, delta.GetPosition(), position)
+		}
+		position += len(delta.GetTokenIds())
+		if err := take(delta); err != nil {
+			return err
+		}
+	}
+}
+
+// whole reads a stream to its end, and calls begun once enough tokens are there.
+func whole(client unbroken.InferenceClient, request *unbroken.GenerateRequest, begun func()) (answer, error) {
+	ctx, stop := context.WithTimeout(context.Background(), deadline)
+	defer stop()
+	var got answer
+	responses, err := client.Generate(ctx, request)
+	if err != nil {
+		return got, err
+	}
+	err = read(responses, func(delta *unbroken.Delta) error {
+		had := len(got.tokenIDs)
+		got.tokenIDs = append(got.tokenIDs, delta.GetTokenIds()...)
+		got.text += delta.GetText()
+		if delta.GetFinishReason() != unbroken.FinishReason_FINISH_REASON_UNSPECIFIED {
+			got.finishReason = delta.GetFinishReason().String()
+		}
+		if had < enough && len(got.tokenIDs) >= enough {
+			begun()
+		}
+		return nil
+	})
+	return got, err
+}
+
+func stream(client unbroken.InferenceClient) error {
+	got, err := whole(client, asked("stream", model, tokens), func() {})
+	if err != nil {
+		return err
+	}
+	return tell("stream", got.fields())
+}
+
+// cancel leaves after some tokens; the worker stops within two steps.
+func cancel(client unbroken.InferenceClient) error {
+	ctx, stop := context.WithTimeout(context.Background(), deadline)
+	defer stop()
+	responses, err := client.Generate(ctx, asked("cancel", model, endless))
+	if err != nil {
+		return err
+	}
+	count := 0
+	err = read(responses, func(delta *unbroken.Delta) error {
+		count += len(delta.GetTokenIds())
+		if count >= enough {
+			return errEnough
+		}
+		return nil
+	})
+	if !errors.Is(err, errEnough) {
+		return err
+	}
+	stop()
+	for err = nil; err == nil; { // What came meanwhile, and then the status.
+		_, err = responses.Recv()
+	}
+	return tell("cancel", map[string]any{"tokens": count, "status": name(err)})
+}
+
+// refusal asks for more while one stream has all the room there is: it tells why it was refused, and when to come back.
+func refusal(client unbroken.InferenceClient) error {
+	ctx, stop := context.WithTimeout(context.Background(), deadline)
+	defer stop()
+	holder, err := client.Generate(ctx, asked("holder", fullModel, endless))
+	if err != nil {
+		return err
+	}
+	if _, err = holder.Recv(); err != nil {
+		return err
+	}
+	_, err = whole(client, asked("refusal", fullModel, tokens), func() {})
+	found := map[string]any{"status": name(err)}
+	for _, detail := range status.Convert(err).Details() {
+		switch detail := detail.(type) {
+		case *errdetails.ErrorInfo: // Always.
+			found["reason"], found["domain"], found["metadata"] = detail.GetReason(), detail.GetDomain(), detail.GetMetadata()
+		case *errdetails.RetryInfo: // Where it can be told.
+			found["retry_after_s"] = detail.GetRetryDelay().AsDuration().Seconds()
+		}
+	}
+	return tell("refusal", found)
+}
+
+// deadlinePassed asks for more than there is time for.
+func deadlinePassed(client unbroken.InferenceClient) error {
+	ctx, stop := context.WithTimeout(context.Background(), shortDeadline)
+	defer stop()
+	responses, err := client.Generate(ctx, asked("deadline", model, endless))
+	if err != nil {
+		return err
+	}
+	count := 0
+	err = read(responses, func(delta *unbroken.Delta) error {
+		count += len(delta.GetTokenIds())
+		return nil
+	})
+	return tell("deadline", map[string]any{"tokens": count, "status": name(err)})
+}
+
+// lostWorker loses its worker: whoever starts this kills it once it reads `begun`. Nothing here knows of it.
+func lostWorker(client unbroken.InferenceClient) error {
+	begun := func() {
+		if err := tell("begun", nil); err != nil {
+			log.Fatal(err)
+		}
+	}
+	got, err := whole(client, asked("lost_worker", model, tokens), begun)
+	if err != nil {
+		return err
+	}
+	return tell("lost_worker", got.fields())
+}
+
+// name is a status as gRPC spells it: RESOURCE_EXHAUSTED, not ResourceExhausted.
+func name(err error) string {
+	if status.Code(err) == codes.Canceled {
+		return "CANCELLED"
+	}
+	var spelt strings.Builder
+	for index, letter := range status.Code(err).String() {
+		if index > 0 && letter >= 'A' && letter <= 'Z' {
+			spelt.WriteByte('_')
+		}
+		spelt.WriteRune(letter)
+	}
+	return strings.ToUpper(spelt.String())
+}
+
+// tell prints what came of a step.
+func tell(step string, fields map[string]any) error {
+	line := map[string]any{"step": step}
+	maps.Copy(line, fields)
+	return json.NewEncoder(os.Stdout).Encode(line)
+}

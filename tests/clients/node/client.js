@@ -1,0 +1,156 @@
+// A client made of nothing but the published proto file, which is read when it starts: `node client.js --proto FOLDER HOST:PORT`,
+// where FOLDER, `proto` unless given, has unbroken/v1/inference.proto.
+//
+// It prints a line of JSON for each thing that it tries.
+import { createRequire } from "node:module";
+import path from "node:path";
+import { parseArgs } from "node:util";
+import grpc from "@grpc/grpc-js";
+import protoLoader from "@grpc/proto-loader";
+
+const MODEL = "mocker";
+const FULL_MODEL = "full"; // Its only worker takes one request at a time.
+const TOKENS = 60;
+const ENDLESS = 100_000;
+const ENOUGH = 5;
+const DEADLINE_MS = 60_000;
+const SHORT_DEADLINE_MS = 500;
+
+const {
+  values: { proto: protoFolder },
+  positionals: [address],
+} = parseArgs({ allowPositionals: true, options: { proto: { type: "string", default: "proto" } } });
+const googleFolder = path.dirname(createRequire(import.meta.url).resolve("google-proto-files/package.json"));
+const proto = grpc.loadPackageDefinition(
+  protoLoader.loadSync(["unbroken/v1/inference.proto", "google/rpc/status.proto", "google/rpc/error_details.proto"], {
+    includeDirs: [protoFolder, googleFolder],
+    keepCase: true,
+    enums: String,
+    longs: String,
+    defaults: true,
+  }),
+);
+const client = new proto.unbroken.v1.Inference(address, grpc.credentials.createInsecure());
+
+/** The stream broke a rule of inference.proto: what came is not the answer. */
+class StreamIncomplete extends Error {}
+
+/** Starts a request; `name` is for the logs. */
+function generate(name, { model = MODEL, maxTokens = TOKENS, deadlineMs = DEADLINE_MS } = {}) {
+  const request = {
+    model,
+    text: "The moon",
+    sampling: { temperature: 0.8, seed: 7 },
+    stop: { max_tokens: maxTokens, ignore_eos: true },
+    request_id: `node-${name}`,
+  };
+  return client.generate(request, { deadline: Date.now() + deadlineMs });
+}
+
+/** The deltas of a stream with one choice. Throws StreamIncomplete if it breaks a rule, and its status if that is not OK. */
+async function* deltas(responses) {
+  let position = 0;
+  let isComplete = false;
+  for await (const { delta, complete_final: isLast } of responses) {
+    if (isComplete || Boolean(delta) === isLast) throw new StreamIncomplete("an item is either a delta or the last");
+    isComplete = isLast;
+    if (isComplete) continue;
+    if (delta.token_ids.length && delta.position !== position) {
+      throw new StreamIncomplete(`position ${delta.position} follows ${position}`);
+    }
+    position += delta.token_ids.length;
+    yield delta;
+  }
+  if (!isComplete) throw new StreamIncomplete("the stream was cut off");
+}
+
+/** The answer of a stream; `begun` is called once ENOUGH tokens of it are there. */
+async function whole(responses, begun = () => {}) {
+  const answer = { token_ids: [], text: "", finish_reason: "" };
+  for await (const delta of deltas(responses)) {
+    const had = answer.token_ids.length;
+    answer.token_ids.push(...delta.token_ids);
+    answer.text += delta.text;
+    if (delta.finish_reason !== "FINISH_REASON_UNSPECIFIED") answer.finish_reason = delta.finish_reason;
+    if (had < ENOUGH && answer.token_ids.length >= ENOUGH) begun();
+  }
+  return answer;
+}
+
+/** Reads a stream that is not to end well: how many tokens came, calling `seen` with that, and the status. */
+async function broken(responses, seen = () => {}) {
+  let tokens = 0;
+  try {
+    for await (const delta of deltas(responses)) seen((tokens += delta.token_ids.length));
+  } catch (error) {
+    if (error.code === undefined) throw error;
+    return { tokens, error };
+  }
+  throw new Error("the stream ended well");
+}
+
+/** Leaves after some tokens; the worker stops within two steps. */
+async function cancel() {
+  const responses = generate("cancel", { maxTokens: ENDLESS });
+  let isCancelled = false;
+  const { tokens, error } = await broken(responses, (count) => {
+    if (count < ENOUGH || isCancelled) return;
+    isCancelled = true;
+    responses.cancel();
+  });
+  tell("cancel", { tokens, status: grpc.status[error.code] });
+}
+
+/** While one stream has all the room there is, another is refused: why, and when to come back. */
+async function refusal() {
+  const holder = generate("holder", { model: FULL_MODEL, maxTokens: ENDLESS });
+  let begun;
+  const hasBegun = new Promise((resolve) => (begun = resolve));
+  const held = broken(holder, begun);
+  await hasBegun;
+  const { error } = await broken(generate("refusal", { model: FULL_MODEL }));
+  tell("refusal", { status: grpc.status[error.code], ...details(error) });
+  holder.cancel();
+  await held;
+}
+
+/** What a status carries: ErrorInfo always, RetryInfo where it can be told when to come back. */
+function details(error) {
+  const found = {};
+  const [bytes] = error.metadata.get("grpc-status-details-bin");
+  for (const { type_url: url, value } of decode("Status", bytes).details) {
+    const type = url.split("/").at(-1);
+    if (type === "google.rpc.ErrorInfo") {
+      const { reason, domain, metadata } = decode("ErrorInfo", value);
+      Object.assign(found, { reason, domain, metadata });
+    } else if (type === "google.rpc.RetryInfo") {
+      const { seconds, nanos } = decode("RetryInfo", value).retry_delay;
+      found.retry_after_s = Number(seconds) + nanos / 1e9;
+    }
+  }
+  return found;
+}
+
+/** A message of google.rpc. */
+function decode(name, bytes) {
+  return proto.google.rpc[name].deserialize(bytes);
+}
+
+/** Asks more than there is time for. */
+async function deadline() {
+  const { tokens, error } = await broken(generate("deadline", { maxTokens: ENDLESS, deadlineMs: SHORT_DEADLINE_MS }));
+  tell("deadline", { tokens, status: grpc.status[error.code] });
+}
+
+/** Prints what came of a step. */
+function tell(step, fields = {}) {
+  console.log(JSON.stringify({ step, ...fields }));
+}
+
+tell("stream", await whole(generate("stream")));
+await cancel();
+await refusal();
+await deadline();
+// Whoever starts this kills the worker once it reads `begun`. Nothing here knows of it.
+tell("lost_worker", await whole(generate("lost_worker"), () => tell("begun")));
+client.close();
