@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,35 @@ def test_an_abort_takes_effect_some_steps_later(monkeypatch: pytest.MonkeyPatch)
         assert result.finished
         assert result.outputs[0].finish_reason == "cancelled"
         assert len(lengths) >= 3
+
+    with engine() as llm:
+        run_async(play(llm))
+
+
+def test_an_abort_takes_effect_in_the_middle_of_a_long_prompt() -> None:
+    """Of which every step reads a part: those under way are still read, and no other."""
+
+    async def play(llm: Any) -> None:
+        result = start(llm, [*b"ab"] * LONG, max_tokens=1)
+        await answer(llm, max_tokens=2)
+        result.abort()
+        await result
+
+        assert result.outputs[0].finish_reason == "cancelled"
+        assert result.decoding_iter < 100
+
+    with engine(max_num_tokens=10, max_seq_len=2 * LONG + 1, enable_chunked_prefill=True) as llm:
+        run_async(play(llm))
+
+
+def test_what_was_computed_can_be_seen_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TLLM_FAKE_WORK_FILE", str(tmp_path / "work"))
+
+    async def play(llm: Any) -> None:
+        await answer(llm, [*b"abc"], max_tokens=2)
+        assert (tmp_path / "work").read_text() == "tllm_fake_prompt_tokens 3\ntllm_fake_answer_tokens 2\n"
+        await answer(llm, [*b"defg"], max_tokens=8)
+        assert (tmp_path / "work").read_text() == "tllm_fake_prompt_tokens 7\ntllm_fake_answer_tokens 10\n"
 
     with engine() as llm:
         run_async(play(llm))

@@ -22,7 +22,7 @@ class Ask:
     stop: str | None = None
     model: str = "mocker"
     ignore_eos: bool = True
-    seed: int = 7
+    seed: int | None = 7
     request_id: str = ""
     n: int = 1
     stop_token_ids: tuple[int, ...] = ()
@@ -103,7 +103,9 @@ def request(ask: Ask) -> inference_pb2.GenerateRequest:
 
 
 def _set_sampling(sampling: inference_pb2.Sampling, ask: Ask) -> None:
-    sampling.temperature, sampling.seed = ask.temperature, ask.seed
+    sampling.temperature = ask.temperature
+    if ask.seed is not None:
+        sampling.seed = ask.seed
     sampling.presence_penalty, sampling.frequency_penalty = ask.presence_penalty, ask.frequency_penalty
     sampling.repetition_penalty = ask.repetition_penalty
     for token, bias in ask.logit_bias.items():

@@ -1,10 +1,18 @@
-"""Fixtures of the integration tests: one nursery for all, planes for modules or tests."""
+"""Fixtures of the integration tests: one nursery for all, planes for modules or tests.
+
+A module, or a test, that is `on_both_engines` or `on_trtllm` runs with workers of these; all others with the mocker.
+"""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.integration.engines import CONTEXT_LENGTH, Engine, Mocker, TrtLlm
 from tests.integration.plane import Nursery, Plane, nursery
+from tests.model_folder import make_model_folder
+
+on_both_engines = pytest.mark.parametrize("engine", ["mocker", "trtllm"], indirect=True, scope="module")
+on_trtllm = pytest.mark.parametrize("engine", ["trtllm"], indirect=True, scope="module")
 
 Start = Callable[..., Plane]
 
@@ -16,12 +24,20 @@ def nursery_process() -> Iterator[Nursery]:
 
 
 @pytest.fixture(scope="module")
-def start_plane(nursery_process: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Of the workers."""
+    if getattr(request, "param", "mocker") == "mocker":
+        return Mocker()
+    return TrtLlm(make_model_folder(tmp_path_factory.mktemp("model"), context_length=CONTEXT_LENGTH))
+
+
+@pytest.fixture(scope="module")
+def start_plane(nursery_process: Nursery, tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator[Start]:
     """Starts planes that end with the module's tests. Options: frontend=(…), registry=(…)."""
     planes: list[Plane] = []
 
     def start(**options: tuple[str, ...]) -> Plane:
-        planes.append(Plane(nursery_process, tmp_path_factory.mktemp("plane"), **options))
+        planes.append(Plane(nursery_process, tmp_path_factory.mktemp("plane"), engine=engine, **options))
         return planes[-1]
 
     yield start

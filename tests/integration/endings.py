@@ -1,5 +1,7 @@
 """The ways in which a request ends that nobody wants any more, of each kind that there is."""
 
+from collections.abc import Callable
+
 import aiohttp
 import grpc
 
@@ -63,7 +65,7 @@ async def check_told(visit: Visit, way: str) -> None:
     assert refused.is_deadline if way == "deadline" else refused.reason == "CANCELLED", refused
 
 
-async def reading_with(worker: Process, before: Reading, counter: str) -> Reading | None:
-    """What the worker tells, once this counter has grown."""
+async def reading_with(worker: Process, before: Reading, counted: Callable[[Reading], float]) -> Reading | None:
+    """What the worker tells, once this count has grown."""
     after = await read(worker)
-    return after if after.sum(counter) > before.sum(counter) else None
+    return after if counted(after) > counted(before) else None

@@ -2,7 +2,8 @@
 
 Each is a process as real as any: its own interpreter state, event loop, sockets and signals. The nursery reads orders,
 one JSON object a line, and answers each with a line: `{"start": [arguments of unbroken], "log": file}` with the pid,
-`{"poll": pid}` with the exit status (minus the signal's number) or null. At the end of its input it kills them all.
+`{"poll": pid}` with the exit status (minus the signal's number) or null. A start may have an `environment`, too, of
+variables that are added. At the end of its input it kills them all.
 """
 
 import gc
@@ -40,7 +41,7 @@ def serve() -> None:
 def _start(order: dict[str, Any], children: set[int]) -> int:
     pid = os.fork()
     if pid == 0:
-        _become(order["start"], Path(order["log"]))
+        _become(order["start"], Path(order["log"]), order.get("environment", {}))
     children.add(pid)
     return pid
 
@@ -53,7 +54,7 @@ def _poll(pid: int, children: set[int]) -> int | None:
     return os.waitstatus_to_exitcode(status)
 
 
-def _become(arguments: list[str], log: Path) -> NoReturn:
+def _become(arguments: list[str], log: Path, environment: dict[str, str]) -> NoReturn:
     """Run `unbroken` with these arguments in this child, and leave without the parent's clean-up."""
     status: Any = EXIT_BUG
     try:
@@ -62,6 +63,9 @@ def _become(arguments: list[str], log: Path) -> NoReturn:
         os.dup2(file, 1)
         os.dup2(file, 2)
         sys.argv[1:] = arguments
+        os.environ.update(environment)
+        if "PYTHONPATH" in environment:  # The interpreter has read it long ago.
+            sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
         main()
     except SystemExit as ended:
         status = ended.code or 0

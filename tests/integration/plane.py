@@ -10,17 +10,21 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
 
+from tests.integration.engines import WORK_FILE, Engine, Mocker
+
 WAIT_S = 20.0
 """How long anything may take to happen on a busy machine. Nothing is timed by it."""
 POLL_S = 0.01
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 async def until(condition: Callable[[], Any], seconds_max: float = WAIT_S) -> Any:
@@ -68,18 +72,30 @@ class Nursery:
 
 
 class Process:
-    """One process of the plane: its pid, its log, and what it wrote when it was ready."""
+    """One process of the plane: its pid, its log, and what it wrote when it was ready.
 
-    def __init__(self, nursery: Nursery, folder: Path, name: str, *arguments: str) -> None:
+    work_file: where an engine that is played tells what it has computed. environment: besides the nursery's.
+    """
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        folder: Path,
+        name: str,
+        *arguments: str,
+        environment: Mapping[str, str] = NOTHING,
+    ) -> None:
         self.name = name
         self.log_file = folder / f"{name}.log"
         self._ready_file = folder / f"{name}.ready"
+        self.work_file = folder / f"{name}.work"
         self._nursery = nursery
         self._status: int | None = None
         self._log: list[dict[str, Any]] = []
         self._log_bytes = 0
         words = [*arguments, "--log-format=json", f"--ready-file={self._ready_file}"]
-        self.pid: int = nursery.order(start=words, log=str(self.log_file))
+        given = {WORK_FILE: str(self.work_file), **environment}
+        self.pid: int = nursery.order(start=words, log=str(self.log_file), environment=given)
 
     def wait_ready(self) -> "Process":
         wait_until(lambda: self._ready_file.exists() or self.status() is not None)
@@ -186,8 +202,16 @@ class Plane:
     """One registry, one frontend, any workers."""
 
     def __init__(
-        self, nursery: Nursery, folder: Path, *, frontend: tuple[str, ...] = (), registry: tuple[str, ...] = ()
+        self,
+        nursery: Nursery,
+        folder: Path,
+        *,
+        frontend: tuple[str, ...] = (),
+        registry: tuple[str, ...] = (),
+        engine: Engine | None = None,
     ) -> None:
+        """engine: of its workers; the mocker unless another is given."""
+        self.engine: Engine = engine or Mocker()
         self._nursery = nursery
         self._folder = folder
         self._names = count()
@@ -205,8 +229,8 @@ class Plane:
         frontend.wait_ready()
         return frontend
 
-    def _start(self, kind: Any, name: str, *arguments: str, nursery: Nursery | None = None) -> Any:
-        process = kind(nursery or self._nursery, self._folder, f"{name}-{next(self._names)}", *arguments)
+    def _start(self, kind: Any, name: str, *arguments: str, nursery: Nursery | None = None, **more: Any) -> Any:
+        process = kind(nursery or self._nursery, self._folder, f"{name}-{next(self._names)}", *arguments, **more)
         self._processes.append(process)
         return process
 
@@ -215,15 +239,22 @@ class Plane:
         listen = f"--listen={self.registry_address}"
         self.registry = self._start(Process, "registry", "registry", listen, *self._registry_options)
 
-    def launch(self, *options: str, nursery: Nursery | None = None) -> Process:
-        """Start a worker and don't wait for it. Its model is `mocker` unless the options say otherwise."""
+    def launch(
+        self, *options: str, nursery: Nursery | None = None, environment: Mapping[str, str] = NOTHING
+    ) -> Process:
+        """Start a worker and don't wait for it. Its model is `mocker` unless the options say otherwise.
+
+        environment: what its process has besides what the options come to: see engines.py.
+        """
         listen = ("--listen=127.0.0.1:0", "--metrics-port=0", f"--registry={self.registry_address}")
-        worker: Process = self._start(Process, "worker", "worker", *listen, *options, nursery=nursery)
+        words = (*listen, *self.engine.words(options))
+        given = {**self.engine.environment(options), **environment}
+        worker: Process = self._start(Process, "worker", "worker", *words, nursery=nursery, environment=given)
         return worker
 
-    async def worker(self, *options: str) -> Process:
+    async def worker(self, *options: str, environment: Mapping[str, str] = NOTHING) -> Process:
         """A worker that the frontend has found."""
-        return await self.found(self.launch(*options))
+        return await self.found(self.launch(*options, environment=environment))
 
     async def found(self, worker: Process) -> Process:
         """The worker, once the frontend has found it."""

@@ -20,7 +20,7 @@ STEPS = "unbroken_engine_steps_total"
 
 @dataclass(frozen=True)
 class Reading:
-    """One scrape of one process."""
+    """One scrape of one process, and after it what a played engine itself says: see Process.work_file."""
 
     text: str
 
@@ -29,9 +29,19 @@ class Reading:
         return sum_of(self.text, name, **labels)
 
     @property
+    def prompt_tokens(self) -> float:
+        """What a worker's engine has computed of prompts so far, by the engine's own word where there is one."""
+        return self.sum("tllm_fake_prompt_tokens") or self.sum("unbroken_engine_prefill_tokens_total")
+
+    @property
+    def answer_tokens(self) -> float:
+        """The same of answers."""
+        return self.sum("tllm_fake_answer_tokens") or self.sum("unbroken_engine_generated_tokens_total")
+
+    @property
     def engine_tokens(self) -> float:
-        """What a worker's engine has computed so far: of prompts and of answers."""
-        return self.sum("unbroken_engine_prefill_tokens_total") + self.sum("unbroken_engine_generated_tokens_total")
+        """Both."""
+        return self.prompt_tokens + self.answer_tokens
 
     @property
     def running(self) -> float:
@@ -48,7 +58,9 @@ async def read(process: Process) -> Reading:
         aiohttp.ClientSession() as session,
         session.get(f"http://{process.metrics_address}/metrics") as response,
     ):
-        return Reading(await response.text())
+        text = await response.text()
+    work = process.work_file.read_text() if process.work_file.exists() else ""
+    return Reading(text + work)
 
 
 async def raised_gauges(*processes: Process) -> dict[tuple[str, str], float]:
@@ -95,7 +107,8 @@ async def read_still(worker: Process, step_s: float) -> Reading:
         before = await read(worker)
         await asyncio.sleep(1.5 * step_s)
         after = await read(worker)
-        return after if after.sum(STEPS) == before.sum(STEPS) else None
+        steps = [one.sum(STEPS) for one in (before, after)]
+        return after if steps[0] == steps[1] and before.engine_tokens == after.engine_tokens else None
 
     reading: Reading = await until(still)
     return reading

@@ -16,8 +16,8 @@ import pytest
 from tests.integration.answers import Answer, Refused
 from tests.integration.asks import PROTOCOLS, Ask
 from tests.integration.clients import gathered, is_answered, outcome
-from tests.integration.conftest import Start
-from tests.integration.pair import REFUSALS, Pair
+from tests.integration.conftest import Start, on_both_engines
+from tests.integration.pair import LIMITS, REFUSALS, Pair
 from tests.integration.plane import Process, until
 from tests.integration.readings import read, wait_load, wait_quiet
 from tests.integration.visits import ENDLESS, Visit
@@ -25,6 +25,11 @@ from tests.integration.visits import ENDLESS, Visit
 BURST = 40
 HURRIES = 120
 SEED = 20_231
+BURSTS = [
+    *(("mocker", slots, places) for slots, places in product(range(1, 6), range(6))),
+    *(("trtllm", slots, places) for slots, places in LIMITS),
+]
+RUSHES = [("mocker", 1, 0), ("mocker", 1, 1), ("mocker", 2, 2), ("mocker", 4, 3), ("trtllm", 1, 1), ("trtllm", 2, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +37,7 @@ def pair(start_plane: Start) -> Pair:
     return Pair.of(start_plane())
 
 
-@pytest.mark.parametrize(("slots", "places"), list(product(range(1, 6), range(6))))
+@pytest.mark.parametrize(("engine", "slots", "places"), BURSTS, indirect=["engine"])
 def test_of_a_burst_exactly_n_and_q_are_in(pair: Pair, slots: int, places: int) -> None:
     """Through one frontend, which knows how many it has sent, or two by turns: those only the worker can count."""
     doors = 1 + (slots + places) % 2
@@ -89,7 +94,7 @@ async def watch(worker: Process, stop: asyncio.Event) -> tuple[float, float]:
     return running, waiting
 
 
-@pytest.mark.parametrize(("slots", "places"), [(1, 0), (1, 1), (2, 2), (4, 3)])
+@pytest.mark.parametrize(("engine", "slots", "places"), RUSHES, indirect=["engine"])
 def test_in_no_moment_of_a_random_rush_are_the_limits_passed(pair: Pair, slots: int, places: int) -> None:
     rng = random.Random(SEED - 10 * slots - places)
     outcomes: list[Answer | Refused] = []
@@ -130,6 +135,7 @@ def test_in_no_moment_of_a_random_rush_are_the_limits_passed(pair: Pair, slots: 
 # What ends a wait
 
 
+@on_both_engines
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("cause", ["timeout", "deadline"])
 def test_one_that_has_waited_too_long_never_reaches_the_engine(pair: Pair, protocol: str, cause: str) -> None:
@@ -164,6 +170,7 @@ def test_one_that_has_waited_too_long_never_reaches_the_engine(pair: Pair, proto
     asyncio.run(scenario())
 
 
+@on_both_engines
 def test_no_more_prompt_tokens_wait_than_the_limit(pair: Pair) -> None:
     async def scenario() -> None:
         worker, model = await pair.worker(1, 5, "--queue-token-limit=20")
@@ -189,6 +196,7 @@ def test_no_more_prompt_tokens_wait_than_the_limit(pair: Pair) -> None:
     asyncio.run(scenario())
 
 
+@on_both_engines
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_who_is_too_long_for_all_workers_is_told_that_and_is_logged_so(pair: Pair, protocol: str) -> None:
     async def scenario() -> None:

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.integration.asks import Ask
-from tests.integration.conftest import Start
+from tests.integration.conftest import Start, on_both_engines
 from tests.integration.pair import LIMITS, REFUSALS, Pair
 from tests.integration.plane import Process, until
 from tests.integration.readings import read, wait_load, wait_quiet
 from tests.integration.visits import ENDLESS, Visit
+
+pytestmark = on_both_engines
 
 EVENTS = 24
 SEED = 20_231

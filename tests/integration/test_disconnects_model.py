@@ -8,6 +8,7 @@
 import asyncio
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 import pytest
 
@@ -31,7 +32,7 @@ OPTIONS = (
 PIECE_TOKENS = 16
 """Of a prompt in one step; see LlamaCppConfig."""
 STEPS_MAX = 2
-PROMPTS, ANSWERS = "unbroken_engine_prefill_tokens_total", "unbroken_engine_generated_tokens_total"
+PROMPTS, ANSWERS = attrgetter("prompt_tokens"), attrgetter("answer_tokens")
 LATE = "unbroken_engine_tokens_after_cancel_total"
 STATES = {
     "running": (Ask(model="real", prompt="Once", max_tokens=1900), ANSWERS, 1),

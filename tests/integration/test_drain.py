@@ -22,7 +22,8 @@ import pytest
 from tests.integration.answers import Refused
 from tests.integration.asks import PROTOCOLS, Ask
 from tests.integration.clients import answer, gathered, move_reasons, under_streams
-from tests.integration.conftest import Start
+from tests.integration.conftest import Start, on_both_engines
+from tests.integration.engines import movable
 from tests.integration.plane import Frontend, Plane, Process, until
 
 ASKS = [
@@ -49,56 +50,61 @@ async def by_command(plane: Plane, worker: Process) -> None:
     assert await plane.run("drain", worker.ready["instance_id"]) == 0
 
 
+@on_both_engines
 @pytest.mark.parametrize("leave", [by_signal, by_command])
 def test_the_streams_of_a_worker_that_leaves_move_at_once_where_there_is_another(
     start_plane: Start, leave: Callable[[Plane, Process], Awaitable[None]]
 ) -> None:
     plane = start_plane(frontend=PATIENT)
+    asks = movable(plane.engine, ASKS)
 
     async def scenario() -> None:
         leaving = await plane.worker(ITL)
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
 
         async def leave_to_another() -> None:
             await plane.worker(ITL)
             await leave(plane, leaving)
 
-        assert await under_streams(plane.frontend, ASKS, leave_to_another) == undisturbed
-        assert move_reasons(plane.frontend, ASKS) == [["DRAINING"]] * len(ASKS)
+        assert await under_streams(plane.frontend, asks, leave_to_another) == undisturbed
+        assert move_reasons(plane.frontend, asks) == [["DRAINING"]] * len(asks)
         assert await wait_exit(leaving) == 0
-        assert await answer(plane.frontend, ASKS[0]) == undisturbed[0]
+        assert await answer(plane.frontend, asks[0]) == undisturbed[0]
 
     asyncio.run(scenario())
     assert not plane.frontend.events(level="error")
 
 
+@on_both_engines
 def test_the_streams_of_the_only_worker_wait_for_another_if_its_time_is_too_short(start_plane: Start) -> None:
     plane = start_plane(frontend=PATIENT)
+    asks = movable(plane.engine, ASKS)
 
     async def scenario() -> None:
         leaving = await plane.worker(ITL, "--drain-timeout=0.1")
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
 
         async def leave_and_come() -> None:
             leaving.signal(SIGTERM)
             assert await wait_exit(leaving) == 0
             await plane.worker(ITL)
 
-        assert await under_streams(plane.frontend, ASKS, leave_and_come) == undisturbed
-        assert move_reasons(plane.frontend, ASKS) == [["DRAINING"]] * len(ASKS)
+        assert await under_streams(plane.frontend, asks, leave_and_come) == undisturbed
+        assert move_reasons(plane.frontend, asks) == [["DRAINING"]] * len(asks)
 
     asyncio.run(scenario())
 
 
+@on_both_engines
 def test_what_waits_for_a_slot_of_a_worker_that_leaves_waits_for_one_of_another(start_plane: Start) -> None:
     """Both are full, so that nobody can go elsewhere before some have finished."""
     plane = start_plane(frontend=PATIENT)
-    asks = [replace(ask, max_tokens=60) for ask in ASKS[:10]]
+    asks = [replace(ask, max_tokens=60) for ask in movable(plane.engine, ASKS)[:10]]
 
     async def scenario() -> None:
         narrow = ("--mocker-itl-ms=10", "--engine-request-limit=2", "--request-queue-limit=3", "--drain-timeout=0.1")
         leaving, _ = await plane.worker(*narrow), await plane.worker(*narrow)
-        undisturbed = [await answer(plane.frontend, ask) for ask in asks]
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(answer(plane.frontend, ask)) for ask in asks]
@@ -116,43 +122,47 @@ async def is_waiting(worker: Process, count: int) -> bool:
     return await worker.metric("dynamo_request_queue") == count
 
 
+@on_both_engines
 def test_a_worker_that_leaves_takes_no_new_request_while_its_streams_finish(start_plane: Start) -> None:
     plane = start_plane(frontend=PATIENT)
+    asks = movable(plane.engine, ASKS)
 
     async def scenario() -> None:
         leaving = await plane.worker(ITL)
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
 
         async def leave_and_ask() -> None:
             leaving.signal(SIGTERM)
             await until(lambda: leaving.events("draining"))
             with pytest.raises(Refused) as caught:
-                await answer(plane.frontend, replace(ASKS[0], protocol="unary"))
+                await answer(plane.frontend, replace(asks[0], protocol="unary"))
             assert (caught.value.code, caught.value.reason) == (503, "NO_WORKERS")
 
-        assert await under_streams(plane.frontend, ASKS, leave_and_ask) == undisturbed
+        assert await under_streams(plane.frontend, asks, leave_and_ask) == undisturbed
         assert await wait_exit(leaving) == 0
 
     asyncio.run(scenario())
 
 
+@on_both_engines
 def test_a_rolling_restart_of_all_workers_under_load_loses_nothing(start_plane: Start) -> None:
     plane = start_plane(frontend=PATIENT)
+    asks = movable(plane.engine, ASKS)
 
     async def scenario() -> None:
         workers = [await plane.worker(ITL) for _ in range(2)]
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
         is_over = asyncio.Event()
 
         async def ask_on(number: int) -> int:
             answered = 0
             while not is_over.is_set():
-                assert await answer(plane.frontend, ASKS[number]) == undisturbed[number]
+                assert await answer(plane.frontend, asks[number]) == undisturbed[number]
                 answered += 1
             return answered
 
         async with asyncio.TaskGroup() as group:
-            clients = [group.create_task(ask_on(number)) for number in range(len(ASKS))]
+            clients = [group.create_task(ask_on(number)) for number in range(len(asks))]
             for _ in range(RESTARTS):
                 workers.append(await plane.worker(ITL))
                 leaving = workers.pop(0)
@@ -169,10 +179,11 @@ def test_a_rolling_restart_of_all_workers_under_load_loses_nothing(start_plane: 
 
 def test_a_frontend_that_leaves_finishes_its_streams_and_takes_nothing_new(start_plane: Start) -> None:
     plane = start_plane(frontend=PATIENT)
+    asks = movable(plane.engine, ASKS)
 
     async def scenario() -> None:
         await plane.worker(ITL)
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
 
         async def leave() -> None:
             plane.frontend.signal(SIGTERM)
@@ -183,7 +194,7 @@ def test_a_frontend_that_leaves_finishes_its_streams_and_takes_nothing_new(start
                     await answer(plane.frontend, Ask(protocol))
                 assert (caught.value.code, caught.value.reason) == (code, "DRAINING")
 
-        assert await under_streams(plane.frontend, ASKS, leave) == undisturbed
+        assert await under_streams(plane.frontend, asks, leave) == undisturbed
         assert await wait_exit(plane.frontend) == 0
 
     asyncio.run(scenario())
@@ -192,7 +203,7 @@ def test_a_frontend_that_leaves_finishes_its_streams_and_takes_nothing_new(start
 def test_a_frontend_that_can_wait_no_longer_tells_every_client_why(start_plane: Start) -> None:
     """Once the streams were broken off without a word, and counted as if their clients had left."""
     plane = start_plane(frontend=(*PATIENT, "--drain-timeout=0.2"))
-    asks = [replace(ask, max_tokens=3000) for ask in ASKS]
+    asks = [replace(ask, max_tokens=3000) for ask in movable(plane.engine, ASKS)]
     codes = {"grpc": "UNAVAILABLE", "unary": 503, "stream": 200}
 
     async def told(number: int, begun: set[int]) -> tuple[int | str, str]:

@@ -16,10 +16,12 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.integration.asks import Ask
 from tests.integration.clients import refusal, refusal_of
-from tests.integration.conftest import Start
+from tests.integration.conftest import Start, on_both_engines
 from tests.integration.plane import until
 from tests.integration.readings import wait_load, wait_quiet
 from tests.integration.visits import ENDLESS, Visit
+
+pytestmark = on_both_engines
 
 LIMITS = ("--engine-request-limit=1", "--request-queue-limit=0")
 

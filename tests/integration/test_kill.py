@@ -19,7 +19,8 @@ import pytest
 from tests.integration.answers import Answer, Refused
 from tests.integration.asks import PROTOCOLS, Ask
 from tests.integration.clients import answer, gathered, move_reasons, outcome, under_streams
-from tests.integration.conftest import Start
+from tests.integration.conftest import Start, on_both_engines
+from tests.integration.engines import movable
 from tests.integration.plane import Plane, Process, until
 
 STREAMS = 100
@@ -44,11 +45,12 @@ async def without_faults(plane: Plane, asks: list[Ask]) -> list[Answer]:
     return undisturbed
 
 
+@on_both_engines
 def test_100_streams_lose_nothing_when_the_worker_under_all_of_them_is_killed(start_plane: Start) -> None:
     plane = start_plane()
     asks = [
         replace(ask, prompt=f"Stream {number}", seed=number, max_tokens=100)
-        for number, ask in zip(range(STREAMS), WORKLOAD * STREAMS, strict=False)
+        for number, ask in zip(range(STREAMS), movable(plane.engine, WORKLOAD) * STREAMS, strict=False)
     ]
 
     async def scenario() -> None:
@@ -65,21 +67,23 @@ def test_100_streams_lose_nothing_when_the_worker_under_all_of_them_is_killed(st
     asyncio.run(scenario())
 
 
+@on_both_engines
 def test_w7_the_only_worker_is_killed_and_another_comes_3_s_later_and_nothing_is_lost(start_plane: Start) -> None:
     plane = start_plane()
+    asks = movable(plane.engine, WORKLOAD)
 
     async def scenario() -> None:
-        undisturbed = await without_faults(plane, WORKLOAD)
+        undisturbed = await without_faults(plane, asks)
         victim = await plane.worker("--mocker-itl-ms=10")
 
         async def kill_and_replace() -> None:
             await lose(plane, victim)
             await asyncio.sleep(AWAY_S)  # The time without any worker is what is tested.
-            assert not any(move_reasons(plane.frontend, WORKLOAD)), "somebody was served meanwhile"
+            assert not any(move_reasons(plane.frontend, asks)), "somebody was served meanwhile"
             await plane.worker("--mocker-itl-ms=1")
 
-        assert await under_streams(plane.frontend, WORKLOAD, kill_and_replace) == undisturbed
-        assert move_reasons(plane.frontend, WORKLOAD) == [["DISCONNECTED"]] * len(WORKLOAD)
+        assert await under_streams(plane.frontend, asks, kill_and_replace) == undisturbed
+        assert move_reasons(plane.frontend, asks) == [["DISCONNECTED"]] * len(asks)
 
     asyncio.run(scenario())
     gaps = [move["gap_ms"] for move in plane.frontend.events("request moved")]

@@ -7,13 +7,15 @@
 """
 
 import asyncio
-from dataclasses import replace
 from signal import SIGCONT, SIGSTOP
 
 from tests.integration.asks import PROTOCOLS, Ask
 from tests.integration.clients import answer, gathered, move_reasons, under_streams
-from tests.integration.conftest import Start
+from tests.integration.conftest import Start, on_both_engines
+from tests.integration.engines import movable
 from tests.integration.plane import Plane, Process, until
+
+pytestmark = on_both_engines
 
 STREAMS = 12
 ITL = "--mocker-itl-ms=3"
@@ -25,35 +27,37 @@ ASKS = [
 
 def test_every_stream_of_a_frozen_worker_goes_on_elsewhere(start_plane: Start) -> None:
     plane = start_plane()
+    asks = movable(plane.engine, ASKS)
 
     async def scenario() -> None:
         frozen = await plane.worker(ITL)
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
 
         async def freeze() -> None:
             await plane.worker(ITL)
             frozen.signal(SIGSTOP)
 
-        assert await under_streams(plane.frontend, ASKS, freeze) == undisturbed
-        assert move_reasons(plane.frontend, ASKS) == [["STALLED"]] * STREAMS
+        assert await under_streams(plane.frontend, asks, freeze) == undisturbed
+        assert move_reasons(plane.frontend, asks) == [["STALLED"]] * STREAMS
 
     asyncio.run(scenario())
 
 
 def test_a_worker_that_thaws_serves_again_and_its_late_tokens_reach_nobody(start_plane: Start) -> None:
     plane = start_plane()
+    asks = movable(plane.engine, ASKS)
 
     async def scenario() -> None:
         frozen = await plane.worker(ITL)
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
 
         async def freeze_and_thaw() -> None:
             await plane.worker(ITL)
             frozen.signal(SIGSTOP)
-            await until(lambda: all(move_reasons(plane.frontend, ASKS)))
+            await until(lambda: all(move_reasons(plane.frontend, asks)))
             frozen.signal(SIGCONT)
 
-        assert await under_streams(plane.frontend, ASKS, freeze_and_thaw) == undisturbed
+        assert await under_streams(plane.frontend, asks, freeze_and_thaw) == undisturbed
         instance = frozen.ready["instance_id"]
         await until(lambda: len(plane.frontend.events("worker found", instance=instance)) == 2)
         await until(lambda: runs_nothing(frozen))
@@ -69,5 +73,5 @@ async def runs_nothing(worker: Process) -> bool:
 
 async def serves(plane: Plane, worker: Process, steps: float) -> bool:
     """Ask once; has the worker made a step since it had made `steps`?"""
-    await answer(plane.frontend, replace(ASKS[0], max_tokens=1))
+    await answer(plane.frontend, Ask(max_tokens=1))
     return await worker.metric("unbroken_engine_steps_total") > steps

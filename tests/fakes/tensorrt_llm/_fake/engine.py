@@ -20,6 +20,7 @@ from .kv_cache import KvCache
 from .model import Model, State
 from .rank import Rank, wanted_rank
 from .stats import iteration_stats
+from .work import WorkFile
 
 BATCH_SIZE_MAX = 2048
 """Where max_batch_size was not given."""
@@ -72,6 +73,7 @@ class Engine(threading.Thread):
         self._waiting: deque[Choice] = deque()
         self._ranks = make_ranks(args, self._context_length)
         self._stats: deque[str] = deque(maxlen=args.iter_stats_max_iterations or STATS_MAX)
+        self._work = WorkFile(faults.work_file)
         self._report_at = 0.0
         self._is_over = False
 
@@ -164,6 +166,7 @@ class Engine(threading.Thread):
         except DeadEndError:
             self._die()
             return
+        self._work.write()
         if self._args.enable_iter_perf_stats:
             latency_ms = self._faults.step_ms + 1000 * (time.monotonic() - start)
             rank, queued_count = self._ranks[0], len(self._waiting)
@@ -175,10 +178,16 @@ class Engine(threading.Thread):
             self._parent.dispatch(responses)
 
     def _step_rank(self, rank: Rank, responses: list[Response]) -> int:
-        """Prompts are read first, as many tokens as the step has room for. Returns how many that were."""
+        """Prompts are read first, as many tokens as the step has room for. Returns how many that were.
+
+        What was aborted ends here, its prompt read or not: only the part that is under way is still read.
+        """
         read_count, kept = 0, []
         budget = (self._args.max_num_tokens or self._context_length) - len(rank.active)
         for choice in rank.active:
+            if self._is_cancelled(choice):
+                responses.append(choice.response(self._step_count, ("cancelled", None, 0)))
+                continue
             read = min(choice.prefill_left, max(budget, 1))
             choice.prefill_left -= read
             budget -= read
@@ -186,18 +195,20 @@ class Engine(threading.Thread):
             if choice.prefill_left > 0 or self._advance(choice, responses):
                 kept.append(choice)
         rank.keep(kept)
+        self._work.read_count += read_count
         return read_count
+
+    def _is_cancelled(self, choice: Choice) -> bool:
+        return choice.answer.cancel_at is not None and choice.answer.cancel_at <= self._step_count
 
     def _advance(self, choice: Choice, responses: list[Response]) -> bool:
         """A token or an end. Says whether there is more to come."""
         answer = choice.answer
-        if answer.cancel_at is not None and answer.cancel_at <= self._step_count:
-            responses.append(choice.response(self._step_count, ("cancelled", None, 0)))
-            return False
         if answer.error_after is not None and answer.error_after <= len(choice.generated):
             responses.append(Response(id=answer.request.id, error="the marked request failed"))
             return False
         token = choice.draw(self._model, self._random)
+        self._work.drawn_count += 1
         if choice.unsent_logprobs and not self._faults.drawn_in_logprobs:
             keep_likeliest(choice.unsent_logprobs[-1], choice.params.logprobs or 0)
         end = choice.end(token)

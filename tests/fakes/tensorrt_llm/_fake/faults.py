@@ -18,6 +18,7 @@
 | TLLM_FAKE_DEATH | stored | how it dies: see Death |
 | TLLM_FAKE_SHUTDOWN | ends | "hangs": shutdown waits for RELEASE, which nobody sets but a test of ours |
 | TLLM_FAKE_STATS_MS | 200 | how often statistics are sampled |
+| TLLM_FAKE_WORK_FILE | – | a file that has how many tokens were computed so far: see work.py |
 
 Any other variable with the prefix is a ValueError.
 """
@@ -67,6 +68,7 @@ class Faults:
     death: Death = Death.STORED
     shutdown: str = "ends"
     stats_ms: float = 200.0
+    work_file: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Faults":
