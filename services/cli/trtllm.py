@@ -76,11 +76,16 @@ def trtllm_options(function: Function) -> Function:
 
 
 def check_trtllm(given: dict[str, Any]) -> None:
-    """What can be told without TensorRT-LLM. Raises ClickException."""
+    """What can be told without loading TensorRT-LLM: options, whether it is there, the model's folder.
+
+    Raises ClickException.
+    """
+    from services.worker.engines.trtllm import TrtLlmEngine
+
     if given["model"] is None:
         raise click.UsageError("--engine trtllm needs --model: a folder with a model of Hugging Face")
     try:
-        trtllm_config(given)
+        TrtLlmEngine(trtllm_config(given))
     except StartupError as error:
         raise click.ClickException(str(error)) from error
 

@@ -17,6 +17,8 @@ from services.lifetime import run_process
 from services.telemetry import configure_logging
 
 PORT = click.IntRange(0, 65535)
+READY_TIMEOUT_S = 120.0
+LOADING_TIMEOUT_S = 1800.0
 ELSEWHERE = "Options of workers go after --, those of frontends into their DYN_ variables: see their --help."
 
 
@@ -51,14 +53,15 @@ def _ways(option: str) -> list[str]:
     envvar="DYN_ENGINE",
     show_envvar=True,
     default="mocker",
-    type=click.Choice(["mocker", "llamacpp"]),
-    help="mocker makes up its tokens and needs no model.",
+    type=click.Choice(worker.ENGINES),
+    help="mocker makes up its tokens and needs no model. Workers with trtllm all take the same GPU: give --workers 1.",
 )
 @click.option(
     "--model",
     envvar="DYN_MODEL",
     show_envvar=True,
-    help="For llamacpp: a pulled model's name or a path to a GGUF file. The mocker only takes its name.",
+    help="For llamacpp: a pulled model's name or a path to a GGUF file. For trtllm: a folder with a model of Hugging "
+    "Face. The mocker only takes its name.",
 )
 @click.option(
     "--served-model-name", envvar="DYN_SERVED_MODEL_NAME", show_envvar=True, help="What clients call the model."
@@ -105,14 +108,14 @@ def _ways(option: str) -> list[str]:
     "ready_timeout_s",
     envvar="DYN_UP_READY_TIMEOUT",
     show_envvar=True,
-    default=120.0,
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that a process may take until it serves.",
+    help=f"Seconds that a process may take until it serves. Default: {READY_TIMEOUT_S:g}; with trtllm, which loads for "
+    f"minutes, {LOADING_TIMEOUT_S:g}.",
 )
 @logging_options
 @click.argument("worker_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORKER OPTIONS...]")
 def command(
-    *, state_dir: Path, no_restart: bool, ready_timeout_s: float, log_level: str, log_format: str, **what: Any
+    *, state_dir: Path, no_restart: bool, ready_timeout_s: float | None, log_level: str, log_format: str, **what: Any
 ) -> None:
     """Start a registry, workers and frontends on this machine, and keep them alive until Ctrl-C.
 
@@ -123,7 +126,9 @@ def command(
     drain_timeout_s = _check_children(config)
     configure_logging("up", level=log_level, log_format=log_format)
     members = MemberConfig(
-        is_restarted=not no_restart, ready_timeout_s=ready_timeout_s, drain_timeout_s=drain_timeout_s
+        is_restarted=not no_restart,
+        ready_timeout_s=ready_timeout_s or (LOADING_TIMEOUT_S if config.engine == "trtllm" else READY_TIMEOUT_S),
+        drain_timeout_s=drain_timeout_s,
     )
 
     run_process(Cluster(config, members, state_dir).run)

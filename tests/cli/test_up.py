@@ -8,18 +8,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from services.cli.up import command
+from services.cli.worker import ENGINES
+from tests.model_folder import make_model_folder
 
 WAIT_S = 30.0
+FAKES = Path(__file__).parents[1] / "fakes"
 ANY_PORTS = ("--registry-port=0", "--grpc-port=0", "--http-port=0")
 
 
@@ -44,7 +48,7 @@ def is_alive(pid: int) -> bool:
 class Up:
     """`unbroken up` as a process."""
 
-    def __init__(self, folder: Path, log: Path, *options: str) -> None:
+    def __init__(self, folder: Path, log: Path, *options: str, import_path: str | None = None) -> None:
         self.state_file = folder / "cluster.json"
         self._log = log
         with log.open("w") as stderr:
@@ -53,6 +57,7 @@ class Up:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
+                env=None if import_path is None else os.environ | {"PYTHONPATH": import_path},
             )
 
     @property
@@ -82,8 +87,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     """Starts clusters that end with the test."""
     started: list[Up] = []
 
-    def start_one(*options: str) -> Up:
-        started.append(Up(tmp_path / "run", tmp_path / f"{len(started)}.log", *ANY_PORTS, *options))
+    def start_one(*options: str, **more: str) -> Up:
+        started.append(Up(tmp_path / "run", tmp_path / f"{len(started)}.log", *ANY_PORTS, *options, **more))
         return started[-1]
 
     yield start_one
@@ -93,9 +98,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
         up.process.communicate()
 
 
-def complete(http: str) -> str:
+def complete(http: str, model: str = "mocker") -> str:
     """The text of a short completion."""
-    body = json.dumps({"model": "mocker", "prompt": "Hi", "max_tokens": 4, "seed": 1, "temperature": 0}).encode()
+    body = json.dumps({"model": model, "prompt": "Hi", "max_tokens": 4, "seed": 1, "temperature": 0}).encode()
     request = Request(f"http://{http}/v1/completions", body, {"content-type": "application/json"})
     with urlopen(request, timeout=WAIT_S) as response:
         text: str = json.load(response)["choices"][0]["text"]
@@ -143,6 +148,26 @@ def try_complete(http: str) -> str | None:
 def table_of(up: Up) -> str:
     assert up.process.stdout is not None
     return up.process.stdout.read()
+
+
+def test_takes_every_engine_that_a_worker_has(start: Callable[..., Up], tmp_path: Path) -> None:
+    """TensorRT-LLM as the fake plays it: whoever has the real one has it on the path of every worker as well."""
+    folder = make_model_folder(tmp_path / "model")
+    path = os.pathsep.join(map(str, (FAKES, FAKES.parents[1])))
+    up = start("--engine=trtllm", f"--model={folder}", "--", "--max-batch-size=3", import_path=path)
+    state = up.wait_state()
+
+    assert complete(state["frontends"][0]["http"], "model")
+    assert set(ENGINES) == set(choices_of(command, "engine"))
+    assert re.search(r"worker-1 +\| .*max_batch_size=3", up.log)
+    assert up.end() == 0
+
+
+def choices_of(of: click.Command, name: str) -> Sequence[str]:
+    """What an option of a command may be."""
+    (kind,) = (param.type for param in of.params if param.name == name)
+    assert isinstance(kind, click.Choice)
+    return kind.choices
 
 
 def test_the_curl_line_works_as_printed(start: Callable[..., Up]) -> None:
@@ -232,6 +257,8 @@ def test_a_port_in_use_is_an_error_before_anything_is_started(start: Callable[..
         (["--engine=llamacpp"], 2, "--engine llamacpp needs --model"),
         (["--engine=llamacpp", "--model=/no/such.gguf"], 1, "there is no file /no/such.gguf"),
         (["--engine=llamacpp", "--model=/etc/passwd"], 1, "/etc/passwd is not a GGUF file"),
+        (["--engine=trtllm"], 2, "--engine trtllm needs --model"),
+        (["--engine=trtllm", "--model=/no/such"], 1, "--engine trtllm needs TensorRT-LLM"),
         (["--", "--no-such-option"], 2, "--no-such-option"),
         (["--", "--mocker-itl-ms=soon"], 2, "--mocker-itl-ms"),
     ],

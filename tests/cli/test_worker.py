@@ -59,7 +59,7 @@ def test_trtllm_without_its_package_says_in_a_sentence_how_to_get_it(tmp_path: P
     done = subprocess.run(command_line, capture_output=True, text=True, timeout=20, check=False)
 
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("error: --engine trtllm needs TensorRT-LLM")
+    assert done.stderr.splitlines()[-1].startswith("Error: --engine trtllm needs TensorRT-LLM")
     assert "nvcr.io/nvidia/tensorrt-llm/release:1.2.1" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -26,8 +26,8 @@ _NAMES = {"--mocker-prefill-chunk-tokens": "--max-num-tokens"}
 class Engine(Protocol):
     """draws_move: whether a sampled answer goes on at another worker.
 
-    steps_max: how many steps may still be made for a request that ends once a test has looked. The one under way, the
-    one before which the engine hears of it, and one more in an engine that prepares its next step meanwhile.
+    steps_max: how many steps may still be made, or told of, for a request that ends once a test has looked: the one
+    that was under way, one in which the engine hears of it, and one more where the next is prepared meanwhile.
     """
 
     @property

@@ -34,9 +34,14 @@ class Reading:
         return self.sum("tllm_fake_prompt_tokens") or self.sum("unbroken_engine_prefill_tokens_total")
 
     @property
+    def told_tokens(self) -> float:
+        """Of answers, what a worker's engine has told."""
+        return self.sum("unbroken_engine_generated_tokens_total")
+
+    @property
     def answer_tokens(self) -> float:
-        """The same of answers."""
-        return self.sum("tllm_fake_answer_tokens") or self.sum("unbroken_engine_generated_tokens_total")
+        """Of answers, like `prompt_tokens`."""
+        return self.sum("tllm_fake_answer_tokens") or self.told_tokens
 
     @property
     def engine_tokens(self) -> float:

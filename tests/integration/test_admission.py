@@ -196,7 +196,6 @@ def test_no_more_prompt_tokens_wait_than_the_limit(pair: Pair) -> None:
     asyncio.run(scenario())
 
 
-@on_both_engines
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_who_is_too_long_for_all_workers_is_told_that_and_is_logged_so(pair: Pair, protocol: str) -> None:
     async def scenario() -> None:

@@ -42,7 +42,6 @@ pytestmark = on_both_engines
 
 STEP_MS = 80
 CHUNK_TOKENS = 10
-STEPS_MAX = 2
 SLOTS = 2
 LIMITS = (f"--engine-request-limit={SLOTS}", "--request-queue-limit=4")
 PACE = (f"--mocker-itl-ms={STEP_MS}", f"--mocker-prefill-chunk-tokens={CHUNK_TOKENS}")
@@ -91,10 +90,10 @@ def lanes(start_plane: Start) -> list[Lane]:
 
 
 async def running(lane: Lane, way: str, group: asyncio.TaskGroup) -> tuple[Visit, Reading]:
-    """It has tokens, and so has each of its choices: their prompts fit into one chunk together."""
+    """It has tokens, as the worker knows, and so has each choice: their prompts fit into one chunk together."""
     before = await read(lane.worker)
     visit = lane.visit(way, prompt="go").start(group)
-    return visit, await until(lambda: reading_with(lane.worker, before, attrgetter("answer_tokens")))
+    return visit, await until(lambda: reading_with(lane.worker, before, attrgetter("told_tokens")))
 
 
 async def in_prefill(lane: Lane, way: str, group: asyncio.TaskGroup) -> tuple[Visit, Reading]:
@@ -146,8 +145,9 @@ def test_the_engine_makes_two_more_steps_at_most(lanes: list[Lane], state: str, 
             await check_told(visit, way)
         after = await read_still(lane.worker, STEP_MS * 1e-3)
         worth = lane.ask.n if state == "running" else CHUNK_TOKENS
-        assert after.engine_tokens - before.engine_tokens <= lane.plane.engine.steps_max * worth, lane.ask
-        assert after.sum(LATE) - before.sum(LATE) <= STEPS_MAX * worth
+        steps_max = lane.plane.engine.steps_max
+        assert after.engine_tokens - before.engine_tokens <= steps_max * worth, lane.ask
+        assert after.sum(LATE) - before.sum(LATE) <= steps_max * worth
         await check_counted(lane, way, told)
 
     asyncio.run(side_by_side(lanes, scenario))

@@ -32,7 +32,7 @@ OPTIONS = (
 PIECE_TOKENS = 16
 """Of a prompt in one step; see LlamaCppConfig."""
 STEPS_MAX = 2
-PROMPTS, ANSWERS = attrgetter("prompt_tokens"), attrgetter("answer_tokens")
+PROMPTS, ANSWERS = attrgetter("prompt_tokens"), attrgetter("told_tokens")
 LATE = "unbroken_engine_tokens_after_cancel_total"
 STATES = {
     "running": (Ask(model="real", prompt="Once", max_tokens=1900), ANSWERS, 1),
