@@ -92,7 +92,8 @@ class Message(Struct, frozen=True, gc=False):
 class Request(Struct, frozen=True, kw_only=True, gc=False):
     """What is asked, in the client's own terms: limits and seed mean the whole answer, however often it moves.
 
-    Exactly one of text, messages and token_ids is set; below preprocess it is token_ids. generated_token_ids are the
+    Exactly one of text, messages, token_ids and parts is set; below preprocess it is token_ids or parts, and below
+    prompts token_ids. parts: the request once for each of several prompts. generated_token_ids are the
     tokens that exist already: the answer goes on after them, and every engine derives from them what it needs (tokens
     left, penalty counts, position of the randomness). n: how many answers; below choices it is 1, and `choice` says
     which. logprobs: how many rivals' log probabilities to give beside each token's own; None: none at all.
@@ -102,6 +103,7 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     text: str | None = None
     messages: tuple[Message, ...] | None = None
     token_ids: tuple[int, ...] | None = None
+    parts: tuple["Request", ...] = ()
     generated_token_ids: tuple[int, ...] = ()
     n: int = 1
     choice: int = 0

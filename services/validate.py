@@ -25,6 +25,8 @@ COUNT_MAX = 2**32 - 1
 MIGRATION_LIMIT = "X-Migration-Limit"
 MIGRATION_LIMIT_DIGITS_MAX = 9
 CHOICES_MAX = 64
+ANSWERS_MAX = 256
+"""To one request: its prompts times `n`."""
 LOGPROBS_MAX = 20
 GUIDED_CHARACTERS_MAX = 65_536
 
@@ -79,6 +81,14 @@ def check_request(request: Request) -> None:
         _check_guided(request.guided)
     _check_sampling(request.sampling)
     _check_stop(request.stop)
+
+
+def check_count(request: Request) -> None:
+    """Of answers to a request with several prompts. Raises INVALID_ARGUMENT."""
+    if len(request.parts) * request.n > ANSWERS_MAX:
+        asked = f"{len(request.parts)} prompts with n of {request.n}"
+        detail = f"{asked} are too many: ask for {ANSWERS_MAX} answers at most"
+        raise invalid("prompt", detail)
 
 
 def _check_guided(guided: Guided) -> None:

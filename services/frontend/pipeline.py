@@ -15,6 +15,7 @@ from services.frontend.migrate import Migrate, MigrateConfig
 from services.frontend.observe import Observe
 from services.frontend.preprocess import Preprocess
 from services.frontend.present import Present
+from services.frontend.prompts import Prompts
 from services.frontend.route import Route
 from services.layers import Accept, Deadline, Gate, Guard
 from services.request import Layer
@@ -47,7 +48,8 @@ def frontend_layers(
         partial(Accept, gate=gate),  # Above admit: a process that leaves takes nothing, whether there is room or not.
         admit,  # Above the deadline: a refusal for want of room costs nothing, not even a timer.
         Deadline,  # Above every wait, that for the tokeniser included.
-        partial(Preprocess, catalogue=catalogue, rng=rng),  # Above choices: one prompt is prepared once for all.
+        partial(Preprocess, catalogue=catalogue, rng=rng),  # Above prompts: all are good before one is answered.
+        Prompts,  # Above choices: each prompt has as many answers as were asked for.
         Choices,  # Above present: each choice has a text of its own.
         partial(Present, catalogue=catalogue),  # Above migrate: whoever ends the answer, its text ends here.
         migrate,  # Above route: each attempt may choose anew.

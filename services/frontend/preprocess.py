@@ -1,6 +1,8 @@
 """Makes of what a client wrote what a worker can run: token ids, checked limits, a seed."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from msgspec.structs import replace
 
@@ -9,7 +11,7 @@ from services.errors import Failure, Reason
 from services.frontend.catalogue import Catalogue, Model
 from services.frontend.chat_template import render_chat
 from services.request import Call, Finish, Layer, Request, Sink
-from services.validate import check_request, settle
+from services.validate import check_count, check_request, settle
 
 LONG_TEXT_CHARACTERS = 32_768
 MANY_MESSAGES = 256
@@ -26,20 +28,48 @@ class Preprocess:
         self._aside = Aside()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        check_request(request)
+        check_count(request)
+        for index, part in enumerate(request.parts or (request,)):
+            with _naming(index, request):
+                check_request(part)
         model = self._catalogue.find(request.model)
+        prepared = await (self._prepare_parts if request.parts else self._prepare)(request, model)
+        return await self._inner(prepared, replace(call, card=model.card), sink)
+
+    async def _prepare_parts(self, request: Request, model: Model) -> Request:
+        """Those of a request with several prompts."""
+        size = sum(len(part.text or "") for part in request.parts)
+        parts = []
+        for index, part in enumerate(request.parts):
+            with _naming(index, request):
+                parts.append(await self._prepare(part, model, size))
+        return replace(request, parts=tuple(parts))
+
+    async def _prepare(self, request: Request, model: Model, size: int = 0) -> Request:
+        """size: in characters, of all that is prepared with it."""
         token_ids = request.token_ids
         if token_ids is None:
-            token_ids = await self._tokenize(request, model)
+            token_ids = await self._tokenize(request, model, size)
         request = replace(request, text=None, messages=None, token_ids=token_ids)
-        return await self._inner(settle(request, model.card, self._rng), replace(call, card=model.card), sink)
+        return settle(request, model.card, self._rng)
 
-    async def _tokenize(self, request: Request, model: Model) -> tuple[int, ...]:
+    async def _tokenize(self, request: Request, model: Model, size: int) -> tuple[int, ...]:
         """The prompt's token ids. Raises PROMPT_TOO_LONG, without tokenising, for a text that can't fit."""
-        size = _check_characters(request, model)
+        size = max(size, _check_characters(request, model))
         if size > LONG_TEXT_CHARACTERS or len(request.messages or ()) > MANY_MESSAGES:
             return await self._aside.run(_encode, request, model)
         return _encode(request, model)
+
+
+@contextmanager
+def _naming(index: int, request: Request) -> Iterator[None]:
+    """Say of a failure which of several prompts it is about."""
+    try:
+        yield
+    except Failure as failure:
+        if request.parts and failure.param == "prompt":
+            failure.param = f"prompt[{index}]"
+        raise
 
 
 def _check_characters(request: Request, model: Model) -> int:

@@ -114,23 +114,25 @@ async def a_deadline_covers_the_time_in_the_tokeniser(swapped: int | None) -> No
     assert failure.reason is Reason.DEADLINE_EXCEEDED
 
 
-async def a_prompt_is_tokenised_once_for_all_choices(swapped: int | None) -> None:
-    texts: list[str] = []
+async def no_prompt_is_answered_before_all_are_known_to_be_good(swapped: int | None) -> None:
+    plane = Plane(Script([97], [97]), swapped)
+    parts = (make_request(), make_request((999_999,)))
 
-    class CountingTokenizer(ByteTokenizer):
-        def encode(self, text: str, *, add_special: bool) -> list[int]:
-            texts.append(text)
-            return super().encode(text, add_special=add_special)
+    failure = await failure_of(plane, make_request(token_ids=None, parts=parts))
 
-    catalogue = Catalogue()
-    catalogue.add(Model(CARD, CountingTokenizer()))
-    plane = Plane(Script([97], [97]), swapped, catalogue=catalogue)
+    assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "prompt[1]")
+    assert not plane.script.requests
 
-    result = await call_layer(plane.call, Request(model="m", text="four", n=2))
 
-    assert texts == ["four"]
+async def each_prompt_has_choices_of_its_own(swapped: int | None) -> None:
+    plane = Plane(Script([97], [97], [97], [97]), swapped)
+    parts = (make_request((1,), n=2), make_request((1, 2), n=2))
+
+    result = await call_layer(plane.call, make_request(token_ids=None, parts=parts, n=2))
+
+    assert sorted(delta.choice for delta in result.deltas if delta.token_ids) == [0, 1, 2, 3]
     assert result.finish is not None
-    assert result.finish.usage == Usage(4, 2)
+    assert result.finish.usage == Usage(3, 4)
 
 
 async def each_choice_has_a_text_of_its_own(swapped: int | None) -> None:
@@ -167,7 +169,8 @@ PAIRS = [
     ("Accept", "Admit", a_process_that_leaves_says_so_though_it_has_no_room_either),
     ("Admit", "Deadline", a_refusal_for_want_of_room_sets_no_timer),
     ("Deadline", "Preprocess", a_deadline_covers_the_time_in_the_tokeniser),
-    ("Preprocess", "Choices", a_prompt_is_tokenised_once_for_all_choices),
+    ("Preprocess", "Prompts", no_prompt_is_answered_before_all_are_known_to_be_good),
+    ("Prompts", "Choices", each_prompt_has_choices_of_its_own),
     ("Choices", "Present", each_choice_has_a_text_of_its_own),
     ("Present", "Migrate", an_answer_that_migrate_ends_by_itself_still_shows_all_its_text),
     ("Migrate", "Route", each_attempt_goes_to_another_worker),
@@ -243,3 +246,22 @@ def test_what_is_refused_for_want_of_room_is_not_tokenised(workers: list[FakeWor
         assert (await failure_of(plane, Request(model="m", text="four"))).reason is reason
 
     run_async(scenario())
+
+
+def test_a_prompt_is_tokenised_once_for_all_choices() -> None:
+    texts: list[str] = []
+
+    class CountingTokenizer(ByteTokenizer):
+        def encode(self, text: str, *, add_special: bool) -> list[int]:
+            texts.append(text)
+            return super().encode(text, add_special=add_special)
+
+    catalogue = Catalogue()
+    catalogue.add(Model(CARD, CountingTokenizer()))
+    plane = Plane(Script([97], [97]), None, catalogue=catalogue)
+
+    result = run_async(call_layer(plane.call, Request(model="m", text="four", n=2)))
+
+    assert texts == ["four"]
+    assert result.finish is not None
+    assert result.finish.usage == Usage(4, 2)

@@ -12,6 +12,7 @@ from services.frontend.catalogue import Catalogue, Model
 from services.frontend.preprocess import Preprocess
 from services.request import Message, Request, Sampling
 from services.tokenizers.byte_level import ByteTokenizer
+from services.validate import ANSWERS_MAX
 from tests.support import CARD, Script, call_layer, make_request, models_of, run_async
 
 CHAT = (Message("system", "Be kind."), Message("user", "Hi"))
@@ -47,6 +48,31 @@ def test_puts_chat_through_the_models_template() -> None:
 
     assert bytes(request.prompt_token_ids) == b"<system>Be kind.<user>Hi"
     assert request.messages is None
+
+
+def test_prepares_each_of_several_prompts() -> None:
+    parts = (make_request(token_ids=None, text="hé"), make_request(prompt=(5,), max_tokens=None))
+
+    request = preprocessed(make_request(token_ids=None, parts=parts), context_length=20)
+
+    assert [part.token_ids for part in request.parts] == [tuple("hé".encode()), (5,)]
+    assert request.parts[1].max_tokens == 19
+
+
+@pytest.mark.parametrize("parts", [("ok", ""), ("ok", "x" * 100), ("ok", "x" * 40_000)])
+def test_says_which_of_several_prompts_cannot_be_answered(parts: tuple[str, ...]) -> None:
+    asked = tuple(make_request(token_ids=None, text=text, max_tokens=None) for text in parts)
+
+    assert refused(make_request(token_ids=None, parts=asked), context_length=50).param == "prompt[1]"
+
+
+def test_refuses_more_answers_than_one_request_may_have() -> None:
+    parts = (make_request(n=64),) * (ANSWERS_MAX // 64)
+
+    preprocessed(make_request(token_ids=None, parts=parts, n=64))
+    failure = refused(make_request(token_ids=None, parts=(*parts, parts[0]), n=64))
+
+    assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "prompt")
 
 
 def test_passes_token_ids_through() -> None:

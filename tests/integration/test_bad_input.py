@@ -97,7 +97,7 @@ HTTP = {
     "no prompt": ({"model": "mocker"}, 400, "INVALID_ARGUMENT", "prompt"),
     "empty prompt": (GOOD | {"prompt": ""}, 400, "INVALID_ARGUMENT", "prompt"),
     "empty list of prompts": (GOOD | {"prompt": []}, 400, "INVALID_ARGUMENT", "prompt"),
-    "several prompts": (GOOD | {"prompt": ["a", "b"]}, 400, "INVALID_ARGUMENT", "prompt"),
+    "prompts of two kinds": (GOOD | {"prompt": ["a", 1]}, 400, "INVALID_ARGUMENT", "prompt"),
     "too long prompt": (GOOD | {"prompt": "x" * CONTEXT}, 400, "PROMPT_TOO_LONG", "prompt"),
     "a prompt that is far too long": (GOOD | {"prompt": "x" * 900_000}, 400, "PROMPT_TOO_LONG", "prompt"),
     "far too many tokens": (GOOD | {"prompt": [1] * 300_000}, 400, "PROMPT_TOO_LONG", "prompt"),

@@ -5,9 +5,10 @@ does; known ones that this version cannot honour are refused (see unsupported.py
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
 from services.errors import invalid
 from services.frontend.http.decoding import decode, fields_of
@@ -74,17 +75,22 @@ class Body(Struct, frozen=True, kw_only=True):
     def to_request(self) -> Request:
         """What is asked. Raises Failure(INVALID_ARGUMENT)."""
         self._check_stream_options()
-        return Request(
+        common = Request(
             model=self.model,
             n=1 if self.n is None else self.n,
             logprobs=self._logprobs(),
             guided=only_one(self._forms()),
             sampling=self._sampling(),
             stop=self._stop(),
-            **self._prompt(),
         )
+        match self._prompts():
+            case [prompt]:
+                return replace(common, **prompt)
+            case prompts:
+                return replace(common, parts=tuple(replace(common, **prompt) for prompt in prompts))
 
-    def _prompt(self) -> dict[str, Any]:
+    def _prompts(self) -> list[dict[str, Any]]:
+        """Each as fields of a request; at least one. Raises Failure(INVALID_ARGUMENT)."""
         raise NotImplementedError
 
     def _logprobs(self) -> int | None:
@@ -147,17 +153,19 @@ class CompletionBody(Body, frozen=True, kw_only=True):
     def _limit(self) -> int | None:
         return COMPLETION_TOKENS_DEFAULT if self.max_tokens is None else self.max_tokens
 
-    def _prompt(self) -> dict[str, Any]:
-        match self.prompt:
-            case str(text) | [str(text)]:
-                return {"text": text}
-            case [list(token_ids)]:
-                return {"token_ids": tuple(token_ids)}
-            case [int(), *_] if all(isinstance(item, int) for item in self.prompt):
-                return {"token_ids": tuple(self.prompt)}
-            case []:
-                raise invalid("prompt", "prompt is empty: give a string or a list of token ids")
-        raise invalid("prompt", "prompt must be one string or one list of token ids: send each prompt by itself")
+    def _prompts(self) -> list[dict[str, Any]]:
+        if isinstance(self.prompt, str):
+            return [{"text": self.prompt}]
+        kinds = {type(item) for item in self.prompt}
+        if not kinds:
+            raise invalid("prompt", "prompt is empty: give a string or a list of token ids")
+        if kinds == {str}:
+            return [{"text": text} for text in self.prompt]
+        if kinds == {int}:
+            return [{"token_ids": tuple(self.prompt)}]
+        if kinds == {list}:
+            return [{"token_ids": tuple(token_ids)} for token_ids in cast("list[list[int]]", self.prompt)]
+        raise invalid("prompt", "prompt mixes strings, token ids and lists of them: send lists of one kind")
 
 
 class Part(Struct, frozen=True, kw_only=True, gc=False):
@@ -208,10 +216,10 @@ class ChatBody(Body, frozen=True, kw_only=True):
             raise invalid("max_tokens", "max_tokens and max_completion_tokens mean the same: give one of them")
         return self.max_completion_tokens
 
-    def _prompt(self) -> dict[str, Any]:
+    def _prompts(self) -> list[dict[str, Any]]:
         if not self.messages:
             raise invalid("messages", "messages is empty: give at least one message")
-        return {"messages": tuple(turn.to_message(f"messages[{i}]") for i, turn in enumerate(self.messages))}
+        return [{"messages": tuple(turn.to_message(f"messages[{i}]") for i, turn in enumerate(self.messages))}]
 
 
 def parse_completion(body: bytes) -> CompletionBody:

@@ -248,7 +248,7 @@ def test_what_cannot_be_a_requests_name_is_bad_input(name: str) -> None:
         (COMPLETION | {"temperature": "hot"}, 400, "INVALID_ARGUMENT", "temperature"),
         (COMPLETION | {"best_of": 2}, 400, "INVALID_ARGUMENT", "best_of"),
         (COMPLETION | {"guided_regex": "a", "guided_json": {}}, 400, "INVALID_ARGUMENT", "guided_regex"),
-        (COMPLETION | {"prompt": ["a", "b"]}, 400, "INVALID_ARGUMENT", "prompt"),
+        (COMPLETION | {"prompt": ["a", 1]}, 400, "INVALID_ARGUMENT", "prompt"),
         (COMPLETION | {"stream": True, "seed": "x"}, 400, "INVALID_ARGUMENT", "seed"),
         (COMPLETION | {"prompt": "x" * 5000}, 413, "BODY_TOO_LARGE", None),
     ],

@@ -155,8 +155,20 @@ def test_prompt_forms(prompt: Any, expected: dict[str, Any]) -> None:
     assert {name: getattr(request, name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("prompt", [[], ["a", "b"], [[1], [2]], ["a", 1], [1, "a"], [1, [2]], [[1], "a"]])
-def test_several_prompts_are_refused(prompt: Any) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "field", "values"),
+    [(["a", "b"], "text", ["a", "b"]), ([[1], [2, 3]], "token_ids", [(1,), (2, 3)])],
+)
+def test_several_prompts_are_as_many_parts_each_with_all_that_is_asked(prompt: Any, field: str, values: Any) -> None:
+    request = completion(prompt=prompt, n=2, seed=7)
+
+    assert [getattr(part, field) for part in request.parts] == values
+    assert {(part.model, part.n, part.sampling.seed) for part in request.parts} == {("m", 2, 7)}
+    assert (request.text, request.token_ids, request.n) == (None, None, 2)
+
+
+@pytest.mark.parametrize("prompt", [[], ["a", 1], [1, "a"], [1, [2]], [[1], "a"]])
+def test_prompts_of_several_kinds_are_refused(prompt: Any) -> None:
     assert refusal(completion, prompt=prompt)[0] == "prompt"
 
 
