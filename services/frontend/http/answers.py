@@ -10,6 +10,7 @@ import msgspec
 
 from services.card import ModelCard
 from services.frontend.http.collector import Collected
+from services.frontend.http.echo import Echo
 from services.frontend.http.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
 from services.request import FinishReason, Usage
 
@@ -42,6 +43,7 @@ class Answer(ABC):
     request_id: str
     model: str
     includes_usage: bool = False
+    echo: Echo | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -62,7 +64,7 @@ class Answer(ABC):
         """What an event's choice has besides index, logprobs and finish_reason. None: the last one, without text."""
 
     @abstractmethod
-    def _whole(self, text: str) -> dict[str, Any]:
+    def _whole(self, index: int, text: str) -> dict[str, Any]:
         """What a whole answer's choice has besides index, logprobs and finish_reason."""
 
     def body(self, choices: Mapping[int, Collected], usage: Usage, token_bytes: Sequence[bytes] = ()) -> bytes:
@@ -75,12 +77,12 @@ class Answer(ABC):
         logprobs = None
         if choice.logprobs:
             logprobs = self.logprobs_writer(token_bytes).write(choice.token_ids, choice.logprobs)
-        return _choice(index, self._whole(choice.text), choice.finish_reason, logprobs)
+        return _choice(index, self._whole(index, choice.text), choice.finish_reason, logprobs)
 
     def partial(self, choices: Mapping[int, Collected]) -> dict[str, Any]:
         """What had come of an answer that failed."""
         written = [
-            {"index": index, **self._whole(choice.text), "finish_reason": choice.finish_reason}
+            {"index": index, **self._whole(index, choice.text), "finish_reason": choice.finish_reason}
             for index, choice in choices.items()
         ]
         return {"choices": written}
@@ -129,8 +131,9 @@ class CompletionAnswer(Answer):
         return "cmpl", "text_completion", "text_completion"
 
     def opening(self, index: int) -> bytes:
-        del index
-        return b""
+        if self.echo is None:
+            return b""
+        return self._event([_choice(index, self._piece(self.echo.text_of(index)))])
 
     def logprobs_writer(self, token_bytes: Sequence[bytes]) -> LogprobsWriter:
         return CompletionLogprobs(token_bytes)
@@ -138,8 +141,8 @@ class CompletionAnswer(Answer):
     def _piece(self, text: str | None) -> dict[str, Any]:
         return {"text": text or ""}
 
-    def _whole(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _whole(self, index: int, text: str) -> dict[str, Any]:
+        return {"text": text if self.echo is None else self.echo.text_of(index) + text}
 
 
 class ChatAnswer(Answer):
@@ -160,7 +163,8 @@ class ChatAnswer(Answer):
     def _piece(self, text: str | None) -> dict[str, Any]:
         return {"delta": {} if text is None else {"content": text}}
 
-    def _whole(self, text: str) -> dict[str, Any]:
+    def _whole(self, index: int, text: str) -> dict[str, Any]:
+        del index
         return {"message": {"role": "assistant", "content": text}}
 
 

@@ -17,6 +17,7 @@ from services.frontend.http.body import body_of
 from services.frontend.http.collector import Collector
 from services.frontend.http.config import HttpConfig
 from services.frontend.http.connection import Connection
+from services.frontend.http.echo import Echo
 from services.frontend.http.errors import error_response, json_response
 from services.frontend.http.headers import deadline_of, wants_partial
 from services.frontend.http.messages import HttpRequest, Response
@@ -105,9 +106,14 @@ class _Gateway:
             self._on_refused(endpoint, failure)
             raise
         request.forget_content()
-        answer = answer_type(request_id=call.request_id, model=body.model, includes_usage=body.includes_usage)
+        token_bytes = partial(self._served.token_bytes_of, asked.model)
+        answer = answer_type(
+            request_id=call.request_id,
+            model=body.model,
+            includes_usage=body.includes_usage,
+            echo=Echo(asked, token_bytes) if body.is_echoed else None,
+        )
         if body.is_streamed:
-            token_bytes = _no_tokens if asked.logprobs is None else partial(self._served.token_bytes_of, asked.model)
             stream = SseStream(request, connection, answer, self._config, token_bytes)
             await stream.serve(self._pipeline, asked, call, body.spellings())
             return None
@@ -156,11 +162,6 @@ class _Gateway:
         request_id = checked_request_id(request.arguments["request_id"])
         cancelled = await self._whole.cancel(request_id)
         return json_response(msgspec.json.encode({"id": request_id, "cancelled": cancelled}))
-
-
-def _no_tokens() -> Sequence[bytes]:
-    """Nobody asks for the bytes of a token without log probabilities."""
-    return ()
 
 
 def _call_of(request: HttpRequest, endpoint: str, config: HttpConfig) -> Call:

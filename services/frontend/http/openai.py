@@ -15,13 +15,14 @@ from services.frontend.http.decoding import decode, fields_of
 from services.frontend.http.guided import ResponseFormat, Schema, StructuredOutputs, forms_of, only_one
 from services.frontend.http.unsupported import (
     NEUTRAL,
+    NEUTRAL_IN_CHAT,
     NEUTRAL_IN_COMPLETION,
     NEUTRAL_IN_MESSAGE,
     NEUTRAL_IN_STRUCTURED_OUTPUTS,
     refuse_unsupported,
 )
 from services.request import Guided, Message, Request, Sampling, Stop
-from services.validate import LOGPROBS_MAX, MESSAGES_MAX
+from services.validate import ANSWERS_MAX, LOGPROBS_MAX, MESSAGES_MAX
 
 COMPLETION_TOKENS_DEFAULT = 16
 """As OpenAI documents for /v1/completions."""
@@ -67,6 +68,11 @@ class Body(Struct, frozen=True, kw_only=True):
     @property
     def is_streamed(self) -> bool:
         return bool(self.stream)
+
+    @property
+    def is_echoed(self) -> bool:
+        """Whether each answer begins with its prompt."""
+        return False
 
     @property
     def includes_usage(self) -> bool:
@@ -146,8 +152,15 @@ class CompletionBody(Body, frozen=True, kw_only=True):
 
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: int | None = None
+    echo: bool | None = None
+
+    @property
+    def is_echoed(self) -> bool:
+        return bool(self.echo)
 
     def _logprobs(self) -> int | None:
+        if self.echo and self.logprobs is not None:
+            raise invalid("echo", "echo with logprobs is not supported in this version: leave one of them out")
         return self.logprobs
 
     def _limit(self) -> int | None:
@@ -159,6 +172,8 @@ class CompletionBody(Body, frozen=True, kw_only=True):
         kinds = {type(item) for item in self.prompt}
         if not kinds:
             raise invalid("prompt", "prompt is empty: give a string or a list of token ids")
+        if kinds != {int} and len(self.prompt) > ANSWERS_MAX:
+            raise invalid("prompt", f"prompt has {len(self.prompt)} prompts: send {ANSWERS_MAX} at most")
         if kinds == {str}:
             return [{"text": text} for text in self.prompt]
         if kinds == {int}:
@@ -236,6 +251,7 @@ def parse_chat(body: bytes) -> ChatBody:
     given = fields_of(body, large={"messages"})
     parsed = decode(body, ChatBody)
     _refuse_in_both(parsed, given)
+    refuse_unsupported(given, NEUTRAL_IN_CHAT)
     for i, turn in enumerate(decode(given["messages"], list[dict[str, Raw]])):
         refuse_unsupported(turn, NEUTRAL_IN_MESSAGE, path=f"messages[{i}].")
     return parsed

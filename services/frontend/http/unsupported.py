@@ -10,7 +10,6 @@ from services.errors import invalid
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "prompt_logprobs": (),
-    "echo": (False,),
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -52,6 +51,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "nvext": ({},),
 }
 """For each field the values that ask for nothing; null always does."""
+
+NEUTRAL_IN_CHAT: Mapping[str, tuple[Any, ...]] = {"echo": (False,)}
 
 NEUTRAL_IN_COMPLETION: Mapping[str, tuple[Any, ...]] = {"top_logprobs": (0,)}
 

@@ -9,7 +9,7 @@ from services.errors import Failure, Reason
 from services.frontend.http.decoding import FIELD_BYTES_MAX
 from services.frontend.http.openai import COMPLETION_TOKENS_DEFAULT, parse_chat, parse_completion
 from services.request import Message, Request, Sampling, Stop
-from services.validate import MESSAGES_MAX
+from services.validate import ANSWERS_MAX, MESSAGES_MAX
 
 
 def completion(**fields: Any) -> Request:
@@ -165,6 +165,23 @@ def test_several_prompts_are_as_many_parts_each_with_all_that_is_asked(prompt: A
     assert [getattr(part, field) for part in request.parts] == values
     assert {(part.model, part.n, part.sampling.seed) for part in request.parts} == {("m", 2, 7)}
     assert (request.text, request.token_ids, request.n) == (None, None, 2)
+
+
+@pytest.mark.parametrize("prompt", ["a", [1]])
+def test_too_many_prompts_are_refused_before_anything_is_made_of_them(prompt: Any) -> None:
+    assert len(completion(prompt=[prompt] * ANSWERS_MAX).parts) == ANSWERS_MAX
+    assert refusal(completion, prompt=[prompt] * (ANSWERS_MAX + 1))[0] == "prompt"
+
+
+@pytest.mark.parametrize("logprobs", [0, 1])
+def test_an_echo_has_no_log_probabilities(logprobs: int) -> None:
+    assert completion(echo=True).text == "hi"
+    assert completion(echo=False, logprobs=logprobs).logprobs == logprobs
+    assert refusal(completion, echo=True, logprobs=logprobs)[0] == "echo"
+
+
+def test_a_conversation_is_not_echoed() -> None:
+    assert refusal(chat, echo=True)[0] == "echo"
 
 
 @pytest.mark.parametrize("prompt", [[], ["a", 1], [1, "a"], [1, [2]], [[1], "a"]])

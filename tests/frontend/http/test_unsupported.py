@@ -32,7 +32,6 @@ def test_anything_else_is_refused_by_name(name: str) -> None:
         ("best_of", 2),
         ("best_of", True),
         ("best_of", 0),
-        ("echo", True),
         ("priority", -1),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
