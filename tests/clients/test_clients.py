@@ -6,50 +6,17 @@ Each program prints lines of JSON; when it says `begun`, the worker under its st
 import asyncio
 import json
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from tests.clients.cluster import Cluster
 from tests.clients.conftest import need
 from tests.clients.toolchains import CLIENTS, Client
-from tests.integration.conftest import Start
-from tests.integration.plane import Plane, Process
-from tests.integration.readings import read
 
 CLIENT_S_MAX = 60.0
 TOKENS = 60
 ENOUGH = 5
-MOCKERS = 2
-MOCKER = ("--mocker-itl-ms=20",)
-FULL = ("--served-model-name=full", "--engine-request-limit=1", "--request-queue-limit=0", *MOCKER)
-
-
-@dataclass
-class Cluster:
-    """A plane with MOCKERS workers and one that is soon full."""
-
-    plane: Plane
-    workers: list[Process]
-
-    async def fill(self) -> None:
-        """Replace the dead."""
-        self.workers = [worker for worker in self.workers if worker.status() is None]
-        while len(self.workers) < MOCKERS:
-            self.workers.append(await self.plane.worker(*MOCKER))
-
-    async def kill_busy(self) -> None:
-        """Kill the worker that has a request: one does, the only client's."""
-        busy = [worker for worker in self.workers if (await read(worker)).running]
-        assert len(busy) == 1
-        busy[0].kill()
-
-
-@pytest.fixture(scope="module")
-def cluster(start_plane: Start) -> Cluster:
-    plane = start_plane()
-    asyncio.run(plane.worker(*FULL))
-    return Cluster(plane, [])
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)

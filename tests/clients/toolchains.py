@@ -93,6 +93,13 @@ def node(folder: Path) -> list[str]:
     return ["node", str(folder / "client.js"), f"--proto={PROTO}"]
 
 
+def grpcurl(folder: Path) -> list[str]:
+    """There is no program: the tool is one."""
+    run("go", "install", "tool", cwd=folder, env=os.environ | {"GOBIN": str(folder / "bin")})
+    return [str(folder / "bin" / "grpcurl")]
+
+
+GRPCURL = Client("grpcurl", ("go",), grpcurl)
 CLIENTS = (
     Client("python", (), python),
     Client("go", ("go",), go),

@@ -1,0 +1,30 @@
+"""The plane that clients are tried against: two workers, and one more that is soon full."""
+
+from dataclasses import dataclass
+
+from tests.integration.plane import Plane, Process
+from tests.integration.readings import read
+
+MOCKERS = 2
+MOCKER = ("--mocker-itl-ms=20",)
+FULL = ("--served-model-name=full", "--engine-request-limit=1", "--request-queue-limit=0", *MOCKER)
+
+
+@dataclass
+class Cluster:
+    """A plane, with MOCKERS workers once it is filled."""
+
+    plane: Plane
+    workers: list[Process]
+
+    async def fill(self) -> None:
+        """Replace the dead."""
+        self.workers = [worker for worker in self.workers if worker.status() is None]
+        while len(self.workers) < MOCKERS:
+            self.workers.append(await self.plane.worker(*MOCKER))
+
+    async def kill_busy(self) -> None:
+        """Kill the worker that has a request: one does, the only client's."""
+        busy = [worker for worker in self.workers if (await read(worker)).running]
+        assert len(busy) == 1
+        busy[0].kill()
