@@ -2,20 +2,21 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
 
 import pytest
 
 from tests.clients.cluster import FULL, Cluster
-from tests.integration.conftest import Start, nursery_process, start_plane
-
-__all__ = ["cluster", "need", "nursery_process", "start_plane"]
+from tests.integration.plane import Plane, nursery
 
 
-@pytest.fixture(scope="module")
-def cluster(start_plane: Start) -> Cluster:
-    plane = start_plane()
-    asyncio.run(plane.worker(*FULL))
-    return Cluster(plane, [])
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with nursery() as processes:
+        plane = Plane(processes, tmp_path_factory.mktemp("plane"))
+        asyncio.run(plane.worker(*FULL))
+        yield Cluster(plane, [])
+        plane.close()
 
 
 def need(missing: list[str]) -> None:
