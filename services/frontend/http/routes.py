@@ -61,7 +61,7 @@ class Routes:
     def _methods(self, path: str) -> dict[str, Handler]:
         if not _NAME.search(path):
             return self._exact.setdefault(path, {})
-        pattern = re.compile(_NAME.sub(r"(?P<\1>.+)", path))
+        pattern = re.compile(_NAME.sub(r"(?P<\1>.+)", path), re.DOTALL)  # A line end may be in it, percent-encoded.
         return self._patterns.setdefault(path, (pattern, {}))[1]
 
     def _match(self, request: HttpRequest) -> dict[str, Handler]:

@@ -50,6 +50,7 @@ def test_path_and_method_say_which(routes: Routes, method: str, path: str, handl
     [
         ("GET", "/models/org/tiny", {"model": "org/tiny"}),
         ("POST", "/requests/a b/cancel", {"name": "a b"}),
+        ("GET", "/models/two\nlines", {"model": "two\nlines"}),
         ("GET", "/models", {}),
     ],
 )
