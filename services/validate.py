@@ -30,7 +30,7 @@ ANSWERS_MAX = 256
 LOGPROBS_MAX = 20
 GUIDED_CHARACTERS_MAX = 65_536
 
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (0, 1),
     "min_p": (0, 1),
@@ -38,7 +38,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (0, math.inf),
 }
-_ABOVE_ZERO = ("top_p", "repetition_penalty")
+ABOVE_ZERO = ("top_p", "repetition_penalty")
 
 
 def checked_request_id(given: str) -> str:
@@ -101,12 +101,12 @@ def _check_guided(guided: Guided) -> None:
 
 
 def _check_sampling(sampling: Sampling) -> None:
-    for name, (least, most) in _RANGES.items():
+    for name, (least, most) in RANGES.items():
         value = getattr(sampling, name)
         if value is None:
             continue
-        if not math.isfinite(value) or not least <= value <= most or (value == 0 and name in _ABOVE_ZERO):
-            above = "above" if name in _ABOVE_ZERO else "from"
+        if not math.isfinite(value) or not least <= value <= most or (value == 0 and name in ABOVE_ZERO):
+            above = "above" if name in ABOVE_ZERO else "from"
             bounds = f"{above} {least}" + (f" to {most}" if math.isfinite(most) else "")
             raise invalid(name, f"{name} is {value}: it must be {bounds}")
     if not 0 <= sampling.top_k <= COUNT_MAX:

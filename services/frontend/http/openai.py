@@ -13,6 +13,20 @@ from msgspec.structs import replace
 from services.errors import invalid
 from services.frontend.http.decoding import decode, fields_of
 from services.frontend.http.guided import ResponseFormat, Schema, StructuredOutputs, forms_of, only_one
+from services.frontend.http.ranges import (
+    ChoiceCount,
+    FrequencyPenalty,
+    MaxTokens,
+    MinP,
+    MinTokens,
+    PresencePenalty,
+    RepetitionPenalty,
+    RivalCount,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
 from services.frontend.http.unsupported import (
     NEUTRAL,
     NEUTRAL_IN_CHAT,
@@ -40,17 +54,17 @@ class Body(Struct, frozen=True, kw_only=True):
     """What both endpoints take."""
 
     model: str
-    n: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    n: ChoiceCount | None = None
+    max_tokens: MaxTokens | None = None
+    min_tokens: MinTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    presence_penalty: PresencePenalty | None = None
+    frequency_penalty: FrequencyPenalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
@@ -151,7 +165,7 @@ class CompletionBody(Body, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
-    logprobs: int | None = None
+    logprobs: RivalCount | None = None
     echo: bool | None = None
 
     @property
@@ -209,7 +223,7 @@ class ChatBody(Body, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(max_length=MESSAGES_MAX)]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
 
