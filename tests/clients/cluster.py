@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.integration.plane import Plane, Process
+from tests.integration.plane import Plane, Process, until
 from tests.integration.readings import read
 
 MOCKERS = 2
@@ -24,7 +24,10 @@ class Cluster:
             self.workers.append(await self.plane.worker(*MOCKER))
 
     async def kill_busy(self) -> None:
-        """Kill the worker that has a request: one does, the only client's."""
+        """Kill the worker that has a request: one does, once it has let go of those that the only client has ended."""
+        worker: Process = await until(self._only_busy)
+        worker.kill()
+
+    async def _only_busy(self) -> Process | None:
         busy = [worker for worker in self.workers if (await read(worker)).running]
-        assert len(busy) == 1
-        busy[0].kill()
+        return busy[0] if len(busy) == 1 else None

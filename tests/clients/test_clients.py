@@ -15,7 +15,7 @@ from tests.clients.conftest import need
 from tests.clients.toolchains import CLIENTS, Client
 
 CLIENT_S_MAX = 60.0
-TOKENS = 60
+TOKENS = 120
 ENOUGH = 5
 
 

@@ -36,11 +36,11 @@ import (
 const (
 	model         = "mocker"
 	fullModel     = "full" // Its only worker takes one request at a time.
-	tokens        = 60
+	tokens        = 120
 	endless       = 100_000
 	enough        = 5
 	deadline      = 60 * time.Second
-	shortDeadline = 500 * time.Millisecond
+	shortDeadline = time.Second
 )
 
 // errIncomplete says that the stream broke a rule of inference.proto: what came is not the answer.

@@ -10,11 +10,11 @@ import protoLoader from "@grpc/proto-loader";
 
 const MODEL = "mocker";
 const FULL_MODEL = "full"; // Its only worker takes one request at a time.
-const TOKENS = 60;
+const TOKENS = 120;
 const ENDLESS = 100_000;
 const ENOUGH = 5;
 const DEADLINE_MS = 60_000;
-const SHORT_DEADLINE_MS = 500;
+const SHORT_DEADLINE_MS = 1_000;
 
 const {
   values: { proto: protoFolder },

@@ -20,11 +20,11 @@ from unbroken.v1 import inference_pb2, inference_pb2_grpc
 MODEL = "mocker"
 FULL_MODEL = "full"
 """Its only worker takes one request at a time."""
-TOKENS = 60
+TOKENS = 120
 ENDLESS = 100_000
 ENOUGH = 5
 DEADLINE_S = 60.0
-SHORT_DEADLINE_S = 0.5
+SHORT_DEADLINE_S = 1.0
 
 
 class StreamIncomplete(Exception):
