@@ -12,7 +12,7 @@
 | logprobs k | `logprobs` of at least 1, for 0 means none; the cursor cuts what is too many |
 | logit_bias | a vector over the vocabulary |
 | guided | GuidedDecodingParams; a choice becomes an expression |
-| strings, n, choice, text, messages | nothing: settled above the worker |
+| strings, n, choice, text, messages, parts | nothing: settled above the worker |
 | seed, penalties, min_p | refused unless neutral: the sampler of 1.2 takes them and does nothing with them |
 
 Raises INVALID_ARGUMENT for what the engine would ignore, or might not survive. Never names `stop`: the engine would

@@ -60,6 +60,7 @@ TABLE: dict[tuple[type, str], list[Row]] = {
     (Request, "text"): [Row(nothing=ABOVE)],
     (Request, "messages"): [Row(nothing=ABOVE)],
     (Request, "n"): [Row(nothing=ABOVE)],
+    (Request, "parts"): [Row(nothing=ABOVE)],
     (Request, "choice"): [Row(3, nothing="tells draws by seed apart, and there are none here")],
     (Request, "token_ids"): [Row((7, 8, 9), token_ids=[7, 8, 9])],
     (Request, "generated_token_ids"): [Row((5, 6), {"max_tokens": 14}, token_ids=[1, 2, 5, 6])],
