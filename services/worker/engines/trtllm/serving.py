@@ -2,7 +2,7 @@
 
 | what goes wrong | what follows |
 | --- | --- |
-| RequestError | this request fails, and the engine has to prove itself |
+| RequestError | the engine has to prove itself: with its next token this request fails, without one all go elsewhere |
 | the engine takes a request for wrong (TypeError, ValueError) | the request fails, and the engine has to prove itself |
 | nothing is heard of one request while others go on | this request fails, and is aborted |
 | any other exception, of whatever call | the engine is dead |
@@ -62,6 +62,7 @@ class Serving:
         self._has_died = asyncio.Event()
         self._live: dict[int, Run] = {}  # What may be emitted, by key.
         self._leaving: set[Run] = set()
+        self._failed: dict[int, Output] = {}  # Not told yet: it may be the engine that has failed.
         self._counts = Counts()
         self._sample: Sample | None = None
 
@@ -117,6 +118,7 @@ class Serving:
     def cancel(self, key: int) -> None:
         """See Engine."""
         self._gathering.forget(key)
+        self._failed.pop(key, None)
         run = self._live.pop(key, None)
         if run is not None:
             self._leaving.add(run)
@@ -159,6 +161,8 @@ class Serving:
         """See run.Listener."""
         self._gathering.step_soon()
         self._health.heard()
+        if drawn:
+            self._tell_failed()
         if run.key == CANARY_KEY:
             return
         self._counts.prefill_tokens += prefilled
@@ -172,12 +176,23 @@ class Serving:
             if output.failure is not None:
                 log.warning("the engine failed a request of our own", why=output.failure.detail)
             return
-        if output.failure is not None:
-            self._health.doubt()  # After some errors of a GPU each request fails, and nothing else is said.
-        self._gathering.add(output)
+        if output.failure is None:
+            self._gathering.add(output)
+        else:
+            self._failed[run.key] = output
+            self._health.doubt()
         if not run.is_wanted:
             del self._live[run.key]
             self._leaving.add(run)
+
+    def _tell_failed(self) -> None:
+        """The engine lives, so it was these requests that failed.
+
+        After some errors of a GPU each request fails, and nothing else is said. Who was told so would not go elsewhere.
+        """
+        for output in self._failed.values():
+            self._gathering.add(output)
+        self._failed.clear()
 
     # Load
 

@@ -360,11 +360,44 @@ def test_an_engine_that_fails_whatever_it_is_asked_is_dead(folder: Path) -> None
         assert (await running.answer(1, asked()))[1].finish is FinishReason.LENGTH
         engine = llm_of(running)._executor._engine
         engine._faults = dataclasses.replace(engine._faults, error_token=CANARY.prompt_token_ids[0])
-        _, end = await running.answer(2, replace(LONG, token_ids=CANARY.token_ids))
-        assert end.failure is not None
+        emitted.append(running)
+        running.engine.submit(2, replace(LONG, token_ids=CANARY.token_ids))
         await asyncio.wait_for(asyncio.Event().wait(), 5)
 
+    emitted: list[Running] = []
     assert death(folder, scenario, canary_after_s=60.0).reason is Reason.ENGINE_DEAD
+    assert emitted[0].end(2) is None, "with the engine's own death it goes on elsewhere"
+
+
+def test_a_request_that_failed_alone_is_told_so_with_the_next_token(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", "7")
+
+    async def scenario(running: Running) -> Output:
+        running.engine.submit(1, replace(asked(), token_ids=(7,)))
+        return await running.wait_end(1)  # The next token is the canary's: nothing else runs.
+
+    end = play(folder, scenario, canary_after_s=60.0)
+    assert end.failure is not None
+    assert end.failure.reason is Reason.ENGINE_ERROR
+
+
+def test_one_that_failed_and_is_cancelled_meanwhile_is_told_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", "7")
+
+    async def scenario(running: Running) -> None:
+        serving: Any = running.engine._serving
+        monkeypatch.setattr(serving._health, "doubt", lambda: None)  # So no canary's token comes.
+        running.engine.submit(1, replace(asked(), token_ids=(7,)))
+        await running.until(lambda: serving._failed)
+        running.engine.cancel(1)
+        assert (await running.answer(2, asked()))[1].finish is FinishReason.LENGTH
+        assert running.end(1) is None
+
+    play(folder, scenario, canary_after_s=60.0)
 
 
 def test_an_error_that_is_not_the_engines_is_no_death(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
