@@ -50,11 +50,12 @@ async def finish_writing(connection: Connection, last: bytes, bounds: ClientBoun
     if transport.is_closing():
         _note_left(request_id)
         return
+    transport.set_write_buffer_limits(high=0)  # So there is no room while anything is unsent.
     transport.write(last)
-    if transport.get_write_buffer_size():
-        await asyncio.sleep(0)  # A loop may write at the end of its turn.
-    if transport.get_write_buffer_size():  # Else there is nothing to wait for, and so no timer.
-        await _within_bounds(_wait_sent(connection), transport, bounds, len(last), request_id)
+    if not connection.has_room:  # Else there is nothing to wait for, and so no timer.
+        await _within_bounds(connection.wait_room(), transport, bounds, len(last), request_id)
+    if not transport.is_closing():
+        transport.set_write_buffer_limits()
 
 
 async def _within_bounds(
@@ -85,13 +86,3 @@ def _note_left(request_id: str) -> None:
 
 def _left(transport: asyncio.Transport) -> int | None:
     return unsent_bytes(transport) if transport.get_write_buffer_size() else None
-
-
-async def _wait_sent(connection: Connection) -> None:
-    """Until nothing is unsent: a connection that is closed with something unsent stays until its client takes it."""
-    transport = connection.transport
-    transport.set_write_buffer_limits(high=0)
-    try:
-        await connection.wait_room()
-    finally:
-        transport.set_write_buffer_limits()

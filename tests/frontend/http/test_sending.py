@@ -10,8 +10,9 @@ from structlog.testing import capture_logs
 from services.client_bounds import ClientBounds
 from services.frontend.http import HttpConfig
 from services.frontend.http.sending import drain_s
+from services.request import Call, Finish, Request
 from tests.frontend.http.support import Script, bytes_left, deaf_client, raw_post, run, serving
-from tests.frontend.http.test_backlog import Ahead, is_cut, post, wait_for
+from tests.frontend.http.test_backlog import TEXT, Ahead, is_cut, post, wait_for
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi"}
 COMPLETIONS = "/v1/completions"
@@ -74,6 +75,32 @@ def test_a_client_that_leaves_a_little_of_the_end_is_cut_as_well(bounds: dict[st
         pipeline = Ahead()
         pipeline.go.set()
         async with serving(pipeline, config=config(buffer_bytes_max=2**30, **bounds)) as server:
+            with deaf_client(server, post()) as client:
+                while not logs:
+                    await wait_for(0.01)
+                assert await is_cut(client)
+
+    with capture_logs() as logs:
+        run(test)
+    assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
+
+
+class Brimming(Ahead):
+    """It delivers until the kernel takes no more, and ends: what is unsent then is less than makes a client behind."""
+
+    async def __call__(self, request: Request, call: Call, sink: Any) -> Finish:
+        while not sink._transport.get_write_buffer_size():
+            self._say(sink, TEXT * 50)
+            await asyncio.sleep(0)
+        return self._finish(sink)
+
+
+@pytest.mark.parametrize("bounds", [{"drain_s_max": 0.1}, {"stall_s_max": 0.1}], ids=["in time", "at all"])
+def test_so_is_one_that_was_never_behind(bounds: dict[str, float]) -> None:
+    """What it leaves fits the transport's buffer, and is watched all the same."""
+
+    async def test() -> None:
+        async with serving(Brimming(), config=config(**bounds)) as server:
             with deaf_client(server, post()) as client:
                 while not logs:
                     await wait_for(0.01)
