@@ -33,7 +33,8 @@ STALL_S = 5.0
 FAST = Ask(max_tokens=300)
 LONG = Ask(n=8, max_tokens=1200, logprobs=20)
 """Some MB of events: more than two kernels take for a client that does not read."""
-ENDLESS = replace(LONG, max_tokens=3500)
+ENDLESS = replace(LONG, max_tokens=7000)
+"""Its engine needs twice the time in which a client is noticed that takes nothing."""
 GAP_S_MAX = 1.0
 """Between two events of a fast stream whose engine makes one every 2 ms: what a busy machine may do."""
 RECEIVE_BYTES = 8 * 1024
@@ -59,6 +60,14 @@ async def opened(frontend: Frontend, ask: Ask) -> AsyncIterator[aiohttp.ClientRe
         yield response
 
 
+def widen(response: aiohttp.ClientResponse) -> None:
+    """It is read as fast as by others from now on: some MB through a window of some kB can take a minute."""
+    assert response.connection is not None
+    assert response.connection.transport is not None
+    sock = response.connection.transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB)
+
+
 async def outcome_of(frontend: Frontend, request_id: str) -> str:
     """How the frontend says that the request ended, once it has."""
     (entry,) = await until(lambda: frontend.events("request", request_id=request_id))
@@ -71,6 +80,7 @@ async def read_late(frontend: Frontend, ask: Ask) -> tuple[Answer, int]:
     if ask.protocol == "stream":
         async with opened(frontend, ask) as response:
             await outcome_of(frontend, ask.request_id)
+            widen(response)
             return await Events(ask, counts.append).read(response), len(counts)
     items = Items(ask, counts.append)
     async with grpc.aio.insecure_channel(frontend.grpc, options=[*CHANNEL_OPTIONS, SMALL_WINDOW]) as channel:
@@ -98,7 +108,7 @@ def resident_bytes(process: Process) -> int:
 
 def test_late_clients_get_all_a_deaf_one_is_cut_and_fast_ones_see_nothing_of_it(start_plane: Start) -> None:
     async def scenario() -> None:
-        plane = start_plane(frontend=("--client-buffer-max=67108864", f"--client-stall-timeout={STALL_S}"))
+        plane = start_plane(frontend=("--client-buffer-max=134217728", f"--client-stall-timeout={STALL_S}"))
         frontend, worker = plane.frontend, await plane.worker("--mocker-itl-ms=2")
         asks = [replace(ask, protocol=protocol) for ask in (FAST, LONG) for protocol in ("stream", "grpc")]
         expected = await gathered(answer(frontend, ask) for ask in asks)
