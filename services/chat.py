@@ -81,7 +81,8 @@ class Conversation:
                 yield session
         except TimeoutError as error:
             raise ChatError(f"{self._config.url} says nothing for too long") from error
-        except aiohttp.ClientResponseError as error:
+        except (aiohttp.ClientResponseError, aiohttp.ClientConnectionResetError) as error:
+            # The second is for a server that speaks first: its connection is given up before the request is written.
             raise ChatError(
                 f"{self._config.url} does not speak the HTTP API of a frontend: is it the gRPC port?"
             ) from error
