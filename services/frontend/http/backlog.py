@@ -10,10 +10,6 @@ from services.joining import Joined
 from services.request import Delta
 from services.stalling import StallWatch
 
-BEHIND_BYTES = 64 * 1024
-"""Unsent in the transport's buffer: a client with more is behind. The kernel holds some hundred kB before the first of
-them, so nobody who reads is."""
-
 
 class Backlog:
     """What one client has left unsent. It exists, and costs something, only while that is too much for the transport.

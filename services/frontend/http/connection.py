@@ -20,6 +20,9 @@ from services.loop import clock
 
 AHEAD_BYTES_MAX = 64 * 1024
 """Of further requests that come before the answer is sent: a client with more is read no further before that."""
+BEHIND_BYTES = 64 * 1024
+"""Unsent in the transport's buffer: a client with more is behind. The kernel holds some hundred kB before the first of
+them, so nobody who reads is."""
 IDLE_LOOK_S = 1.0
 """A connection stays open so much longer, at most, than an idle one may."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -157,6 +160,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # Not every loop's is of asyncio's class.
+        self.transport.set_write_buffer_limits(high=BEHIND_BYTES)
         self._clients.add(self)
 
     def data_received(self, data: bytes) -> None:

@@ -11,7 +11,7 @@ import structlog
 
 from services.client_bounds import ClientBounds
 from services.errors import Reason
-from services.frontend.http.connection import Connection
+from services.frontend.http.connection import BEHIND_BYTES, Connection
 from services.stalling import StallWatch
 
 log = structlog.get_logger()
@@ -55,7 +55,7 @@ async def finish_writing(connection: Connection, last: bytes, bounds: ClientBoun
     if not connection.has_room:  # Else there is nothing to wait for, and so no timer.
         await _within_bounds(connection.wait_room(), transport, bounds, len(last), request_id)
     if not transport.is_closing():
-        transport.set_write_buffer_limits()
+        transport.set_write_buffer_limits(high=BEHIND_BYTES)
 
 
 async def _within_bounds(

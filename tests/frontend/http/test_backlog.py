@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from services.client_bounds import ClientBounds
 from services.errors import Reason
 from services.frontend.http import HttpConfig
-from services.frontend.http.backlog import BEHIND_BYTES
+from services.frontend.http.connection import BEHIND_BYTES
 from services.joining import PIECE_BYTES_MAX
 from services.request import Call, Cause, Delta, Finish, FinishReason, Request, TokenLogprobs, Usage
 from tests.frontend.http.support import deaf_client, raw_post, run, serving
