@@ -56,7 +56,9 @@ class Line:
         await self._writer.drain()
 
     def send_raw(self, data: bytes) -> None:
-        """Bytes that need not be a frame."""
+        """Bytes that need not be a frame. Raises ConnectionResetError when the connection is over."""
+        if self._writer.is_closing():  # To uvloop a write is then an error of the program's.
+            raise ConnectionResetError
         self._writer.write(data)
 
     async def read(self) -> Any:

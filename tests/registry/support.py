@@ -157,7 +157,7 @@ class Proxy:
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
-            while data := await reader.read(65536):
+            while (data := await reader.read(65536)) and not writer.is_closing():
                 writer.write(data)
                 await writer.drain()
         writer.transport.abort()
