@@ -1,20 +1,15 @@
-"""Clients in other languages need the published proto files alone, and lose nothing when their worker is killed.
-
-Each program prints lines of JSON; when it says `begun`, the worker under its stream is killed.
-"""
+"""Clients in other languages need the published proto files alone, and lose nothing when their worker is killed."""
 
 import asyncio
-import json
-import os
 from typing import Any
 
 import pytest
 
 from tests.clients.cluster import Cluster
 from tests.clients.conftest import need
+from tests.clients.programs import run
 from tests.clients.toolchains import CLIENTS, Client
 
-CLIENT_S_MAX = 60.0
 TOKENS = 120
 ENOUGH = 5
 
@@ -36,28 +31,6 @@ def test_a_client_made_from_the_proto_files_does_all_that_they_promise(cluster: 
     (move,) = cluster.plane.frontend.moves(f"{client.name}-lost_worker")
     assert move["reason"] == "DISCONNECTED"
     assert cluster.plane.frontend.events("request", request_id=f"{client.name}-cancel", outcome="CANCELLED")
-
-
-async def run(cluster: Cluster, command: list[str]) -> dict[str, Any]:
-    """What the program says of each step; its worker is killed meanwhile."""
-    await cluster.fill()
-    told: dict[str, Any] = {}
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(CLIENT_S_MAX):
-            while line := await process.stdout.readline():
-                step = json.loads(line)
-                told[step["step"]] = step
-                if step["step"] == "begun":
-                    await cluster.kill_busy()
-            assert await process.wait() == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return told
 
 
 def check_answer(step: dict[str, Any]) -> None:

@@ -61,13 +61,20 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> N
 
 def python(folder: Path) -> list[str]:
     """An environment of its own: nothing of ours is in reach."""
-    interpreter = folder / "venv" / "bin" / "python"
-    stub = folder / "unbroken" / "v1" / "inference_pb2_grpc.py"
-    if not stub.exists():
+    command = python_sdk(folder)
+    if not (folder / "unbroken" / "v1" / "inference_pb2_grpc.py").exists():
+        outs = ("--python_out=.", "--grpc_python_out=.")
+        run(command[0], "-m", "grpc_tools.protoc", f"-I{PROTO}", *outs, INFERENCE, cwd=folder)
+    return command
+
+
+def python_sdk(folder: Path) -> list[str]:
+    """The same, of a package that brings all there is to it."""
+    interpreter, installed = folder / "venv" / "bin" / "python", folder / ".installed"
+    if not installed.exists():
         run(sys.executable, "-m", "venv", "--clear", folder / "venv", cwd=folder)
         run(interpreter, "-m", "pip", "install", "--quiet", "-r", "requirements.txt", cwd=folder)
-        outs = ("--python_out=.", "--grpc_python_out=.")
-        run(interpreter, "-m", "grpc_tools.protoc", f"-I{PROTO}", *outs, INFERENCE, cwd=folder)
+        installed.touch()
     return [str(interpreter), str(folder / "client.py")]
 
 
@@ -105,3 +112,5 @@ CLIENTS = (
     Client("go", ("go",), go),
     Client("node", ("node", "npm"), node),
 )
+SDKS = (Client("openai_python", (), python_sdk),)
+"""They take the address of the HTTP API."""

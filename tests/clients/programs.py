@@ -1,0 +1,35 @@
+"""Runs the program of a client.
+
+It prints lines of JSON, and when it says `begun`, the worker under its stream is killed.
+"""
+
+import asyncio
+import json
+import os
+from typing import Any
+
+from tests.clients.cluster import Cluster
+
+CLIENT_S_MAX = 60.0
+
+
+async def run(cluster: Cluster, command: list[str]) -> dict[str, Any]:
+    """What the program says of each step; its worker is killed meanwhile."""
+    await cluster.fill()
+    told: dict[str, Any] = {}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(CLIENT_S_MAX):
+            while line := await process.stdout.readline():
+                step = json.loads(line)
+                told[step["step"]] = step
+                if step["step"] == "begun":
+                    await cluster.kill_busy()
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return told
