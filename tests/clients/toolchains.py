@@ -93,11 +93,32 @@ def go(folder: Path) -> list[str]:
     return [str(folder / "client")]
 
 
-def node(folder: Path) -> list[str]:
-    """There are no stubs: the program reads the proto file."""
+def npm_ci(folder: Path) -> None:
+    """Install the packages of the lock file."""
     if not (folder / "node_modules" / ".package-lock.json").exists():  # What npm writes last.
         run("npm", "ci", "--ignore-scripts", cwd=folder)
+
+
+def node(folder: Path) -> list[str]:
+    """There are no stubs: the program reads the proto file."""
+    npm_ci(folder)
     return ["node", str(folder / "client.js"), f"--proto={PROTO}"]
+
+
+def connect(folder: Path) -> list[str]:
+    """The plugin is one of the packages, like what it generates for; `buf` is ours."""
+    npm_ci(folder)
+    if not (folder / "gen" / "unbroken").exists():
+        shutil.copytree(PROTO, folder / "proto", dirs_exist_ok=True)
+        run(
+            "npm",
+            "run",
+            "--silent",
+            "generate",
+            cwd=folder,
+            env=os.environ | {"PATH": f"{BUF.parent}:{os.environ['PATH']}"},
+        )
+    return ["node", str(folder / "client.js")]
 
 
 def grpcurl(folder: Path) -> list[str]:
@@ -111,6 +132,7 @@ CLIENTS = (
     Client("python", (), python),
     Client("go", ("go",), go),
     Client("node", ("node", "npm"), node),
+    Client("connect", ("node", "npm"), connect),
 )
 SDKS = (Client("openai_python", (), python_sdk),)
 """They take the address of the HTTP API."""
