@@ -165,7 +165,7 @@ class ChatAnswer(Answer):
 
     def _whole(self, index: int, text: str) -> dict[str, Any]:
         del index
-        return {"message": {"role": "assistant", "content": text}}
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
 
 def _choice(

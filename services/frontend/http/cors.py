@@ -6,6 +6,7 @@ Off unless origins are configured. Calls that ask for a token are never for page
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from services.frontend.http.errors import SHOULD_RETRY
 from services.frontend.http.headers import REQUEST_ID
 from services.frontend.http.messages import HttpRequest, Response
 
@@ -13,7 +14,7 @@ ANY = "*"
 ALLOW = "Access-Control-Allow-Origin"
 PREFLIGHT_S = 600
 """How long a browser may remember what it was told: two hours are the most that any does."""
-EXPOSED = ("Retry-After", "retry-after-ms", REQUEST_ID)
+EXPOSED = ("Retry-After", "retry-after-ms", SHOULD_RETRY, REQUEST_ID)
 """Of an answer's headers; those that a page sees anyway are left out."""
 _NONE: Mapping[str, str] = {}
 

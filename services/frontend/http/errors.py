@@ -13,6 +13,8 @@ from services.frontend.retry_after import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN
 
 JSON_TYPE = "application/json; charset=utf-8"
 RETRY_LATER_STATUSES = frozenset({429, 503})
+SHOULD_RETRY = "x-should-retry"
+"""OpenAI's SDKs heed it. Without it they send again what fails with 408, 409, 429 or 5xx, whatever the reason."""
 OVERLOADED = "overloaded_error"
 """The kind of failures for want of capacity."""
 
@@ -52,6 +54,7 @@ def error_response(
     is_overload = failure.traits.kind == OVERLOADED
     status = status_of(failure.reason, overload_status)
     response = json_response(envelope(failure, request_id, partial=partial), status=status)
+    response.headers[SHOULD_RETRY] = "true" if failure.traits.retryable else "false"
     if is_overload or status in RETRY_LATER_STATUSES:
         retry_after_s = retry_after_s_of(failure)
         response.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))

@@ -11,7 +11,7 @@ import msgspec
 from services import __version__
 from services.errors import Reason
 from services.frontend.http.connection import Connection
-from services.frontend.http.errors import RETRY_LATER_STATUSES, json_response, status_of
+from services.frontend.http.errors import RETRY_LATER_STATUSES, SHOULD_RETRY, json_response, status_of
 from services.frontend.http.headers import REQUEST_ID
 from services.frontend.http.messages import HttpRequest, Response
 from services.frontend.http.operations import NAME_SCHEMA, OPERATIONS, Operation
@@ -125,6 +125,8 @@ def _failures(operation: Operation, overload_status: int) -> dict[str, Any]:
 
 def _response(description: str, content: dict[str, Any], status: int = 200) -> dict[str, Any]:
     headers: dict[str, Any] = {REQUEST_ID: {"schema": NAME_SCHEMA}}
+    if status != 200:
+        headers[SHOULD_RETRY] = {"schema": {"type": "string", "enum": ["true", "false"]}}
     if status in RETRY_LATER_STATUSES:
         headers["Retry-After"] = {"schema": {"type": "integer", "minimum": 1}}
     return {"description": description, "headers": headers, "content": content}

@@ -60,8 +60,11 @@ class ChatLogprobs(Struct, kw_only=True):
 
 
 class Reply(Struct, kw_only=True):
+    """refusal: always null, for clients of typed languages, where OpenAI's API says that it is there."""
+
     role: Literal["assistant"]
     content: str
+    refusal: None
 
 
 class ChatChoice(Struct, kw_only=True):

@@ -54,7 +54,7 @@ def test_a_whole_completion() -> None:
 def test_a_whole_chat_completion() -> None:
     body = json.loads(ChatAnswer(request_id="r", model="m", created=5).body(choices("text"), USAGE))
 
-    message = {"role": "assistant", "content": "text"}
+    message = {"role": "assistant", "content": "text", "refusal": None}
     assert body == {
         "id": "chatcmpl-r",
         "object": "chat.completion",
@@ -103,8 +103,9 @@ def test_a_partial_answer_says_what_had_come_and_which_choices_had_ended() -> No
             {"index": 1, "text": "b", "finish_reason": "stop"},
         ]
     }
+    message = {"role": "assistant", "content": "a", "refusal": None}
     assert ChatAnswer(request_id="r", model="m").partial(choices("a", reason=None)) == {
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": None}]
+        "choices": [{"index": 0, "message": message, "finish_reason": None}]
     }
 
 

@@ -60,7 +60,7 @@ def test_a_unary_chat_is_one_message() -> None:
         async with serving(script) as server:
             _, body = await server.post(CHATS, CHAT)
 
-        assert json.loads(body)["choices"][0]["message"] == {"role": "assistant", "content": "Hello"}
+        assert json.loads(body)["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
         assert script.requests[0].messages == (Message("user", "hi"),)
         assert (script.calls[0].endpoint, script.calls[0].is_streamed) == ("chat_completions", False)
 

@@ -69,3 +69,12 @@ def test_want_of_capacity_has_the_status_that_is_configured_and_says_when_to_com
         assert (response.status, response.headers["Retry-After"]) == (status, "1")
     else:
         assert response.status == TRAITS[reason].http
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_an_sdk_that_would_retry_by_the_status_alone_is_told_what_the_envelope_tells_programs(reason: Reason) -> None:
+    """OpenAI's send anything again that fails with 5xx: also what has just killed two workers."""
+    response = error_response(Failure(reason, "x"), "r-1")
+
+    told = json.loads(response.body)["error"]["retryable"]
+    assert response.headers["x-should-retry"] == {True: "true", False: "false"}[told]
