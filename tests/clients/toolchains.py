@@ -40,17 +40,19 @@ class Client:
 
     def command(self) -> list[str]:
         """Its command, made anew if the program or the proto files have changed. Raises CalledProcessError."""
-        sources = sorted(path for path in (*(HERE / self.name).iterdir(), PROTO / INFERENCE) if path.is_file())
-        return self.build(fresh_copy(self.name, sources))
+        return self.build(fresh_copy(HERE / self.name))
 
 
-def fresh_copy(name: str, sources: list[Path]) -> Path:
-    """A folder that has these files and what was made of the very same ones before."""
-    digest = hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in sources)).hexdigest()
-    folder = CACHE / f"{name}-{digest[:16]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in sources:
-        shutil.copy(path, folder)
+def fresh_copy(program: Path) -> Path:
+    """A folder that has the program's files, and what was made of the very same ones and the proto file before."""
+    paths = sorted(path for path in (*program.iterdir(), *program.glob("src/**/*")) if path.is_file())
+    sources = {path.relative_to(program): path.read_bytes() for path in paths}
+    content = [str(path).encode() + data for path, data in sources.items()]
+    digest = hashlib.sha256(b"".join((*content, (PROTO / INFERENCE).read_bytes()))).hexdigest()
+    folder = CACHE / f"{program.name}-{digest[:16]}"
+    for path, data in sources.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
     return folder
 
 
@@ -121,6 +123,14 @@ def connect(folder: Path) -> list[str]:
     return ["node", str(folder / "client.js")]
 
 
+def java(folder: Path) -> list[str]:
+    """Maven keeps what it downloads where it always does."""
+    jar = folder / "target" / "client.jar"
+    if not jar.exists():
+        run("mvn", "--quiet", "--batch-mode", f"-Dproto={PROTO}", "package", cwd=folder)
+    return ["java", "-jar", str(jar)]
+
+
 def grpcurl(folder: Path) -> list[str]:
     """There is no program: the tool is one."""
     run("go", "install", "tool", cwd=folder, env=os.environ | {"GOBIN": str(folder / "bin")})
@@ -133,6 +143,7 @@ CLIENTS = (
     Client("go", ("go",), go),
     Client("node", ("node", "npm"), node),
     Client("connect", ("node", "npm"), connect),
+    Client("java", ("java", "mvn"), java),
 )
 SDKS = (Client("openai_python", (), python_sdk),)
 """They take the address of the HTTP API."""

@@ -1,0 +1,10 @@
+package com.example.client;
+
+/** The stream broke a rule of inference.proto: what came is not the answer. */
+final class StreamIncompleteException extends Exception {
+  private static final long serialVersionUID = 1;
+
+  StreamIncompleteException(String message) {
+    super(message);
+  }
+}
