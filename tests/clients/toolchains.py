@@ -112,14 +112,14 @@ def connect(folder: Path) -> list[str]:
     npm_ci(folder)
     if not (folder / "gen" / "unbroken").exists():
         shutil.copytree(PROTO, folder / "proto", dirs_exist_ok=True)
-        run(
-            "npm",
-            "run",
-            "--silent",
-            "generate",
-            cwd=folder,
-            env=os.environ | {"PATH": f"{BUF.parent}:{os.environ['PATH']}"},
-        )
+        env = os.environ | {"PATH": f"{BUF.parent}:{os.environ['PATH']}"}
+        run("npm", "run", "--silent", "generate", cwd=folder, env=env)
+    return ["node", str(folder / "client.js")]
+
+
+def node_sdk(folder: Path) -> list[str]:
+    """Of a package that brings all there is to it."""
+    npm_ci(folder)
     return ["node", str(folder / "client.js")]
 
 
@@ -145,5 +145,8 @@ CLIENTS = (
     Client("connect", ("node", "npm"), connect),
     Client("java", ("java", "mvn"), java),
 )
-SDKS = (Client("openai_python", (), python_sdk),)
+SDKS = (
+    Client("openai_python", (), python_sdk),
+    Client("openai_node", ("node", "npm"), node_sdk),
+)
 """They take the address of the HTTP API."""
