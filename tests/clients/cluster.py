@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.integration.plane import Plane, Process, until
+from tests.integration.plane import Frontend, Plane, Process, until
 from tests.integration.readings import read
 
 MOCKERS = 2
@@ -12,9 +12,10 @@ FULL = ("--served-model-name=full", "--engine-request-limit=1", "--request-queue
 
 @dataclass
 class Cluster:
-    """A plane, with MOCKERS workers once it is filled."""
+    """A plane, with MOCKERS workers once it is filled. full: the worker of the model `full`."""
 
     plane: Plane
+    full: Process
     workers: list[Process]
 
     async def fill(self) -> None:
@@ -22,6 +23,13 @@ class Cluster:
         self.workers = [worker for worker in self.workers if worker.status() is None]
         while len(self.workers) < MOCKERS:
             self.workers.append(await self.plane.worker(*MOCKER))
+
+    async def another_frontend(self, *options: str) -> Frontend:
+        """One that has found all workers."""
+        await self.fill()
+        frontend = self.plane.start_frontend(*options)
+        await until(lambda: all(frontend.has_found(worker) for worker in [self.full, *self.workers]))
+        return frontend
 
     async def kill_busy(self) -> None:
         """Kill the worker that has a request: one does, once it has let go of those that the only client has ended."""

@@ -14,8 +14,7 @@ from tests.integration.plane import Plane, nursery
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with nursery() as processes:
         plane = Plane(processes, tmp_path_factory.mktemp("plane"))
-        asyncio.run(plane.worker(*FULL))
-        yield Cluster(plane, [])
+        yield Cluster(plane, asyncio.run(plane.worker(*FULL)), [])
         plane.close()
 
 

@@ -5,6 +5,9 @@ what that says of it, whichever SDK takes it. NEEDED are those that each takes.
 """
 
 import asyncio
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +15,23 @@ from tests.clients.cluster import Cluster
 from tests.clients.conftest import need
 from tests.clients.programs import run
 from tests.clients.sdk_checks import CHECKS, SAME, Step, request_id
-from tests.clients.toolchains import SDKS, Client
+from tests.clients.toolchains import OPENAI_PYTHON, SDKS, Client
+from tests.integration.plane import Frontend
 
 NEEDED = {"unary", "stream", "lost_worker"}
 """The same question each time. They tell `id`, `text`, `finish_reason` and `usage`, with OpenAI's names in it."""
+
+FAILURES = (
+    "bad_request",
+    "not_found",
+    "model_not_found",
+    "refusal",
+    "retry",
+    "timeout",
+    "deadline",
+    "broken_stream",
+)
+"""What failures.py meets."""
 
 
 @pytest.mark.parametrize("sdk", SDKS, ids=lambda sdk: sdk.name)
@@ -25,15 +41,61 @@ def test_a_stock_sdk_needs_nothing_but_our_address(cluster: Cluster, sdk: Client
 
     told = asyncio.run(run(cluster, [*sdk.command(), f"{frontend.http}/v1"]))
 
-    assert NEEDED <= told.keys() <= CHECKS.keys() | SAME.keys() | {"begun"}
+    assert told.keys() >= NEEDED
+    check(told, frontend)
+    (move,) = frontend.moves(request_id(told["lost_worker"]))
+    assert move["reason"] == "DISCONNECTED"
+
+
+@pytest.mark.parametrize("status", [503, 429])
+def test_the_openai_package_tells_failures_apart_and_comes_back_when_it_was_told_to(
+    cluster: Cluster, status: int
+) -> None:
+    frontend = asyncio.run(cluster.another_frontend(f"--overload-status-code={status}"))
+
+    told = asyncio.run(run(cluster, [*openai_python("failures.py"), f"{frontend.http}/v1"]))
+
+    check(told, frontend)
+    assert told.keys() == {*FAILURES}
+    first = told["retry"]["attempts"][0]
+    assert told["refusal"]["status"] == first["status"] == status
+    refused, taken = frontend.events("request", request_id=told["retry"]["request_id"])
+    assert (refused["outcome"], taken["outcome"]) == ("OVERLOADED", "length")
+    assert begun_at_s(taken) - begun_at_s(refused) >= first["retry_after_s"]
+
+
+def test_answers_are_to_the_letter_what_the_types_of_the_openai_package_say(cluster: Cluster) -> None:
+    told = asyncio.run(run(cluster, [*openai_python("strict.py"), f"{cluster.plane.frontend.http}/v1"]))
+
+    assert {step: fields["unknown"] for step, fields in told.items()} == {
+        "model": ["max_model_len"],
+        "chat": [],
+        "chat_stream": [],
+        "completion": [],
+        "completion_stream": [],
+    }
+
+
+def openai_python(program: str) -> list[str]:
+    """The command of another program in that folder."""
+    interpreter, client = OPENAI_PYTHON.command()
+    return [interpreter, str(Path(client).with_name(program))]
+
+
+def check(told: dict[str, Step], frontend: Frontend) -> None:
+    """Every step that it tells."""
+    assert told.keys() <= CHECKS.keys() | SAME.keys() | {"begun"}
     for step in told.keys() & CHECKS.keys():
         CHECKS[step](told[step], frontend)
     for step in told.keys() & SAME.keys():
         assert answer(told[step]) == answer(told[SAME[step]])
-    (move,) = frontend.moves(request_id(told["lost_worker"]))
-    assert move["reason"] == "DISCONNECTED"
 
 
 def answer(step: Step) -> Step:
     """Without what is another in every answer."""
     return {name: value for name, value in step.items() if name not in {"step", "id"}}
+
+
+def begun_at_s(event: dict[str, Any]) -> float:
+    """When a request came that the frontend has logged, in seconds since the epoch."""
+    return datetime.fromisoformat(event["timestamp"]).timestamp() - float(event["duration_s"])

@@ -145,8 +145,9 @@ CLIENTS = (
     Client("connect", ("node", "npm"), connect),
     Client("java", ("java", "mvn"), java),
 )
+OPENAI_PYTHON = Client("openai_python", (), python_sdk)
 SDKS = (
-    Client("openai_python", (), python_sdk),
+    OPENAI_PYTHON,
     Client("openai_node", ("node", "npm"), node_sdk),
 )
 """They take the address of the HTTP API."""
