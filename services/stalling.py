@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import Callable
 
 LOOKS = 4
-"""In the time that a client may take nothing. It is cut at the first look after that: a fourth of it later at most."""
+"""In the time that a client may take nothing. It is cut at the first look after that: a fourth of it later at most.
+
+They are counted, and not the time: while this process stood still itself, a client could take nothing.
+"""
 
 
 class StallWatch:
@@ -18,10 +21,9 @@ class StallWatch:
         self._stall_s_max = stall_s_max
         self._taken = taken
         self._on_stall = on_stall
-        self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._last: int | None = None
-        self._since = 0.0
+        self._still_count = 0  # Looks in a row at which nothing more was taken.
         self.has_stalled = False
 
     def start(self) -> None:
@@ -37,12 +39,12 @@ class StallWatch:
             self._timer = None
 
     def _look(self) -> None:
-        taken, now = self._taken(), self._loop.time()
-        if taken is None or taken != self._last:
-            self._last, self._since = taken, now
-        if now - self._since >= self._stall_s_max:
+        taken = self._taken()
+        self._still_count = self._still_count + 1 if taken is not None and taken == self._last else 0
+        self._last = taken
+        if self._still_count == LOOKS:
             self._timer = None
             self.has_stalled = True
             self._on_stall()
         else:
-            self._timer = self._loop.call_later(self._stall_s_max / LOOKS, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._stall_s_max / LOOKS, self._look)

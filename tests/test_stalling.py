@@ -1,6 +1,7 @@
 """Stalling: who takes nothing is told of once, in bounded time; who takes a little, or has nothing to take, is not."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -81,6 +82,21 @@ def test_who_does_not_stall_is_left_alone(taken: int | None) -> None:
 
         assert not client.stalls
         client.watch.stop()
+
+    run(test)
+
+
+def test_while_the_process_itself_stood_still_nobody_stalled() -> None:
+    """A client that read all the time was cut: after a pause of the process, before it was written to again."""
+
+    async def test() -> None:
+        client = Client()
+        client.watch.start()
+        await client.wait_looks(2)
+        time.sleep(2 * STALL_S_MAX)  # noqa: ASYNC251 (it is what happens)
+        await client.wait_looks(1)
+        assert not client.stalls
+        await client.has_stalled.wait()
 
     run(test)
 

@@ -1,6 +1,7 @@
 """Attach: one session carries all requests of a frontend, and leaves none behind."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -703,6 +704,23 @@ def test_a_frontend_that_falls_silent_is_taken_for_gone(monkeypatch: pytest.Monk
         assert not play(scenario, heartbeat_s=0.01)
 
     assert "the frontend was silent for 0.2 s" in [line.get("why") for line in logs]
+
+
+def test_a_worker_that_stood_still_itself_takes_nobody_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meanwhile it could hear nobody."""
+    monkeypatch.setattr(attach, "SILENCE_S_MAX", 0.1)
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> bool:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        time.sleep(0.2)  # noqa: ASYNC251 (it is what happens)
+        for _ in range(3):
+            await frontend.read()  # Another heartbeat.
+            await frontend.send()
+        return asked.cancelled.is_set()
+
+    assert not play(scenario, heartbeat_s=0.01)
 
 
 # What is sent together
