@@ -5,24 +5,28 @@ says that they do not arrive.
 """
 
 import os
+import random
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 NOBODY = "02:00:00:00:00:ff"
+CABLES = 50 * 250
+"""How many nets of 10.200.0.0 to 10.249.249.0 there are for them."""
+TRIES_MAX = 20
 NEEDS = "needs root and `ip` of iproute2 (Debian: apt-get install iproute2); leave it out by -m 'not netns'"
 
 
 class Cable:
     """Between this machine (`here`) and the namespace (`there`); both are IPv4 addresses."""
 
-    def __init__(self) -> None:
-        number = os.getpid()
+    def __init__(self, number: int) -> None:
+        """number: below CABLES; what is named and addressed by it is nobody else's on this machine."""
         self.name = f"ub{number}"
         self._ends = (f"ub{number}h", f"ub{number}t")
-        self._net = f"10.{200 + number // 250 % 50}.{number % 250}"
-        self.here, self.there = f"{self._net}.1", f"{self._net}.2"
+        net = f"10.{200 + number // 250}.{number % 250}"
+        self.here, self.there = f"{net}.1", f"{net}.2"
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -30,8 +34,8 @@ class Cable:
         return ("ip", "netns", "exec", self.name)
 
     def plug(self) -> None:
+        """Between what is there already: see `_claimed`."""
         here, there = self._ends
-        _ip("netns", "add", self.name)
         _ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", self.name)
         _ip("address", "add", f"{self.here}/30", "dev", here)
         _ip("link", "set", here, "up")
@@ -40,7 +44,8 @@ class Cable:
         self._ip_there("link", "set", "lo", "up")
 
     def unplug(self) -> None:
-        """The link goes with the namespace."""
+        """The link first: with its namespace it would go as well, but only some time later."""
+        _ip("link", "delete", self._ends[0])
         _ip("netns", "delete", self.name)
 
     def cut(self, *, is_one_way: bool = False) -> None:
@@ -63,12 +68,24 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
 
 
+def _claimed() -> Cable:
+    """One with a namespace of its own, whoever else has some, or has left some behind."""
+    said = ""
+    for number in random.sample(range(CABLES), TRIES_MAX):
+        one = Cable(number)
+        done = subprocess.run(["ip", "netns", "add", one.name], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return one
+        said = done.stderr
+    raise AssertionError(f"no network namespace can be made: {said}")
+
+
 @contextmanager
 def cable() -> Iterator[Cable]:
     """A plugged one."""
     assert os.geteuid() == 0, NEEDS
     assert shutil.which("ip"), NEEDS
-    one = Cable()
+    one = _claimed()
     one.plug()
     try:
         yield one

@@ -1,6 +1,7 @@
 """What the registry's tests share: a real etcd, a TCP proxy that can cut it off, and a served registry."""
 
 import asyncio
+import random
 import shutil
 import signal
 import socket
@@ -21,6 +22,9 @@ from services.stubs.registry_pb2 import INSTANCE_STATE_SERVING, Instance, Regist
 from services.stubs.registry_pb2_grpc import RegistryStub, add_RegistryServicer_to_server
 
 WAIT_S = 10.0
+PORTS = range(20_000, 30_000)
+"""Below those that a kernel gives to who asks for any, which the near end of any connection does."""
+PORT_TRIES_MAX = 100
 
 
 def instance(instance_id: str = "w1", **fields: Any) -> Instance:
@@ -44,10 +48,14 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """Where nobody listens, and nobody else will before this process ends: for servers that come late, or back."""
+    for port in random.sample(PORTS, PORT_TRIES_MAX):
+        with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as claim, socket.socket() as listener:
+            claim.bind(("127.0.0.1", port))  # Whoever asks here asks so first, and nobody else uses UDP.
+            listener.bind(("127.0.0.1", port))
+            claim.detach()
+            return port
+    raise AssertionError("no port is free")
 
 
 class Etcd:

@@ -16,6 +16,7 @@ from services.frontend.http.door import SEATS_MAX
 from services.frontend.http.messages import HttpRequest, Response
 from services.frontend.http.reading import BrokenHead
 from services.loop import run_on_loop
+from tests.registry.support import free_port
 from tests.support import run_async
 
 TEST_S_MAX = 10.0
@@ -41,9 +42,9 @@ class House:
         raise AssertionError(broken)
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[int]:
-        """The port."""
-        async with http_server(self, HttpConfig(), "127.0.0.1", 0) as server, asyncio.timeout(TEST_S_MAX):
+    async def open(self, port: int = 0) -> AsyncIterator[int]:
+        """The port: any unless one is given."""
+        async with http_server(self, HttpConfig(), "127.0.0.1", port) as server, asyncio.timeout(TEST_S_MAX):
             yield server.port
 
 
@@ -149,7 +150,7 @@ def test_who_still_waits_when_it_closes_is_sent_away(run_loop: Callable[[Any], N
     async def test() -> None:
         house = House()
         with capture_logs() as logs:
-            async with house.open() as port:
+            async with house.open(free_port()) as port:
                 socks = [knock(port, f"/{number}") for number in range(CLIENTS)]
                 for _ in range(turns):
                     await asyncio.sleep(0)
