@@ -404,7 +404,7 @@ async def history(rng: random.Random) -> list[Honest]:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_happens_nothing_is_left_on_either_side(seed: int) -> None:
     """Tokens without a gap are asserted by the sink, all along."""
     for worker in run_async(history(random.Random(seed))):

@@ -252,7 +252,7 @@ def play(limits: Limits, history: Callable[[World], Any]) -> None:
     run_clocked(run())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(limits=LIMITS, events=st.lists(EVENTS, max_size=30))
 def test_every_history_agrees_with_the_obvious_model(limits: Limits, events: list[tuple[Any, ...]]) -> None:
     """Who is admitted, who is refused and why, who starts when and in which order, and how everybody ends."""
@@ -295,7 +295,7 @@ def happen(world: World, model: Model, event: str, *values: Any) -> None:
                 model.drop(name, LEFT)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(limits=LIMITS, events=st.lists(EVENTS | st.just(("turn",)), max_size=40))
 def test_what_happens_within_one_turn_of_the_loop_breaks_no_bound_and_leaks_nothing(
     limits: Limits, events: list[tuple[Any, ...]]

@@ -79,7 +79,7 @@ ADMIT = st.tuples(st.just("admit"), st.integers(1, 11), st.integers(1, 4))
 RELEASE = st.tuples(st.sampled_from(["release running", "release waiting"]), st.integers(0, 9), st.just(0))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     slots=st.integers(1, 5),
     places=st.integers(0, 5),

@@ -11,7 +11,7 @@ from services.client_bounds import ClientBounds
 from services.frontend.http import HttpConfig
 from services.frontend.http.sending import drain_s
 from services.request import Call, Finish, Request
-from tests.frontend.http.support import Script, bytes_left, deaf_client, raw_post, run, serving
+from tests.frontend.http.support import TEST_S_MAX, Script, bytes_left, deaf_client, raw_post, run, serving
 from tests.frontend.http.test_backlog import TEXT, Ahead, is_cut, post, wait_for
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi"}
@@ -33,8 +33,8 @@ def test_a_client_that_reads_a_large_body_slowly_but_steadily_gets_it() -> None:
     text = "x" * 20_000_000
 
     async def test() -> None:
-        # At the pace of 1 MB in 0.2 s it may take 4 s for all.
-        bounds = config(buffer_bytes_max=1_000_000, drain_s_max=0.2, stall_s_max=0.5)
+        # At the pace of 50 kB in 0.2 s it may take 80 s for all.
+        bounds = config(buffer_bytes_max=50_000, drain_s_max=0.2, stall_s_max=TEST_S_MAX)
         async with serving(Script(text), config=bounds) as server:
             reader, writer = await server.connect()
             writer.write(raw_post(COMPLETIONS, COMPLETION))

@@ -1,11 +1,12 @@
 """A family answers as one: what any process has is found, what is set is set in all, what was counted stays."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
@@ -43,6 +44,16 @@ class Stage:
         (path,) = self.folder.glob(f"{name}.*.sock")
         return Remote(path, answer_s_max=10)
 
+    @contextmanager
+    def hushed(self, name: str, process: Process) -> Iterator[None]:
+        """It answers nothing meanwhile, and is not waited for for long: the others are."""
+        (remote,) = (one.remote for one in self.family._processes if one.name == name)
+        patience, remote._timeout = remote._timeout, aiohttp.ClientTimeout(total=SOON_S)
+        process.whole.speaks.clear()
+        yield
+        process.whole.speaks.set()
+        remote._timeout = patience
+
     async def die(self, name: str) -> None:
         await self.lives.pop(name).aclose()
 
@@ -54,9 +65,9 @@ class Stage:
         return None
 
 
-def play(scene: Callable[[Stage], Awaitable[Any]], *, answer_s_max: float = 10.0) -> None:
+def play(scene: Callable[[Stage], Awaitable[Any]]) -> None:
     async def run() -> None:
-        async with supervised(answer_s_max) as (family, folder):
+        async with supervised(answer_s_max=10) as (family, folder):
             stage = Stage(family, folder)
             try:
                 await scene(stage)
@@ -126,10 +137,8 @@ def test_a_silent_process_has_its_counters_and_not_its_gauges() -> None:
         one.requests.inc(5)
         one.inflight.set(1)
         await stage.value("p_requests_total")
-        one.whole.speaks.clear()
-        with capture_logs() as logs:
+        with stage.hushed("one", one), capture_logs() as logs:
             silent = [await stage.value(f"p_{name}") for name in ("requests_total", "inflight_requests", "processes")]
-        one.whole.speaks.set()
         one.requests.inc(1)
 
         assert silent == [5, None, 0]
@@ -137,7 +146,7 @@ def test_a_silent_process_has_its_counters_and_not_its_gauges() -> None:
         assert await stage.value("p_requests_total") == 6
         assert await stage.value("p_inflight_requests") == 1
 
-    play(scene, answer_s_max=SOON_S)
+    play(scene)
 
 
 # Cancels
@@ -160,20 +169,19 @@ def test_a_cancel_by_name_finds_the_request_wherever_it_is() -> None:
 def test_a_cancel_that_found_nothing_says_if_somebody_did_not_answer() -> None:
     async def scene(stage: Stage) -> None:
         one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
-        other.whole.speaks.clear()
-        with pytest.raises(
-            Failure, match=r"1 of 2 processes .*\(pid 102\), the others have no such request: ask again"
-        ) as caught:
-            await stage.family.cancel("mine")
-        one.gate.enter(Call(request_id="mine"))
-        found = await stage.family.cancel("mine")
-        other.whole.speaks.set()
+        with stage.hushed("other", other):
+            with pytest.raises(
+                Failure, match=r"1 of 2 processes .*\(pid 102\), the others have no such request: ask again"
+            ) as caught:
+                await stage.family.cancel("mine")
+            one.gate.enter(Call(request_id="mine"))
+            found = await stage.family.cancel("mine")
 
         assert caught.value.reason is Reason.STALLED
         assert caught.value.traits.retryable
         assert found == 1
 
-    play(scene, answer_s_max=SOON_S)
+    play(scene)
 
 
 # Thresholds
@@ -215,14 +223,15 @@ def test_changes_come_to_all_in_the_same_order_for_the_next_waits_for_the_last()
 def test_who_sets_is_told_if_a_process_has_not_said_that_it_has_it() -> None:
     async def scene(stage: Stage) -> None:
         one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
-        other.whole.speaks.clear()
-        with pytest.raises(Failure, match=r"1 of 2 processes .*\(pid 102\), the others have done it: ask again"):
+        with (
+            stage.hushed("other", other),
+            pytest.raises(Failure, match=r"1 of 2 processes .*\(pid 102\), the others have done it: ask again"),
+        ):
             await stage.family.set_thresholds("m", {PREFILL: 1})
-        other.whole.speaks.set()
 
         assert one.thresholds.of("m") == Thresholds(active_prefill_tokens=1)
 
-    play(scene, answer_s_max=SOON_S)
+    play(scene)
 
 
 def test_who_joins_while_something_is_set_has_it_and_is_not_waited_for() -> None:
