@@ -35,7 +35,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self,
         pipeline: Layer,
         gate: Gate,
-        on_refused: Callable[[str, Failure], None] = lambda *_: None,
+        on_refused: Callable[[str, str, Failure], None] = lambda *_: None,
         bounds: ClientBounds = DEFAULT_BOUNDS,
         cancel: Callable[[str], Awaitable[int]] | None = None,
     ) -> None:
@@ -67,7 +67,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             limit = migration_limit_of(_metadata(context).get(MIGRATION_LIMIT.lower()))
             asked = request_from_wire(request)
         except Failure as failure:
-            self._on_refused("generate", failure)
+            self._on_refused("generate", request_id, failure)
             _end(context, failure, request_id)
             return
         left_s = context.time_remaining()

@@ -19,6 +19,7 @@ STOP_STRINGS_MAX = 16
 STOP_STRING_CHARACTERS_MAX = 1024
 STOP_TOKENS_MAX = 256
 LOGIT_BIASES_MAX = 1024
+LOGIT_BIAS_MAX = 100
 MESSAGES_MAX = 4096
 SEED_MAX = 2**64 - 1
 COUNT_MAX = 2**32 - 1
@@ -116,8 +117,9 @@ def _check_sampling(sampling: Sampling) -> None:
     if len(sampling.logit_bias) > LOGIT_BIASES_MAX:
         raise invalid("logit_bias", f"logit_bias has more than {LOGIT_BIASES_MAX} tokens: leave some out")
     for token, bias in sampling.logit_bias:
-        if not -100 <= bias <= 100 or token < 0:
-            raise invalid("logit_bias", f"logit_bias of token {token} is {bias}: it must be from -100 to 100")
+        if not -LOGIT_BIAS_MAX <= bias <= LOGIT_BIAS_MAX or token < 0:
+            bounds = f"from {-LOGIT_BIAS_MAX} to {LOGIT_BIAS_MAX}"
+            raise invalid("logit_bias", f"logit_bias of token {token} is {bias}: it must be {bounds}")
 
 
 def _check_stop(stop: Stop) -> None:

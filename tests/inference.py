@@ -1,7 +1,7 @@
 """`Inference.Generate` on a real port, with a pipeline that a test drives."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -57,7 +57,7 @@ class Steps:
 async def serving(
     pipeline: Layer,
     bounds: ClientBounds = DEFAULT_BOUNDS,
-    kind: type[InferenceService] = InferenceService,
+    kind: Callable[..., InferenceService] = InferenceService,
     options: Sequence[tuple[str, int]] = (),
 ) -> AsyncIterator[Any]:
     """A client of a real server over `pipeline`, which can be ended from outside as that of every process can.

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -11,7 +12,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from services.errors import Failure, Reason
-from services.generate import request_id_of
+from services.generate import InferenceService, request_id_of
 from services.request import Call, Delta, Finish, Request, Sink
 from services.stubs import inference_pb2
 from tests.inference import ANSWER, Steps, ask, asked, error_info, open_pipeline, read_all, serving, token_ids_of
@@ -130,6 +131,22 @@ def test_a_huge_request_id_is_refused_like_any_other_bad_one() -> None:
     _, error = ask(Script(), request_id="x" * 100_000)
 
     assert error_info(error).metadata["param"] == "request_id"
+
+
+@pytest.mark.parametrize(("given", "told"), [("r-1", "r-1"), ("two words", "")])
+def test_what_is_too_broken_for_the_pipeline_is_reported_by_its_name_if_it_has_one(given: str, told: str) -> None:
+    refused: list[tuple[str, str, Reason]] = []
+
+    def on_refused(endpoint: str, request_id: str, failure: Failure) -> None:
+        refused.append((endpoint, request_id, failure.reason))
+
+    async def scenario() -> None:
+        async with serving(Script(), kind=partial(InferenceService, on_refused=on_refused)) as stub:
+            await read_all(stub.Generate(asked(request_id=given, session_id="s")))
+
+    run_async(scenario())
+
+    assert refused == [("generate", told, Reason.INVALID_ARGUMENT)]
 
 
 def test_n_of_one_is_the_default_said_aloud() -> None:

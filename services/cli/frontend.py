@@ -144,8 +144,8 @@ TOKEN_FORM = re.compile(r"[!-~]{1,512}")
     "--admin-listen",
     "DYN_ADMIN_LISTEN",
     type=Address(),
-    help="Where /busy_threshold is answered, with /health, /live and /metrics. Default: where clients' calls are, or"
-    " nowhere with --admin-grpc-listen.",
+    help="Where /busy_threshold is answered, with /health, /live, /metrics and their /openapi.json. Default: where"
+    " clients' calls are, or nowhere with --admin-grpc-listen.",
 )
 @env_option(
     "--admin-grpc-listen",

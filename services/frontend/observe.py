@@ -172,14 +172,18 @@ def _write(model: str, call: Call, outcome: _Outcome, **more: int) -> None:
     say(level, "request", {**whose, **fields, **more, **times})
 
 
-def observe_refused(metrics: Metrics, endpoint: str, failure: Failure) -> None:
-    """Count and log a request that was too broken for the pipeline: neither its model nor its type is known."""
+def observe_refused(metrics: Metrics, endpoint: str, request_id: str, failure: Failure) -> None:
+    """Count and log a request that was too broken for the pipeline: neither its model nor its type is known.
+
+    request_id: empty if that is what was broken.
+    """
     metrics.requests.labels(UNKNOWN_MODEL, endpoint, "unary", "error", failure.reason).inc()
     if failure.reason in REJECTIONS:
         metrics.rejections.labels(UNKNOWN_MODEL, endpoint).inc()
         metrics.rejection_causes.labels(UNKNOWN_MODEL, refused_for(failure)).inc()
     level, fields = _said_of(failure)
-    say(level, "request", {"endpoint": endpoint, **fields})
+    whose = {"request_id": request_id} if request_id else {}
+    say(level, "request", {**whose, "endpoint": endpoint, **fields})
 
 
 def _said_of(outcome: Finish | Failure) -> tuple[int, dict[str, Any]]:

@@ -332,8 +332,9 @@ def test_a_request_too_broken_for_the_pipeline_is_counted_and_logged_too() -> No
     labels = {"model": "unknown", "endpoint": "completions", "request_type": "unary", "status": "error"}
 
     with capture_logs() as logs:
-        observe_refused(metrics, "completions", Failure(Reason.INVALID_ARGUMENT, "the body is not valid JSON"))
+        observe_refused(metrics, "completions", "r-1", Failure(Reason.INVALID_ARGUMENT, "the body is not valid JSON"))
 
+    assert logs[0]["request_id"] == "r-1"
     assert logs[0]["why"] == "the body is not valid JSON"
     labels["error_type"] = "INVALID_ARGUMENT"
     assert metrics.registry.get_sample_value("dynamo_frontend_requests_total", labels) == 1
@@ -344,7 +345,7 @@ def test_one_that_there_was_no_thread_to_read_is_a_rejection_too() -> None:
 
     cause = {"cause": "preparation"}
     observe_refused(
-        metrics, "completions", Failure(Reason.OVERLOADED, "too many long requests at once", metadata=cause)
+        metrics, "completions", "r-1", Failure(Reason.OVERLOADED, "too many long requests at once", metadata=cause)
     )
 
     labels = {"model": "unknown", "endpoint": "completions"}

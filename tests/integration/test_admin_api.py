@@ -154,7 +154,8 @@ def test_the_admin_api_can_listen_apart(plane: Plane) -> None:
         apart, apart_grpc = f"http://{frontend.ready['admin_http']}", frontend.ready["admin_grpc"]
         assert await http_status(frontend.http) == 404
         assert await http_status(apart) == 200
-        assert [await http_status(apart, path=path) for path in ("/live", "/health", "/metrics")] == [200] * 3
+        beside = ("/live", "/health", "/metrics", "/openapi.json")
+        assert [await http_status(apart, path=path) for path in beside] == [200] * 4
         assert await http_status(apart, path="/v1/models") == 404
         assert await grpc_code(frontend.grpc, DECODE) == "UNIMPLEMENTED"
         assert await grpc_code(apart_grpc, DECODE) == "OK"

@@ -9,15 +9,12 @@ from services.errors import invalid
 from services.frontend.admin import Admin
 from services.frontend.busy import THRESHOLDS, Thresholds
 from services.frontend.http.body import body_of
-from services.frontend.http.config import HttpConfig
 from services.frontend.http.connection import Connection
 from services.frontend.http.decoding import FIELD_NAME_CHARACTERS_MAX, decode, fields_of
 from services.frontend.http.errors import json_response
 from services.frontend.http.messages import HttpRequest, Response
-from services.frontend.http.ops import Ops, State
-from services.frontend.http.respond import HttpApp
+from services.frontend.http.ranges import BlocksThreshold, NotEmpty, TokensThreshold
 from services.frontend.http.routes import Routes
-from services.frontend.whole import Whole
 
 PATH = "/busy_threshold"
 BODY_BYTES_MAX = 64 * 1024
@@ -26,9 +23,9 @@ BODY_BYTES_MAX = 64 * 1024
 class ThresholdsChange(msgspec.Struct, forbid_unknown_fields=True):
     """A body of POST. UNSET: left as it is. None: not looked at any more."""
 
-    model: str
-    active_decode_blocks_threshold: float | msgspec.UnsetType | None = msgspec.UNSET
-    active_prefill_tokens_threshold: int | msgspec.UnsetType | None = msgspec.UNSET
+    model: NotEmpty
+    active_decode_blocks_threshold: BlocksThreshold | msgspec.UnsetType | None = msgspec.UNSET
+    active_prefill_tokens_threshold: TokensThreshold | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class AdminRoutes:
@@ -61,14 +58,6 @@ class AdminRoutes:
     def _answer(self, body: dict[str, Any]) -> Response:
         control = "token-capacity" if self._admin.is_acting else "none"
         return json_response(msgspec.json.encode(body | {"admission_control": control}))
-
-
-def build_admin_app(admin: Admin, state: State, whole: Whole, config: HttpConfig) -> HttpApp:
-    """An application of admin calls alone, with health and metrics, for an address of its own."""
-    app = HttpApp(config, BODY_BYTES_MAX, lambda: state.is_draining)
-    Ops(state, whole).add_to(app.routes)
-    AdminRoutes(admin).add_to(app.routes)
-    return app
 
 
 def _parse(body: bytes) -> ThresholdsChange:

@@ -33,7 +33,8 @@ from services.validate import MIGRATION_LIMIT, checked_request_id, migration_lim
 LARGE_BODY_BYTES = 256 * 1024
 """A larger body is parsed in a thread, so that it does not stop the other streams."""
 
-OnRefused = Callable[[str, Failure], None]
+OnRefused = Callable[[str, str, Failure], None]
+"""Is told the endpoint and the request's id, too."""
 
 
 class Served(State, Protocol):
@@ -103,7 +104,7 @@ class _Gateway:
             has_partial = wants_partial(request)
             body, asked = await self._parse(parse, await body_of(request, self._config.body_bytes_max, self._aside))
         except Failure as failure:
-            self._on_refused(endpoint, failure)
+            self._on_refused(endpoint, request.id, failure)
             raise
         request.forget_content()
         token_bytes = partial(self._served.token_bytes_of, asked.model)

@@ -6,7 +6,7 @@ cost no more than it must, and a crowd may hold up nobody. What such a library i
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -44,8 +44,8 @@ class App(Protocol):
         """Send the answer. Raises nothing but a cancel."""
         ...
 
-    def refusal(self, broken: BrokenHead) -> bytes:
-        """The answer to what is no request."""
+    def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
+        """The answer to what is no request. headers: those that could be read, by their names in lower case."""
         ...
 
 
@@ -200,7 +200,7 @@ class Connection(asyncio.Protocol):
         if reader is not None and reader.requests:
             self._begin(reader)
         elif reader is not None and reader.broken is not None:
-            self._refuse(reader.broken)
+            self._refuse(reader, reader.broken)
         elif self._ahead:
             ahead, self._ahead = self._ahead, b""
             self.transport.resume_reading()
@@ -226,15 +226,15 @@ class Connection(asyncio.Protocol):
             reader.break_off(Failure(Reason.DEADLINE_EXCEEDED, f"the body did not arrive {within}"))
             self._begin(reader)
         else:
-            self._refuse(BrokenHead(408, f"the head of the request did not arrive {within}"))
+            self._refuse(reader, BrokenHead(408, f"the head of the request did not arrive {within}"))
 
-    def _refuse(self, broken: BrokenHead) -> None:
+    def _refuse(self, reader: RequestReader, broken: BrokenHead) -> None:
         self._is_readable = False
         self._stop_timer()
         self._clients.set_busy(self)
         if self.transport.is_closing():
             return
-        self.transport.write(self._clients.app.refusal(broken))
+        self.transport.write(self._clients.app.refusal(broken, reader.headers))
         self._leave()
 
     def _stop_timer(self) -> None:

@@ -16,13 +16,20 @@ from services.frontend.http.guided import ResponseFormat, Schema, StructuredOutp
 from services.frontend.http.ranges import (
     ChoiceCount,
     FrequencyPenalty,
+    LogitBias,
     MaxTokens,
     MinP,
     MinTokens,
+    NotEmpty,
+    PartKind,
     PresencePenalty,
+    Prompts,
     RepetitionPenalty,
     RivalCount,
     Seed,
+    StopString,
+    StopStrings,
+    StopTokenIds,
     Temperature,
     TopK,
     TopP,
@@ -42,7 +49,6 @@ COMPLETION_TOKENS_DEFAULT = 16
 """As OpenAI documents for /v1/completions."""
 
 _AS_IT_IS: Mapping[str | None, str] = {}
-TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
@@ -53,7 +59,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
 class Body(Struct, frozen=True, kw_only=True):
     """What both endpoints take."""
 
-    model: str
+    model: NotEmpty
     n: ChoiceCount | None = None
     max_tokens: MaxTokens | None = None
     min_tokens: MinTokens | None = None
@@ -65,9 +71,9 @@ class Body(Struct, frozen=True, kw_only=True):
     presence_penalty: PresencePenalty | None = None
     frequency_penalty: FrequencyPenalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    logit_bias: LogitBias | None = None
+    stop: StopString | StopStrings | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
     guided_json: Schema | None = None
@@ -164,7 +170,7 @@ class Body(Struct, frozen=True, kw_only=True):
 class CompletionBody(Body, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[str | TokenId | list[TokenId]]
+    prompt: NotEmpty | Prompts
     logprobs: RivalCount | None = None
     echo: bool | None = None
 
@@ -200,7 +206,7 @@ class CompletionBody(Body, frozen=True, kw_only=True):
 class Part(Struct, frozen=True, kw_only=True, gc=False):
     """A piece of a message. Only text is taken in this version."""
 
-    type: str
+    type: PartKind
     text: str | None = None
 
 
@@ -222,7 +228,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True, gc=False):
 class ChatBody(Body, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Meta(max_length=MESSAGES_MAX)]
+    messages: Annotated[list[ChatMessage], Meta(max_length=MESSAGES_MAX, extra_json_schema={"minItems": 1})]
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None

@@ -44,7 +44,6 @@ class RequestReader:
         "_bytes_max",
         "_chunk_count",
         "_head_bytes",
-        "_headers",
         "_keeps_alive",
         "_method",
         "_parser",
@@ -53,6 +52,7 @@ class RequestReader:
         "_version",
         "broken",
         "has_head",
+        "headers",
         "is_midway",
         "requests",
         "wants_continue",
@@ -62,8 +62,8 @@ class RequestReader:
         """bytes_max: of a body.
 
         requests: that have come as a whole, or with a fault. broken: what came after them, if it is none. is_midway: a
-        part of one has come. has_head: its head is whole. wants_continue: its client waits for leave to send the body;
-        whoever gives it clears this.
+        part of one has come. headers: of that one, or of what is broken, by their names in lower case. has_head: its
+        head is whole. wants_continue: its client waits for leave to send the body; whoever gives it clears this.
         """
         self._bytes_max = bytes_max
         self.requests: deque[HttpRequest] = deque()
@@ -74,7 +74,7 @@ class RequestReader:
 
     def _restart(self) -> None:
         self._target = b""
-        self._headers: dict[str, str] = {}
+        self.headers: dict[str, str] = {}
         self._body = bytearray()
         self._head_bytes = self._unsaid_bytes = self._chunk_count = 0
         self.has_head = False
@@ -129,8 +129,8 @@ class RequestReader:
     def _read_body_anew(self) -> None:
         """httptools takes it that another protocol is spoken from here on: tell it of the body alone."""
         self._parser = httptools.HttpRequestParser(self)
-        framing = "transfer-encoding" if "transfer-encoding" in self._headers else "content-length"
-        self._parser.feed_data(f"POST / HTTP/1.1\r\n{framing}: {self._headers[framing]}\r\n\r\n".encode("latin-1"))
+        framing = "transfer-encoding" if "transfer-encoding" in self.headers else "content-length"
+        self._parser.feed_data(f"POST / HTTP/1.1\r\n{framing}: {self.headers[framing]}\r\n\r\n".encode("latin-1"))
 
     def break_off(self, fault: Failure) -> None:
         """The rest of the request will not be read."""
@@ -141,7 +141,7 @@ class RequestReader:
             HttpRequest(
                 method=self._method,
                 path=_path_of(self._target.decode("latin-1")),
-                headers=self._headers,
+                headers=self.headers,
                 body=bytes(self._body),
                 fault=fault,
                 is_chunkable=self._version == "1.1",
@@ -170,8 +170,8 @@ class RequestReader:
         self._count_head(len(name) + len(value) + HEADER_BYTES)
         if not self.has_head:
             key, text = name.decode("latin-1").lower(), value.decode("latin-1").rstrip(" \t")
-            given = self._headers.get(key)
-            self._headers[key] = text if given is None else f"{given}, {text}"  # RFC 9110, section 5.3.
+            given = self.headers.get(key)
+            self.headers[key] = text if given is None else f"{given}, {text}"  # RFC 9110, section 5.3.
 
     def on_headers_complete(self) -> None:
         if self.has_head:
@@ -179,12 +179,12 @@ class RequestReader:
         self._method = self._parser.get_method().decode("ascii")
         self._version = self._parser.get_http_version()
         self._keeps_alive = self._parser.should_keep_alive()
-        _check_framing(self._version, self._headers)
+        _check_framing(self._version, self.headers)
         self.has_head = True
-        if int(self._headers.get("content-length", 0)) > self._bytes_max:
+        if int(self.headers.get("content-length", 0)) > self._bytes_max:
             raise too_large(self._bytes_max)
-        if "expect" in self._headers and self._version == "1.1":
-            self.wants_continue = self._headers["expect"].lower() == "100-continue"
+        if "expect" in self.headers and self._version == "1.1":
+            self.wants_continue = self.headers["expect"].lower() == "100-continue"
 
     def on_chunk_header(self) -> None:
         self._chunk_count += 1
@@ -206,7 +206,7 @@ class RequestReader:
             raise _Enough
 
     def _has_body(self) -> bool:
-        return "transfer-encoding" in self._headers or int(self._headers.get("content-length", 0)) > 0
+        return "transfer-encoding" in self.headers or int(self.headers.get("content-length", 0)) > 0
 
 
 def _path_of(target: str) -> str:

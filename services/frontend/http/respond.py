@@ -1,13 +1,13 @@
 """An application: its routes, and the one place where failures become responses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from services.errors import Failure, Reason
 from services.frontend.http.config import HttpConfig
 from services.frontend.http.connection import Connection
 from services.frontend.http.cors import ALLOW, Cors, is_preflight, preflight
 from services.frontend.http.errors import error_response, no_route_response
-from services.frontend.http.headers import new_request_id, request_id_of
+from services.frontend.http.headers import request_id_of
 from services.frontend.http.messages import HttpRequest, Response
 from services.frontend.http.ops import PROBES
 from services.frontend.http.reading import BrokenHead
@@ -61,8 +61,10 @@ class HttpApp:
             case bug:
                 return error_response(bug_failure(bug, request_id), request_id)
 
-    def refusal(self, broken: BrokenHead) -> bytes:
-        request = HttpRequest(method="", path="", headers={}, keeps_alive=False, id=new_request_id())
+    def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
+        request = HttpRequest(method="", path="", headers=headers, keeps_alive=False)
+        request.id = request_id_of(request)
+        request.shared = self._cors.headers_of(request)
         response = error_response(Failure(Reason.INVALID_ARGUMENT, str(broken)), request.id)
         response.status = broken.status
         return response.encode(request, is_last=True)

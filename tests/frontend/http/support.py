@@ -224,7 +224,7 @@ async def serving(
     *,
     catalogue: Shelf | None = None,
     config: HttpConfig | None = None,
-    on_refused: Callable[[str, Failure], None] = lambda *_: None,
+    on_refused: Callable[[str, str, Failure], None] = lambda *_: None,
     connections_max: int = 1,
     admin: Admin | None = None,
     is_apart: bool = False,

@@ -160,15 +160,18 @@ def test_clients_need_no_token() -> None:
 # An address of its own
 
 
-def test_apart_there_are_admin_calls_health_and_metrics_alone() -> None:
+def test_apart_there_are_admin_calls_health_metrics_and_their_document_alone() -> None:
     async def test() -> None:
         async with operated(is_apart=True) as server:
             statuses = [(await server.get(path))[0].status for path in (PATH, "/live", "/health", "/metrics")]
+            _, document = await server.get("/openapi.json")
             _, unknown = await server.get("/v1/models")
 
         assert statuses == [200] * 4
+        assert set(json.loads(document)["paths"]) == {PATH, "/live", "/health", "/metrics", "/openapi.json"}
         assert error_of(unknown)["hint"] == (
-            "There are GET /busy_threshold, POST /busy_threshold, GET /health, GET /live, GET /metrics."
+            "There are GET /busy_threshold, POST /busy_threshold, GET /health, GET /live, GET /metrics,"
+            " GET /openapi.json."
         )
 
     run(test)

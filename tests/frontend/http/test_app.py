@@ -473,18 +473,26 @@ def test_many_requests_at_a_time_do_not_mix() -> None:
     run(test)
 
 
-def test_a_request_too_broken_for_the_pipeline_is_reported_once() -> None:
-    refused: list[tuple[str, Reason]] = []
+def test_a_request_too_broken_for_the_pipeline_is_reported_once_by_the_name_that_its_client_was_told() -> None:
+    refused: list[tuple[str, str, Reason]] = []
+
+    def on_refused(endpoint: str, request_id: str, failure: Failure) -> None:
+        refused.append((endpoint, request_id, failure.reason))
 
     async def test() -> None:
         pipeline = Script(Reason.OVERLOADED)
-        async with serving(pipeline, on_refused=lambda name, failure: refused.append((name, failure.reason))) as server:
-            await server.post(COMPLETIONS, {"model": "m"})
-            await server.post("/v1/chat/completions", {"model": "m"})
+        async with serving(pipeline, on_refused=on_refused) as server:
+            unnamed, _ = await server.post(COMPLETIONS, {"model": "m"})
+            told.append(unnamed.headers["X-Request-Id"])
+            await server.post("/v1/chat/completions", {"model": "m"}, headers={"X-Request-Id": "r-1"})
             await server.post(COMPLETIONS, COMPLETION)
 
+    told: list[str] = []
     run(test)
-    assert refused == [("completions", Reason.INVALID_ARGUMENT), ("chat_completions", Reason.INVALID_ARGUMENT)]
+    assert refused == [
+        ("completions", told[0], Reason.INVALID_ARGUMENT),
+        ("chat_completions", "r-1", Reason.INVALID_ARGUMENT),
+    ]
 
 
 @pytest.mark.parametrize(("size", "is_aside"), [(1000, False), (300_000, True)])

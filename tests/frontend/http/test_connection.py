@@ -173,6 +173,20 @@ def test_what_is_no_request_is_refused_after_the_answers_before_it() -> None:
     run(test)
 
 
+def test_what_is_no_request_has_the_id_that_it_came_with() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server:
+            reader, writer = await server.connect()
+            writer.write(b"GET / HTTP/1.1\r\nX-Request-Id: mine\r\nTransfer-Encoding: x\r\n\r\n")
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+
+        assert head.startswith(b"HTTP/1.1 501 ")
+        assert b"\r\nX-Request-Id: mine\r\n" in head
+        assert error_of(body)["request_id"] == "mine"
+
+    run(test)
+
+
 def test_what_follows_a_last_request_does_not_cost_its_answer() -> None:
     async def test() -> None:
         async with serving(Script("a")) as server:

@@ -8,6 +8,7 @@ import pytest
 from services.errors import Reason
 from services.frontend.http import HttpConfig
 from services.frontend.http.cors import EXPOSED
+from services.frontend.http.reading import HEAD_BYTES_MAX
 from tests.frontend.http.support import Script, admin_of, run, serving
 
 PAGE = "https://chat.example"
@@ -119,5 +120,29 @@ def test_a_path_that_is_not_there_has_no_preflight() -> None:
             server.session.options("/nowhere", headers={"Origin": PAGE, **PREFLIGHT}) as response,
         ):
             assert response.status == 404
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("origins", "sent", "said_of_it"),
+    [
+        ((), PAGE, {}),
+        (("*",), PAGE, {"Allow-Origin": "*"}),
+        ((PAGE,), PAGE, {"Allow-Origin": PAGE}),
+        ((PAGE,), OTHER, {}),
+    ],
+)
+def test_a_page_reads_why_a_head_could_not_be(origins: tuple[str, ...], sent: str, said_of_it: dict[str, str]) -> None:
+    """It saw a failure of CORS in place of one that it could do something about."""
+
+    async def test() -> None:
+        async with (
+            serving(Script(), config=config(*origins)) as server,
+            server.session.get("/live", headers={"Origin": sent, "X-Large": "x" * HEAD_BYTES_MAX}) as response,
+        ):
+            assert response.status == 431
+            exposed = {"Expose-Headers": ", ".join(EXPOSED)} if said_of_it else {}
+            assert said(response) == said_of_it | exposed
 
     run(test)

@@ -3,7 +3,7 @@
 import asyncio
 import resource
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -38,7 +38,7 @@ class House:
         self.served.append(request.path)
         connection.transport.write(Response(request.path.encode()).encode(request, is_last=False))
 
-    def refusal(self, broken: BrokenHead) -> bytes:
+    def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
         raise AssertionError(broken)
 
     @asynccontextmanager

@@ -7,10 +7,20 @@ import msgspec
 import pytest
 
 from services.errors import Failure
-from services.frontend.http.openai import CompletionBody, parse_completion
-from services.validate import RANGES, check_request
+from services.frontend.busy import THRESHOLDS, TOKENS_MAX, Thresholds
+from services.frontend.http.admin import ThresholdsChange
+from services.frontend.http.openai import ChatBody, CompletionBody, parse_chat, parse_completion
+from services.validate import (
+    LOGIT_BIASES_MAX,
+    RANGES,
+    STOP_STRING_CHARACTERS_MAX,
+    STOP_STRINGS_MAX,
+    STOP_TOKENS_MAX,
+    check_request,
+)
 
-PROPERTIES = msgspec.json.schema_components([CompletionBody])[1]["CompletionBody"]["properties"]
+SCHEMAS = msgspec.json.schema_components([CompletionBody, ChatBody, ThresholdsChange])[1]
+PROPERTIES = SCHEMAS["CompletionBody"]["properties"]
 TOLD = {
     name: {bound: value for one in told.get("anyOf", ()) for bound, value in one.items() if "imum" in bound}
     for name, told in PROPERTIES.items()
@@ -36,3 +46,62 @@ def test_a_value_at_its_bound_is_taken_and_one_beyond_is_not(name: str, bound: s
         check(**{name: beyond})
 
     assert caught.value.param == name
+
+
+def biases(count: int) -> dict[str, int]:
+    return {str(token): 1 for token in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "taken", "beyond"),
+    [
+        ("model", "minLength", "m", ""),
+        ("prompt", "minLength", "x", ""),
+        ("prompt", "minItems", [1], []),
+        ("stop", "minLength", "x", ""),
+        ("stop", "maxLength", "x" * STOP_STRING_CHARACTERS_MAX, "x" * (STOP_STRING_CHARACTERS_MAX + 1)),
+        ("stop", "maxItems", ["x"] * STOP_STRINGS_MAX, ["x"] * (STOP_STRINGS_MAX + 1)),
+        ("stop_token_ids", "maxItems", [1] * STOP_TOKENS_MAX, [1] * (STOP_TOKENS_MAX + 1)),
+        ("logit_bias", "maximum", {"1": 100}, {"1": 100.1}),
+        ("logit_bias", "minimum", {"1": -100}, {"1": -100.1}),
+        ("logit_bias", "pattern", {"1": 1}, {"x": 1}),
+        ("logit_bias", "maxProperties", biases(LOGIT_BIASES_MAX), biases(LOGIT_BIASES_MAX + 1)),
+    ],
+)
+def test_sizes_are_as_told(name: str, told: str, taken: Any, beyond: Any) -> None:
+    assert told in _keywords(PROPERTIES[name])
+    check(**{name: taken})
+    with pytest.raises(Failure) as caught:
+        check(**{name: beyond})
+
+    assert caught.value.param == name
+
+
+def _keywords(told: Any) -> set[str]:
+    """All those of a schema."""
+    if isinstance(told, list):
+        return {keyword for one in told for keyword in _keywords(one)}
+    return told.keys() | _keywords([*told.values()]) if isinstance(told, dict) else set()
+
+
+def test_a_conversation_is_told_not_to_be_empty_and_to_be_of_text() -> None:
+    assert SCHEMAS["ChatBody"]["properties"]["messages"]["minItems"] == 1
+    assert SCHEMAS["Part"]["properties"]["type"]["enum"] == ["text"]
+    for messages in ([], [{"role": "user", "content": [{"type": "image_url"}]}]):
+        with pytest.raises(Failure):
+            parse_chat(json.dumps({"model": "m", "messages": messages}).encode()).to_request()
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("active_decode_blocks_threshold", 1), ("active_prefill_tokens_threshold", TOKENS_MAX)]
+)
+def test_thresholds_are_as_told(name: str, most: int) -> None:
+    field = THRESHOLDS[name]
+    one = SCHEMAS["ThresholdsChange"]["properties"][name]["anyOf"][0]
+
+    assert (one["minimum"], one["maximum"]) == (0, most)
+    for value in (0, most):
+        Thresholds(**{field: value})
+    for value in (-1, most + 1):
+        with pytest.raises(Failure):
+            Thresholds(**{field: value})
