@@ -15,7 +15,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-clients kill-loop storm bench bench-small hold scale lint stubs install install-dev model etcd iproute2 wrk peer clean
+.PHONY: help up test test-clients kill-loop storm bench bench-small hold scale lint stubs install install-dev model etcd iproute2 wrk curl peer clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -24,7 +24,7 @@ help: ## List the targets.
 up: install model ## Run a registry, two workers with a real model and a frontend. Ctrl-C ends all.
 	exec $(BIN)/unbroken up --workers $(WORKERS) --engine llamacpp --model $(MODEL)
 
-test: install-dev model etcd iproute2 wrk ## Install what the tests need, and run them all.
+test: install-dev model etcd iproute2 wrk curl ## Install what the tests need, and run them all.
 	$(BIN)/pytest --numprocesses=2 --dist=loadfile --ignore=tests/clients
 
 test-clients: install-dev ## Run clients in other languages, those for which this machine has the tools.
@@ -83,6 +83,9 @@ iproute2: ## Install `ip` for the tests that cut a network, with apt.
 
 wrk: ## Install `wrk` for the bench, with apt.
 	$(call from_apt,wrk,wrk,install wrk 4.1 or later and put it on PATH)
+
+curl: ## Install `curl` for the commands of the README, with apt.
+	$(call from_apt,curl,curl,install it and put it on PATH)
 
 peer: model etcd ## Install NVIDIA Dynamo into the user's cache folder, to measure beside it.
 	bench/peer.sh install "$$($(BIN)/python -c 'from services.models import SMOLLM2; print(SMOLLM2.path)')"

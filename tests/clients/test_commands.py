@@ -1,4 +1,4 @@
-"""The README's commands for grpcurl and `buf curl` do what it says, by reflection alone.
+"""The README's commands for grpcurl and `buf curl` do what it says, by reflection alone; that for stubs makes them.
 
 The addresses and the model's name are those of the test's plane; everything else is run as it stands there.
 """
@@ -14,9 +14,9 @@ import pytest
 
 from tests.clients.cluster import Cluster
 from tests.clients.conftest import need
-from tests.clients.toolchains import GRPCURL
+from tests.clients.toolchains import CLIENTS, GRPCURL
+from tests.readme import page
 
-README = (Path(__file__).resolve().parent.parent.parent / "README.md").read_text()
 BUF = ".venv/bin/buf"
 COMMAND_S_MAX = 20.0
 COMMANDS = {
@@ -36,21 +36,10 @@ COMMANDS = {
 }
 
 
-def commands() -> list[str]:
-    """Those of the README, each with its lines."""
-    blocks = re.findall(r"^```sh\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-    starts = rf"^(?=grpcurl |{re.escape(BUF)} )"
-    return [one for block in blocks for one in re.split(starts, block, flags=re.MULTILINE) if re.match(starts, one)]
-
-
 def command(tool: str, part: str) -> str:
     """The one with this in it."""
-    (one,) = [each for each in commands() if each.startswith(tool) and part in each]
+    (one,) = [each for each in page.commands() if each.startswith(f"{tool} ") and part in each]
     return one
-
-
-def test_each_command_is_tried() -> None:
-    assert sorted(commands()) == sorted(command(*key) for key in COMMANDS)
 
 
 @pytest.mark.parametrize(("tool", "part"), COMMANDS)
@@ -80,3 +69,16 @@ def run(words: str, tool: str) -> str:
     done = subprocess.run(["bash", "-c", words], env=env, capture_output=True, text=True, timeout=COMMAND_S_MAX)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_the_command_for_stubs_makes_them(tmp_path: Path) -> None:
+    """With what the client in Python needs, and nothing of ours."""
+    (client,) = [client for client in CLIENTS if client.name == "python"]
+    interpreter, _ = client.command()
+    (tmp_path / "proto").symlink_to(page.ROOT / "proto")
+    words = page.command("python -m grpc_tools.protoc").replace("python ", f"{interpreter} ", 1)
+
+    subprocess.run(["bash", "-c", words], cwd=tmp_path, check=True, timeout=COMMAND_S_MAX)
+
+    made = {path.name for path in (tmp_path / "unbroken" / "v1").iterdir()}
+    assert made == {"inference_pb2.py", "inference_pb2_grpc.py"}

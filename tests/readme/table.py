@@ -1,0 +1,82 @@
+"""Where each command of the README is run, and why not, of those that no test can run."""
+
+from dataclasses import dataclass
+
+COMPOSE = "needs a Docker engine; that what it names is in docker-compose.yml is tested"
+IMAGE = "needs NVIDIA's release container and a network to it"
+NO_COPY = "would install into the environment of the tests; what it installs is installed there from the start"
+NAMED = "stands for the command in general: its --help is tried, and what the README has it do with options"
+
+
+@dataclass(frozen=True)
+class Place:
+    """file: which runs it. has: what that file has in it; the command, as the table names it, unless given.
+
+    why_not: why it is not run as it stands.
+    """
+
+    file: str
+    has: str = ""
+    why_not: str = ""
+
+
+TRIED = {
+    # What the README has in one command only, or all of it: where it is run. Those for grpcurl and `buf curl` have a
+    # table of their own, in tests/clients/test_commands.py.
+    "curl -sN localhost": Place("tests/readme/test_make_up.py"),
+    "make up": Place("tests/readme/test_make_up.py"),
+    "DYN_UP_REGISTRY_PORT=50060 make up": Place("tests/readme/test_make_up.py"),
+    "Tell me about the sea.": Place("tests/readme/test_make_up.py"),
+    "The capital of France is": Place("tests/readme/test_make_up.py"),
+    ".venv/bin/unbroken chat": Place("tests/readme/test_make_up.py"),
+    "/cancel": Place("tests/readme/test_make_up.py"),
+    ".venv/bin/unbroken up --engine mocker": Place("tests/readme/test_up.py"),
+    "DYN_PROCESSES=2 unbroken up": Place("tests/readme/test_up.py"),
+    "DYN_STALL_MS=3000 unbroken up": Place("tests/readme/test_up.py"),
+    "unbroken up --engine trtllm --model /model --workers 1": Place("tests/readme/test_up.py"),
+    "curl localhost:8000/busy_threshold": Place("tests/readme/test_up.py"),
+    "curl localhost:8000/busy_threshold -d": Place("tests/readme/test_up.py"),
+    "unbroken registry --listen": Place("tests/readme/test_machines.py"),
+    "unbroken worker --listen": Place("tests/readme/test_machines.py"),
+    "unbroken frontend --http-listen": Place("tests/readme/test_machines.py"),
+    "unbroken frontend --processes 4": Place("tests/readme/test_machines.py"),
+    "unbroken drain INSTANCE": Place("tests/readme/test_machines.py"),
+    "unbroken frontend": Place("tests/test_cli.py", "test_each_command_has_help", NAMED),
+    "unbroken worker": Place("tests/test_cli.py", "test_each_command_has_help", NAMED),
+    "unbroken registry": Place("tests/test_cli.py", "test_each_command_has_help", NAMED),
+    "unbroken up": Place("tests/test_cli.py", "test_each_command_has_help", NAMED),
+    "unbroken drain": Place("tests/test_cli.py", "test_each_command_has_help", NAMED),
+    ". .venv/bin/activate": Place("tests/readme/test_small.py"),
+    "ulimit -n": Place("tests/readme/test_small.py"),
+    ".venv/bin/python -m bench.hold": Place("tests/readme/test_small.py"),
+    ".venv/bin/python -m bench.scale": Place("tests/readme/test_small.py"),
+    "make test": Place(".ci/run", "make lint test test-clients"),
+    "make lint": Place(".ci/run", "make lint test test-clients"),
+    "make test-clients": Place(".ci/run", "make lint test test-clients"),
+    "make install": Place("Makefile", "up: install model", "is run by each of the others"),
+    "make install-dev": Place("Makefile", "test: install-dev", "is run by `make test`"),
+    "make bench": Place(".ci/run", "bench-small", "takes a quarter of an hour; CI runs it in small"),
+    "make hold": Place("tests/readme/test_small.py", "bench.hold", "takes minutes; it is run in small"),
+    "make scale": Place("tests/readme/test_small.py", "bench.scale", "takes minutes; it is run in small"),
+    "make storm": Place(
+        "tests/integration/test_storm.py", "A storm of requests", "takes minutes; a smaller one is tested"
+    ),
+    ".venv/bin/pip install -e '.[huggingface]'": Place("Makefile", "'.[llamacpp,huggingface]'", NO_COPY),
+    "docker compose up": Place("tests/readme/test_containers.py", why_not=COMPOSE),
+    "docker compose --profile llamacpp up": Place("tests/readme/test_containers.py", why_not=COMPOSE),
+    "docker compose --profile trtllm up": Place("tests/readme/test_containers.py", why_not=COMPOSE),
+    "docker compose up frontend trtllm-1": Place("tests/readme/test_containers.py", why_not=COMPOSE),
+    "docker build -f": Place("tests/readme/test_containers.py", why_not=IMAGE),
+    "docker run --rm --gpus all --network host": Place(
+        "tests/readme/test_machines.py",
+        why_not="needs a GPU; what runs in the container is run, on a fake TensorRT-LLM",
+    ),
+    "/gpu/smoke.py": Place(
+        "tests/readme/test_containers.py",
+        why_not="needs a GPU; the script in the container is run, on a fake TensorRT-LLM",
+    ),
+    "python -m grpc_tools.protoc": Place("tests/clients/test_commands.py"),
+    "buf generate": Place("tests/clients/toolchains.py", '"generate"', "has options of each language's own"),
+    "buf curl": Place("tests/clients/test_commands.py", "BUF", "stands for those in the blocks"),
+    "mvn package": Place("tests/clients/toolchains.py", '"package"', "is run in a copy of the program's folder"),
+}

@@ -1,0 +1,80 @@
+"""`unbroken up` in each way that the README names starts what it says, and serves."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.integration.engines import FAKES
+from tests.model_folder import make_model_folder
+from tests.readme.cluster import Up, cluster
+from tests.readme.page import ROOT, command
+
+
+@dataclass(frozen=True)
+class Way:
+    """workers: how many. model: what it serves. logged: an expression for a line of its log."""
+
+    words: str
+    logged: str
+    workers: int = 2
+    model: str = "mocker"
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+WAYS = (
+    Way("DYN_PROCESSES=2 unbroken up", r"^frontend-1 .* processes=2\b"),
+    Way("DYN_STALL_MS=3000 unbroken up", r"^frontend-1 .* stall_s=3\.0\b"),
+    Way(
+        "unbroken up --engine trtllm --model /model --workers 1",
+        r"^worker-1 .* worker ready .* engine=trtllm ",
+        workers=1,
+        model="model",
+        variables={"PYTHONPATH": f"{FAKES}:{ROOT}"},
+    ),
+)
+
+
+def ask(up: Up, model: str) -> None:
+    """The README's completion, of this model."""
+    here = {"127.0.0.1:8000": up.http, "smollm2": model}
+    answer = json.loads(up.shell.run(command("The capital of France is"), here))
+    assert answer["usage"]["completion_tokens"] == 8
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.words)
+def test_a_cluster_is_what_the_command_says(way: Way, tmp_path: Path) -> None:
+    """TensorRT-LLM as the fake plays it."""
+    words = command(way.words)
+    here = {"/model": str(make_model_folder(tmp_path / "model"))} if "/model" in words else {}
+
+    with cluster(tmp_path, words, here, **way.variables) as up:
+        ask(up, way.model)
+
+        assert len(up.state["workers"]) == way.workers
+        assert re.search(way.logged, up.running.output, re.MULTILINE), up.running.output
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    with cluster(tmp_path_factory.mktemp("up"), command(".venv/bin/unbroken up --engine mocker")) as one:
+        yield one
+
+
+def test_a_cluster_without_a_model_serves_the_mocker(up: Up) -> None:
+    ask(up, "mocker")
+
+
+def test_busy_thresholds_are_read_and_set(up: Up) -> None:
+    reading, setting = command("curl localhost:8000/busy_threshold"), command("curl localhost:8000/busy_threshold -d")
+    here = {"localhost:8000": up.http}
+
+    put = json.loads(up.shell.run(setting, here | {"smollm2": "mocker"}))
+    got = json.loads(up.shell.run(reading, here))
+
+    assert put["active_decode_blocks_threshold"] == 0.9
+    assert put["admission_control"] == "none"
+    assert [one["active_decode_blocks_threshold"] for one in got["thresholds"] if one["model"] == "mocker"] == [0.9]
