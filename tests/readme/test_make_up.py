@@ -103,6 +103,7 @@ def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path) -> None:
             up.running.process.wait(UP_S_MAX)
             stream.process.wait(UP_S_MAX)
 
+    assert "exiting at once" in up.running.output
     assert f"127.0.0.1:{port}" in addresses
     assert "[DONE]" not in stream.output
     wait_until(lambda: all(map(is_refused, addresses)))

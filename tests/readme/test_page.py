@@ -56,6 +56,19 @@ def test_each_variable_is_read() -> None:
     assert set(re.findall(r"\bDYN_\w+", TEXT)) <= known_variables()
 
 
+def test_each_service_and_each_metric_has_that_name() -> None:
+    protos = "".join(path.read_text() for path in (ROOT / "proto").rglob("*.proto"))
+    named = [re.fullmatch(r"unbroken\.v1\.(\w+)(?:/(\w+))?", span) for span in spans()]
+    metrics = [span for span in spans() if re.match(r"(dynamo|unbroken)_\w+$", span)]
+
+    assert any(named)
+    for service, call in (one.groups() for one in named if one is not None):
+        assert f"service {service} {{" in protos
+        assert call is None or f"rpc {call}(" in protos
+    assert metrics
+    assert [one for one in metrics if f"`{one}`" not in (ROOT / "METRICS.md").read_text()] == []
+
+
 def test_each_link_leads_somewhere() -> None:
     anchors = {"#" + re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in headings(TEXT)}
     targets = re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", TEXT))

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.engines import FAKES
 from tests.model_folder import make_model_folder
 from tests.readme.cluster import Up, cluster
-from tests.readme.page import ROOT, command
+from tests.readme.page import ROOT, command, spans
 
 
 @dataclass(frozen=True)
@@ -78,3 +78,11 @@ def test_busy_thresholds_are_read_and_set(up: Up) -> None:
     assert put["active_decode_blocks_threshold"] == 0.9
     assert put["admission_control"] == "none"
     assert [one["active_decode_blocks_threshold"] for one in got["thresholds"] if one["model"] == "mocker"] == [0.9]
+
+
+def test_each_path_is_served(up: Up) -> None:
+    paths = [span for span in spans() if re.fullmatch(r"/\w+(\.json)?", span)]
+
+    assert "/live" in paths
+    for path in paths:
+        assert up.shell.run(f"curl --fail --silent {up.http}{path}", {})
