@@ -35,7 +35,7 @@ def test_the_stream_at_the_head_goes_on_when_its_worker_is_killed(up: Up) -> Non
     with up.shell.running(words, here) as stream:
         wait_until(lambda: CONTENT in stream.output)
         pid = str(up.busy_pid())
-        wait_until(lambda: stream.output.count(CONTENT) >= int(position))
+        wait_until(lambda: stream.output.count(CONTENT) >= int(position), UP_S_MAX)
         up.shell.run(kill, {kill.split()[-1]: pid})
         assert stream.process.wait(UP_S_MAX) == 0
 
