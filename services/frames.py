@@ -136,7 +136,8 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
             if len(self._unread) < self._unread_min:
                 return
             data = bytes(self._unread)
-        messages, failure = self._split(data)
+        messages: list[M] = []
+        failure = self._split(data, messages)
         if messages:
             self._receiver.on_messages(messages)
         if failure is not None:
@@ -159,41 +160,37 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
 
     # Frames
 
-    def _split(self, data: bytes) -> tuple[list[M], Failure | None]:
-        """All whole messages up to one that breaks the rules, if one does; what follows them is kept."""
-        messages: list[M] = []
-        try:
-            self._take(data, messages)
-        except Failure as failure:
-            return messages, failure
-        return messages, None
+    def _split(self, data: bytes, messages: list[M]) -> Failure | None:
+        """Add all whole messages up to one that breaks the rules, and say how, if one does; what follows is kept.
 
-    def _take(self, data: bytes, messages: list[M]) -> None:
-        start, size = self._skip_preamble(data), _LENGTH.size
-        while len(data) - start >= size:
+        In one function, for this is what each step costs, most of all in a process that has slept meanwhile.
+        """
+        start, size, end = self._skip_preamble(data) if self._awaited else 0, _LENGTH.size, len(data)
+        if start is None:
+            return Failure(Reason.PROTOCOL_VIOLATION, "it does not begin as a session of this version does")
+        while end - start >= size:
             (length,) = _LENGTH.unpack_from(data, start)
             if length > MESSAGE_BYTES_MAX:
-                raise Failure(Reason.PROTOCOL_VIOLATION, f"a message of {length} bytes: at most {MESSAGE_BYTES_MAX}")
+                why = f"a message of {length} bytes: at most {MESSAGE_BYTES_MAX}"
+                return Failure(Reason.PROTOCOL_VIOLATION, why)
             size = _LENGTH.size + length
-            if start + size > len(data):
+            if start + size > end:
                 break
-            messages.append(self._message(data[start + _LENGTH.size : start + size]))
+            try:
+                messages.append(self._decode(data[start + _LENGTH.size : start + size]))
+            except DecodeError:
+                return Failure(Reason.PROTOCOL_VIOLATION, "a message can't be decoded")
             start, size = start + size, _LENGTH.size
         self._unread, self._unread_min = bytearray(data[start:]), size
+        return None
 
-    def _skip_preamble(self, data: bytes) -> int:
-        """Where the frames begin, as far as they have come."""
+    def _skip_preamble(self, data: bytes) -> int | None:
+        """Where the frames begin, as far as they have come; None if it is not the preamble."""
         came = data[: len(self._awaited)]
         if not self._awaited.startswith(came):
-            raise Failure(Reason.PROTOCOL_VIOLATION, "it does not begin as a session of this version does")
+            return None
         self._awaited = self._awaited[len(came) :]
         return len(came)
-
-    def _message(self, data: bytes) -> M:
-        try:
-            return self._decode(data)
-        except DecodeError:
-            raise Failure(Reason.PROTOCOL_VIOLATION, "a message can't be decoded") from None
 
     def _fail(self, failure: Failure) -> None:
         """The connection is over, by the other end or for what it sent."""

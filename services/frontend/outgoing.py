@@ -1,6 +1,7 @@
 """What a session is about to send: requests and cancels, joined into one message for each turn of the loop."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -85,13 +86,18 @@ class Outgoing:
         return messages
 
     def keep_alive(self, now: float) -> None:
-        """Say that we are there, after a long silence. Called every sweep."""
-        if now - self._sent_at > KEEPALIVE_S:
+        """Say that we are there, after a long silence."""
+        if now >= self.silent_at():
             self.send()
 
-    def is_stuck(self, now: float) -> bool:
-        """Whether the worker has taken nothing for too long, whatever it says. Ask after `keep_alive`."""
-        return self._connection is not None and now - self._sent_at > UNTAKEN_S_MAX
+    def silent_at(self) -> float:
+        """When the silence will be a long one. While the worker takes nothing it has been, and nothing can be said."""
+        is_open = self._connection is not None and self._connection.is_writable
+        return self._sent_at + KEEPALIVE_S if is_open else math.inf
+
+    def stuck_at(self) -> float:
+        """When the worker will have taken nothing for too long, whatever it says. Ask after `keep_alive`."""
+        return math.inf if self._connection is None else self._sent_at + UNTAKEN_S_MAX
 
 
 def submit_of(stream_id: int, request: Request, call: Call, choices: int = 1) -> worker_pb2.Submit:

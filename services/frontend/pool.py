@@ -30,12 +30,9 @@ CHECK_REACH = "the worker's --advertise and --session-listen, and firewalls betw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
-    """quarantine_s: how long a worker that failed is left alone where there is another. sweep_s: between two looks for
-    silent workers.
-    """
+    """quarantine_s: how long a worker that failed is left alone where there is another."""
 
     quarantine_s: float = 5.0
-    sweep_s: float = 0.1
     reconnect: Backoff = field(default_factory=Backoff)
     session: SessionConfig = field(default_factory=SessionConfig)
 
@@ -275,16 +272,18 @@ class Pool:
             self.offer(session)
 
     async def _sweep(self) -> None:
-        """Look for silent workers, and be heard by all. If we are late ourselves, their silence proves nothing."""
-        clock = asyncio.get_running_loop().time
-        last = clock()
+        """Look for silent workers when one may be, and be heard by all.
+
+        If we are late ourselves, their silence proves nothing. A worker that was idle a moment ago may be silent for
+        `stall_s` from its first request on, so we look twice in that time.
+        """
+        clock, pause_s_max = asyncio.get_running_loop().time, self._config.session.stall_s / 2
+        due = clock()
         while True:
-            await asyncio.sleep(self._config.sweep_s)
             now = clock()
-            is_late = now - last > self._config.session.stall_s / 2
+            is_late, due = now - due > pause_s_max, now + pause_s_max
             for session in list(self._welcomed):
                 if is_late:
                     session.forgive(now)
-                else:
-                    session.check(now)
-            last = now
+                due = min(due, session.check(now))
+            await asyncio.sleep(due - now)

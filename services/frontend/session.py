@@ -13,10 +13,11 @@ A stream whose finish reason has come ends well, whatever happens to the session
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, repeat
 
 import structlog
 from msgspec.structs import replace
@@ -35,7 +36,7 @@ from services.layers import bug_failure
 from services.listening import bare_host
 from services.party import Reservation
 from services.refusals import CAUSE, RefusedFor
-from services.request import Call, Request, Sink
+from services.request import Call, Request, Sink, TokenLogprobs
 from services.rpc import split_address
 from services.stubs import worker_pb2
 from services.wire import card_from_wire, logprobs_from_wire, seconds_from_wire
@@ -301,7 +302,7 @@ class Session:
         self._has_begun.set()
 
     def _on_message(self, message: worker_pb2.AttachResponse) -> None:
-        if not self._has_begun.is_set():
+        if self._card is None:
             self._on_welcome(message)
         if message.HasField("load"):
             self._on_load(message.load)
@@ -333,18 +334,16 @@ class Session:
 
     def _on_step(self, step: worker_pb2.Step) -> None:
         self._stepped_at = self._heard_at
+        stream_ids, positions, lengths = step.stream_ids, step.positions, step.token_counts
         token_ids, start = list(step.token_ids), 0
-        lengths = {len(step.stream_ids), len(step.positions), len(step.token_counts)}
-        if len(lengths) > 1 or sum(step.token_counts) != len(token_ids):
+        if not len(stream_ids) == len(positions) == len(lengths) or sum(lengths) != len(token_ids):
             raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.name} sent columns of unequal length")
-        logprobs = {one.entry: one.tokens for one in step.logprobs}
+        logprobs = _logprobs_column(step) if step.logprobs else repeat(None)
         find = self._streams.find
-        entries = zip(step.stream_ids, step.positions, step.token_counts, strict=True)
-        for index, (stream_id, position, length) in enumerate(entries):
+        for stream_id, position, length, ours in zip(stream_ids, positions, lengths, logprobs, strict=False):
             stop = start + length
             if (stream := find(stream_id)) is not None:
                 try:
-                    ours = [logprobs_from_wire(one) for one in logprobs[index]] if index in logprobs else None
                     stream.on_tokens(position, token_ids[start:stop], ours)
                 except Failure as failure:
                     self._drop(stream, failure)
@@ -371,22 +370,29 @@ class Session:
 
     # Loss
 
-    def check(self, now: float) -> None:
-        """Take the worker for lost if it is silent, stands still or takes nothing for too long. Called every sweep."""
+    def check(self, now: float) -> float:
+        """Take the worker for lost if it is silent, stands still or takes nothing for too long.
+
+        Returns when that may be so next, or something is to be said to it, if nothing happens until then.
+        """
         self._outgoing.keep_alive(now)
         limit_s = self._config.stall_s if self._streams else self._config.idle_stall_s
-        if now - self._heard_at > limit_s:
+        silent_at, stands_at, stuck_at = self._heard_at + limit_s, self._stands_at(), self._outgoing.stuck_at()
+        if now >= silent_at:
             self.lose(Failure(Reason.STALLED, f"nothing heard from {self.name} for {limit_s} s"))
-        elif self._streams and self._load.last.running and now - self._stepped_at > self._step_limit_s():
+        elif now >= stands_at:
             self.lose(Failure(Reason.STALLED, f"the engine of {self.name} stands still"))
-        elif self._outgoing.is_stuck(now):
+        elif now >= stuck_at:
             self.lose(Failure(Reason.STALLED, f"{self.name} takes nothing of what is sent to it"))
+        return math.inf if self.is_lost else min(silent_at, stands_at, stuck_at, self._outgoing.silent_at())
 
-    def _step_limit_s(self) -> float:
-        """How long a step may take: longer where there is a prompt to compute, or the engine does not say."""
+    def _stands_at(self) -> float:
+        """When its engine has made no step for too long: later where it computes a prompt, or does not say."""
+        if not (self._streams and self._load.last.running):
+            return math.inf
         ranks = self._load.last.ranks
         may_prefill = not ranks or any(rank.active_prefill_tokens for rank in ranks)
-        return self._config.prefill_stall_s if may_prefill else self._config.engine_stall_s
+        return self._stepped_at + (self._config.prefill_stall_s if may_prefill else self._config.engine_stall_s)
 
     def forgive(self, now: float) -> None:
         """The frontend itself was late: silence until now proves nothing."""
@@ -403,6 +409,13 @@ class Session:
         for stream in self._streams:
             self._streams.remove(stream)
             stream.fail(failure)
+
+
+def _logprobs_column(step: worker_pb2.Step) -> Sequence[Sequence[TokenLogprobs] | None]:
+    """For each entry those of its tokens, if it has any."""
+    found = {one.entry: one.tokens for one in step.logprobs}
+    entries = range(len(step.stream_ids))
+    return [[logprobs_from_wire(one) for one in found[index]] if index in found else None for index in entries]
 
 
 def _is_refused_at_once(error: worker_pb2.Error) -> bool:

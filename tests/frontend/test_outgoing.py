@@ -1,6 +1,7 @@
 """Outgoing: what a session sends, joined into few messages, in an order that the worker reads right."""
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -120,12 +121,23 @@ def test_a_worker_that_takes_nothing_for_too_long_is_stuck(is_writable: bool, mo
     connection.is_writable = is_writable
     now = asyncio.get_running_loop().time()
 
-    assert not outgoing.is_stuck(now + UNTAKEN_S_MAX - 1)
-    now += UNTAKEN_S_MAX + 1
+    assert now < outgoing.stuck_at() <= now + UNTAKEN_S_MAX
+    now += UNTAKEN_S_MAX
     monkeypatch.setattr(outgoing._loop, "time", lambda: now)
     outgoing.keep_alive(now)
 
-    assert outgoing.is_stuck(now) is not is_writable
+    assert (outgoing.stuck_at() <= now) is not is_writable
+
+
+def test_it_says_when_its_silence_will_be_long_but_where_nothing_can_be_said() -> None:
+    outgoing, connection = Outgoing(CancelCounts()), Sent()
+    assert outgoing.silent_at() == math.inf
+    outgoing.connect(connection)
+
+    assert 0 < outgoing.silent_at() - asyncio.get_running_loop().time() <= KEEPALIVE_S
+
+    connection.is_writable = False
+    assert outgoing.silent_at() == math.inf
 
 
 def test_after_a_long_silence_it_says_that_it_is_there() -> None:

@@ -29,12 +29,12 @@ from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.execute import Execute
 from services.worker.listener import SessionListener
 from services.worker.service import WorkerService
+from tests.frontend.support import BareWorker
 from tests.lines import Line, answering
 from tests.support import CARD, Collected, call_layer, make_request, run_async
-from tests.worker.support import session_count
+from tests.worker.support import pass_time, run_clocked, session_count, settle
 
 QUICK = PoolConfig(
-    sweep_s=0.02,
     reconnect=Backoff(base_s=0.01, cap_s=0.05),
     session=SessionConfig(connect_timeout_s=0.5, stall_s=1.0),
 )
@@ -119,6 +119,45 @@ def test_carries_a_request_on_the_session_that_the_call_names() -> None:
             assert len((await ask(pool, sessions(pool)[0].key)).token_ids) == 3
 
     run_async(scenario())
+
+
+def test_a_worker_is_lost_to_the_moment_after_its_silence_though_it_was_idle_before() -> None:
+    config = SessionConfig(stall_s=1.0, idle_stall_s=10)
+
+    async def scenario() -> list[bool]:
+        pool, was_lost = Pool(Catalogue(), PoolConfig(session=config)), []
+        sweeping = asyncio.create_task(pool._sweep())
+        await settle()
+        worker = BareWorker(config=config)
+        pool._welcomed.add(worker.session)
+        for seconds in (0.5, 0.25, 0.25, 0.5, 0.125, 0.125):
+            pass_time(seconds)
+            await settle()
+            if asyncio.get_running_loop().time() == 0.75:
+                worker.open().ended.add_done_callback(lambda ended: ended.exception())
+            was_lost.append(worker.session.is_lost)
+        sweeping.cancel()
+        return was_lost
+
+    assert run_clocked(scenario()) == [False] * 5 + [True]
+
+
+@pytest.mark.parametrize(("late_s", "is_lost"), [(0.25, True), (1.0, False)])
+def test_a_frontend_that_was_late_itself_proves_nothing_by_its_workers_silence(late_s: float, is_lost: bool) -> None:
+    config = SessionConfig(stall_s=1.0, idle_stall_s=1.0)
+
+    async def scenario() -> bool:
+        pool, worker = Pool(Catalogue(), PoolConfig(session=config)), BareWorker(config=config)
+        pool._welcomed.add(worker.session)
+        sweeping = asyncio.create_task(pool._sweep())
+        await settle()
+        for seconds in (0.5, 0.5 + late_s):
+            pass_time(seconds)
+            await settle()
+        sweeping.cancel()
+        return worker.session.is_lost
+
+    assert run_clocked(scenario()) is is_lost
 
 
 def test_an_instance_that_leaves_the_view_keeps_its_living_session() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import gc
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -28,6 +29,7 @@ from services.wire import card_to_wire, seconds_to_wire
 from tests.frontend.support import BareWorker
 from tests.lines import Line, answering, frame
 from tests.support import CARD, Collected, make_request, run_async
+from tests.worker.support import run_clocked
 
 WELCOME = worker_pb2.Welcome(instance_id="i", card=card_to_wire(CARD))
 PATIENT = SessionConfig(stall_s=8, full_s=60)
@@ -416,6 +418,38 @@ def test_forgives_silence_while_the_frontend_itself_was_late() -> None:
         return session.is_lost
 
     assert not run_async(scenario())
+
+
+@pytest.mark.parametrize(
+    ("load", "after_s"),
+    [
+        (None, 10),
+        ({}, 1),
+        ({"running": 1}, 1),
+        ({"running": 1, "ranks": [{"active_prefill_tokens": 5}]}, 1),
+        ({"running": 1, "ranks": [{"active_prefill_tokens": 0}]}, 0.5),
+    ],
+    ids=["idle", "in use", "its engine says nothing", "it computes a prompt", "it makes steps"],
+)
+def test_says_when_it_may_be_lost_next(load: dict[str, Any] | None, after_s: float) -> None:
+    async def scenario() -> float:
+        config = SessionConfig(stall_s=1, idle_stall_s=10, engine_stall_s=0.5, prefill_stall_s=60)
+        worker = BareWorker(config=config)
+        if load is not None:
+            worker.open()
+            worker.hear(load=worker_pb2.Load(**load))
+        return worker.session.check(asyncio.get_running_loop().time())
+
+    assert run_clocked(scenario()) == after_s
+
+
+def test_what_is_lost_is_lost_at_that_moment_and_need_not_be_looked_at_again() -> None:
+    async def scenario() -> tuple[bool, float, bool]:
+        session = BareWorker(config=SessionConfig(idle_stall_s=10)).session
+        session.check(9.9)
+        return session.is_lost, session.check(10), session.is_lost
+
+    assert run_clocked(scenario()) == (False, math.inf, True)
 
 
 def test_an_item_after_the_marker_ends_the_session_with_a_violation() -> None:
