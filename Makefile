@@ -10,12 +10,14 @@ MODEL := smollm2
 WORKERS ?= 2
 KILLS ?= 500
 SOURCES_OF_INSTALL := pyproject.toml proto/build_stubs.py $(wildcard proto/unbroken/v1/*.proto)
+VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
+RECORD := proto-released/$(VERSION)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-clients kill-loop storm bench bench-small hold scale lint stubs install install-dev model etcd iproute2 wrk curl peer clean
+.PHONY: help up test test-clients kill-loop storm bench bench-small hold scale lint lint-proto record-proto stubs install install-dev model etcd iproute2 wrk curl peer clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -50,12 +52,22 @@ hold: install-dev ## Hold 10,000 slow streams for a minute: memory per stream, a
 scale: install-dev ## Measure what a frontend and a registry cost with 1,000 workers, 10,000 streams, 10,000 instances.
 	$(BIN)/python -m bench.scale
 
-lint: install-dev ## Check style, types and proto files.
+lint: lint-proto ## Check style, types and proto files.
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+lint-proto: install-dev ## Check the proto files, and that they break nothing of the last release's.
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
+	@test -d $(RECORD) || { echo "error: version $(VERSION) has no record of its proto files: make record-proto" >&2; exit 1; }
+	$(BIN)/buf breaking --against $(RECORD)
+
+record-proto: install-dev ## Record the proto files as this version's, when it is released.
+	for record in proto-released/*; do $(BIN)/buf breaking --against "$$record" || exit 1; done
+	rm -rf proto-released
+	mkdir -p $(RECORD)
+	cp -R proto/unbroken $(RECORD)
 
 stubs: $(BIN)/python ## Generate the gRPC stubs again.
 	$(BIN)/pip install --quiet --no-deps --editable .

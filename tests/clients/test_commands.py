@@ -1,28 +1,31 @@
-"""The README's commands for grpcurl and `buf curl` do what it says, by reflection alone; that for stubs makes them.
+"""The README's commands for grpcurl and `buf curl` do what it says, by reflection alone.
 
 The addresses and the model's name are those of the test's plane; everything else is run as it stands there.
 """
 
 import asyncio
+import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.clients.cluster import Cluster
 from tests.clients.conftest import need
-from tests.clients.toolchains import CLIENTS, GRPCURL
+from tests.clients.toolchains import BUF as VENV_BUF
+from tests.clients.toolchains import GRPCURL, INFERENCE
 from tests.readme import page
 
 BUF = ".venv/bin/buf"
 COMMAND_S_MAX = 20.0
 COMMANDS = {
     # The tool, and what its command has in it: what it prints must have in it.
-    ("grpcurl", " list"): r"^unbroken\.v1\.Inference$",
-    ("grpcurl", " describe "): r"rpc Generate \( \.unbroken\.v1\.GenerateRequest \) returns \( stream ",
+    ("grpcurl", "-plaintext 127.0.0.1:50051 list"): r"^unbroken\.v1\.Inference$",
+    ("grpcurl", "-plaintext 127.0.0.1:50051 describe"): r"rpc Generate \( \.unbroken\.v1\.GenerateRequest \) returns",
+    ("grpcurl", "-proto-out-dir"): r"^service Inference {$",
     ("grpcurl", "Health/Check"): r'"status": "SERVING"',
     ("grpcurl", "Registry/List"): r'"model": "mocker"',
     ("grpcurl", "Inference/Generate"): r'"complete_final": true\n}\n\Z',
@@ -43,7 +46,30 @@ def command(tool: str, part: str) -> str:
 
 
 @pytest.mark.parametrize(("tool", "part"), COMMANDS)
-def test_a_command_of_the_readme_does_what_it_says(cluster: Cluster, tool: str, part: str) -> None:
+def test_a_command_of_the_readme_does_what_it_says(cluster: Cluster, tool: str, part: str, tmp_path: Path) -> None:
+    printed = printed_by(cluster, tool, part, tmp_path)
+
+    assert re.search(COMMANDS[tool, part], printed, re.MULTILINE), printed
+
+
+def test_a_server_tells_the_proto_file_that_it_was_made_of(cluster: Cluster, tmp_path: Path) -> None:
+    """But for comments, and for options, which say what one language makes of it."""
+    printed_by(cluster, "grpcurl", "-proto-out-dir", tmp_path)
+
+    assert described(tmp_path / "proto") == described(page.ROOT / "proto")
+
+
+def described(folder: Path) -> Any:
+    """The descriptor of inference.proto in a folder."""
+    command = (VENV_BUF, "build", "--path", INFERENCE, "--exclude-source-info", "-o", "-#format=json")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=COMMAND_S_MAX, check=True)
+    (file,) = json.loads(done.stdout)["file"]
+    file.pop("options", None)
+    return file
+
+
+def printed_by(cluster: Cluster, tool: str, part: str, stubs: Path) -> str:
+    """What the command prints, which may write files where `stubs` is."""
     if tool == "grpcurl":
         need(GRPCURL.missing)
     asyncio.run(cluster.fill())
@@ -52,14 +78,12 @@ def test_a_command_of_the_readme_does_what_it_says(cluster: Cluster, tool: str, 
         "127.0.0.1:50051": cluster.plane.frontend.grpc,
         "127.0.0.1:50050": cluster.plane.registry_address,
         "smollm2": "mocker",
-        f"{BUF} ": f"{Path(sys.executable).parent / 'buf'} ",
+        "/tmp/stubs": str(stubs),
+        f"{BUF} ": f"{VENV_BUF} ",
     }
     for there, own in here.items():
         words = words.replace(there, own)
-
-    printed = run(words, tool)
-
-    assert re.search(COMMANDS[tool, part], printed, re.MULTILINE), printed
+    return run(words, tool)
 
 
 def run(words: str, tool: str) -> str:
@@ -69,16 +93,3 @@ def run(words: str, tool: str) -> str:
     done = subprocess.run(["bash", "-c", words], env=env, capture_output=True, text=True, timeout=COMMAND_S_MAX)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_the_command_for_stubs_makes_them(tmp_path: Path) -> None:
-    """With what the client in Python needs, and nothing of ours."""
-    (client,) = [client for client in CLIENTS if client.name == "python"]
-    interpreter, _ = client.command()
-    (tmp_path / "proto").symlink_to(page.ROOT / "proto")
-    words = page.command("python -m grpc_tools.protoc").replace("python ", f"{interpreter} ", 1)
-
-    subprocess.run(["bash", "-c", words], cwd=tmp_path, check=True, timeout=COMMAND_S_MAX)
-
-    made = {path.name for path in (tmp_path / "unbroken" / "v1").iterdir()}
-    assert made == {"inference_pb2.py", "inference_pb2_grpc.py"}

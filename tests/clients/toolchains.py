@@ -5,7 +5,6 @@ and the folder may be deleted at any time.
 """
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -19,7 +18,6 @@ PROTO = HERE.parent.parent / "proto"
 INFERENCE = "unbroken/v1/inference.proto"
 CACHE = Path.home() / ".cache" / "unbroken" / "clients"
 BUF = Path(sys.executable).parent / "buf"
-GO_MODULE = "example.com/client"
 BUILD_S_MAX = 300.0
 """With all downloads, on a machine that has something else to do."""
 
@@ -82,15 +80,10 @@ def python_sdk(folder: Path) -> list[str]:
 
 def go(folder: Path) -> list[str]:
     """The plugins' versions are those of go.mod, like all others."""
-    env = os.environ | {"GOBIN": str(folder / "bin")}
+    bin_folder = folder / "bin"
+    env = os.environ | {"GOBIN": str(bin_folder), "PATH": f"{bin_folder}:{os.environ['PATH']}"}
     run("go", "install", "tool", cwd=folder, env=env)
-    options = [f"module={GO_MODULE}", f"M{INFERENCE}={GO_MODULE}/unbroken"]
-    plugins = [
-        {"local": str(folder / "bin" / name), "out": ".", "opt": options}
-        for name in ("protoc-gen-go", "protoc-gen-go-grpc")
-    ]
-    template = json.dumps({"version": "v2", "plugins": plugins})
-    run(BUF, "generate", PROTO, "--path", PROTO / INFERENCE, "--template", template, cwd=folder)
+    run(BUF, "generate", PROTO, "--path", PROTO / INFERENCE, cwd=folder, env=env)
     run("go", "build", "-o", "client", ".", cwd=folder)
     return [str(folder / "client")]
 

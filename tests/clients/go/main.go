@@ -1,12 +1,9 @@
 // A client made of nothing but the published proto file: `client HOST:PORT`.
 //
-// Stubs, from the folder that has unbroken/v1/inference.proto, into the one that has this file:
+// Stubs, from the folder that has unbroken/v1/inference.proto, into the one that has this file, with the plugins that
+// `go install tool` installs:
 //
-//	protoc -I proto --go_out=. --go-grpc_out=. \
-//	  --go_opt=module=example.com/client --go-grpc_opt=module=example.com/client \
-//	  --go_opt=Munbroken/v1/inference.proto=example.com/client/unbroken \
-//	  --go-grpc_opt=Munbroken/v1/inference.proto=example.com/client/unbroken \
-//	  unbroken/v1/inference.proto
+//	buf generate proto --path proto/unbroken/v1/inference.proto
 //
 // It prints a line of JSON for each thing that it tries.
 package main

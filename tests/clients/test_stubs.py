@@ -1,0 +1,95 @@
+"""The README's commands make stubs, in a copy of this tree and with the tools that the clients are built with."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.clients.conftest import need
+from tests.clients.test_commands import README
+from tests.clients.toolchains import BUILD_S_MAX, CLIENTS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+STUBS = "/tmp/stubs"
+PROGRAMS = {client.name: client for client in CLIENTS}
+
+
+@dataclass(frozen=True)
+class Language:
+    """How its block is known, and some of the files that come of it, in the tree or below STUBS."""
+
+    client: str
+    part: str
+    files: tuple[str, ...]
+
+
+LANGUAGES = (
+    Language(
+        "python",
+        "grpc_tools.protoc",
+        tuple(f"{STUBS}/python/unbroken/v1/inference_{kind}.py" for kind in ("pb2", "pb2_grpc")),
+    ),
+    Language(
+        "go",
+        "go install",
+        tuple(f"{STUBS}/go/unbroken/inference{kind}.pb.go" for kind in ("", "_grpc")),
+    ),
+    Language(
+        "java",
+        "mvn",
+        tuple(
+            f"tests/clients/java/target/generated-sources/protobuf/{name}.java"
+            for name in ("java/unbroken/v1/GenerateRequest", "grpc-java/unbroken/v1/InferenceGrpc")
+        ),
+    ),
+    Language("connect", "npm ci", ("tests/clients/connect/gen/unbroken/v1/inference_pb.js",)),
+)
+
+
+def blocks() -> list[str]:
+    """Those of the section that make stubs from files."""
+    (section,) = re.findall(r"^### Stubs$(.*?)^#", README, re.DOTALL | re.MULTILINE)
+    every: list[str] = re.findall(r"^```sh\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    return [block for block in every if not block.startswith("grpcurl ")]
+
+
+def block_with(part: str) -> str:
+    (one,) = [block for block in blocks() if part in block]
+    return one
+
+
+def copy_tree(folder: Path) -> None:
+    """All that the commands use, and nothing of what they have made in this tree."""
+    shutil.copytree(ROOT / "proto", folder / "proto")
+    made = shutil.ignore_patterns("node_modules", "gen", "proto", "target", "__pycache__")
+    shutil.copytree(ROOT / "tests" / "clients", folder / "tests" / "clients", ignore=made)
+    (folder / ".venv").symlink_to(sys.prefix)
+
+
+def test_each_block_is_tried() -> None:
+    assert sorted(blocks()) == sorted(block_with(language.part) for language in LANGUAGES)
+
+
+@pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.client)
+def test_the_commands_for_a_language_make_its_stubs(tmp_path: Path, language: Language) -> None:
+    client = PROGRAMS[language.client]
+    need(client.missing)
+    tools = Path(client.command()[0]).parent  # For Python the environment that has grpcio-tools.
+    copy_tree(tmp_path)
+    stubs = str(tmp_path / "stubs")
+
+    subprocess.run(
+        ["bash", "-ec", block_with(language.part).replace(STUBS, stubs)],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"},
+        check=True,
+        timeout=BUILD_S_MAX,
+    )
+
+    for name in language.files:
+        assert (tmp_path / name.replace(STUBS, stubs)).is_file(), name
