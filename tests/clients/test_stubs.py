@@ -1,7 +1,6 @@
 """The README's commands make stubs, in a copy of this tree and with the tools that the clients are built with."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.clients.conftest import need
-from tests.clients.test_commands import README
 from tests.clients.toolchains import BUILD_S_MAX, CLIENTS
+from tests.readme import page
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 STUBS = "/tmp/stubs"
+JAVA = "tests/clients/java/target/generated-sources/protobuf"
 QUICK = {"npm_config_prefer_offline": "true"}
 """What was downloaded before is not asked for again."""
 PROGRAMS = {client.name: client for client in CLIENTS}
@@ -34,20 +33,17 @@ LANGUAGES = (
     Language(
         "python",
         "grpc_tools.protoc",
-        tuple(f"{STUBS}/python/unbroken/v1/inference_{kind}.py" for kind in ("pb2", "pb2_grpc")),
+        (f"{STUBS}/python/unbroken/v1/inference_pb2.py", f"{STUBS}/python/unbroken/v1/inference_pb2_grpc.py"),
     ),
     Language(
         "go",
-        "go install",
-        tuple(f"{STUBS}/go/unbroken/inference{kind}.pb.go" for kind in ("", "_grpc")),
+        "go install tool",
+        (f"{STUBS}/go/unbroken/inference.pb.go", f"{STUBS}/go/unbroken/inference_grpc.pb.go"),
     ),
     Language(
         "java",
         "mvn",
-        tuple(
-            f"tests/clients/java/target/generated-sources/protobuf/{name}.java"
-            for name in ("java/unbroken/v1/GenerateRequest", "grpc-java/unbroken/v1/InferenceGrpc")
-        ),
+        (f"{JAVA}/java/unbroken/v1/GenerateRequest.java", f"{JAVA}/grpc-java/unbroken/v1/InferenceGrpc.java"),
     ),
     Language("connect", "npm ci", ("tests/clients/connect/gen/unbroken/v1/inference_pb.js",)),
 )
@@ -55,9 +51,9 @@ LANGUAGES = (
 
 def blocks() -> list[str]:
     """Those of the section that make stubs from files."""
-    (section,) = re.findall(r"^### Stubs$(.*?)^#", README, re.DOTALL | re.MULTILINE)
-    every: list[str] = re.findall(r"^```sh\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
-    return [block for block in every if not block.startswith("grpcurl ")]
+    _, _, below = page.TEXT.partition("\n### Stubs\n")
+    section, _, _ = below.partition("\n## ")
+    return [block for _, block in page.BLOCK.findall(section) if not block.startswith("grpcurl ")]
 
 
 def block_with(part: str) -> str:
@@ -67,9 +63,9 @@ def block_with(part: str) -> str:
 
 def copy_tree(folder: Path) -> None:
     """All that the commands use, and nothing of what they have made in this tree."""
-    shutil.copytree(ROOT / "proto", folder / "proto")
+    shutil.copytree(page.ROOT / "proto", folder / "proto")
     made = shutil.ignore_patterns("node_modules", "gen", "proto", "target", "__pycache__")
-    shutil.copytree(ROOT / "tests" / "clients", folder / "tests" / "clients", ignore=made)
+    shutil.copytree(page.ROOT / "tests" / "clients", folder / "tests" / "clients", ignore=made)
     (folder / ".venv").symlink_to(sys.prefix)
 
 
