@@ -36,6 +36,9 @@ class Wire(asyncio.Transport):
     def write(self, data: Any) -> None:
         self.written += data
 
+    def is_closing(self) -> bool:
+        return self.end is not None
+
     def close(self) -> None:
         self.end = "closed"
 

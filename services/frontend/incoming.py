@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from services.frames import FrameConnection
+from services.frontend.cork import Cork
 from services.frontend.joined import joined
 from services.frontend.pace import Pace, rest_s
 from services.frontend.pieces import pieces
@@ -21,10 +22,11 @@ STREAMS_A_TURN_MAX = 128
 class Incoming:
     """Messages from one worker, handed over in order. Until all that came are, no more is read."""
 
-    def __init__(self, take: Callable[[worker_pb2.AttachResponse], bool], pace: Pace) -> None:
-        """take: gets one after the other; whether it wants more. It must not raise."""
+    def __init__(self, take: Callable[[worker_pb2.AttachResponse], bool], pace: Pace, cork: Cork) -> None:
+        """take: gets one after the other; whether it wants more. It must not raise. cork: of those who write it on."""
         self._take = take
         self._pace = pace
+        self._cork = cork
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
         self._connection: FrameConnection[worker_pb2.AttachResponse] | None = None
@@ -48,11 +50,15 @@ class Incoming:
     def _hand_over(self) -> None:
         """As much as fits a turn of the loop. In one function, for this is what each step costs."""
         began, left = self._clock(), STREAMS_A_TURN_MAX
-        while self._messages and left > 0:
-            streams, message = self._messages.popleft()
-            left -= streams
-            if not self._take(message):
-                self._messages.clear()
+        self._cork.put_in()
+        try:
+            while self._messages and left > 0:
+                streams, message = self._messages.popleft()
+                left -= streams
+                if not self._take(message):
+                    self._messages.clear()
+        finally:
+            self._cork.pull()
         now = self._clock()
         self._pace.spent_s += now - began
         if self._messages:

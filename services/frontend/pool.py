@@ -16,6 +16,7 @@ from services.card import ModelCard
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.frontend.catalogue import Catalogue
+from services.frontend.cork import Cork
 from services.frontend.outgoing import CancelCounts
 from services.frontend.pace import Pace
 from services.frontend.roster import Roster
@@ -82,7 +83,8 @@ class _Outage:
 class Pool:
     """Keeps sessions. `run` owns all its tasks."""
 
-    def __init__(self, catalogue: Catalogue, config: PoolConfig) -> None:
+    def __init__(self, catalogue: Catalogue, config: PoolConfig, cork: Cork | None = None) -> None:
+        """cork: of those who write on what workers say."""
         self._catalogue = catalogue
         self._config = config
         self._rng = random.Random()
@@ -97,6 +99,7 @@ class Pool:
         self._changed = asyncio.Event()
         self.cancels = CancelCounts()
         self._pace = Pace()
+        self._cork = cork
 
     # What routing sees
 
@@ -231,6 +234,7 @@ class Pool:
             on_news=lambda: self.on_news(session),
             cancels=self.cancels,
             pace=self._pace,
+            cork=self._cork,
         )
         welcome = asyncio.Event()
         try:

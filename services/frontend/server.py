@@ -24,6 +24,7 @@ from services.frontend.admin_service import AdminService, RefuseStrangers
 from services.frontend.busy import AdmissionConfig, BusyThresholds
 from services.frontend.busy_metrics import BusyMetrics
 from services.frontend.catalogue import Catalogue
+from services.frontend.cork import Cork
 from services.frontend.http import HttpApp, HttpConfig, build_admin_app, build_app, http_server
 from services.frontend.metrics import PREFIX, build_metrics
 from services.frontend.observe import observe_refused
@@ -101,7 +102,8 @@ class Frontend:
         self._gate = Gate()
         metrics = self._metrics = build_metrics(config.metrics_prefix)
         catalogue = Catalogue()
-        self._pool = Pool(catalogue, config.pool)
+        self._cork = Cork()
+        self._pool = Pool(catalogue, config.pool, self._cork)
         busy = self._busy = BusyThresholds(config.admission)
         metrics.registry.register(WorkerMetrics(self._pool, config.metrics_prefix))
         metrics.registry.register(BusyMetrics(catalogue, busy, config.metrics_prefix))
@@ -181,7 +183,9 @@ class Frontend:
     async def _start_http(self, servers: AsyncExitStack, app: HttpApp, listen: str, option: str) -> str:
         """Serve until `servers` close. Returns the real address."""
         host, port = split_listen(listen)
-        serving = http_server(app, self._config.http, host, port, option=option, is_shared=self._is_shared)
+        serving = http_server(
+            app, self._config.http, host, port, option=option, is_shared=self._is_shared, cork=self._cork
+        )
         server = await servers.enter_async_context(serving)
         return f"{host}:{server.port}"
 

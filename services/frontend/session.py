@@ -26,6 +26,7 @@ from services.card import ModelCard
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.frames import FrameConnection
+from services.frontend.cork import Cork
 from services.frontend.incoming import Incoming
 from services.frontend.outgoing import CancelCounts, Outgoing, submit_of
 from services.frontend.pace import Pace
@@ -77,6 +78,7 @@ class Session:
         on_news: Callable[[], None] = _nobody,
         cancels: CancelCounts | None = None,
         pace: Pace | None = None,
+        cork: Cork | None = None,
     ) -> None:
         """on_news: called when the worker has room again, or leaves."""
         loop = asyncio.get_running_loop()
@@ -94,7 +96,7 @@ class Session:
         self._config = config
         self._clock = loop.time
         self._streams = Streams()
-        self._incoming = Incoming(self._take, pace or Pace())
+        self._incoming = Incoming(self._take, pace or Pace(), cork or Cork())
         self._outgoing = Outgoing(self._cancels)
         self._loss: Failure | None = None
         self._has_begun = asyncio.Event()

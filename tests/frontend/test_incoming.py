@@ -1,11 +1,16 @@
 """Incoming: what a worker has said comes in order: much of it together, very much of it a piece at a turn."""
 
 import asyncio
+from collections.abc import Callable
+
+import pytest
 
 from services.frames import FrameConnection
+from services.frontend.cork import Cork
 from services.frontend.incoming import STREAMS_A_TURN_MAX, STREAMS_AT_ONCE_MAX, Incoming
 from services.frontend.pace import REST_S_MAX, Pace
 from services.stubs.worker_pb2 import AttachResponse, Load, Step
+from tests.lines import Wire
 from tests.worker.support import pass_time, run_clocked
 
 
@@ -34,7 +39,9 @@ class Stage:
         self.taken: list[AttachResponse] = []
         self.wants = wants
         self.connection = Quiet()
-        self.incoming = Incoming(self._take, pace or Pace())
+        self.cork = Cork()
+        self.take: Callable[[AttachResponse], bool] = self._take
+        self.incoming = Incoming(lambda message: self.take(message), pace or Pace(), self.cork)
         self.incoming.connect(self.connection)
         pass_time(60)
 
@@ -93,6 +100,25 @@ def test_one_of_very_many_comes_a_piece_at_a_turn_and_no_more_is_read_meanwhile(
         return turns
 
     assert run_clocked(scenario()) == list(range(1, STREAMS_AT_ONCE_MAX // STREAMS_A_TURN_MAX + 1))
+
+
+def test_what_is_written_of_one_turn_leaves_together_though_there_be_a_bug() -> None:
+    async def scenario() -> list[bytes]:
+        stage, wire, written = Stage(), Wire(), []
+
+        def take(message: AttachResponse) -> bool:
+            stage.cork.write(wire, b"token")
+            written.append(wire.written)
+            assert message.step.positions[0] == 0, "a bug"
+            return True
+
+        stage.take = take
+        with pytest.raises(AssertionError, match="a bug"):
+            stage.incoming.add([AttachResponse(step=one) for one in (step(2).step, step(2, position=5).step)])
+        stage.cork.write(wire, b"more")
+        return [*written, wire.written]
+
+    assert run_clocked(scenario()) == [b"", b"", b"tokentokenmore"]
 
 
 def test_who_wants_no_more_gets_no_more() -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from services.errors import Failure, Reason
+from services.frontend.cork import Cork
 from services.frontend.http.config import HttpConfig
 from services.frontend.http.messages import HttpRequest
 from services.frontend.http.reading import BrokenHead, RequestReader
@@ -52,11 +53,12 @@ class App(Protocol):
 class Clients:
     """All connections of a server. Called, it makes one more."""
 
-    def __init__(self, app: App, config: HttpConfig, group: asyncio.TaskGroup) -> None:
-        """group: of the tasks that answer; it ends after `close`."""
+    def __init__(self, app: App, config: HttpConfig, group: asyncio.TaskGroup, cork: Cork) -> None:
+        """group: of the tasks that answer; it ends after `close`. cork: of the streams."""
         self.app = app
         self.config = config
         self.group = group
+        self.cork = cork
         self.turns = Turns()
         self.is_closing = False
         self._open: set[Connection] = set()
@@ -155,6 +157,11 @@ class Connection(asyncio.Protocol):
         self.on_room: Callable[[], None] | None = None
         self.task: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport
+
+    @property
+    def cork(self) -> Cork:
+        """Of all streams: what a step of a worker brings leaves together."""
+        return self._clients.cork
 
     # What the transport calls
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from services import garbage
+from services.frontend.cork import Cork
 from services.frontend.http.config import HttpConfig
 from services.frontend.http.connection import App, Clients
 from services.frontend.http.door import Door
@@ -29,10 +30,12 @@ async def http_server(
     *,
     option: str = "--http-listen",
     is_shared: bool = False,
+    cork: Cork | None = None,
 ) -> AsyncIterator[HttpServer]:
     """Serve `app` at host:port; 0 takes any free port. At the end answers have `shutdown_s_max`.
 
     option: that which says where, for people. is_shared: whether other processes of the same frontend listen there too.
+    cork: of the streams.
     A client that leaves has its answer cancelled, streamed or not. Raises StartupError when the address can't be had.
     """
     try:
@@ -40,7 +43,7 @@ async def http_server(
     except OSError as error:
         raise cannot_listen("HTTP", f"{host}:{port}", error, option=option) from error
     async with asyncio.TaskGroup() as group:
-        clients = Clients(app, config, group)
+        clients = Clients(app, config, group, cork or Cork())
         garbage.spare(clients)
         door = Door(listeners, clients, group)
         try:

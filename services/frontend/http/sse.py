@@ -43,6 +43,7 @@ class SseStream:
         "_backlog",
         "_config",
         "_connection",
+        "_cork",
         "_ending",
         "_events_of",
         "_has_begun",
@@ -70,6 +71,7 @@ class SseStream:
         self._is_chunked = asked.is_chunkable
         self._events_of = Events(answer, token_bytes, is_chunked=asked.is_chunkable).of
         self._is_open = self._has_begun = False
+        self._cork = connection.cork
         self._transport = connection.transport
         self._at_end = b""
         self._backlog: Backlog | None = None
@@ -79,16 +81,16 @@ class SseStream:
     def deliver(self, delta: Delta) -> None:
         if not self._is_open:
             self._deliver_aside(delta)
+        elif not self._connection.has_room:
+            self._become_slow()
+            self._deliver_aside(delta)
         elif event := self._events_of(delta):  # From here on: what every token costs.
-            transport = self._transport
-            if transport.is_closing():
+            if self._transport.is_closing():
                 self._leave_gone()
             elif delta.usage is not None:
                 self._at_end = event
             else:
-                transport.write(event)
-                if not self._connection.has_room:
-                    self._become_slow()
+                self._cork.write(self._transport, event)
 
     def _deliver_aside(self, delta: Delta) -> None:
         """In every state but open."""
@@ -148,9 +150,7 @@ class SseStream:
         if is_all:
             self._at_end = head + event
             return
-        self._transport.write(head + event)
-        if not self._connection.has_room:
-            self._become_slow()
+        self._cork.write(self._transport, head + event)
 
     def _become_slow(self) -> None:
         """Too much is unsent: what comes goes another way, until there is room again."""

@@ -1,0 +1,58 @@
+"""Cork: what is written while it is in leaves together, in order, and nobody's failure is another's."""
+
+from typing import Any
+
+from services.frontend.cork import Cork
+from tests.lines import Wire
+
+
+class Broken(Wire):
+    """A transport that is closed by the first write, as by a client that has reset its connection."""
+
+    def write(self, data: Any) -> None:
+        assert not self.is_closing(), "to uvloop a write is then an error"
+        super().write(data)
+        self.close()
+
+
+def test_out_of_the_bottle_it_keeps_nothing() -> None:
+    wire = Wire()
+
+    Cork().write(wire, b"a")
+
+    assert wire.written == b"a"
+
+
+def test_in_it_what_is_written_waits_for_the_pull_and_leaves_in_order() -> None:
+    cork, wire, other = Cork(), Wire(), Wire()
+
+    cork.put_in()
+    cork.write(wire, b"a")
+    cork.write(other, b"c")
+    cork.write(wire, b"b")
+    assert (wire.written, other.written) == (b"", b"")
+    cork.pull()
+
+    assert (wire.written, other.written) == (b"ab", b"c")
+
+
+def test_once_pulled_it_is_out() -> None:
+    cork, wire = Cork(), Wire()
+
+    cork.put_in()
+    cork.pull()
+    cork.write(wire, b"a")
+
+    assert wire.written == b"a"
+
+
+def test_a_client_that_is_found_gone_harms_no_other() -> None:
+    cork, gone, wire = Cork(), Broken(), Wire()
+
+    cork.put_in()
+    for data in (b"a", b"b"):
+        cork.write(gone, data)
+        cork.write(wire, data)
+    cork.pull()
+
+    assert (gone.written, wire.written) == (b"a", b"ab")
