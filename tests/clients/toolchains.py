@@ -32,13 +32,18 @@ class Client:
     """Makes it in the folder it gets, and returns the command, which lacks the address only."""
 
     @property
+    def program(self) -> Path:
+        """Where its program is."""
+        return HERE / self.name
+
+    @property
     def missing(self) -> list[str]:
         """Of its tools, those that this machine lacks."""
         return [tool for tool in self.tools if shutil.which(tool) is None]
 
     def command(self) -> list[str]:
         """Its command, made anew if the program or the proto files have changed. Raises CalledProcessError."""
-        return self.build(fresh_copy(HERE / self.name))
+        return self.build(fresh_copy(self.program))
 
 
 def fresh_copy(program: Path) -> Path:
@@ -130,6 +135,12 @@ def grpcurl(folder: Path) -> list[str]:
     return [str(folder / "bin" / "grpcurl")]
 
 
+def schemathesis(folder: Path) -> list[str]:
+    """There is no program but hooks, which it finds where it is told to look."""
+    interpreter, _ = python_sdk(folder)
+    return [str(Path(interpreter).parent / "st"), f"--config-file={folder / 'schemathesis.toml'}", "run"]
+
+
 GRPCURL = Client("grpcurl", ("go",), grpcurl)
 CLIENTS = (
     Client("python", (), python),
@@ -144,3 +155,4 @@ SDKS = (
     Client("openai_node", ("node", "npm"), node_sdk),
 )
 """They take the address of the HTTP API."""
+SURFACE = Client("surface", (), schemathesis)
