@@ -9,6 +9,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 MODEL := smollm2
 WORKERS ?= 2
 KILLS ?= 500
+TIMES ?= 10
 SOURCES_OF_INSTALL := pyproject.toml proto/build_stubs.py $(wildcard proto/unbroken/v1/*.proto)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 RECORD := proto-released/$(VERSION)
@@ -17,7 +18,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-clients kill-loop storm bench bench-small hold scale lint lint-proto record-proto stubs install install-dev model etcd iproute2 wrk curl peer clean
+.PHONY: help up test test-clients surface kill-loop storm bench bench-small hold scale lint lint-proto record-proto stubs install install-dev model etcd iproute2 wrk curl peer clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -31,6 +32,9 @@ test: install-dev model etcd iproute2 wrk curl ## Install what the tests need, a
 
 test-clients: install-dev ## Run clients in other languages, those for which this machine has the tools.
 	$(BIN)/pytest tests/clients
+
+surface: install-dev ## Ask 50,000 random things that the OpenAPI document allows or forbids, for some 10 minutes.
+	SURFACE_TIMES=$(TIMES) SURFACE_SEED=$${SEED:-$$(date +%s)} $(BIN)/pytest tests/clients/test_surface.py
 
 kill-loop: install-dev ## Kill 500 workers under load, one each second, and count what clients notice.
 	$(BIN)/python -m bench.kill_loop --kills $(KILLS)
