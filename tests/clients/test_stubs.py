@@ -63,6 +63,7 @@ def block_with(part: str) -> str:
 
 def copy_tree(folder: Path) -> None:
     """All that the commands use, and nothing of what they have made in this tree."""
+    shutil.copy(page.ROOT / "buf.yaml", folder)
     shutil.copytree(page.ROOT / "proto", folder / "proto")
     made = shutil.ignore_patterns("node_modules", "gen", "proto", "target", "__pycache__")
     shutil.copytree(page.ROOT / "tests" / "clients", folder / "tests" / "clients", ignore=made)
