@@ -105,13 +105,13 @@ def test_the_white_space_of_json_is_bounded(forms: Forms) -> None:
     [guided(GuidedKind.GRAMMAR, 'root ::= ab "b"\nab ::= "a" "b"*'), guided(GuidedKind.GRAMMAR, 'root ::= "a" root')],
 )
 def test_a_form_that_leaves_one_token_for_ever_is_told_so_token_by_token(forms: Forms, endless: Guided) -> None:
-    start = time.monotonic()
+    start = time.process_time()
 
     state = forms.start(endless, token_ids("a"))
     mask = state.allowed()
 
     assert sum(byte.bit_count() for byte in mask) == 1
-    assert time.monotonic() - start < QUICK_S_MAX
+    assert time.process_time() - start < QUICK_S_MAX
 
 
 REFUSED = {

@@ -136,24 +136,37 @@ class Events:
     choices: dict[int, _Growing] = field(default_factory=lambda: defaultdict(_Growing))
     usage: dict[str, int] | None = None
     is_done: bool = False
+    _is_error: bool = False
 
     async def read(self, response: aiohttp.ClientResponse) -> Answer:
         """To the end. Raises Refused for an error event."""
-        is_error = False
-        async for raw in response.content:
-            line = raw.decode().rstrip("\n")
-            assert not self.is_done or not line, f"after [DONE]: {line}"
-            if line == "event: error":
-                is_error = True
-            elif line.startswith("data: "):
-                if is_error:
-                    received = "".join(choice.text for choice in self.choices.values())
-                    raise Refused(response.status, json.loads(line[6:])["error"], received=received)
-                self._take(line[6:])
+        async for line in response.content:
+            self._take_line(line)
+        return self.answer()
+
+    def take(self, body: bytes) -> Answer:
+        """The same of a body that has been read as fast as it came."""
+        for line in body.splitlines():
+            self._take_line(line)
+        return self.answer()
+
+    def answer(self) -> Answer:
+        """What has been read, which must be all."""
         assert self.is_done, "the stream ended without [DONE]"
         assert self.usage is not None, "[DONE] without the usage that was asked for"
         choices = _in_order(self.choices, shows_tokens=False)
         return Answer(choices, self.usage["prompt_tokens"], self.usage["completion_tokens"])
+
+    def _take_line(self, raw: bytes) -> None:
+        line = raw.decode().rstrip("\n")
+        assert not self.is_done or not line, f"after [DONE]: {line}"
+        if line == "event: error":
+            self._is_error = True
+        elif line.startswith("data: "):
+            if self._is_error:
+                received = "".join(choice.text for choice in self.choices.values())
+                raise Refused(200, json.loads(line[6:])["error"], received=received)
+            self._take(line[6:])
 
     def _take(self, data: str) -> None:
         if data == "[DONE]":

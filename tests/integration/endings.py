@@ -23,8 +23,12 @@ KINDS = {
 CAUSES = {"leaves": "client_disconnect", "http": "explicit", "rpc": "explicit", "deadline": "deadline"}
 """How it ends, and as what that counts."""
 CANCELLATIONS = "dynamo_frontend_model_cancellation_total"
-DEADLINE_S = 1.2
-"""Enough for a request to come into any state on a busy machine."""
+DEADLINE_TIMES = 5
+
+
+def deadline_s(took_s: float, least_s: float = 1.2) -> float:
+    """Enough for a request to come into any state, where something that is as much work has just taken so long."""
+    return max(least_s, DEADLINE_TIMES * took_s)
 
 
 async def end(visit: Visit, way: str) -> None:

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -138,6 +139,10 @@ class Process:
         whole, _, _ = text.rpartition("\n")
         self._log_bytes += len(whole.encode()) + bool(whole)
         self._log += [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+
+    def times(self, event: str, **fields: Any) -> list[float]:
+        """When it logged these lines, in Unix time: its own word, however late anybody reads it."""
+        return [datetime.fromisoformat(one["timestamp"]).timestamp() for one in self.events(event, **fields)]
 
     async def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples with these labels."""

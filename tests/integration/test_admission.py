@@ -9,6 +9,7 @@
 
 import asyncio
 import random
+import time
 from itertools import product
 
 import pytest
@@ -17,6 +18,7 @@ from tests.integration.answers import Answer, Refused
 from tests.integration.asks import PROTOCOLS, Ask
 from tests.integration.clients import gathered, is_answered, outcome
 from tests.integration.conftest import Start, on_both_engines
+from tests.integration.endings import deadline_s
 from tests.integration.pair import LIMITS, REFUSALS, Pair
 from tests.integration.plane import Process, until
 from tests.integration.readings import read, wait_load, wait_quiet
@@ -140,13 +142,14 @@ def test_in_no_moment_of_a_random_rush_are_the_limits_passed(pair: Pair, slots: 
 @pytest.mark.parametrize("cause", ["timeout", "deadline"])
 def test_one_that_has_waited_too_long_never_reaches_the_engine(pair: Pair, protocol: str, cause: str) -> None:
     options = ("--queue-timeout=0.3",) if cause == "timeout" else ()
-    timeout_s = 0.3 if cause == "deadline" else None
 
     async def scenario() -> None:
         worker, model = await pair.worker(1, 1, *options)
         async with asyncio.TaskGroup() as group:
+            began = time.monotonic()
             holder = Visit(pair.plane.frontend, Ask(model=model, max_tokens=ENDLESS)).start(group)
             await until(lambda: holder.has_begun)
+            timeout_s = deadline_s(time.monotonic() - began, least_s=0.3) if cause == "deadline" else None
             before = await read(worker)
             waiting = Visit(pair.other, Ask(protocol, model=model, max_tokens=ENDLESS, timeout_s=timeout_s))
             waiting.start(group)

@@ -11,6 +11,7 @@ A worker with the fault `hold` takes requests and makes no step, so that what it
 """
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -340,6 +341,10 @@ async def first_verdict(frontend: Frontend, worker: Process, ask: Ask, running: 
     return isinstance(visit.ended, Refused)
 
 
+async def has_told(worker: Process, tokens: float) -> bool:
+    return (await read(worker)).told_tokens >= tokens
+
+
 def test_a_worker_that_falls_silent_is_not_busy_for_ever(start_plane: Start) -> None:
     """It reports until its request has 20 tokens, and is over the threshold then and ever after."""
     plane = start_plane(frontend=(*ADMISSION, "--active-decode-blocks-threshold=0.3"))
@@ -350,7 +355,12 @@ def test_a_worker_that_falls_silent_is_not_busy_for_ever(start_plane: Start) -> 
         async with asyncio.TaskGroup() as group:
             holder = Visit(plane.frontend, HOLDER).start(group)
             await until(lambda: refusal(plane.frontend, NEXT))
-            await until(lambda: is_answered(plane.frontend, NEXT), seconds_max=20 * 0.05 + HEARTBEATS_S + 1.0)
+            told = (await read(worker)).told_tokens
+            await until(lambda: has_told(worker, told + 20))  # All of them to the holder.
+            await read(plane.frontend)  # So it has heard the last report.
+            mute_at = time.time()
+            await until(lambda: is_answered(plane.frontend, NEXT))
+            assert max(plane.frontend.times("request", outcome="OVERLOADED")) <= mute_at + HEARTBEATS_S
             assert holder.ended is None
             assert (await read(worker)).running == 1
             holder.leave()

@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -16,8 +17,8 @@ import pytest
 from tests.integration.asks import Ask
 from tests.integration.clients import answer, gathered
 from tests.integration.conftest import Start, on_both_engines
-from tests.integration.endings import CANCELLATIONS, CAUSES, DEADLINE_S, KINDS, check_told, end, reading_with
-from tests.integration.plane import Plane, until
+from tests.integration.endings import CANCELLATIONS, CAUSES, KINDS, check_told, deadline_s, end, reading_with
+from tests.integration.plane import Plane, Process, until
 from tests.integration.readings import read, read_still, wait_load, wait_quiet
 from tests.integration.visits import ENDLESS, Visit
 
@@ -36,9 +37,9 @@ def test_one_on_the_move_begins_nowhere_any_more(start_plane: Start, way: str) -
     asks = [replace(ask, max_tokens=ENDLESS) for ask in KINDS.values()]
 
     async def scenario() -> None:
-        victim = await plane.worker("--mocker-itl-ms=5", "--migration-limit=3")
+        victim, took_s = await started(plane, "--mocker-itl-ms=5", "--migration-limit=3")
         async with asyncio.TaskGroup() as group:
-            visits = start_all(plane, asks, way, group)
+            visits = start_all(plane, asks, way, group, took_s)
             await wait_load(victim, sum(ask.n for ask in asks), 0)
             victim.kill()
             await until(lambda: plane.frontend.events("worker lost"))
@@ -50,15 +51,26 @@ def test_one_on_the_move_begins_nowhere_any_more(start_plane: Start, way: str) -
         nothing = await read(heir)
         await answer(plane.frontend, Ask("grpc", prompt="next", max_tokens=3))
         assert (await read(heir)).engine_tokens - nothing.engine_tokens == len("next") + 3
-        cause = {"cause": CAUSES[way]}
-        assert (await read(plane.frontend)).sum(CANCELLATIONS, **cause) == len(asks)
+        assert await are_counted(plane, way, len(asks))
         assert not plane.frontend.events(level="error")
 
     asyncio.run(scenario())
 
 
-def start_all(plane: Plane, asks: Sequence[Ask], way: str, group: asyncio.TaskGroup) -> list[Visit]:
-    timeout_s = DEADLINE_S if way == "deadline" else None
+async def are_counted(plane: Plane, way: str, count: int) -> bool:
+    """Whether the frontend knows of so many endings."""
+    return (await read(plane.frontend)).sum(CANCELLATIONS, cause=CAUSES[way]) == count
+
+
+async def started(plane: Plane, *options: str) -> tuple[Process, float]:
+    """A worker, and how long that took."""
+    began = time.monotonic()
+    return await plane.worker(*options), time.monotonic() - began
+
+
+def start_all(plane: Plane, asks: Sequence[Ask], way: str, group: asyncio.TaskGroup, worker_s: float) -> list[Visit]:
+    """worker_s: how long it takes to start a worker, which all of them have to outlive."""
+    timeout_s = deadline_s(worker_s) if way == "deadline" else None
     named = [ask.named(f"moving-{number}", timeout_s=timeout_s) for number, ask in enumerate(asks)]
     return [Visit(plane.frontend, ask).start(group) for ask in named]
 
@@ -69,19 +81,18 @@ def test_one_that_has_moved_and_is_in_prefill_again_stops_like_any_other(start_p
     asks = [replace(ask, max_tokens=ENDLESS, prompt=LONG) for ask in KINDS.values()]
 
     async def scenario() -> None:
-        victim = await plane.worker("--mocker-itl-ms=5", "--mocker-prefill-chunk-tokens=1000000")
+        victim, took_s = await started(plane, "--mocker-itl-ms=5", "--mocker-prefill-chunk-tokens=1000000")
         async with asyncio.TaskGroup() as group:
-            visits = start_all(plane, asks, way, group)
+            visits = start_all(plane, asks, way, group, took_s)
             await wait_load(victim, sum(ask.n for ask in asks), 0)
             heir = await plane.worker(*PACE)
             victim.kill()
             nothing = await read(heir)
             await until(lambda: reading_with(heir, nothing, attrgetter("prompt_tokens")))
             await wait_load(heir, sum(ask.n for ask in asks), 0)
-            before = await read(heir)
             await gathered(end(visit, way) for visit in visits)
-            if way == "deadline":
-                before = await read(heir)
+            await until(lambda: are_counted(plane, way, len(asks)))
+            before = await read(heir)
             await wait_load(heir, 0, 0)
             for visit in visits:
                 await check_told(visit, way)

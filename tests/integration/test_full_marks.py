@@ -2,11 +2,12 @@
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| N + Q + 50 requests at once on the only worker, then none | reports of load, or none | answers again within 1.1 s |
+| N + Q + 50 requests at once on the only worker, then none | reports of load, or none | refuses nobody after 1 s |
 | 50 while another frontend has filled it, which then leaves | the same | the same |
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Sequence
 from functools import partial
 
@@ -21,15 +22,19 @@ from tests.integration.readings import wait_load, wait_quiet
 from tests.integration.visits import ENDLESS, Visit
 
 SLOTS, PLACES, TOO_MANY = 2, 3, 50
-FULL_S_MAX = 1.1
+FULL_S_MAX = 1.0
 LIMITS = (f"--engine-request-limit={SLOTS}", f"--request-queue-limit={PLACES}", "--mocker-itl-ms=20")
 PROTOCOLS = pytest.mark.parametrize("protocols", [("grpc",), ("stream", "unary")], ids=["grpc", "http"])
 REPORTS = pytest.mark.parametrize("options", [(), ("--mocker-fault=mute_after=0",)], ids=["reports", "mute"])
 
 
-async def check_soon_answered(frontend: Frontend, nexts: Sequence[Ask]) -> None:
+async def check_soon_answered(frontend: Frontend, worker: Process, nexts: Sequence[Ask]) -> None:
+    """By the frontend's own clock: how long an answer takes is not what this is about."""
+    await wait_load(worker, 0, 0)  # So whatever it has refused was before.
+    has_room_at = time.time()
     for ask in nexts:
-        await until(partial(is_answered, frontend, ask), seconds_max=FULL_S_MAX)
+        await until(partial(is_answered, frontend, ask))
+    assert max(frontend.times("request", outcome="OVERLOADED")) <= has_room_at + FULL_S_MAX
 
 
 async def burst(frontend: Frontend, nexts: Sequence[Ask], number: int) -> list[Refused]:
@@ -51,7 +56,7 @@ def test_after_a_burst_the_next_request_is_soon_answered(
         worker = await plane.worker(*LIMITS, *options)
         undisturbed = await gathered(answer(plane.frontend, ask) for ask in nexts)
         assert await burst(plane.frontend, nexts, SLOTS + PLACES + TOO_MANY)
-        await check_soon_answered(plane.frontend, nexts)
+        await check_soon_answered(plane.frontend, worker, nexts)
         assert await gathered(answer(plane.frontend, ask) for ask in nexts) == undisturbed
         await wait_quiet(worker, plane.frontend)
 
@@ -73,7 +78,7 @@ def test_after_another_frontend_has_filled_the_worker_the_next_request_is_soon_a
         refusals = await while_filled(plane, worker, burst(plane.frontend, nexts, TOO_MANY))
         assert len(refusals) == TOO_MANY
         assert await worker.metric("dynamo_rejection_request_total") > 0
-        await check_soon_answered(plane.frontend, nexts)
+        await check_soon_answered(plane.frontend, worker, nexts)
         await wait_quiet(worker, plane.frontend)
 
     asyncio.run(scenario())

@@ -62,12 +62,14 @@ W47: tests of moves compare no text, and leave kinds out
 
 import asyncio
 import re
+import time
 from pathlib import Path
 
 import aiohttp
 import grpc
 import pytest
 
+from services.frontend.pool import PoolConfig
 from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.integration.answers import Answer, Refused
 from tests.integration.asks import PROTOCOLS, Ask, body, headers, path
@@ -80,6 +82,7 @@ from tests.integration.clients import (
     under_streams,
 )
 from tests.integration.conftest import Start
+from tests.integration.endings import deadline_s
 from tests.integration.plane import Frontend, Plane, until
 from tests.integration.rogue import Line, rogue
 from tests.integration.visits import ENDLESS
@@ -139,11 +142,12 @@ def test_w9_what_may_not_move_is_not_counted_as_moved(start_plane: Start, option
 
 def test_w12_a_quarantine_outlives_news_of_other_workers(start_plane: Start) -> None:
     plane = start_plane()
-    taken: list[int] = []
+    taken_at: list[float] = []
 
     async def take_and_leave(line: Line) -> None:
         await line.welcome()
-        taken.append(await line.take_request())
+        await line.take_request()
+        taken_at.append(time.time())
 
     async def scenario() -> None:
         await plane.worker(ITL)
@@ -156,9 +160,11 @@ def test_w12_a_quarantine_outlives_news_of_other_workers(start_plane: Start) -> 
             await plane.worker(ITL)
             for _ in range(10):
                 assert await answer(plane.frontend, Ask("grpc", max_tokens=1))
+            lost_at, *_ = plane.frontend.times("worker lost", instance=bad)
+            assert all(later > lost_at + PoolConfig().quarantine_s for later in taken_at[1:])
 
     asyncio.run(scenario())
-    assert len(taken) == 1
+    assert taken_at
 
 
 async def events(frontend: Frontend, ask: Ask, begun: asyncio.Event | None = None) -> str:
@@ -179,7 +185,10 @@ def test_w15_a_deadline_within_a_stream_is_told(start_plane: Start) -> None:
 
     async def scenario() -> None:
         await plane.worker(ITL)
-        ask = Ask("stream", max_tokens=100_000, headers={"X-Request-Timeout": "0.3"})
+        began = time.monotonic()
+        await answer(plane.frontend, Ask("stream", max_tokens=1))
+        timeout_s = deadline_s(time.monotonic() - began, least_s=0.3)
+        ask = Ask("stream", max_tokens=100_000, timeout_s=timeout_s)
 
         assert (await refused(plane, ask)).reason == "DEADLINE_EXCEEDED"
         assert "[DONE]" not in await events(plane.frontend, ask)
