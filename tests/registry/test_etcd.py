@@ -285,7 +285,7 @@ def test_a_hung_endpoint_is_left_after_the_call_timeout(etcd: Etcd, tmp_path: Pa
             hung.freeze()
         store = EtcdStore(EtcdConfig(endpoints=(hung.endpoint, etcd.endpoint), call_timeout_s=0.3))
         async with running(store):
-            await put(store, "w1")
+            await until_stored(store, "w1")
             await until(lambda: ids(store) == ["w1"])
 
     try:
