@@ -194,15 +194,17 @@ def test_a_client_that_takes_a_little_all_the_time_gets_all() -> None:
 
 
 def test_a_client_that_waits_for_the_engine_does_not_stall() -> None:
+    bounds = ClientBounds(stall_s_max=0.5)  # A write takes its time, too.
+
     async def scenario() -> Any:
         pipeline = Steps([7], [8])
-        async with serving(pipeline, ClientBounds(stall_s_max=0.01)) as stub:
+        async with serving(pipeline, bounds) as stub:
             call = stub.Generate(asked())
             pipeline.go.release()
             await call.read()
             loop = asyncio.get_running_loop()
             waited = asyncio.Event()
-            loop.call_later(0.05, waited.set)  # Five times as long as a client may stall.
+            loop.call_later(2 * bounds.stall_s_max, waited.set)
             await waited.wait()
             pipeline.go.release()
             pipeline.go.release()

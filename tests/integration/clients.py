@@ -14,7 +14,7 @@ from services.rpc import CHANNEL_OPTIONS
 from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.integration.answers import Answer, Events, Items, OnTokens, Refused, whole
 from tests.integration.asks import REQUEST_S_MAX, Ask, body, headers, path, request
-from tests.integration.plane import Frontend, until
+from tests.integration.plane import Frontend, Plane, Process, until
 
 T = TypeVar("T")
 
@@ -111,6 +111,21 @@ async def under_streams(
         await until(lambda: len(begun) == sum(ask.protocol != "unary" for ask in asks))
         await nemesis()
     return [task.result() for task in tasks]
+
+
+async def lose(plane: Plane, worker: Process) -> None:
+    """Kill it, and wait until the frontend has taken note."""
+    worker.kill()
+    await until(lambda: plane.frontend.events("worker lost", instance=worker.ready["instance_id"]))
+
+
+async def without_faults(plane: Plane, asks: Sequence[Ask]) -> list[Answer]:
+    """What a worker answers that goes afterwards. It is a fast one: those that something happens to may be slow, so
+    that it does before their streams end."""
+    fast = await plane.worker("--mocker-itl-ms=1")
+    undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
+    await lose(plane, fast)
+    return undisturbed
 
 
 def move_reasons(frontend: Frontend, asks: Sequence[Ask]) -> list[list[str]]:

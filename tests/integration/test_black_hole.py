@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import pytest
 
 from tests.integration.asks import PROTOCOLS, Ask
-from tests.integration.clients import answer, gathered, move_reasons, under_streams
+from tests.integration.clients import answer, move_reasons, under_streams, without_faults
 from tests.integration.network import Cable, cable
 from tests.integration.plane import Nursery, Plane, Process, until
 
 pytestmark = pytest.mark.netns
 
 STREAMS = 12
-ITL = "--mocker-itl-ms=5"
+ITL, SLOW = "--mocker-itl-ms=5", "--mocker-itl-ms=40"
 ASKS = [
     Ask(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=200)
     for number in range(STREAMS)
@@ -38,7 +38,7 @@ class Stage:
 
     async def worker_there(self) -> Process:
         address = f"--listen={self.cable.there}:0"
-        return await self.plane.found(self.plane.launch(ITL, address, nursery=self.there))
+        return await self.plane.found(self.plane.launch(SLOW, address, nursery=self.there))
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def test_streams_leave_a_worker_that_the_network_has_swallowed(stage: Stage, is_
     plane = stage.plane
 
     async def scenario() -> None:
+        undisturbed = await without_faults(plane, ASKS)
         swallowed = await stage.worker_there()
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
 
         async def cut() -> None:
             await plane.worker(ITL)

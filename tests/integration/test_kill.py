@@ -18,10 +18,9 @@ import pytest
 
 from tests.integration.answers import Answer, Refused
 from tests.integration.asks import PROTOCOLS, Ask
-from tests.integration.clients import answer, gathered, move_reasons, outcome, under_streams
+from tests.integration.clients import lose, move_reasons, outcome, under_streams, without_faults
 from tests.integration.conftest import Start, on_both_engines
 from tests.integration.engines import movable
-from tests.integration.plane import Plane, Process, until
 
 STREAMS = 100
 AWAY_S = 3.0
@@ -29,20 +28,6 @@ WORKLOAD = [
     Ask(protocol, is_chat=is_chat, temperature=temperature)
     for protocol, is_chat, temperature in product(PROTOCOLS, (False, True), (0.0, 0.8))
 ]
-
-
-async def lose(plane: Plane, worker: Process) -> None:
-    """Kill it, and wait until the frontend has taken note."""
-    worker.kill()
-    await until(lambda: plane.frontend.events("worker lost", instance=worker.ready["instance_id"]))
-
-
-async def without_faults(plane: Plane, asks: list[Ask]) -> list[Answer]:
-    """What a worker answers that goes afterwards."""
-    fast = await plane.worker("--mocker-itl-ms=1")
-    undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
-    await lose(plane, fast)
-    return undisturbed
 
 
 @on_both_engines

@@ -216,7 +216,7 @@ def test_w16_an_error_within_a_stream_has_its_own_reason_and_no_done(
 
 def test_w18_no_stream_of_a_dead_engine_under_a_live_server_fails(start_plane: Start) -> None:
     """Its server goes on with its heartbeats; what stands still is the count of its steps."""
-    plane = start_plane(frontend=("--engine-stall-ms=500",))
+    plane = start_plane(frontend=("--engine-stall-ms=1500",))
     asks = [
         Ask(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=100)
         for number in range(6)

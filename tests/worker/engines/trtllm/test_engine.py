@@ -130,7 +130,8 @@ def test_one_step_of_the_engine_is_emitted_once(folder: Path, monkeypatch: pytes
         return [len({output.key for output in step}) for step in running.steps]
 
     sizes = play(folder, scenario)
-    assert sizes.count(8) >= 50, sizes
+    apart = [size for size in sizes if size < 8]  # The first steps, until all are in.
+    assert len(apart) < 14, sizes
 
 
 # Log probabilities
