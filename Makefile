@@ -18,7 +18,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-clients surface kill-loop storm bench bench-small hold scale lint lint-proto record-proto stubs install install-dev model etcd iproute2 wrk curl peer clean
+.PHONY: help up test test-clients surface compose-test kill-loop storm bench bench-small hold scale lint lint-proto record-proto stubs install install-dev model etcd iproute2 wrk curl peer clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -35,6 +35,9 @@ test-clients: install-dev ## Run clients in other languages, those for which thi
 
 surface: install-dev ## Ask 50,000 random things that the OpenAPI document allows or forbids, for some 10 minutes.
 	SURFACE_TIMES=$(TIMES) SURFACE_SEED=$${SEED:-$$(date +%s)} $(BIN)/pytest tests/clients/test_surface.py
+
+compose-test: install-dev ## Try `docker compose up`, with containers killed under streams. Needs Docker; minutes at first.
+	$(BIN)/pytest tests/compose -v --tb=short
 
 kill-loop: install-dev ## Kill 500 workers under load, one each second, and count what clients notice.
 	$(BIN)/python -m bench.kill_loop --kills $(KILLS)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 import grpc
@@ -19,11 +19,23 @@ from tests.integration.plane import Frontend, Plane, Process, until
 T = TypeVar("T")
 
 
+class Door(Protocol):
+    """A frontend as clients see it, wherever it runs."""
+
+    @property
+    def http(self) -> str:
+        """Its URL."""
+
+    @property
+    def grpc(self) -> str:
+        """host:port."""
+
+
 def _ignore(_: int) -> None:
     pass
 
 
-async def answer(frontend: Frontend, ask: Ask, on_tokens: OnTokens = _ignore) -> Answer:
+async def answer(frontend: Door, ask: Ask, on_tokens: OnTokens = _ignore) -> Answer:
     """Ask, and check that all rules of a stream hold. on_tokens: called with the bytes or tokens got so far.
 
     Raises Refused.
@@ -94,9 +106,7 @@ async def is_answered(frontend: Frontend, ask: Ask) -> bool:
     return await refusal(frontend, ask) is None
 
 
-async def under_streams(
-    frontend: Frontend, asks: Sequence[Ask], nemesis: Callable[[], Awaitable[None]]
-) -> list[Answer]:
+async def under_streams(frontend: Door, asks: Sequence[Ask], nemesis: Callable[[], Awaitable[None]]) -> list[Answer]:
     """All answers, with `nemesis` striking when every streamed one has begun. Their request ids are s0, s1, …"""
     begun: set[int] = set()
 

@@ -63,7 +63,10 @@ TRIED = {
         "tests/integration/test_storm.py", "A storm of requests", "takes minutes; a smaller one is tested"
     ),
     ".venv/bin/pip install -e '.[huggingface]'": Place("Makefile", "'.[llamacpp,huggingface]'", NO_COPY),
-    "docker compose up": Place("tests/readme/test_containers.py", why_not=COMPOSE),
+    "docker compose up": Place("tests/compose/project.py", '"up", "--detach", "--wait"'),
+    "docker compose stop": Place("tests/compose/test_compose.py", 'compose("stop")'),
+    "docker kill": Place("tests/compose/test_compose.py", 'docker("kill"'),
+    "make compose-test": Place("tests/compose/test_compose.py", why_not="needs a Docker engine"),
     "docker compose --profile llamacpp up": Place("tests/readme/test_containers.py", why_not=COMPOSE),
     "docker compose --profile trtllm up": Place("tests/readme/test_containers.py", why_not=COMPOSE),
     "docker compose up frontend trtllm-1": Place("tests/readme/test_containers.py", why_not=COMPOSE),

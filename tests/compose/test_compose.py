@@ -1,0 +1,123 @@
+"""`docker compose up` gives a whole plane, whose streams survive what happens to containers.
+
+Not part of `make test`, as it needs a Docker engine: `make compose-test`.
+"""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from tests.clients.conftest import need
+from tests.clients.toolchains import BUF, GRPCURL
+from tests.compose.project import SERVICES, WORKERS, Project, Published
+from tests.integration.answers import Answer
+from tests.integration.asks import Ask
+from tests.integration.clients import answer, under_streams
+from tests.integration.plane import Process, sum_of, wait_until
+
+ASK = Ask(temperature=0.8, max_tokens=1500)
+"""Nine seconds and more: time to find the container that serves it, and to end that."""
+GENERATE = "unbroken.v1.Inference/Generate"
+MESSAGE = json.dumps({"model": "mocker", "text": "The moon", "stop": {"max_tokens": 16}})
+TOOL_S_MAX = 30.0
+MOVES = "dynamo_frontend_model_migration_total"
+RESTART_S_MAX = 60.0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(built: Project) -> Answer:
+    built.up()
+    return asyncio.run(answer(built.published(), ASK)).essence
+
+
+def docker_kill(project: Project, worker: str) -> None:
+    project.docker("kill", "--signal=KILL", project.container(worker))
+
+
+def stop(project: Project, worker: str) -> None:
+    project.compose("stop", worker)
+
+
+STRIKES: dict[str, Callable[[Project, str], None]] = {
+    "docker-kill": docker_kill,
+    "crash": Project.kill_process,
+    "stop": stop,
+}
+
+
+def test_all_are_healthy(cluster: Project) -> None:
+    assert {service: cluster.state(service).health for service in SERVICES} == dict.fromkeys(SERVICES, "healthy")
+
+
+@pytest.mark.parametrize("tool", ["grpcurl", "buf"])
+def test_a_tool_on_the_host_streams_by_reflection_alone(cluster: Project, tool: str) -> None:
+    address = cluster.published().grpc
+    if tool == "grpcurl":
+        need(GRPCURL.missing)
+        command = [*GRPCURL.command(), "-plaintext", "-d", MESSAGE, address, GENERATE]
+    else:
+        url = f"http://{address}/{GENERATE}"
+        command = [str(BUF), "curl", "--protocol=grpc", "--http2-prior-knowledge", f"--data={MESSAGE}", url]
+
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=TOOL_S_MAX)
+
+    last = done.stdout.split("\n{")[-1]
+    assert '"complete_final": true' in last or '"completeFinal": true' in last.replace('":true', '": true')
+
+
+@pytest.mark.parametrize("strike", STRIKES)
+@pytest.mark.parametrize("protocol", ["grpc", "stream"])
+def test_a_stream_is_whole_when_its_container_is_ended(
+    cluster: Project, undisturbed: Answer, protocol: str, strike: str
+) -> None:
+    door = cluster.published()
+
+    async def disturbed() -> Answer:
+        async def nemesis() -> None:
+            await asyncio.to_thread(lambda: STRIKES[strike](cluster, serving(cluster)))
+
+        before = await moves(door)
+        (got,) = await under_streams(door, [ASK.named("", protocol=protocol)], nemesis)
+        assert await moves(door) == before + 1
+        return got.essence
+
+    assert asyncio.run(disturbed()) == undisturbed
+
+
+def test_a_worker_that_crashes_is_started_again_by_docker(cluster: Project) -> None:
+    before = cluster.state("worker-1")
+
+    cluster.kill_process("worker-1")
+
+    def is_back() -> bool:
+        state = cluster.state("worker-1")
+        return state.restart_count == before.restart_count + 1 and state.health == "healthy"
+
+    wait_until(is_back, RESTART_S_MAX)
+
+
+def test_a_stop_lets_streams_finish_and_ends_all_by_their_own_will(cluster: Project, undisturbed: Answer) -> None:
+    door = cluster.published()
+
+    async def nemesis() -> None:
+        await asyncio.to_thread(lambda: cluster.compose("stop"))
+
+    asks = [ASK.named("", protocol=protocol) for protocol in ("grpc", "stream")]
+    got = asyncio.run(under_streams(door, asks, nemesis))
+
+    assert [one.essence for one in got] == [undisturbed] * 2
+    assert {service: cluster.state(service).exit_code for service in SERVICES} == dict.fromkeys(SERVICES, 0)
+
+
+def serving(project: Project) -> str:
+    """The worker that has the only request."""
+    (worker,) = [one for one in WORKERS if sum_of(project.metrics(one), "dynamo_engine_request")]
+    return worker
+
+
+async def moves(door: Published) -> float:
+    """How many there have been, of all requests."""
+    return await Process.metric_at(door.http.removeprefix("http://"), MOVES)
