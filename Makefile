@@ -33,7 +33,7 @@ test: install-dev model etcd iproute2 wrk curl ## Install what the tests need, a
 test-clients: install-dev ## Run clients in other languages, those for which this machine has the tools.
 	$(BIN)/pytest tests/clients
 
-surface: install-dev ## Ask 50,000 random things that the OpenAPI document allows or forbids, for some 10 minutes.
+surface: install-dev ## Ask 35,000 random things that the OpenAPI document allows or forbids, for some 15 minutes.
 	SURFACE_TIMES=$(TIMES) SURFACE_SEED=$${SEED:-$$(date +%s)} $(BIN)/pytest tests/clients/test_surface.py
 
 compose-test: install-dev ## Try `docker compose up`, with containers killed under streams. Needs Docker; minutes at first.

@@ -2,7 +2,7 @@
 
 Schemathesis makes the requests from the document as it is served. Most of those name another model than there is or are
 wrong somewhere else, so two more runs ask less at random: see the hooks in the folder `surface`. SURFACE_TIMES has so
-many times as many cases made, and SURFACE_SEED others.
+many times as many random cases made, and SURFACE_SEED others. Those at the bounds of each field are always the same.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ def test_the_surface_is_as_the_document_says(plane: Plane, tmp_path: Path) -> No
 
     reports = asyncio.run(scenario())
 
-    assert sum(report["test_cases"]["generated"] for report in reports) >= CASES_MIN * TIMES
+    assert sum(report["test_cases"]["generated"] for report in reports) >= CASES_MIN
     assert share_answered(reports[-1]) > 0.6
 
 
