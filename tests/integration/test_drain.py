@@ -21,16 +21,17 @@ import pytest
 
 from tests.integration.answers import Refused
 from tests.integration.asks import PROTOCOLS, Ask
-from tests.integration.clients import answer, gathered, move_reasons, under_streams
+from tests.integration.clients import answer, gathered, move_reasons, under_streams, without_faults
 from tests.integration.conftest import Start, on_both_engines
 from tests.integration.engines import movable
 from tests.integration.plane import Frontend, Plane, Process, until
+from tests.integration.visits import ENDLESS, Visit
 
 ASKS = [
     Ask(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=150)
     for number in range(12)
 ]
-ITL = "--mocker-itl-ms=4"
+ITL, SLOW = "--mocker-itl-ms=4", "--mocker-itl-ms=40"
 PATIENT = ("--stall-ms=8000",)
 """A worker that is silent on a busy machine is not what these tests are about."""
 RESTARTS = 4
@@ -59,8 +60,8 @@ def test_the_streams_of_a_worker_that_leaves_move_at_once_where_there_is_another
     asks = movable(plane.engine, ASKS)
 
     async def scenario() -> None:
-        leaving = await plane.worker(ITL)
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
+        undisturbed = await without_faults(plane, asks)
+        leaving = await plane.worker(SLOW)
 
         async def leave_to_another() -> None:
             await plane.worker(ITL)
@@ -186,7 +187,14 @@ def test_a_frontend_that_leaves_finishes_its_streams_and_takes_nothing_new(start
         undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
 
         async def leave() -> None:
-            plane.frontend.signal(SIGTERM)
+            async with asyncio.TaskGroup() as group:
+                last = Visit(plane.frontend, Ask("grpc", max_tokens=ENDLESS)).start(group)
+                await until(lambda: last.has_begun)
+                plane.frontend.signal(SIGTERM)
+                await check_takes_nothing_new()
+                last.leave()
+
+        async def check_takes_nothing_new() -> None:
             await until(lambda: plane.frontend.events("draining"))
             assert await health(plane.frontend) == 503
             for protocol, code in (("unary", 503), ("stream", 503), ("grpc", grpc.StatusCode.UNAVAILABLE.name)):

@@ -226,7 +226,7 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(start_plane: Start) -> Stage:
-    plane = start_plane(frontend=("--stall-ms=500",))
+    plane = start_plane(frontend=("--stall-ms=1500",))
 
     async def fill() -> Answer:
         await plane.worker("--mocker-itl-ms=1")

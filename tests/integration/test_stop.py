@@ -10,7 +10,7 @@ import asyncio
 from signal import SIGCONT, SIGSTOP
 
 from tests.integration.asks import PROTOCOLS, Ask
-from tests.integration.clients import answer, gathered, move_reasons, under_streams
+from tests.integration.clients import answer, move_reasons, under_streams, without_faults
 from tests.integration.conftest import Start, on_both_engines
 from tests.integration.engines import movable
 from tests.integration.plane import Plane, Process, until
@@ -18,7 +18,7 @@ from tests.integration.plane import Plane, Process, until
 pytestmark = on_both_engines
 
 STREAMS = 12
-ITL = "--mocker-itl-ms=3"
+ITL, SLOW = "--mocker-itl-ms=3", "--mocker-itl-ms=40"
 ASKS = [
     Ask(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=300)
     for number in range(STREAMS)
@@ -30,8 +30,8 @@ def test_every_stream_of_a_frozen_worker_goes_on_elsewhere(start_plane: Start) -
     asks = movable(plane.engine, ASKS)
 
     async def scenario() -> None:
-        frozen = await plane.worker(ITL)
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
+        undisturbed = await without_faults(plane, asks)
+        frozen = await plane.worker(SLOW)
 
         async def freeze() -> None:
             await plane.worker(ITL)
@@ -48,8 +48,8 @@ def test_a_worker_that_thaws_serves_again_and_its_late_tokens_reach_nobody(start
     asks = movable(plane.engine, ASKS)
 
     async def scenario() -> None:
-        frozen = await plane.worker(ITL)
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
+        undisturbed = await without_faults(plane, asks)
+        frozen = await plane.worker(SLOW)
 
         async def freeze_and_thaw() -> None:
             await plane.worker(ITL)

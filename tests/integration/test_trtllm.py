@@ -243,7 +243,7 @@ def test_what_cannot_be_carried_over_fails_with_what_it_lost(start_plane: Start,
     plane = start_plane()
 
     async def scenario() -> None:
-        victim = await plane.worker("--mocker-itl-ms=20", GUIDED)
+        victim = await plane.worker("--mocker-itl-ms=200", GUIDED)
         async with asyncio.TaskGroup() as group:
             visit = Visit(plane.frontend, replace(ask, protocol=protocol, max_tokens=ENDLESS)).start(group)
             await until(lambda: visit.has_begun)
