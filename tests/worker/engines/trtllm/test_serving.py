@@ -17,6 +17,7 @@ from services.groups import leaf_of
 from services.request import FinishReason
 from services.worker.engine import Output
 from services.worker.engines.trtllm.serving import CANARY, CANARY_TRIES
+from tests.support import TEST_S_MAX
 from tests.worker.engines.trtllm.support import PROMPT, WITHOUT_STATS, Running, asked, llm_of, play
 
 LONG = asked(max_tokens=900)
@@ -328,12 +329,12 @@ def test_an_engine_that_cannot_make_a_token_never_becomes_ready(folder: Path, mo
         asyncio.run(for_ready(folder))
 
 
-async def for_ready(folder: Path) -> None:
+async def for_ready(folder: Path, warm_up_s: float = 0.2) -> None:
     """Run an engine to its death, before it has become ready."""
     from services.worker.engines.trtllm import TrtLlmConfig, TrtLlmEngine
 
     ready = asyncio.Event()
-    engine = TrtLlmEngine(TrtLlmConfig(model=folder, served_model_name="m", shutdown_s=1.0, warm_up_s=0.2))
+    engine = TrtLlmEngine(TrtLlmConfig(model=folder, served_model_name="m", shutdown_s=1.0, warm_up_s=warm_up_s))
     try:
         await engine.run(lambda _: None, ready)
     finally:
@@ -347,7 +348,7 @@ def test_an_engine_that_fails_its_first_request_never_becomes_ready(
     monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", str(CANARY.prompt_token_ids[0]))
 
     async def played() -> None:
-        await asyncio.wait_for(for_ready(folder), 5)
+        await asyncio.wait_for(for_ready(folder, warm_up_s=2 * TEST_S_MAX), TEST_S_MAX)
 
     with pytest.raises(Failure, match="cannot make a token: it failed 3 times"):
         asyncio.run(played())
