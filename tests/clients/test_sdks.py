@@ -5,6 +5,7 @@ what that says of it, whichever SDK takes it. NEEDED are those that each takes.
 """
 
 import asyncio
+import subprocess
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import pytest
 
 from tests.clients.cluster import Cluster
 from tests.clients.conftest import need
-from tests.clients.programs import run
+from tests.clients.programs import CLIENT_S_MAX, run
 from tests.clients.sdk_checks import CHECKS, SAME, Step, request_id
 from tests.clients.toolchains import OPENAI_PYTHON, SDKS, Client
 from tests.integration.plane import Frontend
+from tests.readme.page import command
+from tests.readme.shell import placed
 
 NEEDED = {"unary", "stream", "lost_worker"}
 """The same question each time. They tell `id`, `text`, `finish_reason` and `usage`, with OpenAI's names in it."""
@@ -74,6 +77,22 @@ def test_answers_are_to_the_letter_what_the_types_of_the_openai_package_say(clus
         "completion": [],
         "completion_stream": [],
     }
+
+
+def test_the_readme_s_program_prints_an_answer_as_it_comes(cluster: Cluster) -> None:
+    asyncio.run(cluster.fill())
+    frontend = cluster.plane.frontend
+    program = placed(
+        command("from openai import OpenAI"), {"http://127.0.0.1:8000": frontend.http, "smollm2": "mocker"}
+    )
+    before = len(frontend.events("request", outcome="length"))
+
+    done = subprocess.run([OPENAI_PYTHON.command()[0], "-c", program], capture_output=True, timeout=CLIENT_S_MAX)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert len(done.stdout.decode()) > 1
+    (request,) = frontend.events("request", outcome="length")[before:]
+    assert request["tokens"] == 80
 
 
 def openai_python(program: str) -> list[str]:

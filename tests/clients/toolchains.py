@@ -153,6 +153,8 @@ OPENAI_PYTHON = Client("openai_python", (), python_sdk)
 SDKS = (
     OPENAI_PYTHON,
     Client("openai_node", ("node", "npm"), node_sdk),
+    Client("langchain", (), python_sdk),
+    Client("litellm", (), python_sdk),
 )
 """They take the address of the HTTP API."""
 SURFACE = Client("surface", (), schemathesis)

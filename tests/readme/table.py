@@ -87,4 +87,5 @@ TRIED = {
     "cp -R proto": Place("tests/clients/test_stubs.py", "npm ci"),
     "npm ci": Place("tests/clients/test_stubs.py"),
     "buf curl": Place("tests/clients/test_commands.py", "BUF", "stands for those in the blocks"),
+    "from openai import OpenAI": Place("tests/clients/test_sdks.py"),
 }

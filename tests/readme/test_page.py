@@ -13,7 +13,7 @@ from tests.readme.page import BLOCK, ROOT, TEXT, blocks, command, commands, span
 from tests.readme.shell import Shell
 from tests.readme.table import TRIED, Place
 
-LANGUAGES = {"sh", "console"}
+LANGUAGES = {"sh", "console", "python"}
 """Blocks in others have no test that would run them."""
 DOCKERS_OWN = {"--profile"}
 
