@@ -20,20 +20,20 @@ def project() -> Iterator[Project]:
 
 
 @pytest.fixture(scope="session")
-def built(project: Project, pytestconfig: pytest.Config) -> Project:
-    """With an image. That takes minutes at first, so what the build says is seen at once."""
+def begun(project: Project, pytestconfig: pytest.Config) -> Project:
+    """With a new image. That takes minutes at first, so what Docker says is seen at once."""
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
     assert capture is not None
     with capture.global_and_fixture_disabled():
-        project.build()
+        project.begin()
     return project
 
 
 @pytest.fixture
-def cluster(built: Project) -> Project:
+def cluster(begun: Project) -> Project:
     """All of it healthy, whatever the test before has killed."""
-    built.up()
-    return built
+    begun.up()
+    return begun
 
 
 @pytest.hookimpl(wrapper=True)

@@ -84,9 +84,9 @@ class Project:
         )
         return done.stdout.strip()
 
-    def build(self) -> None:
-        """The image of all our services, from this tree."""
-        self.compose("build", "registry", seconds_max=BUILD_S_MAX)
+    def begin(self) -> None:
+        """Build the image from this tree, start all, and wait until they are healthy."""
+        self.compose("up", "--build", "--detach", "--wait", seconds_max=BUILD_S_MAX + UP_S_MAX)
 
     def up(self) -> None:
         """Start what does not run, and wait until all are healthy."""

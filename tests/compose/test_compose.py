@@ -28,9 +28,9 @@ RESTART_S_MAX = 60.0
 
 
 @pytest.fixture(scope="module")
-def undisturbed(built: Project) -> Answer:
-    built.up()
-    return asyncio.run(answer(built.published(), ASK)).essence
+def undisturbed(begun: Project) -> Answer:
+    begun.up()
+    return asyncio.run(answer(begun.published(), ASK)).essence
 
 
 def docker_kill(project: Project, worker: str) -> None:
@@ -46,6 +46,24 @@ STRIKES: dict[str, Callable[[Project, str], None]] = {
     "crash": Project.kill_process,
     "stop": stop,
 }
+
+
+def test_a_second_up_leaves_every_container_as_it_is(begun: Project) -> None:
+    before = {service: begun.container(service) for service in SERVICES}
+
+    begun.up()
+
+    assert {service: begun.container(service) for service in SERVICES} == before
+
+
+def test_each_image_is_built_by_one_service_alone(project: Project) -> None:
+    """Where each of its services built it, the last one gave it its name, and the next `up` replaced all containers."""
+    services = json.loads(project.compose("--profile", "*", "config", "--format=json"))["services"].values()
+
+    built = [service["image"] for service in services if "build" in service]
+
+    assert sorted(built) == ["unbroken", "unbroken-trtllm"]
+    assert {service["image"] for service in services if service.get("pull_policy") == "never"} == set(built)
 
 
 def test_all_are_healthy(cluster: Project) -> None:
