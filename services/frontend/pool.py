@@ -17,7 +17,7 @@ from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
 from services.frontend.catalogue import Catalogue
 from services.frontend.cork import Cork
-from services.frontend.outgoing import CancelCounts
+from services.frontend.outgoing import KEEPALIVE_S, CancelCounts
 from services.frontend.pace import Pace
 from services.frontend.roster import Roster
 from services.frontend.session import Session, SessionConfig
@@ -278,14 +278,15 @@ class Pool:
     async def _sweep(self) -> None:
         """Look for silent workers when one may be, and be heard by all.
 
-        If we are late ourselves, their silence proves nothing. A worker that was idle a moment ago may be silent for
-        `stall_s` from its first request on, so we look twice in that time.
+        If we were late ourselves, their silence proves nothing: we hear them every quarter of `stall_s`, and so must
+        notice that we stood still for half of it. A worker that was idle at one look may be lost soon after the next.
         """
-        clock, pause_s_max = asyncio.get_running_loop().time, self._config.session.stall_s / 2
-        due = clock()
+        clock, stall_s = asyncio.get_running_loop().time, self._config.session.stall_s
+        pause_s_max = min(stall_s / 4, KEEPALIVE_S)
+        last = clock()
         while True:
             now = clock()
-            is_late, due = now - due > pause_s_max, now + pause_s_max
+            is_late, due, last = now - last > stall_s / 2, now + pause_s_max, now
             for session in list(self._welcomed):
                 if is_late:
                     session.forgive(now)

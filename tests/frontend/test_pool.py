@@ -13,8 +13,10 @@ from services.backoff import Backoff
 from services.card import ModelCard, TokenizerRef
 from services.discovery import InstanceRecord
 from services.errors import Failure, Reason
+from services.frames import PREAMBLE, FrameConnection
 from services.frontend.catalogue import Catalogue
 from services.frontend.eligible import Needs, view
+from services.frontend.outgoing import KEEPALIVE_S
 from services.frontend.pool import Pool, PoolConfig
 from services.frontend.session import Session, SessionConfig
 from services.frontend.transport import Transport
@@ -23,6 +25,7 @@ from services.layers import Deadline
 from services.request import Delta
 from services.stubs import worker_pb2, worker_pb2_grpc
 from services.wire import card_to_wire
+from services.worker.attach import SILENCE_S_MAX
 from services.worker.attach import SessionConfig as WorkerSessionConfig
 from services.worker.dispatcher import Limits
 from services.worker.engines.mocker import MockerConfig, MockerEngine
@@ -30,7 +33,7 @@ from services.worker.execute import Execute
 from services.worker.listener import SessionListener
 from services.worker.service import WorkerService
 from tests.frontend.support import BareWorker
-from tests.lines import Line, answering
+from tests.lines import Line, Wire, answering
 from tests.support import CARD, Collected, call_layer, make_request, run_async
 from tests.worker.support import pass_time, run_clocked, session_count, settle
 
@@ -142,22 +145,55 @@ def test_a_worker_is_lost_to_the_moment_after_its_silence_though_it_was_idle_bef
     assert run_clocked(scenario()) == [False] * 5 + [True]
 
 
-@pytest.mark.parametrize(("late_s", "is_lost"), [(0.25, True), (1.0, False)])
-def test_a_frontend_that_was_late_itself_proves_nothing_by_its_workers_silence(late_s: float, is_lost: bool) -> None:
-    config = SessionConfig(stall_s=1.0, idle_stall_s=1.0)
+@pytest.mark.parametrize(
+    ("spans_s", "is_lost"),
+    [((0.25, 0.25, 0.25, 0.25), True), ((0.25, 0.25, 0.5), True), ((0.25, 0.75), False), ((0.25, 2.0), False)],
+)
+def test_a_frontend_that_was_late_itself_proves_nothing_by_its_workers_silence(
+    spans_s: tuple[float, ...], is_lost: bool
+) -> None:
+    """A bug: one that stood still from a heartbeat on, for the rest of `stall_s`, lost all its workers.
+
+    spans_s: between turns of its loop.
+    """
+    config = SessionConfig(stall_s=1.0)
 
     async def scenario() -> bool:
         pool, worker = Pool(Catalogue(), PoolConfig(session=config)), BareWorker(config=config)
         pool._welcomed.add(worker.session)
+        worker.open().ended.add_done_callback(lambda ended: ended.exception())
         sweeping = asyncio.create_task(pool._sweep())
         await settle()
-        for seconds in (0.5, 0.5 + late_s):
+        for seconds in spans_s:
             pass_time(seconds)
             await settle()
         sweeping.cancel()
         return worker.session.is_lost
 
     assert run_clocked(scenario()) is is_lost
+
+
+def test_a_worker_found_right_after_a_look_hears_of_us_in_time_however_patient_we_are() -> None:
+    """A bug: with a `stall_s` of a minute it heard nothing for half of it, and hung up after 15 s."""
+    config = SessionConfig(stall_s=60.0, idle_stall_s=60.0)
+
+    async def scenario() -> float:
+        pool, worker, wire = Pool(Catalogue(), PoolConfig(session=config)), BareWorker(config=config), Wire()
+        connection: FrameConnection[worker_pb2.AttachResponse] = FrameConnection(
+            worker_pb2.AttachResponse, is_opener=True
+        )
+        connection.connection_made(wire)
+        sweeping = asyncio.create_task(pool._sweep())
+        await settle()
+        worker.session._outgoing.connect(connection)
+        pool._welcomed.add(worker.session)
+        while wire.written == PREAMBLE:
+            pass_time(1.0)
+            await settle()
+        sweeping.cancel()
+        return asyncio.get_running_loop().time()
+
+    assert run_clocked(scenario()) <= SILENCE_S_MAX - KEEPALIVE_S
 
 
 def test_an_instance_that_leaves_the_view_keeps_its_living_session() -> None:
