@@ -128,8 +128,8 @@ class Connection(asyncio.Protocol):
 
     A client that leaves has the task of its answer cancelled.
 
-    transport: of the connection. has_room: it has little enough unsent. on_room: called when that is so again.
-    keeps_alive: the connection takes a request after the one that is answered.
+    transport: of the connection. has_room: it has little enough unsent. on_full: called, within a write, when that is
+    so no longer; on_room: when it is again. keeps_alive: the connection takes a request after the one that is answered.
     """
 
     __slots__ = (
@@ -141,6 +141,7 @@ class Connection(asyncio.Protocol):
         "_timer",
         "has_room",
         "keeps_alive",
+        "on_full",
         "on_room",
         "task",
         "transport",
@@ -154,6 +155,7 @@ class Connection(asyncio.Protocol):
         self._is_answering = False
         self._is_readable = True  # What comes next can be understood.
         self.keeps_alive = self.has_room = True
+        self.on_full: Callable[[], None] | None = None
         self.on_room: Callable[[], None] | None = None
         self.task: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport
@@ -178,6 +180,8 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.has_room = False
+        if self.on_full is not None:
+            self.on_full()
 
     def resume_writing(self) -> None:
         self.has_room = True

@@ -81,9 +81,6 @@ class SseStream:
     def deliver(self, delta: Delta) -> None:
         if not self._is_open:
             self._deliver_aside(delta)
-        elif not self._connection.has_room:
-            self._become_slow()
-            self._deliver_aside(delta)
         elif event := self._events_of(delta):  # From here on: what every token costs.
             if self._transport.is_closing():
                 self._leave_gone()
@@ -120,6 +117,7 @@ class SseStream:
         except Exception as error:
             outcome = bug_failure(error, call.request_id)
         finally:
+            self._connection.on_full = None
             self._stop_backlog()
         try:
             await self._finish(outcome, spellings)
@@ -150,10 +148,13 @@ class SseStream:
         if is_all:
             self._at_end = head + event
             return
+        self._connection.on_full = self._become_slow
         self._cork.write(self._transport, head + event)
 
     def _become_slow(self) -> None:
         """Too much is unsent: what comes goes another way, until there is room again."""
+        if not self._is_open:
+            return  # It goes that way already.
         self._is_open = False
         self._backlog = Backlog(self._connection, self._events_of, self._config.client, self._leave_slow)
 

@@ -16,7 +16,7 @@ from services.frontend.http import HttpConfig
 from services.frontend.http.connection import BEHIND_BYTES
 from services.joining import PIECE_BYTES_MAX
 from services.request import Call, Cause, Delta, Finish, FinishReason, Request, TokenLogprobs, Usage
-from tests.frontend.http.support import deaf_client, raw_post, run, serving
+from tests.frontend.http.support import HANG, Script, deaf_client, raw_post, run, serving
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi", "stream": True, "stream_options": {"include_usage": True}}
 COMPLETIONS = "/v1/completions"
@@ -175,6 +175,32 @@ def test_what_is_held_comes_as_soon_as_there_is_room_and_what_comes_then_as_it_c
     run(test)
 
 
+def test_what_one_turn_brings_is_in_order_though_it_be_too_much() -> None:
+    """The first of what is corked may fill the transport: what comes in later turns stands behind all of it."""
+    parts = ["a" * 20_000_000, "b", "c", "d"]
+
+    async def test() -> None:
+        async def turns(request: Request, call: Call, sink: Any) -> Finish:
+            cork = server.clients.cork
+            for one in (parts[:2], parts[2:]):
+                cork.put_in()
+                for text in one:
+                    sink.deliver(Delta(parts.index(text), [7], text))
+                cork.pull()
+                assert not sink._is_open
+            usage = Usage(3, len(parts))
+            sink.deliver(Delta(len(parts), (), "", finish_reason=FinishReason.STOP, usage=usage))
+            return Finish(FinishReason.STOP, usage)
+
+        async with serving(turns, config=config()) as server:
+            with deaf_client(server, post()) as client:
+                events = await Reader(client).read_until(has_usage)
+
+        assert text_of(events) == "".join(parts)
+
+    run(test)
+
+
 def test_choices_and_log_probabilities_are_exact_in_larger_events() -> None:
     async def test() -> None:
         pipeline = Ahead(more=200, choices=2, logprobs=True)
@@ -214,6 +240,20 @@ def test_a_client_that_takes_nothing_is_cut_though_no_further_token_comes(more: 
     with capture_logs() as logs:
         run(test)
     assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
+
+
+def test_a_client_is_slow_by_the_very_token_that_is_too_much() -> None:
+    """A bug: it was so by the next one, and until that came neither bound held."""
+
+    async def test() -> None:
+        script = Script("x" * 20_000_000, HANG)
+        async with serving(script, config=config(stall_s_max=0.1)) as server:
+            with deaf_client(server, post()):
+                await script.cancelled.wait()
+
+        assert server.outcomes.seen == [Reason.SLOW_CLIENT]
+
+    run(test)
 
 
 def test_what_is_held_counts_as_well_as_what_is_in_the_transport() -> None:
