@@ -83,10 +83,11 @@ class Guided(Struct, frozen=True, gc=False):
 
 
 class Message(Struct, frozen=True, gc=False):
-    """One turn of a conversation."""
+    """One turn of a conversation. name: of who speaks, where there are several of a role."""
 
     role: str
     content: str
+    name: str = ""
 
 
 class Request(Struct, frozen=True, kw_only=True, gc=False):

@@ -31,7 +31,9 @@ def request_from_wire(message: inference_pb2.GenerateRequest) -> Request:
     return Request(
         model=message.model,
         text=message.text if kind == "text" else None,
-        messages=tuple(Message(turn.role, turn.content) for turn in message.chat.messages) if kind == "chat" else None,
+        messages=tuple(Message(turn.role, turn.content, turn.name) for turn in message.chat.messages)
+        if kind == "chat"
+        else None,
         token_ids=tuple(message.tokens.ids) if kind == "tokens" else None,
         generated_token_ids=tuple(message.generated_token_ids),
         n=message.n if message.HasField("n") else 1,
@@ -109,7 +111,7 @@ def request_to_wire(request: Request) -> inference_pb2.GenerateRequest:
     elif request.messages is not None:
         message.chat.SetInParent()
         for turn in request.messages:
-            message.chat.messages.add(role=turn.role, content=turn.content)
+            message.chat.messages.add(role=turn.role, content=turn.content, name=turn.name)
     elif request.text is not None:
         message.text = request.text
     return message

@@ -47,7 +47,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 PROMPTS: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.fixed_dictionaries({"text": TEXT}),
     st.fixed_dictionaries({"token_ids": TOKENS}),
-    st.fixed_dictionaries({"messages": st.lists(st.builds(Message, TEXT, TEXT), max_size=3).map(tuple)}),
+    st.fixed_dictionaries({"messages": st.lists(st.builds(Message, TEXT, TEXT, TEXT), max_size=3).map(tuple)}),
     st.just({}),
 )
 SAMPLINGS = st.builds(
@@ -156,6 +156,7 @@ def test_every_field_of_a_request_is_read_or_refused() -> None:
     assert {field.name for field in inference_pb2.GenerateRequest.DESCRIPTOR.fields} == read | refused | by_the_server
     assert {field.name for field in inference_pb2.Sampling.DESCRIPTOR.fields} == set(Sampling.__struct_fields__)
     assert {field.name for field in inference_pb2.Stop.DESCRIPTOR.fields} == set(Stop.__struct_fields__)
+    assert {field.name for field in inference_pb2.ChatMessage.DESCRIPTOR.fields} == set(Message.__struct_fields__)
     assert {field.name for field in inference_pb2.Guided.DESCRIPTOR.fields} == set(GuidedKind)
 
 

@@ -27,7 +27,7 @@ def render_chat(card: ModelCard, messages: tuple[Message, ...]) -> str:
         raise invalid("messages", f"{card.model!r} has no chat template: use /v1/completions, or text")
     try:
         return _template(card.chat_template).render(
-            messages=[{"role": message.role, "content": message.content} for message in messages],
+            messages=[_turn(message) for message in messages],
             tools=None,
             documents=None,
             add_generation_prompt=True,
@@ -36,6 +36,11 @@ def render_chat(card: ModelCard, messages: tuple[Message, ...]) -> str:
         )
     except Exception as error:  # The template is foreign code: whatever it raises, it refuses these messages.
         raise invalid("messages", f"the model's chat template refuses the messages: {error}") from error
+
+
+def _turn(message: Message) -> dict[str, str]:
+    turn = {"role": message.role, "content": message.content}
+    return {**turn, "name": message.name} if message.name else turn
 
 
 class _GenerationBlock(jinja2.ext.Extension):

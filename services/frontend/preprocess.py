@@ -74,7 +74,7 @@ def _naming(index: int, request: Request) -> Iterator[None]:
 
 def _check_characters(request: Request, model: Model) -> int:
     """How many characters the client's own text has."""
-    texts = [request.text or "", *(message.content for message in request.messages or ())]
+    texts = [request.text or "", *(message.name + message.content for message in request.messages or ())]
     size, context = sum(map(len, texts)), model.card.context_length
     if size > context * model.tokenizer.token_characters_max:
         name = "prompt" if request.messages is None else "messages"

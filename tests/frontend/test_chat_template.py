@@ -10,7 +10,7 @@ from services.frontend.chat_template import render_chat
 from services.request import Message
 from tests.support import CARD
 
-CHAT = (Message("system", "Be kind."), Message("user", "Hi"))
+CHAT = (Message("system", "Be kind."), Message("user", "Hi", "Ann"))
 
 
 def rendered(template: str, bos_token: str = "") -> str:
@@ -28,12 +28,21 @@ def test_it_sees_the_models_special_tokens_and_is_asked_for_an_answer() -> None:
     [
         ("{% for m in messages %}{% if loop.index0 %}{% break %}{% endif %}{{ m.role }}{% endfor %}", "system"),
         ("{{ messages[1].content ~ '<é>' }}|{{ {'a': '<é>'} | tojson }}", 'Hi<é>|{"a": "<é>"}'),
+        ("{% for m in messages %}{{ m.name if 'name' in m else 'nobody' }} {% endfor %}", "nobody Ann "),
         ("{% if tools is not none or documents is not none %}tools{% endif %}.", "."),
         ("a{% generation %}{{ messages[1].content }}{% endgeneration %}b", "aHib"),
         ("{{ strftime_now('%Y') }}", str(datetime.now().year)),
         ("  {% if true %}\nline\n  {% endif %}\n", "line\n"),
     ],
-    ids=["loop controls", "JSON that is not for HTML", "no tools", "blocks for training", "the date", "trimmed blocks"],
+    ids=[
+        "loop controls",
+        "JSON that is not for HTML",
+        "names",
+        "no tools",
+        "blocks for training",
+        "the date",
+        "trimmed blocks",
+    ],
 )
 def test_it_finds_what_templates_of_hugging_face_rely_on(template: str, text: str) -> None:
     assert rendered(template) == text

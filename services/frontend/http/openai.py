@@ -215,14 +215,16 @@ class ChatMessage(Struct, frozen=True, kw_only=True, gc=False):
 
     role: str
     content: str | list[Part] | None = None
+    name: str | None = None
 
     def to_message(self, path: str) -> Message:
         """The turn with the text of its parts put together. Raises Failure(INVALID_ARGUMENT)."""
         if self.content is None:
             raise invalid(f"{path}.content", f"{path}.content is required: give a string or a list of text parts")
-        if isinstance(self.content, str):
-            return Message(self.role, self.content)
-        return Message(self.role, "".join(_text(part, f"{path}.content[{i}]") for i, part in enumerate(self.content)))
+        content = self.content
+        if not isinstance(content, str):
+            content = "".join(_text(part, f"{path}.content[{i}]") for i, part in enumerate(content))
+        return Message(self.role, content, self.name or "")
 
 
 class ChatBody(Body, frozen=True, kw_only=True):

@@ -64,7 +64,6 @@ NEUTRAL_IN_STRUCTURED_OUTPUTS: Mapping[str, tuple[Any, ...]] = {
 }
 
 NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
-    "name": (),
     "tool_calls": ([],),
     "tool_call_id": (),
     "function_call": (),

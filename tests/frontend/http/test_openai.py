@@ -195,6 +195,13 @@ def test_parts_of_text_are_put_together() -> None:
     assert request.messages == (Message("user", "ab"), Message("user", "c"))
 
 
+@pytest.mark.parametrize(("given", "name"), [("Ann", "Ann"), (None, "")])
+def test_who_speaks_may_have_a_name(given: str | None, name: str) -> None:
+    request = chat(messages=[{"role": "user", "content": "x", "name": given}])
+
+    assert request.messages == (Message("user", "x", name),)
+
+
 @pytest.mark.parametrize(
     ("content", "param"),
     [
@@ -226,7 +233,8 @@ def test_chat_takes_either_name_of_the_limit(field: str) -> None:
         ({"logit_bias": {"٣": 1}}, "logit_bias"),
         ({"logit_bias": {"99999999999": 1}}, "logit_bias"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
-        ({"messages": [{"role": "user", "content": "x", "name": "bob"}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "5"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ],
