@@ -1,15 +1,18 @@
-"""Builds each client with its language's own tools, from the published proto files, in the user's cache folder.
+"""Builds each client with its language's own tools, from the published proto file, in the user's cache folder.
 
 Downloads and builds stay there, so that a second run needs neither. Nothing of it is in this tree,
 and the folder may be deleted at any time.
 """
 
+import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +20,10 @@ HERE = Path(__file__).resolve().parent
 PROTO = HERE.parent.parent / "proto"
 INFERENCE = "unbroken/v1/inference.proto"
 CACHE = Path.home() / ".cache" / "unbroken" / "clients"
+MADE = "command.json"
+"""Has the command. It is written last: a folder without it is half made."""
 BUF = Path(sys.executable).parent / "buf"
-BUILD_S_MAX = 300.0
+BUILD_S_MAX = 900.0
 """With all downloads, on a machine that has something else to do."""
 
 
@@ -42,21 +47,41 @@ class Client:
         return [tool for tool in self.tools if shutil.which(tool) is None]
 
     def command(self) -> list[str]:
-        """Its command, made anew if the program or the proto files have changed. Raises CalledProcessError."""
-        return self.build(fresh_copy(self.program))
+        """Its command, made anew if the program or the proto file has changed. Raises CalledProcessError."""
+        sources = self._sources()
+        content = b"".join(str(path).encode() + data for path, data in sources.items())
+        folder = CACHE / f"{self.name}-{hashlib.sha256(content).hexdigest()[:16]}"
+        with alone_in(folder):
+            if not (folder / MADE).exists():
+                self._make(folder, sources)
+        command: list[str] = json.loads((folder / MADE).read_text())
+        return command
+
+    def _sources(self) -> dict[Path, bytes]:
+        """All that it is made of: the files of its program, and the folder `proto` beside them."""
+        paths = sorted(path for path in (*self.program.iterdir(), *self.program.glob("src/**/*")) if path.is_file())
+        program = {path.relative_to(self.program): path.read_bytes() for path in paths}
+        return program | {Path("proto", INFERENCE): (PROTO / INFERENCE).read_bytes()}
+
+    def _make(self, folder: Path, sources: dict[Path, bytes]) -> None:
+        """From the start, whatever is left of a try that was interrupted."""
+        shutil.rmtree(folder, ignore_errors=True)
+        for path, data in sources.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+        command = self.build(folder)
+        written = folder / f"{MADE}.part"
+        written.write_text(json.dumps(command))
+        written.rename(folder / MADE)
 
 
-def fresh_copy(program: Path) -> Path:
-    """A folder that has the program's files, and what was made of the very same ones and the proto file before."""
-    paths = sorted(path for path in (*program.iterdir(), *program.glob("src/**/*")) if path.is_file())
-    sources = {path.relative_to(program): path.read_bytes() for path in paths}
-    content = [str(path).encode() + data for path, data in sources.items()]
-    digest = hashlib.sha256(b"".join((*content, (PROTO / INFERENCE).read_bytes()))).hexdigest()
-    folder = CACHE / f"{program.name}-{digest[:16]}"
-    for path, data in sources.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
-    return folder
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """While nobody else builds there, such as another run of these tests."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> None:
@@ -67,19 +92,17 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> N
 def python(folder: Path) -> list[str]:
     """An environment of its own: nothing of ours is in reach."""
     command = python_sdk(folder)
-    if not (folder / "unbroken" / "v1" / "inference_pb2_grpc.py").exists():
-        outs = ("--python_out=.", "--grpc_python_out=.")
-        run(command[0], "-m", "grpc_tools.protoc", f"-I{PROTO}", *outs, INFERENCE, cwd=folder)
+    run(
+        command[0], "-m", "grpc_tools.protoc", "-Iproto", "--python_out=.", "--grpc_python_out=.", INFERENCE, cwd=folder
+    )
     return command
 
 
 def python_sdk(folder: Path) -> list[str]:
     """The same, of a package that brings all there is to it."""
-    interpreter, installed = folder / "venv" / "bin" / "python", folder / ".installed"
-    if not installed.exists():
-        run(sys.executable, "-m", "venv", "--clear", folder / "venv", cwd=folder)
-        run(interpreter, "-m", "pip", "install", "--quiet", "-r", "requirements.txt", cwd=folder)
-        installed.touch()
+    interpreter = folder / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+    run(interpreter, "-m", "pip", "install", "--quiet", "-r", "requirements.txt", cwd=folder)
     return [str(interpreter), str(folder / "client.py")]
 
 
@@ -88,45 +111,34 @@ def go(folder: Path) -> list[str]:
     bin_folder = folder / "bin"
     env = os.environ | {"GOBIN": str(bin_folder), "PATH": f"{bin_folder}:{os.environ['PATH']}"}
     run("go", "install", "tool", cwd=folder, env=env)
-    run(BUF, "generate", PROTO, "--path", PROTO / INFERENCE, cwd=folder, env=env)
+    run(BUF, "generate", "proto", "--path", f"proto/{INFERENCE}", cwd=folder, env=env)
     run("go", "build", "-o", "client", ".", cwd=folder)
     return [str(folder / "client")]
 
 
-def npm_ci(folder: Path) -> None:
-    """Install the packages of the lock file."""
-    if not (folder / "node_modules" / ".package-lock.json").exists():  # What npm writes last.
-        run("npm", "ci", "--ignore-scripts", cwd=folder)
-
-
 def node(folder: Path) -> list[str]:
     """There are no stubs: the program reads the proto file."""
-    npm_ci(folder)
-    return ["node", str(folder / "client.js"), f"--proto={PROTO}"]
-
-
-def connect(folder: Path) -> list[str]:
-    """The plugin is one of the packages, like what it generates for; `buf` is ours."""
-    npm_ci(folder)
-    if not (folder / "gen" / "unbroken").exists():
-        shutil.copytree(PROTO, folder / "proto", dirs_exist_ok=True)
-        env = os.environ | {"PATH": f"{BUF.parent}:{os.environ['PATH']}"}
-        run("npm", "run", "--silent", "generate", cwd=folder, env=env)
-    return ["node", str(folder / "client.js")]
+    return [*node_sdk(folder), f"--proto={folder / 'proto'}"]
 
 
 def node_sdk(folder: Path) -> list[str]:
     """Of a package that brings all there is to it."""
-    npm_ci(folder)
+    run("npm", "ci", "--ignore-scripts", cwd=folder)
     return ["node", str(folder / "client.js")]
+
+
+def connect(folder: Path) -> list[str]:
+    """The plugin is one of the packages, like what it generates for; `buf` is ours."""
+    command = node_sdk(folder)
+    env = os.environ | {"PATH": f"{BUF.parent}:{os.environ['PATH']}"}
+    run("npm", "run", "--silent", "generate", cwd=folder, env=env)
+    return command
 
 
 def java(folder: Path) -> list[str]:
     """Maven keeps what it downloads where it always does."""
-    jar = folder / "target" / "client.jar"
-    if not jar.exists():
-        run("mvn", "--quiet", "--batch-mode", f"-Dproto={PROTO}", "package", cwd=folder)
-    return ["java", "-jar", str(jar)]
+    run("mvn", "--quiet", "--batch-mode", f"-Dproto={folder / 'proto'}", "package", cwd=folder)
+    return ["java", "-jar", str(folder / "target" / "client.jar")]
 
 
 def grpcurl(folder: Path) -> list[str]:
@@ -147,7 +159,7 @@ CLIENTS = (
     Client("go", ("go",), go),
     Client("node", ("node", "npm"), node),
     Client("connect", ("node", "npm"), connect),
-    Client("java", ("java", "mvn"), java),
+    Client("java", ("java", "javac", "mvn"), java),
 )
 OPENAI_PYTHON = Client("openai_python", (), python_sdk)
 SDKS = (
