@@ -7,6 +7,8 @@ from tests.integration.readings import read
 
 MOCKERS = 2
 MOCKER = ("--mocker-itl-ms=20",)
+PATIENT = "--stall-ms=30000"
+"""A worker of a busy machine may be silent for long and is not lost. One that is killed closes its connections."""
 FULL = ("--served-model-name=full", "--engine-request-limit=1", "--request-queue-limit=0", *MOCKER)
 
 
@@ -27,7 +29,7 @@ class Cluster:
     async def another_frontend(self, *options: str) -> Frontend:
         """One that has found all workers."""
         await self.fill()
-        frontend = self.plane.start_frontend(*options)
+        frontend = self.plane.start_frontend(PATIENT, *options)
         await until(lambda: all(frontend.has_found(worker) for worker in [self.full, *self.workers]))
         return frontend
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.cluster import FULL, Cluster
+from tests.clients.cluster import FULL, PATIENT, Cluster
 from tests.integration.plane import Plane, nursery
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with nursery() as processes:
-        plane = Plane(processes, tmp_path_factory.mktemp("plane"))
+        plane = Plane(processes, tmp_path_factory.mktemp("plane"), frontend=(PATIENT,))
         yield Cluster(plane, asyncio.run(plane.worker(*FULL)), [])
         plane.close()
 

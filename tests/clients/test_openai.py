@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from tests.clients.cluster import PATIENT
 from tests.integration.plane import Plane, nursery
 
 MODEL = "org/team/tiny"
@@ -27,7 +28,8 @@ IDS = [list(text.encode()) for text in WORDS]
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     with nursery() as processes:
-        plane = Plane(processes, tmp_path_factory.mktemp("openai"), frontend=(f"--cors-allow-origin={PAGE}",))
+        options = (PATIENT, f"--cors-allow-origin={PAGE}")
+        plane = Plane(processes, tmp_path_factory.mktemp("openai"), frontend=options)
         asyncio.run(plane.worker(f"--served-model-name={MODEL}"))
         yield plane
         plane.close()

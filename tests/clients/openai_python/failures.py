@@ -15,7 +15,7 @@ MODEL = "mocker"
 FULL_MODEL = "full"
 """Its only worker takes one request at a time."""
 ENDLESS = 100_000
-SHORT_S = 0.5
+SHORT_S = 2.0
 QUESTION: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 20}
 OF_FULL: Any = {**QUESTION, "model": FULL_MODEL}
 LONG: Any = {**QUESTION, "max_tokens": ENDLESS}
