@@ -57,11 +57,9 @@ def deltas(responses: Iterable[Any]) -> Iterator[Any]:
     """The deltas of a stream with one choice. Raises StreamIncomplete if it breaks a rule."""
     position, is_complete = 0, False
     for response in responses:
-        if is_complete:
-            raise StreamIncomplete("something follows the last item")
+        if is_complete or response.HasField("delta") == response.complete_final:
+            raise StreamIncomplete("an item is either a delta or the last")
         is_complete = response.complete_final
-        if response.HasField("delta") == is_complete:
-            raise StreamIncomplete("an item is either a delta or the marker")
         if is_complete:
             continue
         if response.delta.token_ids and response.delta.position != position:

@@ -1,0 +1,86 @@
+"""A client takes no broken stream for an answer: it ends with what inference.proto forbids.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| the first request of each client | a server that breaks one rule of a stream | the client fails, and says which |
+"""
+
+import asyncio
+from asyncio.subprocess import PIPE
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from services.stubs import inference_pb2
+from tests.clients.conftest import need
+from tests.clients.programs import started
+from tests.clients.toolchains import CLIENTS, Client
+
+
+def tokens(position: int, count: int) -> Any:
+    """An item."""
+    delta = inference_pb2.Delta(position=position, token_ids=range(count), text="a" * count)
+    return inference_pb2.GenerateResponse(delta=delta)
+
+
+NEITHER = inference_pb2.GenerateResponse()
+LAST = inference_pb2.GenerateResponse(complete_final=True)
+BOTH = inference_pb2.GenerateResponse(delta=inference_pb2.Delta(position=2), complete_final=True)
+EITHER = "an item is either a delta or the last"
+FAULTS: dict[str, tuple[Sequence[Any], str]] = {
+    # What comes, and what the client says of it.
+    "cut-off": ([tokens(0, 2)], "was cut off"),
+    "gap": ([tokens(0, 2), tokens(3, 1), LAST], "position 3 follows 2"),
+    "repeat": ([tokens(0, 2), tokens(1, 1), LAST], "position 1 follows 2"),
+    "neither": ([tokens(0, 2), NEITHER, LAST], EITHER),
+    "both": ([tokens(0, 2), BOTH], EITHER),
+    "more": ([tokens(0, 2), LAST, tokens(2, 1)], EITHER),
+}
+
+
+def rogue(items: Sequence[Any]) -> grpc.GenericRpcHandler:
+    """Answers every request with these, and OK."""
+
+    async def generate(_: Any, context: Any) -> None:
+        for item in items:
+            await context.write(item)
+
+    handler = grpc.unary_stream_rpc_method_handler(
+        generate,
+        request_deserializer=inference_pb2.GenerateRequest.FromString,
+        response_serializer=inference_pb2.GenerateResponse.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler("unbroken.v1.Inference", {"Generate": handler})
+
+
+async def complaint(command: list[str], items: Sequence[Any]) -> str:
+    """What the client says when it fails."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((rogue(items),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with started([*command, f"127.0.0.1:{port}"], stderr=PIPE) as process:
+            printed, said = await process.communicate()
+    finally:
+        await server.stop(None)
+    assert process.returncode != 0
+    assert printed == b""
+    return said.decode()
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_a_client_fails_on_a_stream_that_breaks_a_rule(client: Client) -> None:
+    need(client.missing)
+    command = client.command()
+
+    async def scenario() -> dict[str, str]:
+        async with asyncio.TaskGroup() as group:
+            tasks = {fault: group.create_task(complaint(command, items)) for fault, (items, _) in FAULTS.items()}
+        return {fault: task.result() for fault, task in tasks.items()}
+
+    said = asyncio.run(scenario())
+
+    assert {fault: words for fault, (_, words) in FAULTS.items() if words not in said[fault]} == {}, said
