@@ -13,7 +13,7 @@ const TOKENS = 120;
 const ENDLESS = 100_000;
 const ENOUGH = 5;
 const DEADLINE_MS = 60_000;
-const SHORT_DEADLINE_MS = 1_000;
+const SHORT_DEADLINE_MS = 2_000;
 
 const baseUrl = `http://${process.argv[2]}`;
 const sessionManager = new Http2SessionManager(baseUrl); // Without it the transport makes one of its own.
@@ -59,7 +59,8 @@ async function whole(responses, begun = () => {}) {
     answer.token_ids.push(...delta.tokenIds);
     answer.text += delta.text;
     if (delta.finishReason !== FinishReason.UNSPECIFIED) {
-      answer.finish_reason = FinishReasonSchema.value[delta.finishReason].name;
+      const known = FinishReasonSchema.value[delta.finishReason]; // A later server may have others.
+      answer.finish_reason = known?.name ?? `${delta.finishReason}`;
     }
     if (had < ENOUGH && answer.token_ids.length >= ENOUGH) begun();
   }
@@ -101,17 +102,20 @@ async function refusal() {
   await held;
 }
 
-/** What a status carries: ErrorInfo always, RetryInfo where it can be told when to come back. */
+/** What a status carries: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo where it is known when to retry. */
 function details(error) {
-  const [{ reason, domain, metadata }] = error.findDetails(ErrorInfoSchema);
+  const [info] = error.findDetails(ErrorInfoSchema);
   const [retry] = error.findDetails(RetryInfoSchema);
-  return { reason, domain, metadata, ...(retry && { retry_after_s: durationMs(retry.retryDelay) / 1_000 }) };
+  return {
+    ...(info && { reason: info.reason, domain: info.domain, metadata: info.metadata }),
+    ...(retry && { retry_after_s: durationMs(retry.retryDelay) / 1_000 }),
+  };
 }
 
 /** Asks more than there is time for. */
 async function deadline() {
   const { tokens, error } = await broken(generate("deadline", { maxTokens: ENDLESS, timeoutMs: SHORT_DEADLINE_MS }));
-  tell("deadline", { tokens, status: statusName(error) });
+  tell("deadline", { tokens, status: statusName(error), ...details(error) });
 }
 
 /** A status as gRPC spells it: RESOURCE_EXHAUSTED, not ResourceExhausted. */

@@ -37,7 +37,7 @@ const (
 	endless       = 100_000
 	enough        = 5
 	deadline      = 60 * time.Second
-	shortDeadline = time.Second
+	shortDeadline = 2 * time.Second
 )
 
 // errIncomplete says that the stream broke a rule of inference.proto: what came is not the answer.
@@ -184,16 +184,22 @@ func refusal(client unbroken.InferenceClient) error {
 		return err
 	}
 	_, err = whole(client, asked("refusal", fullModel, tokens), func() {})
+	return tell("refusal", details(err))
+}
+
+// details is a status and what it carries: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo where it is
+// known when to retry.
+func details(err error) map[string]any {
 	found := map[string]any{"status": name(err)}
 	for _, detail := range status.Convert(err).Details() {
 		switch detail := detail.(type) {
-		case *errdetails.ErrorInfo: // Always.
+		case *errdetails.ErrorInfo:
 			found["reason"], found["domain"], found["metadata"] = detail.GetReason(), detail.GetDomain(), detail.GetMetadata()
-		case *errdetails.RetryInfo: // Where it can be told.
+		case *errdetails.RetryInfo:
 			found["retry_after_s"] = detail.GetRetryDelay().AsDuration().Seconds()
 		}
 	}
-	return tell("refusal", found)
+	return found
 }
 
 // deadlinePassed asks for more than there is time for.
@@ -209,7 +215,9 @@ func deadlinePassed(client unbroken.InferenceClient) error {
 		count += len(delta.GetTokenIds())
 		return nil
 	})
-	return tell("deadline", map[string]any{"tokens": count, "status": name(err)})
+	found := details(err)
+	found["tokens"] = count
+	return tell("deadline", found)
 }
 
 // lostWorker loses its worker: whoever starts this kills it once it reads `begun`. Nothing here knows of it.

@@ -14,7 +14,7 @@ const TOKENS = 120;
 const ENDLESS = 100_000;
 const ENOUGH = 5;
 const DEADLINE_MS = 60_000;
-const SHORT_DEADLINE_MS = 1_000;
+const SHORT_DEADLINE_MS = 2_000;
 
 const {
   values: { proto: protoFolder },
@@ -114,10 +114,11 @@ async function refusal() {
   await held;
 }
 
-/** What a status carries: ErrorInfo always, RetryInfo where it can be told when to come back. */
+/** What a status carries: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo where it is known when to retry. */
 function details(error) {
   const found = {};
   const [bytes] = error.metadata.get("grpc-status-details-bin");
+  if (bytes === undefined) return found;
   for (const { type_url: url, value } of decode("Status", bytes).details) {
     const type = url.split("/").at(-1);
     if (type === "google.rpc.ErrorInfo") {
@@ -139,7 +140,7 @@ function decode(name, bytes) {
 /** Asks more than there is time for. */
 async function deadline() {
   const { tokens, error } = await broken(generate("deadline", { maxTokens: ENDLESS, deadlineMs: SHORT_DEADLINE_MS }));
-  tell("deadline", { tokens, status: grpc.status[error.code] });
+  tell("deadline", { tokens, status: grpc.status[error.code], ...details(error) });
 }
 
 /** Prints what came of a step. */

@@ -24,7 +24,7 @@ TOKENS = 120
 ENDLESS = 100_000
 ENOUGH = 5
 DEADLINE_S = 60.0
-SHORT_DEADLINE_S = 1.0
+SHORT_DEADLINE_S = 2.0
 
 
 class StreamIncomplete(Exception):
@@ -77,11 +77,17 @@ def whole(responses: Iterable[Any], is_begun_told: bool = False) -> dict[str, An
         answer["token_ids"] += delta.token_ids
         answer["text"] += delta.text
         if delta.finish_reason:
-            answer["finish_reason"] = inference_pb2.FinishReason.Name(delta.finish_reason)
+            answer["finish_reason"] = finish_reason_name(delta.finish_reason)
         if is_begun_told and len(answer["token_ids"]) >= ENOUGH:
             tell("begun")
             is_begun_told = False
     return answer
+
+
+def finish_reason_name(number: int) -> str:
+    """Of one that a later server has and this program does not know: its number."""
+    known = inference_pb2.FinishReason.DESCRIPTOR.values_by_number
+    return known[number].name if number in known else str(number)
 
 
 def cancel(stub: Any) -> None:
@@ -108,7 +114,7 @@ def refusal(stub: Any) -> None:
 
 
 def details(error: grpc.RpcError) -> dict[str, Any]:
-    """What a status carries: ErrorInfo always, RetryInfo where it can be told when to come back."""
+    """What a status carries: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo where it is known when to retry."""
     found: dict[str, Any] = {}
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     status = rpc_status.from_call(error)
@@ -127,7 +133,7 @@ def deadline(stub: Any) -> None:
         for delta in deltas(stub.Generate(asked("deadline", max_tokens=ENDLESS), timeout=SHORT_DEADLINE_S)):
             count += len(delta.token_ids)
     except grpc.RpcError as error:
-        tell("deadline", tokens=count, status=error.code().name)
+        tell("deadline", tokens=count, status=error.code().name, **details(error))
 
 
 def lost_worker(stub: Any) -> None:

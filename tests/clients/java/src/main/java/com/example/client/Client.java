@@ -40,7 +40,7 @@ public final class Client {
   private static final int ENDLESS = 100_000;
   private static final int ENOUGH = 5;
   private static final long DEADLINE_S = 60;
-  private static final long SHORT_DEADLINE_S = 1;
+  private static final long SHORT_DEADLINE_S = 2;
   private static final long CLOSE_S = 5;
 
   private final InferenceBlockingStub stub;
@@ -90,17 +90,17 @@ public final class Client {
     try (CancellableContext holder = Context.current().withCancellation()) {
       holder.call(() -> generate(request("holder", FULL_MODEL, ENDLESS)).next());
       Broken refused = broken(generate(request("refusal", FULL_MODEL, TOKENS)), answer -> {});
-      Map<String, Object> fields = details(refused.error());
-      fields.put("status", refused.status());
-      tell("refusal", fields);
+      tell("refusal", details(refused.error()));
     } // Closing the context cancels what was started in it.
   }
 
   /** Asks more than there is time for. */
-  private void deadline() throws StreamIncompleteException {
+  private void deadline() throws Exception {
     InferenceBlockingStub hurried = stub.withDeadlineAfter(SHORT_DEADLINE_S, TimeUnit.SECONDS);
     Broken broken = broken(hurried.generate(request("deadline", MODEL, ENDLESS)), answer -> {});
-    tell("deadline", Map.of("tokens", broken.tokens(), "status", broken.status()));
+    Map<String, Object> fields = details(broken.error());
+    fields.put("tokens", broken.tokens());
+    tell("deadline", fields);
   }
 
   /** Whoever starts this kills the worker once it reads `begun`. Nothing here knows of it. */
@@ -187,9 +187,13 @@ public final class Client {
     throw new IllegalStateException("the stream ended well");
   }
 
-  /** What a status carries: ErrorInfo always, RetryInfo where it can be told when to come back. */
+  /**
+   * A status and what it carries: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo where it is known when to
+   * retry.
+   */
   private static Map<String, Object> details(StatusRuntimeException error) throws InvalidProtocolBufferException {
     Map<String, Object> found = new HashMap<>();
+    found.put("status", error.getStatus().getCode().name());
     for (Any detail : StatusProto.fromThrowable(error).getDetailsList()) {
       if (detail.is(ErrorInfo.class)) {
         ErrorInfo info = detail.unpack(ErrorInfo.class);
