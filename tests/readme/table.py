@@ -53,7 +53,9 @@ TRIED = {
     "make test": Place(".ci/run", "make lint test test-clients"),
     "make lint": Place(".ci/run", "make lint test test-clients"),
     "make test-clients": Place(".ci/run", "make lint test test-clients"),
-    "make surface": Place("tests/clients/test_surface.py", "SURFACE_TIMES", "takes ten minutes; it is run in small"),
+    "make surface": Place(
+        "tests/clients/test_surface.py", "SURFACE_TIMES", "takes some 15 minutes; it is run in small"
+    ),
     "make install": Place("Makefile", "up: install model", "is run by each of the others"),
     "make install-dev": Place("Makefile", "test: install-dev", "is run by `make test`"),
     "make bench": Place(".ci/run", "bench-small", "takes a quarter of an hour; CI runs it in small"),
