@@ -86,14 +86,9 @@ class Outgoing:
         return messages
 
     def keep_alive(self, now: float) -> None:
-        """Say that we are there, after a long silence."""
-        if now >= self.silent_at():
+        """Say that we are there, after a long silence. Called at every look, and so up to KEEPALIVE_S late."""
+        if now - self._sent_at >= KEEPALIVE_S:
             self.send()
-
-    def silent_at(self) -> float:
-        """When the silence will be a long one. While the worker takes nothing it has been, and nothing can be said."""
-        is_open = self._connection is not None and self._connection.is_writable
-        return self._sent_at + KEEPALIVE_S if is_open else math.inf
 
     def stuck_at(self) -> float:
         """When the worker will have taken nothing for too long, whatever it says. Ask after `keep_alive`."""

@@ -276,7 +276,7 @@ class Pool:
             self.offer(session)
 
     async def _sweep(self) -> None:
-        """Look for silent workers when one may be, and be heard by all.
+        """Look for silent workers when one may be, and be heard by all: not to the moment, or we would look for each.
 
         If we were late ourselves, their silence proves nothing: we hear them every quarter of `stall_s`, and so must
         notice that we stood still for half of it. A worker that was idle at one look may be lost soon after the next.

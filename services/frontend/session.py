@@ -375,7 +375,7 @@ class Session:
     def check(self, now: float) -> float:
         """Take the worker for lost if it is silent, stands still or takes nothing for too long.
 
-        Returns when that may be so next, or something is to be said to it, if nothing happens until then.
+        Returns when that may be so next, if nothing happens until then.
         """
         self._outgoing.keep_alive(now)
         limit_s = self._config.stall_s if self._streams else self._config.idle_stall_s
@@ -386,7 +386,7 @@ class Session:
             self.lose(Failure(Reason.STALLED, f"the engine of {self.name} stands still"))
         elif now >= stuck_at:
             self.lose(Failure(Reason.STALLED, f"{self.name} takes nothing of what is sent to it"))
-        return math.inf if self.is_lost else min(silent_at, stands_at, stuck_at, self._outgoing.silent_at())
+        return math.inf if self.is_lost else min(silent_at, stands_at, stuck_at)
 
     def _stands_at(self) -> float:
         """When its engine has made no step for too long: later where it computes a prompt, or does not say."""

@@ -1,7 +1,6 @@
 """Outgoing: what a session sends, joined into few messages, in an order that the worker reads right."""
 
 import asyncio
-import math
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -127,17 +126,6 @@ def test_a_worker_that_takes_nothing_for_too_long_is_stuck(is_writable: bool, mo
     outgoing.keep_alive(now)
 
     assert (outgoing.stuck_at() <= now) is not is_writable
-
-
-def test_it_says_when_its_silence_will_be_long_but_where_nothing_can_be_said() -> None:
-    outgoing, connection = Outgoing(CancelCounts()), Sent()
-    assert outgoing.silent_at() == math.inf
-    outgoing.connect(connection)
-
-    assert 0 < outgoing.silent_at() - asyncio.get_running_loop().time() <= KEEPALIVE_S
-
-    connection.is_writable = False
-    assert outgoing.silent_at() == math.inf
 
 
 def test_after_a_long_silence_it_says_that_it_is_there() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -173,19 +173,24 @@ def test_a_frontend_that_was_late_itself_proves_nothing_by_its_workers_silence(
     assert run_clocked(scenario()) is is_lost
 
 
+def found(config: SessionConfig | None = None) -> tuple[BareWorker, Wire]:
+    """A worker, and what is sent to it."""
+    worker, wire = BareWorker(config=config), Wire()
+    connection: FrameConnection[worker_pb2.AttachResponse] = FrameConnection(worker_pb2.AttachResponse, is_opener=True)
+    connection.connection_made(wire)
+    worker.session._outgoing.connect(connection)
+    return worker, wire
+
+
 def test_a_worker_found_right_after_a_look_hears_of_us_in_time_however_patient_we_are() -> None:
     """A bug: with a `stall_s` of a minute it heard nothing for half of it, and hung up after 15 s."""
     config = SessionConfig(stall_s=60.0, idle_stall_s=60.0)
 
     async def scenario() -> float:
-        pool, worker, wire = Pool(Catalogue(), PoolConfig(session=config)), BareWorker(config=config), Wire()
-        connection: FrameConnection[worker_pb2.AttachResponse] = FrameConnection(
-            worker_pb2.AttachResponse, is_opener=True
-        )
-        connection.connection_made(wire)
+        pool = Pool(Catalogue(), PoolConfig(session=config))
         sweeping = asyncio.create_task(pool._sweep())
         await settle()
-        worker.session._outgoing.connect(connection)
+        worker, wire = found(config)
         pool._welcomed.add(worker.session)
         while wire.written == PREAMBLE:
             pass_time(1.0)
@@ -194,6 +199,40 @@ def test_a_worker_found_right_after_a_look_hears_of_us_in_time_however_patient_w
         return asyncio.get_running_loop().time()
 
     assert run_clocked(scenario()) <= SILENCE_S_MAX - KEEPALIVE_S
+
+
+class Looks(set[Session]):
+    """Sessions that count how often all of them are looked at."""
+
+    count = 0
+
+    def __iter__(self) -> Iterator[Session]:
+        self.count += 1
+        return super().__iter__()
+
+
+def test_idle_workers_that_were_found_one_by_one_are_looked_at_together() -> None:
+    """A bug: all of 1,000 were looked at whenever one was due to hear of us, 140 times a second."""
+
+    async def scenario() -> tuple[int, list[int]]:
+        pool, wires = Pool(Catalogue(), PoolConfig()), []
+        pool._welcomed = looks = Looks()
+        for _ in range(50):
+            worker, wire = found()
+            pool._welcomed.add(worker.session)
+            wires.append(wire)
+            pass_time(0.01)
+        sweeping = asyncio.create_task(pool._sweep())
+        for _ in range(600):
+            pass_time(0.01)
+            await settle()
+        sweeping.cancel()
+        return looks.count, [len(wire.written) - len(PREAMBLE) for wire in wires]
+
+    looks_count, heard_bytes = run_clocked(scenario())
+
+    assert looks_count <= 6 * 4 + 1
+    assert set(heard_bytes) == {4}, "an empty message is its length"
 
 
 def test_an_instance_that_leaves_the_view_keeps_its_living_session() -> None:
