@@ -7,6 +7,8 @@ nothing comes between.
 
 import asyncio
 
+from services.layers import bug_failure
+
 
 class Cork:
     """In a bottle: while it is in, writes wait. It is in for one turn of the loop at most, which bounds what waits."""
@@ -33,5 +35,10 @@ class Cork:
         self._is_in = False
         writes, self._writes = self._writes, []
         for transport, data in writes:
-            if not transport.is_closing():  # A write of this turn has failed.
+            if transport.is_closing():  # A write of this turn has failed.
+                continue
+            try:
                 transport.write(data)
+            except Exception as error:  # A bug: it must not take what others are to get.
+                transport.abort()
+                bug_failure(error, "(any) of a client that was written to")

@@ -2,8 +2,17 @@
 
 from typing import Any
 
+from structlog.testing import capture_logs
+
 from services.frontend.cork import Cork
 from tests.lines import Wire
+
+
+class Faulty(Wire):
+    """A transport with a bug."""
+
+    def write(self, data: Any) -> None:
+        raise RuntimeError("a bug")
 
 
 class Broken(Wire):
@@ -56,3 +65,17 @@ def test_a_client_that_is_found_gone_harms_no_other() -> None:
     cork.pull()
 
     assert (gone.written, wire.written) == (b"a", b"ab")
+
+
+def test_a_write_with_a_bug_costs_its_own_client_alone() -> None:
+    cork, faulty, wire = Cork(), Faulty(), Wire()
+
+    cork.put_in()
+    for data in (b"a", b"b"):
+        cork.write(faulty, data)
+        cork.write(wire, data)
+    with capture_logs() as logs:
+        cork.pull()
+
+    assert (faulty.end, wire.written) == ("aborted", b"ab")
+    assert [one["log_level"] for one in logs] == ["error"]
