@@ -124,7 +124,7 @@ TOKEN_FORM = re.compile(r"[!-~]{1,512}")
     default=(),
     show_default=False,
     help="Origins whose pages may call and read answers in a browser, as https://chat.example,http://localhost:3000; *:"
-    " all. Admin calls never can be. Default: none.",
+    " all. Admin calls are refused where they have an origin. Default: none.",
 )
 @env_option(
     "--client-buffer-max",

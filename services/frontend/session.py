@@ -2,7 +2,7 @@
 
 | event on the session | what its streams get | the session |
 | --- | --- | --- |
-| cannot be opened, or no welcome in time | – | CANNOT_CONNECT |
+| cannot be opened, no welcome in time, or another worker's | – | CANNOT_CONNECT |
 | the connection ends | DISCONNECTED | over |
 | the same after the worker has said that it leaves | STREAM_INCOMPLETE; DRAINING where there are none | over |
 | silence, an engine that stands still, or nothing taken of what we send | STALLED | over |
@@ -299,6 +299,8 @@ class Session:
     def _on_welcome(self, message: worker_pb2.AttachResponse) -> None:
         if not message.HasField("welcome"):
             raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.name} did not begin with a welcome")
+        if (other := message.welcome.instance_id) != self.record.instance_id:  # Started there after it, as a rule.
+            raise Failure(Reason.CANNOT_CONNECT, f"{self.name} is gone: worker {other} answers at its address")
         self._card = card_from_wire(message.welcome.card)
         self._load.on_welcome(message.welcome)
         self._has_begun.set()

@@ -51,7 +51,12 @@ class BareWorker:
             cancels=self.cancels,
         )
         self.hear(
-            welcome=worker_pb2.Welcome(engine_request_limit=slots, request_queue_limit=places, card=card_to_wire(CARD))
+            welcome=worker_pb2.Welcome(
+                instance_id=name,
+                engine_request_limit=slots,
+                request_queue_limit=places,
+                card=card_to_wire(CARD),
+            )
         )
         self.session.set_card(CARD)
 

@@ -345,7 +345,9 @@ def test_keeps_a_session_alive_and_watches_it_while_its_model_is_learned(
         heard: asyncio.Future[worker_pb2.AttachRequest | None] = asyncio.get_running_loop().create_future()
 
         async def serve(line: Line) -> None:
-            await line.send(worker_pb2.AttachResponse(welcome=worker_pb2.Welcome(card=card_to_wire(CARD))))
+            await line.send(
+                worker_pb2.AttachResponse(welcome=worker_pb2.Welcome(instance_id="a", card=card_to_wire(CARD)))
+            )
             message = await line.read()
             while is_silent and message is not None:
                 message = await line.read()

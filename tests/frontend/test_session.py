@@ -258,6 +258,17 @@ def test_cannot_connect_when_the_first_message_is_no_welcome() -> None:
     assert play(serve).reason is Reason.CANNOT_CONNECT
 
 
+def test_a_worker_that_answers_for_another_is_not_taken_for_it() -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.send(welcome=worker_pb2.Welcome(instance_id="j", card=card_to_wire(CARD)))
+        await peer.line.read()
+
+    failure = play(serve)
+
+    assert failure.reason is Reason.CANNOT_CONNECT
+    assert "worker i is gone: worker j answers at its address" in str(failure)
+
+
 @pytest.mark.parametrize(
     ("sent", "why"),
     [

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from services.aside import Aside
-from services.errors import invalid
+from services.errors import Failure, Reason, invalid
 from services.frontend.admin import Admin
 from services.frontend.busy import THRESHOLDS, Thresholds
 from services.frontend.http.body import body_of
@@ -42,7 +42,10 @@ class AdminRoutes:
         routes.post(PATH, self._set)
 
     def _guard(self, request: HttpRequest) -> None:
-        """Raises UNAUTHENTICATED."""
+        """Raises UNAUTHENTICATED. Pages in a browser are strangers: it lets them post without asking us."""
+        if (origin := request.headers.get("origin")) is not None:
+            detail = f"admin calls are not for pages in a browser, and this one comes from one of {origin[:100]}"
+            raise Failure(Reason.UNAUTHENTICATED, detail)
         self._admin.authorize(request.headers.get("authorization"))
 
     async def _list(self, request: HttpRequest, connection: Connection) -> Response:

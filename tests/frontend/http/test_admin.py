@@ -135,6 +135,26 @@ def test_a_stranger_is_refused_whatever_else_is_wrong(method: str, body: bytes, 
     run(test)
 
 
+@pytest.mark.parametrize("token", [None, "secret"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_page_in_a_browser_is_a_stranger_with_a_token_or_without(method: str, token: str | None) -> None:
+    """A browser asks nobody before it posts plain text to another origin."""
+
+    async def test() -> None:
+        headers = {"Origin": "http://evil", "Content-Type": "text/plain", **(TOKEN if token else {})}
+        async with operated(token=token) as server:
+            body = json.dumps({"model": "m", DECODE: 0.1})
+            async with server.session.request(method, PATH, data=body, headers=headers) as response:
+                said = await response.read()
+            _, listed = await server.get(PATH) if token is None else (None, b"")
+
+        assert response.status == 401
+        assert "pages in a browser" in error_of(said)["message"]
+        assert token is not None or json.loads(listed)["thresholds"] == [named(0.5, 100)]
+
+    run(test)
+
+
 def test_the_token_opens() -> None:
     async def test() -> None:
         async with operated(token="secret") as server:
