@@ -99,6 +99,14 @@ def _renderer(log_format: str) -> structlog.typing.Processor:
     return structlog.dev.ConsoleRenderer(pad_event_to=0) if sys.stderr.isatty() else PlainText()
 
 
+_CLIENT_GONE = "ExecuteBatchError raised in core by servicer method"
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """All but what gRPC calls an error: that a client had left when the end was sent to it, as it may at any moment."""
+    return not (record.name.startswith("grpc") and record.getMessage().startswith(_CLIENT_GONE))
+
+
 def configure_logging(process: str, *, level: str, log_format: str) -> None:
     """Send the logs of this process and of its libraries to stderr as `text` or `json`, marked with `process`."""
     shared: list[structlog.typing.Processor] = [
@@ -117,6 +125,7 @@ def configure_logging(process: str, *, level: str, log_format: str) -> None:
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_is_news)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

@@ -26,7 +26,9 @@ async def main():
     log.debug("small")
     log.info("ours", count=3, name="größer")
     logging.getLogger("library").warning("theirs %d", 4)
-    logging.getLogger("grpc._cython.cygrpc").debug("a line for each use of the loop")
+    grpc = logging.getLogger("grpc._cython.cygrpc")
+    grpc.debug("a line for each use of the loop")
+    grpc.error("%s raised in core by servicer method [%s]", "ExecuteBatchError", "/a/B")  # Its client had left.
     try:
         1 / 0
     except ZeroDivisionError:
