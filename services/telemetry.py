@@ -104,7 +104,7 @@ _CLIENT_GONE = "ExecuteBatchError raised in core by servicer method"
 
 def _is_news(record: logging.LogRecord) -> bool:
     """All but what gRPC calls an error: that a client had left when the end was sent to it, as it may at any moment."""
-    return not (record.name.startswith("grpc") and record.getMessage().startswith(_CLIENT_GONE))
+    return not record.getMessage().startswith(_CLIENT_GONE)
 
 
 def configure_logging(process: str, *, level: str, log_format: str) -> None:
