@@ -45,14 +45,16 @@ def test_in_it_what_is_written_waits_for_the_pull_and_leaves_in_order() -> None:
     assert (wire.written, other.written) == (b"ab", b"c")
 
 
-def test_once_pulled_it_is_out() -> None:
+def test_once_pulled_it_is_out_and_has_nothing_to_write_again() -> None:
     cork, wire = Cork(), Wire()
 
-    cork.put_in()
-    cork.pull()
-    cork.write(wire, b"a")
+    for data in (b"a", b"b"):
+        cork.put_in()
+        cork.write(wire, data)
+        cork.pull()
+    cork.write(wire, b"c")
 
-    assert wire.written == b"a"
+    assert wire.written == b"abc"
 
 
 def test_a_client_that_is_found_gone_harms_no_other() -> None:

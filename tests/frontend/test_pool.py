@@ -133,16 +133,16 @@ def test_a_worker_is_lost_to_the_moment_after_its_silence_though_it_was_idle_bef
         await settle()
         worker = BareWorker(config=config)
         pool._welcomed.add(worker.session)
-        for seconds in (0.5, 0.25, 0.25, 0.5, 0.125, 0.125):
+        for seconds in (0.5, 0.125, 0.125, 0.5, 0.25, 0.0625, 0.0625):  # It looks every quarter of a second.
             pass_time(seconds)
             await settle()
-            if asyncio.get_running_loop().time() == 0.75:
+            if asyncio.get_running_loop().time() == 0.625:
                 worker.open().ended.add_done_callback(lambda ended: ended.exception())
             was_lost.append(worker.session.is_lost)
         sweeping.cancel()
         return was_lost
 
-    assert run_clocked(scenario()) == [False] * 5 + [True]
+    assert run_clocked(scenario()) == [False] * 6 + [True]
 
 
 @pytest.mark.parametrize(
