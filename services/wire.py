@@ -61,13 +61,11 @@ def _guided_from_wire(message: inference_pb2.Guided) -> Guided:
     return Guided(GuidedKind(kind), () if kind == "json_object" else (getattr(message, kind),))
 
 
-def _guided_to_wire(guided: Guided) -> inference_pb2.Guided:
-    message = inference_pb2.Guided()
+def _put_guided(message: inference_pb2.Guided, guided: Guided) -> None:
     if guided.kind is GuidedKind.CHOICE:
         message.choice.texts.extend(guided.texts)
     else:
         setattr(message, guided.kind, guided.texts[0] if guided.texts else True)
-    return message
 
 
 def _sampling_from_wire(message: inference_pb2.Sampling) -> Sampling:
@@ -96,16 +94,22 @@ def _stop_from_wire(message: inference_pb2.Stop) -> Stop:
 
 def request_to_wire(request: Request) -> inference_pb2.GenerateRequest:
     """The message that `request_from_wire` reads back."""
-    message = inference_pb2.GenerateRequest(
-        model=request.model,
-        generated_token_ids=request.generated_token_ids,
-        n=request.n,
-        choice=request.choice,
-        logprobs=request.logprobs,
-        guided=None if request.guided is None else _guided_to_wire(request.guided),
-        sampling=_sampling_to_wire(request.sampling),
-        stop=_stop_to_wire(request.stop),
-    )
+    message = inference_pb2.GenerateRequest()
+    put_request(message, request)
+    return message
+
+
+def put_request(message: inference_pb2.GenerateRequest, request: Request) -> None:
+    """Fill in an empty message, in its place: to put one message into another serialises and parses it."""
+    message.model, message.n, message.choice = request.model, request.n, request.choice
+    _put_sampling(message.sampling, request.sampling)
+    _put_stop(message.stop, request.stop)
+    if request.generated_token_ids:
+        message.generated_token_ids.extend(request.generated_token_ids)
+    if request.logprobs is not None:
+        message.logprobs = request.logprobs
+    if request.guided is not None:
+        _put_guided(message.guided, request.guided)
     if request.token_ids is not None:
         message.tokens.ids.extend(request.token_ids)
     elif request.messages is not None:
@@ -114,31 +118,29 @@ def request_to_wire(request: Request) -> inference_pb2.GenerateRequest:
             message.chat.messages.add(role=turn.role, content=turn.content, name=turn.name)
     elif request.text is not None:
         message.text = request.text
-    return message
 
 
-def _sampling_to_wire(sampling: Sampling) -> inference_pb2.Sampling:
-    return inference_pb2.Sampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        logit_bias=dict(sampling.logit_bias) or None,  # To look into an empty one costs as much as all the rest.
-    )
+def _put_sampling(message: inference_pb2.Sampling, sampling: Sampling) -> None:
+    message.top_p, message.top_k, message.min_p = sampling.top_p, sampling.top_k, sampling.min_p
+    message.repetition_penalty = sampling.repetition_penalty
+    message.presence_penalty = sampling.presence_penalty
+    message.frequency_penalty = sampling.frequency_penalty
+    if sampling.temperature is not None:
+        message.temperature = sampling.temperature
+    if sampling.seed is not None:
+        message.seed = sampling.seed
+    if sampling.logit_bias:
+        message.logit_bias.update(sampling.logit_bias)
 
 
-def _stop_to_wire(stop: Stop) -> inference_pb2.Stop:
-    return inference_pb2.Stop(
-        strings=stop.strings,
-        token_ids=stop.token_ids,
-        ignore_eos=stop.ignore_eos,
-        min_tokens=stop.min_tokens,
-        max_tokens=stop.max_tokens,
-    )
+def _put_stop(message: inference_pb2.Stop, stop: Stop) -> None:
+    message.ignore_eos, message.min_tokens = stop.ignore_eos, stop.min_tokens
+    if stop.strings:
+        message.strings.extend(stop.strings)
+    if stop.token_ids:
+        message.token_ids.extend(stop.token_ids)
+    if stop.max_tokens is not None:
+        message.max_tokens = stop.max_tokens
 
 
 def delta_to_wire(delta: Delta) -> inference_pb2.GenerateResponse:

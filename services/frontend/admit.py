@@ -37,5 +37,5 @@ class Admit(Generic[AnyWorker]):
         """Raises OVERLOADED, NO_WORKERS, or INVALID_ARGUMENT for more choices than any worker takes."""
         roster = self._pool.roster(self._catalogue.find(request.model).card)
         needs = self._search.needs(request.model, call, request.n)
-        if self._search.find(roster, needs) is None:
+        if not self._search.has_any(roster, needs):
             raise self._search.refusal(roster, needs, request.model)

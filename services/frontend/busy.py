@@ -127,5 +127,7 @@ class BusyThresholds:
 
     def acting(self, model: str) -> Thresholds | None:
         """What routing has to look at; None where nothing can be busy."""
+        if not self._config.is_on:
+            return None
         thresholds = self.of(model)
-        return thresholds if self.is_on and thresholds != Thresholds() else None
+        return None if thresholds == Thresholds() else thresholds

@@ -4,8 +4,9 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import islice
 from typing import Generic, Protocol, TypeVar
+
+from msgspec import Struct
 
 from services.card import ModelCard
 from services.errors import Failure, Reason, invalid
@@ -77,8 +78,7 @@ class Standing(Enum):
     HEALTHY = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(Struct, frozen=True, gc=False):
     """What a call asks of a worker. excluded: where it has been. thresholds: None where nobody counts as busy.
 
     count: for how many choices at once there must be room. tokens: of their prompts together; 0: look only at requests,
@@ -154,19 +154,19 @@ def healthy(sessions: Sequence[AnyWorker], needs: Needs, now: float, rng: random
     return (one for one in _drawn(sessions, rng) if standing(one, needs, now) is Standing.HEALTHY)
 
 
-def less_loaded(candidates: Iterable[AnyWorker]) -> AnyWorker | None:
+def less_loaded(candidates: Iterator[AnyWorker]) -> AnyWorker | None:
     """Of the first two; None where there is none. Of two that are equal, not the one whose load is unknown.
 
     Of candidates in random order this is the "power of two choices": near the best, without a herd on the best.
     Source: M. Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing" (2001).
     """
-    two = list(islice(candidates, 2))
-    if len(two) < 2:
-        return two[0] if two else None
-    first, second = two
-    if first.in_flight_count == second.in_flight_count:
+    first, second = next(candidates, None), next(candidates, None)
+    if first is None or second is None:
+        return first
+    more = first.in_flight_count - second.in_flight_count
+    if more == 0:
         return first if first.ranks() or not second.ranks() else second
-    return first if first.in_flight_count < second.in_flight_count else second
+    return first if more < 0 else second
 
 
 def choose(candidates: Sequence[AnyWorker], rng: random.Random) -> AnyWorker | None:

@@ -11,7 +11,7 @@ from services.frames import FrameConnection
 from services.request import Call, Request
 from services.rpc import MESSAGE_BYTES_MAX, time_left_s
 from services.stubs import worker_pb2
-from services.wire import request_to_wire, seconds_to_wire
+from services.wire import put_request, seconds_to_wire
 
 SUBMIT_BYTES_MAX = MESSAGE_BYTES_MAX // 2
 """The largest request, and all the requests that travel in one message: a larger message would cost all streams."""
@@ -51,9 +51,12 @@ class Outgoing:
     def submit(self, submit: worker_pb2.Submit) -> None:
         """With the next message, or with one more where that would become too large.
 
-        Or where that has cancels: they would be read after it, and it may need the room that they make.
+        Or where that has cancels: they would be read after it, and it may need the room that they make. Raises
+        INVALID_ARGUMENT for one that is too large to send.
         """
         size = submit.ByteSize()
+        if size > SUBMIT_BYTES_MAX:
+            raise Failure(Reason.INVALID_ARGUMENT, f"the request is larger than {SUBMIT_BYTES_MAX} bytes: shorten it")
         self._bytes += size
         if self._bytes > SUBMIT_BYTES_MAX or self._messages[-1].cancels:
             self._messages.append(worker_pb2.AttachRequest())
@@ -96,14 +99,10 @@ class Outgoing:
 
 
 def submit_of(stream_id: int, request: Request, call: Call, choices: int = 1) -> worker_pb2.Submit:
-    """The message that starts the request: so many choices, from its own on.
-
-    Raises INVALID_ARGUMENT for one that is too large to send.
-    """
-    submit = worker_pb2.Submit(stream_id=stream_id, request=request_to_wire(request), choices=choices)
+    """The message that starts the request: so many choices, from its own on."""
+    submit = worker_pb2.Submit(stream_id=stream_id, choices=choices)
+    put_request(submit.request, request)
     submit.request.request_id = call.request_id
     if (left_s := time_left_s(call.deadline)) is not None:
         submit.timeout.CopyFrom(seconds_to_wire(min(left_s, TIMEOUT_S_MAX)))
-    if submit.ByteSize() > SUBMIT_BYTES_MAX:
-        raise Failure(Reason.INVALID_ARGUMENT, f"the request is larger than {SUBMIT_BYTES_MAX} bytes: shorten it")
     return submit

@@ -11,8 +11,9 @@ Few workers are all seen anew for each request. Of many, what was seen a moment 
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Generic
+
+from msgspec.structs import replace
 
 from services.errors import Failure
 from services.frontend.busy import BusyThresholds
@@ -51,6 +52,14 @@ class Search(Generic[AnyWorker]):
     def needs(self, model: str, call: Call, count: int = 1, tokens: int = 0) -> Needs:
         """By the thresholds as they are now."""
         return Needs(call.excluded, self._busy.acting(model), count, tokens)
+
+    def has_any(self, roster: Roster[AnyWorker], needs: Needs) -> bool:
+        """Whether `find` would find one for a new request."""
+        now = clock()
+        roster.doubt_busy(needs.thresholds, now)
+        if next(healthy(roster.open, needs, now, self._rng), None) is not None:
+            return True
+        return self._find_among_all(roster, needs, now, is_under_way=False) is not None
 
     def find(self, roster: Roster[AnyWorker], needs: Needs, *, is_under_way: bool = False) -> AnyWorker | None:
         """An eligible worker: the less loaded of two healthy ones, if there are."""

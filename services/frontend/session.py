@@ -182,11 +182,10 @@ class Session:
 
     def _start(self, request: Request, call: Call, choices: int = 1) -> Stream:
         """Send it. Returns the first of so many streams with consecutive ids, for choices from the request's own on."""
-        submit = submit_of(self._streams.next_id, request, call, choices)
+        self._outgoing.submit(submit_of(self._streams.next_id, request, call, choices))
         if not self._streams:
             self._heard_at = self._stepped_at = self._clock()  # An idle worker was allowed its silence.
             self._load.set_in_use(True)
-        self._outgoing.submit(submit)
         return self._streams.add(request, self.card.vocab_size, choices)
 
     def _reserve(self, request: Request, call: Call, count: int) -> Reservation:
@@ -212,9 +211,10 @@ class Session:
 
     def _remove(self, stream: Stream, *, frees_room: bool) -> bool:
         """Whether it was there. frees_room: it had a slot or a place, which another request can have now."""
-        was_full = self.is_full()
-        if not self._streams.remove(stream):
+        if self._streams.get(stream.id) is None:
             return False
+        was_full = self.is_full()
+        self._streams.remove(stream)
         if not self._streams:
             self._load.set_in_use(False)
         was_marked = frees_room and self._clear_marks()
@@ -363,8 +363,9 @@ class Session:
             stream.on_end(end)
         except Failure as failure:
             self._drop(stream, failure)
-        if end.complete_final or end.HasField("error"):
-            self._remove(stream, frees_room=not _is_refused_at_once(end.error))
+        is_failed = end.HasField("error")
+        if end.complete_final or is_failed:
+            self._remove(stream, frees_room=not (is_failed and _is_refused_at_once(end.error)))
             self._streams.complete(stream)
 
     def _drop(self, stream: Stream, failure: Failure) -> None:

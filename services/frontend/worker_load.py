@@ -127,7 +127,7 @@ class FullMark:
 
     def holds_for(self, count: int) -> bool:
         """Whether as many or fewer were refused."""
-        return self.is_set and count >= self._refused_count
+        return self._lapsing is not None and count >= self._refused_count
 
     def set(self, count: int) -> None:
         """So many were refused. From now on; anew, if it is set already."""

@@ -75,10 +75,13 @@ def test_requests_that_are_too_large_together_go_one_after_the_other() -> None:
 
 
 def test_one_that_is_too_large_by_itself_is_refused() -> None:
+    outgoing = Outgoing(CancelCounts())
+
     with pytest.raises(Failure) as caught:
-        submit(1, range(2**28, 2**28 + SUBMIT_BYTES_MAX // 5))
+        outgoing.submit(submit(1, range(2**28, 2**28 + SUBMIT_BYTES_MAX // 5)))
 
     assert caught.value.reason is Reason.INVALID_ARGUMENT
+    assert sent(outgoing) == [([], [])]
 
 
 def test_several_choices_are_one_request() -> None:

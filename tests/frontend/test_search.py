@@ -1,10 +1,11 @@
 """Search: finds a worker wherever there is one, and looks at few of them."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from services.errors import Failure, Reason
 from services.frontend import search
