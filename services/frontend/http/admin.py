@@ -28,6 +28,9 @@ class ThresholdsChange(msgspec.Struct, forbid_unknown_fields=True):
     active_prefill_tokens_threshold: TokensThreshold | msgspec.UnsetType | None = msgspec.UNSET
 
 
+_CHANGE = msgspec.json.Decoder(ThresholdsChange)
+
+
 class AdminRoutes:
     """For an application of its own, or for that of clients."""
 
@@ -69,7 +72,7 @@ def _parse(body: bytes) -> ThresholdsChange:
         if name not in ThresholdsChange.__struct_fields__:
             known = ", ".join(ThresholdsChange.__struct_fields__)
             raise invalid(name[:FIELD_NAME_CHARACTERS_MAX], f"{name[:40]!r} is no field of this call: it has {known}")
-    return decode(body, ThresholdsChange)
+    return decode(body, _CHANGE)
 
 
 def _named(model: str, thresholds: Thresholds) -> dict[str, Any]:

@@ -4,14 +4,15 @@ Types and shapes are checked here; ranges are preprocess's, which gRPC shares. U
 does; known ones that this version cannot honour are refused (see unsupported.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 from msgspec import Meta, Raw, Struct
+from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from services.errors import invalid
-from services.frontend.http.decoding import decode, fields_of
+from services.frontend.http.decoding import FIELDS, decode, fields_of
 from services.frontend.http.guided import ResponseFormat, Schema, StructuredOutputs, forms_of, only_one
 from services.frontend.http.ranges import (
     ChoiceCount,
@@ -35,11 +36,11 @@ from services.frontend.http.ranges import (
     TopP,
 )
 from services.frontend.http.unsupported import (
-    NEUTRAL,
     NEUTRAL_IN_CHAT,
     NEUTRAL_IN_COMPLETION,
     NEUTRAL_IN_MESSAGE,
     NEUTRAL_IN_STRUCTURED_OUTPUTS,
+    Neutral,
     refuse_unsupported,
 )
 from services.request import Guided, Message, Request, Sampling, Stop
@@ -48,6 +49,18 @@ from services.validate import ANSWERS_MAX, LOGPROBS_MAX, MESSAGES_MAX
 COMPLETION_TOKENS_DEFAULT = 16
 """As OpenAI documents for /v1/completions."""
 
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""Fields that are called here what the plane calls them; and so are those of `_STOP`."""
+_STOP = ("min_tokens", "ignore_eos")
 _AS_IT_IS: Mapping[str | None, str] = {}
 
 
@@ -136,17 +149,12 @@ class Body(Struct, frozen=True, kw_only=True):
             raise invalid(name, f"{name} is not supported in this version: leave it out")
 
     def _sampling(self) -> Sampling:
-        given = _given(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=0 if self.top_k == -1 else self.top_k,  # vLLM's older word for "all".
-            min_p=self.min_p,
-            seed=self.seed,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-        )
-        return Sampling(logit_bias=_logit_bias(self.logit_bias or {}), **given)
+        given = self._given(_SAMPLING)
+        if self.top_k == -1:
+            given["top_k"] = 0  # vLLM's older word for "all".
+        if self.logit_bias:
+            given["logit_bias"] = _logit_bias(self.logit_bias)
+        return Sampling(**given)
 
     def spellings(self) -> Mapping[str | None, str]:
         """What the plane calls a field → what this client calls it, where that differs: a failure may name it."""
@@ -162,9 +170,13 @@ class Body(Struct, frozen=True, kw_only=True):
         return forms
 
     def _stop(self) -> Stop:
-        given = _given(min_tokens=self.min_tokens, ignore_eos=self.ignore_eos)
         strings = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return Stop(strings=strings, token_ids=tuple(self.stop_token_ids or ()), max_tokens=self._limit(), **given)
+        token_ids = tuple(self.stop_token_ids or ())
+        return Stop(strings=strings, token_ids=token_ids, max_tokens=self._limit(), **self._given(_STOP))
+
+    def _given(self, names: Sequence[str]) -> dict[str, Any]:
+        """Those of these fields that the client set: null means the default."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class CompletionBody(Body, frozen=True, kw_only=True):
@@ -259,36 +271,35 @@ class ChatBody(Body, frozen=True, kw_only=True):
         return [{"messages": tuple(turn.to_message(f"messages[{i}]") for i, turn in enumerate(self.messages))}]
 
 
+_COMPLETION = Decoder(CompletionBody)
+_CHAT = Decoder(ChatBody)
+_TURNS = Decoder(list[dict[str, Raw]])
+
+
 def parse_completion(body: bytes) -> CompletionBody:
     """The body of POST /v1/completions. Raises Failure(INVALID_ARGUMENT)."""
     given = fields_of(body, large={"prompt"})
-    parsed = decode(body, CompletionBody)
-    _refuse_in_both(parsed, given)
-    refuse_unsupported(given, NEUTRAL_IN_COMPLETION)
+    parsed = decode(body, _COMPLETION)
+    _refuse(parsed, given, NEUTRAL_IN_COMPLETION)
     return parsed
 
 
 def parse_chat(body: bytes) -> ChatBody:
     """The body of POST /v1/chat/completions. Raises Failure(INVALID_ARGUMENT)."""
     given = fields_of(body, large={"messages"})
-    parsed = decode(body, ChatBody)
-    _refuse_in_both(parsed, given)
-    refuse_unsupported(given, NEUTRAL_IN_CHAT)
-    for i, turn in enumerate(decode(given["messages"], list[dict[str, Raw]])):
+    parsed = decode(body, _CHAT)
+    _refuse(parsed, given, NEUTRAL_IN_CHAT)
+    turns = decode(given["messages"], _TURNS)
+    for i, turn in enumerate(turns):
         refuse_unsupported(turn, NEUTRAL_IN_MESSAGE, path=f"messages[{i}].")
     return parsed
 
 
-def _refuse_in_both(parsed: Body, given: Mapping[str, Raw]) -> None:
-    refuse_unsupported(given, NEUTRAL)
+def _refuse(parsed: Body, given: Mapping[str, Raw], neutral: Neutral) -> None:
+    refuse_unsupported(given, neutral)
     if parsed.structured_outputs is not None:
-        fields = decode(given["structured_outputs"], dict[str, Raw])
+        fields = decode(given["structured_outputs"], FIELDS)
         refuse_unsupported(fields, NEUTRAL_IN_STRUCTURED_OUTPUTS, path="structured_outputs.")
-
-
-def _given(**fields: Any) -> dict[str, Any]:
-    """The fields that the client set: null means the default."""
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

@@ -7,7 +7,10 @@ import msgspec
 
 from services.errors import invalid
 
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+Neutral = Mapping[str, tuple[Any, ...]]
+"""For each field the values that ask for nothing; null always does."""
+
+NEUTRAL: Neutral = {
     "best_of": (1,),
     "prompt_logprobs": (),
     "suffix": ("",),
@@ -50,20 +53,19 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "kv_transfer_params": ({},),
     "nvext": ({},),
 }
-"""For each field the values that ask for nothing; null always does."""
 
-NEUTRAL_IN_CHAT: Mapping[str, tuple[Any, ...]] = {"echo": (False,)}
+NEUTRAL_IN_CHAT: Neutral = {**NEUTRAL, "echo": (False,)}
 
-NEUTRAL_IN_COMPLETION: Mapping[str, tuple[Any, ...]] = {"top_logprobs": (0,)}
+NEUTRAL_IN_COMPLETION: Neutral = {**NEUTRAL, "top_logprobs": (0,)}
 
-NEUTRAL_IN_STRUCTURED_OUTPUTS: Mapping[str, tuple[Any, ...]] = {
+NEUTRAL_IN_STRUCTURED_OUTPUTS: Neutral = {
     "structural_tag": (),
     "whitespace_pattern": (),
     "disable_any_whitespace": (False,),
     "disable_additional_properties": (False,),
 }
 
-NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
+NEUTRAL_IN_MESSAGE: Neutral = {
     "tool_calls": ([],),
     "tool_call_id": (),
     "function_call": (),
@@ -71,9 +73,7 @@ NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_unsupported(
-    given: Mapping[str, msgspec.Raw], neutral: Mapping[str, tuple[Any, ...]], *, path: str = ""
-) -> None:
+def refuse_unsupported(given: Mapping[str, msgspec.Raw], neutral: Neutral, *, path: str = "") -> None:
     """Raises Failure(INVALID_ARGUMENT) for the first field of `given` that asks for what this version cannot do."""
     for name in given.keys() & neutral.keys():
         value = msgspec.json.decode(given[name])

@@ -1,6 +1,7 @@
 """A body that does not fit is refused with the path of the field and one sentence on what to change."""
 
 import pytest
+from msgspec.json import Decoder
 
 from services.errors import Failure, Reason
 from services.frontend.http.decoding import decode, misfit
@@ -50,7 +51,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 )
 def test_a_field_that_does_not_fit(body: bytes, param: str, detail: str) -> None:
     with pytest.raises(Failure) as caught:
-        decode(body, CompletionBody)
+        decode(body, Decoder(CompletionBody))
 
     assert (caught.value.param, caught.value.detail) == (param, detail)
     assert caught.value.reason is Reason.INVALID_ARGUMENT
@@ -82,7 +83,7 @@ def test_a_body_that_is_no_json_object(body: bytes, detail: str) -> None:
 
 def test_a_missing_field_inside_a_list_has_its_whole_path() -> None:
     with pytest.raises(Failure) as caught:
-        decode(b'{"model":"m","messages":[{"role":"user"},{"content":"x"}]}', ChatBody)
+        decode(b'{"model":"m","messages":[{"role":"user"},{"content":"x"}]}', Decoder(ChatBody))
 
     assert caught.value.param == "messages[1].role"
 
