@@ -2,9 +2,12 @@
 
 import logging
 import re
+import select
 import sys
-from collections.abc import MutableMapping
+import time
+from collections.abc import Iterable, MutableMapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -30,21 +33,48 @@ class _Lines:
 _LEVELS = {number: name.lower() for name, number in logging.getLevelNamesMapping().items()}
 _lines = _Lines()
 _level = logging.NOTSET
+_processors: Sequence[structlog.typing.Processor] = structlog.get_config()["processors"]
+"""structlog's own list: who changes what is in it is heard here, too."""
+
+
+CHARACTER_BYTES_MAX = 6
+"""Of a character on stderr: of half a surrogate pair, which is escaped."""
+Event = tuple[int, str, dict[str, Any]]
+"""Level, name and fields, which are the event's from now on."""
 
 
 def say(level: int, event: str, fields: dict[str, Any]) -> None:
-    """As structlog's `log`, without the logger: every request has a line, which is a tenth of what it costs.
+    """As structlog's `log`, without the logger: every request has a line, and feels what that costs."""
+    say_all([(level, event, fields)])
 
-    fields: of the event, and the event's from now on.
-    """
-    if level < _level:
-        return
+
+def say_all(events: Iterable[Event]) -> None:
+    """The same for many, in few writes; each of whole lines, for several processes may write into one pipe."""
+    lines: list[str] = []
+    size = 0
+    for level, name, fields in events:
+        if level < _level or (line := _line_of(level, name, fields)) is None:
+            continue
+        line_size = 1 + len(line) * (1 if line.isascii() else CHARACTER_BYTES_MAX)
+        if lines and size + line_size > select.PIPE_BUF:
+            _lines.write("\n".join(lines))
+            lines, size = [], 0
+        lines.append(line)
+        size += line_size
+    if lines:
+        _lines.write("\n".join(lines))
+
+
+def _line_of(level: int, name: str, fields: dict[str, Any]) -> str | None:
+    """None if a processor wants no line."""
     said: Any = fields
-    fields["event"] = event
-    with suppress(structlog.DropEvent):
-        for processor in structlog.get_config()["processors"]:
+    fields["event"] = name
+    try:
+        for processor in _processors:
             said = processor(_lines, _LEVELS[level], said)
-        _lines.write(said)
+    except structlog.DropEvent:
+        return None
+    return str(said)
 
 
 _WORD = re.compile(r"[^\s\x00-\x1f\x7f='\"]*")
@@ -68,15 +98,24 @@ def _shown(value: object) -> str:
     return value if isinstance(value, str) and _WORD.fullmatch(value) else repr(value)
 
 
-class _Mark:
-    """Says of each event whose it is."""
+class _Stamp:
+    """Says of each event whose it is, how grave, and when: structlog's two processors take three times as long."""
 
     def __init__(self, process: str) -> None:
         self._process = process
 
     def __call__(self, logger: Any, name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        second, microseconds = divmod(time.time_ns() // 1000, 1_000_000)
         event["process"] = self._process
+        event["level"] = name
+        event["timestamp"] = f"{_written(second)}.{microseconds:06d}Z"
         return event
+
+
+@lru_cache(maxsize=1)
+def _written(second: int) -> str:
+    """As ISO 8601 has it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 _SCALARS = (str, int, float, type(None))
@@ -110,16 +149,15 @@ def _is_news(record: logging.LogRecord) -> bool:
 def configure_logging(process: str, *, level: str, log_format: str) -> None:
     """Send the logs of this process and of its libraries to stderr as `text` or `json`, marked with `process`."""
     shared: list[structlog.typing.Processor] = [
-        _Mark(process),
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _Stamp(process),
         *([structlog.processors.format_exc_info] if log_format == "json" else []),
     ]
-    global _level  # As structlog's own configuration, it is the process's.
+    global _level, _processors  # As structlog's own configuration, they are the process's.
     _level = logging.getLevelNamesMapping()[level.upper()]
     renderer = _renderer(log_format)
+    _processors = [*shared, renderer]
     structlog.configure(
-        processors=[*shared, renderer],
+        processors=_processors,
         logger_factory=_Lines,
         wrapper_class=structlog.make_filtering_bound_logger(_level),
         cache_logger_on_first_use=True,

@@ -27,7 +27,7 @@ from services.frontend.catalogue import Catalogue
 from services.frontend.cork import Cork
 from services.frontend.http import HttpApp, HttpConfig, build_admin_app, build_app, http_server
 from services.frontend.metrics import PREFIX, build_metrics
-from services.frontend.observe import observe_refused
+from services.frontend.outcomes import observe_refused
 from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.frontend.pool import Pool, PoolConfig
 from services.frontend.processes.control import Welcome

@@ -61,6 +61,7 @@ async def a_bug_is_counted_as_the_internal_error_that_the_client_sees(swapped: i
     plane = Plane(Script([ValueError("bug")]), swapped)
 
     failure = await failure_of(plane, make_request())
+    await asyncio.sleep(0)  # Outcomes are counted in the next turn.
 
     assert failure.reason is Reason.INTERNAL
     assert plane.counted("INTERNAL") == 1
@@ -215,6 +216,7 @@ def test_a_model_whose_workers_were_never_reached_is_counted_by_its_name() -> No
         catalogue.note_registered([InstanceRecord("a", "x:1", "m")], [])
         plane = Plane(Script(), None, catalogue=catalogue)
         assert (await failure_of(plane, Request(model="m", text="four"))).reason is Reason.NO_WORKERS
+        await asyncio.sleep(0)
         assert plane.counted("NO_WORKERS") == 1
 
     run_async(scenario())
