@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -11,6 +11,7 @@ import structlog
 from services.errors import Failure, Reason
 from services.groups import leaf_of
 from services.request import Call, Cause, Delta, Ending, Finish, Layer, Request, Sink
+from services.scope import CancelScope
 
 log = structlog.get_logger()
 
@@ -69,11 +70,6 @@ class Deadline:
             if scope.expired():
                 raise Failure(Reason.DEADLINE_EXCEEDED, "the request's deadline has passed") from None
             raise
-
-
-def expire(scope: asyncio.Timeout) -> None:
-    """Let the time of what runs in it be over."""
-    scope.reschedule(asyncio.get_running_loop().time())
 
 
 class Gate:
@@ -145,21 +141,23 @@ class Accept:
         self._gate = gate
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        ending, scope = call.ending, asyncio.timeout_at(None)  # `timeout` asks for the loop, a system call.
+        ending, finish = call.ending, None
         self._gate.enter(call)
         try:
-            async with scope:
-                ending.listen(partial(expire, scope))
+            with CancelScope(self._loop) as scope:
+                ending.listen(scope.cancel)
                 finish = await self._inner(request, call, sink)
-        except TimeoutError:
-            if ending.failure is None:
-                raise
         finally:
             ending.listen(None)
             self._gate.leave(call)
         if ending.failure is not None:  # Even if the answer was complete: who ended it has let its client go.
             raise ending.failure
+        assert finish is not None, "only its ending cuts it short"
         return finish
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()  # A system call, so only once.
 
 
 class Conclude:

@@ -18,7 +18,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import structlog
@@ -27,10 +26,11 @@ from msgspec.structs import replace
 from services.errors import Failure, Reason
 from services.frontend.policy import DEATHS, Policy, Progress
 from services.frontend.record import Recorder
-from services.layers import expire, root_cause
+from services.layers import root_cause
 from services.loop import clock
 from services.refusals import REJECTIONS, RefusedFor, refused_for
 from services.request import Attempt, Call, Delta, Finish, FinishReason, Layer, Request
+from services.scope import CancelScope
 
 log = structlog.get_logger()
 
@@ -59,6 +59,7 @@ class Terms:
     policy: Policy
     replacement_wait_s: float
     metrics: MigrationMetrics
+    loop: asyncio.AbstractEventLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,16 +201,9 @@ class Journey:
 
     async def _run_here(self, leg: Leg) -> None:
         """Until it ends, or is cut: then another is the current one."""
-        scope = asyncio.timeout_at(None)
-        try:
-            async with scope:
-                leg.cut = partial(expire, scope)
-                await self._run(leg, self._request.after(self._record.token_ids), self._call)
-        except TimeoutError:
-            if not scope.expired():
-                raise
-        finally:
-            leg.cut = _nothing
+        with CancelScope(self._terms.loop) as scope:
+            leg.cut = scope.cancel
+            await self._run(leg, self._request.after(self._record.token_ids), self._call)
 
     def _start_second(self, call: Call, rounds_left: int = ROUNDS_MAX) -> None:
         self._second = leg = Leg(self, rounds_left, is_beside=True)

@@ -4,8 +4,9 @@ A worker that is lost has its requests continued on another. A worker that says 
 another is made ready, and is cut off only when that one delivers: make before break.
 """
 
+import asyncio
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from services.frontend.journey import Journey, MigrationMetrics, Terms
 from services.frontend.policy import allowed_by, policy_for
@@ -52,8 +53,12 @@ class Migrate:
         seq_len_max = self._config.seq_len_max
         on_exceeded = _never if seq_len_max is None else partial(self._metrics.count_exceeded, request.model)
         record = Recorder(sink, request, seq_len_max, on_exceeded)
-        terms = Terms(policy, self._config.replacement_wait_s, self._metrics)
+        terms = Terms(policy, self._config.replacement_wait_s, self._metrics, self._loop)
         return await Journey(self._inner, request, call, record, terms).run()
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()  # A system call, so only once.
 
     def _tell_limit(self, model: str, limit: int) -> None:
         if self._told.get(model) != limit:

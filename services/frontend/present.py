@@ -1,15 +1,13 @@
 """Turns tokens into text: whole characters, nothing of a stop string, and the usage of the whole answer."""
 
-import asyncio
 import codecs
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from msgspec.structs import replace
 
 from services.frontend.catalogue import Catalogue
-from services.layers import expire
 from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink, Usage
+from services.scope import CancelScope
 
 _UtfDecoder = codecs.getincrementaldecoder("utf-8")
 
@@ -167,23 +165,19 @@ class Present:
         self._catalogue = catalogue
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        scope = asyncio.timeout_at(None)
+        scope = CancelScope()
         presenter = Presenter(
             sink,
             self._catalogue.find(request.model).tokenizer.token_bytes,
             request.stop.strings,
-            stop=partial(expire, scope),  # A sink can't end the request, but it can end its time.
+            stop=scope.cancel,  # A sink can't raise into the request.
         )
         presenter.prime(request.generated_token_ids)
         if not request.stop.strings:
             return presenter.finish(request, (await self._inner(request, call, presenter)).reason)
         reason = FinishReason.STOP
-        try:
-            async with scope:
-                reason = (await self._inner(_without_strings(request), call, presenter)).reason
-        except TimeoutError:
-            if not (scope.expired() and presenter.is_stopped):
-                raise
+        with scope:
+            reason = (await self._inner(_without_strings(request), call, presenter)).reason
         return presenter.finish(request, reason)
 
 
