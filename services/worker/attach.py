@@ -8,7 +8,7 @@ it every request.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import structlog
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from services.frames import FrameConnection
 from services.generate import request_id_of
 from services.party import Party
 from services.request import Attempt, Call, Cause, Delta, Ending, Finish, Layer, Phase, Request
-from services.stubs import worker_pb2
+from services.stubs import inference_pb2, worker_pb2
 from services.validate import CHOICES_MAX, COUNT_MAX
 from services.wire import (
     error_to_wire,
@@ -207,8 +207,8 @@ class Session:
             raise SessionOverError(f"the frontend has more than {self._streams_max} streams")
         deadline = None
         if submit.HasField("timeout"):
-            deadline = asyncio.get_running_loop().time() + seconds_from_wire(submit.timeout)
-        asked = cache(partial(request_from_wire, submit.request))
+            deadline = self._loop.time() + seconds_from_wire(submit.timeout)
+        asked = _read(submit.request)
         party = Party(count, submit.request.choice) if count > 1 else None
         for number in range(count):
             stream = _Stream(submit.stream_id + number, submit.request.choice + number, party, self._outbox)
@@ -218,9 +218,7 @@ class Session:
             stream.task = self._group.create_task(self._run(stream, asked, submit.request.request_id, deadline))
             stream.task.add_done_callback(partial(self._forget, stream))
 
-    async def _run(
-        self, stream: _Stream, asked: Callable[[], Request], request_id: str, deadline: float | None
-    ) -> None:
+    async def _run(self, stream: _Stream, asked: Request | Failure, request_id: str, deadline: float | None) -> None:
         stream.has_come = True
         end = worker_pb2.StreamEnd(stream_id=stream.id)
         try:
@@ -232,7 +230,10 @@ class Session:
                 ending=stream.ending,
                 party=stream.party,
             )
-            finish: Finish = await self._pipeline(replace(asked(), choice=stream.choice), call, stream)
+            if isinstance(asked, Failure):
+                raise asked.again()
+            request = asked if stream.party is None else replace(asked, choice=stream.choice)
+            finish: Finish = await self._pipeline(request, call, stream)
             end.finish_reason, end.complete_final = finish_reason_to_wire(finish.reason), True
         except Failure as failure:
             end.error.CopyFrom(error_to_wire(failure))
@@ -281,3 +282,11 @@ class Session:
                 self._outbox.set_load(load)
             # Once more after the last has ended: the worker would pass for loaded for long.
             had_requests = has_requests
+
+
+def _read(message: inference_pb2.GenerateRequest) -> Request | Failure:
+    """What is asked, or why it can't be honoured."""
+    try:
+        return request_from_wire(message)
+    except Failure as failure:
+        return failure

@@ -10,7 +10,7 @@ import structlog
 
 from services.errors import Failure, Reason
 from services.layers import bug_failure
-from services.party import Party, Reservation
+from services.party import Reservation
 from services.refusals import RefusedFor
 from services.request import Call, Cause, Delta, Finish, Phase, Request, Sink, Usage
 from services.worker.dispatcher import Dispatcher, Limits
@@ -30,7 +30,6 @@ class _Run:
     """
 
     __slots__ = (
-        "_clock",
         "attempt",
         "call",
         "came_at",
@@ -43,18 +42,17 @@ class _Run:
         "was_submitted",
     )
 
-    def __init__(self, request: Request, call: Call, sink: Sink, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, request: Request, call: Call, sink: Sink, came_at: float, ended: asyncio.Future[Finish]) -> None:
         self.request = request
         self.call = call
         self.attempt = call.attempt
         self.sink = sink
         self.position = len(request.generated_token_ids)
         self.has_tokens = False
-        self._clock = loop.time
-        self.came_at = loop.time()
+        self.came_at = came_at
         self.timer: asyncio.TimerHandle | None = None
         self.was_submitted = False
-        self.ended: asyncio.Future[Finish] = loop.create_future()
+        self.ended = ended
 
     def take(self, output: Output) -> None:
         if self.ended.done():
@@ -82,11 +80,11 @@ class _Run:
             self.call.ending.cause = cause
         self.ended.set_exception(failure)
 
-    def cause(self) -> Cause:
+    def cause(self, now: float) -> Cause:
         """Who ended it early."""
         if self.call.ending.cause is not None:
             return self.call.ending.cause
-        if _has_passed(self.call.deadline, self._clock()):
+        if _has_passed(self.call.deadline, now):
             return Cause.DEADLINE
         return Cause.SESSION_LOST if self.call.endpoint == ATTACH else Cause.CLIENT_DISCONNECT
 
@@ -133,11 +131,12 @@ class Execute:
         return self._loop.time()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        if _has_passed(call.deadline, self._now()):
+        now = self._now()
+        if _has_passed(call.deadline, now):
             self.tally.cancelled[Cause.DEADLINE, Phase.QUEUED] += 1
             raise _deadline_exceeded()
         key = self._take_place(request, call)
-        run = self._runs[key] = _Run(request, call, sink, self._loop)
+        run = self._runs[key] = _Run(request, call, sink, now, self._loop.create_future())
         try:
             if self._dispatcher.is_running(key):
                 self._begin(key, run)
@@ -166,7 +165,6 @@ class Execute:
 
     def _take_place(self, request: Request, call: Call) -> int:
         """The request's key in the dispatcher, where it has a slot or a place now. Raises what `admit` raises."""
-        party = call.party or Party(1, first=request.choice)
 
         def reserve(choices: int) -> Reservation:
             keys = [next(self._keys) for _ in range(choices)]
@@ -174,7 +172,9 @@ class Execute:
             return keys, partial(self._dispatcher.release, was_used=False)
 
         try:
-            return party.take(request.choice, reserve)
+            if call.party is None:
+                return reserve(1)[0][0]
+            return call.party.take(request.choice, reserve)
         except Failure as failure:
             self.tally.refused += failure.reason is Reason.WORKER_AT_CAPACITY
             raise
@@ -229,7 +229,7 @@ class Execute:
             self._dispatcher.release(key, was_used=run.attempt.has_begun)
 
     def _count_early_end(self, run: _Run) -> None:
-        phase, cause = run.attempt.phase, run.cause()
+        phase, cause = run.attempt.phase, run.cause(self._now())
         self.tally.aborted += phase is not Phase.QUEUED
         self.tally.queue_deadlines += phase is Phase.QUEUED and cause is Cause.DEADLINE
         if cause is not Cause.SIGNAL:  # That one is counted where it comes in: it may come after the end as well.
