@@ -24,9 +24,9 @@ import structlog
 from msgspec.structs import replace
 
 from services.errors import Failure, Reason
+from services.frontend.beside import Beside
 from services.frontend.policy import DEATHS, Policy, Progress
 from services.frontend.record import Recorder
-from services.layers import root_cause
 from services.loop import clock
 from services.refusals import REJECTIONS, RefusedFor, refused_for
 from services.request import Attempt, Call, Delta, Finish, FinishReason, Layer, Request
@@ -108,14 +108,13 @@ class Journey:
 
     __slots__ = (
         "_barren_deaths",
+        "_beside",
         "_call",
         "_cause",
         "_current",
         "_delivered_at",
         "_free_moves",
         "_given_before",
-        "_group",
-        "_has_outcome",
         "_inner",
         "_is_over",
         "_move",
@@ -134,7 +133,7 @@ class Journey:
         self._record = record
         self._terms = terms
         self._current = Leg(self)
-        self._has_outcome: asyncio.Event | None = None  # A leg that has a task of its own; None: there was none.
+        self._beside: Beside | None = None  # The tasks of second legs; None: there was none.
         self._is_over = False
         self._moves = self._free_moves = 0
         self._barren_deaths = 0
@@ -149,31 +148,34 @@ class Journey:
         """To the request's end. Raises Failure."""
         outcome = "failure"
         try:
-            async with asyncio.TaskGroup() as self._group:
-                try:
-                    finish = await self._travel()
-                    outcome = "success"
-                    return finish
-                except asyncio.CancelledError:
-                    outcome = "cancelled"
-                    raise
-                finally:
-                    self._end()
-        except ExceptionGroup as failures:
-            raise root_cause(failures) from None
+            try:
+                finish = await self._travel()
+            finally:
+                self._is_over = True
+                if self._beside is not None:
+                    await self._beside.end()
+            outcome = "success"
+            return finish
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
         finally:
             self._end_move(outcome)
-            self._second = None
+            self._second = self._beside = None
             del self._current  # It knows the journey, and circles are left to the garbage collector.
 
     async def _travel(self) -> Finish:
         while True:
-            if self._current.is_beside:
-                assert self._has_outcome is not None, "it has a task"
-                await self._has_outcome.wait()
-                self._has_outcome.clear()
+            leg = self._current
+            if not leg.is_beside:
+                with CancelScope(self._terms.loop) as scope:
+                    leg.cut = scope.cancel  # Then another is the current one, or there is a bug beside.
+                    await self._run(leg, self._request.after(self._record.token_ids), self._call)
             else:
-                await self._run_here(self._current)
+                assert self._beside is not None, "it has a task"
+                await self._beside.wait_ended()
+            if self._beside is not None and self._beside.bug is not None:
+                raise self._beside.bug
             outcome = self._current.outcome
             if isinstance(outcome, Finish):
                 return outcome
@@ -181,13 +183,6 @@ class Journey:
                 if self._record.position >= self._request.max_tokens:
                     return Finish(FinishReason.LENGTH)  # All that was asked has been delivered.
                 self._go_on(outcome)
-
-    def _end(self) -> None:
-        """Before the group ends: no leg may start any more."""
-        self._is_over = True
-        self._current.cut()
-        if self._second is not None:
-            self._second.cut()
 
     # Legs
 
@@ -199,24 +194,17 @@ class Journey:
         finally:
             leg.attempt.release()
 
-    async def _run_here(self, leg: Leg) -> None:
-        """Until it ends, or is cut: then another is the current one."""
-        with CancelScope(self._terms.loop) as scope:
-            leg.cut = scope.cancel
-            await self._run(leg, self._request.after(self._record.token_ids), self._call)
-
     def _start_second(self, call: Call, rounds_left: int = ROUNDS_MAX) -> None:
         self._second = leg = Leg(self, rounds_left, is_beside=True)
         request = self._request.after(self._record.token_ids)
-        if self._has_outcome is None:
-            self._has_outcome = asyncio.Event()  # Not before: it takes as much memory as three frames of the pipeline.
-        leg.cut = self._group.create_task(self._run_beside(leg, request, call, self._has_outcome)).cancel
+        if self._beside is None:
+            self._beside = Beside(on_bug=lambda: self._current.cut())
+        leg.cut = self._beside.start(self._run_second(leg, request, call))
 
-    async def _run_beside(self, leg: Leg, request: Request, call: Call, has_ended: asyncio.Event) -> None:
+    async def _run_second(self, leg: Leg, request: Request, call: Call) -> None:
         await self._run(leg, request, call)
         if leg is self._second and not self._is_over:
             self._on_second_ended(leg)
-        has_ended.set()
 
     def on_tokens(self, leg: Leg, delta: Delta) -> None:
         """A leg's worker has delivered."""

@@ -767,6 +767,68 @@ def test_a_worker_that_leaves_as_the_client_hangs_up_starts_nothing() -> None:
     assert len(run_async(scenario()).parts) <= 2
 
 
+@pytest.mark.parametrize("takes_over", [False, True], ids=["before it takes over", "after it has taken over"])
+def test_a_bug_in_a_target_is_not_taken_for_a_failure_and_ends_the_request(takes_over: bool) -> None:
+    async def scenario() -> tuple[Stage, set[asyncio.Task[Any]]]:
+        stage = Stage()
+        layer = Migrate(stage, MigrateConfig(), stage.counts)
+        before = asyncio.all_tasks()
+        running = asyncio.ensure_future(call_layer(layer, make_request(), card=ABLE))
+        source = await stage.part(0)
+        source.say(7)
+        source.leave()
+        target = await stage.part(1)
+        if takes_over:
+            target.say(8)
+        target.ended.set_exception(ValueError("bug"))
+        with pytest.raises(ValueError, match="bug"):
+            await running
+        return stage, asyncio.all_tasks() - before
+
+    stage, left = run_async(scenario())
+
+    assert stage.parts[0].is_cut
+    assert left == set()
+
+
+def test_no_target_outlives_a_request_that_has_finished() -> None:
+    async def scenario() -> tuple[Stage, set[asyncio.Task[Any]]]:
+        stage = Stage()
+        layer = Migrate(stage, MigrateConfig(), stage.counts)
+        before = asyncio.all_tasks()
+        running = asyncio.ensure_future(call_layer(layer, make_request(), card=ABLE))
+        source = await stage.part(0)
+        source.leave()
+        await stage.part(1)
+        source.finish()
+        await running
+        return stage, asyncio.all_tasks() - before
+
+    stage, left = run_async(scenario())
+
+    assert stage.parts[1].is_cut
+    assert left == set()
+
+
+def test_a_client_that_hangs_up_leaves_neither_source_nor_target_running() -> None:
+    async def scenario() -> tuple[Stage, set[asyncio.Task[Any]]]:
+        stage = Stage()
+        layer = Migrate(stage, MigrateConfig(), stage.counts)
+        before = asyncio.all_tasks()
+        running = asyncio.ensure_future(call_layer(layer, make_request(), card=ABLE))
+        (await stage.part(0)).leave()
+        await stage.part(1)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        return stage, asyncio.all_tasks() - before
+
+    stage, left = run_async(scenario())
+
+    assert [part.is_cut for part in stage.parts] == [True, True]
+    assert left == set()
+
+
 def test_a_target_with_nothing_left_to_say_ends_the_answer() -> None:
     async def play(stage: Stage) -> None:
         source = await stage.part(0)
