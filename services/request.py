@@ -9,7 +9,6 @@ much to copy.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -150,8 +149,7 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(Struct):
     """One try of a call on one worker. worker: the session, named by route. has_begun: the engine works on it.
 
     phase: how far it has come, kept by workers alone. on_begun: called when it begins. on_leaving: called with the

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from services.errors import Failure, Reason
 from services.frontend.beside import Beside
-from services.frontend.policy import DEATHS, Policy, Progress
+from services.frontend.policy import DEATHS, Policy, Progress, policy_for
 from services.frontend.record import Recorder
 from services.loop import clock
 from services.refusals import REJECTIONS, RefusedFor, refused_for
@@ -54,9 +54,9 @@ class MigrationMetrics(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a journey may do, and whom it tells."""
+    """What all journeys share. limit: moves of each, unless its worker or its client allows fewer."""
 
-    policy: Policy
+    limit: int
     replacement_wait_s: float
     metrics: MigrationMetrics
     loop: asyncio.AbstractEventLoop
@@ -242,11 +242,11 @@ class Journey:
     def _go_on(self, failure: Failure) -> None:
         """The current leg is lost: let the second take its place, or start the next. Raises what the client gets."""
         self._count_death(failure)
-        progress = self._progress()
-        if self._terms.policy.is_poison(progress):
+        policy, progress = self._policy(), self._progress()
+        if policy.is_poison(progress):
             detail = f"two workers died of this request, one after the other: {failure.detail}"
             raise Failure(Reason.POISON_REQUEST, detail) from failure
-        if not self._terms.policy.may_migrate(failure, progress):
+        if not policy.may_migrate(failure, progress):
             raise self._last_word(failure) from failure
         self._count(failure)
         self._call = self._next_call(failure)
@@ -275,6 +275,11 @@ class Journey:
         if not (failure.traits.migrates or failure.reason in (Reason.NO_WORKERS, Reason.OVERLOADED)):
             return failure
         return Failure(cause.reason, f"{cause.detail}; and then: {failure.detail}", retry_after_s=failure.retry_after_s)
+
+    def _policy(self) -> Policy:
+        """Most requests never ask for it."""
+        assert self._call.card is not None, "preprocess names the card"
+        return policy_for(self._request, self._call, self._call.card, self._terms.limit)
 
     def _progress(self) -> Progress:
         record = self._record
@@ -318,7 +323,8 @@ class Journey:
 
     def _plan(self, leg: Leg) -> None:
         """Start a second leg beside the current one, if it may ever take over."""
-        may = self._terms.policy.limit > 0 and self._terms.policy.may_leave(self._progress())
+        policy = self._policy()
+        may = policy.limit > 0 and policy.may_leave(self._progress())
         if may and leg.outcome is None and not self._is_over:
             self.part()
             self._delivered_at = clock()
@@ -333,7 +339,7 @@ class Journey:
         """Make the second leg the current one, unless the first has finished, must not be left, or is too far ahead."""
         if isinstance(self._current.outcome, Finish):
             return False
-        if not self._terms.policy.may_leave(self._progress()):
+        if not self._policy().may_leave(self._progress()):
             leg.cut()
             self._second = None
             return False

@@ -8,8 +8,9 @@ import asyncio
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+from services.card import ModelCard
 from services.frontend.journey import Journey, MigrationMetrics, Terms
-from services.frontend.policy import allowed_by, policy_for
+from services.frontend.policy import allowed_by
 from services.frontend.record import Recorder
 from services.request import Call, Finish, Layer, Request, Sink
 
@@ -44,23 +45,23 @@ class Migrate:
         self._inner = inner
         self._config = config
         self._metrics = metrics
-        self._told: dict[str, int] = {}  # By model; below preprocess there are no others than those of workers.
+        self._told: dict[str, ModelCard] = {}  # By model; below preprocess there are no others than those of workers.
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         assert call.card is not None, "preprocess names the card"
-        policy = policy_for(request, call, call.card, self._config.limit)
-        self._tell_limit(request.model, allowed_by(call.card, self._config.limit))
+        if self._told.get(request.model) is not call.card:
+            self._tell_limit(call.card)
         seq_len_max = self._config.seq_len_max
         on_exceeded = _never if seq_len_max is None else partial(self._metrics.count_exceeded, request.model)
         record = Recorder(sink, request, seq_len_max, on_exceeded)
-        terms = Terms(policy, self._config.replacement_wait_s, self._metrics, self._loop)
-        return await Journey(self._inner, request, call, record, terms).run()
+        return await Journey(self._inner, request, call, record, self._terms).run()
 
     @cached_property
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()  # A system call, so only once.
+    def _terms(self) -> Terms:
+        """Made with the first request: to ask for the loop is a system call, and needs one that runs."""
+        config = self._config
+        return Terms(config.limit, config.replacement_wait_s, self._metrics, asyncio.get_running_loop())
 
-    def _tell_limit(self, model: str, limit: int) -> None:
-        if self._told.get(model) != limit:
-            self._told[model] = limit
-            self._metrics.set_limit(model, limit)
+    def _tell_limit(self, card: ModelCard) -> None:
+        self._told[card.model] = card
+        self._metrics.set_limit(card.model, allowed_by(card, self._config.limit))

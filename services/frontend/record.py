@@ -33,7 +33,8 @@ class Recorder:
         self._tracked_end = sys.maxsize if seq_len_max is None else seq_len_max - len(request.prompt_token_ids)
         self.is_tracking = True
         self.token_ids = array("I")
-        self._stop_above_max()
+        if self.position > self._tracked_end:
+            self._stop_tracking()
 
     @property
     def count(self) -> int:
@@ -54,11 +55,10 @@ class Recorder:
         if self.is_tracking:
             self.token_ids.extend(token_ids)
             if self.position > self._tracked_end:
-                self._stop_above_max()
+                self._stop_tracking()
         self._sink.deliver(delta)
 
-    def _stop_above_max(self) -> None:
-        if self.position > self._tracked_end:
-            self.is_tracking = False
-            self.token_ids = array("I")
-            self._on_exceeded()
+    def _stop_tracking(self) -> None:
+        self.is_tracking = False
+        self.token_ids = array("I")
+        self._on_exceeded()
