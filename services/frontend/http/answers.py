@@ -36,7 +36,7 @@ def one_line(encoded: bytes) -> bytes:
     return encoded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Answer(ABC):
     """One answer's envelope; the subclasses say what is in its choices."""
 
@@ -45,6 +45,8 @@ class Answer(ABC):
     includes_usage: bool = False
     echo: Echo | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    _head: bytes = field(default=b"", init=False)
+    _tail: bytes = field(default=b"", init=False)
 
     @property
     @abstractmethod
@@ -89,22 +91,28 @@ class Answer(ABC):
 
     def frame(self, index: int) -> tuple[bytes, bytes]:
         """What stands before and after the JSON of the text in each event of a choice."""
-        head, _, tail = self._event([_choice(index, self._piece(_TEXT))]).rpartition(_TEXT_ENCODED)
+        head, _, tail = self._event(_choice(index, self._piece(_TEXT))).rpartition(_TEXT_ENCODED)
         return head, tail
 
     def piece(self, index: int, text: str, logprobs: dict[str, Any]) -> bytes:
         """An event with the log probabilities of its tokens."""
-        return self._event([_choice(index, self._piece(text), logprobs=logprobs)])
+        return self._event(_choice(index, self._piece(text), logprobs=logprobs))
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
         """The last event of a choice."""
-        return self._event([_choice(index, self._piece(None), reason)])
+        return self._event(_choice(index, self._piece(None), reason))
 
     def ending(self, usage: Usage) -> bytes:
         """The last events of a stream."""
-        return (self._event([], usage=_usage(usage)) if self.includes_usage else b"") + DONE
+        return (self._enveloped([], _usage(usage)) if self.includes_usage else b"") + DONE
 
-    def _event(self, choices: list[dict[str, Any]], *, usage: dict[str, int] | None = None) -> bytes:
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        """What tells of one choice. What stands around that is the same in all events of a stream."""
+        if not self._head:
+            self._head, _, self._tail = self._enveloped([]).rpartition(b"[]")
+        return b"%b[%b]%b" % (self._head, one_line(msgspec.json.encode(choice)), self._tail)
+
+    def _enveloped(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
         prefix, _, name = self._names
         chunk = self._envelope(prefix, name, choices)
         if self.includes_usage:
@@ -133,7 +141,7 @@ class CompletionAnswer(Answer):
     def opening(self, index: int) -> bytes:
         if self.echo is None:
             return b""
-        return self._event([_choice(index, self._piece(self.echo.text_of(index)))])
+        return self._event(_choice(index, self._piece(self.echo.text_of(index))))
 
     def logprobs_writer(self, token_bytes: Sequence[bytes]) -> LogprobsWriter:
         return CompletionLogprobs(token_bytes)
@@ -155,7 +163,7 @@ class ChatAnswer(Answer):
         return "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def opening(self, index: int) -> bytes:
-        return self._event([_choice(index, {"delta": {"role": "assistant", "content": ""}})])
+        return self._event(_choice(index, {"delta": {"role": "assistant", "content": ""}}))
 
     def logprobs_writer(self, token_bytes: Sequence[bytes]) -> LogprobsWriter:
         return ChatLogprobs(token_bytes)

@@ -1,21 +1,21 @@
 """What a stream sends for each delta: the events of each choice, formatted once, as bytes for the socket."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from services.frontend.http.answers import Answer, encode_text, json_text, one_line
 from services.frontend.http.logprobs import LogprobsWriter
 from services.request import Delta
 
 
-@dataclass(slots=True)
-class _Begun:
+class _Begun(Struct):
     """A choice that has had its opening. head, tail: what stands around the JSON of a text."""
 
     head: bytes
     tail: bytes
     logprobs: LogprobsWriter | None = None
-    size: int = field(init=False)
+    size: int = 0
 
     def __post_init__(self) -> None:
         self.size = len(self.head) + len(self.tail)

@@ -24,15 +24,16 @@ def request_id_of(request: HttpRequest) -> str:
     One that is not of 1 to 128 letters, digits, '-', '_', '.' and ':' is replaced: a proxy's odd habit must not cost an
     answer, and the response's own header says which id counts.
     """
-    given = request.headers.get("x-request-id", "")
-    return given if NAME_FORM.fullmatch(given) else new_request_id()
+    given = request.headers.get("x-request-id")
+    return given if given and NAME_FORM.fullmatch(given) else new_request_id()
 
 
 def _random_ids() -> Iterator[str]:
     """Of 128 bits, not to be guessed: who knows one can cancel its request. Many at once, for each is a system call."""
     while True:
         digits = secrets.token_hex(16 * IDS_AT_ONCE)
-        yield from (digits[start : start + 32] for start in range(0, len(digits), 32))
+        for start in range(0, len(digits), 32):
+            yield digits[start : start + 32]
 
 
 _ids = _random_ids()

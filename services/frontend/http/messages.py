@@ -7,6 +7,8 @@ from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 
+from msgspec import Struct
+
 from services.errors import Failure
 
 _SERVER = "unbroken"
@@ -26,8 +28,7 @@ _LAST_CHUNKED = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: cl
 _UNTIL_CLOSED = "HTTP/1.0 200 OK\r\n" + _STREAM
 
 
-@dataclass(slots=True, kw_only=True)
-class HttpRequest:
+class HttpRequest(Struct, kw_only=True):
     """What a client asks.
 
     path: without the query, percent-decoded. headers: by their names in lower case. body: as it came, which may be
@@ -43,9 +44,9 @@ class HttpRequest:
     fault: Failure | None = None
     is_chunkable: bool = True
     keeps_alive: bool = True
-    arguments: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = _NONE
     id: str = ""
-    shared: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    shared: Mapping[str, str] = _NONE
 
     def forget_content(self) -> None:
         """Its headers and body have been read: an answer may take minutes, and they take memory."""

@@ -32,6 +32,5 @@ class Turns:
 
     def _next(self) -> None:
         self._left = BEGUN_MAX
-        waiting = [self._waiting.popleft() for _ in range(min(BEGUN_MAX, len(self._waiting)))]
-        for begin in waiting:
-            self.take(begin)
+        for _ in range(min(BEGUN_MAX, len(self._waiting))):
+            self.take(self._waiting.popleft())
