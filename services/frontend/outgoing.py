@@ -48,21 +48,33 @@ class Outgoing:
         self._connection = connection
         self._sent_at = self._loop.time()
 
-    def submit(self, submit: worker_pb2.Submit) -> None:
-        """With the next message, or with one more where that would become too large.
+    def submit(self, stream_id: int, request: Request, call: Call, choices: int = 1) -> None:
+        """Start the request, so many choices from its own on: with the next message, or with one more where that would
+        become too large.
 
         Or where that has cancels: they would be read after it, and it may need the room that they make. Raises
-        INVALID_ARGUMENT for one that is too large to send.
+        INVALID_ARGUMENT for a request that is too large to send.
         """
-        size = submit.ByteSize()
-        if size > SUBMIT_BYTES_MAX:
-            raise Failure(Reason.INVALID_ARGUMENT, f"the request is larger than {SUBMIT_BYTES_MAX} bytes: shorten it")
+        if self._messages[-1].cancels:
+            self._begin_message()
+        message = self._messages[-1]
+        submit = message.submits.add()  # In its place: to copy a message serialises and parses it.
+        try:
+            submit.stream_id, submit.choices = stream_id, choices
+            size = _put(submit, request, call)
+        except Exception:
+            del message.submits[-1]
+            raise
+        if self._bytes + size > SUBMIT_BYTES_MAX:
+            self._begin_message()
+            self._messages[-1].submits.append(submit)
+            del message.submits[-1]
         self._bytes += size
-        if self._bytes > SUBMIT_BYTES_MAX or self._messages[-1].cancels:
-            self._messages.append(worker_pb2.AttachRequest())
-            self._bytes = size
-        self._messages[-1].submits.append(submit)
         self._send_soon()
+
+    def _begin_message(self) -> None:
+        self._messages.append(worker_pb2.AttachRequest())
+        self._bytes = 0
 
     def cancel(self, stream_id: int) -> None:
         self._messages[-1].cancels.append(stream_id)
@@ -98,11 +110,14 @@ class Outgoing:
         return math.inf if self._connection is None else self._sent_at + UNTAKEN_S_MAX
 
 
-def submit_of(stream_id: int, request: Request, call: Call, choices: int = 1) -> worker_pb2.Submit:
-    """The message that starts the request: so many choices, from its own on."""
-    submit = worker_pb2.Submit(stream_id=stream_id, choices=choices)
-    put_request(submit.request, request)
-    submit.request.request_id = call.request_id
+def _put(submit: worker_pb2.Submit, request: Request, call: Call) -> int:
+    """Fill it in. Returns its size in bytes. Raises INVALID_ARGUMENT if that is too large to send."""
+    message = submit.request
+    put_request(message, request)
+    message.request_id = call.request_id
     if (left_s := time_left_s(call.deadline)) is not None:
         submit.timeout.CopyFrom(seconds_to_wire(min(left_s, TIMEOUT_S_MAX)))
-    return submit
+    size = submit.ByteSize()
+    if size > SUBMIT_BYTES_MAX:
+        raise Failure(Reason.INVALID_ARGUMENT, f"the request is larger than {SUBMIT_BYTES_MAX} bytes: shorten it")
+    return size

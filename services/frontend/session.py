@@ -28,7 +28,7 @@ from services.errors import Failure, Reason
 from services.frames import FrameConnection
 from services.frontend.cork import Cork
 from services.frontend.incoming import Incoming
-from services.frontend.outgoing import CancelCounts, Outgoing, submit_of
+from services.frontend.outgoing import CancelCounts, Outgoing
 from services.frontend.pace import Pace
 from services.frontend.stream import Stream
 from services.frontend.streams import Streams
@@ -182,7 +182,7 @@ class Session:
 
     def _start(self, request: Request, call: Call, choices: int = 1) -> Stream:
         """Send it. Returns the first of so many streams with consecutive ids, for choices from the request's own on."""
-        self._outgoing.submit(submit_of(self._streams.next_id, request, call, choices))
+        self._outgoing.submit(self._streams.next_id, request, call, choices)
         if not self._streams:
             self._heard_at = self._stepped_at = self._clock()  # An idle worker was allowed its silence.
             self._load.set_in_use(True)

@@ -8,15 +8,15 @@ from google.protobuf.message import Message
 
 from services.errors import Failure, Reason
 from services.frames import FrameConnection
-from services.frontend.outgoing import KEEPALIVE_S, SUBMIT_BYTES_MAX, UNTAKEN_S_MAX, CancelCounts, Outgoing, submit_of
+from services.frontend.outgoing import KEEPALIVE_S, SUBMIT_BYTES_MAX, UNTAKEN_S_MAX, CancelCounts, Outgoing
 from services.loop import Loop
 from services.request import Call
 from services.stubs import worker_pb2
 from tests.support import make_request
 
 
-def submit(stream_id: int, prompt: Sequence[int] = (1, 2)) -> worker_pb2.Submit:
-    return submit_of(stream_id, make_request(prompt), Call(request_id="r"))
+def submit(outgoing: Outgoing, stream_id: int, prompt: Sequence[int] = (1, 2)) -> None:
+    outgoing.submit(stream_id, make_request(prompt), Call(request_id="r"))
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +36,8 @@ def sent(outgoing: Outgoing) -> list[tuple[list[int], list[int]]]:
 def test_what_comes_in_one_turn_goes_in_one_message() -> None:
     outgoing = Outgoing(CancelCounts())
 
-    outgoing.submit(submit(1))
-    outgoing.submit(submit(2))
+    submit(outgoing, 1)
+    submit(outgoing, 2)
     outgoing.cancel(1)
 
     assert sent(outgoing) == [([1, 2], [1])]
@@ -48,7 +48,7 @@ def test_a_request_that_may_need_the_room_of_a_cancelled_one_goes_in_a_message_a
     outgoing = Outgoing(CancelCounts())
 
     outgoing.cancel(1)
-    outgoing.submit(submit(2))
+    submit(outgoing, 2)
     outgoing.cancel(2)
 
     assert sent(outgoing) == [([], [1]), ([2], [2])]
@@ -69,7 +69,7 @@ def test_requests_that_are_too_large_together_go_one_after_the_other() -> None:
     large = range(2**28, 2**28 + SUBMIT_BYTES_MAX // 8)  # Five bytes each.
 
     for stream_id in (1, 2, 3):
-        outgoing.submit(submit(stream_id, large))
+        submit(outgoing, stream_id, large)
 
     assert sent(outgoing) == [([1], []), ([2], []), ([3], [])]
 
@@ -78,16 +78,29 @@ def test_one_that_is_too_large_by_itself_is_refused() -> None:
     outgoing = Outgoing(CancelCounts())
 
     with pytest.raises(Failure) as caught:
-        outgoing.submit(submit(1, range(2**28, 2**28 + SUBMIT_BYTES_MAX // 5)))
+        submit(outgoing, 1, range(2**28, 2**28 + SUBMIT_BYTES_MAX // 5))
 
     assert caught.value.reason is Reason.INVALID_ARGUMENT
-    assert sent(outgoing) == [([], [])]
+
+
+@pytest.mark.parametrize("prompt", [range(2**28, 2**28 + SUBMIT_BYTES_MAX // 5), [1, 2**32]], ids=["large", "no token"])
+def test_nothing_is_left_of_one_that_cannot_be_sent(prompt: Sequence[int]) -> None:
+    outgoing = Outgoing(CancelCounts())
+
+    with pytest.raises((Failure, ValueError)):
+        submit(outgoing, 1, prompt)
+    submit(outgoing, 2)
+
+    assert sent(outgoing) == [([2], [])]
 
 
 def test_several_choices_are_one_request() -> None:
-    message = submit_of(1, make_request(choice=2), Call(request_id="r"), choices=3)
+    outgoing = Outgoing(CancelCounts())
 
-    assert (message.choices, message.request.choice) == (3, 2)
+    outgoing.submit(1, make_request(choice=2), Call(request_id="r"), choices=3)
+
+    (message,) = outgoing.take()
+    assert [(one.choices, one.request.choice) for one in message.submits] == [(3, 2)]
 
 
 class Sent(FrameConnection[worker_pb2.AttachResponse]):
