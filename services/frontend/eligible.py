@@ -151,7 +151,9 @@ def view(sessions: Iterable[AnyWorker], needs: Needs, now: float) -> View[AnyWor
 
 def healthy(sessions: Sequence[AnyWorker], needs: Needs, now: float, rng: random.Random) -> Iterator[AnyWorker]:
     """Of the sessions, in random order, those that are. Of many, only LOOKS_MAX are looked at."""
-    return (one for one in _drawn(sessions, rng) if standing(one, needs, now) is Standing.HEALTHY)
+    for one in _drawn(sessions, rng):
+        if standing(one, needs, now) is Standing.HEALTHY:
+            yield one
 
 
 def less_loaded(candidates: Iterator[AnyWorker]) -> AnyWorker | None:

@@ -102,7 +102,9 @@ class _Gateway:
         try:
             call = _call_of(request, endpoint, self._config)
             has_partial = wants_partial(request)
-            body, asked = await self._parse(parse, await body_of(request, self._config.body_bytes_max, self._aside))
+            content = await body_of(request, self._config.body_bytes_max, self._aside)
+            is_large = len(content) > LARGE_BODY_BYTES
+            body, asked = await self._aside.run(_parsed, parse, content) if is_large else _parsed(parse, content)
         except Failure as failure:
             self._on_refused(endpoint, request.id, failure)
             raise
@@ -139,15 +141,6 @@ class _Gateway:
         token_bytes = () if asked.logprobs is None else self._served.token_bytes_of(asked.model)
         return json_response(answer.body(collector.choices, finish.usage, token_bytes))
 
-    async def _parse(self, parse: Callable[[bytes], Body], content: bytes) -> tuple[Body, Request]:
-        """What is asked. Raises Failure."""
-
-        def parsed() -> tuple[Body, Request]:
-            body = parse(content)
-            return body, body.to_request()
-
-        return parsed() if len(content) <= LARGE_BODY_BYTES else await self._aside.run(parsed)
-
     async def models(self, request: HttpRequest, connection: Connection) -> Response:
         return json_response(model_list(self._served.models(), self._created))
 
@@ -163,6 +156,12 @@ class _Gateway:
         request_id = checked_request_id(request.arguments["request_id"])
         cancelled = await self._whole.cancel(request_id)
         return json_response(msgspec.json.encode({"id": request_id, "cancelled": cancelled}))
+
+
+def _parsed(parse: Callable[[bytes], Body], content: bytes) -> tuple[Body, Request]:
+    """What is asked. Raises Failure."""
+    body = parse(content)
+    return body, body.to_request()
 
 
 def _call_of(request: HttpRequest, endpoint: str, config: HttpConfig) -> Call:

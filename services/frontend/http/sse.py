@@ -120,18 +120,14 @@ class SseStream:
             self._connection.on_full = None
             self._stop_backlog()
         try:
-            await self._finish(outcome, spellings)
+            if self._left is None:
+                last = self._end_of(outcome, spellings)
+                await finish_writing(self._connection, last, self._config.client, self._answer.request_id)
+            elif self._left is Reason.SLOW_CLIENT:
+                self._cut()
         except Exception as error:
             self._transport.abort()
             bug_failure(error, call.request_id)
-
-    async def _finish(self, outcome: Finish | Failure, spellings: Spellings) -> None:
-        """Send what is left to say, if the client is there."""
-        if self._left is Reason.SLOW_CLIENT:
-            self._cut()
-        elif self._left is None:
-            last = self._end_of(outcome, spellings)
-            await finish_writing(self._connection, last, self._config.client, self._answer.request_id)
 
     def _stop_backlog(self) -> None:
         if self._backlog is not None:
