@@ -65,12 +65,12 @@ def check_request(request: Request) -> None:
     """All that can be said without the model. Raises INVALID_ARGUMENT."""
     if not request.model:
         raise invalid("model", "model is missing: name one of those in /v1/models")
-    given = (request.text, request.messages, request.token_ids)
-    if all(prompt is None for prompt in given):
+    given = [prompt for prompt in (request.text, request.messages, request.token_ids) if prompt is not None]
+    if not given:
         raise invalid("prompt", "the request has no prompt: give text, chat messages or token ids")
     if request.messages is not None and not request.messages:
         raise invalid("messages", "messages is empty: give at least one")
-    if any(prompt is not None and not prompt for prompt in given):
+    if not all(given):
         raise invalid("prompt", "the prompt is empty: give at least one token")
     if len(request.messages or ()) > MESSAGES_MAX:
         raise invalid("messages", f"messages has more than {MESSAGES_MAX} messages: leave the oldest out")

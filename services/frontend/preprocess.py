@@ -28,10 +28,7 @@ class Preprocess:
         self._aside = Aside()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        check_count(request)
-        for index, part in enumerate(request.parts or (request,)):
-            with _naming(index, request):
-                check_request(part)
+        _check(request)
         model = self._catalogue.find(request.model)
         prepared = await (self._prepare_parts if request.parts else self._prepare)(request, model)
         return await self._inner(prepared, replace(call, card=model.card), sink)
@@ -41,41 +38,46 @@ class Preprocess:
         size = sum(len(part.text or "") for part in request.parts)
         parts = []
         for index, part in enumerate(request.parts):
-            with _naming(index, request):
+            with _naming(index):
                 parts.append(await self._prepare(part, model, size))
         return replace(request, parts=tuple(parts))
 
     async def _prepare(self, request: Request, model: Model, size: int = 0) -> Request:
         """size: in characters, of all that is prepared with it."""
-        token_ids = request.token_ids
-        if token_ids is None:
-            token_ids = await self._tokenize(request, model, size)
-        request = replace(request, text=None, messages=None, token_ids=token_ids)
+        if request.token_ids is None:
+            size = max(size, _check_characters(request, model))
+            is_long = size > LONG_TEXT_CHARACTERS or len(request.messages or ()) > MANY_MESSAGES
+            token_ids = await self._aside.run(_encode, request, model) if is_long else _encode(request, model)
+            request = replace(request, text=None, messages=None, token_ids=token_ids)
         return settle(request, model.card, self._rng)
 
-    async def _tokenize(self, request: Request, model: Model, size: int) -> tuple[int, ...]:
-        """The prompt's token ids. Raises PROMPT_TOO_LONG, without tokenising, for a text that can't fit."""
-        size = max(size, _check_characters(request, model))
-        if size > LONG_TEXT_CHARACTERS or len(request.messages or ()) > MANY_MESSAGES:
-            return await self._aside.run(_encode, request, model)
-        return _encode(request, model)
+
+def _check(request: Request) -> None:
+    """All that can be said without the model. Raises INVALID_ARGUMENT."""
+    if not request.parts:
+        check_request(request)
+        return
+    check_count(request)
+    for index, part in enumerate(request.parts):
+        with _naming(index):
+            check_request(part)
 
 
 @contextmanager
-def _naming(index: int, request: Request) -> Iterator[None]:
+def _naming(index: int) -> Iterator[None]:
     """Say of a failure which of several prompts it is about."""
     try:
         yield
     except Failure as failure:
-        if request.parts and failure.param == "prompt":
+        if failure.param == "prompt":
             failure.param = f"prompt[{index}]"
         raise
 
 
 def _check_characters(request: Request, model: Model) -> int:
-    """How many characters the client's own text has."""
-    texts = [request.text or "", *(message.name + message.content for message in request.messages or ())]
-    size, context = sum(map(len, texts)), model.card.context_length
+    """How many characters the client's own text has. Raises PROMPT_TOO_LONG, without tokenising, if it can't fit."""
+    size = len(request.text or "") + sum(len(turn.name) + len(turn.content) for turn in request.messages or ())
+    context = model.card.context_length
     if size > context * model.tokenizer.token_characters_max:
         name = "prompt" if request.messages is None else "messages"
         detail = f"{name} has {size} characters, which cannot fit the model's context of {context} tokens"

@@ -75,19 +75,20 @@ def _fallback(string: str) -> list[int]:
 
 
 class Presenter:
-    """The text of one answer so far; calls `stop` once when a stop string ends it."""
+    """The text of one answer so far.
 
-    __slots__ = ("_decoder", "_is_whole", "_sink", "_stop", "_stops", "_token_bytes", "is_stopped", "token_count")
+    on_stopped: called once when a stop string ends it.
+    """
 
-    def __init__(
-        self, sink: Sink, token_bytes: Sequence[bytes], strings: Sequence[str], stop: Callable[[], None]
-    ) -> None:
+    __slots__ = ("_decoder", "_is_whole", "_sink", "_stops", "_token_bytes", "is_stopped", "on_stopped", "token_count")
+
+    def __init__(self, sink: Sink, token_bytes: Sequence[bytes], strings: Sequence[str]) -> None:
         self._sink = sink
         self._token_bytes = token_bytes
         self._decoder: codecs.IncrementalDecoder | None = None
         self._is_whole = True  # No half a character stands at the end of what was decoded.
         self._stops = StopStrings(strings) if strings else None
-        self._stop = stop
+        self.on_stopped: Callable[[], None] | None = None
         self.is_stopped = False
         self.token_count = 0
 
@@ -132,7 +133,8 @@ class Presenter:
             if self.is_stopped:
                 delta.token_ids = delta.token_ids[:size]
                 delta.logprobs = delta.logprobs and delta.logprobs[:size]
-                self._stop()
+                if self.on_stopped is not None:
+                    self.on_stopped()
                 break
         self.token_count += len(delta.token_ids)
         delta.text = "".join(shown)
@@ -165,18 +167,14 @@ class Present:
         self._catalogue = catalogue
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        scope = CancelScope()
-        presenter = Presenter(
-            sink,
-            self._catalogue.find(request.model).tokenizer.token_bytes,
-            request.stop.strings,
-            stop=scope.cancel,  # A sink can't raise into the request.
-        )
+        token_bytes = self._catalogue.find(request.model).tokenizer.token_bytes
+        presenter = Presenter(sink, token_bytes, request.stop.strings)
         presenter.prime(request.generated_token_ids)
         if not request.stop.strings:
             return presenter.finish(request, (await self._inner(request, call, presenter)).reason)
         reason = FinishReason.STOP
-        with scope:
+        with CancelScope() as scope:
+            presenter.on_stopped = scope.cancel  # A sink can't raise into the request.
             reason = (await self._inner(_without_strings(request), call, presenter)).reason
         return presenter.finish(request, reason)
 

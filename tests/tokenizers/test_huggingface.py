@@ -100,7 +100,7 @@ def test_no_token_stands_for_more_characters_than_the_longest(real: HuggingFaceT
 @pytest.mark.model
 def test_a_character_that_comes_in_pieces_is_shown_once_it_is_whole(real: HuggingFaceTokenizer) -> None:
     collected = Collected()
-    presenter = Presenter(collected, real.token_bytes, (), stop=lambda: None)
+    presenter = Presenter(collected, real.token_bytes, ())
 
     ids = real.encode("a漢🎉", add_special=False)
     for position, token in enumerate(ids):
