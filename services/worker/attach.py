@@ -20,12 +20,7 @@ from services.party import Party
 from services.request import Attempt, Call, Cause, Delta, Ending, Finish, Layer, Phase, Request
 from services.stubs import inference_pb2, worker_pb2
 from services.validate import CHOICES_MAX, COUNT_MAX
-from services.wire import (
-    error_to_wire,
-    finish_reason_to_wire,
-    request_from_wire,
-    seconds_from_wire,
-)
+from services.wire import request_from_wire, seconds_from_wire
 from services.worker.execute import ATTACH
 from services.worker.outbox import Outbox
 from services.worker.tally import Tally
@@ -198,29 +193,29 @@ class Session:
 
     def _submit(self, submit: worker_pb2.Submit) -> None:
         """One stream for each choice. What they share is read once."""
-        count = max(submit.choices, 1)
+        asked, first_id, count = submit.request, submit.stream_id, max(submit.choices, 1)
+        first_choice = asked.choice
         if count > CHOICES_MAX:
             raise SessionOverError(f"the frontend asked for {count} choices at once: at most {CHOICES_MAX}")
-        if max(submit.stream_id, submit.request.choice) + count - 1 > COUNT_MAX:
+        if max(first_id, first_choice) + count - 1 > COUNT_MAX:
             raise SessionOverError(f"the frontend counted {count} choices or their ids past {COUNT_MAX}")
         if len(self._streams) + count > self._streams_max:
             raise SessionOverError(f"the frontend has more than {self._streams_max} streams")
         deadline = None
         if submit.HasField("timeout"):
             deadline = self._loop.time() + seconds_from_wire(submit.timeout)
-        asked = _read(submit.request)
-        party = Party(count, submit.request.choice) if count > 1 else None
+        request, request_id = _read(asked), asked.request_id
+        party = Party(count, first_choice) if count > 1 else None
         for number in range(count):
-            stream = _Stream(submit.stream_id + number, submit.request.choice + number, party, self._outbox)
+            stream = _Stream(first_id + number, first_choice + number, party, self._outbox)
             if stream.id in self._streams or stream.id in self._ended:
                 raise SessionOverError(f"the frontend used stream id {stream.id} twice")
             self._streams[stream.id] = stream
-            stream.task = self._group.create_task(self._run(stream, asked, submit.request.request_id, deadline))
+            stream.task = self._group.create_task(self._run(stream, request, request_id, deadline))
             stream.task.add_done_callback(partial(self._forget, stream))
 
-    async def _run(self, stream: _Stream, asked: Request | Failure, request_id: str, deadline: float | None) -> None:
+    async def _run(self, stream: _Stream, request: Request | Failure, request_id: str, deadline: float | None) -> None:
         stream.has_come = True
-        end = worker_pb2.StreamEnd(stream_id=stream.id)
         try:
             call = Call(
                 request_id=request_id_of(request_id),
@@ -230,14 +225,14 @@ class Session:
                 ending=stream.ending,
                 party=stream.party,
             )
-            if isinstance(asked, Failure):
-                raise asked.again()
-            request = asked if stream.party is None else replace(asked, choice=stream.choice)
+            if isinstance(request, Failure):
+                raise request.again()
+            if stream.party is not None:
+                request = replace(request, choice=stream.choice)
             finish: Finish = await self._pipeline(request, call, stream)
-            end.finish_reason, end.complete_final = finish_reason_to_wire(finish.reason), True
+            self._outbox.add_finish(stream.id, finish.reason)
         except Failure as failure:
-            end.error.CopyFrom(error_to_wire(failure))
-        self._outbox.add_end(end)
+            self._outbox.add_failure(stream.id, failure)
         stream.attempt.phase = Phase.ENDED
 
     def _cancel(self, stream_id: int) -> None:

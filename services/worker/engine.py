@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from services.card import ModelCard
 from services.errors import Failure
 from services.request import FinishReason, Request, TokenLogprobs
 
 
-@dataclass(slots=True)
-class Output:
+class Output(Struct):
     """What one step did for one request: tokens, then maybe its end. The end token itself is not among the tokens.
 
     logprobs: one for each token, if asked. After a `finish` or a `failure` the engine has forgotten the key.

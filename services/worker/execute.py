@@ -165,19 +165,21 @@ class Execute:
 
     def _take_place(self, request: Request, call: Call) -> int:
         """The request's key in the dispatcher, where it has a slot or a place now. Raises what `admit` raises."""
-
-        def reserve(choices: int) -> Reservation:
-            keys = [next(self._keys) for _ in range(choices)]
-            self._dispatcher.admit(keys, request.token_count)
-            return keys, partial(self._dispatcher.release, was_used=False)
-
         try:
             if call.party is None:
-                return reserve(1)[0][0]
-            return call.party.take(request.choice, reserve)
+                return self._admit(1, request.token_count)[0]
+            return call.party.take(request.choice, partial(self._reserve, request.token_count))
         except Failure as failure:
             self.tally.refused += failure.reason is Reason.WORKER_AT_CAPACITY
             raise
+
+    def _admit(self, count: int, token_count: int) -> Sequence[int]:
+        keys = [next(self._keys) for _ in range(count)]
+        self._dispatcher.admit(keys, token_count)
+        return keys
+
+    def _reserve(self, token_count: int, choices: int) -> Reservation:
+        return self._admit(choices, token_count), partial(self._dispatcher.release, was_used=False)
 
     def _start(self, key: Any) -> None:
         """There is a slot for it. A choice that has not come yet begins when it comes."""

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-from services.request import Delta, TokenLogprobs
+from services.errors import Failure
+from services.request import Delta, FinishReason, TokenLogprobs
 from services.stubs import worker_pb2
-from services.wire import logprobs_to_wire, seconds_to_wire
+from services.wire import error_to_wire, finish_reason_to_wire, logprobs_to_wire, seconds_to_wire
 
 TOKEN_BYTES = 4
 """What a token id is long; an end counts as so many tokens as it has bytes for."""
@@ -35,8 +36,15 @@ class Outbox:
             self._logprobs.setdefault(stream_id, []).extend(delta.logprobs)
         self._grow(delta.weight)
 
-    def add_end(self, end: worker_pb2.StreamEnd) -> None:
-        self._message.ends.append(end)
+    def add_finish(self, stream_id: int, reason: FinishReason) -> None:
+        end = self._message.ends.add()
+        end.stream_id, end.finish_reason, end.complete_final = stream_id, finish_reason_to_wire(reason), True
+        self._grow_by_end(end)
+
+    def add_failure(self, stream_id: int, failure: Failure) -> None:
+        self._grow_by_end(self._message.ends.add(stream_id=stream_id, error=error_to_wire(failure)))
+
+    def _grow_by_end(self, end: worker_pb2.StreamEnd) -> None:
         self._grow(-(-end.ByteSize() // TOKEN_BYTES))
 
     def _grow(self, token_count: int) -> None:

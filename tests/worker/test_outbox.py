@@ -1,6 +1,7 @@
 """Outbox: all that one frontend has not been sent yet is one message, and it is counted."""
 
-from services.request import Delta
+from services.errors import Failure, Reason
+from services.request import Delta, FinishReason
 from services.stubs import worker_pb2
 from services.worker.outbox import TOKEN_BYTES, Outbox
 
@@ -13,7 +14,7 @@ def test_all_that_there_is_is_one_message() -> None:
     outbox = Outbox(nobody)
     outbox.add_tokens(1, Delta(0, [11]))
     outbox.add_tokens(2, Delta(5, (21, 22)))
-    outbox.add_end(worker_pb2.StreamEnd(stream_id=1, complete_final=True))
+    outbox.add_finish(1, FinishReason.STOP)
     outbox.set_goaway(1.0)
 
     message = outbox.take()
@@ -63,9 +64,8 @@ def test_whoever_sends_is_told_of_each_change() -> None:
 def test_ends_count_by_their_length() -> None:
     """Once 200,000 refused requests lay unread and the session went on."""
     outbox = Outbox(nobody)
-    end = worker_pb2.StreamEnd(stream_id=1, error=worker_pb2.Error(reason="DRAINING", detail="x" * 200))
 
-    outbox.add_end(end)
+    outbox.add_failure(1, Failure(Reason.DRAINING, "x" * 200))
 
     assert outbox.token_count >= 200 / TOKEN_BYTES
 

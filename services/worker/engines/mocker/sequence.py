@@ -4,7 +4,6 @@ import hashlib
 import math
 import struct
 from array import array
-from collections.abc import Iterator
 
 from services.request import FinishReason, Request, TokenLogprobs
 from services.tokenizers.byte_level import EOS
@@ -45,6 +44,7 @@ class MockerSequence:
         self.key = key
         self.request = request
         self.generated_count = len(request.generated_token_ids)
+        self._max_tokens = request.max_tokens
         self.emitted_count = 0
         self.is_cancelled = False
         self.token_count = self.prefill_left = request.token_count
@@ -71,7 +71,7 @@ class MockerSequence:
         return Output(self.key, (token,), finish, logprobs=logprobs)
 
     def _is_at_limit(self, context_length: int) -> bool:
-        return self.generated_count >= self.request.max_tokens or self.token_count >= context_length
+        return self.generated_count >= self._max_tokens or self.token_count >= context_length
 
     def _logprobs(self, token: int, top: int) -> TokenLogprobs:
         """Made up of all tokens so far, like the token itself: each rival is half as likely as the one before it."""
@@ -98,10 +98,9 @@ class MockerSequence:
         return None  # Every token is a stop token, so not even min_tokens can be reached.
 
 
-def _candidates(follow: bytes, value: int) -> Iterator[int]:
+def _candidates(follow: bytes, value: int) -> bytes:
     start = value % len(follow)
-    yield from follow[start:]
-    yield from follow[:start]
+    return follow[start:] + follow[:start]
 
 
 def _draw(request: Request) -> bytes:
