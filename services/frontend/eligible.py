@@ -187,10 +187,11 @@ def _drawn(sessions: Sequence[AnyWorker], rng: random.Random) -> Iterator[AnyWor
                 yield sessions[position]
         return
     rest = list(sessions)
-    while rest:
+    while len(rest) > 1:
         position = int(rng.random() * len(rest))
         rest[position], rest[-1] = rest[-1], rest[position]
         yield rest.pop()
+    yield from rest
 
 
 def refusal(seen: View[AnyWorker], model: str) -> Failure:

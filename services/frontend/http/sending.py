@@ -50,10 +50,11 @@ async def finish_writing(connection: Connection, last: bytes, bounds: ClientBoun
     if transport.is_closing():
         _note_left(request_id)
         return
-    transport.set_write_buffer_limits(high=0)  # So there is no room while anything is unsent.
     transport.write(last)
-    if not connection.has_room:  # Else there is nothing to wait for, and so no timer.
-        await _within_bounds(connection.wait_room(), transport, bounds, len(last), request_id)
+    if not transport.get_write_buffer_size() or transport.is_closing():
+        return  # There is nothing to wait for, and so no timer.
+    transport.set_write_buffer_limits(high=0)  # So there is no room while anything is unsent.
+    await _within_bounds(connection.wait_room(), transport, bounds, len(last), request_id)
     if not transport.is_closing():
         transport.set_write_buffer_limits(high=BEHIND_BYTES)
 

@@ -6,7 +6,14 @@ import msgspec
 import pytest
 
 from services.errors import Failure
-from services.frontend.http.unsupported import NEUTRAL, NEUTRAL_IN_COMPLETION, refuse_unsupported
+from services.frontend.http.openai import ChatBody, ChatMessage, CompletionBody
+from services.frontend.http.unsupported import (
+    NEUTRAL,
+    NEUTRAL_IN_CHAT,
+    NEUTRAL_IN_COMPLETION,
+    NEUTRAL_IN_MESSAGE,
+    refuse_unsupported,
+)
 
 
 def given(name: str, value: Any) -> dict[str, msgspec.Raw]:
@@ -55,3 +62,10 @@ def test_what_one_endpoint_lacks_is_refused_there() -> None:
 
     with pytest.raises(Failure, match="top_logprobs"):
         refuse_unsupported(given("top_logprobs", 1), NEUTRAL_IN_COMPLETION)
+
+
+def test_no_field_is_both_refused_and_honoured() -> None:
+    """A body that has only honoured ones is not looked at for others."""
+    for body, neutral in ((CompletionBody, NEUTRAL_IN_COMPLETION), (ChatBody, NEUTRAL_IN_CHAT)):
+        assert neutral.keys().isdisjoint(body.__struct_fields__)
+    assert NEUTRAL_IN_MESSAGE.keys().isdisjoint(ChatMessage.__struct_fields__)
