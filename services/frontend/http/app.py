@@ -21,9 +21,10 @@ from services.frontend.http.echo import Echo
 from services.frontend.http.errors import error_response, json_response
 from services.frontend.http.headers import deadline_of, wants_partial
 from services.frontend.http.messages import HttpRequest, Response
-from services.frontend.http.openai import Body, parse_chat, parse_completion
+from services.frontend.http.openai import Body
 from services.frontend.http.openapi import OpenApi
 from services.frontend.http.ops import Ops, State
+from services.frontend.http.parsing import parse_chat, parse_completion
 from services.frontend.http.respond import HttpApp
 from services.frontend.http.sse import SseStream
 from services.frontend.whole import Whole

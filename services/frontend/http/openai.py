@@ -1,18 +1,15 @@
 """The bodies of OpenAI's completions and chat completions, and what they ask in the plane's own terms.
 
-Types and shapes are checked here; ranges are preprocess's, which gRPC shares. Unknown fields are accepted, as OpenAI
-does; known ones that this version cannot honour are refused (see unsupported.py).
+Types and shapes are checked here; ranges are preprocess's, which gRPC shares.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, cast
 
-from msgspec import DecodeError, Meta, Raw, Struct
-from msgspec.json import Decoder
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from services.errors import invalid
-from services.frontend.http.decoding import FIELD_BYTES_MAX, FIELDS, decode, fields_of
 from services.frontend.http.guided import ResponseFormat, Schema, StructuredOutputs, forms_of, only_one
 from services.frontend.http.ranges import (
     ChoiceCount,
@@ -34,14 +31,6 @@ from services.frontend.http.ranges import (
     Temperature,
     TopK,
     TopP,
-)
-from services.frontend.http.unsupported import (
-    NEUTRAL_IN_CHAT,
-    NEUTRAL_IN_COMPLETION,
-    NEUTRAL_IN_MESSAGE,
-    NEUTRAL_IN_STRUCTURED_OUTPUTS,
-    Neutral,
-    refuse_unsupported,
 )
 from services.request import Guided, Message, Request, Sampling, Stop
 from services.validate import ANSWERS_MAX, LOGPROBS_MAX, MESSAGES_MAX
@@ -179,9 +168,6 @@ class Body(Struct, frozen=True, kw_only=True):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
-B = TypeVar("B", bound=Body)
-
-
 class CompletionBody(Body, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
@@ -272,69 +258,6 @@ class ChatBody(Body, frozen=True, kw_only=True):
         if not self.messages:
             raise invalid("messages", "messages is empty: give at least one message")
         return [{"messages": tuple(turn.to_message(f"messages[{i}]") for i, turn in enumerate(self.messages))}]
-
-
-class _KnownCompletion(CompletionBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Takes no other fields."""
-
-
-class _KnownMessage(ChatMessage, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """Takes no other fields."""
-
-
-class _KnownChat(ChatBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Takes no other fields, nor do its messages."""
-
-    messages: Annotated[list[_KnownMessage], Meta(max_length=MESSAGES_MAX)]  # type: ignore[assignment]
-
-
-_COMPLETION = Decoder(CompletionBody)
-_KNOWN_COMPLETION = Decoder(_KnownCompletion)
-_CHAT = Decoder(ChatBody)
-_KNOWN_CHAT = Decoder(_KnownChat)
-_TURNS = Decoder(list[dict[str, Raw]])
-
-
-def parse_completion(body: bytes) -> CompletionBody:
-    """The body of POST /v1/completions. Raises Failure(INVALID_ARGUMENT)."""
-    if (known := _known(body, _KNOWN_COMPLETION)) is not None:
-        return known
-    given = fields_of(body, large={"prompt"})
-    parsed = decode(body, _COMPLETION)
-    _refuse(parsed, given, NEUTRAL_IN_COMPLETION)
-    return parsed
-
-
-def parse_chat(body: bytes) -> ChatBody:
-    """The body of POST /v1/chat/completions. Raises Failure(INVALID_ARGUMENT)."""
-    if (known := _known(body, _KNOWN_CHAT)) is not None:
-        return known
-    given = fields_of(body, large={"messages"})
-    parsed = decode(body, _CHAT)
-    _refuse(parsed, given, NEUTRAL_IN_CHAT)
-    turns = decode(given["messages"], _TURNS)
-    for i, turn in enumerate(turns):
-        refuse_unsupported(turn, NEUTRAL_IN_MESSAGE, path=f"messages[{i}].")
-    return parsed
-
-
-def _known(body: bytes, decoder: Decoder[B]) -> B | None:
-    """A body in which nothing is to be refused by name: most have only fields that are honoured, and are read once."""
-    if len(body) > FIELD_BYTES_MAX:
-        return None
-    try:
-        body.decode()  # As in `fields_of`.
-        parsed = decoder.decode(body)
-    except (DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # Who reads it field by field says what is wrong, if anything is.
-    return parsed if parsed.structured_outputs is None else None
-
-
-def _refuse(parsed: Body, given: Mapping[str, Raw], neutral: Neutral) -> None:
-    refuse_unsupported(given, neutral)
-    if parsed.structured_outputs is not None:
-        fields = decode(given["structured_outputs"], FIELDS)
-        refuse_unsupported(fields, NEUTRAL_IN_STRUCTURED_OUTPUTS, path="structured_outputs.")
 
 
 def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

@@ -12,7 +12,8 @@ from prometheus_client import Counter
 
 from services.errors import Failure, Reason, invalid
 from services.frontend.http import HttpConfig, app
-from services.frontend.http.openai import CompletionBody, parse_completion
+from services.frontend.http.openai import CompletionBody
+from services.frontend.http.parsing import parse_completion
 from services.frontend.http.routes import PATH_CHARACTERS_MAX
 from services.request import Call, Finish, FinishReason, Message, Request, Sink
 from tests.frontend.http.support import (

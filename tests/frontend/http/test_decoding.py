@@ -5,7 +5,8 @@ from msgspec.json import Decoder
 
 from services.errors import Failure, Reason
 from services.frontend.http.decoding import decode, misfit
-from services.frontend.http.openai import ChatBody, CompletionBody, parse_completion
+from services.frontend.http.openai import ChatBody, CompletionBody
+from services.frontend.http.parsing import parse_completion
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
@@ -70,6 +71,7 @@ def test_a_field_that_does_not_fit(body: bytes, param: str, detail: str) -> None
         (b"null", "the body must be a JSON object"),
         (b'{"model":"m","prompt":"\xff"}', "the body is not UTF-8"),
         (b'{"model":"m","prompt":"x","nobody_reads_this":"\xff"}', "the body is not UTF-8"),
+        (b'{"model":"m","prompt":"x","stream_options":{"nobody_reads_this":"\xff"}}', "the body is not UTF-8"),
         (b'{"model":"m","prompt":"x","deep":' + DEEP + b"}", "the body is nested too deeply"),
     ],
 )

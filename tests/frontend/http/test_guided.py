@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.errors import Failure
-from services.frontend.http.openai import parse_chat, parse_completion
+from services.frontend.http.parsing import parse_chat, parse_completion
 from services.request import Guided, GuidedKind
 
 SCHEMA = {"type": "object", "properties": {"ä": {"type": "integer"}}}

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from services.errors import Failure, Reason
-from services.frontend.http.decoding import FIELD_BYTES_MAX
-from services.frontend.http.openai import COMPLETION_TOKENS_DEFAULT, parse_chat, parse_completion
+from services.frontend.http.openai import COMPLETION_TOKENS_DEFAULT
+from services.frontend.http.parsing import parse_chat, parse_completion
 from services.request import Message, Request, Sampling, Stop
-from services.validate import ANSWERS_MAX, MESSAGES_MAX
+from services.validate import ANSWERS_MAX
 
 
 def completion(**fields: Any) -> Request:
@@ -241,41 +241,3 @@ def test_chat_takes_either_name_of_the_limit(field: str) -> None:
 )
 def test_wrong_combinations_and_values_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
     assert refusal(chat, **fields)[0] == param
-
-
-def test_fields_that_nobody_knows_are_accepted() -> None:
-    assert completion(user="me", metadata={"a": "b"}, made_up=[1, {"x": None}]) == completion()
-
-
-def test_unsupported_fields_are_refused_by_name() -> None:
-    assert refusal(completion, best_of=2)[0] == "best_of"
-    assert refusal(completion, top_logprobs=1)[0] == "top_logprobs"
-    assert refusal(chat, tools=[{"type": "function"}])[0] == "tools"
-
-
-@pytest.mark.parametrize("name", ["logit_bias", "stop", "tools", "guided_json", "structured_outputs", "unknown"])
-def test_a_field_that_no_model_reads_is_bounded_before_it_is_decoded(name: str) -> None:
-    """A body full of biases, or of tools to be refused, was decoded first: all streams stood still for seconds."""
-    for parse, prompt in ((parse_completion, '"prompt": "hi"'), (parse_chat, '"messages": []')):
-        body = f'{{"model": "m", {prompt}, "{name}": "{"x" * FIELD_BYTES_MAX}"}}'
-
-        with pytest.raises(Failure, match="is longer than 1 MiB") as caught:
-            parse(body.encode())
-
-        assert caught.value.param == name
-
-
-def test_a_prompt_may_be_larger() -> None:
-    long = "x" * FIELD_BYTES_MAX
-
-    assert completion(prompt=long).text == long
-    assert chat(long).messages == (Message("user", long),)
-
-
-def test_more_messages_than_a_conversation_has_are_refused() -> None:
-    chat(*["x"] * MESSAGES_MAX)
-
-    with pytest.raises(Failure, match=f"messages must have at most {MESSAGES_MAX} items") as caught:
-        chat(*["x"] * (MESSAGES_MAX + 1))
-
-    assert caught.value.param == "messages"

@@ -9,7 +9,8 @@ import pytest
 from services.errors import Failure
 from services.frontend.busy import THRESHOLDS, TOKENS_MAX, Thresholds
 from services.frontend.http.admin import ThresholdsChange
-from services.frontend.http.openai import ChatBody, CompletionBody, parse_chat, parse_completion
+from services.frontend.http.openai import ChatBody, CompletionBody
+from services.frontend.http.parsing import parse_chat, parse_completion
 from services.validate import (
     LOGIT_BIASES_MAX,
     RANGES,
