@@ -6,6 +6,7 @@ Every refusal names the field and says what to change.
 import math
 import random
 import re
+import sys
 
 from msgspec.structs import replace
 
@@ -40,6 +41,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0, math.inf),
 }
 ABOVE_ZERO = ("top_p", "repetition_penalty")
+_ENDS = [
+    (name, math.nextafter(0, 1) if name in ABOVE_ZERO else least, min(most, sys.float_info.max))
+    for name, (least, most) in RANGES.items()
+]
+"""The least and the greatest value of each range: neither infinity nor what is not a number lies between."""
 
 
 def checked_request_id(given: str) -> str:
@@ -102,14 +108,10 @@ def _check_guided(guided: Guided) -> None:
 
 
 def _check_sampling(sampling: Sampling) -> None:
-    for name, (least, most) in RANGES.items():
+    for name, least, greatest in _ENDS:
         value = getattr(sampling, name)
-        if value is None:
-            continue
-        if not math.isfinite(value) or not least <= value <= most or (value == 0 and name in ABOVE_ZERO):
-            above = "above" if name in ABOVE_ZERO else "from"
-            bounds = f"{above} {least}" + (f" to {most}" if math.isfinite(most) else "")
-            raise invalid(name, f"{name} is {value}: it must be {bounds}")
+        if value is not None and not least <= value <= greatest:
+            raise _out_of_range(name, value)
     if not 0 <= sampling.top_k <= COUNT_MAX:
         raise invalid("top_k", f"top_k is {sampling.top_k}: it must be 0 (off) or more")
     if sampling.seed is not None and not 0 <= sampling.seed <= SEED_MAX:
@@ -120,6 +122,13 @@ def _check_sampling(sampling: Sampling) -> None:
         if not -LOGIT_BIAS_MAX <= bias <= LOGIT_BIAS_MAX or token < 0:
             bounds = f"from {-LOGIT_BIAS_MAX} to {LOGIT_BIAS_MAX}"
             raise invalid("logit_bias", f"logit_bias of token {token} is {bias}: it must be {bounds}")
+
+
+def _out_of_range(name: str, value: float) -> Failure:
+    least, most = RANGES[name]
+    above = "above" if name in ABOVE_ZERO else "from"
+    bounds = f"{above} {least}" + (f" to {most}" if math.isfinite(most) else "")
+    return invalid(name, f"{name} is {value}: it must be {bounds}")
 
 
 def _check_stop(stop: Stop) -> None:
