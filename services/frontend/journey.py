@@ -15,41 +15,25 @@ request's own task; a second leg has one of its own. Tokens of a leg that is nei
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-import structlog
 from msgspec.structs import replace
 
 from services.errors import Failure, Reason
 from services.frontend.beside import Beside
-from services.frontend.policy import DEATHS, Policy, Progress, policy_for
+from services.frontend.losses import Losses
+from services.frontend.move import MigrationMetrics, Move
+from services.frontend.policy import Policy, policy_for
 from services.frontend.record import Recorder
 from services.loop import clock
-from services.refusals import REJECTIONS, RefusedFor, refused_for
 from services.request import Attempt, Call, Delta, Finish, FinishReason, Layer, Request
 from services.scope import CancelScope
-
-log = structlog.get_logger()
 
 LAG_TOKENS_MAX = 1
 """How far behind the client a second leg may be when it takes over: each token costs the client one step."""
 ROUNDS_MAX = 4
 """How often a second leg starts anew, for it is too far behind or has failed, before it takes over or is given up."""
-
-
-class MigrationMetrics(Protocol):
-    """What is counted about moves; `has_tokens` tells an ongoing request from a new one."""
-
-    def count_move(self, model: str, *, has_tokens: bool, recomputed: int) -> None: ...
-
-    def observe_move(self, model: str, *, has_tokens: bool, outcome: str, seconds: float) -> None: ...
-
-    def count_exceeded(self, model: str) -> None: ...
-
-    def set_limit(self, model: str, limit: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +44,6 @@ class Terms:
     replacement_wait_s: float
     metrics: MigrationMetrics
     loop: asyncio.AbstractEventLoop
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A move under way: why, from where, since when, and how much the next worker has to compute."""
-
-    reason: Reason
-    away_from: str | None
-    since: float
-    has_tokens: bool
-    recomputed: int
 
 
 class Leg:
@@ -107,20 +80,15 @@ class Journey:
     """See the module. `run` once."""
 
     __slots__ = (
-        "_barren_deaths",
         "_beside",
         "_call",
-        "_cause",
         "_current",
         "_delivered_at",
-        "_free_moves",
-        "_given_before",
         "_inner",
         "_is_over",
+        "_losses",
         "_move",
-        "_moves",
         "_record",
-        "_refusal",
         "_request",
         "_second",
         "_terms",
@@ -135,11 +103,7 @@ class Journey:
         self._current = Leg(self)
         self._beside: Beside | None = None  # The tasks of second legs; None: there was none.
         self._is_over = False
-        self._moves = self._free_moves = 0
-        self._barren_deaths = 0
-        self._given_before = 0  # Tokens that the client had when the current leg became the current one.
-        self._cause: Failure | None = None
-        self._refusal: Failure | None = None
+        self._losses: Losses | None = None  # None: there was none.
         self._second: Leg | None = None
         self._delivered_at = 0.0  # Of the last token, while there is a second leg.
         self._move: Move | None = None
@@ -229,7 +193,13 @@ class Journey:
 
     def _make_current(self, leg: Leg) -> None:
         self._current, self._second = leg, None
-        self._given_before = self._record.count
+        self._lost().begin_leg()
+
+    def _lost(self) -> Losses:
+        """So far."""
+        if self._losses is None:
+            self._losses = Losses(self._record)
+        return self._losses
 
     def part(self) -> None:
         """From now on it goes its own way: it has begun, or lost its worker. The other choices need not wait for it."""
@@ -241,14 +211,15 @@ class Journey:
 
     def _go_on(self, failure: Failure) -> None:
         """The current leg is lost: let the second take its place, or start the next. Raises what the client gets."""
-        self._count_death(failure)
-        policy, progress = self._policy(), self._progress()
+        losses, policy = self._lost(), self._policy()
+        losses.count_death(failure, has_begun=self._current.attempt.has_begun)
+        progress = losses.progress()
         if policy.is_poison(progress):
             detail = f"two workers died of this request, one after the other: {failure.detail}"
             raise Failure(Reason.POISON_REQUEST, detail) from failure
         if not policy.may_migrate(failure, progress):
-            raise self._last_word(failure) from failure
-        self._count(failure)
+            raise losses.last_word(failure) from failure
+        losses.count(failure, is_timed=self._call.replacement_deadline is not None)
         self._call = self._next_call(failure)
         if not failure.traits.free or (failure.reason is Reason.DRAINING and self._record.count):
             self._begin_move(failure.reason, clock())
@@ -260,39 +231,10 @@ class Journey:
         if self._current.leaves_at is not None:
             self._plan(self._current)
 
-    def _count_death(self, failure: Failure) -> None:
-        """A worker that dies while it has given the request no token may have died of it, if it had begun with it."""
-        if self._record.count > self._given_before:
-            self._barren_deaths = 0
-        elif failure.reason in DEATHS and self._current.attempt.has_begun:
-            self._barren_deaths += 1
-
-    def _last_word(self, failure: Failure) -> Failure:
-        """What cost the request its worker and became of the last try to go on; or what no other worker could mend."""
-        cause = self._cause
-        if cause is None:
-            return failure if self._refusal is None else _refused_by_all(failure, self._refusal)
-        if not (failure.traits.migrates or failure.reason in (Reason.NO_WORKERS, Reason.OVERLOADED)):
-            return failure
-        return Failure(cause.reason, f"{cause.detail}; and then: {failure.detail}", retry_after_s=failure.retry_after_s)
-
     def _policy(self) -> Policy:
         """Most requests never ask for it."""
         assert self._call.card is not None, "preprocess names the card"
         return policy_for(self._request, self._call, self._call.card, self._terms.limit)
-
-    def _progress(self) -> Progress:
-        record = self._record
-        return Progress(self._moves, self._free_moves, record.count, record.is_tracking, self._barren_deaths)
-
-    def _count(self, failure: Failure) -> None:
-        if failure.traits.free:
-            self._free_moves += self._call.replacement_deadline is None  # Else that bounds them.
-            if failure.reason is Reason.WORKER_AT_CAPACITY:
-                self._refusal = failure if self._refusal is None else _refused_by_all(failure, self._refusal)
-            return
-        self._moves += 1
-        self._cause = self._cause or failure
 
     def _next_call(self, failure: Failure) -> Call:
         worker = self._current.attempt.worker
@@ -324,7 +266,7 @@ class Journey:
     def _plan(self, leg: Leg) -> None:
         """Start a second leg beside the current one, if it may ever take over."""
         policy = self._policy()
-        may = policy.limit > 0 and policy.may_leave(self._progress())
+        may = policy.limit > 0 and policy.may_leave(self._lost().progress())
         if may and leg.outcome is None and not self._is_over:
             self.part()
             self._delivered_at = clock()
@@ -339,7 +281,7 @@ class Journey:
         """Make the second leg the current one, unless the first has finished, must not be left, or is too far ahead."""
         if isinstance(self._current.outcome, Finish):
             return False
-        if not self._policy().may_leave(self._progress()):
+        if not self._policy().may_leave(self._lost().progress()):
             leg.cut()
             self._second = None
             return False
@@ -368,9 +310,10 @@ class Journey:
 
     def _begin_move(self, reason: Reason, since: float) -> None:
         self._end_move("failure")
-        record = self._record
-        recomputed = len(self._request.prompt_token_ids) + record.position
-        self._move = Move(reason, self._current.attempt.worker, since, record.count > 0, recomputed)
+        record, request, call = self._record, self._request, self._call
+        recomputed, has_tokens = len(request.prompt_token_ids) + record.position, record.count > 0
+        away_from = self._current.attempt.worker
+        self._move = Move(call.request_id, request.model, reason, away_from, since, has_tokens, recomputed)
         record.on_next(lambda: self._end_move("success"))
 
     def _end_move(self, outcome: str) -> None:
@@ -379,32 +322,11 @@ class Journey:
             return
         move, self._move = self._move, None
         self._record.on_next(None)
-        seconds, metrics, model = clock() - move.since, self._terms.metrics, self._request.model
-        metrics.observe_move(model, has_tokens=move.has_tokens, outcome=outcome, seconds=seconds)
         if outcome != "success":
+            move.fail(self._terms.metrics, outcome)
             return
-        metrics.count_move(model, has_tokens=move.has_tokens, recomputed=move.recomputed)
         self._call = replace(self._call, replacement_deadline=None)
-        log.log(
-            logging.INFO if move.reason is Reason.DRAINING else logging.WARNING,
-            "request moved",
-            request_id=self._call.request_id,
-            away_from=move.away_from,
-            to=self._current.attempt.worker,
-            reason=move.reason,
-            position=self._record.position,
-            gap_ms=round(seconds * 1e3, 1),
-        )
-
-
-def _refused_by_all(last: Failure, refusal: Failure) -> Failure:
-    """What a request is told that nobody took: not that there is no worker, for those with room have refused it before;
-    and what only a worker could know, such as that too many tokens wait, before what is known of all.
-    """
-    if last.reason is Reason.NO_WORKERS:
-        return refusal
-    is_general = last.reason in REJECTIONS and refused_for(last) is RefusedFor.CAPACITY
-    return refusal if is_general and refused_for(refusal) is not RefusedFor.CAPACITY else last
+        move.succeed(self._terms.metrics, self._current.attempt.worker, self._record.position)
 
 
 def _after(delta: Delta, known: int) -> Delta:

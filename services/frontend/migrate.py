@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from services.card import ModelCard
-from services.frontend.journey import Journey, MigrationMetrics, Terms
+from services.frontend.journey import Journey, Terms
+from services.frontend.move import MigrationMetrics
 from services.frontend.policy import allowed_by
 from services.frontend.record import Recorder
 from services.request import Call, Finish, Layer, Request, Sink

@@ -192,8 +192,9 @@ def test_refusals_after_a_loss_neither_prolong_the_wait_nor_use_up_the_free_move
     assert len({call.replacement_deadline for call in case.script.calls[1:]}) == 1
 
 
-def test_the_next_loss_may_be_waited_for_anew() -> None:
-    case = Case([7, Reason.DISCONNECTED], [8, Reason.DISCONNECTED], [9])
+@pytest.mark.parametrize("reason", [Reason.DISCONNECTED, Reason.DRAINING])
+def test_the_next_loss_may_be_waited_for_anew(reason: Reason) -> None:
+    case = Case([7, Reason.DISCONNECTED], [8, reason], [9])
 
     case.run()
 
@@ -320,6 +321,14 @@ def test_a_move_that_leads_nowhere_is_told_as_such() -> None:
     case.fails()
 
     assert case.counts.outcomes == ["failure"]
+
+
+def test_each_move_of_several_without_a_token_between_is_told() -> None:
+    case = Case([7, Reason.STALLED], [Reason.STALLED], [8])
+
+    case.run()
+
+    assert case.counts.outcomes == ["failure", "success"]
 
 
 @pytest.mark.parametrize(("seq_len_max", "moves"), [(4, True), (3, False)])
