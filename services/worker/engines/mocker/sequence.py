@@ -12,6 +12,7 @@ from services.worker.engine import Output
 _CHARACTERS = [*"etaoinshrdlcumwfgypb", *" " * 6, ",", ".", "\n", *"éßдא", *"漢字語", *"🎉🚀"]
 _EOS_ODDS = 400
 """At the start of a character the answer ends with a chance of one in this."""
+_SHAPE = struct.Struct("3dI3d")  # To write floats out as text takes most of what a request costs the mocker.
 
 
 def _next_bytes() -> dict[bytes, bytes]:
@@ -106,7 +107,7 @@ def _candidates(follow: bytes, value: int) -> bytes:
 def _draw(request: Request) -> bytes:
     """All that the draw depends on besides the tokens. At temperature 0 the seed and the choice do not matter."""
     sampling = request.sampling
-    seeded = () if sampling.is_greedy else (sampling.seed, request.choice)
-    shape = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.logit_bias)
+    shape = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k)
     penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
-    return repr((seeded, shape, penalties)).encode()
+    rest = (sampling.logit_bias, () if sampling.is_greedy else (sampling.seed, request.choice))
+    return _SHAPE.pack(*shape, *penalties) + repr(rest).encode()
