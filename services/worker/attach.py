@@ -6,6 +6,7 @@ it every request.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -103,7 +104,9 @@ class Session:
         self._outbox.set_load(load())
         self._streams_max = welcome.engine_request_limit + welcome.request_queue_limit + STREAMS_MAX
         self._streams: dict[int, _Stream] = {}
-        self._ended: dict[int, None] = {}  # Ids of streams that have ended, oldest first: a cancel may still come.
+        # Ids of streams that have ended, oldest first: a cancel may still come. A dict that loses its first again and
+        # again has to look for it, behind ever more gaps.
+        self._ended: OrderedDict[int, None] = OrderedDict()
         self._is_leaving = False
         self._has_ended = False
 
@@ -258,7 +261,7 @@ class Session:
             self._tally.cancelled[Cause.SESSION_LOST, Phase.QUEUED] += 1
         self._ended[stream.id] = None
         if len(self._ended) > ENDED_KEPT:
-            del self._ended[next(iter(self._ended))]
+            self._ended.popitem(last=False)
 
     # What goes on beside them
 

@@ -17,6 +17,7 @@ Synchronous throughout: no await stands between a check and the change that rest
 instant. A slot is given back on every way out, because its holder calls `release` in a `finally`.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -57,7 +58,7 @@ class Dispatcher:
         self._start = start
         self._clock = clock
         self._running: dict[Hashable, float] = {}  # key → since when
-        self._waiting: dict[Hashable, int] = {}  # key → tokens. A dict is a queue that forgets one in the middle, too.
+        self._waiting: OrderedDict[Hashable, int] = OrderedDict()  # key → tokens, first come first.
         self._waiting_tokens = 0
 
     @property
@@ -93,8 +94,8 @@ class Dispatcher:
         if (since := self._running.pop(key, None)) is not None and was_used:
             self._learn(self._clock() - since)
         while self._waiting and self._has_free_slot():
-            first = next(iter(self._waiting))
-            self._waiting_tokens -= self._waiting.pop(first)
+            first, tokens = self._waiting.popitem(last=False)
+            self._waiting_tokens -= tokens
             self._run(first)
 
     def refusal(self, cause: RefusedFor, detail: str) -> Failure:
