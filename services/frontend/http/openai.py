@@ -3,7 +3,7 @@
 Types and shapes are checked here; ranges are preprocess's, which gRPC shares.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
 from msgspec import Meta, Struct
@@ -38,18 +38,6 @@ from services.validate import ANSWERS_MAX, LOGPROBS_MAX, MESSAGES_MAX
 COMPLETION_TOKENS_DEFAULT = 16
 """As OpenAI documents for /v1/completions."""
 
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
-"""Fields that are called here what the plane calls them; and so are those of `_STOP`."""
-_STOP = ("min_tokens", "ignore_eos")
 _AS_IT_IS: Mapping[str | None, str] = {}
 
 
@@ -138,12 +126,17 @@ class Body(Struct, frozen=True, kw_only=True):
             raise invalid(name, f"{name} is not supported in this version: leave it out")
 
     def _sampling(self) -> Sampling:
-        given = self._given(_SAMPLING)
-        if self.top_k == -1:
-            given["top_k"] = 0  # vLLM's older word for "all".
-        if self.logit_bias:
-            given["logit_bias"] = _logit_bias(self.logit_bias)
-        return Sampling(**given)
+        return Sampling(
+            temperature=self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=0 if self.top_k is None or self.top_k == -1 else self.top_k,  # -1 is vLLM's older word for "all".
+            min_p=self.min_p or 0.0,
+            seed=self.seed,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=_logit_bias(self.logit_bias) if self.logit_bias else (),
+        )
 
     def spellings(self) -> Mapping[str | None, str]:
         """What the plane calls a field → what this client calls it, where that differs: a failure may name it."""
@@ -159,13 +152,13 @@ class Body(Struct, frozen=True, kw_only=True):
         return forms
 
     def _stop(self) -> Stop:
-        strings = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        token_ids = tuple(self.stop_token_ids or ())
-        return Stop(strings=strings, token_ids=token_ids, max_tokens=self._limit(), **self._given(_STOP))
-
-    def _given(self, names: Sequence[str]) -> dict[str, Any]:
-        """Those of these fields that the client set: null means the default."""
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return Stop(
+            strings=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            min_tokens=self.min_tokens or 0,
+            max_tokens=self._limit(),
+        )
 
 
 class CompletionBody(Body, frozen=True, kw_only=True):
