@@ -38,8 +38,8 @@ class Outgoing:
         self._cancels = cancels
         self._loop = asyncio.get_running_loop()
         self._connection: FrameConnection[worker_pb2.AttachResponse] | None = None
-        self._messages = deque([worker_pb2.AttachRequest()])
-        self._bytes = 0
+        self._messages: deque[worker_pb2.AttachRequest] = deque()
+        self._begin_message()
         self._is_due = False
         self._sent_at = 0.0
 
@@ -55,7 +55,7 @@ class Outgoing:
         Or where that has cancels: they would be read after it, and it may need the room that they make. Raises
         INVALID_ARGUMENT for a request that is too large to send.
         """
-        if self._messages[-1].cancels:
+        if self._has_cancels:
             self._begin_message()
         message = self._messages[-1]
         submit = message.submits.add()  # In its place: to copy a message serialises and parses it.
@@ -74,10 +74,12 @@ class Outgoing:
 
     def _begin_message(self) -> None:
         self._messages.append(worker_pb2.AttachRequest())
-        self._bytes = 0
+        self._bytes = 0  # Of its requests.
+        self._has_cancels = False  # It itself; to ask it takes longer.
 
     def cancel(self, stream_id: int) -> None:
         self._messages[-1].cancels.append(stream_id)
+        self._has_cancels = True
         self._cancels.signals += 1
         self._send_soon()
 
@@ -96,8 +98,8 @@ class Outgoing:
 
     def take(self) -> Iterable[worker_pb2.AttachRequest]:
         """What is to be sent, once."""
-        messages, self._messages = self._messages, deque([worker_pb2.AttachRequest()])
-        self._bytes = 0
+        messages, self._messages = self._messages, deque()
+        self._begin_message()
         return messages
 
     def keep_alive(self, now: float) -> None:

@@ -91,7 +91,8 @@ class RequestReader:
             self._parse(data)
             if said is not None and self.is_midway:
                 self._unsaid_bytes = self._unsaid_bytes + len(data) if self._said() == said else 0
-                _check_head(self._unsaid_bytes)
+                if self._unsaid_bytes > HEAD_BYTES_MAX:
+                    raise _large_head()
         except BrokenHead as broken:
             self.broken = broken
         except Failure as fault:
@@ -153,7 +154,8 @@ class RequestReader:
 
     def _count_head(self, size: int) -> None:
         self._head_bytes += size
-        _check_head(self._head_bytes)
+        if self._head_bytes > HEAD_BYTES_MAX:
+            raise _large_head()
 
     # What the parser calls. With a head that is whole it tells of trailers, which nobody here asks for, or of the same
     # request once more.
@@ -217,9 +219,8 @@ def _path_of(target: str) -> str:
     return unquote(path) if "%" in path else path
 
 
-def _check_head(size: int) -> None:
-    if size > HEAD_BYTES_MAX:
-        raise BrokenHead(431, f"the head of the request has more than {HEAD_BYTES_MAX} bytes: send fewer headers")
+def _large_head() -> BrokenHead:
+    return BrokenHead(431, f"the head of the request has more than {HEAD_BYTES_MAX} bytes: send fewer headers")
 
 
 def _check_framing(version: str, headers: Mapping[str, str]) -> None:
