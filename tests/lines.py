@@ -23,7 +23,7 @@ class Wire(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.written = b""
+        self.pieces: list[bytes] = []
         self.end: str | None = None
         self.reads: list[str] = []
 
@@ -33,8 +33,12 @@ class Wire(asyncio.Transport):
     def resume_reading(self) -> None:
         self.reads.append("resumed")
 
+    @property
+    def written(self) -> bytes:
+        return b"".join(self.pieces)
+
     def write(self, data: Any) -> None:
-        self.written += data
+        self.pieces.append(bytes(data))
 
     def is_closing(self) -> bool:
         return self.end is not None

@@ -11,30 +11,39 @@ from services.layers import bug_failure
 
 
 class Cork:
-    """In a bottle: while it is in, writes wait. It is in for one turn of the loop at most, which bounds what waits."""
+    """In a bottle: while somebody holds it in, writes wait. That is for a turn of the loop at most, which bounds what
+    waits: whoever puts it in pulls in the same turn, or lets the loop do it after the tasks that it has woken.
+    """
 
-    __slots__ = ("_is_in", "_writes")
+    __slots__ = ("_held", "_writes")
 
     def __init__(self) -> None:
-        self._is_in = False
-        self._writes: list[tuple[asyncio.WriteTransport, bytes]] = []
+        self._held = 0  # By so many.
+        self._writes: dict[asyncio.WriteTransport, bytes] = {}
 
-    def write(self, transport: asyncio.WriteTransport, data: bytes) -> None:
-        """At once, or with the others."""
-        if self._is_in:
-            self._writes.append((transport, data))
-        else:
+    def write(self, transport: asyncio.WriteTransport, data: bytes) -> bool:
+        """At once, or with the others: whether it waits for them."""
+        if not self._held:
             transport.write(data)
+            return False
+        writes = self._writes
+        writes[transport] = writes[transport] + data if transport in writes else data
+        return True
 
     def put_in(self) -> None:
-        """Until `pull`, which must come in the same turn."""
-        self._is_in = True
+        """Until `pull`, once for each time."""
+        self._held += 1
 
     def pull(self) -> None:
-        """Write what has come meanwhile, in order."""
-        self._is_in = False
-        writes, self._writes = self._writes, []
-        for transport, data in writes:
+        """The last of those who hold it writes what has come meanwhile."""
+        self._held -= 1
+        if not self._held:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has come so far, in order: to each client in one piece."""
+        writes, self._writes = self._writes, {}
+        for transport, data in writes.items():
             if transport.is_closing():  # A write of this turn has failed.
                 continue
             try:

@@ -45,26 +45,40 @@ class Incoming:
                 self._messages.extend((STREAMS_A_TURN_MAX, piece) for piece in pieces(message, STREAMS_A_TURN_MAX))
             else:
                 self._messages.append((streams, message))
-        self._hand_over()
+        self._hand_over(lets_end=True)
 
-    def _hand_over(self) -> None:
-        """As much as fits a turn of the loop. In one function, for this is what each step costs."""
-        began, left = self._clock(), STREAMS_A_TURN_MAX
+    def _hand_over(self, *, lets_end: bool = False) -> None:
+        """As much as fits a turn of the loop. In one function, for this is what each step costs.
+
+        lets_end: what ends a stream may leave with its last tokens, which wait so long. That is for a read alone: all
+        that are read in one turn come before all that they wake.
+        """
+        began, left, has_ends = self._clock(), STREAMS_A_TURN_MAX, False
         self._cork.put_in()
         try:
             while self._messages and left > 0:
                 streams, message = self._messages.popleft()
                 left -= streams
+                has_ends = has_ends or bool(message.ends)
                 if not self._take(message):
                     self._messages.clear()
         finally:
-            self._cork.pull()
+            if has_ends and lets_end:
+                self._loop.call_soon(self._pull)
+            else:
+                self._cork.pull()
         now = self._clock()
         self._pace.spent_s += now - began
         if self._messages:
             self._loop.call_soon(self._hand_over)
         if self._connection is not None:
             self._read_on(self._connection, now)
+
+    def _pull(self) -> None:
+        """After the tasks of the streams that have ended."""
+        began = self._clock()
+        self._cork.pull()
+        self._pace.spent_s += self._clock() - began
 
     def _read_on(self, connection: FrameConnection[worker_pb2.AttachResponse], now: float) -> None:
         """Unless something waits here; and after a rest, if tokens have taken more than their share of the time."""

@@ -45,6 +45,43 @@ def test_in_it_what_is_written_waits_for_the_pull_and_leaves_in_order() -> None:
     assert (wire.written, other.written) == (b"ab", b"c")
 
 
+def test_what_goes_to_one_client_leaves_in_one_piece() -> None:
+    cork, wire = Cork(), Wire()
+
+    cork.put_in()
+    assert [cork.write(wire, data) for data in (b"a", b"b")] == [True, True]
+    cork.pull()
+
+    assert cork.write(wire, b"c") is False
+    assert wire.pieces == [b"ab", b"c"]
+
+
+def test_it_is_in_until_the_last_who_holds_it_pulls() -> None:
+    cork, wire = Cork(), Wire()
+
+    cork.put_in()
+    cork.put_in()
+    cork.write(wire, b"a")
+    cork.pull()
+    assert wire.written == b""
+    cork.pull()
+
+    assert wire.written == b"a"
+
+
+def test_who_cannot_wait_has_it_all_written_though_it_be_held() -> None:
+    cork, wire = Cork(), Wire()
+
+    cork.put_in()
+    cork.write(wire, b"a")
+    cork.flush()
+    assert wire.written == b"a"
+    cork.write(wire, b"b")
+    cork.pull()
+
+    assert wire.written == b"ab"
+
+
 def test_once_pulled_it_is_out_and_has_nothing_to_write_again() -> None:
     cork, wire = Cork(), Wire()
 
@@ -64,6 +101,7 @@ def test_a_client_that_is_found_gone_harms_no_other() -> None:
     for data in (b"a", b"b"):
         cork.write(gone, data)
         cork.write(wire, data)
+        cork.flush()
     cork.pull()
 
     assert (gone.written, wire.written) == (b"a", b"ab")

@@ -9,7 +9,7 @@ from services.frames import FrameConnection
 from services.frontend.cork import Cork
 from services.frontend.incoming import STREAMS_A_TURN_MAX, STREAMS_AT_ONCE_MAX, Incoming
 from services.frontend.pace import REST_S_MAX, Pace
-from services.stubs.worker_pb2 import AttachResponse, Load, Step
+from services.stubs.worker_pb2 import AttachResponse, Load, Step, StreamEnd
 from tests.lines import Wire
 from tests.worker.support import pass_time, run_clocked
 
@@ -119,6 +119,42 @@ def test_what_is_written_of_one_turn_leaves_together_though_there_be_a_bug() -> 
         return [*written, wire.written]
 
     assert run_clocked(scenario()) == [b"", b"", b"tokentokenmore"]
+
+
+def pieces_of(*messages: AttachResponse) -> list[bytes]:
+    """What one client gets, piece by piece, for whom each message is a token, and each end wakes who writes the end."""
+
+    async def scenario() -> list[bytes]:
+        stage, wire = Stage(), Wire()
+
+        def take(message: AttachResponse) -> bool:
+            stage.cork.write(wire, b"token ")
+            for _ in message.ends:
+                asyncio.get_running_loop().call_soon(stage.cork.write, wire, b"end")
+            return True
+
+        stage.take = take
+        stage.incoming.add(messages)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert stage.cork.write(wire, b"") is False, "and it is out"
+        return wire.pieces[:-1]
+
+    return run_clocked(scenario())
+
+
+def test_what_ends_a_stream_leaves_with_its_last_token() -> None:
+    assert pieces_of(step(1)) == [b"token "]
+    assert pieces_of(AttachResponse(step=step(1).step, ends=[StreamEnd(stream_id=1)])) == [b"token end"]
+
+
+def test_tokens_of_very_many_streams_wait_for_no_end_of_the_turn_before() -> None:
+    many = AttachResponse(step=step(STREAMS_AT_ONCE_MAX + 1).step, ends=[StreamEnd(stream_id=1)])
+
+    pieces = pieces_of(many)
+
+    assert len(pieces) > STREAMS_AT_ONCE_MAX // STREAMS_A_TURN_MAX
+    assert pieces[-2:] == [b"token ", b"end"]
 
 
 def test_who_wants_no_more_gets_no_more() -> None:

@@ -67,6 +67,37 @@ def test_a_client_that_takes_nothing_of_a_body_is_cut_however_much_time_its_size
     assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
 
 
+@pytest.mark.parametrize("is_held_longer", [False, True])
+def test_a_last_write_that_leaves_with_others_is_bounded_as_any(is_held_longer: bool) -> None:
+    """It waits for them a turn of the loop: held for longer, it leaves by itself."""
+
+    async def test() -> None:
+        async def with_others(request: Request, call: Call, sink: Any) -> Finish:
+            cork = server.clients.cork
+
+            def pull() -> None:
+                waited.append(bool(cork._writes))
+                cork.pull()
+
+            cork.put_in()
+            if not is_held_longer:
+                asyncio.get_running_loop().call_soon(pull)
+            return await Script("x" * 20_000_000)(request, call, sink)
+
+        bounds = config(buffer_bytes_max=100_000, drain_s_max=30.0, stall_s_max=0.1)
+        async with serving(with_others, config=bounds) as server:
+            with deaf_client(server, raw_post(COMPLETIONS, COMPLETION)) as client:
+                while not logs:
+                    await wait_for(0.01)
+                assert await bytes_left(client) < 15_000_000
+
+    waited: list[bool] = []
+    with capture_logs() as logs:
+        run(test)
+    assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
+    assert waited == ([] if is_held_longer else [True])
+
+
 @pytest.mark.parametrize("bounds", [{"drain_s_max": 0.1}, {"stall_s_max": 0.1}], ids=["in time", "at all"])
 def test_a_client_that_leaves_a_little_of_the_end_is_cut_as_well(bounds: dict[str, float]) -> None:
     """Once what fits the transport's buffer was nobody's any more, and its connection stayed for ever."""
