@@ -74,8 +74,8 @@ NEUTRAL_IN_MESSAGE: Neutral = {
 
 
 def refuse_unsupported(given: Mapping[str, msgspec.Raw], neutral: Neutral, *, path: str = "") -> None:
-    """Raises Failure(INVALID_ARGUMENT) for the first field of `given` that asks for what this version cannot do."""
-    for name in given.keys() & neutral.keys():
+    """Raises Failure(INVALID_ARGUMENT) for the first field, by name, that asks for what this version cannot do."""
+    for name in sorted(given.keys() & neutral.keys()):
         value = msgspec.json.decode(given[name])
         if value is not None and not any(_same(value, harmless) for harmless in neutral[name]):
             raise invalid(path + name, f"{path}{name} is not supported in this version: {_advice(neutral[name])}")

@@ -57,6 +57,14 @@ def test_the_sentence_says_what_to_change() -> None:
     assert caught.value.detail == "best_of is not supported in this version: leave it out or set it to 1"
 
 
+def test_of_several_the_first_by_name_is_told() -> None:
+    """Once it was any of them: the same request was refused for another one by another process."""
+    with pytest.raises(Failure) as caught:
+        refuse_unsupported(dict.fromkeys(NEUTRAL, msgspec.Raw(b'"x"')), NEUTRAL)
+
+    assert caught.value.param == min(NEUTRAL)
+
+
 def test_what_one_endpoint_lacks_is_refused_there() -> None:
     refuse_unsupported(given("top_logprobs", 0), NEUTRAL_IN_COMPLETION)
 
