@@ -29,7 +29,35 @@ def refused(ask: Any, **fields: Any) -> str | None:
 
 
 def test_fields_that_nobody_knows_are_accepted() -> None:
-    assert completion(user="me", metadata={"a": "b"}, made_up=[1, {"x": None}]) == completion()
+    unknown = {"metadata": {"a": "b"}, "made_up": [1, {"x": None}], "tools": None}
+
+    assert completion(**unknown) == completion()
+    assert chat(**unknown) == chat()
+    assert chat(messages=[{"role": "user", "content": "hi", "made_up": 1, "tool_calls": []}]) == chat()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": None},
+        {"n": "two"},
+        {"temperature": "warm"},
+        {"stop": [1]},
+        {"logit_bias": {"x": 1}},
+        {"stream_options": {"include_usage": True}},
+        {"messages": [{"role": "user"}]},
+        {"messages": [{"content": "hi"}]},
+    ],
+)
+def test_what_is_wrong_is_told_alike_with_and_without_fields_that_nobody_knows(fields: dict[str, Any]) -> None:
+    """A body that has none of these is read another way."""
+    told = set()
+    for more in ({}, {"made_up": 1}):
+        with pytest.raises(Failure) as caught:
+            chat(**fields, **more)
+        told.add((caught.value.reason, caught.value.param, caught.value.detail))
+
+    assert len(told) == 1
 
 
 def test_unsupported_fields_are_refused_by_name() -> None:
