@@ -35,19 +35,24 @@ class Cork:
         self._held += 1
 
     def pull(self) -> None:
-        """The last of those who hold it writes what has come meanwhile."""
+        """The last of those who hold it writes what has come meanwhile, in order: to each client in one piece."""
         self._held -= 1
         if not self._held:
-            self.flush()
+            writes, self._writes = self._writes, {}
+            for transport, data in writes.items():
+                _write(transport, data)
 
-    def flush(self) -> None:
-        """Write what has come so far, in order: to each client in one piece."""
-        writes, self._writes = self._writes, {}
-        for transport, data in writes.items():
-            if transport.is_closing():  # A write of this turn has failed.
-                continue
-            try:
-                transport.write(data)
-            except Exception as error:  # A bug: it must not take what others are to get.
-                transport.abort()
-                bug_failure(error, "(any) of a client that was written to")
+    def release(self, transport: asyncio.WriteTransport) -> None:
+        """Write what waits for this client, if anything does, though it be held: the others wait on."""
+        if (data := self._writes.pop(transport, None)) is not None:
+            _write(transport, data)
+
+
+def _write(transport: asyncio.WriteTransport, data: bytes) -> None:
+    if transport.is_closing():  # It was lost meanwhile.
+        return
+    try:
+        transport.write(data)
+    except Exception as error:  # A bug: it must not take what others are to get.
+        transport.abort()
+        bug_failure(error, "(any) of a client that was written to")

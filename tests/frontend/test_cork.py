@@ -69,17 +69,20 @@ def test_it_is_in_until_the_last_who_holds_it_pulls() -> None:
     assert wire.written == b"a"
 
 
-def test_who_cannot_wait_has_it_all_written_though_it_be_held() -> None:
-    cork, wire = Cork(), Wire()
+def test_who_cannot_wait_has_its_own_written_though_it_be_held_and_the_others_wait_on() -> None:
+    cork, wire, other = Cork(), Wire(), Wire()
 
     cork.put_in()
+    cork.write(other, b"c")
     cork.write(wire, b"a")
-    cork.flush()
-    assert wire.written == b"a"
+    cork.release(wire)
+    assert (wire.written, other.written) == (b"a", b"")
     cork.write(wire, b"b")
+    cork.write(other, b"d")
     cork.pull()
+    cork.release(wire)
 
-    assert wire.written == b"ab"
+    assert (wire.pieces, other.pieces) == ([b"a", b"b"], [b"cd"])
 
 
 def test_once_pulled_it_is_out_and_has_nothing_to_write_again() -> None:
@@ -101,7 +104,7 @@ def test_a_client_that_is_found_gone_harms_no_other() -> None:
     for data in (b"a", b"b"):
         cork.write(gone, data)
         cork.write(wire, data)
-        cork.flush()
+        cork.release(gone)
     cork.pull()
 
     assert (gone.written, wire.written) == (b"a", b"ab")

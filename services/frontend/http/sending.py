@@ -52,7 +52,7 @@ async def finish_writing(connection: Connection, last: bytes, bounds: ClientBoun
         return
     if connection.cork.write(transport, last):
         await asyncio.sleep(0)  # Then it has left with what else leaves in this turn, as a rule.
-        connection.cork.flush()
+        connection.cork.release(transport)
     if not transport.get_write_buffer_size() or transport.is_closing():
         return  # There is nothing to wait for, and so no timer.
     transport.set_write_buffer_limits(high=0)  # So there is no room while anything is unsent.
