@@ -64,6 +64,8 @@ class Outgoing:
             size = _put(submit, request, call)
         except Exception:
             del message.submits[-1]
+            self._messages[-1] = worker_pb2.AttachRequest()  # What is deleted keeps its memory while the message lives.
+            self._messages[-1].CopyFrom(message)
             raise
         if self._bytes + size > SUBMIT_BYTES_MAX:
             self._begin_message()

@@ -1,11 +1,13 @@
 """Outgoing: what a session sends, joined into few messages, in an order that the worker reads right."""
 
 import asyncio
+import os
 from collections.abc import Iterator, Sequence
 
 import pytest
 from google.protobuf.message import Message
 
+from bench.storm import memory_mib
 from services.errors import Failure, Reason
 from services.frames import FrameConnection
 from services.frontend.outgoing import KEEPALIVE_S, SUBMIT_BYTES_MAX, UNTAKEN_S_MAX, CancelCounts, Outgoing
@@ -92,6 +94,24 @@ def test_nothing_is_left_of_one_that_cannot_be_sent(prompt: Sequence[int]) -> No
     submit(outgoing, 2)
 
     assert sent(outgoing) == [([2], [])]
+
+
+def test_those_that_are_refused_take_no_memory_while_nothing_is_sent() -> None:
+    """Each left what it was made of in the message that the next one was to go in."""
+    outgoing = Outgoing(CancelCounts())
+    large = make_request(range(2**28, 2**28 + SUBMIT_BYTES_MAX // 5))
+
+    def refuse() -> float:
+        with pytest.raises(Failure):
+            outgoing.submit(2, large, Call(request_id="r"))
+        return memory_mib(os.getpid(), "VmRSS")
+
+    submit(outgoing, 1)
+    first = refuse()
+    last = [refuse() for _ in range(8)][-1]
+
+    assert last - first < 2 * SUBMIT_BYTES_MAX / 2**20
+    assert sent(outgoing) == [([1], [])]
 
 
 def test_several_choices_are_one_request() -> None:
