@@ -18,6 +18,9 @@ STREAMS_AT_ONCE_MAX = 512
 STREAMS_A_TURN_MAX = 128
 """The same where it sends for more: a probe takes several turns, and there are several workers."""
 
+ENDS_AWAITED_MAX = 128
+"""For whose ends the tokens of a read wait, so that each leaves with its last ones: 4 ms."""
+
 
 class Incoming:
     """Messages from one worker, handed over in order. Until all that came are, no more is read."""
@@ -50,20 +53,20 @@ class Incoming:
     def _hand_over(self, *, lets_end: bool = False) -> None:
         """As much as fits a turn of the loop. In one function, for this is what each step costs.
 
-        lets_end: what ends a stream may leave with its last tokens, which wait so long. That is for a read alone: all
-        that are read in one turn come before all that they wake.
+        lets_end: what ends a stream may leave with its last tokens, which wait so long, if it is not too long. That is
+        for a read alone: all that are read in one turn come before all that they wake.
         """
-        began, left, has_ends = self._clock(), STREAMS_A_TURN_MAX, False
+        began, left, ends = self._clock(), STREAMS_A_TURN_MAX, 0
         self._cork.put_in()
         try:
             while self._messages and left > 0:
                 streams, message = self._messages.popleft()
                 left -= streams
-                has_ends = has_ends or bool(message.ends)
+                ends += len(message.ends)
                 if not self._take(message):
                     self._messages.clear()
         finally:
-            if has_ends and lets_end:
+            if lets_end and 0 < ends <= ENDS_AWAITED_MAX:
                 self._loop.call_soon(self._pull)
             else:
                 self._cork.pull()

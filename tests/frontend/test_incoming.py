@@ -7,7 +7,7 @@ import pytest
 
 from services.frames import FrameConnection
 from services.frontend.cork import Cork
-from services.frontend.incoming import STREAMS_A_TURN_MAX, STREAMS_AT_ONCE_MAX, Incoming
+from services.frontend.incoming import ENDS_AWAITED_MAX, STREAMS_A_TURN_MAX, STREAMS_AT_ONCE_MAX, Incoming
 from services.frontend.pace import REST_S_MAX, Pace
 from services.stubs.worker_pb2 import AttachResponse, Load, Step, StreamEnd
 from tests.lines import Wire
@@ -146,6 +146,13 @@ def pieces_of(*messages: AttachResponse) -> list[bytes]:
 def test_what_ends_a_stream_leaves_with_its_last_token() -> None:
     assert pieces_of(step(1)) == [b"token "]
     assert pieces_of(AttachResponse(step=step(1).step, ends=[StreamEnd(stream_id=1)])) == [b"token end"]
+
+
+@pytest.mark.parametrize(("ends", "waits"), [(ENDS_AWAITED_MAX, True), (ENDS_AWAITED_MAX + 1, False)])
+def test_tokens_wait_for_so_many_ends_and_no_more(ends: int, waits: bool) -> None:
+    pieces = pieces_of(AttachResponse(step=step(1).step, ends=[StreamEnd(stream_id=1)] * ends))
+
+    assert pieces == [b"token " + b"end" * ends] if waits else [b"token ", *[b"end"] * ends]
 
 
 def test_tokens_of_very_many_streams_wait_for_no_end_of_the_turn_before() -> None:
