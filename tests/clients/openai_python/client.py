@@ -17,9 +17,9 @@ QUESTION: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Why does the moon have phases?"}],
     "max_tokens": 120,
     "temperature": 0.8,
-    "seed": 7,
+    "seed": 8,
 }
-PROMPT = {"model": MODEL, "prompt": "The moon", "max_tokens": 120, "temperature": 0.8, "seed": 7}
+PROMPT = {"model": MODEL, "prompt": "The moon", "max_tokens": 120, "temperature": 0.8, "seed": 8}
 SHORT = {**QUESTION, "max_tokens": 20}
 ENDLESS = {**QUESTION, "max_tokens": 100_000}
 STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
