@@ -40,7 +40,8 @@ STREAMS_MAX = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
-    """heartbeat_s: longest silence while the worker has requests; idle_heartbeats: as a multiple of it, otherwise.
+    """heartbeat_s: longest silence while the worker has requests, and until it has told that it has none any more;
+    idle_heartbeats: as a multiple of it, otherwise.
 
     outbox_tokens_max: what a frontend may leave unread before its session is dropped; an end counts by its length, a
     stream that begins as one.
@@ -97,6 +98,7 @@ class Session:
         self._connection: FrameConnection[worker_pb2.AttachRequest] | None = None
         self._is_due = False
         self._silent_beats = 0
+        self._owes_load = False  # There were requests since the last report, or its ends had yet to be sent.
         self._error: Exception | None = None  # What the session ends with.
         self._is_over = asyncio.Event()
         self._outbox = Outbox(self._on_outbox)
@@ -207,6 +209,7 @@ class Session:
         deadline = None
         if submit.HasField("timeout"):
             deadline = self._loop.time() + seconds_from_wire(submit.timeout)
+        self._owes_load = True
         request, request_id = _read(asked), asked.request_id
         party = Party(count, first_choice) if count > 1 else None
         for number in range(count):
@@ -266,8 +269,8 @@ class Session:
     # What goes on beside them
 
     async def _beat(self) -> None:
-        """The load, every heartbeat while the worker has requests, be they another frontend's; seldom otherwise."""
-        beats, had_requests = 0, False
+        """The load, every heartbeat while the worker has requests, whoever's, and once more; seldom otherwise."""
+        beats = 0
         while True:
             await asyncio.sleep(self._config.heartbeat_s)
             beats += 1
@@ -276,10 +279,11 @@ class Session:
                 self._end_with(SessionOverError(f"the frontend was silent for {SILENCE_S_MAX:g} s"))
             load = self._load()
             has_requests = bool(self._streams or load.running or load.waiting)
-            if has_requests or had_requests or beats % self._config.idle_heartbeats == 0:
+            if has_requests or self._owes_load or beats % self._config.idle_heartbeats == 0:
                 self._outbox.set_load(load)
-            # Once more after the last has ended: the worker would pass for loaded for long.
-            had_requests = has_requests
+            # Once more after the last has ended, however short it was: the worker would pass for loaded, and then for
+            # unknown. A load that travels with ends is read before them, as that of a worker in use.
+            self._owes_load = has_requests or self._outbox.has_ends
 
 
 def _read(message: inference_pb2.GenerateRequest) -> Request | Failure:

@@ -71,6 +71,10 @@ class Outbox:
     def is_empty(self) -> bool:
         return not self._entries and not self._message.ByteSize()
 
+    @property
+    def has_ends(self) -> bool:
+        return bool(self._message.ends)
+
     def take(self) -> worker_pb2.AttachResponse:
         """All that there is to send, as one message."""
         message, self._message = self._message, worker_pb2.AttachResponse()

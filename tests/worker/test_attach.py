@@ -675,6 +675,57 @@ def test_one_more_load_tells_that_the_last_stream_is_gone() -> None:
     play(scenario, heartbeat_s=0.01, idle_heartbeats=10**9)
 
 
+async def _load_after_end(frontend: RawFrontend) -> None:
+    await frontend.until(lambda: frontend.end(1))
+    after = next(number for number, message in enumerate(frontend.messages, start=1) if message.ends)
+    await frontend.until(lambda: any(message.HasField("load") for message in frontend.messages[after:]))
+
+
+def test_a_stream_that_no_heartbeat_has_seen_is_followed_by_a_load_too() -> None:
+    """Its frontend expects a report within a heartbeat from its start on, and took the worker for unknown."""
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        (await pipeline.wait_asked(10)).ended.set_result(DONE)
+        await _load_after_end(frontend)
+
+    play(scenario, heartbeat_s=0.1, idle_heartbeats=10**9)
+
+
+def test_a_load_that_travels_with_the_last_end_is_followed_by_another() -> None:
+    """It is read before the end, while the frontend counts the worker as in use and believes it for less long."""
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        asked.ended.set_result(DONE)
+        await asyncio.sleep(0)
+        time.sleep(0.06)  # noqa: ASYNC251 (the heartbeat comes in the turn in which the stream is forgotten)
+        await _load_after_end(frontend)
+
+    play(scenario, heartbeat_s=0.05, idle_heartbeats=10**9)
+
+
+def test_a_worker_under_load_sends_one_load_a_heartbeat() -> None:
+    """However many requests begin and end between two."""
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> tuple[int, float]:
+        frontend = served.attach()
+        began = asyncio.get_running_loop().time()
+        for number in range(1, 101):
+            await frontend.send(submit(number, number))
+            (await pipeline.wait_asked(number)).ended.set_result(DONE)
+            await frontend.until(partial(frontend.end, number))
+        count = sum(message.HasField("load") for message in frontend.messages)
+        return count, asyncio.get_running_loop().time() - began
+
+    count, took_s = play(scenario, heartbeat_s=0.05, idle_heartbeats=10**9)
+
+    assert count <= 1 + took_s / 0.05
+
+
 def test_loads_come_seldom_while_none_does() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> float:
         frontend = served.attach()
