@@ -12,6 +12,9 @@ from enum import StrEnum
 
 from grpc import StatusCode
 
+QUOTED_CHARACTERS_MAX = 200
+"""Of what a client sent, where a failure's detail repeats it."""
+
 
 class Reason(StrEnum):
     """Why a request failed."""
@@ -237,3 +240,8 @@ class Failure(Exception):
 def invalid(param: str, detail: str) -> Failure:
     """The failure of a request whose field `param` is wrong; `detail` says what to change."""
     return Failure(Reason.INVALID_ARGUMENT, detail, param=param)
+
+
+def quoted(given: str) -> str:
+    """What a client sent as a detail may repeat it: in quotes, and cut where it is long."""
+    return repr(given[:QUOTED_CHARACTERS_MAX])

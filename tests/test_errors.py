@@ -3,7 +3,7 @@
 import pytest
 from grpc import StatusCode
 
-from services.errors import TRAITS, Failure, Reason, Traits, invalid
+from services.errors import TRAITS, Failure, Reason, Traits, invalid, quoted
 
 LOST = {"CANNOT_CONNECT", "DISCONNECTED", "STALLED", "STREAM_INCOMPLETE", "PROTOCOL_VIOLATION", "ENGINE_DEAD"}
 FREE = {"WORKER_AT_CAPACITY", "DRAINING"}
@@ -73,6 +73,15 @@ def test_invalid_names_the_field() -> None:
     failure = invalid("top_p", "top_p is 2: it must be at most 1")
 
     assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "top_p")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("gpt", "'gpt'"), ("a\nb", r"'a\nb'"), ("x" * 201, f"'{'x' * 200}'")],
+    ids=["short", "lines", "long"],
+)
+def test_what_a_client_sent_is_repeated_in_quotes_and_cut_where_it_is_long(given: str, told: str) -> None:
+    assert quoted(given) == told
 
 
 def test_a_failure_that_was_answered_holds_no_frame_any_more() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from services.errors import Failure, invalid
+from services.errors import Failure, invalid, quoted
 from services.frontend.admin import Admin
 from services.frontend.busy import THRESHOLDS, Thresholds
 from services.rpc import abort
@@ -82,7 +82,7 @@ def _changes(request: admin_pb2.SetBusyThresholdRequest) -> Mapping[str, Any]:
     """What the mask names, with its values. Raises INVALID_ARGUMENT."""
     paths = request.update_mask.paths
     if not paths or not set(paths) <= set(THRESHOLDS):
-        given = "no field" if not paths else f"{', '.join(sorted(set(paths) - set(THRESHOLDS)))[:200]!r}"
+        given = "no field" if not paths else quoted(", ".join(sorted(set(paths) - set(THRESHOLDS))))
         raise invalid("update_mask", f"update_mask names {given}: it may name {' and '.join(THRESHOLDS)}")
     threshold = request.threshold
     return {path: getattr(threshold, path) if threshold.HasField(path) else None for path in paths}

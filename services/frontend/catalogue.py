@@ -11,7 +11,7 @@ import structlog
 
 from services.card import ModelCard, TokenizerRef
 from services.discovery import InstanceRecord
-from services.errors import Failure, Reason
+from services.errors import Failure, Reason, quoted
 from services.rpc import CHANNEL_OPTIONS, failure_of
 from services.stubs import worker_pb2, worker_pb2_grpc
 from services.tokenizers import Tokenizer, load_tokenizer
@@ -55,7 +55,7 @@ class Catalogue:
         """Raises MODEL_NOT_FOUND for a name that no worker has ever had."""
         if name not in self._models:
             known = ", ".join(sorted(self._models)) or "none so far"
-            raise Failure(Reason.MODEL_NOT_FOUND, f"there is no model {name!r}; known: {known}", param="model")
+            raise Failure(Reason.MODEL_NOT_FOUND, f"there is no model {quoted(name)}; known: {known}", param="model")
         return self._models[name]
 
     def knows(self, name: str) -> bool:

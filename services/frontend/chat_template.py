@@ -12,7 +12,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.card import ModelCard
-from services.errors import invalid
+from services.errors import QUOTED_CHARACTERS_MAX, invalid
 from services.request import Message
 
 TEMPLATES_KEPT = 64
@@ -35,7 +35,8 @@ def render_chat(card: ModelCard, messages: tuple[Message, ...]) -> str:
             eos_token=card.eos_token,
         )
     except Exception as error:  # The template is foreign code: whatever it raises, it refuses these messages.
-        raise invalid("messages", f"the model's chat template refuses the messages: {error}") from error
+        why = str(error)[:QUOTED_CHARACTERS_MAX]  # Its words may repeat the messages'.
+        raise invalid("messages", f"the model's chat template refuses the messages: {why}") from error
 
 
 def _turn(message: Message) -> dict[str, str]:

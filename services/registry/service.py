@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from services.errors import Failure, Reason, invalid
+from services.errors import Failure, Reason, invalid, quoted
 from services.layers import root_cause
 from services.registry.registration import Registration, tell_in_time
 from services.registry.store import Store
@@ -153,7 +153,7 @@ def checked_instance(instance: Instance) -> Instance:
 def _check_address(field: str, address: str) -> None:
     match = ADDRESS.fullmatch(address)
     if match is None or not 1 <= int(match[2]) <= 65535:
-        raise invalid(f"instance.{field}", f"{field} must be host:port, not {address!r}")
+        raise invalid(f"instance.{field}", f"{field} must be host:port, not {quoted(address)}")
 
 
 def checked_lease_s(request: RegisterRequest) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.errors import Failure, Reason
+from services.errors import Failure, Reason, quoted
 from services.registry.view import Entry, View
 from services.stubs.registry_pb2 import INSTANCE_STATE_DRAINING, Instance
 
@@ -86,4 +86,4 @@ def drained(instance: Instance) -> Instance:
 
 
 def not_found(instance_id: str) -> Failure:
-    return Failure(Reason.INSTANCE_NOT_FOUND, f"no instance {instance_id!r} is registered", param="instance_id")
+    return Failure(Reason.INSTANCE_NOT_FOUND, f"no instance {quoted(instance_id)} is registered", param="instance_id")

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from msgspec.structs import replace
 
 from services.card import ModelCard
-from services.errors import Failure, Reason, invalid
+from services.errors import Failure, Reason, invalid, quoted
 from services.party import Party
 from services.request import Call, Finish, Layer, Request, Sink
 from services.validate import check_request, settle
@@ -41,7 +41,7 @@ class Check:
     def _settle(self, request: Request) -> Request:
         card = self._card_of()
         if request.model != card.model:
-            raise Failure(Reason.MODEL_NOT_FOUND, f"this worker serves {card.model!r}, not {request.model!r}")
+            raise Failure(Reason.MODEL_NOT_FOUND, f"this worker serves {card.model!r}, not {quoted(request.model)}")
         if request.text is not None or request.messages is not None:
             raise invalid("prompt", "a worker takes token ids alone: give tokens, or ask a frontend")
         if request.n != 1:

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from services.errors import Failure, Reason
+from services.errors import Failure, Reason, quoted
 from services.frames import FrameConnection
 from services.request import Layer
 from services.rpc import abort
@@ -60,7 +60,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> None:
         """See worker.proto."""
         if request.sha256 != self._engine.card.tokenizer.sha256:
-            detail = f"no tokeniser with checksum {request.sha256!r} here"
+            detail = f"no tokeniser with checksum {quoted(request.sha256)} here"
             await abort(context, Failure(Reason.MODEL_NOT_FOUND, detail))
         content = self._engine.tokenizer_content()
         for start in range(0, len(content), PIECE_BYTES):

@@ -10,7 +10,7 @@ import pytest
 
 from services.card import ModelCard, TokenizerRef
 from services.discovery import InstanceRecord
-from services.errors import Failure, Reason
+from services.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
 from services.frontend import catalogue as module
 from services.frontend.catalogue import Catalogue
 from services.grpc_server import GrpcServer
@@ -135,6 +135,13 @@ def test_an_unknown_name_is_told_what_there_is() -> None:
 
     assert caught.value.reason is Reason.MODEL_NOT_FOUND
     assert "known: m" in caught.value.detail
+
+
+def test_a_long_name_is_not_repeated_whole() -> None:
+    with pytest.raises(Failure) as caught:
+        models_of().find("gpt" * 30_000)
+
+    assert len(caught.value.detail) < QUOTED_CHARACTERS_MAX + 100
 
 
 def test_a_name_is_one_while_a_worker_is_registered_for_it_or_has_ever_had_it() -> None:

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import pytest
 
-from services.errors import Failure, Reason
+from services.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
 from services.frontend.chat_template import render_chat
 from services.request import Message
 from tests.support import CARD
@@ -58,6 +58,13 @@ def test_one_that_fails_is_the_requests_failure_not_ours(template: str) -> None:
         rendered(template)
 
     assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, "messages")
+
+
+def test_what_it_repeats_of_the_messages_is_cut() -> None:
+    with pytest.raises(Failure) as caught:
+        rendered("{{ raise_exception('no ' ~ messages[1].content * 1000) }}")
+
+    assert len(caught.value.detail) < QUOTED_CHARACTERS_MAX + 100
 
 
 @pytest.mark.parametrize(

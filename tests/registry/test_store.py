@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from services.errors import Failure, Reason
+from services.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
 from services.loop import run_on_loop
 from services.registry.etcd import EtcdStore
 from services.registry.memory import MemoryStore
@@ -158,8 +158,9 @@ def test_draining_is_never_undone(run: Run) -> None:
 def test_draining_what_is_not_there_says_so(run: Run) -> None:
     async def scenario(store: Store) -> None:
         with pytest.raises(Failure) as failure:
-            await store.drain("w1")
+            await store.drain("w" * 1000)
 
         assert failure.value.reason is Reason.INSTANCE_NOT_FOUND
+        assert len(failure.value.detail) < QUOTED_CHARACTERS_MAX + 50
 
     run(scenario)

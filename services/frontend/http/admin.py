@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from services.aside import Aside
-from services.errors import Failure, Reason, invalid
+from services.errors import Failure, Reason, invalid, quoted
 from services.frontend.admin import Admin
 from services.frontend.busy import THRESHOLDS, Thresholds
 from services.frontend.http.body import body_of
@@ -47,7 +47,7 @@ class AdminRoutes:
     def _guard(self, request: HttpRequest) -> None:
         """Raises UNAUTHENTICATED. Pages in a browser are strangers: it lets them post without asking us."""
         if (origin := request.headers.get("origin")) is not None:
-            detail = f"admin calls are not for pages in a browser, and this one comes from one of {origin[:100]}"
+            detail = f"admin calls are not for pages in a browser, and this one comes from {quoted(origin)}"
             raise Failure(Reason.UNAUTHENTICATED, detail)
         self._admin.authorize(request.headers.get("authorization"))
 
@@ -71,7 +71,7 @@ def _parse(body: bytes) -> ThresholdsChange:
     for name in fields_of(body):
         if name not in ThresholdsChange.__struct_fields__:
             known = ", ".join(ThresholdsChange.__struct_fields__)
-            raise invalid(name[:FIELD_NAME_CHARACTERS_MAX], f"{name[:40]!r} is no field of this call: it has {known}")
+            raise invalid(name[:FIELD_NAME_CHARACTERS_MAX], f"{quoted(name)} is no field of this call: it has {known}")
     return decode(body, _CHANGE)
 
 

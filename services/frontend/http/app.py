@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from services.aside import Aside
-from services.errors import Failure, Reason
+from services.errors import Failure, Reason, quoted
 from services.frontend.admin import Admin
 from services.frontend.http.admin import AdminRoutes
 from services.frontend.http.answers import Answer, ChatAnswer, CompletionAnswer, model_list, model_object
@@ -121,18 +121,15 @@ class _Gateway:
             stream = SseStream(request, connection, answer, self._config, token_bytes)
             await stream.serve(self._pipeline, asked, call, body.spellings())
             return None
-        try:
-            return await self._answer(asked, replace(call, is_streamed=False), answer, has_partial=has_partial)
-        except Failure as failure:
-            failure.param = body.spellings().get(failure.param, failure.param)
-            raise
+        return await self._answer(body, asked, replace(call, is_streamed=False), answer, has_partial=has_partial)
 
-    async def _answer(self, asked: Request, call: Call, answer: Answer, *, has_partial: bool) -> Response:
+    async def _answer(self, body: Body, asked: Request, call: Call, answer: Answer, *, has_partial: bool) -> Response:
         """The whole answer, or its failure. has_partial: tell what had come before it."""
         collector = Collector()
         try:
             finish = await self._pipeline(asked, call, collector)
         except Failure as failure:
+            failure.param = body.spellings().get(failure.param, failure.param)
             if not (has_partial and collector.choices):
                 raise
             partial_ = answer.partial(collector.choices)
@@ -150,7 +147,7 @@ class _Gateway:
         for card in self._served.models():
             if card.model == name:
                 return json_response(msgspec.json.encode(model_object(card, self._created)))
-        raise Failure(Reason.MODEL_NOT_FOUND, f"the model {name[:200]!r} is not served here", param="model")
+        raise Failure(Reason.MODEL_NOT_FOUND, f"the model {quoted(name)} is not served here", param="model")
 
     async def cancel(self, request: HttpRequest, connection: Connection) -> Response:
         """End requests by their name; again and again, if need be."""

@@ -3,7 +3,7 @@
 import zlib
 
 from services.aside import Aside
-from services.errors import Failure, Reason
+from services.errors import Failure, Reason, quoted
 from services.frontend.http.messages import HttpRequest
 from services.frontend.http.reading import too_large
 
@@ -27,7 +27,7 @@ async def body_of(request: HttpRequest, bytes_max: int, aside: Aside) -> bytes:
 def _unpacked(body: bytes, encoding: str, bytes_max: int) -> bytes:
     if encoding not in _WINDOWS:
         known = ", ".join(_WINDOWS)
-        raise _invalid(f"the body's Content-Encoding {encoding[:40]!r} is not known here: use one of {known}, or none")
+        raise _invalid(f"the body's Content-Encoding {quoted(encoding)} is not known here: use one of {known}, or none")
     unpacking = zlib.decompressobj(_WINDOWS[encoding])
     try:
         unpacked = unpacking.decompress(body, bytes_max + 1)

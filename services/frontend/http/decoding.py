@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.json import Decoder
 
-from services.errors import Failure, Reason, invalid
+from services.errors import Failure, Reason, invalid, quoted
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def fields_of(body: bytes, *, large: Container[str] = ()) -> dict[str, Raw]:
 def _check_sizes(fields: Mapping[str, Raw], large: Container[str]) -> None:
     for name, value in fields.items():
         if memoryview(value).nbytes > FIELD_BYTES_MAX and name not in large:
-            raise invalid(name[:FIELD_NAME_CHARACTERS_MAX], f"{name[:40]} is longer than 1 MiB: shorten it")
+            raise invalid(name[:FIELD_NAME_CHARACTERS_MAX], f"{quoted(name)} is longer than 1 MiB: shorten it")
 
 
 def decode(body: bytes | Raw, decoder: Decoder[T]) -> T:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from services.errors import Failure, invalid
+from services.errors import Failure, invalid, quoted
 from services.request import Guided, GuidedKind
 
 Schema = dict[str, Any] | str
@@ -41,7 +41,7 @@ class ResponseFormat(Struct, frozen=True, kw_only=True):
             case (("text" | "json_object"), _):
                 detail = 'response_format.json_schema needs response_format.type "json_schema"'
                 raise invalid("response_format.type", detail)
-        detail = f"response_format.type {self.type[:40]!r} is not supported: send text, json_object or json_schema"
+        detail = f"response_format.type {quoted(self.type)} is not supported: send text, json_object or json_schema"
         raise invalid("response_format.type", detail)
 
 

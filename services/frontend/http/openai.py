@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from services.errors import invalid
+from services.errors import invalid, quoted
 from services.frontend.http.guided import ResponseFormat, Schema, StructuredOutputs, forms_of, only_one
 from services.frontend.http.ranges import (
     ChoiceCount,
@@ -237,8 +237,10 @@ class ChatBody(Body, frozen=True, kw_only=True):
         return None
 
     def spellings(self) -> Mapping[str | None, str]:
-        spellings = super().spellings()
-        return spellings if self.max_completion_tokens is None else {**spellings, "max_tokens": "max_completion_tokens"}
+        spellings = {**super().spellings(), "prompt": "messages"}
+        if self.max_completion_tokens is not None:
+            spellings["max_tokens"] = "max_completion_tokens"
+        return spellings
 
     def _limit(self) -> int | None:
         if self.max_completion_tokens is None:
@@ -256,13 +258,13 @@ class ChatBody(Body, frozen=True, kw_only=True):
 def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     for key in biases:
         if not (key.isascii() and key.isdecimal() and int(key) < 2**32):
-            raise invalid("logit_bias", f"logit_bias: {key[:40]!r} is not a token id")
+            raise invalid("logit_bias", f"logit_bias: {quoted(key)} is not a token id")
     return tuple((int(key), bias) for key, bias in biases.items())
 
 
 def _text(part: Part, path: str) -> str:
     if part.type != "text":
-        raise invalid(f"{path}.type", f"{path}.type {part.type[:40]!r} is not supported in this version: send text")
+        raise invalid(f"{path}.type", f"{path}.type {quoted(part.type)} is not supported in this version: send text")
     if part.text is None:
         raise invalid(f"{path}.text", f"{path}.text is required: add it")
     return part.text

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from services.errors import Failure, Reason
+from services.errors import Failure, Reason, quoted
 from services.frontend.http.messages import HttpRequest
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -232,7 +232,7 @@ def _check_framing(version: str, headers: Mapping[str, str]) -> None:
     if version != "1.1":
         raise BrokenHead(400, f"there is no Transfer-Encoding in HTTP/{version}: send a Content-Length")
     if coding.lower() != "chunked":
-        raise BrokenHead(501, f"the Transfer-Encoding {coding[:40]!r} is not known here: use chunked")
+        raise BrokenHead(501, f"the Transfer-Encoding {quoted(coding)} is not known here: use chunked")
 
 
 def too_large(bytes_max: int) -> Failure:

@@ -3,11 +3,10 @@
 import re
 from collections.abc import Awaitable, Callable
 
+from services.errors import QUOTED_CHARACTERS_MAX
 from services.frontend.http.connection import Connection
 from services.frontend.http.messages import HttpRequest, Response
 
-PATH_CHARACTERS_MAX = 200
-"""Of a path that is told."""
 _NAME = re.compile(r"\{(\w+)\}")
 
 Handler = Callable[[HttpRequest, Connection], Awaitable[Response | None]]
@@ -51,10 +50,10 @@ class Routes:
             guard(request)
         methods = self._exact.get(request.path) or self._match(request)
         if not methods:
-            raise NoRoute(f"there is no {request.method} {request.path[:PATH_CHARACTERS_MAX]} here", self._all())
+            raise NoRoute(f"there is no {request.method} {request.path[:QUOTED_CHARACTERS_MAX]} here", self._all())
         if request.method not in methods:
             uses = " or ".join(sorted(methods))
-            detail = f"{request.path[:PATH_CHARACTERS_MAX]} does not take {request.method[:20]}: use {uses}"
+            detail = f"{request.path[:QUOTED_CHARACTERS_MAX]} does not take {request.method[:20]}: use {uses}"
             raise NoRoute(detail, self._all(), tuple(sorted(methods)))
         return methods[request.method]
 

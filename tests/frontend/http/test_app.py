@@ -10,11 +10,10 @@ import aiohttp
 import pytest
 from prometheus_client import Counter
 
-from services.errors import Failure, Reason, invalid
+from services.errors import QUOTED_CHARACTERS_MAX, Failure, Reason, invalid
 from services.frontend.http import HttpConfig, app
 from services.frontend.http.openai import CompletionBody
 from services.frontend.http.parsing import parse_completion
-from services.frontend.http.routes import PATH_CHARACTERS_MAX
 from services.request import Call, Finish, FinishReason, Message, Request, Sink
 from tests.frontend.http.support import (
     CARD,
@@ -139,6 +138,17 @@ def test_what_had_come_of_a_failed_answer_is_told_to_who_asks() -> None:
             "a",
         ]
         error_of(unasked)
+
+    run(test)
+
+
+def test_a_failure_halfway_names_the_field_as_the_client_wrote_it() -> None:
+    async def test() -> None:
+        async with serving(Script(Say("a"), invalid("guided", "no"))) as server:
+            body = COMPLETION | {"guided_regex": "a+"}
+            _, answer = await server.post(COMPLETIONS, body, headers={"X-Return-Partial": "true"})
+
+        assert error_of(answer, has_partial=True)["param"] == "guided_regex"
 
     run(test)
 
@@ -268,6 +278,30 @@ def test_bad_input_is_named_and_the_next_request_is_unharmed(body: Any, status: 
     run(test)
 
 
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (COMPLETION, {"Content-Encoding": "x" * 4_000}),
+        (COMPLETION | {"logit_bias": {LONG: 1}}, {}),
+        (COMPLETION | {"response_format": {"type": LONG}}, {}),
+        (CHAT | {"messages": [{"role": "user", "content": [{"type": LONG, "text": "x"}]}]}, {}),
+    ],
+    ids=["encoding", "token", "format", "part"],
+)
+def test_no_message_repeats_what_is_long(body: dict[str, Any], headers: dict[str, str]) -> None:
+    async def test() -> None:
+        async with serving(Script("ok")) as server:
+            response, answer = await server.post(CHATS if "messages" in body else COMPLETIONS, body, headers=headers)
+
+        assert response.status == 400
+        assert QUOTED_CHARACTERS_MAX <= len(error_of(answer)["message"]) < QUOTED_CHARACTERS_MAX + 200
+
+    run(test)
+
+
 def test_a_large_body_that_names_its_length_is_refused_before_it_is_sent() -> None:
     async def test() -> None:
         async with serving(Script("ok")) as server:
@@ -368,7 +402,7 @@ def test_an_unknown_path_is_told_which_there_are() -> None:
         async with serving(Script()) as server, server.session.get("/v1/" + "x" * 1000) as response:
             error = error_of(await response.read())
 
-        assert error["message"] == f"there is no GET /v1/{'x' * (PATH_CHARACTERS_MAX - 4)} here"
+        assert error["message"] == f"there is no GET /v1/{'x' * (QUOTED_CHARACTERS_MAX - 4)} here"
         assert error["hint"] == (
             "There are GET /health, GET /live, GET /metrics, GET /openapi.json, POST /v1/chat/completions,"
             " POST /v1/completions, GET /v1/models, GET /v1/models/{model}, POST /v1/requests/{request_id}/cancel."
@@ -528,6 +562,8 @@ def test_a_large_body_is_parsed_in_a_thread(size: int, is_aside: bool, monkeypat
         (CHATS, CHAT | {"max_completion_tokens": 9, "stream": True}, "max_tokens", "max_completion_tokens"),
         (CHATS, CHAT | {"max_tokens": 9}, "max_tokens", "max_tokens"),
         (COMPLETIONS, COMPLETION, "prompt", "prompt"),
+        (CHATS, CHAT, "prompt", "messages"),
+        (CHATS, CHAT | {"stream": True}, "prompt", "messages"),
     ],
 )
 def test_a_refusal_from_the_pipeline_names_the_field_as_the_client_wrote_it(

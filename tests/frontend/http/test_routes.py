@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.errors import Failure, Reason
+from services.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
 from services.frontend.http.connection import Connection
 from services.frontend.http.messages import HttpRequest, Response
-from services.frontend.http.routes import PATH_CHARACTERS_MAX, NoRoute, Routes
+from services.frontend.http.routes import NoRoute, Routes
 
 
 async def one(request: HttpRequest, connection: Connection) -> Response | None:
@@ -83,7 +83,7 @@ def test_a_long_path_is_not_told_whole(routes: Routes) -> None:
     with pytest.raises(NoRoute) as caught:
         routes.find(asked("GET", "/" + "x" * 10_000))
 
-    assert len(str(caught.value)) < PATH_CHARACTERS_MAX + 50
+    assert len(str(caught.value)) < QUOTED_CHARACTERS_MAX + 50
 
 
 def test_a_guard_is_asked_before_the_method_is_looked_at(routes: Routes) -> None:
