@@ -78,7 +78,7 @@ def test_each_block_is_tried() -> None:
 def test_the_commands_for_a_language_make_its_stubs(tmp_path: Path, language: Language) -> None:
     client = PROGRAMS[language.client]
     need(client.missing)
-    tools = Path(client.command()[0]).parent  # For Python the environment that has grpcio-tools.
+    tools = Path(client.command()[0]).parent
     copy_tree(tmp_path)
     stubs = str(tmp_path / "stubs")
 

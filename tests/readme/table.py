@@ -82,6 +82,8 @@ TRIED = {
         why_not="needs a GPU; the script in the container is run, on a fake TensorRT-LLM",
     ),
     "mkdir -p /tmp/stubs/python": Place("tests/clients/test_stubs.py", "grpc_tools.protoc"),
+    "python3 -m venv /tmp/stubs/venv": Place("tests/clients/test_stubs.py", "grpc_tools.protoc"),
+    "/tmp/stubs/venv/bin/pip install": Place("tests/clients/test_stubs.py", "grpc_tools.protoc"),
     "python -m grpc_tools.protoc": Place("tests/clients/test_stubs.py", "grpc_tools.protoc"),
     "go install tool": Place("tests/clients/test_stubs.py"),
     "buf generate proto": Place("tests/clients/test_stubs.py", "go install tool"),
