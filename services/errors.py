@@ -245,3 +245,8 @@ def invalid(param: str, detail: str) -> Failure:
 def quoted(given: str) -> str:
     """What a client sent as a detail may repeat it: in quotes, and cut where it is long."""
     return repr(given[:QUOTED_CHARACTERS_MAX])
+
+
+def shown(given: int) -> str:
+    """The same for a whole number, which in JSON may have thousands of digits."""
+    return str(given)[:QUOTED_CHARACTERS_MAX]

@@ -11,7 +11,7 @@ import sys
 from msgspec.structs import replace
 
 from services.card import ModelCard
-from services.errors import Failure, Reason, invalid
+from services.errors import Failure, Reason, invalid, shown
 from services.request import Guided, GuidedKind, Request, Sampling, Stop
 
 NAME_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -81,9 +81,9 @@ def check_request(request: Request) -> None:
     if len(request.messages or ()) > MESSAGES_MAX:
         raise invalid("messages", f"messages has more than {MESSAGES_MAX} messages: leave the oldest out")
     if not 1 <= request.n <= CHOICES_MAX:
-        raise invalid("n", f"n is {request.n}: it must be from 1 to {CHOICES_MAX}")
+        raise invalid("n", f"n is {shown(request.n)}: it must be from 1 to {CHOICES_MAX}")
     if request.logprobs is not None and not 0 <= request.logprobs <= LOGPROBS_MAX:
-        raise invalid("logprobs", f"logprobs is {request.logprobs}: it must be from 0 to {LOGPROBS_MAX}")
+        raise invalid("logprobs", f"logprobs is {shown(request.logprobs)}: it must be from 0 to {LOGPROBS_MAX}")
     if request.guided is not None:
         _check_guided(request.guided)
     _check_sampling(request.sampling)
@@ -93,7 +93,7 @@ def check_request(request: Request) -> None:
 def check_count(request: Request) -> None:
     """Of answers to a request with several prompts. Raises INVALID_ARGUMENT."""
     if len(request.parts) * request.n > ANSWERS_MAX:
-        asked = f"{len(request.parts)} prompts with n of {request.n}"
+        asked = f"{len(request.parts)} prompts with n of {shown(request.n)}"
         detail = f"{asked} are too many: ask for {ANSWERS_MAX} answers at most"
         raise invalid("prompt", detail)
 
@@ -113,9 +113,9 @@ def _check_sampling(sampling: Sampling) -> None:
         if value is not None and not least <= value <= greatest:
             raise _out_of_range(name, value)
     if not 0 <= sampling.top_k <= COUNT_MAX:
-        raise invalid("top_k", f"top_k is {sampling.top_k}: it must be 0 (off) or more")
+        raise invalid("top_k", f"top_k is {shown(sampling.top_k)}: it must be 0 (off) or more")
     if sampling.seed is not None and not 0 <= sampling.seed <= SEED_MAX:
-        raise invalid("seed", f"seed is {sampling.seed}: it must be from 0 to 2^64 - 1")
+        raise invalid("seed", f"seed is {shown(sampling.seed)}: it must be from 0 to 2^64 - 1")
     if len(sampling.logit_bias) > LOGIT_BIASES_MAX:
         raise invalid("logit_bias", f"logit_bias has more than {LOGIT_BIASES_MAX} tokens: leave some out")
     for token, bias in sampling.logit_bias:
@@ -139,9 +139,9 @@ def _check_stop(stop: Stop) -> None:
     if len(stop.token_ids) > STOP_TOKENS_MAX:
         raise invalid("stop_token_ids", f"stop_token_ids has more than {STOP_TOKENS_MAX} tokens: leave some out")
     if stop.max_tokens is not None and stop.max_tokens < 1:
-        raise invalid("max_tokens", f"max_tokens is {stop.max_tokens}: it must be at least 1")
+        raise invalid("max_tokens", f"max_tokens is {shown(stop.max_tokens)}: it must be at least 1")
     if not 0 <= stop.min_tokens <= (stop.max_tokens or COUNT_MAX):
-        raise invalid("min_tokens", f"min_tokens is {stop.min_tokens}: it must be from 0 to max_tokens")
+        raise invalid("min_tokens", f"min_tokens is {shown(stop.min_tokens)}: it must be from 0 to max_tokens")
 
 
 def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:
@@ -191,8 +191,8 @@ def max_tokens_of(request: Request, context_length: int) -> int:
         detail = f"the prompt has {prompt} tokens, and the model's context holds {context_length} with the answer"
         raise Failure(Reason.PROMPT_TOO_LONG, detail, param="prompt")
     if asked is not None and asked > room:
-        detail = f"max_tokens is {asked}: the prompt's {prompt} tokens leave {room} of the context of {context_length}"
-        raise invalid("max_tokens", detail)
+        left = f"the prompt's {prompt} tokens leave {room} of the context of {context_length}"
+        raise invalid("max_tokens", f"max_tokens is {shown(asked)}: {left}")
     if len(request.generated_token_ids) > (asked or room):
         raise invalid("generated_token_ids", "generated_token_ids has more tokens than max_tokens allows")
     return asked or room

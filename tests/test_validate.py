@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from services.errors import Failure, Reason
+from services.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
 from services.request import Guided, GuidedKind, Message, Sampling, Stop
-from services.validate import check_request, max_tokens_of, settle
+from services.validate import check_count, check_request, max_tokens_of, settle
 from tests.support import CARD, make_request
 
 NAN, INF = float("nan"), float("inf")
@@ -89,6 +89,47 @@ def test_takes_each_kind_of_prompt() -> None:
     check_request(make_request())
     check_request(make_request(token_ids=None, text="hi"))
     check_request(make_request(token_ids=None, messages=(Message("user", "hi"),)))
+
+
+MANY_DIGITS = 10**4000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": MANY_DIGITS},
+        {"n": MANY_DIGITS, "parts": (make_request(),)},
+        {"logprobs": MANY_DIGITS},
+        {"sampling": Sampling(seed=MANY_DIGITS)},
+        {"sampling": Sampling(top_k=MANY_DIGITS)},
+        {"stop": Stop(min_tokens=MANY_DIGITS)},
+        {"stop": Stop(max_tokens=-MANY_DIGITS)},
+        {"stop": Stop(max_tokens=MANY_DIGITS)},
+    ],
+    ids=[
+        "n",
+        "n of several prompts",
+        "logprobs",
+        "seed",
+        "top_k",
+        "min_tokens",
+        "max_tokens",
+        "more than there is room",
+    ],
+)
+def test_no_message_repeats_all_of_a_number(fields: dict[str, Any]) -> None:
+    """A number in JSON may have thousands of digits."""
+    request = make_request(**fields)
+
+    def check() -> None:
+        check_count(request)
+        check_request(request)
+        max_tokens_of(request, 100)
+
+    with pytest.raises(Failure) as caught:
+        check()
+
+    assert len(caught.value.detail) < QUOTED_CHARACTERS_MAX + 100
 
 
 @pytest.mark.parametrize(
