@@ -1,17 +1,25 @@
 """Logs, alike in every process: one line per event, on stderr."""
 
+import atexit
 import logging
 import re
-import select
 import sys
 import time
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 import structlog
+
+from services.line_writer import LineWriter
+
+
+def _to_stderr(lines: Iterable[str]) -> None:
+    """A log that can't be written must not fail a request: there is nowhere to say so."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 
 class _Lines:
@@ -23,13 +31,19 @@ class _Lines:
         """What structlog gives to a logger, and none of it matters here."""
 
     def write(self, line: str) -> None:
-        """A log that can't be written must not fail a request: there is nowhere to say so."""
-        with suppress(OSError, ValueError):
-            sys.stderr.write(line + "\n")
+        _write([line])
 
     debug = info = warning = error = critical = exception = write
 
 
+class _LineHandler(logging.Handler):
+    """Writes those of libraries."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _write([self.format(record)])
+
+
+_write: Callable[[Iterable[str]], None] = _to_stderr
 _LEVELS = {number: name.lower() for name, number in logging.getLevelNamesMapping().items()}
 _lines = _Lines()
 _level = logging.NOTSET
@@ -37,8 +51,6 @@ _processors: Sequence[structlog.typing.Processor] = structlog.get_config()["proc
 """structlog's own list: who changes what is in it is heard here, too."""
 
 
-CHARACTER_BYTES_MAX = 6
-"""Of a character on stderr: of half a surrogate pair, which is escaped."""
 Event = tuple[int, str, dict[str, Any]]
 """Level, name and fields, which are the event's from now on."""
 
@@ -49,20 +61,9 @@ def say(level: int, event: str, fields: dict[str, Any]) -> None:
 
 
 def say_all(events: Iterable[Event]) -> None:
-    """The same for many, in few writes; each of whole lines, for several processes may write into one pipe."""
-    lines: list[str] = []
-    size = 0
-    for level, name, fields in events:
-        if level < _level or (line := _line_of(level, name, fields)) is None:
-            continue
-        line_size = 1 + len(line) * (1 if line.isascii() else CHARACTER_BYTES_MAX)
-        if lines and size + line_size > select.PIPE_BUF:
-            _lines.write("\n".join(lines))
-            lines, size = [], 0
-        lines.append(line)
-        size += line_size
-    if lines:
-        _lines.write("\n".join(lines))
+    """The same for many, in few writes."""
+    lines = (_line_of(level, name, fields) for level, name, fields in events if level >= _level)
+    _write([line for line in lines if line is not None])
 
 
 def _line_of(level: int, name: str, fields: dict[str, Any]) -> str | None:
@@ -146,13 +147,28 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(_CLIENT_GONE)
 
 
+def _writer() -> Callable[[Iterable[str]], None]:
+    """To the file that stderr is, for whose readers nobody waits."""
+    try:
+        writer = LineWriter(sys.stderr.fileno(), _note_left_out)
+    except OSError:  # It is none, but something in this process.
+        return _to_stderr
+    atexit.register(writer.close)
+    return writer.write
+
+
+def _note_left_out(lines: int) -> None:
+    structlog.get_logger().warning("log was not read", lines_left_out=lines)
+
+
 def configure_logging(process: str, *, level: str, log_format: str) -> None:
     """Send the logs of this process and of its libraries to stderr as `text` or `json`, marked with `process`."""
     shared: list[structlog.typing.Processor] = [
         _Stamp(process),
         *([structlog.processors.format_exc_info] if log_format == "json" else []),
     ]
-    global _level, _processors  # As structlog's own configuration, they are the process's.
+    global _level, _processors, _write  # As structlog's own configuration, they are the process's.
+    _write = _writer()
     _level = logging.getLevelNamesMapping()[level.upper()]
     renderer = _renderer(log_format)
     _processors = [*shared, renderer]
@@ -162,7 +178,7 @@ def configure_logging(process: str, *, level: str, log_format: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(_level),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _LineHandler()
     handler.addFilter(_is_news)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

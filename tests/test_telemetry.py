@@ -161,29 +161,3 @@ def test_what_is_said_without_a_logger_is_the_same(log_format: str, level: str, 
         lines = [str(sorted(json.loads(line).items())) for line in lines]
     assert len(lines) == 2 * count
     assert lines[::2] == lines[1::2]
-
-
-SAY_ALL = """
-import logging
-from services.telemetry import configure_logging, say_all
-
-configure_logging("worker", level="info", log_format="json")
-texts = ["x" * 100] * 100 + ["ü" * 1000] * 3 + ["x" * 10_000]
-say_all([(logging.INFO if i % 10 else logging.DEBUG, str(i), {"text": text}) for i, text in enumerate(texts, 1)])
-say_all([])
-"""
-
-
-def test_many_lines_take_few_writes_and_each_stays_whole_in_a_pipe_of_several_processes() -> None:
-    """A write of more than PIPE_BUF bytes can be torn apart by one of another process: see pipe(7)."""
-    reading, writing = os.pipe2(os.O_DIRECT)  # Each read gets one write, or PIPE_BUF bytes of a larger one.
-    process = subprocess.Popen([sys.executable, "-c", SAY_ALL], stderr=writing)
-    os.close(writing)
-    writes = list(iter(lambda: os.read(reading, 65536), b""))
-    os.close(reading)
-
-    assert process.wait() == 0
-    events = [json.loads(line)["event"] for line in b"".join(writes).decode().splitlines()]
-    assert events == [str(i) for i in range(1, 105) if i % 10]
-    assert len(writes) < 15
-    assert sum(not one.endswith(b"\n") for one in writes) == 2, "of the last line, which no pipe can take at once"
