@@ -30,7 +30,7 @@ class LineWriter:
         self._on_left_out = on_left_out
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A finaliser that the garbage collector runs in here may have a line, too.
         self._held: deque[bytes] = deque()
         self._held_bytes = 0
         self._left_out = 0

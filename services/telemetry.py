@@ -40,7 +40,12 @@ class _LineHandler(logging.Handler):
     """Writes those of libraries."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        _write([self.format(record)])
+        """As the standard library's handlers: what a library gets wrong in a line must not fail what it does."""
+        try:
+            if _is_news(record):
+                _write([self.format(record)])
+        except Exception:
+            self.handleError(record)
 
 
 _write: Callable[[Iterable[str]], None] = _to_stderr
@@ -179,7 +184,6 @@ def configure_logging(process: str, *, level: str, log_format: str) -> None:
         cache_logger_on_first_use=True,
     )
     handler = _LineHandler()
-    handler.addFilter(_is_news)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

@@ -119,6 +119,22 @@ def test_a_reader_that_leaves_fails_nothing(pipe: Pipe) -> None:
     assert pipe.left_out == []
 
 
+def test_a_line_that_comes_up_while_others_are_written_is_not_waited_for_for_ever(pipe: Pipe) -> None:
+    """The garbage collector may run a finaliser at any moment, and asyncio's log what they find."""
+
+    def lines() -> Iterator[str]:
+        yield "first"
+        pipe.writer.write(["between"])
+        yield "last"
+
+    writing = threading.Thread(target=pipe.writer.write, args=(lines(),), daemon=True)
+    writing.start()
+    writing.join(WAIT_S_MAX)
+
+    assert not writing.is_alive()
+    assert sorted(pipe.read(3)) == ["between", "first", "last"]
+
+
 LEAVING = """
 import logging
 from services.telemetry import configure_logging, say

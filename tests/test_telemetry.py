@@ -161,3 +161,22 @@ def test_what_is_said_without_a_logger_is_the_same(log_format: str, level: str, 
         lines = [str(sorted(json.loads(line).items())) for line in lines]
     assert len(lines) == 2 * count
     assert lines[::2] == lines[1::2]
+
+
+WRONG = """
+import logging
+from services.telemetry import configure_logging
+
+configure_logging("worker", level="info", log_format="json")
+logging.getLogger("library").warning("%d lines", "no number")
+logging.getLogger("library").warning("%d lines", 3)
+print("went on")
+"""
+
+
+def test_a_line_that_a_library_gets_wrong_fails_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", WRONG], capture_output=True, text=True, timeout=15, check=True)
+
+    assert done.stdout == "went on\n"
+    assert "TypeError: %d format" in done.stderr
+    assert json.loads(done.stderr.splitlines()[-1])["event"] == "3 lines"
