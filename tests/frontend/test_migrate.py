@@ -776,13 +776,26 @@ def test_a_worker_that_leaves_as_the_client_hangs_up_starts_nothing() -> None:
     assert len(run_async(scenario()).parts) <= 2
 
 
-@pytest.mark.parametrize("takes_over", [False, True], ids=["before it takes over", "after it has taken over"])
-def test_a_bug_in_a_target_is_not_taken_for_a_failure_and_ends_the_request(takes_over: bool) -> None:
-    async def scenario() -> tuple[Stage, set[asyncio.Task[Any]]]:
+End = Callable[[Stage, "asyncio.Task[Collected]"], Coroutine[Any, Any, None]]
+
+
+def ended(end: End) -> Stage:
+    """The stage of a request that `end` brings to its end, and sees it: none of its tasks is left then."""
+
+    async def scenario() -> Stage:
         stage = Stage()
         layer = Migrate(stage, MigrateConfig(), stage.counts)
         before = asyncio.all_tasks()
-        running = asyncio.ensure_future(call_layer(layer, make_request(), card=ABLE))
+        await end(stage, asyncio.ensure_future(call_layer(layer, make_request(), card=ABLE)))
+        assert asyncio.all_tasks() == before
+        return stage
+
+    return run_async(scenario())
+
+
+@pytest.mark.parametrize("takes_over", [False, True], ids=["before it takes over", "after it has taken over"])
+def test_a_bug_in_a_target_is_not_taken_for_a_failure_and_ends_the_request(takes_over: bool) -> None:
+    async def end(stage: Stage, running: "asyncio.Task[Collected]") -> None:
         source = await stage.part(0)
         source.say(7)
         source.leave()
@@ -792,50 +805,30 @@ def test_a_bug_in_a_target_is_not_taken_for_a_failure_and_ends_the_request(takes
         target.ended.set_exception(ValueError("bug"))
         with pytest.raises(ValueError, match="bug"):
             await running
-        return stage, asyncio.all_tasks() - before
 
-    stage, left = run_async(scenario())
-
-    assert stage.parts[0].is_cut
-    assert left == set()
+    assert ended(end).parts[0].is_cut
 
 
 def test_no_target_outlives_a_request_that_has_finished() -> None:
-    async def scenario() -> tuple[Stage, set[asyncio.Task[Any]]]:
-        stage = Stage()
-        layer = Migrate(stage, MigrateConfig(), stage.counts)
-        before = asyncio.all_tasks()
-        running = asyncio.ensure_future(call_layer(layer, make_request(), card=ABLE))
+    async def end(stage: Stage, running: "asyncio.Task[Collected]") -> None:
         source = await stage.part(0)
         source.leave()
         await stage.part(1)
         source.finish()
         await running
-        return stage, asyncio.all_tasks() - before
 
-    stage, left = run_async(scenario())
-
-    assert stage.parts[1].is_cut
-    assert left == set()
+    assert ended(end).parts[1].is_cut
 
 
 def test_a_client_that_hangs_up_leaves_neither_source_nor_target_running() -> None:
-    async def scenario() -> tuple[Stage, set[asyncio.Task[Any]]]:
-        stage = Stage()
-        layer = Migrate(stage, MigrateConfig(), stage.counts)
-        before = asyncio.all_tasks()
-        running = asyncio.ensure_future(call_layer(layer, make_request(), card=ABLE))
+    async def end(stage: Stage, running: "asyncio.Task[Collected]") -> None:
         (await stage.part(0)).leave()
         await stage.part(1)
         running.cancel()
         await asyncio.wait([running])
         assert running.cancelled()
-        return stage, asyncio.all_tasks() - before
 
-    stage, left = run_async(scenario())
-
-    assert [part.is_cut for part in stage.parts] == [True, True]
-    assert left == set()
+    assert [part.is_cut for part in ended(end).parts] == [True, True]
 
 
 def test_a_target_with_nothing_left_to_say_ends_the_answer() -> None:
