@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from bench.ask import MODEL, PROMPT, SPLIT_CHARACTERS
 from bench.helper import Helper, say
 from bench.load import Load
-from services.loop import run_on_loop
-from services.request import Request, Sampling, Stop
+from services.core.request import Request, Sampling, Stop
+from services.runtime.loop import run_on_loop
 from services.worker.engine import Output
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from bench.helper import Helper, say
-from services.loop import run_on_loop
+from services.runtime.loop import run_on_loop
 from services.stubs import inference_pb2
 
 HOST = "127.0.0.1"

@@ -32,9 +32,9 @@ from bench.crowd import http_message, quantiles_ms
 from bench.held import Held
 from bench.storm import GAUGES, bugs_in, memory_mib
 from bench.vitals import cpu_seconds
-from tests.integration.asks import Ask
-from tests.integration.clients import answer
-from tests.integration.plane import Nursery, Plane, Process, nursery, until
+from tests.integration.harness.asks import Ask
+from tests.integration.harness.clients import answer
+from tests.integration.harness.plane import Nursery, Plane, Process, nursery, until
 
 GAP_S_MAX = 1.5
 """Of a stream's own p99: more is told."""

@@ -21,10 +21,10 @@ from pathlib import Path
 import click
 
 from bench.crowd import quantiles_ms
-from tests.integration.answers import Answer, Refused
-from tests.integration.asks import PROTOCOLS, Ask
-from tests.integration.clients import answer, gathered, outcome
-from tests.integration.plane import Nursery, Plane, Process, nursery
+from tests.integration.harness.answers import Answer, Refused
+from tests.integration.harness.asks import PROTOCOLS, Ask
+from tests.integration.harness.clients import answer, gathered, outcome
+from tests.integration.harness.plane import Nursery, Plane, Process, nursery
 
 TOKENS = 150
 ITL_MS = 10

@@ -20,7 +20,7 @@ import structlog
 from bench import scale_frontend, scale_registry
 from bench.conditions import command, machine
 from bench.growth import Costs, Curve, cost_of, draw, table
-from services.loop import run_on_loop
+from services.runtime.loop import run_on_loop
 
 RESULTS = Path(__file__).parent / "results"
 

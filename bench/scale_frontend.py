@@ -9,22 +9,25 @@ from functools import partial
 from itertools import count
 
 from bench.growth import Curve, us_each, wait_until
-from services.discovery import Watcher
-from services.errors import Failure
-from services.frontend.admit import Admit
-from services.frontend.busy import AdmissionConfig, BusyThresholds, Thresholds
-from services.frontend.metrics import build_metrics
+from services.core.call import Call
+from services.core.common_layers import stack
+from services.core.errors import Failure
+from services.core.gate import Gate
+from services.core.interface import Delta, Finish, Layer, Sink
+from services.core.request import FinishReason, Request
+from services.discovery.watcher import Watcher
+from services.frontend.layers.admit import Admit
+from services.frontend.layers.route import Route
+from services.frontend.layers.transport import Transport
+from services.frontend.metrics.definitions import build_metrics
 from services.frontend.pipeline import PipelineConfig, frontend_layers
-from services.frontend.pool import Pool, PoolConfig
-from services.frontend.route import Route
-from services.frontend.session import SessionConfig
-from services.frontend.transport import Transport
-from services.layers import Gate, stack
-from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink
+from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds, Thresholds
+from services.frontend.session.pool import Pool, PoolConfig
+from services.frontend.session.session import SessionConfig
 from services.stubs.registry_pb2 import Instance, WatchResponse
 from services.stubs.worker_pb2 import Load, RankLoad, Step
 from tests.frontend.support import BareWorker
-from tests.support import CARD, make_request, models_of
+from tests.support.doubles import CARD, make_request, models_of
 
 WORKERS = (1, 10, 100, 1_000)
 STREAMS = (1, 10, 100, 1_000, 10_000)

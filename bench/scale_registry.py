@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.growth import Curve, wait_until
-from services.registry.etcd import EtcdStore
-from services.registry.memory import MemoryStore
+from services.registry.etcd_store import EtcdStore
+from services.registry.memory_store import MemoryStore
 from services.registry.service import RegistryService
 from services.registry.store import Store
-from services.registry.view import Entry, View
+from services.registry.watch_cache import Entry, View
 from services.stubs.registry_pb2 import RegisterRequest, RegisterResponse, WatchRequest, WatchResponse
 from tests.registry.support import Etcd, instance, register, until
 

@@ -23,10 +23,10 @@ from bench.bystanders import Watch, bystanders
 from bench.crowd import ANSWERED, REFUSED, Crowd, GrpcWire, HttpWire, Replies, Wire, http_message, quantiles_ms
 from bench.vitals import cpu_seconds
 from services.stubs import inference_pb2
-from tests.integration.answers import Answer
-from tests.integration.asks import Ask
-from tests.integration.clients import outcome
-from tests.integration.plane import Frontend, Nursery, Plane, Process, nursery, until
+from tests.integration.harness.answers import Answer
+from tests.integration.harness.asks import Ask
+from tests.integration.harness.clients import outcome
+from tests.integration.harness.plane import Frontend, Nursery, Plane, Process, nursery, until
 
 SLOTS = PLACES = 32
 ITL_MS = 20

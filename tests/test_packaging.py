@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.environments import ROOT, python_with_protobuf_6, run
 from tests.fakes.tensorrt_llm.version import __version__
+from tests.support.environments import ROOT, python_with_protobuf_6, run
 
 RUST_FILES = ("Cargo.toml", "Cargo.lock", ".rs")
 RUST_BUILDERS = ("maturin", "setuptools-rust", "setuptools_rust")
@@ -20,8 +20,8 @@ import asyncio, importlib, pkgutil, sys
 import grpc
 import google.protobuf
 import services.stubs
-from services.errors import Failure, Reason
-from services.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, abort, failure_of
+from services.core.errors import Failure, Reason
+from services.rpc.status import CHANNEL_OPTIONS, SERVER_OPTIONS, abort, failure_of
 for module in pkgutil.iter_modules(services.stubs.__path__):
     importlib.import_module(f"services.stubs.{module.name}")
 from services.stubs.registry_pb2 import DrainRequest, Instance, ListRequest, ListResponse

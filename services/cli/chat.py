@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 import click
 
-from services.chat import ChatConfig, ChatError, Conversation
+from services.cli.chat_client import ChatConfig, ChatError, Conversation
 from services.cli.options import env_option
-from services.loop import run_on_loop
+from services.runtime.loop import run_on_loop
 
 PROMPT = "> "
 

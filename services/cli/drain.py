@@ -7,9 +7,9 @@ import click
 import grpc
 
 from services.cli.options import registry_option
-from services.errors import Failure, Reason
-from services.loop import run_on_loop
-from services.rpc import CHANNEL_OPTIONS, failure_of
+from services.core.errors import Failure, Reason
+from services.rpc.status import CHANNEL_OPTIONS, failure_of
+from services.runtime.loop import run_on_loop
 from services.stubs import registry_pb2, registry_pb2_grpc
 
 DRAIN_TIMEOUT_S = 5.0

@@ -11,13 +11,13 @@ import structlog
 
 from services.cli.options import Address, Origins, env_option, logging_options, registry_option
 from services.cli.processes import supervise
-from services.lifetime import run_process
-from services.telemetry import configure_logging, log_config
+from services.runtime.log import configure_logging, log_config
+from services.runtime.process import run_process
 
 if TYPE_CHECKING:
-    from services.frontend.admin import AdminConfig
-    from services.frontend.busy import AdmissionConfig
-    from services.frontend.http import HttpConfig
+    from services.frontend.api.admin.admin import AdminConfig
+    from services.frontend.routing.thresholds import AdmissionConfig
+    from services.http.server.config import HttpConfig
 
 log = structlog.get_logger()
 
@@ -172,11 +172,11 @@ TOKEN_FORM = re.compile(r"[!-~]{1,512}")
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Written with the real addresses when it listens.")
 @logging_options
 def command(**given: Any) -> None:
-    from services.frontend.migrate import MigrateConfig
+    from services.frontend.layers.migrate import MigrateConfig
     from services.frontend.pipeline import PipelineConfig
-    from services.frontend.pool import PoolConfig
     from services.frontend.server import Frontend, FrontendConfig
-    from services.frontend.session import SessionConfig
+    from services.frontend.session.pool import PoolConfig
+    from services.frontend.session.session import SessionConfig
 
     if given["processes"] > 1 and given["member"] is None:
         check_options(given)
@@ -215,8 +215,8 @@ def command(**given: Any) -> None:
 
 
 def _http(given: dict[str, Any]) -> "HttpConfig":
-    from services.client_bounds import ClientBounds
-    from services.frontend.http import HttpConfig
+    from services.core.client_flow import ClientBounds
+    from services.http.server.config import HttpConfig
 
     return HttpConfig(
         body_bytes_max=given["body_limit_mb"] * MIB,
@@ -237,7 +237,7 @@ def check_options(given: dict[str, Any]) -> None:
 
 
 def _admin(given: dict[str, Any]) -> "AdminConfig":
-    from services.frontend.admin import AdminConfig
+    from services.frontend.api.admin.admin import AdminConfig
 
     token = admin_token(given["admin_token"], given["admin_token_file"])
     names = [name for name in ("admin_listen", "admin_grpc_listen", "admin_token", "admin_token_file") if given[name]]
@@ -270,8 +270,8 @@ def admin_token(token: str | None, file: Path | None) -> str | None:
 
 
 def _admission(given: dict[str, Any]) -> "AdmissionConfig":
-    from services.errors import Failure
-    from services.frontend.busy import AdmissionConfig, Thresholds
+    from services.core.errors import Failure
+    from services.frontend.routing.thresholds import AdmissionConfig, Thresholds
 
     try:
         thresholds = Thresholds(

@@ -2,8 +2,8 @@
 
 import click
 
-from services.lifetime import StartupError
-from services.models import PUBLISHED, pull
+from services.models.download import PUBLISHED, pull
+from services.runtime.process import StartupError
 
 
 @click.group()

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from services.rpc import split_address, split_addresses
+from services.runtime.address import split_address, split_addresses
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._~:\[\]-]{1,255}")
 """As browsers write it: in lower case, and with the port where it is not the scheme's own."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from services.cluster.commands import PROGRAM
-from services.lifetime import run_process
-from services.telemetry import configure_logging, log_config
+from services.runtime.log import configure_logging, log_config
+from services.runtime.process import run_process
 
 LISTENS = {
     "--grpc-listen": "grpc_listen",

@@ -8,9 +8,9 @@ import click
 from click.core import ParameterSource
 
 from services.cli.options import Address, Addresses, logging_options
-from services.lifetime import run_process
 from services.registry.config import EtcdConfig, RegistryConfig
-from services.telemetry import configure_logging, log_config
+from services.runtime.log import configure_logging, log_config
+from services.runtime.process import run_process
 
 PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from services.cli.options import env_option
-from services.lifetime import StartupError
-from services.telemetry import log_config
+from services.runtime.log import log_config
+from services.runtime.process import StartupError
 from services.worker.engine import Engine
 
 if TYPE_CHECKING:

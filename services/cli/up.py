@@ -11,10 +11,10 @@ from services.cli import frontend, worker
 from services.cli.options import env_option, logging_options
 from services.cluster.cluster import Cluster
 from services.cluster.commands import PROGRAM, ClusterConfig, frontend_command, worker_command
-from services.cluster.member import MemberConfig
 from services.cluster.state import default_folder
-from services.lifetime import run_process
-from services.telemetry import configure_logging
+from services.runtime.log import configure_logging
+from services.runtime.process import run_process
+from services.runtime.supervision.child import MemberConfig
 
 PORT = click.IntRange(0, 65535)
 READY_TIMEOUT_S = 120.0

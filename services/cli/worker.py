@@ -8,10 +8,10 @@ import click
 
 from services.cli.options import Address, env_option, logging_options, registry_option
 from services.cli.trtllm import check_trtllm, trtllm_engine, trtllm_options
-from services.lifetime import StartupError, leaving_at_once, run_process
-from services.models import PUBLISHED, resolve
-from services.rpc import is_wildcard, split_address
-from services.telemetry import configure_logging, log_config
+from services.models.download import PUBLISHED, resolve
+from services.runtime.address import is_wildcard, split_address
+from services.runtime.log import configure_logging, log_config
+from services.runtime.process import StartupError, leaving_at_once, run_process
 from services.worker.engine import Engine
 
 ENGINES = ("mocker", "llamacpp", "trtllm")
@@ -164,8 +164,8 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Written with the real addresses when it serves.")
 @logging_options
 def command(**given: Any) -> None:
-    from services.worker.attach import SessionConfig
     from services.worker.server import Worker, WorkerConfig
+    from services.worker.session import SessionConfig
 
     check_options(given)
     configure_logging("worker", level=given["log_level"], log_format=given["log_format"])

@@ -9,13 +9,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from services.cluster.commands import ClusterConfig, frontend_command, reachable, registry_command, worker_command
+from services.cluster.commands import (
+    ClusterConfig,
+    check_ports,
+    frontend_command,
+    reachable,
+    registry_command,
+    worker_command,
+)
 from services.cluster.console import Console, table
 from services.cluster.health import wait_served
-from services.cluster.member import Command, Member, MemberConfig
-from services.cluster.ports import check_ports
 from services.cluster.state import STATE_FILE, owned, write_state
-from services.cluster.together import end_all, start_all, start_until
+from services.runtime.supervision.child import Command, Member, MemberConfig, end_all, start_all, start_until
 
 SUPERVISOR = "up"
 

@@ -1,9 +1,13 @@
 """The command lines of the processes of a local cluster, and the addresses they are given."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from services.runtime.address import PORT_MAX
+from services.runtime.listen import bind_error, cannot_listen
+from services.runtime.process import StartupError
 
 LOOPBACK = "127.0.0.1"
 WILDCARDS = {"0.0.0.0": LOOPBACK, "[::]": "[::1]"}
@@ -85,3 +89,31 @@ def reachable(address: str) -> str:
     """The address to connect to on this machine for one that is listened on."""
     host, _, port = address.rpartition(":")
     return f"{WILDCARDS.get(host, host)}:{port}"
+
+
+def check_ports(config: ClusterConfig) -> None:
+    """Raises StartupError for a port that can't be had; the sentence names the option of `unbroken up`."""
+    _check_distinct(config)
+    for option, what, port in _ports(config):
+        address = join(config.host, port)
+        if (error := bind_error(address)) is not None:
+            raise cannot_listen(what, address, error, option=option)
+
+
+def _check_distinct(config: ClusterConfig) -> None:
+    takers: dict[int, str] = {}
+    for option, what, port in _ports(config):
+        if port > PORT_MAX:
+            raise StartupError(f"{option} is too high: {what} would need port {port}")
+        if port in takers:
+            raise StartupError(f"{takers[port]} and {what} both need port {port}: give another {option}")
+        if port:
+            takers[port] = what
+
+
+def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, int]]:
+    """Option, who listens there, port."""
+    yield "--registry-port", "the registry", config.registry_port
+    for index in range(config.frontends):
+        yield "--grpc-port", f"gRPC of frontend-{index + 1}", port_of(config.grpc_port, index)
+        yield "--http-port", f"HTTP of frontend-{index + 1}", port_of(config.http_port, index)

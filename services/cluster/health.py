@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from services.lifetime import StartupError
+from services.runtime.process import StartupError
 
 HEALTH_POLL_S = 0.05
 HEALTH_TIMEOUT_S = 5.0

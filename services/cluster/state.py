@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from services.lifetime import StartupError
+from services.runtime.process import StartupError
 
 STATE_FILE = "cluster.json"
 LOCK_FILE = "lock"

@@ -5,20 +5,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from services.frontend.admit import Admit
-from services.frontend.busy import BusyThresholds
-from services.frontend.catalogue import Catalogue
-from services.frontend.choices import Choices
-from services.frontend.eligible import AnyWorker, Workers
-from services.frontend.metrics import Metrics
-from services.frontend.migrate import Migrate, MigrateConfig
-from services.frontend.observe import Observe
-from services.frontend.preprocess import Preprocess
-from services.frontend.present import Present
-from services.frontend.prompts import Prompts
-from services.frontend.route import Route
-from services.layers import Accept, Deadline, Gate, Guard
-from services.request import Layer
+from services.core.common_layers import Accept, Deadline, Guard
+from services.core.gate import Gate
+from services.core.interface import Layer
+from services.frontend.layers.admit import Admit
+from services.frontend.layers.choices import Choices
+from services.frontend.layers.detokenize import Present
+from services.frontend.layers.migrate import Migrate, MigrateConfig
+from services.frontend.layers.observe import Observe
+from services.frontend.layers.preprocess import Preprocess
+from services.frontend.layers.prompts import Prompts
+from services.frontend.layers.route import Route
+from services.frontend.metrics.definitions import Metrics
+from services.frontend.model_catalog import Catalogue
+from services.frontend.routing.policy import AnyWorker, Workers
+from services.frontend.routing.thresholds import BusyThresholds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,31 +15,35 @@ from pathlib import Path
 
 import structlog
 
-from services.card import ModelCard
-from services.discovery import Watcher
-from services.errors import Failure, Reason
-from services.frontend.admin import Admin, AdminConfig
-from services.frontend.admin_service import SERVICE as ADMIN_SERVICE
-from services.frontend.admin_service import AdminService, RefuseStrangers
-from services.frontend.busy import AdmissionConfig, BusyThresholds
-from services.frontend.busy_metrics import BusyMetrics
-from services.frontend.catalogue import Catalogue
-from services.frontend.cork import Cork
-from services.frontend.http import HttpApp, HttpConfig, build_admin_app, build_app, http_server
-from services.frontend.metrics import PREFIX, build_metrics
-from services.frontend.outcomes import observe_refused
+from services.core.common_layers import stack
+from services.core.errors import Failure, Reason
+from services.core.gate import Gate
+from services.core.model_card import ModelCard
+from services.discovery.watcher import Watcher
+from services.frontend.api.admin.admin import Admin, AdminConfig
+from services.frontend.api.admin.grpc_service import SERVICE as ADMIN_SERVICE
+from services.frontend.api.admin.grpc_service import AdminService, RefuseStrangers
+from services.frontend.api.build import build_admin_app, build_app
+from services.frontend.control import OneProcess
+from services.frontend.layers.transport import Transport
+from services.frontend.metrics.collectors import BusyMetrics, WorkerMetrics
+from services.frontend.metrics.definitions import PREFIX, build_metrics
+from services.frontend.metrics.outcomes import observe_refused
+from services.frontend.model_catalog import Catalogue
 from services.frontend.pipeline import PipelineConfig, frontend_layers
-from services.frontend.pool import Pool, PoolConfig
-from services.frontend.processes.control import Welcome
+from services.frontend.processes.ipc import Welcome
 from services.frontend.processes.membership import enter, whole_of
-from services.frontend.transport import Transport
-from services.frontend.whole import OneProcess
-from services.frontend.worker_metrics import WorkerMetrics
-from services.generate import InferenceService
-from services.grpc_server import GrpcServer
-from services.layers import Gate, root_cause, stack
-from services.lifetime import write_atomically
-from services.listening import split_listen
+from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
+from services.frontend.session.pool import Pool, PoolConfig
+from services.http.app import HttpApp
+from services.http.server.config import HttpConfig
+from services.http.server.cork import Cork
+from services.http.server.listener import http_server
+from services.rpc.inference_service import InferenceService
+from services.rpc.server import GrpcServer
+from services.runtime.listen import split_listen
+from services.runtime.process import write_atomically
+from services.runtime.tasks import root_cause
 from services.stubs import admin_pb2_grpc, inference_pb2_grpc
 
 log = structlog.get_logger()

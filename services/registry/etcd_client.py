@@ -19,9 +19,9 @@ from etcd3aio.errors import EtcdError, EtcdUnauthenticatedError
 from etcd3aio.kv import KVService
 from etcd3aio.lease import LeaseService
 
-from services.errors import Failure, Reason
+from services.core.errors import Failure, Reason
 from services.registry.config import EtcdConfig
-from services.rpc import CHANNEL_OPTIONS
+from services.rpc.status import CHANNEL_OPTIONS
 
 log = structlog.get_logger()
 

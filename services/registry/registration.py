@@ -8,9 +8,9 @@ from typing import NoReturn, TypeVar
 
 import structlog
 
-from services.backoff import Backoff
-from services.errors import Failure, Reason
+from services.core.errors import Failure, Reason
 from services.registry.store import Lease, LeaseLost, Store
+from services.runtime.backoff import Backoff
 from services.stubs.registry_pb2 import Instance, RegisterResponse
 
 log = structlog.get_logger()

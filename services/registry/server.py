@@ -5,12 +5,12 @@ import json
 
 import structlog
 
-from services.grpc_server import GrpcServer
-from services.lifetime import write_atomically
 from services.registry.config import RegistryConfig
-from services.registry.memory import MemoryStore
+from services.registry.memory_store import MemoryStore
 from services.registry.service import RegistryService
 from services.registry.store import Store
+from services.rpc.server import GrpcServer
+from services.runtime.process import write_atomically
 from services.stubs import registry_pb2
 from services.stubs.registry_pb2_grpc import add_RegistryServicer_to_server
 
@@ -47,6 +47,8 @@ async def _serve_once_known(store: Store, server: GrpcServer) -> None:
 def _store(config: RegistryConfig) -> Store:
     if config.etcd is None:
         return MemoryStore()
-    from services.registry.etcd import EtcdStore  # brings an etcd client, which the embedded store must not need
+    from services.registry.etcd_store import (
+        EtcdStore,
+    )  # brings an etcd client, which the embedded store must not need
 
     return EtcdStore(config.etcd)

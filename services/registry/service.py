@@ -6,12 +6,14 @@ from typing import Any, NoReturn
 
 import grpc
 
-from services.errors import Failure, Reason, invalid, quoted
-from services.layers import root_cause
+from services.core.errors import Failure, Reason, invalid, quoted
+from services.core.validation import NAME_FORM
 from services.registry.registration import Registration, tell_in_time
 from services.registry.store import Store
-from services.registry.view import View
-from services.rpc import abort
+from services.registry.watch_cache import View
+from services.rpc.interceptors import read
+from services.rpc.status import abort
+from services.runtime.tasks import root_cause
 from services.stubs.registry_pb2 import (
     INSTANCE_STATE_SERVING,
     INSTANCE_STATE_UNSPECIFIED,
@@ -26,8 +28,6 @@ from services.stubs.registry_pb2 import (
     WatchResponse,
 )
 from services.stubs.registry_pb2_grpc import RegistryServicer
-from services.undecodable import read
-from services.validate import NAME_FORM
 
 LEASE_S_DEFAULT = 10
 LEASE_S_MAX = 300

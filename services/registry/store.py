@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.errors import Failure, Reason, quoted
-from services.registry.view import Entry, View
+from services.core.errors import Failure, Reason, quoted
+from services.registry.watch_cache import Entry, View
 from services.stubs.registry_pb2 import INSTANCE_STATE_DRAINING, Instance
 
 

@@ -21,8 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from services.errors import Failure, Reason, invalid
-from services.refusals import CAUSE, RefusedFor
+from services.core.errors import CAUSE, Failure, Reason, RefusedFor, invalid
 
 MEAN_WEIGHT = 1 / 8
 """What the newest of the service times weighs in their mean: as with round-trip times in RFC 6298."""

@@ -7,9 +7,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from services.card import ModelCard
-from services.errors import Failure
-from services.request import FinishReason, Request, TokenLogprobs
+from services.core.errors import Failure
+from services.core.interface import TokenLogprobs
+from services.core.model_card import ModelCard
+from services.core.request import FinishReason, Request
 
 
 class Output(Struct):

@@ -8,14 +8,15 @@ from typing import Any
 
 import structlog
 
-from services.errors import Failure, Reason
-from services.layers import bug_failure
-from services.party import Reservation
-from services.refusals import RefusedFor
-from services.request import Call, Cause, Delta, Finish, Phase, Request, Sink, Usage
+from services.core.call import Call, Cause, Phase
+from services.core.choice_group import Reservation
+from services.core.common_layers import bug_failure
+from services.core.errors import Failure, Reason, RefusedFor
+from services.core.interface import Delta, Finish, Sink, Usage
+from services.core.request import Request
+from services.worker.counters import Tally
 from services.worker.dispatcher import Dispatcher, Limits
 from services.worker.engine import Engine, Output
-from services.worker.tally import Tally
 
 log = structlog.get_logger()
 

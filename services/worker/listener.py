@@ -7,8 +7,8 @@ from types import TracebackType
 
 import structlog
 
-from services.frames import FrameConnection
-from services.listening import cannot_listen, listening_socket, split_listen
+from services.rpc.framing import FrameConnection
+from services.runtime.listen import cannot_listen, listening_socket, split_listen
 from services.stubs import worker_pb2
 
 log = structlog.get_logger()

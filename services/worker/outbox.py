@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from services.errors import Failure
-from services.request import Delta, FinishReason, TokenLogprobs
+from services.core.errors import Failure
+from services.core.interface import Delta, TokenLogprobs
+from services.core.request import FinishReason
+from services.rpc.codec import error_to_wire, finish_reason_to_wire, logprobs_to_wire, seconds_to_wire
 from services.stubs import worker_pb2
-from services.wire import error_to_wire, finish_reason_to_wire, logprobs_to_wire, seconds_to_wire
 
 TOKEN_BYTES = 4
 """What a token id is long; an end counts as so many tokens as it has bytes for."""

@@ -17,24 +17,28 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
-from services.discovery import InstanceRecord, Registrar
-from services.errors import Failure, Reason
-from services.generate import InferenceService
-from services.grpc_server import GrpcServer
-from services.layers import Accept, Conclude, Deadline, Gate, Guard, root_cause, stack
-from services.lifetime import StartupError, write_atomically
-from services.ops import start_ops
-from services.request import Cause, Layer
-from services.rpc import split_address
+from services.core.call import Cause
+from services.core.common_layers import Accept, Conclude, Deadline, Guard, stack
+from services.core.errors import Failure, Reason
+from services.core.gate import Gate
+from services.core.interface import Layer
+from services.discovery.client import InstanceRecord
+from services.discovery.registrar import Registrar
+from services.http.ops_server import start_ops
+from services.rpc.inference_service import InferenceService
+from services.rpc.server import GrpcServer
+from services.runtime.address import split_address
+from services.runtime.process import StartupError, write_atomically
+from services.runtime.tasks import root_cause
 from services.stubs import inference_pb2_grpc, worker_pb2_grpc
-from services.worker.attach import SessionConfig
-from services.worker.check import Check
 from services.worker.dispatcher import Limits
 from services.worker.engine import Engine
 from services.worker.execute import Execute
 from services.worker.listener import SessionListener
 from services.worker.metrics import WorkerMetrics
 from services.worker.service import WorkerService
+from services.worker.session import SessionConfig
+from services.worker.validate import Check
 
 log = structlog.get_logger()
 

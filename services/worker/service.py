@@ -5,15 +5,15 @@ from typing import Any
 
 import grpc
 
-from services.errors import Failure, Reason, quoted
-from services.frames import FrameConnection
-from services.request import Layer
-from services.rpc import abort
+from services.core.errors import Failure, Reason, quoted
+from services.core.interface import Layer
+from services.rpc.codec import card_to_wire, seconds_to_wire
+from services.rpc.framing import FrameConnection
+from services.rpc.status import abort
 from services.stubs import worker_pb2, worker_pb2_grpc
-from services.wire import card_to_wire, seconds_to_wire
-from services.worker.attach import Session, SessionConfig
 from services.worker.engine import Engine
 from services.worker.execute import Execute
+from services.worker.session import Session, SessionConfig
 
 PIECE_BYTES = 256 * 1024
 Context = grpc.aio.ServicerContext[Any, Any]

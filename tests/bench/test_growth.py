@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.growth import Cost, Curve, cost_of, draw, growth, table
-from tests.support import run_async
+from tests.support.doubles import run_async
 
 
 async def halves(size: int, repeats: int) -> Sequence[float]:

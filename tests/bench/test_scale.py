@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from bench import scale_frontend
 from bench.growth import Curve
 from bench.scale import curves, document, main, measure
-from services.frontend.incoming import STREAMS_AT_ONCE_MAX
-from tests.support import run_async
+from services.frontend.session.reader import STREAMS_AT_ONCE_MAX
+from tests.support.doubles import run_async
 
 SIZE = 3
 

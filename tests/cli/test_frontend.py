@@ -15,7 +15,7 @@ from services.cli.frontend import (
     check_options,
     command,
 )
-from services.frontend.busy import AdmissionConfig, Thresholds
+from services.frontend.routing.thresholds import AdmissionConfig, Thresholds
 
 
 def parsed(*options: str) -> dict[str, Any]:

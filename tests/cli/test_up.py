@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from services.cli.up import command
 from services.cli.worker import ENGINES
-from tests.model_folder import make_model_folder
+from tests.support.model_folder import make_model_folder
 
 WAIT_S = 30.0
 FAKES = Path(__file__).parents[1] / "fakes"

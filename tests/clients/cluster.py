@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from tests.integration.plane import Frontend, Plane, Process, until
-from tests.integration.readings import read
+from tests.integration.harness.plane import Frontend, Plane, Process, until
+from tests.integration.harness.readings import read
 
 MOCKERS = 2
 MOCKER = ("--mocker-itl-ms=20",)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.clients.cluster import FULL, PATIENT, Cluster
-from tests.integration.plane import Plane, nursery
+from tests.integration.harness.plane import Plane, nursery
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ Of an error a step tells the class's name (`error`), `status`, `code`, `param`, 
 from collections.abc import Callable
 from typing import Any
 
-from tests.integration.plane import Frontend
+from tests.integration.harness.plane import Frontend
 
 Step = dict[str, Any]
 Check = Callable[[Step, Frontend], None]

@@ -11,7 +11,7 @@ import pytest
 from yarl import URL
 
 from tests.clients.cluster import PATIENT
-from tests.integration.plane import Plane, nursery
+from tests.integration.harness.plane import Plane, nursery
 
 MODEL = "org/team/tiny"
 PAGE = "https://chat.example"

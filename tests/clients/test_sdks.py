@@ -17,7 +17,7 @@ from tests.clients.conftest import need
 from tests.clients.programs import CLIENT_S_MAX, run
 from tests.clients.sdk_checks import CHECKS, SAME, Step, request_id
 from tests.clients.toolchains import OPENAI_PYTHON, SDKS, Client
-from tests.integration.plane import Frontend
+from tests.integration.harness.plane import Frontend
 from tests.readme.page import command
 from tests.readme.shell import placed
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.clients.cluster import PATIENT
 from tests.clients.toolchains import SURFACE
-from tests.integration.plane import Plane, nursery
+from tests.integration.harness.plane import Plane, nursery
 
 CASES_MIN = 5000
 TIMES = int(os.environ.get("SURFACE_TIMES", "1"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.cluster.state import owned, write_state
-from services.lifetime import StartupError
+from services.runtime.process import StartupError
 
 
 def test_a_state_folder_has_one_owner_and_no_stale_state(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from uuid import uuid4
 
-from tests.environments import ROOT
+from tests.support.environments import ROOT
 
 WORKERS = ("worker-1", "worker-2")
 SERVICES = ("etcd", "registry", *WORKERS, "frontend")

@@ -13,10 +13,10 @@ import pytest
 from tests.clients.conftest import need
 from tests.clients.toolchains import BUF, GRPCURL
 from tests.compose.project import SERVICES, WORKERS, Project, Published
-from tests.integration.answers import Answer
-from tests.integration.asks import Ask
-from tests.integration.clients import answer, under_streams
-from tests.integration.plane import Process, sum_of, wait_until
+from tests.integration.harness.answers import Answer
+from tests.integration.harness.asks import Ask
+from tests.integration.harness.clients import answer, under_streams
+from tests.integration.harness.plane import Process, sum_of, wait_until
 
 ASK = Ask(temperature=0.8, max_tokens=1500)
 """Nine seconds and more: time to find the container that serves it, and to end that."""

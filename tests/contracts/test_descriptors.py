@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environments import python_with_protobuf_6, run, target_with
+from tests.support.environments import python_with_protobuf_6, run, target_with
 
 CLIENT = "etcd-sdk-python==0.0.7"
 IMPORT_CLIENT = "import pyetcd"
@@ -22,7 +22,7 @@ for name in ("services.stubs", "grpc_channelz.v1", "grpc_health.v1", "grpc_refle
 """
 IMPORT_WORKER = """
 import importlib, pkgutil
-for name in ("services.worker", "services.frontend", "services.cli", "services.tokenizers"):
+for name in ("services.worker", "services.frontend", "services.cli", "services.models.tokenizers"):
     for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
         if module.name != "services.cli.registry":
             importlib.import_module(module.name)

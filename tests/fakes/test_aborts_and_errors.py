@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.environments import ROOT
 from tests.fakes.support import PROMPT, answer, engine, is_silent, start
 from tests.fakes.tensorrt_llm._fake.faults import RELEASE, Faults
 from tests.fakes.tensorrt_llm.executor.utils import CppExecutorError
 from tests.fakes.tensorrt_llm.llmapi import RequestError
-from tests.support import run_async
+from tests.support.doubles import run_async
+from tests.support.environments import ROOT
 
 LONG = 1500
 MARKER = 1

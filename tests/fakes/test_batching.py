@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.support import PROMPT, answer, engine, greedy, is_silent, start
 from tests.fakes.tensorrt_llm import LLM
 from tests.fakes.tensorrt_llm.llmapi import RequestError, RequestOutput, SchedulingParams
-from tests.support import run_async
+from tests.support.doubles import run_async
 
 LONG = 1500
 

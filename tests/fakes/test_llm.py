@@ -8,8 +8,8 @@ import pytest
 from tests.fakes.support import END_ID, PROMPT, answer, engine, greedy, start
 from tests.fakes.tensorrt_llm import LLM, KvCacheConfig, SamplingParams, __version__
 from tests.fakes.tensorrt_llm.llmapi import RequestError
-from tests.model_folder import make_model_folder
-from tests.support import run_async
+from tests.support.doubles import run_async
+from tests.support.model_folder import make_model_folder
 
 
 def test_the_version_is_one_that_is_known() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.support import answer, engine, start
-from tests.support import run_async
+from tests.support.doubles import run_async
 
 QUICKLY_S = 0.05
 

@@ -9,7 +9,7 @@ from tests.fakes.support import END_ID, PROMPT, SILENCE_S, answer, engine, greed
 from tests.fakes.tensorrt_llm import SamplingParams
 from tests.fakes.tensorrt_llm.executor.utils import AsyncQueue, notify_many
 from tests.fakes.tensorrt_llm.llmapi import RequestOutput
-from tests.support import run_async
+from tests.support.doubles import run_async
 
 
 def two_answers() -> SamplingParams:

@@ -12,7 +12,7 @@ from tests.fakes.tensorrt_llm import SamplingParams
 from tests.fakes.tensorrt_llm.executor.utils import CppExecutorError
 from tests.fakes.tensorrt_llm.llmapi import GuidedDecodingParams, RequestError
 from tests.fakes.torch import tensor
-from tests.support import run_async
+from tests.support.doubles import run_async
 
 
 def drawn(**fields: Any) -> SamplingParams:

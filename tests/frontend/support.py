@@ -7,21 +7,21 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from services.card import ModelCard
-from services.discovery import InstanceRecord
-from services.errors import Failure, Reason
-from services.frontend.busy import AdmissionConfig, BusyThresholds
-from services.frontend.outgoing import CancelCounts
-from services.frontend.roster import Roster
-from services.frontend.session import Session, SessionConfig
-from services.frontend.stream import Stream
-from services.frontend.whole import OneProcess
-from services.layers import Gate
-from services.request import Call
+from services.core.call import Call
+from services.core.errors import Failure, Reason
+from services.core.gate import Gate
+from services.core.model_card import ModelCard
+from services.discovery.client import InstanceRecord
+from services.frontend.control import OneProcess
+from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
+from services.frontend.routing.worker_set import Roster
+from services.frontend.session.session import Session, SessionConfig
+from services.frontend.session.stream import Stream
+from services.frontend.session.writer import CancelCounts
+from services.rpc.codec import card_to_wire
 from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
-from services.wire import card_to_wire
-from tests.support import CARD, Collected, make_request
+from tests.support.doubles import CARD, Collected, make_request
 
 
 def alone(

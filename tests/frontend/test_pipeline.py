@@ -11,16 +11,28 @@ from typing import Any
 
 import pytest
 
-from services.discovery import InstanceRecord
-from services.errors import Failure, Reason
-from services.frontend.busy import AdmissionConfig, BusyThresholds
-from services.frontend.catalogue import Catalogue, Model
-from services.frontend.metrics import build_metrics
+from services.core.call import Call
+from services.core.common_layers import stack
+from services.core.errors import Failure, Reason
+from services.core.gate import Gate
+from services.core.interface import Layer, Usage
+from services.core.request import Request, Sampling, Stop
+from services.discovery.client import InstanceRecord
+from services.frontend.metrics.definitions import build_metrics
+from services.frontend.model_catalog import Catalogue, Model
 from services.frontend.pipeline import PipelineConfig, frontend_layers
-from services.layers import Gate, stack
-from services.request import Call, Layer, Request, Sampling, Stop, Usage
-from services.tokenizers.byte_level import ByteTokenizer
-from tests.support import CARD, FakeWorker, FakeWorkers, Script, call_layer, make_request, models_of, run_async
+from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
+from services.models.tokenizers.byte_level import ByteTokenizer
+from tests.support.doubles import (
+    CARD,
+    FakeWorker,
+    FakeWorkers,
+    Script,
+    call_layer,
+    make_request,
+    models_of,
+    run_async,
+)
 
 SWAP_S_MAX = 1.0
 

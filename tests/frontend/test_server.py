@@ -15,13 +15,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 
-from services.frontend.admin import AdminConfig
-from services.frontend.admin_service import SERVICE
+from services.frontend.api.admin.admin import AdminConfig
+from services.frontend.api.admin.grpc_service import SERVICE
 from services.frontend.server import Frontend, FrontendConfig
-from services.lifetime import StartupError
-from services.rpc import CHANNEL_OPTIONS
+from services.rpc.status import CHANNEL_OPTIONS
+from services.runtime.process import StartupError
 from services.stubs import admin_pb2, admin_pb2_grpc
-from tests.support import run_async
+from tests.support.doubles import run_async
 
 ANY = "127.0.0.1:0"
 NOBODY = "127.0.0.1:1"

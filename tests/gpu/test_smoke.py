@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.smoke import QUESTIONS
-from tests.model_folder import make_model_folder
+from tests.support.model_folder import make_model_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0

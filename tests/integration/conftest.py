@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.integration.engines import CONTEXT_LENGTH, Engine, Mocker, TrtLlm
-from tests.integration.plane import Nursery, Plane, nursery
-from tests.model_folder import make_model_folder
+from tests.integration.harness.engines import CONTEXT_LENGTH, Engine, Mocker, TrtLlm
+from tests.integration.harness.plane import Nursery, Plane, nursery
+from tests.support.model_folder import make_model_folder
 
 on_both_engines = pytest.mark.parametrize("engine", ["mocker", "trtllm"], indirect=True, scope="module")
 on_trtllm = pytest.mark.parametrize("engine", ["trtllm"], indirect=True, scope="module")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.integration.plane import NOTHING, Process, wait_until
+from tests.integration.harness.plane import NOTHING, Process, wait_until
 from tests.readme.shell import Running, Shell
 
 ANY_PORTS = {"DYN_UP_REGISTRY_PORT": "0", "DYN_UP_GRPC_PORT": "0", "DYN_UP_HTTP_PORT": "0"}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.integration.plane import WAIT_S
+from tests.integration.harness.plane import WAIT_S
 from tests.readme.page import ROOT
 
 BIN = Path(sys.executable).parent

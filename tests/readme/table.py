@@ -41,11 +41,11 @@ TRIED = {
     "unbroken frontend --http-listen": Place("tests/readme/test_machines.py"),
     "unbroken frontend --processes 4": Place("tests/readme/test_machines.py"),
     "unbroken drain INSTANCE": Place("tests/readme/test_machines.py"),
-    "unbroken frontend": Place("tests/test_cli.py", "test_each_command_has_help", NAMED),
-    "unbroken worker": Place("tests/test_cli.py", "test_each_command_has_help", NAMED),
-    "unbroken registry": Place("tests/test_cli.py", "test_each_command_has_help", NAMED),
-    "unbroken up": Place("tests/test_cli.py", "test_each_command_has_help", NAMED),
-    "unbroken drain": Place("tests/test_cli.py", "test_each_command_has_help", NAMED),
+    "unbroken frontend": Place("tests/cli/test_cli.py", "test_each_command_has_help", NAMED),
+    "unbroken worker": Place("tests/cli/test_cli.py", "test_each_command_has_help", NAMED),
+    "unbroken registry": Place("tests/cli/test_cli.py", "test_each_command_has_help", NAMED),
+    "unbroken up": Place("tests/cli/test_cli.py", "test_each_command_has_help", NAMED),
+    "unbroken drain": Place("tests/cli/test_cli.py", "test_each_command_has_help", NAMED),
     ". .venv/bin/activate": Place("tests/readme/test_small.py"),
     "ulimit -n": Place("tests/readme/test_small.py"),
     ".venv/bin/python -m bench.hold": Place("tests/readme/test_small.py"),
@@ -62,7 +62,7 @@ TRIED = {
     "make hold": Place("tests/readme/test_small.py", "bench.hold", "takes minutes; it is run in small"),
     "make scale": Place("tests/readme/test_small.py", "bench.scale", "takes minutes; it is run in small"),
     "make storm": Place(
-        "tests/integration/test_storm.py", "A storm of requests", "takes minutes; a smaller one is tested"
+        "tests/integration/admission/test_storm.py", "A storm of requests", "takes minutes; a smaller one is tested"
     ),
     ".venv/bin/pip install -e '.[huggingface]'": Place("Makefile", "'.[llamacpp,huggingface]'", NO_COPY),
     "docker compose up": Place("tests/compose/project.py", '"up", "--detach", "--wait"'),

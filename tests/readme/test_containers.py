@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.smoke import QUESTIONS
-from tests.integration.engines import FAKES
-from tests.model_folder import make_model_folder
+from tests.integration.harness.engines import FAKES
 from tests.readme.page import ROOT, command
 from tests.readme.shell import Shell
+from tests.support.model_folder import make_model_folder
 
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 DOCKERFILE = "Dockerfile.trtllm"

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.models import SMOLLM2
-from tests.integration.engines import FAKES
-from tests.integration.plane import wait_until
-from tests.model_folder import make_model_folder
+from services.models.download import SMOLLM2
+from tests.integration.harness.engines import FAKES
+from tests.integration.harness.plane import wait_until
 from tests.readme.cluster import PATIENT, UP_S_MAX
 from tests.readme.page import ROOT, command
 from tests.readme.shell import Running, Shell
 from tests.registry.support import Etcd, free_port
+from tests.support.model_folder import make_model_folder
 
 pytestmark = [pytest.mark.etcd, pytest.mark.model]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.plane import wait_until
+from tests.integration.harness.plane import wait_until
 from tests.readme.cluster import CONTENT, UP_S_MAX, Up, cluster, pieces
 from tests.readme.page import blocks, command
 from tests.registry.support import free_port

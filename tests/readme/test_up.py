@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.engines import FAKES
-from tests.model_folder import make_model_folder
+from tests.integration.harness.engines import FAKES
 from tests.readme.cluster import Up, cluster
 from tests.readme.page import ROOT, command, spans
+from tests.support.model_folder import make_model_folder
 
 
 @dataclass(frozen=True)

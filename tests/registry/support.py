@@ -17,7 +17,7 @@ import grpc
 from services.registry.config import EtcdConfig
 from services.registry.service import RegistryService
 from services.registry.store import Store
-from services.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS
+from services.rpc.status import CHANNEL_OPTIONS, SERVER_OPTIONS
 from services.stubs.registry_pb2 import INSTANCE_STATE_SERVING, Instance, RegisterRequest
 from services.stubs.registry_pb2_grpc import RegistryStub, add_RegistryServicer_to_server
 

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.errors import Failure, Reason
-from services.loop import run_on_loop
+from services.core.errors import Failure, Reason
 from services.registry import registration as registration_module
-from services.registry.memory import MemoryStore
+from services.registry.memory_store import MemoryStore
 from services.registry.registration import Registration
 from services.registry.store import Lease
+from services.runtime.loop import run_on_loop
 from services.stubs.registry_pb2 import INSTANCE_STATE_DRAINING, RegisterResponse
 from tests.registry.support import instance, until
 

@@ -21,8 +21,8 @@ from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from services.loop import run_on_loop
 from services.registry.server import SERVICE
+from services.runtime.loop import run_on_loop
 from services.stubs.registry_pb2 import ListRequest, WatchRequest
 from tests.registry.support import WAIT_S, Etcd, client, free_port, instance, register, until
 

@@ -11,13 +11,13 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from services.errors import Failure
-from services.loop import run_on_loop
+from services.core.errors import Failure
 from services.registry import registration, service
 from services.registry.config import EtcdConfig
-from services.registry.etcd import EtcdStore
-from services.registry.memory import MemoryStore
-from services.registry.view import View
+from services.registry.etcd_store import EtcdStore
+from services.registry.memory_store import MemoryStore
+from services.registry.watch_cache import View
+from services.runtime.loop import run_on_loop
 from services.stubs.registry_pb2 import (
     INSTANCE_STATE_DRAINING,
     INSTANCE_STATE_SERVING,

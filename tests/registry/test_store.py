@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from services.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
-from services.loop import run_on_loop
-from services.registry.etcd import EtcdStore
-from services.registry.memory import MemoryStore
+from services.core.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
+from services.registry.etcd_store import EtcdStore
+from services.registry.memory_store import MemoryStore
 from services.registry.store import LeaseLost, Store
+from services.runtime.loop import run_on_loop
 from services.stubs.registry_pb2 import INSTANCE_STATE_DRAINING
 from tests.registry.support import Etcd, instance, running, until
 

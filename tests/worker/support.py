@@ -9,19 +9,21 @@ from typing import Any, TypeVar
 
 import grpc
 
-from services.card import ModelCard
-from services.grpc_server import GrpcServer
-from services.request import Call, Delta, Finish, FinishReason, Layer, Request, Sink
-from services.rpc import CHANNEL_OPTIONS
+from services.core.call import Call
+from services.core.interface import Delta, Finish, Layer, Sink
+from services.core.model_card import ModelCard
+from services.core.request import FinishReason, Request
+from services.rpc.server import GrpcServer
+from services.rpc.status import CHANNEL_OPTIONS
 from services.stubs import inference_pb2, worker_pb2, worker_pb2_grpc
-from services.worker.attach import SessionConfig
 from services.worker.dispatcher import Limits
 from services.worker.engine import Emit, EngineLoad, Output, RankLoad
 from services.worker.execute import Execute
 from services.worker.listener import SessionListener
 from services.worker.service import WorkerService
-from tests.lines import Line, open_line
-from tests.support import CARD
+from services.worker.session import SessionConfig
+from tests.support.doubles import CARD
+from tests.support.lines import Line, open_line
 
 T = TypeVar("T")
 

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.errors import Failure, Reason
-from services.layers import Deadline
-from services.party import Party
-from services.request import FinishReason, Phase, Request
+from services.core.call import Phase
+from services.core.choice_group import Party
+from services.core.common_layers import Deadline
+from services.core.errors import Failure, Reason
+from services.core.request import FinishReason, Request
 from services.worker.dispatcher import Limits
 from services.worker.execute import Execute
-from tests.support import call_layer, make_request
+from tests.support.doubles import call_layer, make_request
 from tests.worker.support import ManualEngine, pass_time, run_clocked, settle
 
 WAIT_S = 6.0

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.errors import Failure, Reason
-from services.refusals import RefusedFor
+from services.core.errors import Failure, Reason, RefusedFor
 from services.worker import dispatcher as module
 from services.worker.dispatcher import Dispatcher, Limits
 

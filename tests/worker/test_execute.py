@@ -7,14 +7,17 @@ from typing import Any, TypeVar
 import pytest
 from structlog.testing import capture_logs
 
-from services.errors import Failure, Reason
-from services.layers import Accept, Deadline, Gate
-from services.party import Party
-from services.request import Call, Cause, Delta, Ending, FinishReason, Phase, Request, Usage
+from services.core.call import Call, Cause, Ending, Phase
+from services.core.choice_group import Party
+from services.core.common_layers import Accept, Deadline
+from services.core.errors import Failure, Reason
+from services.core.gate import Gate
+from services.core.interface import Delta, Usage
+from services.core.request import FinishReason, Request
 from services.worker.dispatcher import Limits
 from services.worker.engine import Output
 from services.worker.execute import ATTACH, Execute
-from tests.support import Collected, call_layer, make_request, run_async
+from tests.support.doubles import Collected, call_layer, make_request, run_async
 from tests.worker.support import ManualEngine, pass_time, run_clocked, settle
 
 T = TypeVar("T")

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from services.lifetime import StartupError
+from services.runtime.process import StartupError
 from services.worker.listener import Connection, SessionListener
-from tests.lines import Wire, open_line
-from tests.support import run_async
+from tests.support.doubles import run_async
+from tests.support.lines import Wire, open_line
 
 
 async def hang(_: Connection) -> None:

@@ -10,7 +10,7 @@ from services.worker.dispatcher import Limits
 from services.worker.engine import EngineLoad
 from services.worker.execute import Execute
 from services.worker.metrics import WorkerMetrics
-from tests.support import call_layer, make_request
+from tests.support.doubles import call_layer, make_request
 from tests.worker.support import ManualEngine, pass_time, run_clocked, settle
 
 

@@ -1,7 +1,8 @@
 """Outbox: all that one frontend has not been sent yet is one message, and it is counted."""
 
-from services.errors import Failure, Reason
-from services.request import Delta, FinishReason
+from services.core.errors import Failure, Reason
+from services.core.interface import Delta
+from services.core.request import FinishReason
 from services.stubs import worker_pb2
 from services.worker.outbox import TOKEN_BYTES, Outbox
 

@@ -17,17 +17,18 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.errors import Failure, Reason
-from services.lifetime import StartupError
-from services.registry.memory import MemoryStore
-from services.request import Cause, FinishReason, Phase
-from services.rpc import CHANNEL_OPTIONS, failure_of
+from services.core.call import Cause, Phase
+from services.core.errors import Failure, Reason
+from services.core.request import FinishReason
+from services.registry.memory_store import MemoryStore
+from services.rpc.status import CHANNEL_OPTIONS, failure_of
+from services.runtime.process import StartupError
 from services.stubs import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.worker.engine import Emit
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.server import Worker, WorkerConfig
 from tests.registry.support import running, served, until
-from tests.support import run_async
+from tests.support.doubles import run_async
 from tests.worker.support import ManualEngine, RawFrontend, submit
 
 NO_REGISTRY = "127.0.0.1:1"
@@ -228,8 +229,8 @@ def test_a_port_in_use_is_said_in_a_sentence(tmp_path: Path) -> None:
 
 DYING = """
 import asyncio
-from services.errors import Failure, Reason
-from services.lifetime import run_process
+from services.core.errors import Failure, Reason
+from services.runtime.process import run_process
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.server import Worker, WorkerConfig
 

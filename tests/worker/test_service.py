@@ -7,15 +7,15 @@ from typing import Any
 import grpc
 import pytest
 
-from services.card import TokenizerRef
-from services.errors import Reason
-from services.rpc import failure_of
+from services.core.errors import Reason
+from services.core.model_card import TokenizerRef
+from services.rpc.status import failure_of
 from services.stubs import worker_pb2
-from services.worker.attach import SessionConfig
 from services.worker.dispatcher import Limits
 from services.worker.execute import Execute
 from services.worker.service import PIECE_BYTES, WorkerService
-from tests.support import CARD, Script, call_layer, make_request, run_async
+from services.worker.session import SessionConfig
+from tests.support.doubles import CARD, Script, call_layer, make_request, run_async
 from tests.worker.support import ManualEngine, serving
 
 CARD_OF_GGUF = replace(CARD, tokenizer=TokenizerRef("gguf", "abc"))

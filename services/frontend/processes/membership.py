@@ -8,8 +8,9 @@ import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from services.errors import Failure
-from services.frontend.processes.control import (
+from services.core.errors import Failure
+from services.frontend.control import OneProcess, Whole
+from services.frontend.processes.ipc import (
     SUPERVISOR_ANSWER_S_MAX,
     SUPERVISOR_SOCKET,
     Remote,
@@ -17,8 +18,7 @@ from services.frontend.processes.control import (
     answering,
     control_app,
 )
-from services.frontend.whole import OneProcess, Whole
-from services.lifetime import StartupError
+from services.runtime.process import StartupError
 
 
 def whole_of(member: Path) -> Whole:

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import structlog
 
-from services.cluster.member import Member, MemberConfig
-from services.cluster.together import end_all, start_all, start_until
-from services.frontend.processes.control import SUPERVISOR_SOCKET, answering, control_app
-from services.frontend.processes.family import Family
-from services.frontend.processes.folder import private_folder
-from services.lifetime import StartupError, write_atomically
-from services.listening import cannot_listen, reserve
+from services.frontend.processes.ipc import SUPERVISOR_SOCKET, answering, control_app
+from services.frontend.processes.process_group import Family
+from services.frontend.processes.socket_dir import private_folder
+from services.runtime.listen import cannot_listen, reserve
+from services.runtime.process import StartupError, write_atomically
+from services.runtime.supervision.child import Member, MemberConfig, end_all, start_all, start_until
 
 log = structlog.get_logger()
 

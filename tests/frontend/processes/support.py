@@ -9,11 +9,11 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from services.frontend.busy import AdmissionConfig, BusyThresholds
-from services.frontend.processes.control import SUPERVISOR_SOCKET, answering, control_app
-from services.frontend.processes.family import Family
-from services.frontend.whole import Changes, OneProcess
-from services.layers import Gate
+from services.core.gate import Gate
+from services.frontend.control import Changes, OneProcess
+from services.frontend.processes.ipc import SUPERVISOR_SOCKET, answering, control_app
+from services.frontend.processes.process_group import Family
+from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 
 PREFIX = "p"
 

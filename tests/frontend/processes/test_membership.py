@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 
 from services.frontend.server import Frontend, FrontendConfig
-from services.lifetime import StartupError
-from services.listening import reserve
+from services.runtime.listen import reserve
+from services.runtime.process import StartupError
 from tests.frontend.processes.support import PREFIX, short_folder, supervised
-from tests.support import TEST_S_MAX, run_async
+from tests.support.doubles import TEST_S_MAX, run_async
 
 ANY = "127.0.0.1:0"
 NOBODY = "127.0.0.1:1"

@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.frontend.processes.supervisor import Command, Supervisor, SupervisorConfig
-from services.groups import leaf_of
-from services.lifetime import StartupError
-from tests.support import run_async
+from services.runtime.process import StartupError
+from services.runtime.tasks import leaf_of
+from tests.support.doubles import run_async
 
 GRPC, HTTP = "--grpc-listen", "--http-listen"
 SERVES = (

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from services.loop import Loop
+from services.runtime.loop import Loop
 
 if TYPE_CHECKING:
-    from tests.worker.engines.llamacpp_support import Bench
+    from tests.worker.engines.llamacpp.support import Bench
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="module")
 def bench(runner: asyncio.Runner) -> Iterator["Bench"]:
-    from tests.worker.engines.llamacpp_support import TIMEOUT_S, Bench  # Needs the extra, which other tests do not.
+    from tests.worker.engines.llamacpp.support import TIMEOUT_S, Bench  # Needs the extra, which other tests do not.
 
     async def start() -> tuple["Bench", asyncio.Task[None]]:
         bench, ready = Bench(), asyncio.Event()

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from services.request import Request, Sampling
+from services.core.request import Request, Sampling
 from services.worker.engine import Output
 from services.worker.engines.mocker import Faults, MockerConfig, MockerEngine
-from tests.support import make_request, run_async
+from tests.support.doubles import make_request, run_async
 
 GREEDY = Sampling(temperature=0.0, seed=1)
 SEEDED = Sampling(temperature=0.8, seed=1)

@@ -20,7 +20,7 @@ temperature 0.8, none different by a token.
 
 Log probabilities come from the same scores, so they are as exact: 60 continuations of answers held to forms of every
 kind had the same tokens, ends and log probabilities, to the bit. Forms are kept beside llama.cpp, whose own grammar
-sampler aborts the process on what does not fit: see `services/guided.py`.
+sampler aborts the process on what does not fit: see `services/worker/engines/llamacpp/grammar.py`.
 """
 
 from services.worker.engines.llamacpp.engine import LlamaCppConfig, LlamaCppEngine

@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import structlog
 
-from services.errors import Failure, Reason, invalid
-from services.guided import Form
-from services.request import FinishReason, Request, TokenLogprobs
+from services.core.errors import Failure, Reason, invalid
+from services.core.interface import TokenLogprobs
+from services.core.request import FinishReason, Request
 from services.worker.engine import EngineLoad, Output
-from services.worker.engines.llamacpp.draw import choose_from, enders
+from services.worker.engines.llamacpp.grammar import Form
 from services.worker.engines.llamacpp.model import Llama, Row
+from services.worker.engines.llamacpp.sampler import choose_from, enders
 
 log = structlog.get_logger()
 

@@ -9,18 +9,17 @@ from pathlib import Path
 
 import structlog
 
-from services.card import ModelCard, Resume, TokenizerRef
-from services.errors import Failure, Reason, invalid
-from services.lifetime import StartupError
-from services.refusals import CAUSE, RefusedFor
-from services.request import Request
+from services.core.errors import CAUSE, Failure, Reason, RefusedFor, invalid
+from services.core.model_card import ModelCard, Resume, TokenizerRef
+from services.core.request import Request
+from services.runtime.process import StartupError
 from services.worker.engine import Emit, EngineLoad, Output, RankLoad
 
 try:
-    from services.guided import KINDS, Form
-    from services.tokenizers.gguf import tokenizer_content
+    from services.models.tokenizers.gguf import tokenizer_content
     from services.worker.engines.llamacpp.batch import PIECE_TOKENS_MAX, PIECE_TOKENS_MIN, Batch, Running, blocks_of
-    from services.worker.engines.llamacpp.forms import FormMaker, Making
+    from services.worker.engines.llamacpp.grammar import KINDS, Form
+    from services.worker.engines.llamacpp.grammar_compiler import FormMaker, Making
     from services.worker.engines.llamacpp.model import Llama
 except (ImportError, Failure) as error:
     raise StartupError("the llamacpp engine needs llama.cpp: pip install 'unbroken[llamacpp]'") from error

@@ -1,15 +1,17 @@
 """The seam to cyllama: a model, its cache of sequences, and one decode at a time. Used from one thread."""
 
+import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.guided import Forms
-from services.llama import llama_cpp
-from services.request import Request, TokenLogprobs
-from services.tokenizers.gguf import vocabulary_bytes
-from services.worker.engines.llamacpp.draw import build_chain, forbidden_by, is_in
-from services.worker.engines.llamacpp.logprobs import token_logprobs
+from services.core.interface import TokenLogprobs
+from services.core.request import Request
+from services.models.llama_cpp import llama_cpp
+from services.models.tokenizers.gguf import vocabulary_bytes
+from services.worker.engines.llamacpp.grammar import Forms
+from services.worker.engines.llamacpp.sampler import build_chain, forbidden_by, is_in
 
 CONTEXT_LENGTH_DEFAULT_MAX = 2048
 _FLASH_ATTENTION_ON = 1
@@ -142,3 +144,20 @@ def _context_parameters(
 def _text(vocab: llama_cpp.LlamaVocab, token: int) -> str:
     text: str = vocab.get_text(token) if token >= 0 else ""
     return text
+
+
+def token_logprobs(scores: Sequence[float], token: int, rival_count: int) -> TokenLogprobs:
+    """Of `token`, and of the `rival_count` likeliest tokens, itself among them or not; of equals the lower id first."""
+    highest = max(scores)
+    # An exact sum, so that it does not depend on the order of addition, nor on the version of Python.
+    total = highest + math.log(math.fsum([math.exp(score - highest) for score in scores]))
+    top = tuple((one, scores[one] - total) for one in _likeliest(scores, rival_count))
+    return TokenLogprobs(scores[token] - total, top)
+
+
+def _likeliest(scores: Sequence[float], count: int) -> list[int]:
+    if count == 0:
+        return []
+    least = heapq.nlargest(count, scores)[-1]
+    candidates = [token for token, score in enumerate(scores) if score >= least]
+    return sorted(candidates, key=lambda token: (-scores[token], token))[:count]

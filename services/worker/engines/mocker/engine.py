@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from services.card import ModelCard, Resume, TokenizerRef
-from services.request import Request
-from services.tokenizers.byte_level import VOCAB_SIZE
+from services.core.model_card import ModelCard, Resume, TokenizerRef
+from services.core.request import Request
+from services.models.tokenizers.byte_level import VOCAB_SIZE
 from services.worker.engine import Emit, EngineLoad, Output
 from services.worker.engines.mocker.faults import Faults, Saboteur
 from services.worker.engines.mocker.rank import Piece, Rank, next_pieces
@@ -75,7 +75,7 @@ class MockerEngine:
 
     def submit(self, key: int, request: Request) -> None:
         self._saboteur.refuse()
-        assert len(request.prompt_token_ids) < self.card.context_length, "see services/worker/check.py"
+        assert len(request.prompt_token_ids) < self.card.context_length, "see services/worker/validate.py"
         rank = self._ranks[0] if len(self._ranks) == 1 else min(self._ranks, key=attrgetter("token_count"))
         rank.add(MockerSequence(key, request))
         self._rank_of[key] = rank

@@ -6,8 +6,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.errors import Failure, Reason
-from services.refusals import CAUSE, RefusedFor
+from services.core.errors import CAUSE, Failure, Reason, RefusedFor
 from services.worker.engines.mocker.sequence import MockerSequence
 
 

@@ -5,8 +5,9 @@ import math
 import struct
 from array import array
 
-from services.request import FinishReason, Request, TokenLogprobs
-from services.tokenizers.byte_level import EOS
+from services.core.interface import TokenLogprobs
+from services.core.request import FinishReason, Request
+from services.models.tokenizers.byte_level import EOS
 from services.worker.engine import Output
 
 _CHARACTERS = [*"etaoinshrdlcumwfgypb", *" " * 6, ",", ".", "\n", *"éßдא", *"漢字語", *"🎉🚀"]

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from services.errors import Failure, Reason
-from services.request import Request
+from services.core.errors import Failure, Reason
+from services.core.request import Request
+from services.worker.engines.trtllm.installation import Package
 from services.worker.engines.trtllm.options import TrtLlmConfig, llm_arguments
-from services.worker.engines.trtllm.package import Package
-from services.worker.engines.trtllm.params import EngineRequest, ModelFacts, engine_request
+from services.worker.engines.trtllm.sampling_params import EngineRequest, ModelFacts, engine_request
 
 
 class Client:

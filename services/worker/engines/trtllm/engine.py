@@ -5,17 +5,17 @@ import math
 
 import structlog
 
-from services.card import ModelCard, Resume
-from services.lifetime import StartupError
-from services.model_folder import ModelFolder, read_model_folder
-from services.request import Request
+from services.core.model_card import ModelCard, Resume
+from services.core.request import Request
+from services.models.hf_checkpoint import ModelFolder, read_model_folder
+from services.runtime.process import StartupError
 from services.worker.engine import Emit, EngineLoad
 from services.worker.engines.trtllm.client import Client
-from services.worker.engines.trtllm.ending import exiting_on_signals
+from services.worker.engines.trtllm.installation import check_package, load_package
 from services.worker.engines.trtllm.options import TrtLlmConfig
-from services.worker.engines.trtllm.package import check_package, load_package
-from services.worker.engines.trtllm.params import ModelFacts, guided_kinds
-from services.worker.engines.trtllm.serving import Serving
+from services.worker.engines.trtllm.runner import Serving
+from services.worker.engines.trtllm.sampling_params import ModelFacts, guided_kinds
+from services.worker.engines.trtllm.shutdown import exiting_on_signals
 
 log = structlog.get_logger()
 

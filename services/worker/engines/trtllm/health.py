@@ -13,7 +13,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from services.errors import Failure, Reason
+from services.core.errors import Failure, Reason
 from services.worker.engines.trtllm.options import TrtLlmConfig
 
 

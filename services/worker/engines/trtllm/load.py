@@ -5,9 +5,12 @@ data-parallel ranks it does not say which one it speaks of. Our own count is com
 share the blocks of a common beginning. So the lower of the two counts, as long as what the engine said is fresh.
 """
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import structlog
 
 from services.worker.engine import EngineLoad, RankLoad
 
@@ -92,3 +95,29 @@ def emptiest_rank(residents: Iterable[Resident], ranks: int) -> int:
 
 def _blocks(resident: Resident, block_tokens: int) -> int:
     return -(-resident.token_count // block_tokens)
+
+
+log = structlog.get_logger()
+PAUSE_S = 0.2
+"""Between two looks: the engine takes a sample as often."""
+WAIT_S = 0.5
+"""How long one look waits for news."""
+_NO_NEWS = (IndexError, asyncio.QueueEmpty, TimeoutError)
+
+
+async def read_stats(llm: Any, take: Callable[[Mapping[str, Any]], None], doubt: Callable[[], None]) -> None:
+    """Until cancelled, or until the engine raises, which may be the error that it died of: then `doubt` is called.
+
+    take: gets each. Without statistics what we count ourselves has to do.
+    """
+    while True:
+        try:
+            async for stats in llm.get_stats_async(timeout=WAIT_S):
+                take(stats)
+        except _NO_NEWS:
+            pass
+        except Exception as error:
+            log.warning("the engine's statistics cannot be read, and are not asked for any more", why=str(error))
+            doubt()
+            return
+        await asyncio.sleep(PAUSE_S)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.lifetime import StartupError
+from services.runtime.process import StartupError
 
 BLOCK_TOKENS_DEFAULT = 32
 """Tokens that a block of the key-value cache holds, unless the file says otherwise."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.model_folder import make_model_folder
+from tests.support.model_folder import make_model_folder
 
 FAKES = Path(__file__).parents[3] / "fakes"
 NAMES = ("tensorrt_llm", "torch")

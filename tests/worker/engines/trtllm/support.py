@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.request import Request, Sampling
+from services.core.request import Request, Sampling
 from services.worker.engine import Output
 from services.worker.engines.trtllm import TrtLlmConfig, TrtLlmEngine
-from tests.support import make_request, run_async
+from tests.support.doubles import make_request, run_async
 
 GREEDY = Sampling(temperature=0.0)
 SAMPLED = Sampling(temperature=0.8)

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from services.request import Guided, GuidedKind
+from services.core.request import Guided, GuidedKind
 from services.worker.engines.trtllm.options import TrtLlmConfig, llm_arguments
-from services.worker.engines.trtllm.params import ModelFacts, engine_request
+from services.worker.engines.trtllm.sampling_params import ModelFacts, engine_request
 from tests.contracts.manifest import CLASSES
-from tests.support import make_request
+from tests.support.doubles import make_request
 from tests.worker.engines.trtllm.support import SAMPLED
 
 FACTS = ModelFacts(context_length=100, vocab_size=300, end_ids=(256,), guided_backend="xgrammar")

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from services.errors import Failure, Reason
-from services.lifetime import StartupError
-from services.request import FinishReason, Guided, GuidedKind, Request
-from services.tokenizers.byte_level import EOS
+from services.core.errors import Failure, Reason
+from services.core.request import FinishReason, Guided, GuidedKind, Request
+from services.models.tokenizers.byte_level import EOS
+from services.runtime.process import StartupError
 from services.worker.engine import Output
 from services.worker.engines.trtllm import TrtLlmConfig, TrtLlmEngine
-from tests.model_folder import make_model_folder
+from tests.support.model_folder import make_model_folder
 from tests.worker.engines.trtllm.support import GREEDY, PROMPT, SAMPLED, Running, asked, llm_of, play
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.errors import Failure, Reason
+from services.core.errors import Failure, Reason
 from services.worker.engines.trtllm.health import Health
 from services.worker.engines.trtllm.options import TrtLlmConfig
 from tests.worker.support import pass_time, run_clocked, settle

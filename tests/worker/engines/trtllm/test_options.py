@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.lifetime import StartupError
+from services.runtime.process import StartupError
 from services.worker.engines.trtllm.options import TrtLlmConfig, llm_arguments, read_extra
 
 

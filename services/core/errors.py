@@ -1,0 +1,293 @@
+"""Everything that can go wrong with a request: one exception, one closed enum of reasons, one table.
+
+`reason` is for programs and never changes its meaning; `detail` is for people and may. A new reason is made only when
+some code or client would act differently on it. The table says what follows from a reason alone: which codes a client
+sees, who may try again, and whether a worker is to blame. What also depends on how far a request has come, above all
+after an ENGINE_ERROR, is in frontend/policy.py.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from grpc import StatusCode
+
+QUOTED_CHARACTERS_MAX = 200
+"""Of what a client sent, where a failure's detail repeats it."""
+
+
+class Reason(StrEnum):
+    """Why a request failed."""
+
+    CANNOT_CONNECT = "CANNOT_CONNECT"
+    DISCONNECTED = "DISCONNECTED"
+    STALLED = "STALLED"
+    STREAM_INCOMPLETE = "STREAM_INCOMPLETE"
+    PROTOCOL_VIOLATION = "PROTOCOL_VIOLATION"
+    ENGINE_DEAD = "ENGINE_DEAD"
+    WORKER_AT_CAPACITY = "WORKER_AT_CAPACITY"
+    DRAINING = "DRAINING"
+    ENGINE_ERROR = "ENGINE_ERROR"
+    POISON_REQUEST = "POISON_REQUEST"
+    GRAMMAR_REPLAY_MISMATCH = "GRAMMAR_REPLAY_MISMATCH"
+    OVERLOADED = "OVERLOADED"
+    NO_WORKERS = "NO_WORKERS"
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    BODY_TOO_LARGE = "BODY_TOO_LARGE"
+    PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
+    MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    SLOW_CLIENT = "SLOW_CLIENT"
+    INSTANCE_NOT_FOUND = "INSTANCE_NOT_FOUND"
+    STORE_AWAY = "STORE_AWAY"
+    TAKEN_OVER = "TAKEN_OVER"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    INTERNAL = "INTERNAL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What follows from a reason.
+
+    grpc, http: the status a client sees. kind: the OpenAI envelope's `type`. migrates: the frontend may carry the
+    stream on elsewhere. free: such a move does not count against the migration limit. blames_worker: the worker is
+    quarantined. retryable: the client may send the same request again. hint: what a person should do; None where the
+    failure's detail says it.
+    """
+
+    grpc: StatusCode
+    http: int
+    kind: str
+    migrates: bool = False
+    free: bool = False
+    blames_worker: bool = False
+    retryable: bool = False
+    hint: str | None
+
+
+def _lost(hint: str) -> Traits:
+    return Traits(
+        grpc=StatusCode.UNAVAILABLE,
+        http=502,
+        kind="server_error",
+        migrates=True,
+        blames_worker=True,
+        retryable=True,
+        hint=hint,
+    )
+
+
+def _full(hint: str, *, migrates: bool) -> Traits:
+    return Traits(
+        grpc=StatusCode.RESOURCE_EXHAUSTED,
+        http=503,
+        kind="overloaded_error",
+        migrates=migrates,
+        free=migrates,
+        retryable=True,
+        hint=hint,
+    )
+
+
+def _request(http: int, grpc: StatusCode, hint: str | None) -> Traits:
+    return Traits(grpc=grpc, http=http, kind="invalid_request_error", hint=hint)
+
+
+TRAITS: dict[Reason, Traits] = {
+    Reason.CANNOT_CONNECT: _lost("No worker could be reached in time. Send the request again."),
+    Reason.DISCONNECTED: _lost("The worker was lost. Send the request again."),
+    Reason.STALLED: _lost("A worker, or a process of the frontend, stopped answering. Send the request again."),
+    Reason.STREAM_INCOMPLETE: _lost("The worker ended the stream too early. Send the request again."),
+    Reason.PROTOCOL_VIOLATION: _lost("The worker broke the protocol. Check that its version fits the frontend's."),
+    Reason.ENGINE_DEAD: _lost("The worker's engine died. See the worker's log."),
+    Reason.WORKER_AT_CAPACITY: _full("The worker is at capacity. Back off and send the request again.", migrates=True),
+    Reason.DRAINING: Traits(
+        grpc=StatusCode.UNAVAILABLE,
+        http=503,
+        kind="server_error",
+        migrates=True,
+        free=True,
+        retryable=True,
+        hint="The server is leaving. Send the request again.",
+    ),
+    Reason.ENGINE_ERROR: Traits(
+        grpc=StatusCode.INTERNAL,
+        http=500,
+        kind="server_error",
+        retryable=True,
+        hint="The engine failed on this request. See the worker's log.",
+    ),
+    Reason.POISON_REQUEST: Traits(
+        grpc=StatusCode.INTERNAL,
+        http=500,
+        kind="server_error",
+        hint="Two workers died of this request. Do not send it again; see the workers' logs.",
+    ),
+    Reason.GRAMMAR_REPLAY_MISMATCH: Traits(
+        grpc=StatusCode.INTERNAL,
+        http=500,
+        kind="server_error",
+        hint="The answer so far does not fit the grammar on another worker. Check that all workers are alike.",
+    ),
+    Reason.OVERLOADED: _full("No worker has room for it. Back off and send it again, or add workers.", migrates=False),
+    Reason.NO_WORKERS: Traits(
+        grpc=StatusCode.UNAVAILABLE,
+        http=503,
+        kind="server_error",
+        retryable=True,
+        hint="No worker serves this model at the moment. Start one, or wait.",
+    ),
+    Reason.INVALID_ARGUMENT: _request(400, StatusCode.INVALID_ARGUMENT, None),
+    Reason.BODY_TOO_LARGE: _request(413, StatusCode.RESOURCE_EXHAUSTED, "Send a smaller request."),
+    Reason.PROMPT_TOO_LONG: _request(400, StatusCode.INVALID_ARGUMENT, "Shorten the prompt or lower max_tokens."),
+    Reason.MODEL_NOT_FOUND: _request(404, StatusCode.NOT_FOUND, "Ask for one of the models in /v1/models."),
+    Reason.DEADLINE_EXCEEDED: Traits(
+        grpc=StatusCode.DEADLINE_EXCEEDED,
+        http=504,
+        kind="timeout_error",
+        hint="Allow more time, or ask for fewer tokens.",
+    ),
+    Reason.CANCELLED: Traits(
+        grpc=StatusCode.CANCELLED,
+        http=499,
+        kind="cancelled",
+        hint="The client left, or somebody cancelled the request by its name.",
+    ),
+    Reason.SLOW_CLIENT: Traits(
+        grpc=StatusCode.RESOURCE_EXHAUSTED,
+        http=503,
+        kind="server_error",
+        hint="Read the stream as fast as it comes.",
+    ),
+    Reason.INSTANCE_NOT_FOUND: _request(
+        404,
+        StatusCode.NOT_FOUND,
+        "Workers' ids are in their logs (`worker ready … instance=`) and in frontends' metrics (`worker_id`).",
+    ),
+    Reason.STORE_AWAY: Traits(
+        grpc=StatusCode.UNAVAILABLE,
+        http=503,
+        kind="server_error",
+        retryable=True,
+        hint="The registry cannot reach its store. Back off and try again, on another registry if there is one.",
+    ),
+    Reason.TAKEN_OVER: Traits(
+        grpc=StatusCode.ABORTED,
+        http=409,
+        kind="invalid_request_error",
+        hint="A newer stream registered this instance id. Give each start of a worker an id of its own.",
+    ),
+    Reason.UNAUTHENTICATED: Traits(
+        grpc=StatusCode.UNAUTHENTICATED,
+        http=401,
+        kind="authentication_error",
+        hint="Send the header (over gRPC the metadata) `authorization: Bearer TOKEN` with the right token.",
+    ),
+    Reason.INTERNAL: Traits(
+        grpc=StatusCode.INTERNAL, http=500, kind="server_error", hint="This is a bug: report the request id."
+    ),
+}
+
+
+class Failure(Exception):
+    """A request failed.
+
+    detail: one sentence for people, safe to show to the client. param: the request's field at fault, in the client's
+    spelling. retry_after_s: when to try again, in seconds, where that is known. metadata: what else programs may want
+    to know, such as the limits that a refusal is about; it goes to the client as it is.
+    """
+
+    def __init__(
+        self,
+        reason: Reason,
+        detail: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.metadata: Mapping[str, str] = metadata or {}
+
+    @property
+    def traits(self) -> Traits:
+        return TRAITS[self.reason]
+
+    def again(self) -> "Failure":
+        """The same for one more request: an exception that several tasks raise would gather their tracebacks."""
+        return Failure(
+            self.reason, self.detail, param=self.param, retry_after_s=self.retry_after_s, metadata=self.metadata
+        )
+
+    def forget_way(self) -> None:
+        """Let go of the frames that it came through, once it is answered. They hold it as it holds them: hundreds of
+        objects a request, which would else stay until a collection of garbage that stops every stream.
+        """
+        error: BaseException | None = self
+        while error is not None:
+            error.__traceback__ = None
+            error = error.__context__
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"
+
+
+def invalid(param: str, detail: str) -> Failure:
+    """The failure of a request whose field `param` is wrong; `detail` says what to change."""
+    return Failure(Reason.INVALID_ARGUMENT, detail, param=param)
+
+
+def quoted(given: str) -> str:
+    """What a client sent as a detail may repeat it: in quotes, and cut where it is long."""
+    return repr(given[:QUOTED_CHARACTERS_MAX])
+
+
+def shown(given: int) -> str:
+    """The same for a whole number, which in JSON may have thousands of digits."""
+    return str(given)[:QUOTED_CHARACTERS_MAX]
+
+
+REJECTIONS = frozenset({Reason.WORKER_AT_CAPACITY, Reason.OVERLOADED})
+CAUSE = "cause"
+"""Its name in a failure's metadata."""
+
+
+class RefusedFor(StrEnum):
+    """capacity: as many requests as run and wait at most. busy_threshold: some worker has room, but those that have are
+    over a threshold. queue_tokens: prompt tokens that wait. queue_timeout: how long one may wait. preparation: requests
+    that are made ready aside, before they count as any of these.
+    """
+
+    CAPACITY = "capacity"
+    BUSY_THRESHOLD = "busy_threshold"
+    QUEUE_TOKENS = "queue_tokens"
+    QUEUE_TIMEOUT = "queue_timeout"
+    PREPARATION = "preparation"
+
+
+_BY_NAME = {one.value: one for one in RefusedFor}
+
+
+def refused_for(failure: Failure) -> RefusedFor:
+    """The bound that a refusal has met. Of one that does not say, or names what is not known here: capacity."""
+    return _BY_NAME.get(failure.metadata.get(CAUSE, ""), RefusedFor.CAPACITY)
+
+
+RETRY_AFTER_S_MIN = 1.0
+"""Also where nothing is known: marks of full workers have lapsed by then."""
+RETRY_AFTER_S_MAX = 60.0
+"""Clients of OpenAI's own make nothing of a longer time."""
+JITTER_MIN, JITTER_MAX = 0.8, 1.2
+"""Clients that are refused together are not to come back together."""
+
+
+def jittered_s(seconds: float, rng: random.Random) -> float:
+    """About so long, from RETRY_AFTER_S_MIN to RETRY_AFTER_S_MAX; at these bounds, too, not the same for everybody."""
+    middle_s = min(max(seconds, RETRY_AFTER_S_MIN / JITTER_MIN), RETRY_AFTER_S_MAX / JITTER_MAX)
+    return middle_s * rng.uniform(JITTER_MIN, JITTER_MAX)

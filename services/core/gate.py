@@ -1,0 +1,68 @@
+"""Whether a process takes new requests, and which it has."""
+
+import asyncio
+from itertools import chain
+
+from services.core.call import Call, Cause, Ending
+from services.core.errors import Failure, Reason
+
+
+class Gate:
+    """Whether a process takes new requests, and which it has."""
+
+    def __init__(self) -> None:
+        self.is_draining = False
+        self._inside: dict[str, Ending] = {}  # request id → of a request that has it
+        self._namesakes: dict[str, set[Ending]] = {}  # request id → of further ones; mostly there are none
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    @property
+    def count(self) -> int:
+        """How many requests are inside."""
+        return len(self._inside) + sum(map(len, self._namesakes.values()))
+
+    def enter(self, call: Call) -> None:
+        """Take a request in. Raises DRAINING."""
+        if self.is_draining:
+            raise Failure(Reason.DRAINING, "the server is leaving and takes no new requests", retry_after_s=1.0)
+        if self._inside.setdefault(call.request_id, call.ending) is not call.ending:
+            self._namesakes.setdefault(call.request_id, set()).add(call.ending)
+        self._quiet.clear()
+
+    def leave(self, call: Call) -> None:
+        """The request is done."""
+        name, namesakes = call.request_id, self._namesakes.get(call.request_id)
+        if namesakes is None:
+            del self._inside[name]
+        elif self._inside[name] is call.ending:
+            self._inside[name] = namesakes.pop()
+        else:
+            namesakes.discard(call.ending)
+        if namesakes is not None and not namesakes:
+            del self._namesakes[name]
+        if not self._inside:
+            self._quiet.set()
+
+    def cancel(self, request_id: str) -> int:
+        """End every request of that name that is inside and not ended yet. Returns how many those are. Idempotent."""
+        first = self._inside.get(request_id)
+        named = () if first is None else (first, *self._namesakes.get(request_id, ()))
+        endings = [ending for ending in named if ending.failure is None]
+        for ending in endings:
+            ending.fail(Failure(Reason.CANCELLED, "the request was cancelled by its name"), Cause.EXPLICIT)
+        return len(endings)
+
+    def fail_all(self, failure: Failure) -> None:
+        """End every request that is inside with this failure; `wait_quiet` says when they are gone."""
+        for ending in [*self._inside.values(), *chain.from_iterable(self._namesakes.values())]:
+            ending.fail(failure, Cause.DRAIN)
+
+    async def wait_quiet(self, timeout_s: float) -> bool:
+        """Until no request is left; False if some are after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            return False
+        return True

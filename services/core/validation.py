@@ -1,0 +1,198 @@
+"""What a request may ask, of frontends and workers, over gRPC and HTTP alike.
+
+Every refusal names the field and says what to change.
+"""
+
+import math
+import random
+import re
+import sys
+
+from msgspec.structs import replace
+
+from services.core.errors import Failure, Reason, invalid, shown
+from services.core.model_card import ModelCard
+from services.core.request import Guided, GuidedKind, Request, Sampling, Stop
+
+NAME_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""Names that clients give to requests: safe in logs, headers and trailers."""
+STOP_STRINGS_MAX = 16
+STOP_STRING_CHARACTERS_MAX = 1024
+STOP_TOKENS_MAX = 256
+LOGIT_BIASES_MAX = 1024
+LOGIT_BIAS_MAX = 100
+MESSAGES_MAX = 4096
+SEED_MAX = 2**64 - 1
+COUNT_MAX = 2**32 - 1
+MIGRATION_LIMIT = "X-Migration-Limit"
+MIGRATION_LIMIT_DIGITS_MAX = 9
+CHOICES_MAX = 64
+ANSWERS_MAX = 256
+"""To one request: its prompts times `n`."""
+LOGPROBS_MAX = 20
+GUIDED_CHARACTERS_MAX = 65_536
+
+RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0, math.inf),
+}
+ABOVE_ZERO = ("top_p", "repetition_penalty")
+_ENDS = [
+    (name, math.nextafter(0, 1) if name in ABOVE_ZERO else least, min(most, sys.float_info.max))
+    for name, (least, most) in RANGES.items()
+]
+"""The least and the greatest value of each range: neither infinity nor what is not a number lies between."""
+
+
+def checked_request_id(given: str) -> str:
+    """A client's own name for a request. Raises INVALID_ARGUMENT for one that can't be logged."""
+    if not NAME_FORM.fullmatch(given):
+        raise invalid("request_id", "request_id must be 1 to 128 letters, digits, '-', '_', '.' or ':'")
+    return given
+
+
+def migration_limit_of(given: str | None) -> int | None:
+    """How often a client lets its request move: header or metadata X-Migration-Limit; None: it does not say.
+
+    Raises INVALID_ARGUMENT for what is not a whole number of at most MIGRATION_LIMIT_DIGITS_MAX digits.
+    """
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdecimal() and len(given) <= MIGRATION_LIMIT_DIGITS_MAX):
+        raise invalid(MIGRATION_LIMIT, f"the header {MIGRATION_LIMIT} must be a whole number of moves, 0 for none")
+    return int(given)
+
+
+def check_request(request: Request) -> None:
+    """All that can be said without the model. Raises INVALID_ARGUMENT."""
+    if not request.model:
+        raise invalid("model", "model is missing: name one of those in /v1/models")
+    given = [prompt for prompt in (request.text, request.messages, request.token_ids) if prompt is not None]
+    if not given:
+        raise invalid("prompt", "the request has no prompt: give text, chat messages or token ids")
+    if request.messages is not None and not request.messages:
+        raise invalid("messages", "messages is empty: give at least one")
+    if not all(given):
+        raise invalid("prompt", "the prompt is empty: give at least one token")
+    if len(request.messages or ()) > MESSAGES_MAX:
+        raise invalid("messages", f"messages has more than {MESSAGES_MAX} messages: leave the oldest out")
+    if not 1 <= request.n <= CHOICES_MAX:
+        raise invalid("n", f"n is {shown(request.n)}: it must be from 1 to {CHOICES_MAX}")
+    if request.logprobs is not None and not 0 <= request.logprobs <= LOGPROBS_MAX:
+        raise invalid("logprobs", f"logprobs is {shown(request.logprobs)}: it must be from 0 to {LOGPROBS_MAX}")
+    if request.guided is not None:
+        _check_guided(request.guided)
+    _check_sampling(request.sampling)
+    _check_stop(request.stop)
+
+
+def check_count(request: Request) -> None:
+    """Of answers to a request with several prompts. Raises INVALID_ARGUMENT."""
+    if len(request.parts) * request.n > ANSWERS_MAX:
+        asked = f"{len(request.parts)} prompts with n of {shown(request.n)}"
+        detail = f"{asked} are too many: ask for {ANSWERS_MAX} answers at most"
+        raise invalid("prompt", detail)
+
+
+def _check_guided(guided: Guided) -> None:
+    if guided.kind is not GuidedKind.JSON_OBJECT and not guided.texts:
+        raise invalid("guided", f"guided.{guided.kind} is empty: give at least one")
+    if any(not text for text in guided.texts):
+        raise invalid("guided", f"guided.{guided.kind} has an empty text: leave it out")
+    if sum(map(len, guided.texts)) > GUIDED_CHARACTERS_MAX:
+        raise invalid("guided", f"guided.{guided.kind} has more than {GUIDED_CHARACTERS_MAX} characters: shorten it")
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    for name, least, greatest in _ENDS:
+        value = getattr(sampling, name)
+        if value is not None and not least <= value <= greatest:
+            raise _out_of_range(name, value)
+    if not 0 <= sampling.top_k <= COUNT_MAX:
+        raise invalid("top_k", f"top_k is {shown(sampling.top_k)}: it must be 0 (off) or more")
+    if sampling.seed is not None and not 0 <= sampling.seed <= SEED_MAX:
+        raise invalid("seed", f"seed is {shown(sampling.seed)}: it must be from 0 to 2^64 - 1")
+    if len(sampling.logit_bias) > LOGIT_BIASES_MAX:
+        raise invalid("logit_bias", f"logit_bias has more than {LOGIT_BIASES_MAX} tokens: leave some out")
+    for token, bias in sampling.logit_bias:
+        if not -LOGIT_BIAS_MAX <= bias <= LOGIT_BIAS_MAX or token < 0:
+            bounds = f"from {-LOGIT_BIAS_MAX} to {LOGIT_BIAS_MAX}"
+            raise invalid("logit_bias", f"logit_bias of token {token} is {bias}: it must be {bounds}")
+
+
+def _out_of_range(name: str, value: float) -> Failure:
+    least, most = RANGES[name]
+    above = "above" if name in ABOVE_ZERO else "from"
+    bounds = f"{above} {least}" + (f" to {most}" if math.isfinite(most) else "")
+    return invalid(name, f"{name} is {value}: it must be {bounds}")
+
+
+def _check_stop(stop: Stop) -> None:
+    if len(stop.strings) > STOP_STRINGS_MAX:
+        raise invalid("stop", f"{len(stop.strings)} stop strings are too many: give at most {STOP_STRINGS_MAX}")
+    if any(not 1 <= len(string) <= STOP_STRING_CHARACTERS_MAX for string in stop.strings):
+        raise invalid("stop", f"a stop string must have 1 to {STOP_STRING_CHARACTERS_MAX} characters")
+    if len(stop.token_ids) > STOP_TOKENS_MAX:
+        raise invalid("stop_token_ids", f"stop_token_ids has more than {STOP_TOKENS_MAX} tokens: leave some out")
+    if stop.max_tokens is not None and stop.max_tokens < 1:
+        raise invalid("max_tokens", f"max_tokens is {shown(stop.max_tokens)}: it must be at least 1")
+    if not 0 <= stop.min_tokens <= (stop.max_tokens or COUNT_MAX):
+        raise invalid("min_tokens", f"min_tokens is {shown(stop.min_tokens)}: it must be from 0 to max_tokens")
+
+
+def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:
+    """Check the request against the model, and decide once what the client left open, so that all workers draw alike.
+
+    Raises INVALID_ARGUMENT and PROMPT_TOO_LONG.
+    """
+    max_tokens = max_tokens_of(request, card.context_length)  # First: what is too long is not looked through.
+    _check_tokens(request, card.vocab_size)
+    if request.logprobs is not None and not card.has_logprobs:
+        raise invalid("logprobs", f"the engine of {card.model!r} gives no log probabilities: leave logprobs out")
+    if request.guided is not None and request.guided.kind not in card.guided:
+        known = ", ".join(card.guided) or "none"
+        raise invalid("guided", f"the engine of {card.model!r} can't do {request.guided.kind}; kinds it can: {known}")
+    sampling = request.sampling
+    seed = sampling.seed
+    if seed is None and card.resume.sampling:  # Else the engine draws from none.
+        seed = rng.getrandbits(64)
+    temperature = card.default_temperature if sampling.temperature is None else sampling.temperature
+    return replace(
+        request,
+        stop=replace(request.stop, max_tokens=max_tokens),
+        sampling=replace(sampling, seed=seed, temperature=temperature),
+    )
+
+
+def _check_tokens(request: Request, vocab_size: int) -> None:
+    """Token ids must be the model's. Raises INVALID_ARGUMENT."""
+    for name, token_ids in (
+        ("prompt", request.prompt_token_ids),
+        ("generated_token_ids", request.generated_token_ids),
+        ("stop_token_ids", request.stop.token_ids),
+        ("logit_bias", tuple(token for token, _ in request.sampling.logit_bias)),
+    ):
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            raise invalid(name, f"{name} has a token id that the model lacks: ids are from 0 to {vocab_size - 1}")
+
+
+def max_tokens_of(request: Request, context_length: int) -> int:
+    """How long the answer may become. Raises when prompt and answer do not fit the context."""
+    prompt = len(request.prompt_token_ids)
+    room = context_length - prompt
+    asked = request.stop.max_tokens
+    if not prompt:
+        raise invalid("prompt", "the prompt is empty: give at least one token")
+    if room < 1:
+        detail = f"the prompt has {prompt} tokens, and the model's context holds {context_length} with the answer"
+        raise Failure(Reason.PROMPT_TOO_LONG, detail, param="prompt")
+    if asked is not None and asked > room:
+        left = f"the prompt's {prompt} tokens leave {room} of the context of {context_length}"
+        raise invalid("max_tokens", f"max_tokens is {shown(asked)}: {left}")
+    if len(request.generated_token_ids) > (asked or room):
+        raise invalid("generated_token_ids", "generated_token_ids has more tokens than max_tokens allows")
+    return asked or room

@@ -1,0 +1,1 @@
+"""Operator calls: busy thresholds, over HTTP and gRPC."""

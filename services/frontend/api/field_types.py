@@ -1,0 +1,56 @@
+"""Types of fields with the ranges that the OpenAPI document tells; other modules check them, for gRPC as well."""
+
+import math
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from services.core.validation import (
+    ABOVE_ZERO,
+    CHOICES_MAX,
+    LOGIT_BIAS_MAX,
+    LOGIT_BIASES_MAX,
+    LOGPROBS_MAX,
+    RANGES,
+    SEED_MAX,
+    STOP_STRING_CHARACTERS_MAX,
+    STOP_STRINGS_MAX,
+    STOP_TOKENS_MAX,
+)
+from services.frontend.routing.thresholds import TOKENS_MAX
+
+
+def _range_of(name: str) -> dict[str, Any]:
+    least, most = RANGES[name]
+    bounds: dict[str, Any] = {"exclusiveMinimum" if name in ABOVE_ZERO else "minimum": least}
+    return bounds | ({"maximum": most} if math.isfinite(most) else {})
+
+
+Temperature = Annotated[float, Meta(extra_json_schema=_range_of("temperature"))]
+TopP = Annotated[float, Meta(extra_json_schema=_range_of("top_p"))]
+MinP = Annotated[float, Meta(extra_json_schema=_range_of("min_p"))]
+PresencePenalty = Annotated[float, Meta(extra_json_schema=_range_of("presence_penalty"))]
+FrequencyPenalty = Annotated[float, Meta(extra_json_schema=_range_of("frequency_penalty"))]
+RepetitionPenalty = Annotated[float, Meta(extra_json_schema=_range_of("repetition_penalty"))]
+Seed = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": SEED_MAX})]
+ChoiceCount = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": CHOICES_MAX})]
+RivalCount = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": LOGPROBS_MAX})]
+MaxTokens = Annotated[int, Meta(extra_json_schema={"minimum": 1})]
+MinTokens = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
+TopK = Annotated[int, Meta(extra_json_schema={"minimum": -1})]
+"""-1 and 0: all."""
+
+TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+"""Its range is checked where it is read."""
+TokenIds = Annotated[list[TokenId], Meta(extra_json_schema={"minItems": 1})]
+NotEmpty = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+Prompts = Annotated[list[NotEmpty | TokenId | TokenIds], Meta(extra_json_schema={"minItems": 1})]
+StopString = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": STOP_STRING_CHARACTERS_MAX})]
+StopStrings = Annotated[list[StopString], Meta(extra_json_schema={"maxItems": STOP_STRINGS_MAX})]
+StopTokenIds = Annotated[list[TokenId], Meta(extra_json_schema={"maxItems": STOP_TOKENS_MAX})]
+_TokenIdText = Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9]{1,10}$"})]
+_Bias = Annotated[float, Meta(extra_json_schema={"minimum": -LOGIT_BIAS_MAX, "maximum": LOGIT_BIAS_MAX})]
+LogitBias = Annotated[dict[_TokenIdText, _Bias], Meta(extra_json_schema={"maxProperties": LOGIT_BIASES_MAX})]
+BlocksThreshold = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 1})]
+TokensThreshold = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": TOKENS_MAX})]
+PartKind = Annotated[str, Meta(extra_json_schema={"enum": ["text"]})]

@@ -1,0 +1,270 @@
+"""The bodies of OpenAI's completions and chat completions, and what they ask in the plane's own terms.
+
+Types and shapes are checked here; ranges are preprocess's, which gRPC shares.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from services.core.errors import invalid, quoted
+from services.core.request import Guided, Message, Request, Sampling, Stop
+from services.core.validation import ANSWERS_MAX, LOGPROBS_MAX, MESSAGES_MAX
+from services.frontend.api.field_types import (
+    ChoiceCount,
+    FrequencyPenalty,
+    LogitBias,
+    MaxTokens,
+    MinP,
+    MinTokens,
+    NotEmpty,
+    PartKind,
+    PresencePenalty,
+    Prompts,
+    RepetitionPenalty,
+    RivalCount,
+    Seed,
+    StopString,
+    StopStrings,
+    StopTokenIds,
+    Temperature,
+    TopK,
+    TopP,
+)
+from services.frontend.api.openai.guided import ResponseFormat, Schema, StructuredOutputs, forms_of, only_one
+
+COMPLETION_TOKENS_DEFAULT = 16
+"""As OpenAI documents for /v1/completions."""
+
+_AS_IT_IS: Mapping[str | None, str] = {}
+
+
+class StreamOptions(Struct, frozen=True, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Body(Struct, frozen=True, kw_only=True):
+    """What both endpoints take."""
+
+    model: NotEmpty
+    n: ChoiceCount | None = None
+    max_tokens: MaxTokens | None = None
+    min_tokens: MinTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    presence_penalty: PresencePenalty | None = None
+    frequency_penalty: FrequencyPenalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: LogitBias | None = None
+    stop: StopString | StopStrings | None = None
+    stop_token_ids: StopTokenIds | None = None
+    ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self.stream)
+
+    @property
+    def is_echoed(self) -> bool:
+        """Whether each answer begins with its prompt."""
+        return False
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def to_request(self) -> Request:
+        """What is asked. Raises Failure(INVALID_ARGUMENT)."""
+        self._check_stream_options()
+        common = Request(
+            model=self.model,
+            n=1 if self.n is None else self.n,
+            logprobs=self._logprobs(),
+            guided=only_one(self._forms()),
+            sampling=self._sampling(),
+            stop=self._stop(),
+        )
+        match self._prompts():
+            case [prompt]:
+                return replace(common, **prompt)
+            case prompts:
+                return replace(common, parts=tuple(replace(common, **prompt) for prompt in prompts))
+
+    def _prompts(self) -> list[dict[str, Any]]:
+        """Each as fields of a request; at least one. Raises Failure(INVALID_ARGUMENT)."""
+        raise NotImplementedError
+
+    def _logprobs(self) -> int | None:
+        """How many rivals' log probabilities to give; None: none at all."""
+        raise NotImplementedError
+
+    def _limit(self) -> int | None:
+        return self.max_tokens
+
+    def _check_stream_options(self) -> None:
+        if self.stream_options is None:
+            return
+        if not self.stream:
+            raise invalid("stream_options", "stream_options needs stream: set stream to true or leave it out")
+        if self.stream_options.continuous_usage_stats:
+            name = "stream_options.continuous_usage_stats"
+            raise invalid(name, f"{name} is not supported in this version: leave it out")
+
+    def _sampling(self) -> Sampling:
+        return Sampling(
+            temperature=self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=0 if self.top_k is None or self.top_k == -1 else self.top_k,  # -1 is vLLM's older word for "all".
+            min_p=self.min_p or 0.0,
+            seed=self.seed,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=_logit_bias(self.logit_bias) if self.logit_bias else (),
+        )
+
+    def spellings(self) -> Mapping[str | None, str]:
+        """What the plane calls a field → what this client calls it, where that differs: a failure may name it."""
+        forms = self._forms()
+        return {"guided": next(iter(forms))} if forms else _AS_IT_IS
+
+    def _forms(self) -> dict[str, Guided]:
+        forms = forms_of("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        if self.structured_outputs is not None:
+            forms |= self.structured_outputs.forms()
+        if self.response_format is not None and (form := self.response_format.to_guided()) is not None:
+            forms["response_format"] = form
+        return forms
+
+    def _stop(self) -> Stop:
+        return Stop(
+            strings=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            min_tokens=self.min_tokens or 0,
+            max_tokens=self._limit(),
+        )
+
+
+class CompletionBody(Body, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: NotEmpty | Prompts
+    logprobs: RivalCount | None = None
+    echo: bool | None = None
+
+    @property
+    def is_echoed(self) -> bool:
+        return bool(self.echo)
+
+    def _logprobs(self) -> int | None:
+        if self.echo and self.logprobs is not None:
+            raise invalid("echo", "echo with logprobs is not supported in this version: leave one of them out")
+        return self.logprobs
+
+    def _limit(self) -> int | None:
+        return COMPLETION_TOKENS_DEFAULT if self.max_tokens is None else self.max_tokens
+
+    def _prompts(self) -> list[dict[str, Any]]:
+        if isinstance(self.prompt, str):
+            return [{"text": self.prompt}]
+        kinds = {type(item) for item in self.prompt}
+        if not kinds:
+            raise invalid("prompt", "prompt is empty: give a string or a list of token ids")
+        if kinds != {int} and len(self.prompt) > ANSWERS_MAX:
+            raise invalid("prompt", f"prompt has {len(self.prompt)} prompts: send {ANSWERS_MAX} at most")
+        if kinds == {str}:
+            return [{"text": text} for text in self.prompt]
+        if kinds == {int}:
+            return [{"token_ids": tuple(self.prompt)}]
+        if kinds == {list}:
+            return [{"token_ids": tuple(token_ids)} for token_ids in cast("list[list[int]]", self.prompt)]
+        raise invalid("prompt", "prompt mixes strings, token ids and lists of them: send lists of one kind")
+
+
+class Part(Struct, frozen=True, kw_only=True, gc=False):
+    """A piece of a message. Only text is taken in this version."""
+
+    type: PartKind
+    text: str | None = None
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True, gc=False):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+
+    def to_message(self, path: str) -> Message:
+        """The turn with the text of its parts put together. Raises Failure(INVALID_ARGUMENT)."""
+        if self.content is None:
+            raise invalid(f"{path}.content", f"{path}.content is required: give a string or a list of text parts")
+        content = self.content
+        if not isinstance(content, str):
+            content = "".join(_text(part, f"{path}.content[{i}]") for i, part in enumerate(content))
+        return Message(self.role, content, self.name or "")
+
+
+class ChatBody(Body, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(max_length=MESSAGES_MAX, extra_json_schema={"minItems": 1})]
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+
+    def _logprobs(self) -> int | None:
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise invalid("top_logprobs", "top_logprobs needs logprobs: set logprobs to true or leave it out")
+        return None
+
+    def spellings(self) -> Mapping[str | None, str]:
+        spellings = {**super().spellings(), "prompt": "messages"}
+        if self.max_completion_tokens is not None:
+            spellings["max_tokens"] = "max_completion_tokens"
+        return spellings
+
+    def _limit(self) -> int | None:
+        if self.max_completion_tokens is None:
+            return self.max_tokens
+        if self.max_tokens is not None:
+            raise invalid("max_tokens", "max_tokens and max_completion_tokens mean the same: give one of them")
+        return self.max_completion_tokens
+
+    def _prompts(self) -> list[dict[str, Any]]:
+        if not self.messages:
+            raise invalid("messages", "messages is empty: give at least one message")
+        return [{"messages": tuple(turn.to_message(f"messages[{i}]") for i, turn in enumerate(self.messages))}]
+
+
+def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    for key in biases:
+        if not (key.isascii() and key.isdecimal() and int(key) < 2**32):
+            raise invalid("logit_bias", f"logit_bias: {quoted(key)} is not a token id")
+    return tuple((int(key), bias) for key, bias in biases.items())
+
+
+def _text(part: Part, path: str) -> str:
+    if part.type != "text":
+        raise invalid(f"{path}.type", f"{path}.type {quoted(part.type)} is not supported in this version: send text")
+    if part.text is None:
+        raise invalid(f"{path}.text", f"{path}.text is required: add it")
+    return part.text

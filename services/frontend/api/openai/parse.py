@@ -1,0 +1,87 @@
+"""JSON into the bodies of OpenAI's calls.
+
+Unknown fields are accepted, as OpenAI does; known ones that this version cannot honour are refused: see unsupported.py.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
+
+from msgspec import DecodeError, Meta, Raw
+from msgspec.json import Decoder
+
+from services.core.validation import MESSAGES_MAX
+from services.frontend.api.openai.bodies import Body, ChatBody, ChatMessage, CompletionBody
+from services.frontend.api.openai.unsupported import (
+    NEUTRAL_IN_CHAT,
+    NEUTRAL_IN_COMPLETION,
+    NEUTRAL_IN_MESSAGE,
+    NEUTRAL_IN_STRUCTURED_OUTPUTS,
+    Neutral,
+    refuse_unsupported,
+)
+from services.http.json_decode import FIELD_BYTES_MAX, FIELDS, decode, fields_of
+
+B = TypeVar("B", bound=Body)
+
+
+class _KnownCompletion(CompletionBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Takes no other fields."""
+
+
+class _KnownMessage(ChatMessage, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """Takes no other fields."""
+
+
+class _KnownChat(ChatBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Takes no other fields, nor do its messages."""
+
+    messages: Annotated[list[_KnownMessage], Meta(max_length=MESSAGES_MAX)]  # type: ignore[assignment]
+
+
+_COMPLETION = Decoder(CompletionBody)
+_KNOWN_COMPLETION = Decoder(_KnownCompletion)
+_CHAT = Decoder(ChatBody)
+_KNOWN_CHAT = Decoder(_KnownChat)
+_TURNS = Decoder(list[dict[str, Raw]])
+
+
+def parse_completion(body: bytes) -> CompletionBody:
+    """The body of POST /v1/completions. Raises Failure(INVALID_ARGUMENT)."""
+    if (known := _known(body, _KNOWN_COMPLETION)) is not None:
+        return known
+    given = fields_of(body, large={"prompt"})
+    parsed = decode(body, _COMPLETION)
+    _refuse(parsed, given, NEUTRAL_IN_COMPLETION)
+    return parsed
+
+
+def parse_chat(body: bytes) -> ChatBody:
+    """The body of POST /v1/chat/completions. Raises Failure(INVALID_ARGUMENT)."""
+    if (known := _known(body, _KNOWN_CHAT)) is not None:
+        return known
+    given = fields_of(body, large={"messages"})
+    parsed = decode(body, _CHAT)
+    _refuse(parsed, given, NEUTRAL_IN_CHAT)
+    turns = decode(given["messages"], _TURNS)
+    for i, turn in enumerate(turns):
+        refuse_unsupported(turn, NEUTRAL_IN_MESSAGE, path=f"messages[{i}].")
+    return parsed
+
+
+def _known(body: bytes, decoder: Decoder[B]) -> B | None:
+    """A body in which nothing is to be refused by name: most have only fields that are honoured, and are read once."""
+    if len(body) > FIELD_BYTES_MAX:
+        return None
+    try:
+        body.decode()  # As in `fields_of`.
+        parsed = decoder.decode(body)
+    except (DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # Who reads it field by field says what is wrong, if anything is.
+    return parsed if parsed.structured_outputs is None else None
+
+
+def _refuse(parsed: Body, given: Mapping[str, Raw], neutral: Neutral) -> None:
+    refuse_unsupported(given, neutral)
+    if parsed.structured_outputs is not None:
+        fields = decode(given["structured_outputs"], FIELDS)
+        refuse_unsupported(fields, NEUTRAL_IN_STRUCTURED_OUTPUTS, path="structured_outputs.")

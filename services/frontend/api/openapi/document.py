@@ -1,0 +1,136 @@
+"""The OpenAPI document at /openapi.json: made of the types that read requests and of the table of reasons."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from services import __version__
+from services.core.errors import Reason
+from services.frontend.api.openapi.operations import NAME_SCHEMA, OPERATIONS, Operation
+from services.frontend.api.openapi.schemas import Error
+from services.http.errors import RETRY_LATER_STATUSES, SHOULD_RETRY, json_response, status_of
+from services.http.headers import REQUEST_ID
+from services.http.router import Routes
+from services.http.server.connection import Connection
+from services.http.server.messages import HttpRequest, Response
+
+PATH = "/openapi.json"
+_REFERENCE = "#/components/schemas/{name}"
+_ARGUMENT = re.compile(r"\{(\w+)\}")
+_ARGUMENT_SCHEMAS: dict[str, dict[str, Any]] = {"request_id": NAME_SCHEMA, "model": {"type": "string", "minLength": 1}}
+_NO_REQUEST = {
+    400: "no HTTP request",
+    408: "the head did not arrive in time",
+    431: "the head is too large",
+    501: "an unknown Transfer-Encoding",
+    505: "an unknown version of HTTP",
+}
+"""Of what can't be read as a request, whatever it asks. Source: where BrokenHead is raised."""
+_ABOUT = (
+    "An LLM request plane whose token streams do not break. Fields that are not listed are accepted and ignored, as"
+    " OpenAI does, but for those that other servers honour and this one cannot: they are refused by name. HEAD is"
+    " answered as GET, without the body. Bodies may come in Content-Encoding gzip or deflate."
+)
+
+
+class OpenApi:
+    """Describes what an application has routes for."""
+
+    def __init__(self, routes: Routes, overload_status: int) -> None:
+        self._routes = routes
+        self._overload_status = overload_status
+
+    def add(self) -> None:
+        """Answer it there, once all other routes are."""
+        self._routes.get(PATH, self._answer)
+
+    @cached_property
+    def _document(self) -> bytes:
+        return msgspec.json.encode(describe(self._routes.listed(), self._overload_status))
+
+    async def _answer(self, request: HttpRequest, connection: Connection) -> Response:
+        return json_response(self._document)
+
+
+def describe(listed: Iterable[tuple[str, str]], overload_status: int) -> dict[str, Any]:
+    """The document. listed: paths and methods. overload_status: of failures for want of capacity."""
+    operations = {(path, method): OPERATIONS[method, path] for path, method in listed}
+    paths: dict[str, dict[str, Any]] = defaultdict(dict)
+    for (path, method), operation in operations.items():
+        paths[path][method.lower()] = _described(path, operation, overload_status)
+    components: dict[str, Any] = {"schemas": _schemas(operations.values())}
+    if any(operation.is_guarded for operation in operations.values()):
+        components["securitySchemes"] = {"admin": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Unbroken", "version": __version__, "description": _ABOUT},
+        "paths": paths,
+        "components": components,
+    }
+
+
+def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
+    shapes = {shape for one in operations for shape in (one.body, one.answer, one.event) if shape is not None}
+    ordered = sorted(shapes | {Error}, key=lambda shape: shape.__name__)
+    return msgspec.json.schema_components(ordered, ref_template=_REFERENCE)[1]
+
+
+def _described(path: str, operation: Operation, overload_status: int) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "parameters": _parameters(path, operation),
+        "responses": {"200": _answered(operation)} | _failures(operation, overload_status),
+    }
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": {"application/json": _schema(operation.body)}}
+    if operation.is_guarded:
+        described["security"] = [{}, {"admin": []}]  # {}: a frontend may have no token.
+    return described
+
+
+def _parameters(path: str, operation: Operation) -> list[dict[str, Any]]:
+    headers = {REQUEST_ID: {"type": "string"}, **(operation.headers or {})}
+    arguments = [
+        {"name": name, "in": "path", "required": True, "schema": _ARGUMENT_SCHEMAS[name]}
+        for name in _ARGUMENT.findall(path)
+    ]
+    return arguments + [{"name": name, "in": "header", "schema": schema} for name, schema in headers.items()]
+
+
+def _answered(operation: Operation) -> dict[str, Any]:
+    if operation.answer is None:
+        content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    else:
+        content = {"application/json": _schema(operation.answer)}
+    if operation.event is None:
+        return _response("Done.", content)
+    content["text/event-stream"] = {}  # What is in an event is no matter of a schema before OpenAPI 3.2.
+    name = operation.event.__name__
+    return _response(f"With `stream` events, each a {name}, and [DONE] last or an event `error`.", content)
+
+
+def _failures(operation: Operation, overload_status: int) -> dict[str, Any]:
+    causes: dict[int, list[str]] = defaultdict(list)
+    for reason in sorted(operation.reasons | {Reason.INTERNAL}):
+        causes[status_of(reason, overload_status)].append(reason)
+    for status, cause in _NO_REQUEST.items():
+        causes[status].append(cause)
+    content = {"application/json": _schema(Error)}
+    return {str(status): _response(", ".join(causes[status]), content, status) for status in sorted(causes)}
+
+
+def _response(description: str, content: dict[str, Any], status: int = 200) -> dict[str, Any]:
+    headers: dict[str, Any] = {REQUEST_ID: {"schema": NAME_SCHEMA}}
+    if status != 200:
+        headers[SHOULD_RETRY] = {"schema": {"type": "string", "enum": ["true", "false"]}}
+    if status in RETRY_LATER_STATUSES:
+        headers["Retry-After"] = {"schema": {"type": "integer", "minimum": 1}}
+    return {"description": description, "headers": headers, "content": content}
+
+
+def _schema(shape: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"schema": {"$ref": _REFERENCE.format(name=shape.__name__)}}

@@ -1,0 +1,1 @@
+"""The layers of the frontend pipeline, one module each."""

@@ -1,0 +1,63 @@
+"""Draws several answers to one request: each is a request of its own, and the client sees them side by side."""
+
+import asyncio
+
+from msgspec.structs import replace
+
+from services.core.call import Call
+from services.core.choice_group import Party
+from services.core.interface import Delta, Finish, Layer, Sink, Usage
+from services.core.request import Request
+from services.runtime.tasks import root_cause
+
+
+class _Tally:
+    """Passes the choices' deltas on; the last one to end carries the usage of all, with the prompt billed once."""
+
+    def __init__(self, sink: Sink, count: int) -> None:
+        self._sink = sink
+        self._left = count
+        self._completion_tokens = 0
+
+    def deliver(self, delta: Delta) -> None:
+        if delta.usage is not None:
+            self._left -= 1
+            self._completion_tokens += delta.usage.completion_tokens
+            total = Usage(delta.usage.prompt_tokens, self._completion_tokens)
+            delta.usage = None if self._left else total
+        self._sink.deliver(delta)
+
+
+class Choices:
+    """Above present and migrate: each choice has its own text, and moves alone.
+
+    They set out together, as a party: one worker takes all of them, or none.
+    """
+
+    def __init__(self, inner: Layer) -> None:
+        self._inner = inner
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        if request.n == 1:
+            return await self._inner(request, call, sink)
+        tally, party = _Tally(sink, request.n), Party(request.n)
+        call = replace(call, party=party)
+        try:
+            async with asyncio.TaskGroup() as group:
+                choices = [
+                    group.create_task(self._inner(replace(request, n=1, choice=index), call, tally))
+                    for index in range(request.n)
+                ]
+                await asyncio.wait(choices)  # Not one by one: a cancelled request would lose the first before the rest.
+        except ExceptionGroup as failures:
+            raise root_cause(failures) from None  # One that failed has had the others cancelled.
+        finally:
+            party.end()
+        finishes = [choice.result() for choice in choices]
+        return Finish(finishes[0].reason, _total([finish.usage for finish in finishes]))
+
+
+def _total(usages: list[Usage | None]) -> Usage:
+    known = [usage for usage in usages if usage is not None]
+    assert len(known) == len(usages), "present counts"
+    return Usage(known[0].prompt_tokens, sum(usage.completion_tokens for usage in known))

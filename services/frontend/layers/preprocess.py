@@ -1,0 +1,94 @@
+"""Makes of what a client wrote what a worker can run: token ids, checked limits, a seed."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from msgspec.structs import replace
+
+from services.core.bounded_executor import Aside
+from services.core.call import Call
+from services.core.errors import Failure, Reason
+from services.core.interface import Finish, Layer, Sink
+from services.core.request import Request
+from services.core.validation import check_count, check_request, settle
+from services.frontend.model_catalog import Catalogue, Model
+from services.models.chat_template import render_chat
+
+LONG_TEXT_CHARACTERS = 32_768
+MANY_MESSAGES = 256
+"""Longer texts and longer conversations are prepared in a thread, so that they do not stop the other streams."""
+
+
+class Preprocess:
+    """Above migrate: a continuation needs token ids, and every attempt the same seed."""
+
+    def __init__(self, inner: Layer, catalogue: Catalogue, rng: random.Random) -> None:
+        self._inner = inner
+        self._catalogue = catalogue
+        self._rng = rng
+        self._aside = Aside()
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        _check(request)
+        model = self._catalogue.find(request.model)
+        prepared = await (self._prepare_parts if request.parts else self._prepare)(request, model)
+        return await self._inner(prepared, replace(call, card=model.card), sink)
+
+    async def _prepare_parts(self, request: Request, model: Model) -> Request:
+        """Those of a request with several prompts."""
+        size = sum(len(part.text or "") for part in request.parts)
+        parts = []
+        for index, part in enumerate(request.parts):
+            with _naming(index):
+                parts.append(await self._prepare(part, model, size))
+        return replace(request, parts=tuple(parts))
+
+    async def _prepare(self, request: Request, model: Model, size: int = 0) -> Request:
+        """size: in characters, of all that is prepared with it."""
+        if request.token_ids is None:
+            size = max(size, _check_characters(request, model))
+            is_long = size > LONG_TEXT_CHARACTERS or len(request.messages or ()) > MANY_MESSAGES
+            token_ids = await self._aside.run(_encode, request, model) if is_long else _encode(request, model)
+            request = replace(request, text=None, messages=None, token_ids=token_ids)
+        return settle(request, model.card, self._rng)
+
+
+def _check(request: Request) -> None:
+    """All that can be said without the model. Raises INVALID_ARGUMENT."""
+    if not request.parts:
+        check_request(request)
+        return
+    check_count(request)
+    for index, part in enumerate(request.parts):
+        with _naming(index):
+            check_request(part)
+
+
+@contextmanager
+def _naming(index: int) -> Iterator[None]:
+    """Say of a failure which of several prompts it is about."""
+    try:
+        yield
+    except Failure as failure:
+        if failure.param == "prompt":
+            failure.param = f"prompt[{index}]"
+        raise
+
+
+def _check_characters(request: Request, model: Model) -> int:
+    """How many characters the client's own text has. Raises PROMPT_TOO_LONG, without tokenising, if it can't fit."""
+    size = len(request.text or "") + sum(len(turn.name) + len(turn.content) for turn in request.messages or ())
+    context = model.card.context_length
+    if size > context * model.tokenizer.token_characters_max:
+        name = "prompt" if request.messages is None else "messages"
+        detail = f"{name} has {size} characters, which cannot fit the model's context of {context} tokens"
+        raise Failure(Reason.PROMPT_TOO_LONG, detail, param=name)
+    return size
+
+
+def _encode(request: Request, model: Model) -> tuple[int, ...]:
+    is_chat = request.messages is not None
+    text = render_chat(model.card, request.messages) if request.messages is not None else request.text
+    assert text is not None, "check_request lets no request without a prompt through"
+    return tuple(model.tokenizer.encode(text, add_special=not is_chat))

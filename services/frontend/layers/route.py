@@ -1,0 +1,113 @@
+"""Chooses the worker for each attempt, and remembers what became of it."""
+
+import asyncio
+import random
+from typing import Generic
+
+from msgspec.structs import replace
+
+from services.core.call import Call
+from services.core.errors import RETRY_AFTER_S_MIN, Failure, Reason, RefusedFor, jittered_s, refused_for
+from services.core.interface import Finish, Layer, Sink
+from services.core.request import Request
+from services.frontend.routing.balancer import Search
+from services.frontend.routing.policy import AnyWorker, Workers
+from services.frontend.routing.rejection import jittered, no_workers
+from services.frontend.routing.thresholds import BusyThresholds
+from services.frontend.routing.worker_set import Roster
+
+
+class Route(Generic[AnyWorker]):
+    """Above the transport: the call names its worker."""
+
+    def __init__(self, inner: Layer, pool: Workers[AnyWorker], busy: BusyThresholds, rng: random.Random) -> None:
+        self._inner = inner
+        self._pool = pool
+        self._search: Search[AnyWorker] = Search(busy, rng)
+        self._rng = rng
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        call = _alone_if_parted(call)
+        session = self._find_party(call) or await self._pick(request, call)
+        try:
+            call.attempt.worker = session.key
+            return await self._inner(request, call, sink)
+        except Failure as failure:
+            if failure.traits.blames_worker:
+                self._pool.quarantine(session)
+            elif failure.reason is Reason.WORKER_AT_CAPACITY:
+                _mark(session, refused_for(failure), _count(call), _tokens(request, call))
+                failure.retry_after_s = jittered_s(failure.retry_after_s or RETRY_AFTER_S_MIN, self._rng)
+            elif failure.reason is Reason.DRAINING:
+                session.is_draining = True
+            raise
+
+    def _find_party(self, call: Call) -> AnyWorker | None:
+        """The worker where the first of the choices has got a place for each of them; None for the first itself."""
+        if call.party is None or call.party.worker is None:
+            return None
+        session = self._pool.session(call.party.worker)
+        if session is None:
+            raise Failure(Reason.CANNOT_CONNECT, "the worker was lost before the choice was sent")
+        return session
+
+    async def _pick(self, request: Request, call: Call) -> AnyWorker:
+        """An eligible worker. A call that has lost its worker waits for another until `call.replacement_deadline`."""
+        assert call.card is not None, "preprocess names the card"
+        roster = self._pool.roster(call.card)
+        chosen = self._find(roster, request, call) or await self._wait_in_line(roster, request, call)
+        if call.party is not None:
+            call.party.worker = chosen.key
+        return chosen
+
+    def _find(self, roster: Roster[AnyWorker], request: Request, call: Call) -> AnyWorker | None:
+        """The worker, if there is one now. Raises for a new call for which there is none."""
+        if call.replacement_deadline is not None:
+            needs = self._search.needs(request.model, call, _count(call), _tokens(request, call))
+            return self._search.find(roster, needs, is_under_way=True)
+        needs = self._search.needs(request.model, call, _count(call))  # Not for its tokens: it asks, and is told.
+        if (found := self._search.find(roster, needs)) is None:
+            raise self._search.refusal(roster, needs, request.model)
+        return found
+
+    async def _wait_in_line(self, roster: Roster[AnyWorker], request: Request, call: Call) -> AnyWorker:
+        """Raises NO_WORKERS.
+
+        It need not be told of a worker that is not busy any more: busy ones are good enough for it.
+        """
+        try:
+            async with asyncio.timeout_at(call.replacement_deadline):
+                with roster.line.place() as place:
+                    while True:
+                        await place.wait_call()
+                        if (found := self._find(roster, request, call)) is not None:
+                            return found
+                        place.keep(is_room_left=bool(roster.open or roster.busy))
+        except TimeoutError:
+            detail = f"no other worker of {request.model!r} had room or came in time"
+            raise jittered(no_workers(detail), self._rng) from None
+
+
+def _count(call: Call) -> int:
+    """How many choices go together."""
+    return 1 if call.party is None else call.party.count
+
+
+def _tokens(request: Request, call: Call) -> int:
+    """What they have to read together, if all of them have to wait."""
+    return _count(call) * request.token_count
+
+
+def _mark(session: AnyWorker, bound: RefusedFor, count: int, tokens: int) -> None:
+    """What the worker refused, it would refuse again. Whoever has waited too long leaves its place to the next."""
+    if bound is RefusedFor.QUEUE_TOKENS:
+        session.mark_long(tokens)
+    elif bound is not RefusedFor.QUEUE_TIMEOUT:
+        session.mark_full(count)
+
+
+def _alone_if_parted(call: Call) -> Call:
+    """Choices go together all of them, or each alone: what is left of a party is none."""
+    if call.party is None or call.party.worker is not None or call.party.is_whole:
+        return call
+    return replace(call, party=None)

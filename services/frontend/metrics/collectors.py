@@ -1,0 +1,63 @@
+"""What a frontend tells Prometheus of the thresholds at which workers count as busy."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.frontend.model_catalog import Catalogue
+from services.frontend.routing.thresholds import THRESHOLDS, BusyThresholds
+from services.frontend.session.pool import Pool
+
+
+class BusyMetrics(Collector):
+    """Read when somebody scrapes it. A threshold that is not set has no value."""
+
+    def __init__(self, catalogue: Catalogue, thresholds: BusyThresholds, prefix: str) -> None:
+        self._catalogue = catalogue
+        self._thresholds = thresholds
+        self._prefix = prefix
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Thresholds as they are set now; they act only with --admission-control token-capacity."
+        family = GaugeMetricFamily(f"{self._prefix}_model_busy_threshold", text, labels=["model", "threshold"])
+        for model in self._catalogue.names():
+            thresholds = self._thresholds.of(model)
+            for name in THRESHOLDS.values():
+                if (value := getattr(thresholds, name)) is not None:
+                    family.add_metric([model, name], value)
+        yield family
+
+
+LABELS = ["worker_id", "dp_rank"]
+
+
+class WorkerMetrics(Collector):
+    """Read from the pool when somebody scrapes it. A rank that is unknown has no value, rather than an old one."""
+
+    def __init__(self, pool: Pool, prefix: str) -> None:
+        self._pool = pool
+        self._prefix = prefix
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._loads()
+        cancels = self._pool.cancels
+        yield CounterMetricFamily(f"{self._prefix}_cancel_signals", "Cancels sent to workers.", cancels.signals)
+        yield CounterMetricFamily(
+            f"{self._prefix}_tokens_after_cancel", "Tokens that came for cancelled requests.", cancels.late_tokens
+        )
+
+    def _loads(self) -> Iterator[Metric]:
+        blocks = self._gauge("active_decode_blocks", "Key-value cache blocks in use.")
+        total = self._gauge("total_decode_blocks", "Key-value cache blocks that there are.")
+        tokens = self._gauge("active_prefill_tokens", "Prompt tokens still to be computed.")
+        for session in self._pool.all_sessions():
+            for rank in session.ranks():
+                labels = [session.record.instance_id, str(rank.dp_rank)]
+                blocks.add_metric(labels, rank.kv_blocks_used)
+                total.add_metric(labels, rank.kv_blocks_total)
+                tokens.add_metric(labels, rank.active_prefill_tokens)
+        yield from (blocks, total, tokens)
+
+    def _gauge(self, name: str, text: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"{self._prefix}_worker_{name}", text, labels=LABELS)

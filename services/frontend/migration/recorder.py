@@ -1,0 +1,65 @@
+"""What a request has delivered: the tokens another worker goes on after, and the time it took to go on."""
+
+import sys
+from array import array
+from collections.abc import Callable
+
+from services.core.interface import Delta, Sink
+from services.core.request import Request
+
+
+class Recorder:
+    """Remembers what the client has, so that another worker can go on after it.
+
+    Above seq_len_max tokens of prompt and answer it stops to remember, and frees what it had.
+    position: of the next token, in the whole continuation.
+    """
+
+    __slots__ = (
+        "_begin",
+        "_on_exceeded",
+        "_on_next",
+        "_sink",
+        "_tracked_end",
+        "is_tracking",
+        "position",
+        "token_ids",
+    )
+
+    def __init__(self, sink: Sink, request: Request, seq_len_max: int | None, on_exceeded: Callable[[], None]) -> None:
+        self._sink = sink
+        self._begin = self.position = len(request.generated_token_ids)
+        self._on_exceeded = on_exceeded
+        self._on_next: Callable[[], None] | None = None
+        self._tracked_end = sys.maxsize if seq_len_max is None else seq_len_max - len(request.prompt_token_ids)
+        self.is_tracking = True
+        self.token_ids = array("I")
+        if self.position > self._tracked_end:
+            self._stop_tracking()
+
+    @property
+    def count(self) -> int:
+        """How many tokens it has passed on."""
+        return self.position - self._begin
+
+    def on_next(self, callback: Callable[[], None] | None) -> None:
+        """Call back once, just before the next token is passed on."""
+        self._on_next = callback
+
+    def deliver(self, delta: Delta) -> None:
+        token_ids = delta.token_ids
+        assert delta.position == self.position, f"position {delta.position} where {self.position} was due"
+        if self._on_next is not None:
+            callback, self._on_next = self._on_next, None
+            callback()
+        self.position += len(token_ids)
+        if self.is_tracking:
+            self.token_ids.extend(token_ids)
+            if self.position > self._tracked_end:
+                self._stop_tracking()
+        self._sink.deliver(delta)
+
+    def _stop_tracking(self) -> None:
+        self.is_tracking = False
+        self.token_ids = array("I")
+        self._on_exceeded()

@@ -1,0 +1,1 @@
+"""The connection from a frontend to a worker."""

@@ -1,0 +1,94 @@
+"""One request on a session: checks what the worker sends for it, item by item."""
+
+import asyncio
+from collections.abc import Sequence
+
+from services.core.call import Attempt
+from services.core.common_layers import bug_failure
+from services.core.errors import Failure, Reason
+from services.core.interface import Delta, Finish, Sink, TokenLogprobs
+from services.core.request import Request
+from services.rpc.codec import error_from_wire, finish_reason_from_wire
+from services.stubs import worker_pb2
+
+
+class _Held:
+    """The sink of a stream that nobody has joined so far: its tokens wait for whoever does."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+
+    def deliver(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+
+
+class Stream:
+    """One request on a session. What comes before somebody has joined it is kept for them."""
+
+    __slots__ = ("_choice", "_finish", "_has_logprobs", "_position", "_sink", "_vocab_size", "attempt", "ended", "id")
+
+    def __init__(self, stream_id: int, request: Request, vocab_size: int, ended: asyncio.Future[Finish]) -> None:
+        self.id = stream_id
+        self.attempt = Attempt()
+        self.ended = ended
+        self._sink: Sink = _Held()
+        self._vocab_size = vocab_size
+        self._choice = request.choice
+        self._has_logprobs = request.logprobs is not None
+        self._position = len(request.generated_token_ids)
+        self._finish: Finish | None = None
+
+    def join(self, attempt: Attempt, sink: Sink) -> None:
+        """Whose stream it is from now on. Once."""
+        held, self._sink = self._sink, sink
+        assert isinstance(held, _Held), "it is somebody's already"
+        if self.attempt.has_begun:
+            attempt.begin()
+        self.attempt = attempt
+        for delta in held.deltas:
+            sink.deliver(delta)
+
+    def on_tokens(
+        self, position: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None
+    ) -> None:
+        if position != self._position or self._finish is not None or not token_ids:
+            why = "after the finish" if self._finish is not None else f"where position {self._position} was due"
+            raise Failure(Reason.PROTOCOL_VIOLATION, f"{len(token_ids)} tokens at position {position} {why}")
+        if self._has_logprobs and (logprobs is None or len(logprobs) != len(token_ids)):
+            raise Failure(Reason.PROTOCOL_VIOLATION, "not as many log probabilities as tokens")
+        if max(token_ids) >= self._vocab_size:
+            raise Failure(Reason.PROTOCOL_VIOLATION, f"token {max(token_ids)} of a vocabulary of {self._vocab_size}")
+        self._position += len(token_ids)
+        try:
+            self._sink.deliver(Delta(position, token_ids, "", self._choice, logprobs))
+        except Exception as error:  # A sink never raises: it is a bug, and must not harm the streams beside it.
+            self.fail(bug_failure(error, "(see above)"))
+
+    def on_end(self, end: worker_pb2.StreamEnd) -> None:
+        if end.HasField("error"):
+            self.fail(error_from_wire(end.error))
+            return
+        reason = finish_reason_from_wire(end.finish_reason)
+        if reason is not None and self._finish is not None:
+            raise Failure(Reason.PROTOCOL_VIOLATION, "a second finish reason")
+        if reason is None and not end.complete_final:
+            raise Failure(Reason.PROTOCOL_VIOLATION, "an end with neither finish reason nor complete_final")
+        if reason is not None:
+            self._finish = Finish(reason)
+        if end.complete_final:
+            self._complete()
+
+    def _complete(self) -> None:
+        if self._finish is None:
+            self.fail(Failure(Reason.ENGINE_ERROR, "the engine ended the stream without a finish reason"))
+        elif not self.ended.done():
+            self.ended.set_result(self._finish)
+
+    def fail(self, failure: Failure) -> None:
+        """End the stream; well, if its finish reason has come already."""
+        if self.ended.done():
+            return
+        if self._finish is not None:
+            self.ended.set_result(self._finish)
+        else:
+            self.ended.set_exception(failure)

@@ -1,0 +1,1 @@
+"""The HTTP server application: routing, errors, CORS, JSON."""

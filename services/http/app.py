@@ -1,0 +1,72 @@
+"""An application: its routes, and the one place where failures become responses."""
+
+from collections.abc import Callable, Mapping
+
+from services.core.common_layers import bug_failure
+from services.core.errors import Failure, Reason
+from services.http.cors import ALLOW, Cors, is_preflight, preflight
+from services.http.errors import error_response, no_route_response
+from services.http.headers import request_id_of
+from services.http.router import NoRoute, Routes
+from services.http.server.config import HttpConfig
+from services.http.server.connection import Connection
+from services.http.server.messages import HttpRequest, Response
+from services.http.server.parser import BrokenHead
+from services.http.server.writer import finish_writing
+
+
+class HttpApp:
+    """Answers by its routes. Every answer has an id, and every failure its response."""
+
+    def __init__(self, config: HttpConfig, body_bytes_max: int, is_draining: Callable[[], bool]) -> None:
+        self.config = config
+        self.body_bytes_max = body_bytes_max
+        self.routes = Routes()
+        self._is_draining = is_draining
+        self._cors = Cors(config.cors_origins)
+
+    def is_probe(self, request: HttpRequest) -> bool:
+        return request.path in PROBES
+
+    async def answer(self, request: HttpRequest, connection: Connection) -> None:
+        request.id = request_id_of(request)
+        if not self.routes.is_guarded(request.path):
+            request.shared = self._cors.headers_of(request)
+        if self._is_draining():
+            connection.keeps_alive = False
+        try:
+            response = self._preflight(request) or await self.routes.find(request)(request, connection)
+        except Exception as error:
+            response = self._refused(error, request.id)
+        if response is not None:
+            last = response.encode(request, is_last=not connection.keeps_alive)
+            await finish_writing(connection, last, self.config.client, request.id)
+
+    def _preflight(self, request: HttpRequest) -> Response | None:
+        """The answer to a browser that asks if a page may ask; None: it does not, or may not know."""
+        if not (is_preflight(request) and ALLOW in request.shared):
+            return None
+        methods = self.routes.methods_of(request)
+        return preflight(request, methods) if methods else None
+
+    def _refused(self, error: Exception, request_id: str) -> Response:
+        match error:
+            case Failure() as failure:
+                response = error_response(failure, request_id, overload_status=self.config.overload_status)
+                failure.forget_way()
+                return response
+            case NoRoute() as no_route:
+                return no_route_response(no_route, request_id)
+            case bug:
+                return error_response(bug_failure(bug, request_id), request_id)
+
+    def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
+        request = HttpRequest(method="", path="", headers=headers, keeps_alive=False)
+        request.id = request_id_of(request)
+        request.shared = self._cors.headers_of(request)
+        response = error_response(Failure(Reason.INVALID_ARGUMENT, str(broken)), request.id)
+        response.status = broken.status
+        return response.encode(request, is_last=True)
+
+
+PROBES = frozenset({"/live", "/health"})

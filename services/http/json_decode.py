@@ -1,0 +1,101 @@
+"""JSON bodies into structs; what is wrong with them, in a sentence that names the field."""
+
+import re
+from collections.abc import Container, Mapping
+from typing import TypeVar
+
+import msgspec
+from msgspec import Raw
+from msgspec.json import Decoder
+
+from services.core.errors import Failure, Reason, invalid, quoted
+
+T = TypeVar("T")
+
+FIELD_BYTES_MAX = 1024 * 1024
+"""Of one field of a body, as JSON, where it is not what the model reads."""
+FIELD_NAME_CHARACTERS_MAX = 128
+
+FIELDS = Decoder(dict[str, Raw])
+"""Of an object, undecoded."""
+
+_WHERE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
+_TYPES = re.compile(r"^Expected `(?P<wanted>.*)`, got `(?P<got>.*)`$")
+_LENGTH = re.compile(r"^Expected `array` of length <= (?P<most>\d+)$")
+_BOUND = re.compile(r"^Expected `\w+` (?P<bound>[<>]=? .*)$")
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a string",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+_NUMBERS = ("int", "float")
+
+
+def fields_of(body: bytes, *, large: Container[str] = ()) -> dict[str, Raw]:
+    """The fields of a body, undecoded. Raises Failure(INVALID_ARGUMENT) for what is no JSON object in UTF-8, and for a
+    field of more than FIELD_BYTES_MAX that is not one of `large`: what a decoder would hold up all streams for.
+    """
+    try:
+        body.decode()  # msgspec checks only the strings that it keeps.
+    except UnicodeDecodeError as error:
+        raise _broken(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
+    fields = decode(body, FIELDS)
+    if len(body) > FIELD_BYTES_MAX:
+        _check_sizes(fields, large)
+    return fields
+
+
+def _check_sizes(fields: Mapping[str, Raw], large: Container[str]) -> None:
+    for name, value in fields.items():
+        if memoryview(value).nbytes > FIELD_BYTES_MAX and name not in large:
+            raise invalid(name[:FIELD_NAME_CHARACTERS_MAX], f"{quoted(name)} is longer than 1 MiB: shorten it")
+
+
+def decode(body: bytes | Raw, decoder: Decoder[T]) -> T:
+    """What is in `body`. Raises Failure(INVALID_ARGUMENT) with the path of the field that does not fit.
+
+    decoder: made once, for to make one takes longer than to decode with it.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise misfit(str(error)) from error
+    except msgspec.DecodeError as error:
+        raise _broken(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise _broken("the body is nested too deeply: send flatter JSON") from error
+
+
+def _broken(detail: str) -> Failure:
+    return Failure(Reason.INVALID_ARGUMENT, detail)
+
+
+def misfit(text: str) -> Failure:
+    """The failure that msgspec's words for a wrong value mean."""
+    found = _WHERE.match(text)
+    assert found is not None, "every part of the pattern is optional"
+    what, path = found["what"], found["path"] or ""
+    if missing := _MISSING.match(what):
+        param = f"{path}.{missing['name']}" if path else missing["name"]
+        return invalid(param, f"{param} is required: add it")
+    if not path:
+        return _broken("the body must be a JSON object")
+    return invalid(path, f"{path} {_complaint(what)}")
+
+
+def _complaint(what: str) -> str:
+    if types := _TYPES.match(what):
+        wanted = " or ".join(_WORDS.get(name, name) for name in types["wanted"].split(" | ") if name != "null")
+        got = "a number" if types["got"] in _NUMBERS else _WORDS.get(types["got"], types["got"])
+        is_fraction = _WORDS["int"] in wanted and types["got"] == "float"  # A number, too: only not a whole one.
+        return f"must be {wanted}" if is_fraction else f"must be {wanted}, not {got}"
+    if length := _LENGTH.match(what):
+        return f"must have at most {length['most']} items"
+    if bound := _BOUND.match(what):
+        return f"must be {bound['bound']}"
+    return f"is wrong: {what[:1].lower()}{what[1:]}"

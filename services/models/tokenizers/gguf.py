@@ -1,0 +1,125 @@
+"""The tokeniser of a GGUF model: llama.cpp's own, from the metadata of the file, so that every family reads alike.
+
+The worker sends the head of the file, up to the weights: under two megabytes for a vocabulary of 50,000. The frontend
+makes a file of it that is hollow where the weights were, and has llama.cpp load that without the weights. No rule of
+tokenisation is written down here; only how a vocabulary spells bytes.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from services.core.errors import Failure, Reason
+from services.models.tokenizers.byte_level import byte_of_character
+
+try:
+    from services.models.llama_cpp import llama_cpp
+except ImportError as error:
+    raise Failure(
+        Reason.INTERNAL, "this model's tokeniser needs llama.cpp: pip install 'unbroken[llamacpp]'"
+    ) from error
+
+_SPM = "llama"
+_BPE = "gpt2"
+
+_UNKNOWN, _UNUSED, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 8, 16, 32
+"""Bits of `llama_token_attr` in llama.h."""
+
+
+class GgufTokenizer:
+    """A vocabulary as `tokenizer_content` cut it out. Raises Failure if it cannot be read or is of an unknown kind.
+
+    `token_bytes` of a SentencePiece vocabulary begin words with their space: so does the first word of a text.
+    """
+
+    token_bytes: Sequence[bytes]
+    token_characters_max: int
+
+    def __init__(self, content: bytes) -> None:
+        self._model = _load_vocabulary(content)
+        self._vocab = self._model.get_vocab()
+        self.token_bytes = vocabulary_bytes(self._model)
+        # As the vocabulary spells them: control tokens, which have no bytes, are read from a text too.
+        self.token_characters_max = max(len(self._vocab.get_text(token)) for token in range(self._vocab.n_vocab))
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        """The ids of `text`. Special tokens in it are read as such; add_special: begin and end as the model expects."""
+        whole = text.encode("utf-8", errors="replace").decode()  # half a surrogate pair has no UTF-8
+        ids: list[int] = self._vocab.tokenize(whole, add_special=add_special, parse_special=True)
+        return ids
+
+
+def vocabulary_bytes(model: Any) -> tuple[bytes, ...]:
+    """The text of each token of a loaded model. Raises Failure if its vocabulary is of an unknown kind."""
+    return tuple(_token_bytes(model.get_vocab(), _kind_of(model)))
+
+
+def tokenizer_content(path: Path) -> bytes:
+    """The head of a GGUF file: its metadata and the list of its tensors. Raises ValueError for another file."""
+    size: int = _open(path).data_offset
+    with path.open("rb") as file:
+        return file.read(size)
+
+
+def _load_vocabulary(content: bytes) -> Any:
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        file.write(content)
+        file.flush()
+        try:
+            file.truncate(_whole_size(Path(file.name)))
+            return llama_cpp.LlamaModel(file.name, _without_weights())
+        except (ValueError, RuntimeError, OSError) as error:
+            raise Failure(Reason.INTERNAL, f"llama.cpp cannot read the model's tokeniser: {error}") from error
+
+
+def _without_weights() -> Any:
+    # Not `vocab_only`: the wrapper asks every model for its heads at once, and llama.cpp aborts the process when a
+    # model that was loaded so is asked for them.
+    parameters = llama_cpp.LlamaModelParams()
+    parameters.no_alloc = True
+    parameters.use_mmap = False
+    return parameters
+
+
+def _whole_size(head: Path) -> int:
+    """How long the file was whose head this is, in bytes. llama.cpp refuses tensors that lie outside of the file."""
+    gguf = _open(head)
+    return int(gguf.data_offset) + max(
+        int(tensor["offset"]) + int(tensor["size"]) for tensor in gguf.get_all_tensor_info()
+    )
+
+
+def _open(path: Path) -> Any:
+    try:
+        return llama_cpp.GGUFContext.from_file(str(path))
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ValueError(f"{path} is not a GGUF file that llama.cpp can read: {error}") from error
+
+
+def _kind_of(model: Any) -> str:
+    kind = str(model.meta_val_str("tokenizer.ggml.model"))
+    if kind not in (_SPM, _BPE):
+        raise Failure(
+            Reason.INTERNAL,
+            f"the model's tokeniser is of kind {kind!r}; serve a model whose tokeniser is {_SPM!r} or {_BPE!r}",
+        )
+    return kind
+
+
+def _token_bytes(vocab: Any, kind: str) -> Iterator[bytes]:
+    """llama.cpp can say this too, but its wrapper makes text of it, and a token may be half a character."""
+    byte_of = byte_of_character()
+    for token in range(vocab.n_vocab):
+        text: str = vocab.get_text(token)
+        attributes: int = vocab.get_attr(token)
+        if attributes & (_UNKNOWN | _UNUSED | _CONTROL):
+            yield b""
+        elif attributes & _USER_DEFINED:
+            yield text.encode()
+        elif attributes & _BYTE:
+            yield bytes((int(text[3:5], 16),))  # "<0xAB>"
+        elif kind == _SPM:
+            yield text.replace("▁", " ").encode()
+        else:
+            yield b"".join(byte_of.get(character) or character.encode() for character in text)

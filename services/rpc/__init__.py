@@ -1,0 +1,1 @@
+"""Protobuf messages and gRPC: codecs, frames, statuses, servers."""

@@ -1,0 +1,260 @@
+"""Messages of the plane ↔ our own types: the one place that knows both. Malformed messages raise Failure."""
+
+from google.protobuf import duration_pb2
+
+from services.core.errors import Failure, Reason, invalid
+from services.core.interface import Delta, TokenLogprobs
+from services.core.model_card import ModelCard, Resume, TokenizerRef
+from services.core.request import FinishReason, Guided, GuidedKind, Message, Request, Sampling, Stop
+from services.stubs import inference_pb2, worker_pb2
+
+_FINISH_TO_WIRE = {
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+_FINISH_FROM_WIRE: dict[int, FinishReason] = {number: reason for reason, number in _FINISH_TO_WIRE.items()}
+
+
+def request_from_wire(message: inference_pb2.GenerateRequest) -> Request:
+    """The request. Raises INVALID_ARGUMENT for fields that this version cannot honour, naming the field.
+
+    Why `[:]`, here and below: to iterate over a message's list takes twice as long as to copy it first.
+    """
+    _refuse_later_fields(message)
+    kind = message.WhichOneof("prompt")
+    return Request(
+        model=message.model,
+        text=message.text if kind == "text" else None,
+        messages=tuple(Message(turn.role, turn.content, turn.name) for turn in message.chat.messages)
+        if kind == "chat"
+        else None,
+        token_ids=tuple(message.tokens.ids[:]) if kind == "tokens" else None,
+        generated_token_ids=tuple(message.generated_token_ids[:]),
+        n=message.n if message.HasField("n") else 1,
+        choice=message.choice,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        guided=_guided_from_wire(message.guided) if message.HasField("guided") else None,
+        sampling=_sampling_from_wire(message.sampling),
+        stop=_stop_from_wire(message.stop),
+    )
+
+
+def _refuse_later_fields(message: inference_pb2.GenerateRequest) -> None:
+    if message.session_id:
+        raise invalid("session_id", "session_id is not supported in this version: leave it out")
+    if message.priority:
+        raise invalid("priority", "priority is not supported in this version: leave it at 0")
+
+
+def _guided_from_wire(message: inference_pb2.Guided) -> Guided:
+    kind = message.WhichOneof("kind")
+    if kind is None or (kind == "json_object" and not message.json_object):
+        raise invalid("guided", "guided is given without a kind: set one, or leave guided out")
+    if kind == "choice":
+        return Guided(GuidedKind.CHOICE, tuple(message.choice.texts))
+    return Guided(GuidedKind(kind), () if kind == "json_object" else (getattr(message, kind),))
+
+
+def _put_guided(message: inference_pb2.Guided, guided: Guided) -> None:
+    if guided.kind is GuidedKind.CHOICE:
+        message.choice.texts.extend(guided.texts)
+    else:
+        setattr(message, guided.kind, guided.texts[0] if guided.texts else True)
+
+
+def _sampling_from_wire(message: inference_pb2.Sampling) -> Sampling:
+    return Sampling(
+        temperature=message.temperature if message.HasField("temperature") else None,
+        top_p=message.top_p if message.HasField("top_p") else 1.0,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        seed=message.seed if message.HasField("seed") else None,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple(sorted(message.logit_bias.items())) if message.logit_bias else (),
+    )
+
+
+def _stop_from_wire(message: inference_pb2.Stop) -> Stop:
+    return Stop(
+        strings=tuple(message.strings[:]),
+        token_ids=tuple(message.token_ids[:]),
+        ignore_eos=message.ignore_eos,
+        min_tokens=message.min_tokens,
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+    )
+
+
+def put_request(message: inference_pb2.GenerateRequest, request: Request) -> None:
+    """Fill in an empty message, which `request_from_wire` reads back.
+
+    In its place: to put one message into another serialises and parses it.
+    """
+    message.model, message.n, message.choice = request.model, request.n, request.choice
+    _put_sampling(message.sampling, request.sampling)
+    _put_stop(message.stop, request.stop)
+    if request.generated_token_ids:
+        message.generated_token_ids.extend(request.generated_token_ids)
+    if request.logprobs is not None:
+        message.logprobs = request.logprobs
+    if request.guided is not None:
+        _put_guided(message.guided, request.guided)
+    if request.token_ids is not None:
+        message.tokens.ids.extend(request.token_ids)
+    elif request.messages is not None:
+        message.chat.SetInParent()
+        for turn in request.messages:
+            message.chat.messages.add(role=turn.role, content=turn.content, name=turn.name)
+    elif request.text is not None:
+        message.text = request.text
+
+
+def _put_sampling(message: inference_pb2.Sampling, sampling: Sampling) -> None:
+    message.top_p, message.top_k, message.min_p = sampling.top_p, sampling.top_k, sampling.min_p
+    message.repetition_penalty = sampling.repetition_penalty
+    message.presence_penalty = sampling.presence_penalty
+    message.frequency_penalty = sampling.frequency_penalty
+    if sampling.temperature is not None:
+        message.temperature = sampling.temperature
+    if sampling.seed is not None:
+        message.seed = sampling.seed
+    if sampling.logit_bias:
+        message.logit_bias.update(sampling.logit_bias)
+
+
+def _put_stop(message: inference_pb2.Stop, stop: Stop) -> None:
+    message.ignore_eos, message.min_tokens = stop.ignore_eos, stop.min_tokens
+    if stop.strings:
+        message.strings.extend(stop.strings)
+    if stop.token_ids:
+        message.token_ids.extend(stop.token_ids)
+    if stop.max_tokens is not None:
+        message.max_tokens = stop.max_tokens
+
+
+def delta_to_wire(delta: Delta) -> inference_pb2.GenerateResponse:
+    """One item of a `Generate` stream."""
+    message = inference_pb2.Delta(
+        choice=delta.choice, position=delta.position, token_ids=delta.token_ids, text=delta.text
+    )
+    if delta.logprobs is not None:
+        message.logprobs.extend(map(logprobs_to_wire, delta.logprobs))
+    if delta.finish_reason is not None:
+        message.finish_reason = _FINISH_TO_WIRE[delta.finish_reason]
+    if delta.usage is not None:
+        message.usage.prompt_tokens = delta.usage.prompt_tokens
+        message.usage.completion_tokens = delta.usage.completion_tokens
+    return inference_pb2.GenerateResponse(delta=message)
+
+
+def logprobs_to_wire(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+    """One token's log probabilities."""
+    return inference_pb2.TokenLogprobs(
+        logprob=logprobs.logprob,
+        top_token_ids=[token for token, _ in logprobs.top],
+        top_logprobs=[value for _, value in logprobs.top],
+    )
+
+
+def logprobs_from_wire(message: inference_pb2.TokenLogprobs) -> TokenLogprobs:
+    """The message that `logprobs_to_wire` writes, read back."""
+    return TokenLogprobs(message.logprob, tuple(zip(message.top_token_ids, message.top_logprobs, strict=False)))
+
+
+def finish_reason_to_wire(reason: FinishReason) -> inference_pb2.FinishReason:
+    """For a `StreamEnd`."""
+    return _FINISH_TO_WIRE[reason]
+
+
+def finish_reason_from_wire(number: int) -> FinishReason | None:
+    """None when there is none. Raises PROTOCOL_VIOLATION for a number that this version does not know."""
+    if number == inference_pb2.FINISH_REASON_UNSPECIFIED:
+        return None
+    if number not in _FINISH_FROM_WIRE:
+        raise Failure(Reason.PROTOCOL_VIOLATION, f"unknown finish reason {number}")
+    return _FINISH_FROM_WIRE[number]
+
+
+def error_to_wire(failure: Failure) -> worker_pb2.Error:
+    """A failure inside a session."""
+    retry_after = None if failure.retry_after_s is None else seconds_to_wire(failure.retry_after_s)
+    return worker_pb2.Error(
+        reason=failure.reason,
+        detail=failure.detail,
+        param=failure.param or "",
+        metadata=failure.metadata,
+        retry_after=retry_after,
+    )
+
+
+def error_from_wire(message: worker_pb2.Error) -> Failure:
+    """The failure; a reason that this version does not know is an ENGINE_ERROR."""
+    reason = Reason(message.reason) if message.reason in Reason.__members__ else Reason.ENGINE_ERROR
+    return Failure(
+        reason,
+        message.detail,
+        param=message.param or None,
+        retry_after_s=seconds_from_wire(message.retry_after) if message.HasField("retry_after") else None,
+        metadata=dict(message.metadata),
+    )
+
+
+def card_to_wire(card: ModelCard) -> worker_pb2.ModelCard:
+    """The card as in `Welcome`."""
+    return worker_pb2.ModelCard(
+        model=card.model,
+        engine=card.engine,
+        context_length=card.context_length,
+        vocab_size=card.vocab_size,
+        tokenizer=worker_pb2.TokenizerRef(kind=card.tokenizer.kind, sha256=card.tokenizer.sha256),
+        chat_template=card.chat_template,
+        bos_token=card.bos_token,
+        eos_token=card.eos_token,
+        default_temperature=card.default_temperature,
+        guided=card.guided,
+        logprobs=card.has_logprobs,
+        migration_limit=card.migration_limit,
+        resume=worker_pb2.Resume(
+            sampling=card.resume.sampling,
+            penalties=card.resume.penalties,
+            guided=card.resume.guided,
+            logprobs=card.resume.logprobs,
+        ),
+    )
+
+
+def card_from_wire(message: worker_pb2.ModelCard) -> ModelCard:
+    """The message that `card_to_wire` writes, read back."""
+    return ModelCard(
+        model=message.model,
+        engine=message.engine,
+        context_length=message.context_length,
+        vocab_size=message.vocab_size,
+        tokenizer=TokenizerRef(message.tokenizer.kind, message.tokenizer.sha256),
+        chat_template=message.chat_template,
+        bos_token=message.bos_token,
+        eos_token=message.eos_token,
+        default_temperature=message.default_temperature,
+        guided=tuple(message.guided),
+        has_logprobs=message.logprobs,
+        migration_limit=message.migration_limit if message.HasField("migration_limit") else None,
+        resume=Resume(
+            sampling=message.resume.sampling,
+            penalties=message.resume.penalties,
+            guided=message.resume.guided,
+            logprobs=message.resume.logprobs,
+        ),
+    )
+
+
+def seconds_to_wire(seconds: float) -> duration_pb2.Duration:
+    """A duration, to the nanosecond."""
+    duration = duration_pb2.Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def seconds_from_wire(duration: duration_pb2.Duration) -> float:
+    """A duration in seconds."""
+    return float(duration.seconds) + float(duration.nanos) * 1e-9

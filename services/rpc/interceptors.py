@@ -1,0 +1,63 @@
+"""A request that is no message of its type is the client's fault, and the client is told so.
+
+gRPC by itself answers UNKNOWN and leaves a traceback in the server's log, as if the server had a bug.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from services.core.errors import Failure, Reason
+from services.rpc.status import abort
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_DETAIL = "the request cannot be decoded: send a message of the type that the .proto file names"
+
+
+async def read(context: Context) -> Any:
+    """The next message of the client's stream, or `grpc.aio.EOF`. Raises INVALID_ARGUMENT if it can't be decoded."""
+    try:
+        return await context.read()
+    except DecodeError:
+        raise Failure(Reason.INVALID_ARGUMENT, _DETAIL) from None
+
+
+class RefuseUndecodable(grpc.aio.ServerInterceptor):
+    """Ends an rpc whose one request can't be decoded with INVALID_ARGUMENT. A stream of requests is let through:
+    its handler gets each of them by `read`."""
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+            return handler
+        if handler.response_streaming:
+            behaviour, build = handler.unary_stream, grpc.unary_stream_rpc_method_handler
+        else:
+            behaviour, build = handler.unary_unary, grpc.unary_unary_rpc_method_handler
+        if not inspect.iscoroutinefunction(behaviour):
+            return handler
+        return build(_checked(behaviour), _lenient(handler.request_deserializer), handler.response_serializer)
+
+
+def _lenient(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Hands out the error in place of the message: what a deserialiser raises, gRPC takes for a bug."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return error
+
+    return read
+
+
+def _checked(behaviour: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
+    async def serve(request: Any, context: Context) -> Any:
+        if isinstance(request, DecodeError):
+            await abort(context, Failure(Reason.INVALID_ARGUMENT, _DETAIL))
+        return await behaviour(request, context)
+
+    return serve

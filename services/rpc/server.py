@@ -1,0 +1,74 @@
+"""A gRPC server as every process of the plane runs one: health, reflection and channelz beside its own services."""
+
+import errno
+from collections.abc import Sequence
+from types import TracebackType
+
+import grpc
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.rpc.interceptors import RefuseUndecodable
+from services.rpc.status import SERVER_OPTIONS, SHARED_SERVER_OPTIONS
+from services.runtime.listen import bind_error, cannot_listen, split_listen
+
+CLOSE_GRACE_S = 0.5
+
+
+class GrpcServer:
+    """Listens from `start` on; `set_serving` drives the health service. An async context: leaving it closes."""
+
+    def __init__(
+        self,
+        services: Sequence[str],
+        *,
+        always: Sequence[str] = (),
+        guards: Sequence[grpc.aio.ServerInterceptor] = (),
+        is_shared: bool = False,
+    ) -> None:
+        """services: full names of the services that are added to `server`, for health and reflection. always: likewise,
+        of those that serve whatever `set_serving` says. guards: see each rpc before anything reads its request.
+        is_shared: whether other processes of the same frontend listen there too.
+        """
+        options = SHARED_SERVER_OPTIONS if is_shared else SERVER_OPTIONS
+        self.server = grpc.aio.server(options=options, interceptors=[*guards, RefuseUndecodable()])
+        self._services = services
+        self._always = always
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        channelz.add_channelz_servicer(self.server)
+        reflection.enable_server_reflection(
+            [*services, *always, health.SERVICE_NAME, reflection.SERVICE_NAME, "grpc.channelz.v1.Channelz"], self.server
+        )
+
+    async def start(self, listen: str, *, option: str = "--listen") -> str:
+        """Listen on `host:port` and return the real one; not serving yet. Raises StartupError if it can't be had.
+
+        option: that which says where, for people.
+        """
+        host, _port = split_listen(listen)
+        try:
+            port = self.server.add_insecure_port(listen)
+        except RuntimeError as error:  # It does not say why: ask the system.
+            why = bind_error(listen) or OSError(errno.EADDRINUSE, "whoever had it has let go of it since")
+            raise cannot_listen("gRPC", listen, why, option=option) from error
+        await self.set_serving(is_serving=False)  # Unsaid, health would be SERVING for the server as a whole.
+        await self.server.start()
+        return f"{host}:{port}"
+
+    async def set_serving(self, *, is_serving: bool) -> None:
+        """What the health service answers, for the whole server and for each service."""
+        status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *self._services):
+            await self._health.set(name, status)
+        for name in self._always:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def __aenter__(self) -> "GrpcServer":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.server.stop(CLOSE_GRACE_S)

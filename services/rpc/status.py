@@ -1,0 +1,157 @@
+"""The seam to gRPC: channel and server options, and Failure ↔ status, in one place for every process."""
+
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from services.core.errors import Failure, Reason
+from services.runtime.loop import clock
+
+Detail = TypeVar("Detail", error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo)
+
+DOMAIN = "unbroken"
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+"""The largest message on any hop: a prompt of about four million tokens."""
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+DETAIL_BYTES_MAX = 1024
+"""Of a failure's detail on the wire, in UTF-8. It travels twice, once percent-encoded, in trailers of 8 KiB."""
+PARAM_BYTES_MAX = 128
+METADATA_BYTES_MAX = 1024
+"""Of all of a failure's metadata on the wire, keys and values, in UTF-8. What goes beyond is left out."""
+OWN_METADATA = frozenset({"retryable", "hint", "param", "request_id"})
+"""Keys of ErrorInfo that say what every failure says; a failure's own metadata has others."""
+KEEPALIVE_TIME_MS = 10_000
+KEEPALIVE_TIMEOUT_MS = 5_000
+RECONNECT_BACKOFF_MS_MAX = 1_000
+CONNECT_TIMEOUT_MS = 2_000
+"""How long one attempt to connect may take. gRPC takes it from the option that its name calls a least back-off, which
+it is not: a peer that refuses is tried again as early as `initial_reconnect_backoff_ms` says."""
+PENDING_CALLS_MAX = 16_384
+"""Calls that have come and not been looked at. gRPC's own bound is 1,000, from where on it cancels some without a word;
+ours are refused one by one, each with its reason."""
+_KEEPALIVE = [
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # Without it gRPC waits a minute for the answer to a ping, whatever the keepalive timeout: seen with SIGSTOP.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+]
+
+CHANNEL_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.enable_retries", 0),  # Retries belong to migrate: two layers that retry multiply.
+    *_KEEPALIVE,
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MAX),
+    ("grpc.use_local_subchannel_pool", 1),  # A worker that came back must not inherit another channel's back-off.
+]
+SERVER_OPTIONS = [
+    *_OPTIONS,
+    *_KEEPALIVE,
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+    ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
+    ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
+    ("grpc.so_reuseport", 0),  # A port in use is an error, not a second server beside the first.
+]
+SHARED_SERVER_OPTIONS = [*SERVER_OPTIONS[:-1], ("grpc.so_reuseport", 1)]
+"""For processes that are to share a port. Of an option that is given twice gRPC takes the first."""
+
+
+def status_of(failure: Failure, *, request_id: str = "") -> status_pb2.Status:
+    """The failure as google.rpc.Status: ErrorInfo always, RetryInfo where the time is known.
+
+    What a client sent may be part of the detail, at any length, so that is cut: trailers that are too large would reach
+    the client as another status, without a reason.
+    """
+    info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN, metadata=_metadata(failure, request_id))
+    details = [_pack(info)]
+    if failure.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(failure.retry_after_s * 1e3))
+        details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+    code, message = _code(failure.traits.grpc), _cut(failure.detail, DETAIL_BYTES_MAX)
+    return status_pb2.Status(code=code, message=message, details=details)
+
+
+def _metadata(failure: Failure, request_id: str) -> dict[str, str]:
+    """What ErrorInfo says beside the reason: the failure's own metadata, as far as it fits, and what every one has."""
+    metadata: dict[str, str] = {}
+    bytes_left = METADATA_BYTES_MAX
+    for key, value in failure.metadata.items():
+        bytes_left -= len(key.encode(errors="replace")) + len(value.encode(errors="replace"))
+        if bytes_left < 0:
+            break
+        metadata[key] = value
+    metadata["retryable"] = str(failure.traits.retryable).lower()
+    if failure.traits.hint is not None:
+        metadata["hint"] = failure.traits.hint
+    if failure.param is not None:
+        metadata["param"] = _cut(failure.param, PARAM_BYTES_MAX)
+    if request_id:
+        metadata["request_id"] = request_id
+    return metadata
+
+
+def _cut(text: str, bytes_max: int) -> str:
+    encoded = text.encode(errors="replace")
+    return text if len(encoded) <= bytes_max else encoded[: bytes_max - 3].decode(errors="ignore") + "…"
+
+
+def _pack(message: Detail) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+def _code(status: grpc.StatusCode) -> code_pb2.Code:
+    return code_pb2.Code.Value(status.name)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Failure, *, request_id: str = "") -> NoReturn:
+    """End the rpc with the failure. Raises, as `context.abort` does."""
+    status = rpc_status.to_status(status_of(failure, request_id=request_id))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort raises")
+
+
+def failure_of(error: grpc.aio.AioRpcError, *, otherwise: Reason) -> Failure:
+    """The failure that an rpc ended with: its own ErrorInfo if it has one of ours, else `otherwise`."""
+    try:
+        status = rpc_status.from_call(error) or status_pb2.Status()
+        info = _detail_of(status, error_details_pb2.ErrorInfo)
+        retry = _detail_of(status, error_details_pb2.RetryInfo)
+    except (DecodeError, ValueError):  # Details that can't be read, or that contradict the status, say nothing.
+        info = None
+    if info is None or info.domain != DOMAIN or info.reason not in Reason.__members__:
+        return Failure(otherwise, f"{error.code().name.lower()}: {error.details()}")
+    return Failure(
+        Reason(info.reason),
+        status.message,
+        param=info.metadata.get("param"),
+        retry_after_s=None if retry is None else retry.retry_delay.ToMilliseconds() / 1e3,
+        metadata={key: value for key, value in info.metadata.items() if key not in OWN_METADATA},
+    )
+
+
+def _detail_of(status: status_pb2.Status, kind: type[Detail]) -> Detail | None:
+    """The first detail of that kind. Raises DecodeError."""
+    for packed in status.details:
+        detail = kind()
+        if packed.Unpack(detail):
+            return detail
+    return None
+
+
+def time_left_s(deadline: float | None) -> float | None:
+    """Seconds until `deadline` (loop time), at least 0; None without one."""
+    return None if deadline is None else max(0.0, deadline - clock())

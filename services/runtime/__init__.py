@@ -1,0 +1,1 @@
+"""What every process runs on: event loop, signals, logs, tasks and sockets."""

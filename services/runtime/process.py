@@ -1,0 +1,87 @@
+"""How a process lives: one event loop, one root task, SIGTERM and SIGINT ask it to end, a second one insists."""
+
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import structlog
+
+from services.runtime import gc_control
+from services.runtime.loop import run_on_loop
+from services.runtime.tasks import leaf_of
+
+log = structlog.get_logger()
+
+EXIT_FORCED = 130
+
+
+class StartupError(Exception):
+    """The process cannot start: one sentence that says what is wrong and what to do."""
+
+
+def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run `main(stopping)` to its end; `stopping` is set by SIGTERM or SIGINT, a second signal exits at once.
+
+    `main` ends in order by itself: not ready → take nothing new → let what runs finish → close. A StartupError is
+    printed as one sentence, with exit status 1.
+    """
+    gc_control.take_over()
+    try:
+        run_on_loop(_with_signals(main))
+    except (StartupError, ExceptionGroup) as error:
+        cause = leaf_of(error)
+        if not isinstance(cause, StartupError):
+            raise
+        print(f"error: {cause}", file=sys.stderr)
+        sys.exit(1)
+
+
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """The process ends where this does, with the status that it would have had, and without what is left to do at exit.
+
+    For libraries that register things to do then, and may wait for ever in them.
+    """
+    status = 0
+    try:
+        yield
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # Nobody reads it any more.
+            stream.flush()
+    os._exit(status)
+
+
+async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    stopping = asyncio.Event()
+
+    def on_signal(name: str) -> None:
+        if stopping.is_set():
+            log.warning("exiting at once", signal=name)
+            os._exit(EXIT_FORCED)
+        log.info("stopping", signal=name, second_signal="exits at once")
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number.name)
+    async with asyncio.TaskGroup() as group:
+        collecting = group.create_task(gc_control.collect_when_quiet())
+        await main(stopping)
+        collecting.cancel()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader sees all of it or none: for ready files and state files."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(text)
+    scratch.replace(path)

@@ -1,0 +1,52 @@
+"""What a worker counts as it happens, for whoever scrapes it later: nothing of it on the way of a token."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import inf
+
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
+
+from services.core.call import Cause, Phase
+
+WAIT_BUCKETS_S = (0, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+"""The first is for those who find a slot free."""
+
+
+class Waits:
+    """A histogram. Not prometheus_client's, whose locks cost every request more: all is counted on one loop."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(WAIT_BUCKETS_S) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, wait_s: float) -> None:
+        """One more has waited so long."""
+        self._counts[bisect_left(WAIT_BUCKETS_S, wait_s)] += 1
+        self._sum_s += wait_s
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Seconds from a request's arrival to its slot; 0 where it found one free."
+        bounds = map(floatToGoString, (*WAIT_BUCKETS_S, inf))
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily("dynamo_work_handler_permit_wait_seconds", text, buckets, self._sum_s)
+
+
+@dataclass(slots=True)
+class Tally:
+    """refused: for capacity, at once. queue_timeouts, queue_deadlines: left the queue because its bound on waiting, or
+    their own deadline, had passed. cancelled: ended early, by whom and how far they had come; ENDED is a cancel that
+    crossed the end on its way. aborted: taken off the engine before their end. wait_s: from arrival to slot.
+
+    When no cancel is under way `aborted` is the sum of `cancelled` over PREFILL and RUNNING.
+    """
+
+    refused: int = 0
+    queue_timeouts: int = 0
+    queue_deadlines: int = 0
+    aborted: int = 0
+    cancelled: Counter[tuple[Cause, Phase]] = field(default_factory=Counter)
+    wait_s: Waits = field(default_factory=Waits)

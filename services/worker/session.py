@@ -1,0 +1,296 @@
+"""The worker's end of one session: all requests of one frontend on one connection.
+
+Every request is one call of the worker's pipeline in a task of its own; its tokens go to the session's outbox, which
+is emptied into one message as often as the frontend can take one. When the session ends, its task group ends, and with
+it every request.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+from msgspec.structs import replace
+
+from services.core.call import Attempt, Call, Cause, Ending, Phase
+from services.core.choice_group import Party
+from services.core.errors import Failure, Reason
+from services.core.interface import Delta, Finish, Layer
+from services.core.request import Request
+from services.core.validation import CHOICES_MAX, COUNT_MAX
+from services.rpc.codec import request_from_wire, seconds_from_wire
+from services.rpc.framing import FrameConnection
+from services.rpc.inference_service import request_id_of
+from services.stubs import inference_pb2, worker_pb2
+from services.worker.counters import Tally
+from services.worker.execute import ATTACH
+from services.worker.outbox import Outbox
+
+log = structlog.get_logger()
+
+ENDED_KEPT = 16_384
+"""How many ended stream ids a session remembers, to count each cancel that crosses an end on its way exactly once."""
+
+SILENCE_S_MAX = 15.0
+"""A frontend that has said nothing for so long is gone: it says something every 5 s (KEEPALIVE_S)."""
+
+STREAMS_MAX = 16_384
+"""How many streams a session may have beyond those that there is room for: each is a task before it is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """heartbeat_s: longest silence while the worker has requests, and until it has told that it has none any more;
+    idle_heartbeats: as a multiple of it, otherwise.
+
+    outbox_tokens_max: what a frontend may leave unread before its session is dropped; an end counts by its length, a
+    stream that begins as one.
+    """
+
+    heartbeat_s: float = 0.25
+    idle_heartbeats: int = 8
+    outbox_tokens_max: int = 262_144
+    migration_limit: int | None = None
+
+
+class SessionOverError(Exception):
+    """Ends a session's task group; the message says why."""
+
+
+class _Stream:
+    """One stream of a session, from its submit to its end; the sink of its request.
+
+    choice: its number in the request. attempt, ending: of its call. has_come: its task has made its first step.
+    """
+
+    __slots__ = ("_outbox", "attempt", "choice", "ending", "has_come", "id", "party", "task")
+
+    def __init__(self, stream_id: int, choice: int, party: Party | None, outbox: Outbox) -> None:
+        self.id = stream_id
+        self.choice = choice
+        self.party = party
+        self.attempt = Attempt(on_begun=lambda: outbox.add_begun(stream_id))
+        self.ending = Ending()
+        self.has_come = False
+        self.task: asyncio.Task[None] | None = None
+        self._outbox = outbox
+
+    def deliver(self, delta: Delta) -> None:
+        self._outbox.add_tokens(self.id, delta)
+
+
+class Session:
+    """The worker's end of one session."""
+
+    def __init__(
+        self,
+        pipeline: Layer,
+        welcome: worker_pb2.Welcome,
+        load: Callable[[], worker_pb2.Load],
+        tally: Tally,
+        config: SessionConfig,
+    ) -> None:
+        self._pipeline = pipeline
+        self._load = load
+        self._tally = tally
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._connection: FrameConnection[worker_pb2.AttachRequest] | None = None
+        self._is_due = False
+        self._silent_beats = 0
+        self._owes_load = False  # There were requests since the last report, or its ends had yet to be sent.
+        self._error: Exception | None = None  # What the session ends with.
+        self._is_over = asyncio.Event()
+        self._outbox = Outbox(self._on_outbox)
+        self._outbox.set_welcome(welcome)
+        self._outbox.set_load(load())
+        self._streams_max = welcome.engine_request_limit + welcome.request_queue_limit + STREAMS_MAX
+        self._streams: dict[int, _Stream] = {}
+        # Ids of streams that have ended, oldest first: a cancel may still come. A dict that loses its first again and
+        # again has to look for it, behind ever more gaps.
+        self._ended: OrderedDict[int, None] = OrderedDict()
+        self._is_leaving = False
+        self._has_ended = False
+
+    def goaway(self, grace_s: float) -> None:
+        """Tell the frontend that the worker leaves."""
+        self._is_leaving = True
+        self._outbox.set_goaway(grace_s)
+
+    def end(self) -> None:
+        """End the session in order, with what is still unsent sent."""
+        self._has_ended = True
+        self._send_soon()
+
+    async def serve(self, connection: FrameConnection[worker_pb2.AttachRequest]) -> None:
+        """Until the frontend hangs up or the session has to be dropped. Leaves no request behind."""
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                self._group.create_task(self._beat())
+                self._connection = connection
+                self._send_soon()
+                connection.start(self)
+                await self._is_over.wait()
+                raise self._error or AssertionError("_end_with sets both")
+        except* SessionOverError as over:
+            log.info("session over", why=str(over.exceptions[0]), peer=connection.peer)
+        finally:
+            if self._has_ended:
+                connection.close()
+            else:
+                connection.abort()
+
+    def on_messages(self, messages: Sequence[worker_pb2.AttachRequest]) -> None:
+        """What the frontend has said since the last time."""
+        self._silent_beats = 0
+        if self._is_over.is_set():
+            return
+        try:
+            for message in messages:
+                for submit in message.submits:
+                    self._submit(submit)
+                for stream_id in message.cancels:
+                    self._cancel(stream_id)
+        except Exception as error:
+            self._end_with(error)
+
+    def on_writable(self) -> None:
+        """The frontend has taken what was sent."""
+        self._send_soon()
+
+    def on_lost(self, failure: Failure) -> None:
+        """The connection is over."""
+        if failure.reason is Reason.PROTOCOL_VIOLATION:
+            why = f"the frontend broke the protocol: {failure.detail}"
+        else:
+            why = "this worker leaves" if self._is_leaving else "the frontend ended it, or is gone"
+        self._end_with(SessionOverError(why))
+
+    def _end_with(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._is_over.set()
+
+    # What is sent
+
+    def _on_outbox(self) -> None:
+        if self._outbox.token_count > self._config.outbox_tokens_max:
+            why = f"the frontend left more than {self._config.outbox_tokens_max} tokens unread"
+            self._end_with(SessionOverError(why))
+        self._send_soon()
+
+    def _send_soon(self) -> None:
+        """In the next turn but one: a request whose last token has come ends in the next, and that travels with it."""
+        if not self._is_due and self._connection is not None:
+            self._is_due = True
+            self._loop.call_soon(self._loop.call_soon, self._send)
+
+    def _send(self) -> None:
+        """All that there is, if the frontend takes it: else it gathers in the outbox, which has a bound."""
+        self._is_due = False
+        assert self._connection is not None
+        if self._connection.is_writable:
+            if not self._outbox.is_empty:
+                self._connection.send(self._outbox.take())
+            if self._has_ended:
+                self._end_with(SessionOverError("this worker left"))
+
+    # Requests
+
+    def _submit(self, submit: worker_pb2.Submit) -> None:
+        """One stream for each choice. What they share is read once."""
+        asked, first_id, count = submit.request, submit.stream_id, max(submit.choices, 1)
+        first_choice = asked.choice
+        if count > CHOICES_MAX:
+            raise SessionOverError(f"the frontend asked for {count} choices at once: at most {CHOICES_MAX}")
+        if max(first_id, first_choice) + count - 1 > COUNT_MAX:
+            raise SessionOverError(f"the frontend counted {count} choices or their ids past {COUNT_MAX}")
+        if len(self._streams) + count > self._streams_max:
+            raise SessionOverError(f"the frontend has more than {self._streams_max} streams")
+        deadline = None
+        if submit.HasField("timeout"):
+            deadline = self._loop.time() + seconds_from_wire(submit.timeout)
+        self._owes_load = True
+        request, request_id = _read(asked), asked.request_id
+        party = Party(count, first_choice) if count > 1 else None
+        for number in range(count):
+            stream = _Stream(first_id + number, first_choice + number, party, self._outbox)
+            if stream.id in self._streams or stream.id in self._ended:
+                raise SessionOverError(f"the frontend used stream id {stream.id} twice")
+            self._streams[stream.id] = stream
+            stream.task = self._group.create_task(self._run(stream, request, request_id, deadline))
+            stream.task.add_done_callback(partial(self._forget, stream))
+
+    async def _run(self, stream: _Stream, request: Request | Failure, request_id: str, deadline: float | None) -> None:
+        stream.has_come = True
+        try:
+            call = Call(
+                request_id=request_id_of(request_id),
+                deadline=deadline,
+                endpoint=ATTACH,
+                attempt=stream.attempt,
+                ending=stream.ending,
+                party=stream.party,
+            )
+            if isinstance(request, Failure):
+                raise request.again()
+            if stream.party is not None:
+                request = replace(request, choice=stream.choice)
+            finish: Finish = await self._pipeline(request, call, stream)
+            self._outbox.add_finish(stream.id, finish.reason)
+        except Failure as failure:
+            self._outbox.add_failure(stream.id, failure)
+        stream.attempt.phase = Phase.ENDED
+
+    def _cancel(self, stream_id: int) -> None:
+        """The frontend wants no more of it. Counted once for each stream that there is or was, however far it came."""
+        if (stream := self._streams.get(stream_id)) is not None:
+            if stream.ending.cause is not Cause.SIGNAL:
+                stream.ending.cause = Cause.SIGNAL
+                self._tally.cancelled[Cause.SIGNAL, stream.attempt.phase] += 1
+                assert stream.task is not None
+                stream.task.cancel()
+        elif stream_id in self._ended:
+            del self._ended[stream_id]
+            self._tally.cancelled[Cause.SIGNAL, Phase.ENDED] += 1
+
+    def _forget(self, stream: _Stream, _: asyncio.Task[None]) -> None:
+        """Its task is done, or was cancelled before it began."""
+        del self._streams[stream.id]
+        if stream.party is not None:
+            stream.party.leave(stream.choice)
+        if stream.ending.cause is Cause.SIGNAL:
+            return  # It is counted, and whoever cancelled has forgotten it.
+        if not stream.has_come:
+            self._tally.cancelled[Cause.SESSION_LOST, Phase.QUEUED] += 1
+        self._ended[stream.id] = None
+        if len(self._ended) > ENDED_KEPT:
+            self._ended.popitem(last=False)
+
+    # What goes on beside them
+
+    async def _beat(self) -> None:
+        """The load, every heartbeat while the worker has requests, whoever's, and once more; seldom otherwise."""
+        beats = 0
+        while True:
+            await asyncio.sleep(self._config.heartbeat_s)
+            beats += 1
+            self._silent_beats += 1  # Not by the clock: while this worker stood still itself, it heard nobody.
+            if self._silent_beats * self._config.heartbeat_s > SILENCE_S_MAX:
+                self._end_with(SessionOverError(f"the frontend was silent for {SILENCE_S_MAX:g} s"))
+            load = self._load()
+            has_requests = bool(self._streams or load.running or load.waiting)
+            if has_requests or self._owes_load or beats % self._config.idle_heartbeats == 0:
+                self._outbox.set_load(load)
+            # Once more after the last has ended, however short it was: the worker would pass for loaded, and then for
+            # unknown. A load that travels with ends is read before them, as that of a worker in use.
+            self._owes_load = has_requests or self._outbox.has_ends
+
+
+def _read(message: inference_pb2.GenerateRequest) -> Request | Failure:
+    """What is asked, or why it can't be honoured."""
+    try:
+        return request_from_wire(message)
+    except Failure as failure:
+        return failure

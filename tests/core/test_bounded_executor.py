@@ -1,0 +1,78 @@
+"""Aside: what takes long holds up nobody else, and there is never more of it than the bound."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from services.core.bounded_executor import Aside
+from services.core.errors import Failure, Reason
+from tests.support.doubles import TEST_S_MAX, run_async
+
+
+def refuse() -> None:
+    raise ValueError("as asked")
+
+
+def test_it_runs_in_a_thread_and_hands_over_the_result() -> None:
+    async def scenario() -> tuple[int, int]:
+        return await Aside().run(threading.get_ident), await Aside().run(max, 3, 4)
+
+    thread, result = run_async(scenario())
+
+    assert thread != threading.get_ident()
+    assert result == 4
+
+
+def test_what_it_raises_is_raised() -> None:
+    with pytest.raises(ValueError, match="as asked"):
+        run_async(Aside().run(refuse))
+
+
+def test_one_more_than_the_places_is_refused_and_the_next_is_taken() -> None:
+    async def scenario() -> Failure:
+        aside, may_end = Aside(places=2), threading.Event()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(aside.run(may_end.wait, TEST_S_MAX))
+            await asyncio.sleep(0)
+            with pytest.raises(Failure) as caught:
+                await aside.run(max, 1, 2)
+            may_end.set()
+        assert await aside.run(max, 1, 2) == 2
+        return caught.value
+
+    failure = run_async(scenario())
+
+    assert failure.reason is Reason.OVERLOADED
+    assert failure.metadata == {"cause": "preparation"}
+    assert failure.retry_after_s
+
+
+def test_who_leaves_keeps_the_place_until_the_thread_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        aside, begun, may_end = Aside(places=1), threading.Event(), threading.Event()
+
+        def hold() -> None:
+            begun.set()
+            may_end.wait(TEST_S_MAX)
+            raise ValueError("nobody asks any more")
+
+        async with asyncio.TaskGroup() as group:
+            asking: asyncio.Task[Any] = group.create_task(aside.run(hold))
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            asking.cancel()
+        with pytest.raises(Failure):
+            await aside.run(max, 1, 2)
+        may_end.set()
+        while True:
+            try:
+                await aside.run(max, 1, 2)
+                break
+            except Failure:
+                await asyncio.sleep(0.001)
+
+    run_async(scenario())
+    assert not caplog.records

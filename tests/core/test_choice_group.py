@@ -1,0 +1,114 @@
+"""Party: the choices of a request get places together, each takes its own, and none is kept for who never comes."""
+
+import pytest
+
+from services.core.choice_group import Party, Reservation
+from services.core.errors import Failure, Reason
+
+
+class Places:
+    """Gives out places from 100 on, and remembers what it was asked and what came back."""
+
+    def __init__(self, refusal: Failure | None = None) -> None:
+        self.asked: list[int] = []
+        self.back: list[int] = []
+        self._refusal = refusal
+
+    def reserve(self, count: int) -> Reservation:
+        self.asked.append(count)
+        if self._refusal is not None:
+            raise self._refusal
+        return range(100 * len(self.asked), 100 * len(self.asked) + count), self.back.append
+
+
+def test_the_first_to_come_reserves_for_all_and_each_takes_its_own_whoever_comes_first() -> None:
+    party, places = Party(3, first=5), Places()
+
+    taken = [party.take(choice, places.reserve) for choice in (6, 5, 7)]
+
+    assert taken == [101, 100, 102]
+    assert places.asked == [3]
+
+
+def test_what_the_first_is_refused_with_all_are_each_with_an_exception_of_its_own() -> None:
+    party, places = Party(3), Places(Failure(Reason.WORKER_AT_CAPACITY, "full", metadata={"running": "1"}))
+    caught = []
+
+    for choice in range(3):
+        with pytest.raises(Failure) as one:
+            party.take(choice, places.reserve)
+        caught.append(one.value)
+
+    assert [(failure.reason, failure.metadata) for failure in caught] == [
+        (Reason.WORKER_AT_CAPACITY, {"running": "1"})
+    ] * 3
+    assert len(set(map(id, caught))) == 3
+    assert places.asked == [3]
+
+
+def test_who_leaves_before_the_others_come_has_no_place_reserved() -> None:
+    party, places = Party(3), Places()
+
+    party.leave(0)
+    taken = [party.take(choice, places.reserve) for choice in (1, 2)]
+
+    assert (taken, places.asked, places.back) == ([100, 101], [2], [])
+
+
+def test_who_leaves_after_the_others_have_come_gives_its_place_back_once() -> None:
+    party, places = Party(3), Places()
+    party.take(0, places.reserve)
+
+    party.leave(2)
+    party.leave(2)
+
+    assert places.back == [102]
+    assert party.take(1, places.reserve) == 101
+
+
+def test_who_has_taken_its_place_gives_it_back_by_itself() -> None:
+    party, places = Party(2), Places()
+    party.take(0, places.reserve)
+
+    party.leave(0)
+
+    assert places.back == []
+
+
+@pytest.mark.parametrize("refusal", [None, Failure(Reason.DRAINING, "leaving")])
+def test_the_end_gives_back_what_nobody_took_and_only_once(refusal: Failure | None) -> None:
+    party, places = Party(3), Places(refusal)
+    party.end()
+    if refusal is None:
+        party.take(1, places.reserve)
+    else:
+        with pytest.raises(Failure):
+            party.take(1, places.reserve)
+
+    party.end()
+    party.end()
+
+    assert places.back == ([] if refusal else [100, 102])
+
+
+def test_a_place_is_taken_once() -> None:
+    party, places = Party(1), Places()
+    party.take(0, places.reserve)
+
+    with pytest.raises(KeyError):
+        party.take(0, places.reserve)
+
+
+def test_a_party_that_tries_elsewhere_reserves_anew_however_many_say_so() -> None:
+    party, places = Party(2, worker="w1"), Places(Failure(Reason.WORKER_AT_CAPACITY, "full"))
+    with pytest.raises(Failure):
+        party.take(0, places.reserve)
+
+    party.renew("w1")
+    elsewhere = Places()
+    party.worker = "w2"
+    first = party.take(0, elsewhere.reserve)
+    party.renew("w1")
+
+    assert (first, party.take(1, elsewhere.reserve), party.worker) == (100, 101, "w2")
+    assert elsewhere.asked == [2]

@@ -1,0 +1,115 @@
+"""Failures: one table says for every reason what clients see, who may try again, and whether a worker is to blame."""
+
+import pytest
+from grpc import StatusCode
+
+from services.core.errors import TRAITS, Failure, Reason, RefusedFor, Traits, invalid, quoted, refused_for
+
+LOST = {"CANNOT_CONNECT", "DISCONNECTED", "STALLED", "STREAM_INCOMPLETE", "PROTOCOL_VIOLATION", "ENGINE_DEAD"}
+FREE = {"WORKER_AT_CAPACITY", "DRAINING"}
+REQUEST = {"INVALID_ARGUMENT", "BODY_TOO_LARGE", "PROMPT_TOO_LONG", "MODEL_NOT_FOUND", "INSTANCE_NOT_FOUND"}
+
+
+def where(**wanted: object) -> set[str]:
+    """The reasons whose traits are so."""
+    return {reason for reason, traits in TRAITS.items() if all(getattr(traits, k) == v for k, v in wanted.items())}
+
+
+def test_every_reason_has_its_row_and_no_two_are_the_same() -> None:
+    assert set(TRAITS) == set(Reason)
+    assert all(reason.value == name for name, reason in Reason.__members__.items()), "equal values become one member"
+
+
+def test_lost_workers_are_blamed_and_their_streams_move_at_a_price() -> None:
+    assert where(blames_worker=True) == LOST
+    assert where(migrates=True, free=False) == LOST
+
+
+def test_refusals_move_for_free_and_nobody_is_blamed() -> None:
+    assert where(free=True) == FREE
+    assert where(migrates=True) == LOST | FREE
+
+
+def test_what_the_request_itself_causes_is_never_sent_again() -> None:
+    assert where(kind="invalid_request_error") == REQUEST | {"TAKEN_OVER"}
+    assert not where(kind="invalid_request_error", retryable=True)
+    assert not where(kind="invalid_request_error", migrates=True)
+
+
+@pytest.mark.parametrize("reason", [Reason.DEADLINE_EXCEEDED, Reason.CANCELLED])
+def test_time_and_will_end_a_request_for_good(reason: Reason) -> None:
+    traits = TRAITS[reason]
+
+    assert [traits.migrates, traits.retryable, traits.blames_worker] == [False] * 3
+    assert traits.grpc is StatusCode[reason]
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_row_tells_clients_and_people_something(reason: Reason) -> None:
+    traits: Traits = TRAITS[reason]
+
+    assert traits.grpc not in (StatusCode.OK, StatusCode.UNKNOWN)
+    assert 400 <= traits.http <= 599
+    assert (traits.hint is None) == (reason is Reason.INVALID_ARGUMENT), "its detail says what to change"
+    assert traits.hint is None or traits.hint.endswith(".")
+    assert traits.free is False or traits.migrates, "only a move can be free"
+
+
+def test_whatever_a_client_may_send_again_has_a_status_that_says_so() -> None:
+    """Clients of other languages look at the status alone."""
+    statuses = {TRAITS[Reason(reason)].grpc for reason in where(retryable=True)}
+
+    assert statuses == {StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED, StatusCode.INTERNAL}
+
+
+def test_a_failure_reads_as_reason_and_detail() -> None:
+    failure = Failure(Reason.STALLED, "silent for 1 s", retry_after_s=2.0)
+
+    assert str(failure) == "STALLED: silent for 1 s"
+    assert (failure.traits, failure.retry_after_s, failure.param) == (TRAITS[Reason.STALLED], 2.0, None)
+
+
+def test_invalid_names_the_field() -> None:
+    failure = invalid("top_p", "top_p is 2: it must be at most 1")
+
+    assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "top_p")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("gpt", "'gpt'"), ("a\nb", r"'a\nb'"), ("x" * 201, f"'{'x' * 200}'")],
+    ids=["short", "lines", "long"],
+)
+def test_what_a_client_sent_is_repeated_in_quotes_and_cut_where_it_is_long(given: str, told: str) -> None:
+    assert quoted(given) == told
+
+
+def test_a_failure_that_was_answered_holds_no_frame_any_more() -> None:
+    """Its own and those of what it came from: in a storm they were most of what the collector had to look at."""
+
+    def fail() -> None:
+        try:
+            raise ValueError("the cause")
+        except ValueError as error:
+            raise Failure(Reason.INTERNAL, "a bug") from error
+
+    try:
+        fail()
+    except Failure as caught:
+        failure = caught
+
+    failure.forget_way()
+
+    assert failure.__traceback__ is None
+    assert failure.__cause__ is not None
+    assert failure.__cause__.__traceback__ is None
+
+
+@pytest.mark.parametrize("cause", RefusedFor)
+def test_the_bound_comes_back_from_the_metadata(cause: RefusedFor) -> None:
+    assert refused_for(Failure(Reason.OVERLOADED, "full", metadata={"cause": cause.value})) is cause
+
+
+@pytest.mark.parametrize("metadata", [{}, {"cause": "from the future"}], ids=["none", "unknown"])
+def test_where_none_is_known_it_is_capacity(metadata: dict[str, str]) -> None:
+    assert refused_for(Failure(Reason.WORKER_AT_CAPACITY, "full", metadata=metadata)) is RefusedFor.CAPACITY

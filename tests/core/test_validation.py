@@ -1,0 +1,239 @@
+"""Validate: every refusal names the field and says what to change."""
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from services.core.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
+from services.core.request import Guided, GuidedKind, Message, Sampling, Stop
+from services.core.validation import check_count, check_request, max_tokens_of, settle
+from tests.support.doubles import CARD, make_request
+
+NAN, INF = float("nan"), float("inf")
+
+
+def refused(field: str, **request: Any) -> Failure:
+    with pytest.raises(Failure) as caught:
+        check_request(make_request(**request))
+    assert caught.value.reason is Reason.INVALID_ARGUMENT
+    assert caught.value.param == field
+    assert caught.value.detail
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("temperature", [0.0, 2.0, None], [-0.1, 2.1, NAN, INF]),
+        ("top_p", [0.1, 1.0], [0.0, 1.1, NAN, -1.0]),
+        ("top_k", [0, 50, 2**32 - 1], [-1, 2**32]),
+        ("min_p", [0.0, 1.0], [-0.1, 1.1, NAN]),
+        ("seed", [None, 0, 2**64 - 1], [-1, 2**64]),
+        ("presence_penalty", [-2.0, 2.0], [-2.1, 2.1, NAN]),
+        ("frequency_penalty", [-2.0, 2.0], [-2.1, 2.1, NAN]),
+        ("repetition_penalty", [0.1, 1.5], [0.0, -1.0, NAN, INF]),
+        ("logit_bias", [(), ((3, -100.0),)], [((3, 100.1),), ((3, NAN),), ((-1, 0.0),)]),
+    ],
+)
+def test_sampling_keeps_its_ranges(field: str, good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        check_request(make_request(sampling=replace(Sampling(), **{field: value})))
+    for value in bad:
+        refused(field, sampling=replace(Sampling(), **{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("stop", "field"),
+    [
+        (Stop(max_tokens=0), "max_tokens"),
+        (Stop(max_tokens=-1), "max_tokens"),
+        (Stop(min_tokens=-1), "min_tokens"),
+        (Stop(min_tokens=5, max_tokens=4), "min_tokens"),
+        (Stop(strings=("",)), "stop"),
+        (Stop(strings=("x",) * 17), "stop"),
+        (Stop(strings=("x" * 1025,)), "stop"),
+    ],
+)
+def test_stop_keeps_its_ranges(stop: Stop, field: str) -> None:
+    request = replace(make_request(), stop=stop)
+
+    with pytest.raises(Failure) as caught:
+        check_request(request)
+
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        ({"token_ids": None}, "prompt"),
+        ({"token_ids": ()}, "prompt"),
+        ({"token_ids": None, "text": ""}, "prompt"),
+        ({"token_ids": None, "messages": ()}, "messages"),
+        ({"model": ""}, "model"),
+    ],
+)
+def test_refuses_what_is_missing_or_empty(prompt: dict[str, Any], field: str) -> None:
+    refused(field, **prompt)
+
+
+def test_an_empty_conversation_is_told_what_it_lacks() -> None:
+    with pytest.raises(Failure, match="messages is empty: give at least one"):
+        check_request(make_request(token_ids=None, messages=()))
+
+
+def test_takes_each_kind_of_prompt() -> None:
+    check_request(make_request())
+    check_request(make_request(token_ids=None, text="hi"))
+    check_request(make_request(token_ids=None, messages=(Message("user", "hi"),)))
+
+
+MANY_DIGITS = 10**4000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": MANY_DIGITS},
+        {"n": MANY_DIGITS, "parts": (make_request(),)},
+        {"logprobs": MANY_DIGITS},
+        {"sampling": Sampling(seed=MANY_DIGITS)},
+        {"sampling": Sampling(top_k=MANY_DIGITS)},
+        {"stop": Stop(min_tokens=MANY_DIGITS)},
+        {"stop": Stop(max_tokens=-MANY_DIGITS)},
+        {"stop": Stop(max_tokens=MANY_DIGITS)},
+    ],
+    ids=[
+        "n",
+        "n of several prompts",
+        "logprobs",
+        "seed",
+        "top_k",
+        "min_tokens",
+        "max_tokens",
+        "more than there is room",
+    ],
+)
+def test_no_message_repeats_all_of_a_number(fields: dict[str, Any]) -> None:
+    """A number in JSON may have thousands of digits."""
+    request = make_request(**fields)
+
+    def check() -> None:
+        check_count(request)
+        check_request(request)
+        max_tokens_of(request, 100)
+
+    with pytest.raises(Failure) as caught:
+        check()
+
+    assert len(caught.value.detail) < QUOTED_CHARACTERS_MAX + 100
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "field"),
+    [
+        ({"prompt": (256,)}, None),
+        ({"prompt": (257,)}, "prompt"),
+        ({"prompt": (-1,)}, "prompt"),
+        ({"generated_token_ids": (257,)}, "generated_token_ids"),
+        ({"token_ids": (1,), "sampling": Sampling(logit_bias=((257, 1.0),))}, "logit_bias"),
+    ],
+)
+def test_token_ids_must_be_the_models(request_fields: dict[str, Any], field: str | None) -> None:
+    request = make_request(**request_fields)
+
+    if field is None:
+        settle(request, CARD, random.Random(0))
+    else:
+        with pytest.raises(Failure) as caught:
+            settle(request, CARD, random.Random(0))
+        assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 65}, "n"),
+        ({"token_ids": None, "messages": (Message("user", "x"),) * 4097}, "messages"),
+        ({"stop_token_ids": range(257)}, "stop_token_ids"),
+        ({"sampling": Sampling(logit_bias=tuple((token, 1.0) for token in range(1025)))}, "logit_bias"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"guided": Guided(GuidedKind.REGEX)}, "guided"),
+        ({"guided": Guided(GuidedKind.CHOICE, ("a", ""))}, "guided"),
+        ({"guided": Guided(GuidedKind.GRAMMAR, ("x" * 65_537,))}, "guided"),
+    ],
+)
+def test_refuses_out_of_range(fields: dict[str, Any], param: str) -> None:
+    refused(param, **fields)
+
+
+def test_refuses_what_the_models_engine_cannot_do() -> None:
+    guided = make_request(guided=Guided(GuidedKind.JSON_OBJECT))
+    logprobs = make_request(logprobs=0)
+
+    for request, param in ((guided, "guided"), (logprobs, "logprobs")):
+        with pytest.raises(Failure) as caught:
+            settle(request, CARD, random.Random(0))
+        assert caught.value.param == param
+
+    able = dataclasses.replace(CARD, guided=("json_object",), has_logprobs=True)
+    assert settle(guided, able, random.Random(0)).guided == guided.guided
+    assert settle(logprobs, able, random.Random(0)).logprobs == 0
+
+
+def test_max_tokens_is_what_was_asked_or_what_the_context_holds() -> None:
+    assert max_tokens_of(make_request(prompt=(1, 2), max_tokens=5), 10) == 5
+    assert max_tokens_of(make_request(prompt=(1, 2), max_tokens=None), 10) == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "param"),
+    [
+        ({"prompt": (1,) * 10, "max_tokens": 1}, Reason.PROMPT_TOO_LONG, "prompt"),
+        ({"prompt": (), "max_tokens": 1}, Reason.INVALID_ARGUMENT, "prompt"),
+        ({"prompt": (1,) * 5, "max_tokens": 6}, Reason.INVALID_ARGUMENT, "max_tokens"),
+        (
+            {"prompt": (1,), "max_tokens": 2, "generated_token_ids": (1, 2, 3)},
+            Reason.INVALID_ARGUMENT,
+            "generated_token_ids",
+        ),
+    ],
+)
+def test_prompt_and_answer_must_fit_the_context(fields: dict[str, Any], reason: Reason, param: str) -> None:
+    with pytest.raises(Failure) as caught:
+        max_tokens_of(make_request(**fields), 10)
+
+    assert (caught.value.reason, caught.value.param) == (reason, param)
+
+
+def test_a_prompt_that_is_too_long_is_not_looked_through() -> None:
+    """Its ids were compared with the vocabulary first: millions of them, to be refused for their number."""
+
+    class Unread(tuple[int, ...]):
+        def __iter__(self) -> Any:
+            raise AssertionError("looked through")
+
+    too_long: list[tuple[dict[str, Any], Reason]] = [
+        ({"token_ids": Unread(range(CARD.context_length))}, Reason.PROMPT_TOO_LONG),
+        ({"generated_token_ids": Unread(range(CARD.context_length))}, Reason.INVALID_ARGUMENT),
+    ]
+    for fields, reason in too_long:
+        with pytest.raises(Failure) as caught:
+            settle(make_request(**fields), CARD, random.Random(0))
+        assert caught.value.reason is reason
+
+
+def test_a_seed_is_made_up_only_for_engines_that_draw_from_one() -> None:
+    """Else whoever gave one could not be told from who did not, and be refused."""
+    seedless = dataclasses.replace(CARD, resume=dataclasses.replace(CARD.resume, sampling=False))
+    request = make_request(sampling=Sampling(temperature=0.5))
+    given = make_request(sampling=Sampling(temperature=0.5, seed=3))
+
+    assert settle(request, CARD, random.Random(1)).sampling.seed is not None
+    assert settle(request, seedless, random.Random(1)).sampling.seed is None
+    assert settle(given, seedless, random.Random(1)).sampling.seed == 3

@@ -1,0 +1,219 @@
+"""`/busy_threshold`: operators read and set thresholds; what is wrong with a call is said, to operators alone."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from services.core.errors import QUOTED_CHARACTERS_MAX
+from services.frontend.api.admin.admin import Admin, AdminConfig
+from services.frontend.api.admin.http_routes import BODY_BYTES_MAX, PATH
+from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds, Thresholds
+from services.http.server.config import HttpConfig
+from tests.frontend.support import alone
+from tests.http.support import Script, Server, error_of, run, serving
+from tests.support.doubles import CARD, models_of
+
+DECODE, PREFILL = "active_decode_blocks_threshold", "active_prefill_tokens_threshold"
+CONFIGURED = Thresholds(active_decode_blocks=0.5, active_prefill_tokens=100)
+TOKEN = {"Authorization": "Bearer secret"}
+
+
+@asynccontextmanager
+async def operated(*, token: str | None = None, is_on: bool = True, **options: Any) -> AsyncIterator[Server]:
+    thresholds = BusyThresholds(AdmissionConfig(is_on=is_on, thresholds=CONFIGURED))
+    admin = Admin(AdminConfig(token=token), models_of(CARD), thresholds, alone(thresholds))
+    async with serving(Script("ok"), admin=admin, **options) as server:
+        yield server
+
+
+def named(decode: float | None, prefill: int | None) -> dict[str, Any]:
+    return {"model": "m", DECODE: decode, PREFILL: prefill}
+
+
+@pytest.mark.parametrize(("is_on", "control"), [(True, "token-capacity"), (False, "none")])
+def test_lists_the_thresholds_of_all_models_and_whether_they_act(is_on: bool, control: str) -> None:
+    async def test() -> None:
+        async with operated(is_on=is_on) as server:
+            response, body = await server.get(PATH)
+
+        assert response.status == 200
+        assert json.loads(body) == {"thresholds": [named(0.5, 100)], "admission_control": control}
+
+    run(test)
+
+
+def test_sets_what_is_given_and_answers_what_counts_now() -> None:
+    async def test() -> None:
+        async with operated() as server:
+            answers = [
+                json.loads((await server.post(PATH, {"model": "m"} | change))[1])
+                for change in (
+                    {},
+                    {DECODE: 1},
+                    {PREFILL: 0},
+                    {DECODE: None},
+                    {DECODE: 0.25, PREFILL: None},
+                )
+            ]
+            _, listed = await server.get(PATH)
+
+        expected = [named(0.5, 100), named(1, 100), named(1, 0), named(None, 0), named(0.25, None)]
+        assert answers == [one | {"admission_control": "token-capacity"} for one in expected]
+        assert json.loads(listed)["thresholds"] == [named(0.25, None)]
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        (b"{", 400, "INVALID_ARGUMENT", None),
+        (b"", 400, "INVALID_ARGUMENT", None),
+        (b"[]", 400, "INVALID_ARGUMENT", None),
+        (b"\xff", 400, "INVALID_ARGUMENT", None),
+        (b'{"model": "m", "active_decode_blocks_threshold": NaN}', 400, "INVALID_ARGUMENT", None),
+        ({}, 400, "INVALID_ARGUMENT", "model"),
+        ({"model": 1}, 400, "INVALID_ARGUMENT", "model"),
+        (named(1.01, None), 400, "INVALID_ARGUMENT", DECODE),
+        (named(None, -1), 400, "INVALID_ARGUMENT", PREFILL),
+        (named(None, 2**64), 400, "INVALID_ARGUMENT", PREFILL),
+        (named(None, 2**100), 400, "INVALID_ARGUMENT", PREFILL),
+        ({"model": "m", DECODE: "1"}, 400, "INVALID_ARGUMENT", DECODE),
+        ({"model": "m", DECODE: True}, 400, "INVALID_ARGUMENT", DECODE),
+        ({"model": "m", PREFILL: 0.5}, 400, "INVALID_ARGUMENT", PREFILL),
+        ({"model": "m", "active_prefill_tokens": 1}, 400, "INVALID_ARGUMENT", "active_prefill_tokens"),
+        ({"model": "made up"}, 404, "MODEL_NOT_FOUND", "model"),
+        (named(0.1, 1) | {"model": "made up"}, 404, "MODEL_NOT_FOUND", "model"),
+        (b" " * (BODY_BYTES_MAX + 1), 413, "BODY_TOO_LARGE", None),
+    ],
+)
+def test_bad_input_is_named_and_changes_nothing(body: Any, status: int, code: str, param: str | None) -> None:
+    async def test() -> None:
+        async with operated() as server:
+            response, answer = await server.post(PATH, body)
+            _, listed = await server.get(PATH)
+
+        error = error_of(answer)
+        assert (response.status, error["code"], error["param"]) == (status, code, param)
+        assert json.loads(listed)["thresholds"] == [named(0.5, 100)]
+
+    run(test)
+
+
+def test_a_field_that_is_unknown_is_told_which_there_are() -> None:
+    async def test() -> None:
+        async with operated() as server:
+            _, answer = await server.post(PATH, {"model": "m", "x" * 1000: 1})
+
+        message = error_of(answer)["message"]
+        assert len(message) < QUOTED_CHARACTERS_MAX + 200
+        assert DECODE in message
+
+    run(test)
+
+
+# Strangers
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer other"}, {"Authorization": "Basic secret"}])
+@pytest.mark.parametrize(
+    ("method", "body"), [("GET", b""), ("POST", b"{"), ("POST", b'{"model": "made up"}'), ("DELETE", b"")]
+)
+def test_a_stranger_is_refused_whatever_else_is_wrong(method: str, body: bytes, headers: dict[str, str]) -> None:
+    async def test() -> None:
+        async with (
+            operated(token="secret") as server,
+            server.session.request(method, PATH, data=body, headers=headers) as response,
+        ):
+            error = error_of(await response.read())
+
+        assert (response.status, error["code"]) == (401, "UNAUTHENTICATED")
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+
+    run(test)
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_page_in_a_browser_is_a_stranger_with_a_token_or_without(method: str, token: str | None) -> None:
+    """A browser asks nobody before it posts plain text to another origin."""
+
+    async def test() -> None:
+        headers = {"Origin": "http://evil", "Content-Type": "text/plain", **(TOKEN if token else {})}
+        async with operated(token=token) as server:
+            body = json.dumps({"model": "m", DECODE: 0.1})
+            async with server.session.request(method, PATH, data=body, headers=headers) as response:
+                said = await response.read()
+            _, listed = await server.get(PATH) if token is None else (None, b"")
+
+        assert response.status == 401
+        assert "pages in a browser" in error_of(said)["message"]
+        assert token is not None or json.loads(listed)["thresholds"] == [named(0.5, 100)]
+
+    run(test)
+
+
+def test_the_token_opens() -> None:
+    async def test() -> None:
+        async with operated(token="secret") as server:
+            set_, _ = await server.post(PATH, {"model": "m"}, headers=TOKEN)
+            async with server.session.get(PATH, headers=TOKEN) as listed:
+                pass
+
+        assert (set_.status, listed.status) == (200, 200)
+
+    run(test)
+
+
+def test_clients_need_no_token() -> None:
+    async def test() -> None:
+        async with operated(token="secret") as server:
+            statuses = [(await server.get(path))[0].status for path in ("/live", "/health", "/metrics", "/v1/models")]
+
+        assert statuses == [200] * 4
+
+    run(test)
+
+
+# An address of its own
+
+
+def test_apart_there_are_admin_calls_health_metrics_and_their_document_alone() -> None:
+    async def test() -> None:
+        async with operated(is_apart=True) as server:
+            statuses = [(await server.get(path))[0].status for path in (PATH, "/live", "/health", "/metrics")]
+            _, document = await server.get("/openapi.json")
+            _, unknown = await server.get("/v1/models")
+
+        assert statuses == [200] * 4
+        assert set(json.loads(document)["paths"]) == {PATH, "/live", "/health", "/metrics", "/openapi.json"}
+        assert error_of(unknown)["hint"] == (
+            "There are GET /busy_threshold, POST /busy_threshold, GET /health, GET /live, GET /metrics,"
+            " GET /openapi.json."
+        )
+
+    run(test)
+
+
+def test_apart_strangers_are_refused_as_well() -> None:
+    async def test() -> None:
+        async with operated(is_apart=True, token="secret", config=HttpConfig()) as server:
+            response, _ = await server.get(PATH)
+
+        assert response.status == 401
+
+    run(test)
+
+
+def test_without_an_admin_there_is_nothing_there() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server:
+            read, _ = await server.get(PATH)
+            set_, _ = await server.post(PATH, {"model": "m"})
+
+        assert (read.status, set_.status) == (404, 404)
+
+    run(test)

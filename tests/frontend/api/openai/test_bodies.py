@@ -1,0 +1,243 @@
+"""OpenAI bodies become requests: every field is honoured, defaulted as documented, or refused by its name."""
+
+import json
+from typing import Any
+
+import pytest
+
+from services.core.errors import Failure, Reason
+from services.core.request import Message, Request, Sampling, Stop
+from services.core.validation import ANSWERS_MAX
+from services.frontend.api.openai.bodies import COMPLETION_TOKENS_DEFAULT
+from services.frontend.api.openai.parse import parse_chat, parse_completion
+
+
+def completion(**fields: Any) -> Request:
+    return parse_completion(json.dumps({"model": "m", "prompt": "hi"} | fields).encode()).to_request()
+
+
+def chat(*contents: Any, **fields: Any) -> Request:
+    messages = [{"role": "user", "content": content} for content in contents or ("hi",)]
+    return parse_chat(json.dumps({"model": "m", "messages": messages} | fields).encode()).to_request()
+
+
+def refusal(ask: Any, *contents: Any, **fields: Any) -> tuple[str | None, str]:
+    """The param and the sentence of what `ask` refuses."""
+    with pytest.raises(Failure) as caught:
+        ask(*contents, **fields)
+    assert caught.value.reason is Reason.INVALID_ARGUMENT
+    return caught.value.param, caught.value.detail
+
+
+def test_a_plain_completion_has_the_documented_defaults() -> None:
+    assert completion() == Request(model="m", text="hi", stop=Stop(max_tokens=COMPLETION_TOKENS_DEFAULT))
+
+
+def test_a_plain_chat_may_fill_the_context() -> None:
+    assert chat() == Request(model="m", messages=(Message("user", "hi"),))
+
+
+def test_null_means_the_default() -> None:
+    names = [
+        "temperature",
+        "top_p",
+        "seed",
+        "stop",
+        "logit_bias",
+        "max_tokens",
+        "stream",
+        "stream_options",
+        "n",
+        "logprobs",
+        "response_format",
+        "tools",
+    ]
+
+    assert completion(**dict.fromkeys(names)) == completion()
+
+
+def test_every_sampling_field_is_carried() -> None:
+    request = completion(
+        temperature=0,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.1,
+        seed=2**64 - 1,
+        presence_penalty=1,
+        frequency_penalty=-1.5,
+        repetition_penalty=1.1,
+        logit_bias={"7": -100, "0": 0.5},
+    )
+
+    assert request.sampling == Sampling(
+        temperature=0.0,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.1,
+        seed=2**64 - 1,
+        presence_penalty=1.0,
+        frequency_penalty=-1.5,
+        repetition_penalty=1.1,
+        logit_bias=((7, -100.0), (0, 0.5)),
+    )
+
+
+def test_every_stop_field_is_carried() -> None:
+    request = completion(stop=["a", "b"], stop_token_ids=[1, 2], ignore_eos=True, min_tokens=3, max_tokens=9)
+
+    assert request.stop == Stop(strings=("a", "b"), token_ids=(1, 2), ignore_eos=True, min_tokens=3, max_tokens=9)
+
+
+def test_one_stop_string_needs_no_list() -> None:
+    assert completion(stop="end").stop.strings == ("end",)
+
+
+def test_top_k_minus_one_keeps_all_tokens() -> None:
+    assert completion(top_k=-1).sampling.top_k == 0
+
+
+def test_the_number_of_choices_is_carried() -> None:
+    assert [completion(n=n).n for n in (1, 64, 65, 0)] == [1, 64, 65, 0], "ranges are preprocess's"
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, None), (0, 0), (5, 5), (20, 20)])
+def test_a_completion_asks_for_log_probabilities_by_number(given: int | None, expected: int | None) -> None:
+    assert completion(logprobs=given).logprobs == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_a_chat_asks_for_them_and_says_how_many_rivals(fields: dict[str, Any], expected: int | None) -> None:
+    assert chat(**fields).logprobs == expected
+
+
+@pytest.mark.parametrize(
+    ("ask", "fields", "param"),
+    [
+        (chat, {"top_logprobs": 1}, "top_logprobs"),
+        (chat, {"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        (chat, {"logprobs": 1}, "logprobs"),
+        (completion, {"logprobs": True}, "logprobs"),
+        (completion, {"n": True}, "n"),
+        (completion, {"n": 1.5}, "n"),
+    ],
+)
+def test_other_ways_to_ask_are_refused_by_name(ask: Any, fields: dict[str, Any], param: str) -> None:
+    assert refusal(ask, **fields)[0] == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("text", {"text": "text"}),
+        ("", {"text": ""}),
+        (["text"], {"text": "text"}),
+        ([1, 2, 3], {"token_ids": (1, 2, 3)}),
+        ([7], {"token_ids": (7,)}),
+        ([[1, 2]], {"token_ids": (1, 2)}),
+    ],
+)
+def test_prompt_forms(prompt: Any, expected: dict[str, Any]) -> None:
+    request = completion(prompt=prompt)
+
+    assert {name: getattr(request, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field", "values"),
+    [(["a", "b"], "text", ["a", "b"]), ([[1], [2, 3]], "token_ids", [(1,), (2, 3)])],
+)
+def test_several_prompts_are_as_many_parts_each_with_all_that_is_asked(prompt: Any, field: str, values: Any) -> None:
+    request = completion(prompt=prompt, n=2, seed=7)
+
+    assert [getattr(part, field) for part in request.parts] == values
+    assert {(part.model, part.n, part.sampling.seed) for part in request.parts} == {("m", 2, 7)}
+    assert (request.text, request.token_ids, request.n) == (None, None, 2)
+
+
+@pytest.mark.parametrize("prompt", ["a", [1]])
+def test_too_many_prompts_are_refused_before_anything_is_made_of_them(prompt: Any) -> None:
+    assert len(completion(prompt=[prompt] * ANSWERS_MAX).parts) == ANSWERS_MAX
+    assert refusal(completion, prompt=[prompt] * (ANSWERS_MAX + 1))[0] == "prompt"
+
+
+@pytest.mark.parametrize("logprobs", [0, 1])
+def test_an_echo_has_no_log_probabilities(logprobs: int) -> None:
+    assert completion(echo=True).text == "hi"
+    assert completion(echo=False, logprobs=logprobs).logprobs == logprobs
+    assert refusal(completion, echo=True, logprobs=logprobs)[0] == "echo"
+
+
+def test_a_conversation_is_not_echoed() -> None:
+    assert refusal(chat, echo=True)[0] == "echo"
+
+
+@pytest.mark.parametrize("prompt", [[], ["a", 1], [1, "a"], [1, [2]], [[1], "a"]])
+def test_prompts_of_several_kinds_are_refused(prompt: Any) -> None:
+    assert refusal(completion, prompt=prompt)[0] == "prompt"
+
+
+def test_parts_of_text_are_put_together() -> None:
+    request = chat([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "c")
+
+    assert request.messages == (Message("user", "ab"), Message("user", "c"))
+
+
+@pytest.mark.parametrize(("given", "name"), [("Ann", "Ann"), (None, "")])
+def test_who_speaks_may_have_a_name(given: str | None, name: str) -> None:
+    request = chat(messages=[{"role": "user", "content": "x", "name": given}])
+
+    assert request.messages == (Message("user", "x", name),)
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "messages[1].content[0].type"),
+        ([{"type": "text", "text": "a"}, {"type": "text"}], "messages[1].content[1].text"),
+        ([{"text": "a"}], "messages[1].content[0].type"),
+        (None, "messages[1].content"),
+        (5, "messages[1].content"),
+    ],
+)
+def test_other_contents_are_refused_by_their_path(content: Any, param: str) -> None:
+    assert refusal(chat, "fine", content)[0] == param
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_chat_takes_either_name_of_the_limit(field: str) -> None:
+    assert chat(**{field: 5}).stop.max_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"٣": 1}}, "logit_bias"),
+        ({"logit_bias": {"99999999999": 1}}, "logit_bias"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "5"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ],
+)
+def test_wrong_combinations_and_values_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    assert refusal(chat, **fields)[0] == param

@@ -1,0 +1,605 @@
+"""The routes: whole answers, models, health, metrics; whatever goes wrong has the envelope, and harms nobody else."""
+
+import asyncio
+import gc
+import json
+import threading
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import Counter
+
+from services.core.call import Call
+from services.core.errors import QUOTED_CHARACTERS_MAX, Failure, Reason, invalid
+from services.core.interface import Finish, Sink
+from services.core.request import FinishReason, Message, Request
+from services.frontend.api import build
+from services.frontend.api.openai.bodies import CompletionBody
+from services.frontend.api.openai.parse import parse_completion
+from services.http.server.config import HttpConfig
+from tests.http.support import CARD, HANG, End, Say, Script, Server, Shelf, error_of, events, raw_post, run, serving
+
+COMPLETION = {"model": "org/tiny", "prompt": "hi"}
+CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}]}
+COMPLETIONS = "/v1/completions"
+CHATS = "/v1/chat/completions"
+
+
+def test_a_unary_completion_is_all_the_text_and_the_usage() -> None:
+    async def test() -> None:
+        script = Script("Hel", 2, "", "lo\n😀")
+        async with serving(script) as server:
+            response, body = await server.post(COMPLETIONS, COMPLETION)
+
+        answer = json.loads(body)
+        assert response.status == 200
+        assert answer["choices"] == [
+            {"index": 0, "text": "Hello\n😀", "logprobs": None, "finish_reason": "stop"},
+        ]
+        assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+        assert script.requests[0].text == "hi"
+        assert (script.calls[0].endpoint, script.calls[0].is_streamed) == ("completions", False)
+
+    run(test)
+
+
+def test_a_unary_chat_is_one_message() -> None:
+    async def test() -> None:
+        script = Script("Hel", "lo")
+        async with serving(script) as server:
+            _, body = await server.post(CHATS, CHAT)
+
+        assert json.loads(body)["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
+        assert script.requests[0].messages == (Message("user", "hi"),)
+        assert (script.calls[0].endpoint, script.calls[0].is_streamed) == ("chat_completions", False)
+
+    run(test)
+
+
+def test_a_unary_failure_is_never_a_200_even_after_tokens() -> None:
+    async def test() -> None:
+        async with serving(Script("a", 2, Reason.ENGINE_ERROR)) as server:
+            response, body = await server.post(COMPLETIONS, COMPLETION)
+
+        assert response.status == 500
+        assert error_of(body)["code"] == "ENGINE_ERROR"
+
+    run(test)
+
+
+def test_choices_of_a_unary_answer_stand_in_order_under_one_usage() -> None:
+    async def test() -> None:
+        script = Script(Say("b", 1), Say("a", 0), Say("B", 1), End(1, FinishReason.LENGTH, "!"), Say("A", 0), End(0))
+        async with serving(script) as server:
+            _, body = await server.post(COMPLETIONS, COMPLETION | {"n": 2})
+
+        answer = json.loads(body)
+        assert answer["choices"] == [
+            {"index": 0, "text": "aA", "logprobs": None, "finish_reason": "stop"},
+            {"index": 1, "text": "bB!", "logprobs": None, "finish_reason": "length"},
+        ]
+        assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+        assert script.requests[0].n == 2
+
+    run(test)
+
+
+def test_log_probabilities_of_a_unary_answer_are_whole() -> None:
+    async def test() -> None:
+        script = Script(Say("", tokens=b"a", logprob=-1.0), 2, Say("ab", tokens=b"b", logprob=-2.0, top=((98, -2.0),)))
+        async with serving(script) as server:
+            _, completion = await server.post(COMPLETIONS, COMPLETION | {"logprobs": 1})
+            _, chat = await server.post(CHATS, CHAT | {"logprobs": True, "top_logprobs": 1})
+
+        assert json.loads(completion)["choices"][0]["logprobs"] == {
+            "tokens": ["a", "b"],
+            "token_logprobs": [-1.0, -2.0],
+            "top_logprobs": [{"a": -1.0}, {"b": -2.0}],
+            "text_offset": [0, 1],
+        }
+        entries = json.loads(chat)["choices"][0]["logprobs"]["content"]
+        assert [(entry["token"], len(entry["top_logprobs"])) for entry in entries] == [("a", 0), ("b", 1)]
+        assert [request.logprobs for request in script.requests] == [1, 1]
+
+    run(test)
+
+
+def test_what_had_come_of_a_failed_answer_is_told_to_who_asks() -> None:
+    async def test() -> None:
+        script = Script(Say("a", 1), 2, End(1), Say("b"), Reason.DISCONNECTED)
+        async with serving(script) as server:
+            wish = {"X-Return-Partial": "True"}
+            response, completion = await server.post(COMPLETIONS, COMPLETION | {"n": 2}, headers=wish)
+            _, chat = await server.post(CHATS, CHAT | {"n": 2}, headers=wish)
+            _, unasked = await server.post(COMPLETIONS, COMPLETION | {"n": 2}, headers={"X-Return-Partial": "false"})
+
+        error = error_of(completion, has_partial=True)
+        assert (response.status, error["code"]) == (502, "DISCONNECTED")
+        assert response.headers["X-Request-Id"] == error["request_id"]
+        assert error["partial"] == {
+            "choices": [
+                {"index": 0, "text": "b", "finish_reason": None},
+                {"index": 1, "text": "a", "finish_reason": "stop"},
+            ]
+        }
+        assert [choice["message"]["content"] for choice in error_of(chat, has_partial=True)["partial"]["choices"]] == [
+            "b",
+            "a",
+        ]
+        error_of(unasked)
+
+    run(test)
+
+
+def test_a_failure_halfway_names_the_field_as_the_client_wrote_it() -> None:
+    async def test() -> None:
+        async with serving(Script(Say("a"), invalid("guided", "no"))) as server:
+            body = COMPLETION | {"guided_regex": "a+"}
+            _, answer = await server.post(COMPLETIONS, body, headers={"X-Return-Partial": "true"})
+
+        assert error_of(answer, has_partial=True)["param"] == "guided_regex"
+
+    run(test)
+
+
+def test_where_nothing_had_come_there_is_no_partial_answer() -> None:
+    async def test() -> None:
+        async with serving(Script(2, Reason.OVERLOADED)) as server:
+            response, body = await server.post(COMPLETIONS, COMPLETION, headers={"X-Return-Partial": "true"})
+
+        error_of(body)
+        assert response.headers["Retry-After"] == "2"
+
+    run(test)
+
+
+@pytest.mark.parametrize("body", [COMPLETION, COMPLETION | {"stream": True}], ids=["unary", "stream"])
+@pytest.mark.parametrize("status", [429, 529])
+def test_want_of_capacity_has_the_configured_status(status: int, body: dict[str, Any]) -> None:
+    async def test() -> None:
+        busy = Failure(Reason.OVERLOADED, "busy", retry_after_s=7.0, metadata={"workers": "2"})
+        async with serving(Script(1, busy), config=HttpConfig(overload_status=status)) as server:
+            response, answer = await server.post(COMPLETIONS, body)
+
+        assert (response.status, response.headers["Retry-After"]) == (status, "7")
+        assert json.loads(answer)["error"]["metadata"] == {"workers": "2"}
+
+    run(test)
+
+
+@pytest.mark.parametrize("steps", [(HANG,), ("a", 2, HANG)])
+def test_a_client_that_leaves_has_its_unary_request_cancelled(steps: tuple[Any, ...]) -> None:
+    async def test() -> None:
+        script = Script(*steps)
+        async with serving(script) as server:
+            _, writer = await server.connect()
+            writer.write(raw_post(COMPLETIONS, COMPLETION))
+            await script.running.wait()
+            writer.close()
+            await script.cancelled.wait()
+
+    run(test)
+
+
+async def cancel(server: Server, request_id: str) -> Any:
+    """The answer to cancelling by name."""
+    response, body = await server.post(f"/v1/requests/{request_id}/cancel", b"")
+    assert response.status == 200
+    return json.loads(body)
+
+
+def test_a_unary_request_can_be_cancelled_by_its_name() -> None:
+    async def test() -> None:
+        script = Script("a", HANG)
+        async with serving(script, connections_max=2) as server, asyncio.TaskGroup() as group:
+            asking = group.create_task(server.post(COMPLETIONS, COMPLETION, headers={"X-Request-Id": "mine"}))
+            await script.running.wait()
+            answers = [await cancel(server, name) for name in ("another", "mine", "mine")]
+            response, body = await asking
+
+        assert answers == [
+            {"id": "another", "cancelled": 0},
+            {"id": "mine", "cancelled": 1},
+            {"id": "mine", "cancelled": 0},
+        ]
+        assert (response.status, error_of(body)["code"]) == (499, "CANCELLED")
+        assert script.cancelled.is_set()
+        assert server.outcomes.seen == [Reason.CANCELLED]
+
+    run(test)
+
+
+def test_a_stream_that_is_cancelled_by_its_name_says_so_and_is_not_done() -> None:
+    async def test() -> None:
+        async with serving(Script("a", 5, HANG), connections_max=2) as server:
+            body = COMPLETION | {"stream": True}
+            async with server.session.post(COMPLETIONS, json=body, headers={"X-Request-Id": "mine"}) as response:
+                first = await response.content.readuntil(b"\n\n")
+                answer = await cancel(server, "mine")
+                rest = await response.read()
+
+        assert answer["cancelled"] == 1
+        kind, error = events(first + rest)[-1]
+        assert (kind, error["error"]["code"]) == ("error", "CANCELLED")
+
+    run(test)
+
+
+@pytest.mark.parametrize("name", ["a%20b", "x" * 129, "%C3%A9"])
+def test_what_cannot_be_a_requests_name_is_bad_input(name: str) -> None:
+    async def test() -> None:
+        async with serving(Script()) as server:
+            response, body = await server.post(f"/v1/requests/{name}/cancel", b"")
+
+        assert (response.status, error_of(body)["param"]) == (400, "request_id")
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        (b"{", 400, "INVALID_ARGUMENT", None),
+        (b"\xff", 400, "INVALID_ARGUMENT", None),
+        (b"", 400, "INVALID_ARGUMENT", None),
+        (b"[]", 400, "INVALID_ARGUMENT", None),
+        ({"prompt": "x"}, 400, "INVALID_ARGUMENT", "model"),
+        ({"model": "m"}, 400, "INVALID_ARGUMENT", "prompt"),
+        (COMPLETION | {"temperature": "hot"}, 400, "INVALID_ARGUMENT", "temperature"),
+        (COMPLETION | {"best_of": 2}, 400, "INVALID_ARGUMENT", "best_of"),
+        (COMPLETION | {"guided_regex": "a", "guided_json": {}}, 400, "INVALID_ARGUMENT", "guided_regex"),
+        (COMPLETION | {"prompt": ["a", 1]}, 400, "INVALID_ARGUMENT", "prompt"),
+        (COMPLETION | {"stream": True, "seed": "x"}, 400, "INVALID_ARGUMENT", "seed"),
+        (COMPLETION | {"prompt": "x" * 5000}, 413, "BODY_TOO_LARGE", None),
+    ],
+)
+def test_bad_input_is_named_and_the_next_request_is_unharmed(body: Any, status: int, code: str, param: Any) -> None:
+    async def test() -> None:
+        async with serving(Script("ok"), config=HttpConfig(body_bytes_max=5000)) as server:
+            response, answer = await server.post(COMPLETIONS, body, headers={"X-Request-Id": "bad"})
+            error = error_of(answer)
+            assert (response.status, error["code"], error["param"]) == (status, code, param)
+            assert error["type"] == "invalid_request_error"
+            assert error["request_id"] == response.headers["X-Request-Id"] == "bad"
+            assert error["message"]
+            assert (await server.post(COMPLETIONS, COMPLETION))[0].status == 200
+
+    run(test)
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (COMPLETION, {"Content-Encoding": "x" * 4_000}),
+        (COMPLETION | {"logit_bias": {LONG: 1}}, {}),
+        (COMPLETION | {"response_format": {"type": LONG}}, {}),
+        (CHAT | {"messages": [{"role": "user", "content": [{"type": LONG, "text": "x"}]}]}, {}),
+    ],
+    ids=["encoding", "token", "format", "part"],
+)
+def test_no_message_repeats_what_is_long(body: dict[str, Any], headers: dict[str, str]) -> None:
+    async def test() -> None:
+        async with serving(Script("ok")) as server:
+            response, answer = await server.post(CHATS if "messages" in body else COMPLETIONS, body, headers=headers)
+
+        assert response.status == 400
+        assert QUOTED_CHARACTERS_MAX <= len(error_of(answer)["message"]) < QUOTED_CHARACTERS_MAX + 200
+
+    run(test)
+
+
+def test_a_large_body_that_names_its_length_is_refused_before_it_is_sent() -> None:
+    async def test() -> None:
+        async with serving(Script("ok")) as server:
+            reader, writer = await server.connect()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n")
+            assert await reader.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n"
+
+    run(test)
+
+
+def test_a_large_body_in_chunks_is_refused_once_it_is_too_large() -> None:
+    async def test() -> None:
+        async with serving(Script("ok"), config=HttpConfig(body_bytes_max=5000)) as server:
+            reader, writer = await server.connect()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            writer.write(b"1771\r\n" + b" " * 6001 + b"\r\n")
+            assert await reader.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        (b"Transfer-Encoding: chunked\r\n", b"zz\r\n"),
+        (b"Content-Encoding: gzip\r\nContent-Length: 4\r\n", b"nope"),
+    ],
+)
+def test_a_body_that_is_not_as_its_headers_say_is_a_400(head: bytes, body: bytes) -> None:
+    async def test() -> None:
+        async with serving(Script("ok")) as server:
+            reader, writer = await server.connect()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n" + body)
+            assert b" 400 " in await reader.readline()
+
+    run(test)
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for_beyond_the_bound() -> None:
+    async def test() -> None:
+        async with serving(Script("ok"), config=HttpConfig(body_read_s_max=0.02)) as server:
+            reader, writer = await server.connect()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+            assert await reader.readline() == b"HTTP/1.1 504 Gateway Timeout\r\n"
+
+    run(test)
+
+
+def test_a_client_that_leaves_in_its_body_is_nobodys_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with serving(Script("ok")) as server:
+            _, writer = await server.connect()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+            await writer.drain()
+            assert (await server.get("/live"))[0].status == 200
+            writer.close()
+
+    run(test)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "nonsense"])
+def test_the_content_type_does_not_matter(content_type: str) -> None:
+    async def test() -> None:
+        async with serving(Script("ok")) as server:
+            response, _ = await server.post(COMPLETIONS, COMPLETION, headers={"Content-Type": content_type})
+
+        assert response.status == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/v1/models/none", 404),
+        ("GET", COMPLETIONS, 405),
+        ("POST", "/health", 405),
+    ],
+)
+def test_unknown_paths_and_methods_have_the_envelope(method: str, path: str, status: int) -> None:
+    async def test() -> None:
+        async with serving(Script()) as server, server.session.request(method, path) as response:
+            error = error_of(await response.read())
+
+        assert response.status == status
+        assert response.headers["X-Request-Id"] == error["request_id"]
+        assert ("Allow" in response.headers) == (status == 405)
+        assert error["hint"], "it says which paths there are, or which models"
+
+    run(test)
+
+
+def test_an_unknown_path_is_told_which_there_are() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server, server.session.get("/v1/" + "x" * 1000) as response:
+            error = error_of(await response.read())
+
+        assert error["message"] == f"there is no GET /v1/{'x' * (QUOTED_CHARACTERS_MAX - 4)} here"
+        assert error["hint"] == (
+            "There are GET /health, GET /live, GET /metrics, GET /openapi.json, POST /v1/chat/completions,"
+            " POST /v1/completions, GET /v1/models, GET /v1/models/{model}, POST /v1/requests/{request_id}/cancel."
+        )
+
+    run(test)
+
+
+def test_models_are_those_that_can_be_served() -> None:
+    async def test() -> None:
+        shelf = Shelf()
+        async with serving(Script(), catalogue=shelf) as server:
+            _, listed = await server.get("/v1/models")
+            _, one = await server.get("/v1/models/org/tiny")
+            shelf.cards = []
+            _, none = await server.get("/v1/models")
+
+        model = json.loads(one)
+        assert json.loads(listed) == {"object": "list", "data": [model]}
+        assert (model["id"], model["object"], model["owned_by"]) == (CARD.model, "model", "unbroken")
+        assert model["max_model_len"] == CARD.context_length
+        assert isinstance(model["created"], int)
+        assert json.loads(none) == {"object": "list", "data": []}
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("shelf", "status", "code"),
+    [
+        (Shelf(), 200, None),
+        (Shelf(cards=[]), 503, "NO_WORKERS"),
+        (Shelf(is_draining=True), 503, "DRAINING"),
+    ],
+)
+def test_health_says_why_not(shelf: Shelf, status: int, code: str | None) -> None:
+    async def test() -> None:
+        async with serving(Script(), catalogue=shelf) as server:
+            health, body = await server.get("/health")
+            live, _ = await server.get("/live")
+
+        assert health.status == status
+        assert live.status == 200
+        if code is None:
+            assert json.loads(body) == {"status": "ready", "models": ["org/tiny"]}
+        else:
+            assert error_of(body)["code"] == code
+            assert health.headers["Retry-After"] == "1"
+
+    run(test)
+
+
+def test_health_tells_workers_that_cannot_be_reached_from_none() -> None:
+    async def test() -> None:
+        async with serving(Script(), catalogue=Shelf(cards=[], unreached_count=1)) as server:
+            _, body = await server.get("/health")
+
+        assert "no worker is reached, of 1 registered" in error_of(body)["message"]
+
+    run(test)
+
+
+def test_a_draining_frontend_lets_go_of_connections() -> None:
+    async def test() -> None:
+        async with serving(Script("ok"), catalogue=Shelf(is_draining=True)) as server:
+            response, _ = await server.post(COMPLETIONS, COMPLETION)
+
+        assert response.headers["Connection"] == "close"
+
+    run(test)
+
+
+def test_metrics_are_in_prometheus_text() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server:
+            Counter("things", "Things.", registry=server.metrics).inc(3)
+            response, body = await server.get("/metrics")
+
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        assert b"things_total 3.0" in body
+
+    run(test)
+
+
+def test_many_requests_at_a_time_do_not_mix() -> None:
+    async def test() -> None:
+        async def echo(request: Any, call: Any, sink: Any) -> Any:
+            return await Script(1, request.text, 1)(request, call, sink)
+
+        async def ask(session: aiohttp.ClientSession, number: int) -> str:
+            async with session.post(COMPLETIONS, json=COMPLETION | {"prompt": f"<{number}>"}) as response:
+                return str((await response.json())["choices"][0]["text"])
+
+        async with (
+            serving(echo) as server,
+            aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session,
+            asyncio.TaskGroup() as group,
+        ):
+            asks = [group.create_task(ask(session, number)) for number in range(50)]
+
+        assert [task.result() for task in asks] == [f"<{number}>" for number in range(50)]
+
+    run(test)
+
+
+def test_a_request_too_broken_for_the_pipeline_is_reported_once_by_the_name_that_its_client_was_told() -> None:
+    refused: list[tuple[str, str, Reason]] = []
+
+    def on_refused(endpoint: str, request_id: str, failure: Failure) -> None:
+        refused.append((endpoint, request_id, failure.reason))
+
+    async def test() -> None:
+        pipeline = Script(Reason.OVERLOADED)
+        async with serving(pipeline, on_refused=on_refused) as server:
+            unnamed, _ = await server.post(COMPLETIONS, {"model": "m"})
+            told.append(unnamed.headers["X-Request-Id"])
+            await server.post("/v1/chat/completions", {"model": "m"}, headers={"X-Request-Id": "r-1"})
+            await server.post(COMPLETIONS, COMPLETION)
+
+    told: list[str] = []
+    run(test)
+    assert refused == [
+        ("completions", told[0], Reason.INVALID_ARGUMENT),
+        ("chat_completions", "r-1", Reason.INVALID_ARGUMENT),
+    ]
+
+
+@pytest.mark.parametrize(("size", "is_aside"), [(1000, False), (300_000, True)])
+def test_a_large_body_is_parsed_in_a_thread(size: int, is_aside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def noting(body: bytes) -> CompletionBody:
+        threads.append(threading.get_ident())
+        return parse_completion(body)
+
+    async def test() -> None:
+        async with serving(Script("ok")) as server:
+            response, _ = await server.post(COMPLETIONS, COMPLETION | {"prompt": "x" * size})
+            assert response.status == 200
+        assert [thread != threading.get_ident() for thread in threads] == [is_aside]
+
+    monkeypatch.setattr(build, "parse_completion", noting)
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "spelling"),
+    [
+        (CHATS, CHAT | {"response_format": {"type": "json_object"}}, "guided", "response_format"),
+        (COMPLETIONS, COMPLETION | {"guided_regex": "a+"}, "guided", "guided_regex"),
+        (
+            CHATS,
+            CHAT | {"structured_outputs": {"choice": ["a"]}, "stream": True},
+            "guided",
+            "structured_outputs.choice",
+        ),
+        (CHATS, CHAT | {"max_completion_tokens": 9, "stream": True}, "max_tokens", "max_completion_tokens"),
+        (CHATS, CHAT | {"max_tokens": 9}, "max_tokens", "max_tokens"),
+        (COMPLETIONS, COMPLETION, "prompt", "prompt"),
+        (CHATS, CHAT, "prompt", "messages"),
+        (CHATS, CHAT | {"stream": True}, "prompt", "messages"),
+    ],
+)
+def test_a_refusal_from_the_pipeline_names_the_field_as_the_client_wrote_it(
+    path: str, body: dict[str, Any], param: str, spelling: str
+) -> None:
+    async def test() -> None:
+        async with serving(Script(1, invalid(param, "no"))) as server:
+            response, answer = await server.post(path, body)
+
+        assert (response.status, error_of(answer)["param"]) == (400, spelling)
+
+    run(test)
+
+
+class Full:
+    """A pipeline without room, and what is left of the requests that came to it."""
+
+    def __init__(self) -> None:
+        self._kinds: set[type] = set()
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        self._kinds.add(type(sink))
+        raise Failure(Reason.OVERLOADED, "full")
+
+    @property
+    def left_count(self) -> int:
+        """Of their sinks."""
+        return sum(type(one) in self._kinds for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_refusal_leaves_nothing_to_the_garbage_collector(is_streamed: bool) -> None:
+    """In a storm its collections stopped every stream for a tenth of a second."""
+
+    async def test() -> None:
+        full = Full()
+        async with serving(full) as server:
+            for _ in range(3):
+                response, _ = await server.post(COMPLETIONS, COMPLETION | {"stream": is_streamed})
+                assert response.status == 503
+            left = full.left_count
+
+        assert left <= 1, "that of the last one, which its connection may still have"
+
+    gc.disable()
+    try:
+        run(test)
+    finally:
+        gc.enable()

@@ -1,0 +1,109 @@
+"""Guided decoding: OpenAI's and vLLM's ways to ask for a form mean the same, and only one may be asked."""
+
+import json
+from typing import Any
+
+import pytest
+
+from services.core.errors import Failure
+from services.core.request import Guided, GuidedKind
+from services.frontend.api.openai.parse import parse_chat, parse_completion
+
+SCHEMA = {"type": "object", "properties": {"ä": {"type": "integer"}}}
+COMPACT = '{"type":"object","properties":{"ä":{"type":"integer"}}}'
+JSON_SCHEMA = Guided(GuidedKind.JSON_SCHEMA, (COMPACT,))
+
+
+def guided(**fields: Any) -> Guided | None:
+    """What both endpoints make of the fields."""
+    completion = parse_completion(json.dumps({"model": "m", "prompt": "hi"} | fields).encode()).to_request()
+    messages = [{"role": "user", "content": "hi"}]
+    chat = parse_chat(json.dumps({"model": "m", "messages": messages} | fields).encode()).to_request()
+    assert completion.guided == chat.guided
+    return completion.guided
+
+
+def refusal(**fields: Any) -> tuple[str | None, str]:
+    with pytest.raises(Failure) as caught:
+        guided(**fields)
+    return caught.value.param, caught.value.detail
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"response_format": None, "guided_json": None, "structured_outputs": None}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Guided(GuidedKind.JSON_OBJECT)),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, JSON_SCHEMA),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": True}}}, JSON_SCHEMA),
+        ({"guided_json": SCHEMA}, JSON_SCHEMA),
+        ({"guided_json": json.dumps(SCHEMA, indent=2)}, JSON_SCHEMA),
+        ({"guided_regex": "[ab]+"}, Guided(GuidedKind.REGEX, ("[ab]+",))),
+        ({"guided_choice": ["yes", "no"]}, Guided(GuidedKind.CHOICE, ("yes", "no"))),
+        ({"guided_grammar": 'root ::= "a"'}, Guided(GuidedKind.GRAMMAR, ('root ::= "a"',))),
+        ({"structured_outputs": {"json": SCHEMA}}, JSON_SCHEMA),
+        ({"structured_outputs": {"json": COMPACT, "regex": None}}, JSON_SCHEMA),
+        ({"structured_outputs": {"regex": "a"}}, Guided(GuidedKind.REGEX, ("a",))),
+        ({"structured_outputs": {"choice": ["a"]}}, Guided(GuidedKind.CHOICE, ("a",))),
+        ({"structured_outputs": {"grammar": "g"}}, Guided(GuidedKind.GRAMMAR, ("g",))),
+        ({"structured_outputs": {"json_object": True}}, Guided(GuidedKind.JSON_OBJECT)),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, Guided(GuidedKind.REGEX, ("a",))),
+    ],
+)
+def test_each_way_to_ask(fields: dict[str, Any], expected: Guided | None) -> None:
+    assert guided(**fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "first", "second"),
+    [
+        ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_json", "guided_regex"),
+        ({"guided_choice": ["a"], "guided_grammar": "a"}, "guided_choice", "guided_grammar"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+            "structured_outputs.regex",
+            "structured_outputs.choice",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "json_object": True}},
+            "structured_outputs.json",
+            "structured_outputs.json_object",
+        ),
+        ({"guided_json": {}, "structured_outputs": {"json": {}}}, "guided_json", "structured_outputs.json"),
+    ],
+)
+def test_more_than_one_is_refused(fields: dict[str, Any], first: str, second: str) -> None:
+    assert refusal(**fields) == (second, f"{first} and {second} exclude each other: give one of them")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.type"),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}, "response_format.type"),
+        ({"guided_json": 5}, "guided_json"),
+        ({"guided_json": "not json"}, "guided_json"),
+        ({"guided_json": "[]"}, "guided_json"),
+        ({"guided_json": '{"a":' * 10_000 + "1" + "}" * 10_000}, "guided_json"),
+        ({"guided_choice": "yes"}, "guided_choice"),
+        ({"guided_choice": [1]}, "guided_choice[0]"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "a", "structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_its_path(fields: dict[str, Any], param: str) -> None:
+    found, detail = refusal(**fields)
+
+    assert found == param
+    assert param in detail

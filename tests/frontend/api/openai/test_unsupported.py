@@ -1,0 +1,79 @@
+"""What this version cannot do is refused by name; asking for nothing, spelt out, is not."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.core.errors import Failure
+from services.frontend.api.openai.bodies import ChatBody, ChatMessage, CompletionBody
+from services.frontend.api.openai.unsupported import (
+    NEUTRAL,
+    NEUTRAL_IN_CHAT,
+    NEUTRAL_IN_COMPLETION,
+    NEUTRAL_IN_MESSAGE,
+    refuse_unsupported,
+)
+
+
+def given(name: str, value: Any) -> dict[str, msgspec.Raw]:
+    return {name: msgspec.Raw(msgspec.json.encode(value))}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in NEUTRAL for value in (*NEUTRAL[name], None)])
+def test_neutral_values_pass(name: str, value: Any) -> None:
+    refuse_unsupported(given(name, value), NEUTRAL)
+
+
+@pytest.mark.parametrize("name", list(NEUTRAL))
+def test_anything_else_is_refused_by_name(name: str) -> None:
+    with pytest.raises(Failure, match=f"{name} is not supported in this version: leave it out") as caught:
+        refuse_unsupported(given(name, {"asks": "for something"}), NEUTRAL)
+
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("best_of", 2),
+        ("best_of", True),
+        ("best_of", 0),
+        ("priority", -1),
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("modalities", ["text", "audio"]),
+    ],
+)
+def test_values_that_look_neutral_and_are_not(name: str, value: Any) -> None:
+    with pytest.raises(Failure):
+        refuse_unsupported(given(name, value), NEUTRAL)
+
+
+def test_the_sentence_says_what_to_change() -> None:
+    with pytest.raises(Failure) as caught:
+        refuse_unsupported(given("best_of", 2), NEUTRAL)
+
+    assert caught.value.detail == "best_of is not supported in this version: leave it out or set it to 1"
+
+
+def test_of_several_the_first_by_name_is_told() -> None:
+    """Once it was any of them: the same request was refused for another one by another process."""
+    with pytest.raises(Failure) as caught:
+        refuse_unsupported(dict.fromkeys(NEUTRAL, msgspec.Raw(b'"x"')), NEUTRAL)
+
+    assert caught.value.param == min(NEUTRAL)
+
+
+def test_what_one_endpoint_lacks_is_refused_there() -> None:
+    refuse_unsupported(given("top_logprobs", 0), NEUTRAL_IN_COMPLETION)
+
+    with pytest.raises(Failure, match="top_logprobs"):
+        refuse_unsupported(given("top_logprobs", 1), NEUTRAL_IN_COMPLETION)
+
+
+def test_no_field_is_both_refused_and_honoured() -> None:
+    """A body that has only honoured ones is not looked at for others."""
+    for body, neutral in ((CompletionBody, NEUTRAL_IN_COMPLETION), (ChatBody, NEUTRAL_IN_CHAT)):
+        assert neutral.keys().isdisjoint(body.__struct_fields__)
+    assert NEUTRAL_IN_MESSAGE.keys().isdisjoint(ChatMessage.__struct_fields__)

@@ -1,0 +1,414 @@
+"""The choices of a request, from choices down to the session: one worker takes all of them, or none.
+
+| what happens before they have begun | the choices |
+| --- | --- |
+| nothing | one message, one worker |
+| refused for capacity | all go to another together |
+| refused everywhere | the request is refused, and nothing is left anywhere |
+| the worker is lost, leaves or fails one of them | each goes on alone |
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.core.common_layers import stack
+from services.core.errors import Failure, Reason
+from services.core.interface import Layer
+from services.frontend.layers.choices import Choices
+from services.frontend.layers.detokenize import Present
+from services.frontend.layers.migrate import Migrate, MigrateConfig
+from services.frontend.layers.route import Route
+from services.frontend.layers.transport import Transport
+from services.frontend.metrics.definitions import build_metrics
+from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
+from services.rpc.codec import seconds_to_wire
+from services.stubs import worker_pb2
+from tests.frontend.support import BareWorker, BareWorkers
+from tests.support.doubles import Collected, call_layer, make_request, models_of, run_async
+
+COUNT = 3
+Play = Callable[[BareWorker, BareWorker], Coroutine[Any, Any, None]]
+
+
+def layers_over(workers: BareWorkers) -> Layer:
+    busy, rng = BusyThresholds(AdmissionConfig()), random.Random(0)
+    pool: Any = workers
+    return stack(
+        Choices,
+        lambda inner: Present(inner, models_of()),
+        lambda inner: Migrate(inner, MigrateConfig(replacement_wait_s=0.01), build_metrics()),
+        lambda inner: Route(inner, pool, busy, rng),
+        innermost=Transport(pool),
+    )
+
+
+def ask(play: Play) -> Collected | Failure:
+    """Ask two workers; `play` has the one that was asked first as its first. What came of it, with nothing left."""
+
+    async def scenario() -> Collected | Failure:
+        workers = [BareWorker("a"), BareWorker("b")]
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(outcome(layers_over(BareWorkers(*workers)), COUNT))
+            await play(*await in_order_of_asking(workers))
+        assert [one.session.in_flight_count for one in workers] == [0, 0]
+        assert [len(one.session._streams._kept) for one in workers] == [0, 0]
+        return asking.result()
+
+    return run_async(scenario())
+
+
+async def in_order_of_asking(workers: list[BareWorker]) -> tuple[BareWorker, BareWorker]:
+    while not any(one.session.in_flight_count for one in workers):
+        await asyncio.sleep(0)
+    workers.sort(key=lambda one: -one.session.in_flight_count)
+    return workers[0], workers[-1]
+
+
+async def outcome(layer: Layer, n: int) -> Collected | Failure:
+    try:
+        return await call_layer(layer, make_request(n=n))
+    except Failure as failure:
+        return failure
+
+
+async def submitted(worker: BareWorker) -> list[tuple[int, int, int]]:
+    """First id, choices and first choice of each request in the next message."""
+    submits = (await worker.sent()).submits
+    return [(one.stream_id, max(one.choices, 1), one.request.choice) for one in submits]
+
+
+async def turns(count: int = 10) -> None:
+    """Let everybody do what there is to do."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def answered(result: Collected | Failure) -> list[list[int]]:
+    """The tokens of each choice."""
+    assert isinstance(result, Collected), result
+    deltas = result.deltas
+    return [[token for one in deltas if one.choice == choice for token in one.token_ids] for choice in range(COUNT)]
+
+
+def refused(result: Collected | Failure) -> Failure:
+    assert isinstance(result, Failure)
+    return result
+
+
+def test_they_go_in_one_message_to_one_worker() -> None:
+    async def play(a: BareWorker, b: BareWorker) -> None:
+        assert await submitted(a) == [(1, COUNT, 0)]
+        a.begin(1, 2, 3)
+        for stream_id in (1, 2, 3):
+            a.tokens(stream_id, 0, stream_id)
+            a.finish(stream_id)
+        await turns()
+        assert (a.cancels.signals, b.session._streams.next_id) == (0, 1)
+
+    assert answered(ask(play)) == [[1], [2], [3]]
+
+
+def test_refused_for_capacity_all_of_them_try_elsewhere_together() -> None:
+    async def play(a: BareWorker, b: BareWorker) -> None:
+        await submitted(a)
+        a.refuse(1, 2, 3)
+        assert await submitted(b) == [(1, COUNT, 0)]
+        b.begin(1, 2, 3)
+        b.finish(1, 2, 3)
+
+    assert answered(ask(play)) == [[], [], []]
+
+
+def test_a_choice_whose_refusal_comes_late_finds_its_place_and_its_tokens_elsewhere() -> None:
+    async def play(a: BareWorker, b: BareWorker) -> None:
+        await submitted(a)
+        a.refuse(2)
+        assert await submitted(b) == [(1, COUNT, 0)]
+        b.begin(1, 2, 3)
+        b.tokens(1, 0, 7)
+        b.tokens(3, 0, 9)
+        await turns()
+        a.refuse(1)
+        await turns()
+        a.refuse(3)
+        b.tokens(2, 0, 8)
+        b.finish(1, 2, 3)
+
+    assert answered(ask(play)) == [[7], [8], [9]]
+
+
+def test_refused_everywhere_the_request_is_refused_and_nothing_is_left() -> None:
+    async def play(a: BareWorker, b: BareWorker) -> None:
+        for worker in (a, b):
+            await submitted(worker)
+            worker.refuse(1, 2, 3)
+        await turns()
+        assert [a.cancels.signals, b.cancels.signals] == [0, 0]
+
+    assert refused(ask(play)).reason is Reason.OVERLOADED
+
+
+def test_refused_by_the_second_one_by_one_it_leaves_nothing_either() -> None:
+    async def play(a: BareWorker, b: BareWorker) -> None:
+        await submitted(a)
+        a.refuse(1, 2, 3)
+        await submitted(b)
+        b.refuse(3)  # The request fails at once; the others are cancelled where they are.
+        await turns()
+        assert sorted((await b.sent()).cancels) == [1, 2]
+
+    assert refused(ask(play)).reason is Reason.OVERLOADED
+
+
+def test_a_worker_that_is_lost_before_they_have_begun_costs_each_of_them_a_move_of_its_own() -> None:
+    async def play(a: BareWorker, b: BareWorker) -> None:
+        await submitted(a)
+        a.vanish()
+        assert sorted(await submitted(b)) == [(1, 1, 0), (2, 1, 1), (3, 1, 2)]
+        b.finish(1, 2, 3)
+
+    assert answered(ask(play)) == [[], [], []]
+
+
+def test_one_that_has_lost_its_worker_gives_up_the_place_that_others_got_for_it_meanwhile() -> None:
+    async def play(a: BareWorker, b: BareWorker) -> None:
+        await submitted(a)
+        a.refuse(1, 2)
+        assert await submitted(b) == [(1, COUNT, 0)]
+        a.vanish()
+        await turns()
+        message = await b.sent()
+        assert list(message.cancels) == [3]
+        assert [(one.stream_id, one.choices, one.request.choice) for one in message.submits] == [(4, 1, 2)]
+        b.finish(1, 2, 4)
+
+    assert answered(ask(play)) == [[], [], []]
+
+
+def test_one_that_waited_too_long_while_others_had_begun_goes_on_alone() -> None:
+    async def play(a: BareWorker, b: BareWorker) -> None:
+        await submitted(a)
+        a.begin(1, 2)
+        a.refuse(3)
+        assert await submitted(b) == [(1, 1, 2)]
+        b.finish(1)
+        a.finish(1, 2)
+
+    assert answered(ask(play)) == [[], [], []]
+
+
+def test_one_that_begins_while_another_was_refused_keeps_no_place_elsewhere() -> None:
+    async def play(a: BareWorker, b: BareWorker) -> None:
+        await submitted(a)
+        a.refuse(3)
+        assert await submitted(b) == [(1, COUNT, 0)]
+        a.begin(1, 2)
+        assert sorted((await b.sent()).cancels) == [1, 2]
+        b.finish(3)
+        a.finish(1, 2)
+
+    assert answered(ask(play)) == [[], [], []]
+
+
+def test_one_that_fails_for_another_cause_goes_on_alone_and_leaves_the_others_where_they_are() -> None:
+    async def play(a: BareWorker, b: BareWorker) -> None:
+        await submitted(a)
+        a.refuse(2, reason=Reason.ENGINE_ERROR)
+        assert await submitted(b) == [(1, 1, 1)]
+        a.finish(1, 3)
+        b.finish(1)
+        await turns()
+        assert a.cancels.signals == 0
+
+    assert answered(ask(play)) == [[], [], []]
+
+
+def test_one_that_is_done_early_leaves_the_others_running() -> None:
+    async def play(a: BareWorker, b: BareWorker) -> None:
+        await submitted(a)
+        a.begin(1, 2, 3)
+        a.tokens(1, 0, 7)
+        a.finish(1)
+        await turns()
+        assert (a.session.in_flight_count, a.cancels.signals) == (2, 0)
+        a.tokens(2, 0, 8)
+        a.finish(2, 3)
+
+    assert answered(ask(play)) == [[7], [8], []]
+
+
+def test_a_worker_that_leaves_while_they_wait_has_each_made_ready_elsewhere_alone() -> None:
+    async def play(a: BareWorker, b: BareWorker) -> None:
+        await submitted(a)
+        a.hear(goaway=worker_pb2.GoAway(grace=seconds_to_wire(30)))
+        assert sorted(await submitted(b)) == [(1, 1, 0), (2, 1, 1), (3, 1, 2)]
+        a.refuse(1, 2, 3)
+        b.finish(1, 2, 3)
+
+    assert answered(ask(play)) == [[], [], []]
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_client_that_leaves_has_each_of_them_cancelled(has_begun: bool) -> None:
+    async def scenario() -> None:
+        a = BareWorker("a")
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(outcome(layers_over(BareWorkers(a)), COUNT))
+            await submitted(a)
+            if has_begun:
+                a.begin(1, 2)
+            asking.cancel()
+        assert sorted((await a.sent()).cancels) == [1, 2, 3]
+        assert (a.cancels.signals, a.session.in_flight_count) == (3, 0)
+        assert (a.session.is_full(COUNT), a.session.quarantined_until) == (False, 0.0)
+
+    run_async(scenario())
+
+
+def test_a_client_that_leaves_in_the_turn_of_a_refusal_starts_nothing_elsewhere() -> None:
+    async def scenario() -> None:
+        a = BareWorker("a")
+        workers = [a]
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(outcome(layers_over(BareWorkers(a, b := BareWorker("b", slots=1))), COUNT))
+            await submitted(a)
+            a.refuse(1, 2, 3)
+            asking.cancel()
+        assert [one.session.in_flight_count for one in (*workers, b)] == [0, 0]
+        assert b.session._streams.next_id == 1
+
+    run_async(scenario())
+
+
+def test_where_there_is_room_for_some_of_them_only_none_is_sent() -> None:
+    async def scenario() -> Failure:
+        a = BareWorker("a")
+        a.open()
+        failure = refused(await outcome(layers_over(BareWorkers(a)), COUNT))
+        assert a.session.in_flight_count == 1
+        return failure
+
+    assert run_async(scenario()).reason is Reason.OVERLOADED
+
+
+def test_more_of_them_than_any_worker_takes_are_an_error_of_the_request() -> None:
+    async def scenario() -> Failure:
+        return refused(await outcome(layers_over(BareWorkers(BareWorker("a"), BareWorker("b", slots=3))), 5))
+
+    failure = run_async(scenario())
+
+    assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "n")
+    assert "more than 4 " in failure.detail
+
+
+class Honest:
+    """A worker that takes, begins, refuses, continues and ends what it was sent, as dice say; it keeps the protocol."""
+
+    def __init__(self, bare: BareWorker, rng: random.Random) -> None:
+        self.bare = bare
+        self._rng = rng
+        self._queued: dict[int, int] = {}  # id → position of the next token
+        self._running: dict[int, int] = {}
+
+    @property
+    def holds(self) -> int:
+        return len(self._queued) + len(self._running)
+
+    async def read(self) -> None:
+        while self.bare.has_sent and not self.bare.session.is_lost:
+            message = await self.bare.sent()
+            for submit in message.submits:
+                ids = range(submit.stream_id, submit.stream_id + max(submit.choices, 1))
+                self._queued |= dict.fromkeys(ids, len(submit.request.generated_token_ids))
+            for stream_id in message.cancels:
+                self._queued.pop(stream_id, None)
+                self._running.pop(stream_id, None)
+
+    def act(self) -> None:
+        """One thing, likely one that leads somewhere."""
+        able = [(1, self._report)]
+        if self._queued:
+            able += [(5, self._begin), (1, self._refuse), (1, self._refuse_all)]
+        if self._running:
+            able += [(4, self._say), (3, self._finish), (1, self._fail)]
+        weights, actions = zip(*able, strict=True)
+        self._rng.choices(actions, weights)[0]()
+
+    def _any(self, of: dict[int, int]) -> tuple[int, int]:
+        """An id that is no longer there, and its position."""
+        stream_id = self._rng.choice(list(of))
+        return stream_id, of.pop(stream_id)
+
+    def _report(self) -> None:
+        self.bare.hear(load=worker_pb2.Load(ranks=[worker_pb2.RankLoad()]))
+
+    def _begin(self) -> None:
+        stream_id, self._running[stream_id] = self._any(self._queued)
+        self.bare.begin(stream_id)
+
+    def _refuse(self) -> None:
+        self.bare.refuse(self._any(self._queued)[0])
+
+    def _refuse_all(self) -> None:
+        queued, self._queued = self._queued, {}
+        self.bare.refuse(*queued)
+
+    def _say(self) -> None:
+        stream_id, position = self._any(self._running)
+        self._running[stream_id] = position + 1
+        self.bare.tokens(stream_id, position, 7)
+
+    def _finish(self) -> None:
+        self.bare.finish(self._any(self._running)[0])
+
+    def _fail(self) -> None:
+        self.bare.refuse(self._any(self._running)[0], reason=Reason.ENGINE_ERROR)
+
+    def leave(self) -> None:
+        """In order or not."""
+        if self._rng.random() < 0.5:
+            self.bare.vanish()
+            self._queued, self._running = {}, {}
+        else:
+            self.bare.hear(goaway=worker_pb2.GoAway(grace=seconds_to_wire(30)))
+
+
+async def history(rng: random.Random) -> list[Honest]:
+    """One request, all sorts of things that happen to it, and to its end."""
+    workers = [Honest(BareWorker(name, slots=2, places=rng.choice([1, 2])), rng) for name in "abc"]
+    layer = layers_over(BareWorkers(*(one.bare for one in workers)))
+    leaves_at, hangs_up_at, turn = rng.randrange(40), rng.choice([rng.randrange(20), None]), 0
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(outcome(layer, COUNT))
+        while not asking.done():
+            await turns(rng.randrange(4))
+            turn += 1
+            if turn == leaves_at:
+                rng.choice(workers).leave()
+            if turn == hangs_up_at:
+                asking.cancel()
+            for worker in rng.sample(workers, 2):
+                await worker.read()
+                worker.act()
+    result = None if asking.cancelled() else asking.result()
+    assert not (isinstance(result, Failure) and result.reason is Reason.INTERNAL)
+    for worker in workers:
+        await worker.read()
+    return workers
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=150)
+def test_whatever_happens_nothing_is_left_on_either_side(seed: int) -> None:
+    """Tokens without a gap are asserted by the sink, all along."""
+    for worker in run_async(history(random.Random(seed))):
+        assert worker.bare.session.in_flight_count == 0
+        assert worker.bare.session._streams._kept == {}
+        assert worker.holds == 0
+        assert worker.bare.session.is_lost or worker.bare.session.quarantined_until == 0, "it kept the protocol"

@@ -1,0 +1,131 @@
+"""Choices: several answers to one request, side by side, billed as one."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from services.core.call import Call
+from services.core.errors import Failure, Reason
+from services.core.interface import Delta, Finish, Sink, Usage
+from services.core.request import FinishReason, Request
+from services.frontend.layers.choices import Choices
+from tests.support.doubles import Collected, call_layer, make_request, run_async
+
+
+class Answers:
+    """What is below: each choice answers with as many tokens as `lengths` says, or fails."""
+
+    def __init__(self, *lengths: int | Reason) -> None:
+        self._lengths = lengths
+        self.requests: list[Request] = []
+        self.cancelled: list[int] = []
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        self.requests.append(request)
+        length = self._lengths[request.choice]
+        try:
+            for position in range(length if isinstance(length, int) else 1):
+                sink.deliver(Delta(position, [7], "x", request.choice))
+                await asyncio.sleep(0)
+            if isinstance(length, Reason):
+                raise Failure(length, "as told")
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancelled.append(request.choice)
+            raise
+        usage = Usage(5, length)
+        sink.deliver(Delta(length, (), "", request.choice, finish_reason=FinishReason.STOP, usage=usage))
+        return Finish(FinishReason.STOP, usage)
+
+
+def ask(answers: Answers, **request: Any) -> Collected:
+    return run_async(call_layer(Choices(answers), make_request(**request)))
+
+
+def test_one_answer_passes_through() -> None:
+    answers = Answers(2)
+
+    result = ask(answers)
+
+    assert answers.requests[0].choice == 0
+    assert result.finish == Finish(FinishReason.STOP, Usage(5, 2))
+
+
+def test_each_choice_is_a_request_of_its_own() -> None:
+    answers = Answers(1, 3, 2)
+
+    result = ask(answers, n=3)
+
+    assert [(request.n, request.choice) for request in answers.requests] == [(1, 0), (1, 1), (1, 2)]
+    assert [sum(len(d.token_ids) for d in result.deltas if d.choice == choice) for choice in range(3)] == [1, 3, 2]
+
+
+def test_they_come_side_by_side() -> None:
+    result = ask(Answers(2, 2), n=2)
+
+    assert [delta.choice for delta in result.deltas if delta.token_ids] == [0, 1, 0, 1]
+
+
+def test_the_prompt_is_billed_once_and_the_last_end_carries_the_usage_of_all() -> None:
+    result = ask(Answers(1, 3), n=2)
+
+    assert result.finish is not None
+    assert result.finish.usage == Usage(5, 4)
+    assert [delta.usage for delta in result.deltas if delta.finish_reason] == [None, Usage(5, 4)]
+
+
+def test_one_that_fails_fails_the_request_and_cancels_the_others() -> None:
+    answers = Answers(9, Reason.STALLED)
+
+    with pytest.raises(Failure) as caught:
+        ask(answers, n=2)
+
+    assert caught.value.reason is Reason.STALLED
+    assert answers.cancelled == [0]
+
+
+def test_they_set_out_together_and_no_place_is_kept_for_one_that_never_comes() -> None:
+    given_back: list[int] = []
+
+    class Takes(Answers):
+        async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+            assert call.party is not None
+            if request.choice == 0:
+                call.party.take(0, lambda count: (range(10, 10 + count), given_back.append))
+            return await super().__call__(request, call, sink)
+
+    with pytest.raises(Failure):
+        ask(Takes(Reason.STALLED, 1, 1), n=3)
+
+    assert given_back == [11, 12]
+
+
+def test_all_of_them_are_cancelled_in_one_turn_of_the_loop() -> None:
+    """Their cancels then travel in one message, and none gets the slot of another for a moment."""
+    hanging: list[int] = []
+    cancelled_in: list[int] = []
+
+    async def scenario() -> None:
+        turn = 0
+
+        async def hang(request: Request, call: Call, sink: Sink) -> Finish:
+            hanging.append(request.choice)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled_in.append(turn)
+                raise
+            raise AssertionError
+
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(call_layer(Choices(hang), make_request(n=3)))
+            while len(hanging) < 3:
+                await asyncio.sleep(0)
+            asking.cancel()
+            while not asking.done():
+                turn += 1
+                await asyncio.sleep(0)
+
+    run_async(scenario())
+    assert cancelled_in == [cancelled_in[0]] * 3

@@ -1,0 +1,157 @@
+"""Preprocess: of what a client wrote it makes what any worker can run alike."""
+
+import random
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.core.errors import Failure, Reason
+from services.core.request import Message, Request, Sampling
+from services.core.validation import ANSWERS_MAX
+from services.frontend.layers.preprocess import Preprocess
+from services.frontend.model_catalog import Catalogue, Model
+from services.models.tokenizers.byte_level import ByteTokenizer
+from tests.support.doubles import CARD, Script, call_layer, make_request, models_of, run_async
+
+CHAT = (Message("system", "Be kind."), Message("user", "Hi"))
+
+
+def preprocessed(request: Request, **card: Any) -> Request:
+    script = Script([7])
+    layer = Preprocess(script, models_of(replace(CARD, **card)), random.Random(1))
+    run_async(call_layer(layer, request))
+    return script.requests[0]
+
+
+def refused(request: Request, **card: Any) -> Failure:
+    with pytest.raises(Failure) as caught:
+        preprocessed(request, **card)
+    return caught.value
+
+
+def test_makes_token_ids_of_text() -> None:
+    request = preprocessed(make_request(token_ids=None, text="hé"))
+
+    assert (request.token_ids, request.text) == (tuple("hé".encode()), None)
+
+
+def test_makes_token_ids_of_a_very_long_text_too() -> None:
+    request = preprocessed(make_request(token_ids=None, text="x" * 40_000), context_length=50_000)
+
+    assert len(request.prompt_token_ids) == 40_000
+
+
+def test_puts_chat_through_the_models_template() -> None:
+    request = preprocessed(make_request(token_ids=None, messages=CHAT))
+
+    assert bytes(request.prompt_token_ids) == b"<system>Be kind.<user>Hi"
+    assert request.messages is None
+
+
+def test_prepares_each_of_several_prompts() -> None:
+    parts = (make_request(token_ids=None, text="hé"), make_request(prompt=(5,), max_tokens=None))
+
+    request = preprocessed(make_request(token_ids=None, parts=parts), context_length=20)
+
+    assert [part.token_ids for part in request.parts] == [tuple("hé".encode()), (5,)]
+    assert request.parts[1].max_tokens == 19
+
+
+@pytest.mark.parametrize("parts", [("ok", ""), ("ok", "x" * 100), ("ok", "x" * 40_000)])
+def test_says_which_of_several_prompts_cannot_be_answered(parts: tuple[str, ...]) -> None:
+    asked = tuple(make_request(token_ids=None, text=text, max_tokens=None) for text in parts)
+
+    assert refused(make_request(token_ids=None, parts=asked), context_length=50).param == "prompt[1]"
+
+
+def test_refuses_more_answers_than_one_request_may_have() -> None:
+    parts = (make_request(n=64),) * (ANSWERS_MAX // 64)
+
+    preprocessed(make_request(token_ids=None, parts=parts, n=64))
+    failure = refused(make_request(token_ids=None, parts=(*parts, parts[0]), n=64))
+
+    assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "prompt")
+
+
+def test_passes_token_ids_through() -> None:
+    assert preprocessed(make_request(prompt=(5, 6))).token_ids == (5, 6)
+
+
+def test_keeps_the_clients_own_limits_seed_and_temperature() -> None:
+    asked = make_request(max_tokens=5, sampling=Sampling(temperature=0.5, seed=9, top_k=3))
+
+    assert preprocessed(asked) == asked
+
+
+def test_settles_what_the_client_left_open() -> None:
+    request = preprocessed(make_request(max_tokens=None, sampling=Sampling()), default_temperature=0.25)
+
+    assert request.max_tokens == CARD.context_length - 2
+    assert request.sampling.temperature == 0.25
+    assert request.sampling.seed == random.Random(1).getrandbits(64)
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "card", "reason", "param"),
+    [
+        ({"model": "other"}, {}, Reason.MODEL_NOT_FOUND, "model"),
+        ({"prompt": (300,)}, {}, Reason.INVALID_ARGUMENT, "prompt"),
+        ({"prompt": (1,) * 20}, {"context_length": 20}, Reason.PROMPT_TOO_LONG, "prompt"),
+        ({"token_ids": None, "messages": CHAT}, {"chat_template": ""}, Reason.INVALID_ARGUMENT, "messages"),
+    ],
+)
+def test_refuses(request_fields: dict[str, Any], card: dict[str, Any], reason: Reason, param: str) -> None:
+    failure = refused(make_request(**request_fields), **card)
+
+    assert (failure.reason, failure.param) == (reason, param)
+
+
+class Unread(ByteTokenizer):
+    """A vocabulary whose longest token has five characters, and that must not be asked for more."""
+
+    token_characters_max = 5
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        raise AssertionError("tokenised")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [({"text": "x" * 101}, "prompt"), ({"messages": (Message("user", "x" * 51),) * 2}, "messages")],
+)
+def test_a_text_that_cannot_fit_is_refused_without_tokenising_it(prompt: dict[str, Any], param: str) -> None:
+    """Once 16 MiB of text became 285 MiB of tokens, and held up every stream for 0.6 s, only to be refused."""
+    catalogue = Catalogue()
+    catalogue.add(Model(replace(CARD, context_length=20), Unread()))
+    layer = Preprocess(Script([7]), catalogue, random.Random(1))
+
+    with pytest.raises(Failure) as caught:
+        run_async(call_layer(layer, make_request(token_ids=None, **prompt)))
+
+    assert (caught.value.reason, caught.value.param) == (Reason.PROMPT_TOO_LONG, param)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_aside"),
+    [
+        ({"text": "x" * 100}, False),
+        ({"text": "x" * 40_000}, True),
+        ({"messages": (Message("user", "x" * 20_000),) * 2}, True),
+        ({"messages": (Message("user", "x"),) * 300}, True),
+    ],
+)
+def test_a_long_prompt_is_prepared_in_a_thread(prompt: dict[str, Any], is_aside: bool) -> None:
+    threads = []
+
+    class Noting(ByteTokenizer):
+        def encode(self, text: str, *, add_special: bool) -> list[int]:
+            threads.append(threading.get_ident())
+            return super().encode(text, add_special=add_special)
+
+    catalogue = Catalogue()
+    catalogue.add(Model(replace(CARD, context_length=100_000), Noting()))
+    run_async(call_layer(Preprocess(Script([7]), catalogue, random.Random(1)), make_request(token_ids=None, **prompt)))
+
+    assert [thread != threading.get_ident() for thread in threads] == [is_aside]

@@ -1,0 +1,126 @@
+"""Prompts: several prompts of one request, answered side by side and billed as one."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from services.core.call import Call
+from services.core.errors import Failure, Reason
+from services.core.interface import Delta, Finish, Sink, Usage
+from services.core.request import FinishReason, Request
+from services.frontend.layers.prompts import AT_ONCE_MAX, Prompts
+from tests.support.doubles import Collected, call_layer, make_request, run_async
+
+
+class Answers:
+    """What is below: each prompt has as many tokens as its answers get, and [0] fails."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.cancelled_count = self.running_count = self.most_at_once = 0
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        self.requests.append(request)
+        self.running_count += 1
+        self.most_at_once = max(self.most_at_once, self.running_count)
+        try:
+            return await self._answer(request, sink)
+        except asyncio.CancelledError:
+            self.cancelled_count += 1
+            raise
+        finally:
+            self.running_count -= 1
+
+    async def _answer(self, request: Request, sink: Sink) -> Finish:
+        if request.prompt_token_ids == (0,):
+            raise Failure(Reason.STALLED, "as told")
+        count = len(request.prompt_token_ids)
+        for position in range(count):
+            for choice in range(request.n):
+                sink.deliver(Delta(position, [7], "x", choice))
+            await asyncio.sleep(0)
+        for choice in range(request.n):
+            usage = Usage(count, count * request.n) if choice == request.n - 1 else None
+            sink.deliver(Delta(count, (), "", choice, finish_reason=FinishReason.STOP, usage=usage))
+        return Finish(FinishReason.STOP, Usage(count, count * request.n))
+
+
+def ask(answers: Answers, *prompts: tuple[int, ...], **request: Any) -> Collected:
+    common = replace(make_request(**request), token_ids=None)
+    parts = tuple(replace(common, token_ids=prompt) for prompt in prompts)
+    return run_async(call_layer(Prompts(answers), replace(common, parts=parts)))
+
+
+def tokens_of(result: Collected, choice: int) -> int:
+    return sum(len(delta.token_ids) for delta in result.deltas if delta.choice == choice)
+
+
+def test_one_prompt_passes_through() -> None:
+    answers = Answers()
+
+    run_async(call_layer(Prompts(answers), make_request((1, 2))))
+
+    assert answers.requests == [make_request((1, 2))]
+
+
+def test_each_is_a_request_of_its_own_and_their_answers_are_numbered_in_order() -> None:
+    answers = Answers()
+
+    result = ask(answers, (1,), (1, 2, 3), (1, 2), n=2)
+
+    assert [request.token_ids for request in answers.requests] == [(1,), (1, 2, 3), (1, 2)]
+    assert [tokens_of(result, choice) for choice in range(6)] == [1, 1, 3, 3, 2, 2]
+
+
+def test_positions_are_those_of_each_answer() -> None:
+    result = ask(Answers(), (1, 2), (1, 2))
+
+    assert [delta.position for delta in result.deltas if delta.choice == 1] == [0, 1, 2]
+
+
+def test_the_usage_of_all_comes_once_with_the_last_end() -> None:
+    result = ask(Answers(), (1, 2, 3), (1,), n=2)
+
+    total = Usage(4, 8)
+    assert result.finish == Finish(FinishReason.STOP, total)
+    assert [delta.usage for delta in result.deltas if delta.usage is not None] == [total]
+    assert result.deltas[-1].usage == total
+
+
+def test_a_few_are_under_way_at_a_time_and_all_get_through() -> None:
+    answers = Answers()
+
+    result = ask(answers, *[(1, 2)] * (3 * AT_ONCE_MAX))
+
+    assert answers.most_at_once == AT_ONCE_MAX
+    assert [tokens_of(result, choice) for choice in range(3 * AT_ONCE_MAX)] == [2] * (3 * AT_ONCE_MAX)
+
+
+def test_one_that_fails_fails_the_request_and_no_other_goes_on_or_begins() -> None:
+    answers = Answers()
+
+    with pytest.raises(Failure) as caught:
+        ask(answers, (1, 2, 3), (1, 2, 3), (0,), *[(1, 2, 3)] * 9)
+
+    assert caught.value.reason is Reason.STALLED
+    assert answers.running_count == 0
+    assert len(answers.requests) <= AT_ONCE_MAX
+
+
+def test_a_client_that_leaves_ends_all() -> None:
+    answers = Answers()
+    common = make_request()
+    request = replace(common, token_ids=None, parts=(make_request((1,) * 99), make_request((1,) * 99)))
+
+    async def leave() -> None:
+        task = asyncio.ensure_future(call_layer(Prompts(answers), request))
+        while answers.running_count < 2:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    run_async(leave())
+
+    assert (answers.running_count, answers.cancelled_count) == (0, 2)

@@ -1,0 +1,217 @@
+"""The control sockets: an answer is what the other side said, and an end, a silence and a refusal are told apart."""
+
+import asyncio
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.core.call import Call
+from services.core.errors import Failure, Reason, invalid
+from services.frontend.control import Changes
+from services.frontend.processes.ipc import SUPERVISOR_SOCKET, Gone, Remote, Welcome, answering, control_app
+from services.frontend.routing.thresholds import Thresholds
+from tests.frontend.processes.support import Hushed, Process, short_folder, supervised
+from tests.support.doubles import run_async
+
+PREFILL = "active_prefill_tokens_threshold"
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process can open none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = os.open(os.devnull, os.O_RDONLY)
+    os.close(least)  # The first number that is free: from there on none may be given out.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (least, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Refusing(Hushed):
+    """Wants nothing set."""
+
+    async def set_thresholds(self, model: str, changes: Changes) -> None:
+        raise invalid("model", f"{model} is as it should be")
+
+
+def test_what_is_asked_is_answered_by_the_other_side(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        process = Process()
+        process.requests.inc(3)
+        with short_folder() as folder:
+            path = folder / "one.sock"
+            async with process.living(path):
+                remote = Remote(path, answer_s_max=10)
+                await remote.set_thresholds("org/a model", {PREFILL: 2**64 - 1})
+
+                assert b"p_requests_total 3.0" in await remote.exposition()
+                assert await remote.cancel("..") == 0
+                assert process.thresholds.of("org/a model") == Thresholds(active_prefill_tokens=2**64 - 1)
+
+    run_async(scenario())
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_where_nobody_listens_the_process_is_gone(was_there: bool) -> None:
+    async def scenario() -> None:
+        with short_folder() as folder:
+            path = folder / "one.sock"
+            if was_there:
+                async with Process().living(path):
+                    pass
+            with pytest.raises(Gone):
+                await Remote(path, answer_s_max=10).exposition()
+
+    run_async(scenario())
+
+
+def test_one_that_dies_before_it_answers_is_gone() -> None:
+    async def scenario() -> None:
+        async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        with short_folder() as folder:
+            path = folder / "one.sock"
+            async with await asyncio.start_unix_server(hang_up, path):
+                with pytest.raises(Gone):
+                    await Remote(path, answer_s_max=10).cancel("r")
+
+    run_async(scenario())
+
+
+def test_one_that_dies_in_the_midst_of_its_answer_is_gone() -> None:
+    async def scenario() -> None:
+        async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nhalf of it")
+            writer.close()
+
+        with short_folder() as folder:
+            path = folder / "one.sock"
+            async with await asyncio.start_unix_server(hang_up, path):
+                with pytest.raises(Gone):
+                    await Remote(path, answer_s_max=10).exposition()
+
+    run_async(scenario())
+
+
+def test_one_that_says_nothing_is_late_and_not_gone() -> None:
+    async def scenario() -> None:
+        process = Process()
+        process.whole.speaks.clear()
+        with short_folder() as folder:
+            path = folder / "one.sock"
+            async with process.living(path):
+                with pytest.raises(Failure) as caught:
+                    await Remote(path, answer_s_max=0.05).exposition()
+                process.whole.speaks.set()
+
+        assert caught.value.reason is Reason.STALLED
+
+    run_async(scenario())
+
+
+def test_one_that_takes_no_more_connections_is_not_gone() -> None:
+    """It stands still: it may go on."""
+
+    async def scenario() -> None:
+        with short_folder() as folder, socket.socket(socket.AF_UNIX) as full:
+            full.bind(str(folder / "one.sock"))
+            full.listen(0)
+            with socket.socket(socket.AF_UNIX) as waiting:
+                waiting.connect(str(folder / "one.sock"))
+                with pytest.raises(Failure, match="cannot be asked now") as caught:
+                    await Remote(folder / "one.sock", answer_s_max=10).exposition()
+
+        assert caught.value.reason is Reason.STALLED
+
+    run_async(scenario())
+
+
+def test_nor_is_one_that_can_t_be_asked_for_want_of_files() -> None:
+    async def scenario() -> None:
+        process = Process()
+        async with supervised(answer_s_max=10) as (family, folder), process.living(folder / "one.1.sock"):
+            family.join("one", folder / "one.1.sock", pid=1)
+            with no_more_files(), pytest.raises(Failure, match="1 of 1 processes"):
+                await family.cancel("r")
+            process.gate.enter(Call(request_id="r"))
+
+            assert await family.cancel("r") == 1
+
+    run_async(scenario())
+
+
+def test_who_asks_no_longer_keeps_nobody_waiting() -> None:
+    async def scenario() -> None:
+        process = Process()
+        process.whole.speaks.clear()
+        async with supervised(answer_s_max=10) as (family, folder), process.living(folder / "one.1.sock"):
+            family.join("one", folder / "one.1.sock", pid=1)
+            supervisor = Remote(folder / SUPERVISOR_SOCKET, answer_s_max=10)
+            async with asyncio.TaskGroup() as group:
+                for count in (1, 2):
+                    asking = group.create_task(supervisor.exposition())
+                    while process.whole.asked_count < count:  # The second does not stand behind the first.
+                        await asyncio.sleep(0)
+                    asking.cancel()
+            process.whole.speaks.set()
+
+    run_async(scenario())
+
+
+def test_a_refusal_comes_back_as_it_was() -> None:
+    async def scenario() -> None:
+        process = Process()
+        whole = Refusing(process.registry, process.gate, process.thresholds)
+        with short_folder() as folder:
+            path = folder / "one.sock"
+            async with answering(control_app(whole), path):
+                with pytest.raises(Failure) as caught:
+                    await Remote(path, answer_s_max=10).set_thresholds("m", {})
+
+        assert (caught.value.reason, caught.value.detail) == (Reason.INVALID_ARGUMENT, "m is as it should be")
+
+    run_async(scenario())
+
+
+def test_a_bug_of_the_other_side_is_told_as_one_and_logged_there() -> None:
+    async def scenario() -> None:
+        async def break_down() -> bytes:
+            raise ZeroDivisionError
+
+        process = Process()
+        process.whole.exposition = break_down  # type: ignore[method-assign]
+        with short_folder() as folder, capture_logs() as logs:
+            path = folder / "one.sock"
+            async with process.living(path):
+                with pytest.raises(Failure) as caught:
+                    await Remote(path, answer_s_max=10).exposition()
+
+        assert caught.value.reason is Reason.INTERNAL
+        assert [line["event"] for line in logs] == ["bug"]
+
+    run_async(scenario())
+
+
+def test_one_who_joins_is_asked_from_then_on() -> None:
+    async def scenario() -> None:
+        process = Process()
+        process.requests.inc(3)
+        async with supervised(answer_s_max=10) as (family, folder), process.living(folder / "one.1.sock"):
+            await family.set_thresholds("m", {PREFILL: 7})
+            supervisor = Remote(folder / SUPERVISOR_SOCKET, answer_s_max=10)
+            welcome = await supervisor.join("one", folder / "one.1.sock")
+
+            assert welcome == Welcome({"m": {PREFILL: 7}}, is_successor=False)
+            assert b"p_requests_total 3.0" in await supervisor.exposition()
+
+    run_async(scenario())

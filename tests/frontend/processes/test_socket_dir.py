@@ -1,0 +1,64 @@
+"""The folder of the sockets: private, and nothing is left of it, even of a supervisor that was killed."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from services.frontend.processes.ipc import SUPERVISOR_SOCKET
+from services.frontend.processes.socket_dir import FOLDERS, private_folder
+from tests.frontend.processes.support import short_folder
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary folders are made."""
+    with short_folder() as folder:
+        monkeypatch.setattr("tempfile.tempdir", str(folder))
+        yield folder
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """As a user who can't enter each folder there is."""
+    mine = os.geteuid()
+    os.seteuid(mine or NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(mine)
+
+
+def test_the_folder_is_for_its_user_alone_and_goes_with_its_supervisor(temporary: Path) -> None:
+    with private_folder() as folder:
+        assert folder.parent == temporary
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "one.sock").touch()
+
+    assert not list(temporary.iterdir())
+
+
+def test_what_a_killed_supervisor_left_goes_with_the_next_and_what_a_living_one_has_stays(temporary: Path) -> None:
+    dead, living, new, foreign = (temporary / f"{FOLDERS}{name}" for name in ("dead", "living", "new", "foreign"))
+    for folder in (dead, living, new, foreign):
+        folder.mkdir()
+    (foreign / SUPERVISOR_SOCKET).touch()  # No socket at all.
+    with socket.socket(socket.AF_UNIX) as left, socket.socket(socket.AF_UNIX) as listening:
+        left.bind(str(dead / SUPERVISOR_SOCKET))
+        listening.bind(str(living / SUPERVISOR_SOCKET))
+        listening.listen()
+        with private_folder() as folder:
+            assert set(temporary.iterdir()) == {living, new, foreign, folder}
+
+
+def test_a_folder_of_another_user_is_passed_by(temporary: Path) -> None:
+    theirs = temporary / f"{FOLDERS}theirs"
+    theirs.mkdir(mode=0)
+    temporary.chmod(0o777)
+    with without_privileges(), private_folder() as folder:
+        assert set(temporary.iterdir()) == {theirs, folder}

@@ -1,0 +1,200 @@
+"""What a frontend believes of a worker's load, and for how long."""
+
+import asyncio
+
+import pytest
+
+from services.frontend.routing.load import FullMark, Occupancy, WorkerLoad
+from services.rpc.codec import seconds_to_wire
+from services.stubs import worker_pb2
+from tests.support.doubles import run_async
+
+BEAT_S = 1.0
+OVERDUE_S = 3.01
+
+
+class Clock:
+    """Time as the test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def load(clock: Clock) -> WorkerLoad:
+    """Of a worker with a heartbeat of one second, in use."""
+    load = WorkerLoad(clock)
+    load.on_welcome(
+        worker_pb2.Welcome(engine_request_limit=4, request_queue_limit=2, heartbeat=seconds_to_wire(BEAT_S))
+    )
+    load.set_in_use(True)
+    return load
+
+
+def report(*ranks: int, used: int = 5, running: int = 0) -> worker_pb2.Load:
+    said = [worker_pb2.RankLoad(dp_rank=rank, kv_blocks_used=used) for rank in ranks]
+    return worker_pb2.Load(ranks=said, running=running)
+
+
+def known(load: WorkerLoad) -> dict[int, int]:
+    return {rank.dp_rank: rank.kv_blocks_used for rank in load.ranks()}
+
+
+def test_knows_nothing_before_the_first_report(load: WorkerLoad) -> None:
+    assert known(load) == {}
+
+
+def test_a_report_counts_for_three_heartbeats(load: WorkerLoad, clock: Clock) -> None:
+    load.add(report(0))
+
+    clock.now += 3 * BEAT_S
+    assert known(load) == {0: 5}
+    clock.now += 0.01
+    assert known(load) == {}
+
+
+def test_each_rank_has_an_age_of_its_own(load: WorkerLoad, clock: Clock) -> None:
+    load.add(report(0, 1))
+    clock.now += 2
+    load.add(report(1, used=9))
+    assert known(load) == {0: 5, 1: 9}
+
+    clock.now += 2
+    assert known(load) == {1: 9}
+
+
+def test_a_heartbeat_without_ranks_does_not_make_a_report_younger(load: WorkerLoad, clock: Clock) -> None:
+    load.add(report(0))
+    for _ in range(4):
+        clock.now += BEAT_S
+        load.add(worker_pb2.Load(running=3))
+
+    assert known(load) == {}
+    assert load.occupancy(0).running == 3
+
+
+def test_an_idle_worker_may_be_silent_eight_times_as_long(load: WorkerLoad, clock: Clock) -> None:
+    load.set_in_use(False)
+    load.add(report(0))
+
+    clock.now += 8 * 3 * BEAT_S
+    assert known(load) == {0: 5}
+    clock.now += 0.01
+    assert known(load) == {}
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["ours", "of another frontend"])
+def test_a_worker_that_has_requests_reports_with_every_heartbeat(load: WorkerLoad, clock: Clock, own: bool) -> None:
+    load.set_in_use(own)
+    load.add(report(0, running=1))
+
+    clock.now += OVERDUE_S
+    assert known(load) == {}
+
+
+def test_when_it_is_used_again_its_next_report_has_three_heartbeats_to_come(load: WorkerLoad, clock: Clock) -> None:
+    load.set_in_use(False)
+    load.add(report(0))
+    clock.now += 7 * BEAT_S
+    load.set_in_use(True)
+
+    assert known(load) == {0: 5}
+    clock.now += OVERDUE_S
+    assert known(load) == {}
+
+
+def test_what_was_unknown_stays_unknown_when_the_worker_falls_idle(load: WorkerLoad, clock: Clock) -> None:
+    load.add(report(0))
+    clock.now += OVERDUE_S
+
+    load.set_in_use(False)
+
+    assert known(load) == {}
+
+
+def test_keeps_no_rank_that_is_overdue(load: WorkerLoad, clock: Clock) -> None:
+    for rank in range(100):
+        load.add(report(rank))
+        clock.now += BEAT_S
+
+    assert len(load._reports) <= 4
+
+
+def test_a_welcome_without_a_heartbeat_stands_for_a_quarter_of_a_second(clock: Clock) -> None:
+    load = WorkerLoad(clock)
+    load.on_welcome(worker_pb2.Welcome())
+    load.set_in_use(True)
+    load.add(report(0))
+
+    clock.now += 0.75
+    assert known(load) == {0: 5}
+    clock.now += 0.01
+    assert known(load) == {}
+
+
+def test_tells_how_full_the_worker_is(load: WorkerLoad) -> None:
+    assert load.occupancy(0) == Occupancy(slots=4, places=2)
+    load.add(worker_pb2.Load(running=3, waiting=1, service_time=seconds_to_wire(1.5)))
+
+    assert load.occupancy(0) == Occupancy(slots=4, places=2, running=3, waiting=1, service_s=1.5)
+    assert load.request_limit == 6
+
+
+@pytest.mark.parametrize(("own_count", "running", "waiting"), [(4, 3, 1), (5, 4, 1), (6, 4, 2), (3, 3, 1)])
+def test_our_own_requests_count_where_the_last_word_is_older_than_they_are(
+    load: WorkerLoad, own_count: int, running: int, waiting: int
+) -> None:
+    load.add(worker_pb2.Load(running=3, waiting=1))
+
+    assert load.occupancy(own_count) == Occupancy(slots=4, places=2, running=running, waiting=waiting)
+
+
+def test_of_a_worker_without_limits_only_its_own_word_is_known(clock: Clock) -> None:
+    assert WorkerLoad(clock).occupancy(5) == Occupancy()
+
+
+def test_a_mark_lapses_by_itself_and_tells_once() -> None:
+    async def scenario() -> None:
+        lapsed = asyncio.Event()
+        mark = FullMark(0.01, lapsed.set)
+        mark.set(1)
+        mark.set(1)
+        assert mark.is_set
+        await lapsed.wait()
+        assert not mark.is_set
+
+    run_async(scenario())
+
+
+def test_a_mark_is_for_as_many_as_were_refused_and_more_the_fewest_count() -> None:
+    async def scenario() -> None:
+        mark = FullMark(60, lambda: None)
+        held = []
+        for refused_count in (4, 8, 2, None, 8):
+            mark.clear() if refused_count is None else mark.set(refused_count)
+            held.append([count for count in (1, 2, 4, 8) if mark.holds_for(count)])
+        mark.clear()
+        assert held == [[4, 8], [4, 8], [2, 4, 8], [], [8]]
+
+    run_async(scenario())
+
+
+def test_a_mark_that_is_cleared_tells_nobody_any_more() -> None:
+    async def scenario() -> None:
+        told: list[str] = []
+        mark, later = FullMark(0.01, lambda: told.append("lapsed")), asyncio.Event()
+        mark.set(1)
+        mark.clear()
+        asyncio.get_running_loop().call_later(0.02, later.set)
+        await later.wait()
+        assert (mark.is_set, told) == (False, [])
+
+    run_async(scenario())

@@ -1,0 +1,455 @@
+"""Pool: discovery says where to look, only a session proves that a worker lives."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.core.common_layers import Deadline
+from services.core.errors import Failure, Reason
+from services.core.interface import Delta
+from services.core.model_card import ModelCard, TokenizerRef
+from services.discovery.client import InstanceRecord
+from services.frontend.layers.transport import Transport
+from services.frontend.model_catalog import Catalogue
+from services.frontend.routing.policy import Needs, view
+from services.frontend.session.pool import Pool, PoolConfig
+from services.frontend.session.session import Session, SessionConfig
+from services.frontend.session.writer import KEEPALIVE_S
+from services.rpc.codec import card_to_wire
+from services.rpc.framing import PREAMBLE, FrameConnection
+from services.rpc.server import GrpcServer
+from services.runtime.backoff import Backoff
+from services.stubs import worker_pb2, worker_pb2_grpc
+from services.worker.dispatcher import Limits
+from services.worker.engines.mocker import MockerConfig, MockerEngine
+from services.worker.execute import Execute
+from services.worker.listener import SessionListener
+from services.worker.service import WorkerService
+from services.worker.session import SILENCE_S_MAX
+from services.worker.session import SessionConfig as WorkerSessionConfig
+from tests.frontend.support import BareWorker
+from tests.support.doubles import CARD, Collected, call_layer, make_request, run_async
+from tests.support.lines import Line, Wire, answering
+from tests.worker.support import pass_time, run_clocked, session_count, settle
+
+QUICK = PoolConfig(
+    reconnect=Backoff(base_s=0.01, cap_s=0.05),
+    session=SessionConfig(connect_timeout_s=0.5, stall_s=1.0),
+)
+
+
+class Machine:
+    """A real worker in this process, on a port of its own."""
+
+    def __init__(self, name: str, card: Callable[[ModelCard], ModelCard] = lambda card: card) -> None:
+        engine = MockerEngine(MockerConfig(itl_ms=1))
+        engine.card = card(engine.card)
+        self.engine = engine
+        self.execute = Execute(engine, Limits(slots=4, places=0))
+        self.service = WorkerService(name, engine, self.execute, Deadline(self.execute), WorkerSessionConfig())
+        self.record = InstanceRecord(name, "", engine.card.model)
+
+    @asynccontextmanager
+    async def running(self, listen: str = "127.0.0.1:0") -> AsyncIterator["Machine"]:
+        async with (
+            GrpcServer(["unbroken.v1.Worker"]) as server,
+            SessionListener(self.service.attach) as listener,
+            asyncio.TaskGroup() as group,
+        ):
+            worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server.server)
+            engine = group.create_task(self.engine.run(self.execute.emit, asyncio.Event()))
+            address = await server.start("127.0.0.1:0")
+            self.record = replace(self.record, address=address, session_address=await listener.start(listen))
+            try:
+                yield self
+            finally:
+                engine.cancel()
+
+
+@asynccontextmanager
+async def pool_of(
+    view: Mapping[str, InstanceRecord], catalogue: Catalogue | None = None, config: PoolConfig = QUICK
+) -> AsyncIterator[Pool]:
+    pool = Pool(catalogue or Catalogue(), config)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pool.run())
+        pool.on_change(view, ())
+        try:
+            yield pool
+        finally:
+            running.cancel()
+
+
+def view_of(*machines: Machine) -> dict[str, InstanceRecord]:
+    return {machine.record.instance_id: machine.record for machine in machines}
+
+
+async def until(pool: Pool, count: int) -> list[str]:
+    """Wait until that many sessions are there; the instances they are to."""
+    while True:
+        change = pool.next_change
+        if len(found := sessions(pool)) == count:
+            return sorted(session.record.instance_id for session in found)
+        await change.wait()
+
+
+def sessions(pool: Pool) -> list[Session]:
+    return [session for card in pool.served_cards() for session in view(pool.roster(card), Needs(), 0.0).present]
+
+
+async def ask(pool: Pool, key: str) -> Collected:
+    return await call_layer(Transport(pool), make_request(max_tokens=3), worker=key)
+
+
+def test_keeps_a_session_to_every_instance_of_the_view() -> None:
+    async def scenario() -> None:
+        async with Machine("a").running() as a, Machine("b").running() as b, pool_of(view_of(a, b)) as pool:
+            assert await until(pool, 2) == ["a", "b"]
+            assert [card.model for card in pool.served_cards()] == ["mocker"]
+
+    run_async(scenario())
+
+
+def test_carries_a_request_on_the_session_that_the_call_names() -> None:
+    async def scenario() -> None:
+        async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
+            await until(pool, 1)
+            assert len((await ask(pool, sessions(pool)[0].key)).token_ids) == 3
+
+    run_async(scenario())
+
+
+def test_a_worker_is_lost_to_the_moment_after_its_silence_though_it_was_idle_before() -> None:
+    config = SessionConfig(stall_s=1.0, idle_stall_s=10)
+
+    async def scenario() -> list[bool]:
+        pool, was_lost = Pool(Catalogue(), PoolConfig(session=config)), []
+        sweeping = asyncio.create_task(pool._sweep())
+        await settle()
+        worker = BareWorker(config=config)
+        pool._welcomed.add(worker.session)
+        for seconds in (0.5, 0.125, 0.125, 0.5, 0.25, 0.0625, 0.0625):  # It looks every quarter of a second.
+            pass_time(seconds)
+            await settle()
+            if asyncio.get_running_loop().time() == 0.625:
+                worker.open().ended.add_done_callback(lambda ended: ended.exception())
+            was_lost.append(worker.session.is_lost)
+        sweeping.cancel()
+        return was_lost
+
+    assert run_clocked(scenario()) == [False] * 6 + [True]
+
+
+@pytest.mark.parametrize(
+    ("spans_s", "is_lost"),
+    [((0.25, 0.25, 0.25, 0.25), True), ((0.25, 0.25, 0.5), True), ((0.25, 0.75), False), ((0.25, 2.0), False)],
+)
+def test_a_frontend_that_was_late_itself_proves_nothing_by_its_workers_silence(
+    spans_s: tuple[float, ...], is_lost: bool
+) -> None:
+    """A bug: one that stood still from a heartbeat on, for the rest of `stall_s`, lost all its workers.
+
+    spans_s: between turns of its loop.
+    """
+    config = SessionConfig(stall_s=1.0)
+
+    async def scenario() -> bool:
+        pool, worker = Pool(Catalogue(), PoolConfig(session=config)), BareWorker(config=config)
+        pool._welcomed.add(worker.session)
+        worker.open().ended.add_done_callback(lambda ended: ended.exception())
+        sweeping = asyncio.create_task(pool._sweep())
+        await settle()
+        for seconds in spans_s:
+            pass_time(seconds)
+            await settle()
+        sweeping.cancel()
+        return worker.session.is_lost
+
+    assert run_clocked(scenario()) is is_lost
+
+
+def found(config: SessionConfig | None = None) -> tuple[BareWorker, Wire]:
+    """A worker, and what is sent to it."""
+    worker, wire = BareWorker(config=config), Wire()
+    connection: FrameConnection[worker_pb2.AttachResponse] = FrameConnection(worker_pb2.AttachResponse, is_opener=True)
+    connection.connection_made(wire)
+    worker.session._outgoing.connect(connection)
+    return worker, wire
+
+
+def test_a_worker_found_right_after_a_look_hears_of_us_in_time_however_patient_we_are() -> None:
+    """A bug: with a `stall_s` of a minute it heard nothing for half of it, and hung up after 15 s."""
+    config = SessionConfig(stall_s=60.0, idle_stall_s=60.0)
+
+    async def scenario() -> float:
+        pool = Pool(Catalogue(), PoolConfig(session=config))
+        sweeping = asyncio.create_task(pool._sweep())
+        await settle()
+        worker, wire = found(config)
+        pool._welcomed.add(worker.session)
+        while wire.written == PREAMBLE:
+            pass_time(1.0)
+            await settle()
+        sweeping.cancel()
+        return asyncio.get_running_loop().time()
+
+    assert run_clocked(scenario()) <= SILENCE_S_MAX - KEEPALIVE_S
+
+
+class Looks(set[Session]):
+    """Sessions that count how often all of them are looked at."""
+
+    count = 0
+
+    def __iter__(self) -> Iterator[Session]:
+        self.count += 1
+        return super().__iter__()
+
+
+def test_idle_workers_that_were_found_one_by_one_are_looked_at_together() -> None:
+    """A bug: all of 1,000 were looked at whenever one was due to hear of us, 140 times a second."""
+
+    async def scenario() -> tuple[int, list[int]]:
+        pool, wires = Pool(Catalogue(), PoolConfig()), []
+        pool._welcomed = looks = Looks()
+        for _ in range(50):
+            worker, wire = found()
+            pool._welcomed.add(worker.session)
+            wires.append(wire)
+            pass_time(0.01)
+        sweeping = asyncio.create_task(pool._sweep())
+        for _ in range(600):
+            pass_time(0.01)
+            await settle()
+        sweeping.cancel()
+        return looks.count, [len(wire.written) - len(PREAMBLE) for wire in wires]
+
+    looks_count, heard_bytes = run_clocked(scenario())
+
+    assert looks_count <= 6 * 4 + 1
+    assert set(heard_bytes) == {4}, "an empty message is its length"
+
+
+def test_an_instance_that_leaves_the_view_keeps_its_living_session() -> None:
+    async def scenario() -> None:
+        async with Machine("a").running() as a, Machine("b").running() as b, pool_of(view_of(a)) as pool:
+            await until(pool, 1)
+            pool.on_change(view_of(b), ["a"])
+            assert await until(pool, 2) == ["a", "b"]
+
+    run_async(scenario())
+
+
+def test_an_instance_that_comes_back_into_the_view_gets_a_session_again() -> None:
+    async def scenario() -> None:
+        async with Machine("a").running() as a, Machine("b").running() as b, pool_of(view_of(a, b)) as pool:
+            await until(pool, 2)
+            pool.on_change({}, ["a"])
+            drop_sessions(a)
+            assert await until(pool, 1) == ["b"]
+            while "a" in pool._kept:
+                await asyncio.sleep(0)
+            pool.on_change(view_of(a), ())
+            assert await until(pool, 2) == ["a", "b"]
+
+    run_async(scenario())
+
+
+def test_a_lost_session_is_not_offered_even_before_it_is_cleared_away() -> None:
+    async def scenario() -> None:
+        async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
+            await until(pool, 1)
+            sessions(pool)[0].lose(Failure(Reason.STALLED, "silent"))
+            assert sessions(pool) == []
+
+    run_async(scenario())
+
+
+def test_a_lost_worker_is_forgotten_at_once_and_found_again_when_it_is_back() -> None:
+    async def scenario() -> None:
+        async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
+            await until(pool, 1)
+            first = sessions(pool)[0].key
+            drop_sessions(a)
+            await until(pool, 0)
+            await until(pool, 1)
+            assert sessions(pool)[0].key != first
+            assert pool.session(first) is None
+
+    run_async(scenario())
+
+
+def drop_sessions(machine: Machine) -> None:
+    """Overfill their outboxes: the worker then ends them."""
+    for session in machine.service._sessions:
+        session._outbox.add_tokens(99, Delta(0, [1] * (WorkerSessionConfig().outbox_tokens_max + 1)))
+
+
+def test_a_worker_whose_card_contradicts_the_others_is_not_used() -> None:
+    def other(card: ModelCard) -> ModelCard:
+        return replace(card, context_length=7)
+
+    async def scenario() -> None:
+        async with Machine("a").running() as a, Machine("b", other).running() as b, pool_of(view_of(a)) as pool:
+            await until(pool, 1)
+            pool.on_change(view_of(b), ())
+            while not session_count(b.service):
+                await asyncio.sleep(0.01)
+            while session_count(b.service):
+                await asyncio.sleep(0.01)
+            assert await until(pool, 1) == ["a"]
+
+    run_async(scenario())
+
+
+def test_a_tokeniser_that_cannot_be_had_keeps_the_worker_out() -> None:
+    def missing(card: ModelCard) -> ModelCard:
+        return replace(card, tokenizer=TokenizerRef("gguf", "0" * 64))
+
+    async def scenario() -> None:
+        async with Machine("a", missing).running() as a, pool_of(view_of(a)) as pool:
+            while not session_count(a.service):
+                await asyncio.sleep(0.01)
+            while session_count(a.service):
+                await asyncio.sleep(0.01)
+            assert sessions(pool) == []
+            while not any(line["event"] == "worker cannot be used" for line in logs):
+                await asyncio.sleep(0.01)
+
+    with capture_logs() as logs:
+        run_async(scenario())
+
+
+class SlowCatalogue(Catalogue):
+    """It never comes to know the model."""
+
+    async def learn(self, card: ModelCard, address: str, may_replace: Callable[[], bool]) -> ModelCard:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_keeps_a_session_alive_and_watches_it_while_its_model_is_learned(
+    is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug: its worker heard nothing, hung up after 15 s, and a tokeniser that took longer to fetch never came."""
+    monkeypatch.setattr("services.frontend.session.writer.KEEPALIVE_S", 0.01)
+    config = replace(QUICK, session=replace(QUICK.session, idle_stall_s=0.1 if is_silent else 60.0))
+
+    async def scenario() -> worker_pb2.AttachRequest | None:
+        heard: asyncio.Future[worker_pb2.AttachRequest | None] = asyncio.get_running_loop().create_future()
+
+        async def serve(line: Line) -> None:
+            await line.send(
+                worker_pb2.AttachResponse(welcome=worker_pb2.Welcome(instance_id="a", card=card_to_wire(CARD)))
+            )
+            message = await line.read()
+            while is_silent and message is not None:
+                message = await line.read()
+            if not heard.done():
+                heard.set_result(message)
+            await line.until_over()
+
+        async with (
+            answering(serve) as address,
+            pool_of({"a": InstanceRecord("a", address, "m")}, SlowCatalogue(), config),
+        ):
+            return await heard
+
+    assert run_async(scenario()) == (None if is_silent else worker_pb2.AttachRequest())
+
+
+@pytest.mark.parametrize("remind_s", [60.0, 0.0], ids=["once", "and again"])
+def test_a_worker_that_was_never_reached_is_spoken_of_now_and_then_with_the_address_that_was_tried(
+    remind_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the log called it lost, with its other address."""
+    monkeypatch.setattr("services.runtime.log_throttle.REMIND_S", remind_s)
+
+    async def scenario() -> None:
+        tries = 0
+        is_tried = asyncio.Event()
+
+        async def serve(line: Line) -> None:
+            nonlocal tries
+            tries += 1
+            if tries == 5:
+                is_tried.set()
+
+        async with answering(serve) as address, pool_of({"a": InstanceRecord("a", "x:1", "m", False, address)}):
+            await is_tried.wait()
+        assert {line["session_address"] for line in logs} == {address}
+
+    with capture_logs() as logs:
+        run_async(scenario())
+
+    assert {line["event"] for line in logs} == {"worker not reached: trying again"}
+    assert "--session-listen" in logs[0]["check"]
+    assert (len(logs) > 1) is (remind_s == 0)
+
+
+def test_tells_how_many_registered_workers_it_has_not_reached_and_of_what_models() -> None:
+    async def scenario() -> None:
+        catalogue = Catalogue()
+        async with Machine("a").running() as a, pool_of({}, catalogue) as pool:
+            pool.on_change({"x": InstanceRecord("x", "127.0.0.1:1", "old")}, ())
+            pool.on_change({"x": InstanceRecord("x", "127.0.0.1:1", "new")}, ())
+            pool.on_change(view_of(a), ())
+            assert pool.unreached_count == 2
+            await until(pool, 1)
+            assert pool.unreached_count == 1
+            assert [catalogue.registered_count(name) for name in ("old", "new", "mocker")] == [0, 1, 1]
+            pool.on_change({}, ["x", "a"])
+            assert pool.unreached_count == 0
+            assert not catalogue.is_name("new")
+
+    run_async(scenario())
+
+
+def test_a_worker_that_was_lost_is_still_away_until_it_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.runtime.log_throttle.REMIND_S", 0.0)
+
+    async def scenario() -> None:
+        async with pool_of({}) as pool:
+            async with Machine("a").running() as a:
+                pool.on_change(view_of(a), ())
+                await until(pool, 1)
+            while len(events()) < 3:
+                await asyncio.sleep(0.01)
+
+    with capture_logs() as logs:
+
+        def events() -> list[str]:
+            return [line["event"] for line in logs if line["event"].startswith("worker ")]
+
+        run_async(scenario())
+
+    assert events()[:3] == ["worker found", "worker lost", "worker still away: trying again"]
+
+
+def test_backoff_is_drawn_evenly_below_a_growing_bound() -> None:
+    backoff, rng = Backoff(base_s=0.1, cap_s=1.0), random.Random(1)
+
+    waits = [[backoff.delay_s(tries, rng) for _ in range(200)] for tries in (0, 2, 9, 10_000)]
+
+    assert [round(max(wait), 1) for wait in waits] == [0.1, 0.4, 1.0, 1.0]
+    assert all(min(wait) < bound / 10 for wait, bound in zip(waits, (0.1, 0.4, 1.0, 1.0), strict=True))
+
+
+def test_it_has_all_once_every_worker_that_discovery_names_can_be_sent_requests() -> None:
+    async def scenario() -> None:
+        async with Machine("one").running() as one, Machine("two").running() as two, pool_of({}) as pool:
+            assert not pool.has_all, "discovery has named none yet"
+            pool.on_change({machine.record.instance_id: machine.record for machine in (one, two)}, ())
+            assert not pool.has_all
+            while not pool.has_all:
+                await pool.next_change.wait()
+
+            assert len(pool.all_sessions()) == 2
+
+    run_async(scenario())

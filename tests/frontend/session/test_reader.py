@@ -1,0 +1,212 @@
+"""Incoming: what a worker has said comes in order: much of it together, very much of it a piece at a turn."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from services.frontend.session.reader import (
+    ENDS_AWAITED_MAX,
+    REST_S_MAX,
+    REST_S_MIN,
+    STREAMS_A_TURN_MAX,
+    STREAMS_AT_ONCE_MAX,
+    TOKENS_SHARE_MAX,
+    Incoming,
+    Pace,
+    rest_s,
+)
+from services.http.server.cork import Cork
+from services.rpc.framing import FrameConnection
+from services.stubs.worker_pb2 import AttachResponse, Load, Step, StreamEnd
+from tests.support.lines import Wire
+from tests.worker.support import pass_time, run_clocked
+
+
+class Quiet(FrameConnection[AttachResponse]):
+    """A connection that notes when it is read and when not."""
+
+    def __init__(self) -> None:
+        super().__init__(AttachResponse, is_opener=True)
+        self.rests: list[float] = []
+        self.is_paused = False
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def go_on(self) -> None:
+        self.is_paused = False
+
+    def rest(self, delay_s: float) -> None:
+        self.rests.append(delay_s)
+
+
+class Stage:
+    """An Incoming with its connection, and what it has handed over. wants: how many messages are wanted."""
+
+    def __init__(self, wants: int = 1000, pace: Pace | None = None) -> None:
+        self.taken: list[AttachResponse] = []
+        self.wants = wants
+        self.connection = Quiet()
+        self.cork = Cork()
+        self.take: Callable[[AttachResponse], bool] = self._take
+        self.incoming = Incoming(lambda message: self.take(message), pace or Pace(), self.cork)
+        self.incoming.connect(self.connection)
+        pass_time(60)
+
+    def _take(self, message: AttachResponse) -> bool:
+        self.taken.append(message)
+        return len(self.taken) < self.wants
+
+    @property
+    def stream_counts(self) -> list[int]:
+        return [len(message.step.stream_ids) for message in self.taken]
+
+
+def step(streams: int, position: int = 0) -> AttachResponse:
+    """A token for each of so many streams."""
+    return AttachResponse(
+        step=Step(
+            stream_ids=range(1, streams + 1),
+            positions=[position] * streams,
+            token_counts=[1] * streams,
+            token_ids=[7] * streams,
+        )
+    )
+
+
+def test_what_has_come_together_is_handed_over_joined() -> None:
+    async def scenario() -> Stage:
+        stage = Stage()
+        stage.incoming.add([step(2), step(2, position=1)])
+        return stage
+
+    stage = run_clocked(scenario())
+
+    assert [list(message.step.token_counts) for message in stage.taken] == [[2, 2]]
+
+
+def test_a_step_of_some_streams_is_handed_over_at_once() -> None:
+    async def scenario() -> Stage:
+        stage = Stage()
+        stage.incoming.add([step(STREAMS_AT_ONCE_MAX)])
+        return stage
+
+    stage = run_clocked(scenario())
+
+    assert stage.stream_counts == [STREAMS_AT_ONCE_MAX]
+    assert not stage.connection.is_paused
+
+
+def test_one_of_very_many_comes_a_piece_at_a_turn_and_no_more_is_read_meanwhile() -> None:
+    async def scenario() -> list[int]:
+        stage, turns = Stage(), []
+        stage.incoming.add([step(STREAMS_AT_ONCE_MAX + 1)])
+        while stage.connection.is_paused:
+            turns.append(len(stage.taken))
+            await asyncio.sleep(0)
+        assert sum(stage.stream_counts) == STREAMS_AT_ONCE_MAX + 1
+        return turns
+
+    assert run_clocked(scenario()) == list(range(1, STREAMS_AT_ONCE_MAX // STREAMS_A_TURN_MAX + 1))
+
+
+def test_what_is_written_of_one_turn_leaves_together_though_there_be_a_bug() -> None:
+    async def scenario() -> list[bytes]:
+        stage, wire, written = Stage(), Wire(), []
+
+        def take(message: AttachResponse) -> bool:
+            stage.cork.write(wire, b"token")
+            written.append(wire.written)
+            assert message.step.positions[0] == 0, "a bug"
+            return True
+
+        stage.take = take
+        with pytest.raises(AssertionError, match="a bug"):
+            stage.incoming.add([AttachResponse(step=one) for one in (step(2).step, step(2, position=5).step)])
+        stage.cork.write(wire, b"more")
+        return [*written, wire.written]
+
+    assert run_clocked(scenario()) == [b"", b"", b"tokentokenmore"]
+
+
+def pieces_of(*messages: AttachResponse) -> list[bytes]:
+    """What one client gets, piece by piece, for whom each message is a token, and each end wakes who writes the end."""
+
+    async def scenario() -> list[bytes]:
+        stage, wire = Stage(), Wire()
+
+        def take(message: AttachResponse) -> bool:
+            stage.cork.write(wire, b"token ")
+            for _ in message.ends:
+                asyncio.get_running_loop().call_soon(stage.cork.write, wire, b"end")
+            return True
+
+        stage.take = take
+        stage.incoming.add(messages)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert stage.cork.write(wire, b"") is False, "and it is out"
+        return wire.pieces[:-1]
+
+    return run_clocked(scenario())
+
+
+def test_what_ends_a_stream_leaves_with_its_last_token() -> None:
+    assert pieces_of(step(1)) == [b"token "]
+    assert pieces_of(AttachResponse(step=step(1).step, ends=[StreamEnd(stream_id=1)])) == [b"token end"]
+
+
+@pytest.mark.parametrize(("ends", "waits"), [(ENDS_AWAITED_MAX, True), (ENDS_AWAITED_MAX + 1, False)])
+def test_tokens_wait_for_so_many_ends_and_no_more(ends: int, waits: bool) -> None:
+    pieces = pieces_of(AttachResponse(step=step(1).step, ends=[StreamEnd(stream_id=1)] * ends))
+
+    assert pieces == [b"token " + b"end" * ends] if waits else [b"token ", *[b"end"] * ends]
+
+
+def test_tokens_of_very_many_streams_wait_for_no_end_of_the_turn_before() -> None:
+    many = AttachResponse(step=step(STREAMS_AT_ONCE_MAX + 1).step, ends=[StreamEnd(stream_id=1)])
+
+    pieces = pieces_of(many)
+
+    assert len(pieces) > STREAMS_AT_ONCE_MAX // STREAMS_A_TURN_MAX
+    assert pieces[-2:] == [b"token ", b"end"]
+
+
+def test_who_wants_no_more_gets_no_more() -> None:
+    async def scenario() -> Stage:
+        stage = Stage(wants=2)
+        stage.incoming.add([step(STREAMS_AT_ONCE_MAX + 1)])
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return stage
+
+    assert run_clocked(scenario()).stream_counts == [STREAMS_A_TURN_MAX] * 2
+
+
+def test_it_rests_for_what_other_sessions_took_as_well() -> None:
+    async def scenario() -> list[float]:
+        pace = Pace()
+        stage = Stage(pace=pace)
+        stage.incoming.add([AttachResponse(load=Load(running=1))])
+        assert stage.connection.rests == []
+        pace.spent_s += 1.0  # Of the others, since it last rested.
+        stage.incoming.add([AttachResponse(load=Load(running=1))])
+        return stage.connection.rests
+
+    assert run_clocked(scenario()) == [REST_S_MAX]
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "elapsed_s", "rest"),
+    [
+        (0.0, 60.0, 0.0),
+        (0.002, 0.002 / TOKENS_SHARE_MAX, 0.0),
+        (0.002, 0.001, 0.002 / TOKENS_SHARE_MAX - 0.001),
+        (REST_S_MIN * TOKENS_SHARE_MAX * 0.9, 0.0, 0.0),
+        (1.0, 0.0, REST_S_MAX),
+    ],
+    ids=["nothing to do", "just their share", "more than it", "too short to be worth it", "the bound"],
+)
+def test_a_rest_is_as_long_as_the_share_asks_for(spent_s: float, elapsed_s: float, rest: float) -> None:
+    assert rest_s(spent_s, elapsed_s) == pytest.approx(rest)

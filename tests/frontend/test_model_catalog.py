@@ -1,0 +1,202 @@
+"""Catalogue: what a frontend knows of models it has from workers, checked."""
+
+import asyncio
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.core.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
+from services.core.model_card import ModelCard, TokenizerRef
+from services.discovery.client import InstanceRecord
+from services.frontend import model_catalog as module
+from services.frontend.model_catalog import Catalogue
+from services.models.hf_checkpoint import read_model_folder
+from services.models.tokenizers import Tokenizer
+from services.models.tokenizers.byte_level import ByteTokenizer
+from services.rpc.server import GrpcServer
+from services.stubs import worker_pb2, worker_pb2_grpc
+from tests.support.doubles import CARD, models_of, run_async
+from tests.support.model_folder import make_model_folder
+
+CONTENT = b"a tokeniser" * 100_000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Library(worker_pb2_grpc.WorkerServicer):
+    """A worker that has `content` under whatever checksum it is asked for."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.fetches = 0
+
+    async def FetchTokenizer(self, request: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        self.fetches += 1
+        for start in range(0, len(self._content), 100_000):
+            await context.write(worker_pb2.FetchTokenizerResponse(data=self._content[start : start + 100_000]))
+
+
+def learn(catalogue: Catalogue, card: ModelCard, content: bytes = CONTENT, *, times: int = 1) -> int:
+    """Let the catalogue learn the card from a worker; how often it fetched the tokeniser."""
+
+    async def scenario() -> int:
+        library = Library(content)
+        async with GrpcServer(["unbroken.v1.Worker"]) as server:
+            worker_pb2_grpc.add_WorkerServicer_to_server(library, server.server)
+            address = await server.start("127.0.0.1:0")
+            for _ in range(times):
+                await catalogue.learn(card, address, lambda: False)
+        return library.fetches
+
+    return run_async(scenario())
+
+
+def refusal(card: ModelCard, content: bytes = CONTENT, catalogue: Catalogue | None = None) -> Failure:
+    with pytest.raises(Failure) as caught:
+        learn(catalogue or Catalogue(), card, content)
+    return caught.value
+
+
+def test_a_builtin_tokeniser_is_not_fetched() -> None:
+    catalogue = Catalogue()
+
+    assert learn(catalogue, CARD) == 0
+    assert catalogue.find("m").card == CARD
+    assert catalogue.knows("m")
+
+
+def test_a_tokeniser_is_fetched_once_for_its_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[bytes] = []
+
+    def load(_: TokenizerRef, content: bytes) -> Tokenizer:
+        loaded.append(content)
+        return ByteTokenizer()
+
+    monkeypatch.setattr(module, "load_tokenizer", load)
+    catalogue, ref = Catalogue(), TokenizerRef("gguf", SHA256)
+
+    fetches = learn(catalogue, replace(CARD, tokenizer=ref), times=3)
+    fetches += learn(catalogue, replace(CARD, model="other", tokenizer=ref))
+
+    assert fetches == 1
+    assert loaded == [CONTENT]
+
+
+def test_a_hugging_face_tokeniser_is_read_from_what_the_worker_sends(tmp_path: Path) -> None:
+    catalogue, folder = Catalogue(), read_model_folder(make_model_folder(tmp_path))
+
+    learn(catalogue, replace(CARD, tokenizer=folder.tokenizer), folder.tokenizer_content)
+
+    assert catalogue.find("m").tokenizer.encode("é", add_special=True) == list("é".encode())
+
+
+def test_a_tokeniser_with_another_checksum_is_refused() -> None:
+    failure = refusal(replace(CARD, tokenizer=TokenizerRef("gguf", SHA256)), CONTENT[:-1])
+
+    assert failure.reason is Reason.PROTOCOL_VIOLATION
+
+
+def test_a_tokeniser_beyond_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOKENIZER_BYTES_MAX", 1000)
+
+    failure = refusal(replace(CARD, tokenizer=TokenizerRef("gguf", SHA256)))
+
+    assert failure.reason is Reason.PROTOCOL_VIOLATION
+
+
+def test_a_kind_that_this_version_cannot_read_is_refused() -> None:
+    failure = refusal(replace(CARD, tokenizer=TokenizerRef("from the future", SHA256)))
+
+    assert "from the future" in failure.detail
+
+
+def test_a_tokeniser_with_fewer_tokens_than_the_card_says_is_refused() -> None:
+    """A token without bytes would have ended the request as a bug of ours."""
+    failure = refusal(replace(CARD, vocab_size=CARD.vocab_size + 1))
+
+    assert failure.reason is Reason.PROTOCOL_VIOLATION
+    assert "257 tokens where its card says 258" in failure.detail
+
+
+def test_a_card_that_contradicts_is_refused_while_the_others_serve_and_replaces_them_afterwards() -> None:
+    catalogue = models_of()
+    other = replace(CARD, context_length=7)
+
+    assert "differs" in refusal(other, catalogue=catalogue).detail
+    run_async(catalogue.learn(other, "", lambda: True))
+    assert catalogue.find("m").card == other
+
+
+def test_an_unknown_name_is_told_what_there_is() -> None:
+    with pytest.raises(Failure) as caught:
+        models_of().find("gpt")
+
+    assert caught.value.reason is Reason.MODEL_NOT_FOUND
+    assert "known: m" in caught.value.detail
+
+
+def test_a_long_name_is_not_repeated_whole() -> None:
+    with pytest.raises(Failure) as caught:
+        models_of().find("gpt" * 30_000)
+
+    assert len(caught.value.detail) < QUOTED_CHARACTERS_MAX + 100
+
+
+def test_a_name_is_one_while_a_worker_is_registered_for_it_or_has_ever_had_it() -> None:
+    catalogue = models_of()
+    a, b = (InstanceRecord(name, "x:1", "new") for name in "ab")
+
+    catalogue.note_registered([a, b], [])
+    assert (catalogue.registered_count("new"), catalogue.is_name("new"), catalogue.knows("new")) == (2, True, False)
+    catalogue.note_registered([], [a])
+    assert catalogue.registered_count("new") == 1
+    catalogue.note_registered([], [b])
+
+    assert [catalogue.is_name(name) for name in ("m", "new", "made up")] == [True, False, False]
+    assert not catalogue._registered, "names that nobody has any more would gather"
+
+
+def test_of_two_cards_learnt_at_the_same_time_one_is_refused() -> None:
+    ref = TokenizerRef("gguf", SHA256)
+    cards = [replace(CARD, tokenizer=ref), replace(CARD, tokenizer=ref, context_length=7)]
+
+    async def scenario() -> list[str]:
+        catalogue, outcomes = Catalogue(), []
+
+        async def learn_one(card: ModelCard, address: str) -> None:
+            try:
+                await catalogue.learn(card, address, lambda: False)
+                outcomes.append("learnt")
+            except Failure:
+                outcomes.append("refused")
+
+        async with GrpcServer(["unbroken.v1.Worker"]) as server:
+            worker_pb2_grpc.add_WorkerServicer_to_server(Library(CONTENT), server.server)
+            address = await server.start("127.0.0.1:0")
+            async with asyncio.TaskGroup() as group:
+                for card in cards:
+                    group.create_task(learn_one(card, address))
+        return sorted(outcomes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "load_tokenizer", lambda *_: ByteTokenizer())
+        assert run_async(scenario()) == ["learnt", "refused"]
+
+
+def test_equal_cards_are_one_object() -> None:
+    catalogue = models_of()
+
+    assert run_async(catalogue.learn(replace(CARD), "", lambda: False)) is catalogue.find("m").card
+
+
+def test_a_tokeniser_that_cannot_be_read_is_the_workers_failure_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any) -> Tokenizer:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(module, "load_tokenizer", load)
+
+    failure = refusal(replace(CARD, tokenizer=TokenizerRef("gguf", SHA256)))
+
+    assert failure.reason is Reason.CANNOT_CONNECT

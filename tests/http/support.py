@@ -1,0 +1,319 @@
+"""A frontend's HTTP side on a real port, with a script in place of the pipeline."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from prometheus_client import CollectorRegistry
+
+from services.core.call import Call
+from services.core.common_layers import Accept
+from services.core.errors import Failure, Reason
+from services.core.gate import Gate
+from services.core.interface import Delta, Finish, Layer, Sink, TokenLogprobs, Usage
+from services.core.model_card import ModelCard, TokenizerRef
+from services.core.request import FinishReason, Request
+from services.frontend.api.admin.admin import Admin, AdminConfig
+from services.frontend.api.build import build_admin_app, build_app
+from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
+from services.http.server.config import HttpConfig
+from services.http.server.connection import Clients
+from services.http.server.listener import http_server
+from services.models.tokenizers.byte_level import ByteTokenizer
+from services.runtime.loop import run_on_loop
+from tests.frontend.support import alone
+from tests.support.doubles import models_of
+
+TEST_S_MAX = 10.0
+HANG = "hang"
+CARD = ModelCard(model="org/tiny", engine="mocker", context_length=64, vocab_size=256, tokenizer=TokenizerRef("bytes"))
+
+PROMPT_TOKENS = 3
+
+
+@dataclass
+class Say:
+    """A delta of one choice. A token is a byte of `tokens`; each has `logprob`, and `top` as its rivals."""
+
+    text: str = ""
+    choice: int = 0
+    tokens: bytes = b"\0"
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass
+class End:
+    """The last delta of one choice, with the text that was held back."""
+
+    choice: int = 0
+    reason: FinishReason = FinishReason.STOP
+    text: str = ""
+
+
+Step = str | Say | End | int | Reason | Failure | Exception | asyncio.Event
+
+
+class Script:
+    """A pipeline that plays its steps: text is a token, a number that many turns of the loop, HANG waits for ever, an
+    event waits for it, a reason or an exception is raised. Then it finishes: a choice that has no End is given one."""
+
+    def __init__(self, *steps: Step) -> None:
+        self.steps: Sequence[Step] = steps
+        self.requests: list[Request] = []
+        self.calls: list[Call] = []
+        self.running = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        self.requests.append(request)
+        self.calls.append(call)
+        self.running.set()
+        try:
+            return await self._play(_Choices(sink, request.n))
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def _play(self, choices: "_Choices") -> Finish:
+        for step in self.steps:
+            match step:
+                case Reason():
+                    raise Failure(step, "as scripted", retry_after_s=1.2)
+                case Exception():
+                    raise step
+                case asyncio.Event():
+                    await step.wait()
+                case int():
+                    for _ in range(step):
+                        await asyncio.sleep(0)
+                case "hang":
+                    await asyncio.Event().wait()
+                case str() | Say() | End():
+                    choices.deliver(step)
+        return choices.finish()
+
+
+class _Choices:
+    """What present and choices do: positions for each choice, an end for each, and the usage with the last."""
+
+    def __init__(self, sink: Sink, count: int) -> None:
+        self._sink = sink
+        self._positions = [0] * count
+        self._reasons: dict[int, FinishReason] = {}
+
+    @property
+    def _usage(self) -> Usage:
+        return Usage(PROMPT_TOKENS, sum(self._positions))
+
+    def deliver(self, step: str | Say | End) -> None:
+        if isinstance(step, End):
+            self._end(step)
+        else:
+            self._say(Say(step) if isinstance(step, str) else step)
+
+    def _say(self, step: Say) -> None:
+        position = self._positions[step.choice]
+        logprobs = None if step.logprob is None else [TokenLogprobs(step.logprob, step.top)] * len(step.tokens)
+        self._positions[step.choice] += len(step.tokens)
+        self._sink.deliver(Delta(position, list(step.tokens), step.text, step.choice, logprobs))
+
+    def _end(self, step: End) -> None:
+        self._reasons[step.choice] = step.reason
+        usage = self._usage if len(self._reasons) == len(self._positions) else None
+        position = self._positions[step.choice]
+        self._sink.deliver(Delta(position, (), step.text, step.choice, finish_reason=step.reason, usage=usage))
+
+    def finish(self) -> Finish:
+        for choice in range(len(self._positions)):
+            if choice not in self._reasons:
+                self._end(End(choice))
+        return Finish(self._reasons[0], self._usage)
+
+
+class Flood:
+    """A pipeline that never ends and writes `text` at every turn of the loop."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        try:
+            while True:
+                sink.deliver(Delta(position=self.position, token_ids=[self.position], text=self.text))
+                self.position += 1
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+@dataclass
+class Shelf:
+    """What a frontend serves."""
+
+    cards: list[ModelCard] = field(default_factory=lambda: [CARD])
+    is_draining: bool = False
+    gate: Gate = field(default_factory=Gate)
+    unreached_count: int = 0
+
+    def models(self) -> list[ModelCard]:
+        return self.cards
+
+    def token_bytes_of(self, model: str) -> Sequence[bytes]:
+        assert model in {card.model for card in self.cards}
+        return ByteTokenizer.token_bytes
+
+
+def admin_of() -> Admin:
+    """Admin calls that need no token."""
+    thresholds = BusyThresholds(AdmissionConfig())
+    return Admin(AdminConfig(), models_of(CARD), thresholds, alone(thresholds))
+
+
+class Outcomes:
+    """Above a pipeline that can be ended from outside: how each request ended, as Observe would count it."""
+
+    def __init__(self, inner: Layer, gate: Gate) -> None:
+        self._inner = Accept(inner, gate)
+        self.seen: list[Finish | Reason] = []
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        try:
+            finish = await self._inner(request, call, sink)
+        except Failure as failure:
+            self.seen.append(failure.reason)
+            raise
+        self.seen.append(finish)
+        return finish
+
+
+@dataclass
+class Server:
+    port: int
+    session: aiohttp.ClientSession
+    metrics: CollectorRegistry
+    outcomes: Outcomes
+    clients: Clients
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def post(
+        self, path: str, body: Any, *, headers: dict[str, str] | None = None
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """The response to `body`: JSON, or bytes as they are."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.session.post(path, data=data, headers=headers) as response:
+            return response, await response.read()
+
+    async def get(self, path: str) -> tuple[aiohttp.ClientResponse, bytes]:
+        async with self.session.get(path) as response:
+            return response, await response.read()
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A bare connection, closed before the server is."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
+        return reader, writer
+
+
+@asynccontextmanager
+async def serving(
+    pipeline: Any,
+    *,
+    catalogue: Shelf | None = None,
+    config: HttpConfig | None = None,
+    on_refused: Callable[[str, str, Failure], None] = lambda *_: None,
+    connections_max: int = 1,
+    admin: Admin | None = None,
+    is_apart: bool = False,
+) -> AsyncIterator[Server]:
+    """is_apart: serve admin calls alone."""
+    metrics = CollectorRegistry()
+    shelf = catalogue or Shelf()
+    outcomes = Outcomes(pipeline, shelf.gate)
+    whole = alone(metrics=metrics, gate=shelf.gate)
+    config = config or HttpConfig()
+    if is_apart:
+        assert admin is not None
+        app = build_admin_app(admin, shelf, whole, config)
+    else:
+        app = build_app(outcomes, shelf, whole, config, on_refused, admin)
+    async with http_server(app, config, "127.0.0.1", 0) as listening:
+        connector = aiohttp.TCPConnector(limit=connections_max)
+        session = aiohttp.ClientSession(f"http://127.0.0.1:{listening.port}", connector=connector)
+        server = Server(listening.port, session, metrics, outcomes, listening.clients)
+        try:
+            async with session:
+                yield server
+        finally:
+            for writer in server.writers:
+                writer.close()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Run the test on a loop of its own, and see that it leaves no task behind."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(TEST_S_MAX):
+            await test()
+            # Client and server each take some turns of the loop to close a connection.
+            while len(asyncio.all_tasks()) > 1:
+                await asyncio.sleep(0.001)
+
+    run_on_loop(bounded())
+
+
+def raw_post(path: str, body: Any, *, version: str = "1.1", headers: str = "") -> bytes:
+    """A request as bytes, for tests that need the socket."""
+    data = json.dumps(body).encode()
+    return f"POST {path} HTTP/{version}\r\nHost: x\r\n{headers}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+@contextmanager
+def deaf_client(server: Server, request: bytes) -> Iterator[socket.socket]:
+    """A client that sends `request` and does not read."""
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+        client.sendall(request)
+        client.setblocking(False)
+        yield client
+
+
+async def bytes_left(client: socket.socket) -> int:
+    """How many bytes a deaf client can still read until its connection ends."""
+    count = 0
+    with suppress(ConnectionResetError):
+        while data := await asyncio.get_running_loop().sock_recv(client, 1 << 20):
+            count += len(data)
+    return count
+
+
+def error_of(body: bytes, *, has_partial: bool = False) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(body)["error"]
+    names = {"message", "type", "code", "param", "retryable", "hint", "request_id"}
+    assert set(error) == names | ({"partial"} if has_partial else set())
+    return error
+
+
+def events(body: bytes) -> list[Any]:
+    """The events of a stream: JSON, "[DONE]", or ("error", JSON)."""
+    assert body.endswith(b"\n\n")
+    return [_event(block.decode()) for block in body[:-2].split(b"\n\n")]
+
+
+def _event(block: str) -> Any:
+    *names, data = block.split("\n")
+    assert data.startswith("data: ")
+    value = data.removeprefix("data: ")
+    if value == "[DONE]":
+        return value
+    if names:
+        return names[0].removeprefix("event: "), json.loads(value)
+    return json.loads(value)

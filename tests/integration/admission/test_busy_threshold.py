@@ -1,0 +1,369 @@
+"""Where every worker is over a threshold new requests are refused; thresholds are read and set while all runs.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| a request that holds blocks or prompt tokens | thresholds just below and at what it holds | refused, or admitted |
+| the same | thresholds set, changed one by one and taken back | the very next request knows |
+| the same, on two ranks | one of them idle, or mute | busy only if every rank known is |
+| the same | the engine falls silent | neither busy nor idle for ever |
+
+A worker with the fault `hold` takes requests and makes no step, so that what it reports stands still.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from tests.integration.conftest import Start
+from tests.integration.harness.admin_calls import set_both
+from tests.integration.harness.answers import Answer, Refused
+from tests.integration.harness.asks import PROTOCOLS, Ask
+from tests.integration.harness.clients import answer, is_answered, outcome, refusal
+from tests.integration.harness.plane import Frontend, Plane, Process, until
+from tests.integration.harness.readings import read, wait_load, wait_quiet
+from tests.integration.harness.visits import Visit
+
+BLOCKS, BLOCK_TOKENS = 64, 4
+CACHE = (f"--mocker-kv-blocks={BLOCKS}", f"--mocker-kv-block-tokens={BLOCK_TOKENS}")
+STILL = (*CACHE, "--mocker-fault=hold=99")
+SLOW = (*CACHE, "--mocker-itl-ms=50", "--mocker-prefill-chunk-tokens=4")
+ADMISSION = ("--admission-control=token-capacity", "--overload-status-code=529", "--engine-stall-ms=60000")
+HEARTBEATS_S = 3 * 0.25
+"""After which a report counts for nothing."""
+TOKENS = 140
+"""Of the holder's prompt."""
+HELD = -(-TOKENS // BLOCK_TOKENS)
+HOLDER = Ask("grpc", prompt="h" * TOKENS, max_tokens=60)
+NEXT = Ask(prompt="next", max_tokens=2)
+BLOCKS_METRIC = "dynamo_frontend_worker_active_decode_blocks"
+
+
+# What a request meets
+
+
+async def is_admitted(frontend: Frontend, worker: Process, ask: Ask = NEXT) -> bool:
+    """Whether one more request gets to a worker that has one. It leaves again."""
+    async with asyncio.TaskGroup() as group:
+        visit = Visit(frontend, ask).start(group)
+
+        async def is_decided() -> bool:
+            return visit.ended is not None or (await read(worker)).running == 2
+
+        await until(is_decided)
+        visit.leave()
+    if isinstance(visit.ended, Refused):
+        check_refusal(visit.ended)
+        return False
+    await wait_load(worker, 1, 0)
+    return True
+
+
+def check_refusal(refused: Refused, status: int = 529) -> None:
+    assert refused.reason == "OVERLOADED"
+    assert refused.metadata["cause"] == "busy_threshold"
+    assert "over a busy threshold" in refused.error["message"]
+    if refused.code == "RESOURCE_EXHAUSTED":
+        assert 1 <= refused.error["retry_after_s"] <= 60
+    else:
+        assert refused.code == status
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        assert refused.error["type"] == "overloaded_error"
+        assert refused.error["retryable"] is True
+
+
+async def wait_reported(frontend: Frontend, *, blocks: int, worker: Process, **labels: str) -> None:
+    """Until the frontend knows that the worker has so many blocks in use."""
+
+    async def is_reported() -> bool:
+        reading = await read(frontend)
+        instance = worker.ready["instance_id"]
+        return reading.sum(BLOCKS_METRIC, worker_id=instance, **labels) == blocks
+
+    await until(is_reported)
+
+
+@dataclass
+class Stage:
+    """A plane whose only worker holds one request still, and a frontend that knows it."""
+
+    plane: Plane
+    worker: Process
+
+    @property
+    def frontend(self) -> Frontend:
+        return self.plane.frontend
+
+
+@pytest.fixture(scope="module")
+def held(start_plane: Start) -> Stage:
+    plane = start_plane(frontend=ADMISSION)
+    return Stage(plane, asyncio.run(plane.worker(*STILL)))
+
+
+CASES: Mapping[str, tuple[float | None, int | None, bool]] = {
+    "nothing is looked at": (None, None, False),
+    "fewer blocks than are held": ((HELD - 1) / BLOCKS, None, True),
+    "as many blocks as are held": (HELD / BLOCKS, None, False),
+    "all blocks": (1.0, None, False),
+    "no block at all": (0.0, None, True),
+    "fewer prompt tokens than wait": (None, TOKENS - 1, True),
+    "as many prompt tokens as wait": (None, TOKENS, False),
+    "no prompt token at all": (None, 0, True),
+    "blocks alone are over": ((HELD - 1) / BLOCKS, TOKENS, True),
+    "prompt tokens alone are over": (1.0, TOKENS - 1, True),
+    "both are at the line": (HELD / BLOCKS, TOKENS, False),
+}
+
+
+def test_a_worker_is_busy_strictly_above_any_threshold(held: Stage) -> None:
+    """No report comes between a change and the request after it: what is reported has long stood still."""
+    verdicts = {}
+
+    async def scenario() -> None:
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(held.frontend, HOLDER).start(group)
+            for name, (decode, prefill, _) in CASES.items():
+                await wait_reported(held.frontend, blocks=HELD, worker=held.worker)
+                await set_both(held.frontend, decode, prefill)
+                verdicts[name] = not await is_admitted(held.frontend, held.worker)
+            holder.leave()
+        await set_both(held.frontend, None, None)
+        await wait_quiet(held.worker, held.frontend)
+
+    asyncio.run(scenario())
+    assert verdicts == {name: is_busy for name, (_, _, is_busy) in CASES.items()}
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_each_rejection_is_told_and_counted_once(held: Stage, protocol: str, is_chat: bool) -> None:
+    ask = Ask(protocol, is_chat=is_chat, max_tokens=2)
+    endpoint = "generate" if protocol == "grpc" else "chat_completions" if is_chat else "completions"
+
+    async def scenario() -> None:
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(held.frontend, HOLDER).start(group)
+            await wait_reported(held.frontend, blocks=HELD, worker=held.worker)
+            await set_both(held.frontend, 0.5, None)
+            before = await read(held.frontend)
+            refused = await outcome(held.frontend, ask)
+            after = await read(held.frontend)
+            holder.leave()
+        await set_both(held.frontend, None, None)
+        await wait_quiet(held.worker, held.frontend)
+        assert isinstance(refused, Refused)
+        check_refusal(refused)
+        name = "dynamo_frontend_model_rejection_total"
+        assert after.sum(name) - before.sum(name) == 1
+        labels = {"model": "mocker", "endpoint": endpoint}
+        assert after.sum(name, **labels) - before.sum(name, **labels) == 1
+        by_cause = "dynamo_frontend_model_rejection_cause_total"
+        assert after.sum(by_cause, cause="busy_threshold") - before.sum(by_cause, cause="busy_threshold") == 1
+        assert refused.metadata["active_decode_blocks_threshold"] == "0.5"
+        assert f"active_decode_blocks 0.5469 ({HELD} of {BLOCKS}) of at most 0.5" in refused.error["message"]
+
+    asyncio.run(scenario())
+
+
+# Load that comes by itself, thresholds from options
+
+
+@pytest.fixture(scope="module")
+def slow(start_plane: Start) -> Stage:
+    plane = start_plane(frontend=ADMISSION)
+    return Stage(plane, asyncio.run(plane.worker(*SLOW)))
+
+
+LINES = {
+    "blocks": ("--active-decode-blocks-threshold=0.3", BLOCKS_METRIC, 0.3 * BLOCKS),
+    "prompt tokens": ("--active-prefill-tokens-threshold=60", "dynamo_frontend_worker_active_prefill_tokens", 60),
+}
+"""The option, what is over it, and when."""
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("line", LINES)
+def test_under_load_requests_are_refused_until_it_is_gone(slow: Stage, line: str, protocol: str) -> None:
+    option, metric, threshold = LINES[line]
+    ask = Ask(protocol, prompt="next", max_tokens=2)
+
+    async def scenario() -> Refused | None:
+        frontend = slow.plane.start_frontend(*ADMISSION, option)
+        await until(lambda: frontend.has_found(slow.worker))
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(frontend, HOLDER).start(group)
+
+            async def is_over() -> bool:
+                return await frontend.metric(metric) > threshold
+
+            await until(is_over)
+            refused = await refusal(frontend, ask)
+            holder.leave()
+        await until(lambda: is_answered(frontend, ask))
+        frontend.kill()
+        return refused
+
+    refused = asyncio.run(scenario())
+    assert refused is not None
+    check_refusal(refused)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--admission-control=token-capacity",),
+        ("--active-decode-blocks-threshold=0", "--active-prefill-tokens-threshold=0"),
+    ],
+    ids=["no thresholds", "no admission control"],
+)
+def test_without_thresholds_or_without_admission_control_nobody_is_refused(
+    held: Stage, options: tuple[str, ...]
+) -> None:
+    async def scenario() -> None:
+        frontend = held.plane.start_frontend("--engine-stall-ms=60000", *options)
+        await until(lambda: frontend.has_found(held.worker))
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(frontend, HOLDER).start(group)
+            await wait_reported(frontend, blocks=HELD, worker=held.worker)
+            assert await is_admitted(frontend, held.worker)
+            holder.leave()
+        await wait_quiet(held.worker, frontend)
+        frontend.kill()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_the_status_of_a_refusal_is_as_configured(held: Stage, status: int) -> None:
+    options = (*ADMISSION, "--active-prefill-tokens-threshold=0", f"--overload-status-code={status}")
+
+    async def scenario() -> Answer | Refused:
+        frontend = held.plane.start_frontend(*options)
+        await until(lambda: frontend.has_found(held.worker))
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(frontend, HOLDER).start(group)
+            await wait_reported(frontend, blocks=HELD, worker=held.worker)
+            got = await outcome(frontend, NEXT)
+            holder.leave()
+        await wait_quiet(held.worker, frontend)
+        frontend.kill()
+        return got
+
+    refused = asyncio.run(scenario())
+    assert isinstance(refused, Refused)
+    check_refusal(refused, status)
+
+
+# Several workers, several ranks, silence
+
+
+def test_all_workers_busy_and_no_worker_at_all_are_different_reasons(
+    start_plane: Start,
+) -> None:
+    plane = start_plane(frontend=(*ADMISSION, "--active-prefill-tokens-threshold=0"))
+
+    async def scenario() -> None:
+        busy = await plane.worker(*STILL)
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(plane.frontend, HOLDER).start(group)
+            await wait_reported(plane.frontend, blocks=HELD, worker=busy)
+            assert (await until(lambda: refusal(plane.frontend, NEXT))).reason == "OVERLOADED"
+            free = await plane.worker(*CACHE)
+            for protocol in PROTOCOLS * 2:
+                assert await answer(plane.frontend, Ask(protocol, max_tokens=2))
+            free.kill()
+            await until(lambda: plane.frontend.events("worker lost", instance=free.ready["instance_id"]))
+            assert (await until(lambda: refusal(plane.frontend, NEXT))).reason == "OVERLOADED"
+            holder.leave()
+        busy.kill()
+        await until(lambda: plane.frontend.events("worker lost", instance=busy.ready["instance_id"]))
+        refused = await refusal(plane.frontend, NEXT)
+        assert refused is not None
+        assert refused.reason == "NO_WORKERS"
+        assert refused.code == 503
+        await wait_quiet(plane.frontend)
+        await plane.worker(*CACHE)
+        assert await answer(plane.frontend, NEXT)
+
+    asyncio.run(scenario())
+
+
+RANKS: Mapping[str, tuple[tuple[str, ...], int, bool]] = {
+    "one of two ranks is over": (("--mocker-dp-ranks=2",), 1, False),
+    "both ranks are over": (("--mocker-dp-ranks=2",), 2, True),
+    "the only rank known is over": (("--mocker-dp-ranks=2", "--mocker-fault=mute_rank=1"), 1, True),
+    "none is known": (("--mocker-fault=mute_rank=0",), 1, False),
+}
+"""Options of the worker, how many requests it has, and whether it is busy."""
+
+
+@pytest.mark.parametrize(("options", "holders", "is_busy"), RANKS.values(), ids=RANKS)
+def test_all_ranks_that_are_known_must_be_busy(
+    held: Stage, options: tuple[str, ...], holders: int, is_busy: bool
+) -> None:
+    model = "-".join(("ranks", str(holders), *(option.strip("-").replace("=", "-") for option in options)))
+    served = f"--served-model-name={model}"
+
+    async def scenario() -> None:
+        worker = await held.plane.worker(*STILL, *options, served)
+        await set_both(held.frontend, None, 0, model=model)
+        async with asyncio.TaskGroup() as group:
+            visits = []
+            for number in range(holders):
+                ask = Ask("grpc", model=model, prompt="h" * TOKENS, max_tokens=60)
+                await set_both(held.frontend, None, None, model=model)
+                visits.append(Visit(held.frontend, ask).start(group))
+                await wait_load(worker, number + 1, 0)
+            await wait_reported(held.frontend, blocks=0 if model.endswith("rank-0") else HELD * holders, worker=worker)
+            await set_both(held.frontend, None, 0, model=model)
+            got = await first_verdict(held.frontend, worker, Ask(model=model, max_tokens=2), holders)
+            for visit in visits:
+                visit.leave()
+        worker.kill()
+        assert got is is_busy
+
+    asyncio.run(scenario())
+
+
+async def first_verdict(frontend: Frontend, worker: Process, ask: Ask, running: int) -> bool:
+    """Whether a request is refused by a frontend, not taken by a worker that has so many."""
+    async with asyncio.TaskGroup() as group:
+        visit = Visit(frontend, ask).start(group)
+
+        async def is_decided() -> bool:
+            return visit.ended is not None or (await read(worker)).running == running + 1
+
+        await until(is_decided)
+        visit.leave()
+    return isinstance(visit.ended, Refused)
+
+
+async def has_told(worker: Process, tokens: float) -> bool:
+    return (await read(worker)).told_tokens >= tokens
+
+
+def test_a_worker_that_falls_silent_is_not_busy_for_ever(start_plane: Start) -> None:
+    """It reports until its request has 20 tokens, and is over the threshold then and ever after."""
+    plane = start_plane(frontend=(*ADMISSION, "--active-decode-blocks-threshold=0.3"))
+    options = (*CACHE, "--mocker-itl-ms=50", "--mocker-fault=mute_after=20")
+
+    async def scenario() -> None:
+        worker = await plane.worker(*options)
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(plane.frontend, HOLDER).start(group)
+            await until(lambda: refusal(plane.frontend, NEXT))
+            told = (await read(worker)).told_tokens
+            await until(lambda: has_told(worker, told + 20))  # All of them to the holder.
+            await read(plane.frontend)  # So it has heard the last report.
+            mute_at = time.time()
+            await until(lambda: is_answered(plane.frontend, NEXT))
+            assert max(plane.frontend.times("request", outcome="OVERLOADED")) <= mute_at + HEARTBEATS_S
+            assert holder.ended is None
+            assert (await read(worker)).running == 1
+            holder.leave()
+        await wait_quiet(worker, plane.frontend)
+
+    asyncio.run(scenario())

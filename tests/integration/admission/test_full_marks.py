@@ -1,0 +1,97 @@
+"""A worker that was full once is asked again soon: at the latest 1 s after the last refusal, whatever it reports.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| N + Q + 50 requests at once on the only worker, then none | reports of load, or none | refuses nobody after 1 s |
+| 50 while another frontend has filled it, which then leaves | the same | the same |
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from functools import partial
+
+import pytest
+
+from tests.integration.conftest import Start
+from tests.integration.harness.answers import Answer, Refused
+from tests.integration.harness.asks import Ask
+from tests.integration.harness.clients import answer, gathered, is_answered, outcome
+from tests.integration.harness.plane import Frontend, Plane, Process, until
+from tests.integration.harness.readings import wait_load, wait_quiet
+from tests.integration.harness.visits import ENDLESS, Visit
+
+SLOTS, PLACES, TOO_MANY = 2, 3, 50
+FULL_S_MAX = 1.0
+LIMITS = (f"--engine-request-limit={SLOTS}", f"--request-queue-limit={PLACES}", "--mocker-itl-ms=20")
+PROTOCOLS = pytest.mark.parametrize("protocols", [("grpc",), ("stream", "unary")], ids=["grpc", "http"])
+REPORTS = pytest.mark.parametrize("options", [(), ("--mocker-fault=mute_after=0",)], ids=["reports", "mute"])
+
+
+async def check_soon_answered(frontend: Frontend, worker: Process, nexts: Sequence[Ask]) -> None:
+    """By the frontend's own clock: how long an answer takes is not what this is about."""
+    await wait_load(worker, 0, 0)  # So whatever it has refused was before.
+    has_room_at = time.time()
+    for ask in nexts:
+        await until(partial(is_answered, frontend, ask))
+    assert max(frontend.times("request", outcome="OVERLOADED")) <= has_room_at + FULL_S_MAX
+
+
+async def burst(frontend: Frontend, nexts: Sequence[Ask], number: int) -> list[Refused]:
+    """Those of so many requests at once that were refused; the others have their answers."""
+    outcomes = await gathered(outcome(frontend, nexts[index % len(nexts)]) for index in range(number))
+    assert len({one.essence for one in outcomes if isinstance(one, Answer)}) <= 1, "all ask the same"
+    return [one for one in outcomes if isinstance(one, Refused)]
+
+
+@PROTOCOLS
+@REPORTS
+def test_after_a_burst_the_next_request_is_soon_answered(
+    start_plane: Start, options: tuple[str, ...], protocols: tuple[str, ...]
+) -> None:
+    plane = start_plane()
+    nexts = [Ask(protocol, max_tokens=4) for protocol in protocols]
+
+    async def scenario() -> None:
+        worker = await plane.worker(*LIMITS, *options)
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in nexts)
+        assert await burst(plane.frontend, nexts, SLOTS + PLACES + TOO_MANY)
+        await check_soon_answered(plane.frontend, worker, nexts)
+        assert await gathered(answer(plane.frontend, ask) for ask in nexts) == undisturbed
+        await wait_quiet(worker, plane.frontend)
+
+    asyncio.run(scenario())
+    assert not plane.frontend.events("worker lost")
+
+
+@PROTOCOLS
+@REPORTS
+def test_after_another_frontend_has_filled_the_worker_the_next_request_is_soon_answered(
+    start_plane: Start, options: tuple[str, ...], protocols: tuple[str, ...]
+) -> None:
+    """A frontend knows of its own requests that they are too many: only of another's the worker has to tell it."""
+    plane = start_plane()
+    nexts = [Ask(protocol, max_tokens=4) for protocol in protocols]
+
+    async def scenario() -> None:
+        worker = await plane.worker(*LIMITS, *options)
+        refusals = await while_filled(plane, worker, burst(plane.frontend, nexts, TOO_MANY))
+        assert len(refusals) == TOO_MANY
+        assert await worker.metric("dynamo_rejection_request_total") > 0
+        await check_soon_answered(plane.frontend, worker, nexts)
+        await wait_quiet(worker, plane.frontend)
+
+    asyncio.run(scenario())
+
+
+async def while_filled(plane: Plane, worker: Process, doing: Awaitable[list[Refused]]) -> list[Refused]:
+    """What comes of it while another frontend has all slots and places."""
+    other = plane.start_frontend()
+    await until(lambda: other.has_found(worker))
+    async with asyncio.TaskGroup() as group:
+        visits = [Visit(other, Ask("grpc", max_tokens=ENDLESS)).start(group) for _ in range(SLOTS + PLACES)]
+        await wait_load(worker, SLOTS, PLACES)
+        refusals = await doing
+        for visit in visits:
+            visit.leave()
+    return refusals

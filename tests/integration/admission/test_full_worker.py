@@ -1,0 +1,69 @@
+"""A full worker refuses whoever wants a slot, by whatever door, and nobody who wants none.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| a frontend that comes, health, metrics and cancel calls | the only slot is taken | all are answered |
+| requests to the worker itself | a limit of one | the same limit as through a frontend |
+"""
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from services.stubs import inference_pb2, inference_pb2_grpc
+from tests.integration.conftest import Start, on_both_engines
+from tests.integration.harness.asks import Ask
+from tests.integration.harness.clients import refusal, refusal_of
+from tests.integration.harness.plane import until
+from tests.integration.harness.readings import wait_load, wait_quiet
+from tests.integration.harness.visits import ENDLESS, Visit
+
+pytestmark = on_both_engines
+
+LIMITS = ("--engine-request-limit=1", "--request-queue-limit=0")
+
+
+def test_w29_a_full_worker_answers_whoever_asks_no_slot_of_it(start_plane: Start) -> None:
+    plane = start_plane()
+
+    async def scenario() -> None:
+        worker = await plane.worker(*LIMITS)
+        async with asyncio.TaskGroup() as group:
+            holder = Visit(plane.frontend, Ask("grpc", max_tokens=ENDLESS)).start(group)
+            await until(lambda: holder.has_begun)
+            another = plane.start_frontend()
+            await until(lambda: another.has_found(worker))
+            assert await refusal(another, Ask("grpc"))
+            async with grpc.aio.insecure_channel(worker.ready["address"]) as channel:
+                health = await HealthStub(channel).Check(HealthCheckRequest(), timeout=5)
+                assert health.status == HealthCheckResponse.SERVING
+                stub = inference_pb2_grpc.InferenceStub(channel)
+                assert (await stub.Cancel(inference_pb2.CancelRequest(request_id="nobody"), timeout=5)).cancelled == 0
+            assert (await wait_load(worker, 1, 0)).sum("unbroken_engine_steps_total") > 0
+            holder.leave()
+
+    asyncio.run(scenario())
+
+
+def test_w32_whoever_calls_the_worker_itself_meets_the_same_limits(start_plane: Start) -> None:
+    plane = start_plane()
+    message = inference_pb2.GenerateRequest(model="mocker")
+    message.tokens.ids.append(32)
+
+    async def scenario() -> None:
+        worker = await plane.worker(*LIMITS)
+        async with grpc.aio.insecure_channel(worker.ready["address"]) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            holder = stub.Generate(message, timeout=30)
+            await holder.read()
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.Generate(message, timeout=30).read()
+            assert await refusal(plane.frontend, Ask("grpc"))
+            holder.cancel()
+        assert refusal_of(refused.value).reason == "WORKER_AT_CAPACITY"
+        await wait_quiet(worker, plane.frontend)
+
+    asyncio.run(scenario())

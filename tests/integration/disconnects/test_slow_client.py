@@ -1,0 +1,176 @@
+"""A client that reads slowly, or not at all, costs nobody else anything, and what it costs itself is bounded.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| fast streams beside others | clients that read late | all answers undisturbed, the late ones in larger pieces |
+| | one that reads nothing | cut at the bound in bytes, and counted |
+| a stream without end | nobody reads it | cut in time, and counted |
+| several of these | the same | each cut at the bound in bytes, and the frontend no larger than that |
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+
+from services.rpc.status import CHANNEL_OPTIONS
+from services.stubs import inference_pb2, inference_pb2_grpc
+from tests.integration.conftest import Start
+from tests.integration.harness.answers import Answer, Events, Items
+from tests.integration.harness.asks import REQUEST_S_MAX, Ask, body, headers, path, request
+from tests.integration.harness.clients import answer, gathered
+from tests.integration.harness.plane import Frontend, Process, until
+
+MIB = 1 << 20
+PATIENT = "--client-stall-timeout=600"
+"""Longer than any machine takes for a whole answer."""
+FAST = Ask(max_tokens=300)
+LONG = Ask(n=8, max_tokens=1200, logprobs=20)
+"""Some MB of events: more than two kernels take for a client that does not read."""
+LONG_BYTES_MAX = 24 * MIB
+"""It counts half of that."""
+ENDLESS = replace(LONG, max_tokens=7000)
+"""It counts three times that, and its engine takes 14 s at the least."""
+RECEIVE_BYTES = 8 * 1024
+SMALL_WINDOW = ("grpc.http2.bdp_probe", 0)
+"""Else gRPC's window grows with what comes quickly, up to all of the answer."""
+
+
+@asynccontextmanager
+async def opened(frontend: Frontend, ask: Ask) -> AsyncIterator[aiohttp.ClientResponse]:
+    """A response that has begun and that nobody reads, on a connection with a small window."""
+
+    def small_socket(info: Any) -> socket.socket:
+        one = socket.socket(*info[:3])
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        return one
+
+    timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX)
+    connector = aiohttp.TCPConnector(socket_factory=small_socket)
+    async with (
+        aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
+        session.post(f"{frontend.http}{path(ask)}", json=body(ask), headers=headers(ask)) as response,
+    ):
+        yield response
+
+
+def widen(response: aiohttp.ClientResponse) -> None:
+    """It is read as fast as by others from now on: some MB through a window of some kB can take a minute."""
+    assert response.connection is not None
+    assert response.connection.transport is not None
+    sock = response.connection.transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB)
+
+
+async def outcome_of(frontend: Frontend, request_id: str) -> str:
+    """How the frontend says that the request ended, once it has."""
+    (entry,) = await until(lambda: frontend.events("request", request_id=request_id), REQUEST_S_MAX)
+    return str(entry["outcome"])
+
+
+async def read_late(frontend: Frontend, ask: Ask, may_read: asyncio.Event) -> tuple[Answer, int]:
+    """The answer, read only once the engine is done with it; and in how many events or messages it came.
+
+    It is read as fast as it comes, and looked at after that: there is a bound on how long the rest of it may take.
+    """
+    counts: list[int] = []
+    if ask.protocol == "stream":
+        async with opened(frontend, ask) as response:
+            await outcome_of(frontend, ask.request_id)
+            await may_read.wait()
+            widen(response)
+            return Events(ask, counts.append).take(await response.read()), len(counts)
+    read: list[inference_pb2.GenerateResponse] = []
+    async with grpc.aio.insecure_channel(frontend.grpc, options=[*CHANNEL_OPTIONS, SMALL_WINDOW]) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(request(ask), timeout=REQUEST_S_MAX)
+        await call.initial_metadata()
+        await outcome_of(frontend, ask.request_id)
+        await may_read.wait()
+        while isinstance(item := await call.read(), inference_pb2.GenerateResponse):
+            read.append(item)
+    items = Items(ask, counts.append)
+    for item in read:
+        items.take(item)
+    return items.answer(), len(counts)
+
+
+async def is_quiet(frontend: Frontend, worker: Process) -> bool:
+    inflight = await frontend.metric("dynamo_frontend_inflight_requests")
+    return not inflight and not await worker.metric("dynamo_engine_request")
+
+
+async def cut_count(frontend: Frontend) -> float:
+    return await frontend.metric("dynamo_frontend_model_cancellation_total", cause="slow_client")
+
+
+def resident_bytes(process: Process) -> int:
+    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def test_late_clients_get_all_a_deaf_one_is_cut_and_fast_ones_see_nothing_of_it(start_plane: Start) -> None:
+    async def scenario() -> None:
+        plane = start_plane(frontend=(f"--client-buffer-max={LONG_BYTES_MAX}", PATIENT))
+        frontend, worker = plane.frontend, await plane.worker("--mocker-itl-ms=2")
+        asks = [replace(ask, protocol=protocol) for ask in (FAST, LONG) for protocol in ("stream", "grpc")]
+        expected = await gathered(answer(frontend, ask) for ask in asks)
+        may_read = asyncio.Event()
+        async with opened(frontend, ENDLESS.named("deaf")), asyncio.TaskGroup() as group:
+            late = [
+                group.create_task(read_late(frontend, ask.named(f"late-{ask.protocol}"), may_read)) for ask in asks[2:]
+            ]
+            assert await gathered(answer(frontend, ask) for ask in asks[:2]) == expected[:2], "while nobody else reads"
+            may_read.set()
+            for task, whole in zip(late, expected[2:], strict=True):
+                read, event_count = await task
+                assert read == whole
+                assert event_count < LONG.n * LONG.max_tokens * 0.9, "what was not read came in larger pieces"
+            assert await outcome_of(frontend, "deaf") == "SLOW_CLIENT"
+        await until(lambda: is_quiet(frontend, worker))
+        assert await cut_count(frontend) == 1
+        assert len(frontend.events("client cut")) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_deaf_client_is_cut_in_time_however_much_it_may_leave_unread(start_plane: Start) -> None:
+    async def scenario() -> None:
+        plane = start_plane(frontend=(f"--client-buffer-max={1 << 30}", "--client-stall-timeout=1"))
+        frontend, worker = plane.frontend, await plane.worker("--mocker-itl-ms=2")
+        async with opened(frontend, ENDLESS.named("deaf")):
+            assert await outcome_of(frontend, "deaf") == "SLOW_CLIENT"
+        await until(lambda: is_quiet(frontend, worker))
+        assert await cut_count(frontend) == 1
+
+    asyncio.run(scenario())
+
+
+OWN_BYTES = 8 * MIB
+"""What a process may grow by itself: a loop that is late reads more at a time, and malloc keeps the room for it."""
+
+
+def test_what_deaf_clients_leave_unread_is_bounded_in_memory(start_plane: Start) -> None:
+    deaf_count, bound = 8, MIB // 4
+
+    async def scenario() -> None:
+        plane = start_plane(frontend=(f"--client-buffer-max={bound}",))
+        frontend, worker = plane.frontend, await plane.worker("--mocker-itl-ms=2")
+        await answer(frontend, LONG)  # What the first request makes room for is not what this is about.
+        before = resident_bytes(frontend)
+        async with AsyncExitStack() as clients:
+            for number in range(deaf_count):
+                await clients.enter_async_context(opened(frontend, ENDLESS.named(f"deaf{number}")))
+            outcomes = [await outcome_of(frontend, f"deaf{number}") for number in range(deaf_count)]
+            grown = resident_bytes(frontend) - before
+        assert outcomes == ["SLOW_CLIENT"] * deaf_count
+        assert grown < 4 * deaf_count * bound + OWN_BYTES, f"{grown / MIB:.1f} MiB"
+        await until(lambda: is_quiet(frontend, worker))
+        assert await cut_count(frontend) == deaf_count
+
+    asyncio.run(scenario())

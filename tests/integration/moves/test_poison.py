@@ -1,0 +1,55 @@
+"""A request that kills every worker it meets stops after two, and nobody else pays for it.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| a prompt that kills its worker, by gRPC, SSE and unary HTTP | – | POISON_REQUEST, two of three workers dead |
+| 12 streams of all kinds on the same workers | the same | `Answer` |
+"""
+
+import asyncio
+
+import pytest
+
+from tests.integration.conftest import Start
+from tests.integration.harness.answers import Answer, Refused
+from tests.integration.harness.asks import PROTOCOLS, Ask
+from tests.integration.harness.clients import answer, gathered, outcome, under_streams
+from tests.integration.harness.plane import Plane, Process, until
+
+OPTIONS = ("--mocker-itl-ms=5", "--mocker-fault=die_on_token=7")
+POISON = "ring \a the bell"
+"""The bell is byte 7, and the mocker's tokens are bytes."""
+BYSTANDERS = [
+    Ask(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=100)
+    for number in range(12)
+]
+CODES = {"grpc": "INTERNAL", "stream": 500, "unary": 500}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_w20_a_poison_request_is_refused_after_two_deaths_and_harms_nobody(start_plane: Start, protocol: str) -> None:
+    plane = start_plane()
+
+    async def scenario() -> tuple[list[Answer], Answer | Refused]:
+        workers = [await plane.worker(*OPTIONS) for _ in range(3)]
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in BYSTANDERS)
+        refusals = []
+
+        async def poison() -> None:
+            refusals.append(await outcome(plane.frontend, Ask(protocol, prompt=POISON)))
+
+        assert await under_streams(plane.frontend, BYSTANDERS, poison) == undisturbed
+        await check_one_lives(plane, workers)
+        return undisturbed, refusals[0]
+
+    undisturbed, refused = asyncio.run(scenario())
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.reason) == (CODES[protocol], "POISON_REQUEST")
+    assert refused.error["retryable"] in (False, "false")
+    assert asyncio.run(answer(plane.frontend, BYSTANDERS[0])) == undisturbed[0]
+
+
+async def check_one_lives(plane: Plane, workers: list[Process]) -> None:
+    """Two of the three died by SIGKILL."""
+    await until(lambda: len(plane.frontend.events("worker lost")) == 2)
+    assert sorted(worker.status() or 0 for worker in workers) == [-9, -9, 0]

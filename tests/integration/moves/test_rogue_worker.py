@@ -1,0 +1,308 @@
+"""A worker that breaks the rules harms nobody: the client has the right answer, and the log names the failure.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| one request that the rogue gets, gRPC and SSE | each act below | `Answer`; the reason in the log; moved or not |
+
+An act is what the rogue does in a session. Most begin with three tokens of the right answer, so that a move has
+something to carry over.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+
+from services.rpc.status import MESSAGE_BYTES_MAX
+from services.stubs.inference_pb2 import FINISH_REASON_LENGTH
+from tests.integration.conftest import Start
+from tests.integration.harness.answers import Answer, Refused
+from tests.integration.harness.asks import Ask
+from tests.integration.harness.clients import answer, ballast
+from tests.integration.harness.plane import Plane, until
+from tests.integration.harness.rogue import Act, Line, honest_welcome, rogue
+
+NUMBERS = count()
+GARBAGE = b"\xff\xff\xff\xffgarbage"
+BEGUN = 3
+"""How many tokens of the right answer come first."""
+
+
+async def begin(line: Line) -> int:
+    """Behave well for some tokens; the stream id."""
+    await line.welcome()
+    stream_id = await line.take_request()
+    await line.say(stream_id, 0, line.answer[:BEGUN])
+    return stream_id
+
+
+async def answer_all(line: Line) -> int:
+    """The whole answer, but no end; the stream id."""
+    stream_id = await begin(line)
+    await line.say(stream_id, BEGUN, line.answer[BEGUN:])
+    return stream_id
+
+
+async def close_the_connection(line: Line) -> None:
+    await begin(line)
+
+
+async def drop_the_connection(line: Line) -> None:
+    await begin(line)
+    line.drop_connection()
+
+
+async def leave_a_gap(line: Line) -> None:
+    stream_id = await begin(line)
+    await line.say(stream_id, BEGUN + 1, line.answer[BEGUN + 1 :])
+    await line.hang()
+
+
+async def repeat_a_token(line: Line) -> None:
+    stream_id = await begin(line)
+    await line.say(stream_id, BEGUN - 1, line.answer[BEGUN - 1 :])
+    await line.hang()
+
+
+async def send_an_empty_item(line: Line) -> None:
+    stream_id = await begin(line)
+    await line.say(stream_id, BEGUN, [])
+    await line.hang()
+
+
+async def end_without_reason_or_marker(line: Line) -> None:
+    await line.end(await begin(line))
+    await line.hang()
+
+
+async def invent_a_finish_reason(line: Line) -> None:
+    await line.end(await begin(line), finish_reason=99, complete_final=True)
+    await line.hang()
+
+
+async def send_garbage(line: Line) -> None:
+    await begin(line)
+    await line.send(GARBAGE)
+    await line.hang()
+
+
+async def send_too_much(line: Line) -> None:
+    await begin(line)
+    await line.send(bytes(MESSAGE_BYTES_MAX + 1))
+    await line.hang()
+
+
+async def fall_silent(line: Line) -> None:
+    await line.welcome()
+    await line.hang()
+
+
+async def complete_without_a_finish_reason(line: Line) -> None:
+    await line.welcome()
+    await line.end(await line.take_request(), complete_final=True)
+    await line.hang()
+
+
+async def complete_without_a_finish_reason_after_tokens(line: Line) -> None:
+    await line.end(await begin(line), complete_final=True)
+    await line.hang()
+
+
+async def speak_after_the_end(line: Line) -> None:
+    stream_id = await answer_all(line)
+    await line.end(stream_id, finish_reason=FINISH_REASON_LENGTH, complete_final=True)
+    await line.say(stream_id, len(line.answer), [32])
+    await line.hang()
+
+
+async def end_twice(line: Line) -> None:
+    stream_id = await answer_all(line)
+    await line.end(stream_id, finish_reason=FINISH_REASON_LENGTH, complete_final=True)
+    await line.end(stream_id, finish_reason=FINISH_REASON_LENGTH, complete_final=True)
+    await line.hang()
+
+
+async def speak_after_the_finish_reason(line: Line) -> None:
+    stream_id = await answer_all(line)
+    await line.end(stream_id, finish_reason=FINISH_REASON_LENGTH)
+    await line.say(stream_id, len(line.answer), [32])
+    await line.hang()
+
+
+async def finish_twice(line: Line) -> None:
+    stream_id = await answer_all(line)
+    await line.end(stream_id, finish_reason=FINISH_REASON_LENGTH)
+    await line.end(stream_id, finish_reason=FINISH_REASON_LENGTH)
+    await line.hang()
+
+
+async def die_between_finish_and_marker(line: Line) -> None:
+    await line.end(await answer_all(line), finish_reason=FINISH_REASON_LENGTH)
+    line.drop_connection()
+
+
+async def die_after_the_last_token(line: Line) -> None:
+    await answer_all(line)
+    line.drop_connection()
+
+
+async def speak_of_an_unknown_stream(line: Line) -> None:
+    stream_id = await begin(line)
+    await line.say(stream_id + 1000, 0, [32])
+    await line.end(stream_id + 1000, complete_final=True)
+    await line.say(stream_id, BEGUN, line.answer[BEGUN:])
+    await line.end(stream_id, finish_reason=FINISH_REASON_LENGTH, complete_final=True)
+    await line.hang()
+
+
+async def say_no_welcome(line: Line) -> None:
+    await line.hang()
+
+
+async def begin_with_garbage(line: Line) -> None:
+    await line.send(GARBAGE)
+    await line.hang()
+
+
+async def begin_with_tokens(line: Line) -> None:
+    await line.say(1, 0, [32])
+    await line.hang()
+
+
+async def bring_another_card(line: Line) -> None:
+    message = honest_welcome(line.instance_id)
+    message.welcome.card.context_length += 1
+    await line.send(message)
+    await line.hang()
+
+
+MOVES = {
+    close_the_connection: "DISCONNECTED",
+    drop_the_connection: "DISCONNECTED",
+    leave_a_gap: "PROTOCOL_VIOLATION",
+    repeat_a_token: "PROTOCOL_VIOLATION",
+    send_an_empty_item: "PROTOCOL_VIOLATION",
+    end_without_reason_or_marker: "PROTOCOL_VIOLATION",
+    invent_a_finish_reason: "PROTOCOL_VIOLATION",
+    send_garbage: "PROTOCOL_VIOLATION",
+    send_too_much: "PROTOCOL_VIOLATION",
+    fall_silent: "STALLED",
+    complete_without_a_finish_reason: "ENGINE_ERROR",
+}
+"""The request goes on elsewhere, for this reason."""
+STAYS = {
+    speak_after_the_end: "PROTOCOL_VIOLATION",
+    end_twice: "PROTOCOL_VIOLATION",
+    speak_after_the_finish_reason: "PROTOCOL_VIOLATION",
+    finish_twice: "PROTOCOL_VIOLATION",
+    die_between_finish_and_marker: "DISCONNECTED",
+    die_after_the_last_token: "DISCONNECTED",
+    speak_of_an_unknown_stream: None,
+}
+"""The client has the whole answer from the rogue; what follows is logged with this reason."""
+UNUSED = {
+    say_no_welcome: "CANNOT_CONNECT",
+    begin_with_garbage: "CANNOT_CONNECT",
+    begin_with_tokens: "CANNOT_CONNECT",
+    bring_another_card: "CANNOT_CONNECT",
+}
+"""The rogue never gets a request, for this reason."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A plane with one good worker, and what that answers."""
+
+    plane: Plane
+    undisturbed: Answer
+
+    def logged(self, instance: str) -> list[str]:
+        """All that the frontend's log says went wrong with an instance."""
+        events = self.plane.frontend.events(instance=instance)
+        return [event["why"] for event in events if "why" in event]
+
+
+@pytest.fixture(scope="module")
+def stage(start_plane: Start) -> Stage:
+    plane = start_plane(frontend=("--stall-ms=1500",))
+
+    async def fill() -> Answer:
+        await plane.worker("--mocker-itl-ms=1")
+        return await answer(plane.frontend, Ask("grpc"))
+
+    return Stage(plane, asyncio.run(fill()))
+
+
+def named(value: object) -> str:
+    """What a test's id says of an act; the reason that stands beside it says nothing more."""
+    return getattr(value, "__name__", "")
+
+
+protocols = pytest.mark.parametrize("protocol", ["grpc", "stream"])
+
+
+async def ask_the_rogue(stage: Stage, act: Act, protocol: str, *, is_used: bool = True) -> tuple[str, str]:
+    """Check the answer to a request that the rogue gets, if it is used at all; the request's id, the rogue's id."""
+    frontend, request_id = stage.plane.frontend, f"rogue-{next(NUMBERS)}"
+    token_ids = stage.undisturbed.token_ids
+    assert token_ids is not None
+    async with AsyncExitStack() as exits:
+        await exits.enter_async_context(ballast(frontend))
+        instance = await exits.enter_async_context(rogue(stage.plane.registry_address, act, token_ids))
+        if is_used:
+            await until(lambda: frontend.events("worker found", instance=instance))
+        else:
+            await until(lambda: stage.logged(instance))
+
+        got = await answer(frontend, Ask(protocol, request_id=request_id))
+
+        assert got.text == stage.undisturbed.text
+        assert (got.finish, got.completion_tokens) == (stage.undisturbed.finish, len(token_ids))
+        assert got.token_ids == (token_ids if protocol == "grpc" else None)
+    return request_id, instance
+
+
+@protocols
+@pytest.mark.parametrize(("act", "reason"), MOVES.items(), ids=named)
+def test_the_request_goes_on_elsewhere(stage: Stage, act: Act, reason: str, protocol: str) -> None:
+    request_id, instance = asyncio.run(ask_the_rogue(stage, act, protocol))
+
+    (move,) = stage.plane.frontend.moves(request_id)
+    assert move["reason"] == reason
+    assert move["away_from"].startswith(instance)
+
+
+@protocols
+@pytest.mark.parametrize(("act", "reason"), STAYS.items(), ids=named)
+def test_an_answer_that_is_whole_ends_well(stage: Stage, act: Act, reason: str | None, protocol: str) -> None:
+    request_id, instance = asyncio.run(ask_the_rogue(stage, act, protocol))
+
+    assert not stage.plane.frontend.moves(request_id)
+    if reason is not None:
+        assert any(why.startswith(reason) for why in stage.logged(instance)), stage.logged(instance)
+
+
+@pytest.mark.parametrize(("act", "reason"), UNUSED.items(), ids=named)
+def test_a_worker_that_does_not_introduce_itself_well_gets_no_request(stage: Stage, act: Act, reason: str) -> None:
+    request_id, instance = asyncio.run(ask_the_rogue(stage, act, "stream", is_used=False))
+
+    assert not stage.plane.frontend.moves(request_id)
+    assert stage.logged(instance)[0].startswith(reason)
+
+
+@pytest.mark.parametrize(("protocol", "code"), [("grpc", "INTERNAL"), ("stream", 200)])
+def test_an_engine_that_ends_without_a_reason_after_tokens_fails_the_request(
+    stage: Stage, protocol: str, code: int | str
+) -> None:
+    """It may be the request's own fault, so it is not tried elsewhere; the client has a typed error, and no marker."""
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(ask_the_rogue(stage, complete_without_a_finish_reason_after_tokens, protocol))
+
+    error: BaseException = caught.value
+    while isinstance(error, ExceptionGroup):
+        (error,) = error.exceptions
+    assert isinstance(error, Refused)
+    assert (error.code, error.reason) == (code, "ENGINE_ERROR")
+    assert stage.undisturbed.text.startswith(error.received)

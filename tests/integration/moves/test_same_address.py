@@ -1,0 +1,26 @@
+"""A worker that starts where another was killed is itself: the dead one is found no more while it is registered.
+
+Once the frontend took the new process for both, and a stream of the one moved to the other when that process froze.
+"""
+
+import asyncio
+
+from tests.integration.harness.plane import Plane, until
+from tests.registry.support import free_port
+
+
+def test_the_dead_is_not_found_at_an_address_where_another_worker_answers(plane: Plane) -> None:
+    there = [f"--{name}=127.0.0.1:{free_port()}" for name in ("listen", "session-listen")]
+
+    async def scenario() -> None:
+        killed = await plane.worker(*there)
+        killed.kill()
+
+        again = await plane.worker(*there)
+        await until(lambda: again.events("session over"))  # The frontend has looked for the dead one there, and left.
+
+        dead = killed.ready["instance_id"]
+        assert len(plane.frontend.events("worker found", instance=dead)) == 1
+        assert len(plane.frontend.events("worker found", instance=again.ready["instance_id"])) == 1
+
+    asyncio.run(scenario())

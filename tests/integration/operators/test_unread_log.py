@@ -1,0 +1,95 @@
+"""A log that nobody reads stops no stream, and no probe; and nothing of it is lost once somebody reads it.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| 300 short answers, a long one, a probe | the log is a full pipe | every answer; every line, once it is read |
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.integration.conftest import Start
+from tests.integration.harness.plane import WAIT_S, Frontend, Nursery, Plane, until
+
+PIPE_BYTES = 4096
+ANSWERS = 300
+AT_ONCE = 30
+TOKENS = 100
+LISTEN = ("--grpc-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0")
+
+
+@pytest.fixture
+def unread(tmp_path: Path) -> Iterator[int]:
+    """The end of a small pipe that stands where the log of a process `unread` is to be."""
+    path = tmp_path / "unread.log"
+    os.mkfifo(path)
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    yield reading
+    os.close(reading)
+
+
+def test_a_log_that_nobody_reads_stops_nothing(
+    start_plane: Start, nursery_process: Nursery, tmp_path: Path, unread: int
+) -> None:
+    plane = start_plane()
+    registry = f"--registry={plane.registry_address}"
+    frontend = Frontend(nursery_process, tmp_path, "unread", "frontend", *LISTEN, registry)
+    try:
+        asyncio.run(scenario(plane, frontend, unread))
+    finally:
+        frontend.kill()
+
+
+async def scenario(plane: Plane, frontend: Frontend, unread: int) -> None:
+    await plane.worker("--mocker-itl-ms=1")
+    frontend.wait_ready()
+    connector, timeout = aiohttp.TCPConnector(limit=AT_ONCE), aiohttp.ClientTimeout(total=WAIT_S)
+    async with aiohttp.ClientSession(frontend.http, connector=connector, timeout=timeout) as session:
+        await until(lambda: is_served(session))
+        ids = {f"short-{number}" for number in range(ANSWERS)}
+        tokens = await asyncio.gather(*(ask(session, name, 1) for name in ids))
+        assert tokens == [1] * ANSWERS
+        assert await ask(session, "long", TOKENS) == TOKENS
+        async with session.get("/live") as live:
+            assert live.status == 200
+    log = Log(unread)
+    await until(lambda: log.named() >= ids | {"long"})
+
+
+async def is_served(session: aiohttp.ClientSession) -> bool:
+    async with session.get("/v1/models") as models:
+        return bool((await models.json())["data"])
+
+
+async def ask(session: aiohttp.ClientSession, name: str, tokens: int) -> int:
+    """How many tokens the answer has, by its usage."""
+    body = {"model": "mocker", "prompt": "hello", "max_tokens": tokens, "ignore_eos": True}
+    async with session.post("/v1/completions", json=body, headers={"X-Request-Id": name}) as answer:
+        usage = (await answer.json())["usage"]
+    return int(usage["completion_tokens"])
+
+
+class Log:
+    """What is read of it, as it comes."""
+
+    def __init__(self, reading: int) -> None:
+        self._reading = reading
+        self._text = b""
+
+    def named(self) -> set[str]:
+        """The requests that have a line so far."""
+        try:
+            while piece := os.read(self._reading, 65536):
+                self._text += piece
+        except BlockingIOError:
+            pass
+        lines = [json.loads(line) for line in self._text.rpartition(b"\n")[0].splitlines() if line.startswith(b"{")]
+        return {line["request_id"] for line in lines if line["event"] == "request"}

@@ -1,0 +1,300 @@
+"""A wrong request is told what to change, with the right status, and harms no other request.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| a good request meanwhile and one after it | each wrong one below, HTTP and gRPC | status, reason, field; `Answer` |
+"""
+
+import asyncio
+import io
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+
+from services.rpc.status import CHANNEL_OPTIONS, MESSAGE_BYTES_MAX
+from services.stubs import inference_pb2, inference_pb2_grpc
+from tests.integration.conftest import Start
+from tests.integration.harness.answers import Answer, Refused
+from tests.integration.harness.asks import Ask, request
+from tests.integration.harness.clients import answer, refusal_of
+from tests.integration.harness.plane import Frontend, Plane
+
+CONTEXT = 256
+HUGE = 10**9
+GOOD = {"model": "mocker", "prompt": "Hi", "max_tokens": 4}
+CHAT = {"model": "mocker", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+MIB = 1024 * 1024
+BODY_BYTES = 100 * MIB
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A plane with one worker, and its answer to a good request."""
+
+    plane: Plane
+    undisturbed: Answer
+
+    @property
+    def frontend(self) -> Frontend:
+        return self.plane.frontend
+
+
+@pytest.fixture(scope="module")
+def stage(start_plane: Start) -> Iterator[Stage]:
+    plane = start_plane()
+
+    async def fill() -> Answer:
+        await plane.worker(f"--context-length={CONTEXT}", "--mocker-itl-ms=1")
+        return await answer(plane.frontend, Ask())
+
+    yield Stage(plane, asyncio.run(fill()))
+    assert not plane.frontend.events(level="error"), "bad input is no bug of ours"
+
+
+async def check_unharmed(stage: Stage, wrong: Any) -> None:
+    """The next request, and one that runs meanwhile, are answered as ever."""
+    async with asyncio.TaskGroup() as group:
+        meanwhile = group.create_task(answer(stage.frontend, Ask()))
+        await wrong
+    assert meanwhile.result() == stage.undisturbed
+    assert await answer(stage.frontend, Ask()) == stage.undisturbed
+
+
+# HTTP
+
+
+async def post(frontend: Frontend, data: Any, path: str = "/v1/completions") -> None:
+    """Raises Refused, unless the request is taken."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{frontend.http}{path}", data=data) as response,
+    ):
+        if response.status != 200:
+            raise Refused(response.status, (await response.json())["error"], response.headers)
+
+
+async def check_http(frontend: Frontend, data: Any, path: str, status: int, code: str, param: str | None) -> None:
+    with pytest.raises(Refused) as caught:
+        await post(frontend, data, path)
+    error = caught.value.error
+    assert (caught.value.code, error["code"], error["param"]) == (status, code, param)
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    assert error["retryable"] is False
+    assert caught.value.headers["X-Request-Id"] == error["request_id"]
+
+
+HTTP = {
+    "unknown model": (GOOD | {"model": "gpt-9"}, 404, "MODEL_NOT_FOUND", "model"),
+    "no model": ({"prompt": "Hi"}, 400, "INVALID_ARGUMENT", "model"),
+    "empty model": (GOOD | {"model": ""}, 400, "INVALID_ARGUMENT", "model"),
+    "no prompt": ({"model": "mocker"}, 400, "INVALID_ARGUMENT", "prompt"),
+    "empty prompt": (GOOD | {"prompt": ""}, 400, "INVALID_ARGUMENT", "prompt"),
+    "empty list of prompts": (GOOD | {"prompt": []}, 400, "INVALID_ARGUMENT", "prompt"),
+    "prompts of two kinds": (GOOD | {"prompt": ["a", 1]}, 400, "INVALID_ARGUMENT", "prompt"),
+    "too long prompt": (GOOD | {"prompt": "x" * CONTEXT}, 400, "PROMPT_TOO_LONG", "prompt"),
+    "a prompt that is far too long": (GOOD | {"prompt": "x" * 900_000}, 400, "PROMPT_TOO_LONG", "prompt"),
+    "far too many tokens": (GOOD | {"prompt": [1] * 300_000}, 400, "PROMPT_TOO_LONG", "prompt"),
+    "too many stop tokens": (GOOD | {"stop_token_ids": [1] * 257}, 400, "INVALID_ARGUMENT", "stop_token_ids"),
+    "too many biases": (
+        GOOD | {"logit_bias": {str(token): 1 for token in range(1025)}},
+        400,
+        "INVALID_ARGUMENT",
+        "logit_bias",
+    ),
+    "unknown token": (GOOD | {"prompt": [1, 99_999]}, 400, "INVALID_ARGUMENT", "prompt"),
+    "prompt of another type": (GOOD | {"prompt": {"text": "Hi"}}, 400, "INVALID_ARGUMENT", "prompt"),
+    "negative max_tokens": (GOOD | {"max_tokens": -1}, 400, "INVALID_ARGUMENT", "max_tokens"),
+    "no tokens at all": (GOOD | {"max_tokens": 0}, 400, "INVALID_ARGUMENT", "max_tokens"),
+    "huge max_tokens": (GOOD | {"max_tokens": HUGE}, 400, "INVALID_ARGUMENT", "max_tokens"),
+    "max_tokens beyond any integer": (GOOD | {"max_tokens": 2**70}, 400, "INVALID_ARGUMENT", "max_tokens"),
+    "fractional max_tokens": (GOOD | {"max_tokens": 1.5}, 400, "INVALID_ARGUMENT", "max_tokens"),
+    "huge temperature": (GOOD | {"temperature": 1e308}, 400, "INVALID_ARGUMENT", "temperature"),
+    "negative temperature": (GOOD | {"temperature": -1}, 400, "INVALID_ARGUMENT", "temperature"),
+    "temperature in words": (GOOD | {"temperature": "hot"}, 400, "INVALID_ARGUMENT", "temperature"),
+    "top_p of 0": (GOOD | {"top_p": 0}, 400, "INVALID_ARGUMENT", "top_p"),
+    "seed below 0": (GOOD | {"seed": -1}, 400, "INVALID_ARGUMENT", "seed"),
+    "empty stop string": (GOOD | {"stop": ""}, 400, "INVALID_ARGUMENT", "stop"),
+    "too many stop strings": (GOOD | {"stop": ["x"] * 17}, 400, "INVALID_ARGUMENT", "stop"),
+    "bias of no token": (GOOD | {"logit_bias": {"x": 1}}, 400, "INVALID_ARGUMENT", "logit_bias"),
+    "no answers": (GOOD | {"n": 0}, 400, "INVALID_ARGUMENT", "n"),
+    "too many answers": (GOOD | {"n": 65}, 400, "INVALID_ARGUMENT", "n"),
+    "too many log probabilities": (GOOD | {"logprobs": 21}, 400, "INVALID_ARGUMENT", "logprobs"),
+    "log probabilities below 0": (GOOD | {"logprobs": -1}, 400, "INVALID_ARGUMENT", "logprobs"),
+    "a form that the engine can't do": (
+        GOOD | {"guided_grammar": "root ::= x"},
+        400,
+        "INVALID_ARGUMENT",
+        "guided_grammar",
+    ),
+    "an empty form": (GOOD | {"guided_regex": ""}, 400, "INVALID_ARGUMENT", "guided_regex"),
+    "two forms": (GOOD | {"guided_regex": "a", "guided_choice": ["b"]}, 400, "INVALID_ARGUMENT", "guided_choice"),
+    "an unknown form": (GOOD | {"response_format": {"type": "xml"}}, 400, "INVALID_ARGUMENT", "response_format.type"),
+    "a form without its schema": (
+        GOOD | {"response_format": {"type": "json_schema"}},
+        400,
+        "INVALID_ARGUMENT",
+        "response_format.json_schema",
+    ),
+    "a list for an object": ([1, 2], 400, "INVALID_ARGUMENT", None),
+}
+CHATS = {
+    "no messages": (CHAT | {"messages": []}, "messages"),
+    "too many messages": (CHAT | {"messages": [{"role": "user", "content": "x"}] * 5000}, "messages"),
+    "a message without content": (CHAT | {"messages": [{"role": "user"}]}, "messages[0].content"),
+    "a picture": (
+        CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+    ),
+    "tools": (CHAT | {"tools": [{"type": "function"}]}, "tools"),
+    "stream options without stream": (CHAT | {"stream_options": {"include_usage": True}}, "stream_options"),
+    "two limits": (CHAT | {"max_completion_tokens": 4}, "max_tokens"),
+    "top_logprobs without logprobs": (CHAT | {"top_logprobs": 2}, "top_logprobs"),
+}
+RAW = {
+    "nothing": b"",
+    "broken JSON": b'{"model": "mocker", "prompt": "Hi"',
+    "no JSON": b"model=mocker&prompt=Hi",
+    "no UTF-8": b'{"model": "mocker", "prompt": "\xff"}',
+    "NaN": b'{"model": "mocker", "prompt": "Hi", "temperature": NaN}',
+    "infinity": b'{"model": "mocker", "prompt": "Hi", "temperature": Infinity}',
+    "deep nesting": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize(("given", "status", "code", "param"), HTTP.values(), ids=HTTP.keys())
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["unary", "streamed"])
+def test_completions_refuse(
+    stage: Stage, given: Any, status: int, code: str, param: str | None, is_streamed: bool
+) -> None:
+    streamed = given | {"stream": True} if is_streamed and isinstance(given, dict) else given
+    data = json.dumps(streamed)
+
+    asyncio.run(check_unharmed(stage, check_http(stage.frontend, data, "/v1/completions", status, code, param)))
+
+
+@pytest.mark.parametrize(("given", "param"), CHATS.values(), ids=CHATS.keys())
+def test_chat_refuses(stage: Stage, given: Any, param: str) -> None:
+    path, data = "/v1/chat/completions", json.dumps(given)
+
+    asyncio.run(check_unharmed(stage, check_http(stage.frontend, data, path, 400, "INVALID_ARGUMENT", param)))
+
+
+@pytest.mark.parametrize("data", RAW.values(), ids=RAW.keys())
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_http_refuses_what_is_no_json(stage: Stage, data: bytes, path: str) -> None:
+    asyncio.run(check_unharmed(stage, check_http(stage.frontend, data, path, 400, "INVALID_ARGUMENT", None)))
+
+
+async def in_pieces(size: int) -> AsyncIterator[bytes]:
+    for _ in range(size // MIB):
+        yield bytes(MIB)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: io.BytesIO(bytes(BODY_BYTES)), lambda: in_pieces(BODY_BYTES)], ids=["with its length", "in chunks"]
+)
+def test_http_refuses_a_body_of_100_mb(stage: Stage, make: Callable[[], Any]) -> None:
+    wrong = check_http(stage.frontend, make(), "/v1/completions", 413, "BODY_TOO_LARGE", None)
+
+    asyncio.run(check_unharmed(stage, wrong))
+
+
+# gRPC
+
+
+def wrong(**fields: Any) -> inference_pb2.GenerateRequest:
+    """A good request but for these."""
+    message = request(Ask())
+    for name, value in fields.items():
+        holder: Any = message
+        *path, last = name.split("__")
+        for step in path:
+            holder = getattr(holder, step)
+        if isinstance(value, list):
+            getattr(holder, last).extend(value)
+        else:
+            setattr(holder, last, value)
+    return message
+
+
+INVALID = ("INVALID_ARGUMENT", "INVALID_ARGUMENT")
+GRPC = {
+    "unknown model": (wrong(model="gpt-9"), ("NOT_FOUND", "MODEL_NOT_FOUND"), "model"),
+    "no model": (wrong(model=""), INVALID, "model"),
+    "no prompt": (inference_pb2.GenerateRequest(model="mocker"), INVALID, "prompt"),
+    "empty prompt": (wrong(text=""), INVALID, "prompt"),
+    "too long prompt": (wrong(text="x" * CONTEXT), ("INVALID_ARGUMENT", "PROMPT_TOO_LONG"), "prompt"),
+    "unknown token": (wrong(tokens__ids=[99_999]), INVALID, "prompt"),
+    "no tokens at all": (wrong(stop__max_tokens=0), INVALID, "max_tokens"),
+    "huge max_tokens": (wrong(stop__max_tokens=HUGE), INVALID, "max_tokens"),
+    "NaN temperature": (wrong(sampling__temperature=math.nan), INVALID, "temperature"),
+    "negative temperature": (wrong(sampling__temperature=-1), INVALID, "temperature"),
+    "no answers": (wrong(n=0), INVALID, "n"),
+    "too many answers": (wrong(n=65), INVALID, "n"),
+    "too many log probabilities": (wrong(logprobs=21), INVALID, "logprobs"),
+    "a form that the engine can't do": (wrong(guided__grammar="root ::= x"), INVALID, "guided"),
+    "an empty form": (wrong(guided__grammar=""), INVALID, "guided"),
+    "a session": (wrong(session_id="s"), INVALID, "session_id"),
+    "a priority": (wrong(priority=1), INVALID, "priority"),
+    "a request id with a space": (wrong(request_id="a b"), INVALID, "request_id"),
+    "too many generated tokens": (wrong(generated_token_ids=[32] * 100), INVALID, "generated_token_ids"),
+}
+
+
+async def refused(frontend: Frontend, message: Any, *, is_raw: bool = False) -> Refused:
+    """How the frontend refuses the message, which may be bytes already."""
+    unbounded = [*CHANNEL_OPTIONS, ("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(frontend.grpc, options=unbounded) as channel:
+        generate: Any = inference_pb2_grpc.InferenceStub(channel).Generate
+        if is_raw:
+            generate = channel.unary_stream("/unbroken.v1.Inference/Generate")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await generate(message).read()
+    return refusal_of(caught.value)
+
+
+@pytest.mark.parametrize(("message", "refusal", "param"), GRPC.values(), ids=GRPC.keys())
+def test_generate_refuses(stage: Stage, message: Any, refusal: tuple[str, str], param: str) -> None:
+    """refusal: status and reason."""
+
+    async def check() -> None:
+        got = await refused(stage.frontend, message)
+        assert (got.code, got.reason, got.error["param"]) == (*refusal, param)
+        assert got.error["message"]
+        assert got.error["retryable"] == "false"
+
+    asyncio.run(check_unharmed(stage, check()))
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [(b"\xff\xff\xff\xff", "INVALID_ARGUMENT"), (bytes(MESSAGE_BYTES_MAX + 1), "RESOURCE_EXHAUSTED")],
+    ids=["bytes that are no message", "a message above the bound"],
+)
+def test_generate_refuses_what_is_no_message_of_its_type(stage: Stage, message: bytes, status: str) -> None:
+    """The one above the bound never reaches us: gRPC refuses it without an ErrorInfo."""
+
+    async def check() -> None:
+        assert (await refused(stage.frontend, message, is_raw=True)).code == status
+
+    asyncio.run(check_unharmed(stage, check()))
+
+
+@pytest.mark.parametrize("port", ["grpc", "http"])
+def test_bytes_of_no_protocol_end_only_their_own_connection(stage: Stage, port: str) -> None:
+    async def check() -> None:
+        host, _, number = stage.frontend.ready[port].partition(":")
+        reader, writer = await asyncio.open_connection(host, int(number))
+        writer.write(b"\x16\x03\x01\x00\xa5 hello\r\n\r\n" * 10)
+        async with asyncio.timeout(20):
+            await reader.read()  # It hangs up.
+        writer.close()
+
+    asyncio.run(check_unharmed(stage, check()))

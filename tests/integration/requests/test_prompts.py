@@ -1,0 +1,75 @@
+"""Several prompts in one request: each is answered as if it were alone, and a worker that is killed changes nothing.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| 6 prompts with 2 answers each, in one stream | SIGKILL of their worker | texts and usage are those of 6 requests |
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+
+from tests.integration.conftest import Start
+from tests.integration.harness.asks import REQUEST_S_MAX
+from tests.integration.harness.plane import Frontend
+
+PROMPTS = [f"Prompt {number}" for number in range(6)]
+ASKED = {"model": "mocker", "n": 2, "max_tokens": 40, "temperature": 0.8, "seed": 7, "ignore_eos": True}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+EVENTS_BEFORE_KILL = 30
+Answers = tuple[list[str], Counter[str]]
+"""The text of each choice, and the usage of all."""
+
+
+async def alone(session: aiohttp.ClientSession, frontend: Frontend) -> Answers:
+    """Of each prompt in a request of its own."""
+    texts, usage = [], Counter[str]()
+    for prompt in PROMPTS:
+        async with session.post(f"{frontend.http}/v1/completions", json=ASKED | {"prompt": prompt}) as response:
+            answer = await response.json()
+        texts += [choice["text"] for choice in answer["choices"]]
+        usage.update(answer["usage"])
+    return texts, usage
+
+
+async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[Any]:
+    """Those of a stream that ends as it should."""
+    async for line in response.content:
+        if line == b"data: [DONE]\n":
+            return
+        if line.strip():
+            yield json.loads(line.removeprefix(b"data: "))
+    raise AssertionError("the stream ends without [DONE]")
+
+
+def test_a_worker_that_is_killed_under_several_prompts_changes_no_answer(start_plane: Start) -> None:
+    plane = start_plane()
+    texts, usage = [""] * (2 * len(PROMPTS)), Counter[str]()
+
+    async def scenario(session: aiohttp.ClientSession) -> Answers:
+        undisturbed = await plane.worker("--mocker-itl-ms=1")
+        expected = await alone(session, plane.frontend)
+        undisturbed.kill()
+        victim = await plane.worker("--mocker-itl-ms=20")
+        count = 0
+        asked = ASKED | STREAM | {"prompt": PROMPTS}
+        async with session.post(f"{plane.frontend.http}/v1/completions", json=asked) as response:
+            async for event in events_of(response):
+                for choice in event["choices"]:
+                    texts[choice["index"]] += choice["text"]
+                usage.update(event["usage"] or {})
+                if (count := count + 1) == EVENTS_BEFORE_KILL:
+                    victim.kill()
+                    await plane.worker("--mocker-itl-ms=1")
+        return expected
+
+    async def with_session() -> Answers:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_S_MAX)) as session:
+            return await scenario(session)
+
+    assert asyncio.run(with_session()) == (texts, usage)
+    assert plane.frontend.events("request moved")

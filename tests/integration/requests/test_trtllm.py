@@ -1,0 +1,281 @@
+"""What a worker with TensorRT-LLM alone has: an engine that may die within it, and requests that it cannot serve.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| streams | their engine dies at exact positions, in each way | `Answer`, moved there; exit 1 if it is told |
+| 12 streams | a prompt that is the death of any engine | POISON_REQUEST after two deaths; `Answer` |
+| the same | a request that the engine fails on, before its first token or after it | ENGINE_ERROR, for it alone |
+| a sampled and a guided stream | SIGKILL of their worker | the worker's failure, after what had come |
+| fields that the engine would ignore, forms that it cannot read | – | INVALID_ARGUMENT with the field; `Answer` |
+| forms | – | the answer fits |
+| streams | – | frontends know what they hold |
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import grpc
+import pytest
+
+from services.stubs.registry_pb2 import ListRequest
+from services.stubs.registry_pb2_grpc import RegistryStub
+from tests.integration.conftest import Start, on_trtllm
+from tests.integration.harness.answers import Answer, Refused
+from tests.integration.harness.asks import PROTOCOLS, Ask
+from tests.integration.harness.clients import answer, gathered, move_reasons, outcome, refusal, under_streams
+from tests.integration.harness.plane import Plane, until
+from tests.integration.harness.readings import read, wait_quiet
+from tests.integration.harness.visits import ENDLESS, Visit
+
+pytestmark = on_trtllm
+
+ITL = "--mocker-itl-ms=5"
+GUIDED = "--guided-decoding-backend=xgrammar"
+GREEDY = Ask("grpc", max_tokens=80)
+SAMPLED = replace(GREEDY, temperature=0.8, seed=None)
+ASKS = [
+    Ask(PROTOCOLS[number % 3], is_chat=number % 2 == 0, prompt=f"Stream {number}", max_tokens=100)
+    for number in range(12)
+]
+BELL, RINGING = 7, "ring \a the bell"
+"""A token that faults are bound to: the model's are bytes."""
+
+
+# An engine that dies
+
+WARM_UP_STEPS = 1
+ENGINE_STALL = "--engine-stall-ms=3000"
+"""Longer than the worker needs to find out for itself, where it can."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """variables: of the fake. reason: for which streams move. is_told: whether the process ends soon."""
+
+    variables: dict[str, str]
+    reason: str = "ENGINE_DEAD"
+    positions: tuple[int, ...] = (0, 1, 40)
+    is_told: bool = True
+
+
+DEATHS = {
+    "its error waits for a call": Death({"TLLM_FAKE_DEATH": "stored"}),
+    "its error is raised": Death({"TLLM_FAKE_DEATH": "raised"}),
+    "nothing is told": Death({"TLLM_FAKE_DEATH": "silent"}, "STALLED", positions=(1, 40), is_told=False),
+    "it holds up the event loop": Death({"TLLM_FAKE_SHUTDOWN": "hangs"}, "STALLED", is_told=False),
+}
+
+
+@pytest.mark.parametrize("death", DEATHS.values(), ids=DEATHS)
+def test_the_streams_of_an_engine_that_dies_go_on_elsewhere(start_plane: Start, death: Death) -> None:
+    plane = start_plane(frontend=(ENGINE_STALL,))
+
+    async def die_at(position: int, undisturbed: Answer) -> None:
+        name = f"--served-model-name=dies-{position}"
+        ask = replace(GREEDY, model=f"dies-{position}", request_id=f"dies-{position}")
+        steps = {"TLLM_FAKE_DEATH_STEPS": str(WARM_UP_STEPS + position + 1)}
+        dying = await plane.worker(ITL, name, environment={**death.variables, **steps})
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(answer(plane.frontend, ask))
+            await until(lambda: is_asked(plane, ask.model))  # The worker itself may be gone by now.
+            await plane.worker(ITL, name)
+        assert task.result() == undisturbed
+        (move,) = plane.frontend.moves(ask.request_id)
+        assert move["reason"] == death.reason
+        assert move["position"] <= position  # What was drawn last may be lost with the worker, and is drawn again.
+        if death.is_told:
+            await until(lambda: dying.status() == 1)
+            assert dying.ready["instance_id"] not in await registered(plane)
+
+    async def scenario() -> None:
+        await plane.worker(ITL)
+        undisturbed = await answer(plane.frontend, GREEDY)
+        await gathered(die_at(position, undisturbed) for position in death.positions)
+
+    asyncio.run(scenario())
+
+
+async def is_asked(plane: Plane, model: str) -> bool:
+    return await plane.frontend.metric("dynamo_frontend_inflight_requests", model=model) == 1
+
+
+async def registered(plane: Plane) -> set[str]:
+    """Instance ids."""
+    async with grpc.aio.insecure_channel(plane.registry_address) as channel:
+        listed = await RegistryStub(channel).List(ListRequest())
+    return {instance.instance_id for instance in listed.instances}
+
+
+def test_a_request_that_every_engine_dies_of_stops_after_two(start_plane: Start) -> None:
+    plane = start_plane()
+    deadly = {"TLLM_FAKE_DEATH_TOKEN": str(BELL)}
+
+    async def scenario() -> Answer | Refused:
+        workers = [await plane.worker(ITL, environment=deadly) for _ in range(3)]
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+        refusals = []
+
+        async def poison() -> None:
+            refusals.append(await outcome(plane.frontend, Ask("stream", prompt=RINGING)))
+
+        assert await under_streams(plane.frontend, ASKS, poison) == undisturbed
+        await until(lambda: sorted(worker.status() or 0 for worker in workers) == [0, 1, 1])
+        return refusals[0]
+
+    refused = asyncio.run(scenario())
+    assert isinstance(refused, Refused)
+    assert refused.reason == "POISON_REQUEST"
+
+
+# What one request alone pays for
+
+
+@pytest.fixture(scope="module")
+def plane(start_plane: Start) -> Iterator[Plane]:
+    """Two workers that a request may fail on, and do forms."""
+    plane = start_plane()
+
+    async def start() -> None:
+        for after in (0, 5):
+            fails = {"TLLM_FAKE_ERROR_TOKEN": str(BELL), "TLLM_FAKE_ERROR_AFTER": str(after)}
+            name = f"--served-model-name=fails-after-{after}"
+            await plane.worker(ITL, GUIDED, name, environment=fails)
+            await plane.worker(ITL, GUIDED, name, environment=fails)
+        await plane.worker(ITL, GUIDED)
+
+    asyncio.run(start())
+    yield plane
+    assert not plane.frontend.events("worker lost")
+    assert not plane.frontend.events(level="error")
+
+
+@pytest.mark.parametrize("after", [0, 5])
+def test_a_request_that_the_engine_fails_on_fails_alone(plane: Plane, after: int) -> None:
+    model = f"fails-after-{after}"
+    asks = [replace(ask, model=model) for ask in ASKS]
+
+    async def scenario() -> None:
+        undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
+
+        async def fail() -> None:
+            for protocol in PROTOCOLS:
+                refused = await refusal(plane.frontend, Ask(protocol, model=model, prompt=RINGING))
+                assert refused is not None
+                assert refused.reason == "ENGINE_ERROR"
+                assert bool(refused.received) == (after > 0 and protocol != "unary")
+
+        assert await under_streams(plane.frontend, asks, fail) == undisturbed
+        assert move_reasons(plane.frontend, asks) == [[]] * len(asks)
+        await wait_quiet(plane.frontend)
+
+    asyncio.run(scenario())
+
+
+# What it cannot do
+
+IGNORED = {
+    "seed": replace(SAMPLED, seed=7),
+    "presence_penalty": replace(GREEDY, presence_penalty=0.5),
+    "frequency_penalty": replace(GREEDY, frequency_penalty=0.5),
+    "repetition_penalty": replace(GREEDY, repetition_penalty=1.2),
+    "min_tokens": replace(GREEDY, min_tokens=5, stop_token_ids=(97,)),
+}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_what_it_would_ignore_is_refused_with_the_fields_name(plane: Plane, protocol: str) -> None:
+    async def scenario() -> None:
+        undisturbed = await answer(plane.frontend, GREEDY)
+        for name, ask in IGNORED.items():
+            refused = await refusal(plane.frontend, replace(ask, protocol=protocol))
+            assert refused is not None, name
+            assert refused.code in ("INVALID_ARGUMENT", 400)
+            assert (refused.reason, refused.metadata["param"]) == ("INVALID_ARGUMENT", name)
+        assert await answer(plane.frontend, GREEDY) == undisturbed
+
+    asyncio.run(scenario())
+
+
+def test_sampled_answers_differ_and_are_whole(plane: Plane) -> None:
+    async def scenario() -> None:
+        answers = await gathered(answer(plane.frontend, replace(SAMPLED, protocol=one)) for one in PROTOCOLS * 2)
+        assert {one.completion_tokens for one in answers} == {SAMPLED.max_tokens}
+        assert len({one.text for one in answers}) > 1
+
+    asyncio.run(scenario())
+
+
+# Forms
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"numbers": {"type": "array", "items": {"type": "integer"}, "minItems": 6, "maxItems": 6}},
+    "required": ["numbers"],
+    "additionalProperties": False,
+}
+UNREADABLE = {"type": "no such type"}
+GUIDED_FIELDS = {"grpc": "guided", "stream": "guided_json", "unary": "guided_json"}
+JSON = Ask(prompt="As JSON:", max_tokens=500, ignore_eos=False, json_schema=json.dumps(SCHEMA))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_answer_fits_its_form_and_a_form_that_cannot_be_read_is_its_clients_fault(
+    plane: Plane, protocol: str
+) -> None:
+    async def scenario() -> None:
+        got = await answer(plane.frontend, replace(JSON, protocol=protocol))
+        assert len(json.loads(got.text)["numbers"]) == 6
+        assert got.finish == "stop"
+        unreadable = replace(JSON, protocol=protocol, json_schema=json.dumps(UNREADABLE))
+        refused = await refusal(plane.frontend, unreadable)
+        assert refused is not None
+        assert (refused.reason, refused.metadata["param"]) == ("INVALID_ARGUMENT", GUIDED_FIELDS[protocol])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "stream"])
+@pytest.mark.parametrize("ask", [SAMPLED, JSON], ids=["sampled", "guided"])
+def test_what_cannot_be_carried_over_fails_with_what_it_lost(start_plane: Start, ask: Ask, protocol: str) -> None:
+    """Rather than go on as another answer."""
+    plane = start_plane()
+
+    async def scenario() -> None:
+        victim = await plane.worker("--mocker-itl-ms=200", GUIDED)
+        async with asyncio.TaskGroup() as group:
+            visit = Visit(plane.frontend, replace(ask, protocol=protocol, max_tokens=ENDLESS)).start(group)
+            await until(lambda: visit.has_begun)
+            await plane.worker(GUIDED)
+            victim.kill()
+            refused = await visit.refusal()
+        assert refused.reason == "DISCONNECTED"
+        assert refused.received
+
+    asyncio.run(scenario())
+    assert not plane.frontend.events("request moved")
+
+
+# Load
+
+
+def test_frontends_know_what_its_requests_hold(start_plane: Start) -> None:
+    plane = start_plane()
+
+    async def scenario() -> None:
+        worker = await plane.worker(ITL)
+        async with asyncio.TaskGroup() as group:
+            visits = [Visit(plane.frontend, Ask("grpc", prompt="p" * 320, max_tokens=ENDLESS)) for _ in range(2)]
+            for visit in visits:
+                visit.start(group)
+            await until(lambda: holds(plane, 2 * 320 // 32))
+            for visit in visits:
+                visit.leave()
+        await wait_quiet(worker, plane.frontend)
+
+    asyncio.run(scenario())
+
+
+async def holds(plane: Plane, blocks: int) -> bool:
+    return (await read(plane.frontend)).sum("dynamo_frontend_worker_active_decode_blocks") >= blocks

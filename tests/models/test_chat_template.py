@@ -1,0 +1,75 @@
+"""The chat template: a model's own, with all that transformers gives it, and it can break nothing but its request."""
+
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from services.core.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
+from services.core.request import Message
+from services.models.chat_template import render_chat
+from tests.support.doubles import CARD
+
+CHAT = (Message("system", "Be kind."), Message("user", "Hi", "Ann"))
+
+
+def rendered(template: str, bos_token: str = "") -> str:
+    return render_chat(replace(CARD, chat_template=template, bos_token=bos_token), CHAT)
+
+
+def test_it_sees_the_models_special_tokens_and_is_asked_for_an_answer() -> None:
+    template = "{{ bos_token }}|{{ eos_token }}|{{ add_generation_prompt }}"
+
+    assert rendered(template, bos_token="<s>") == "<s>||True"
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{% for m in messages %}{% if loop.index0 %}{% break %}{% endif %}{{ m.role }}{% endfor %}", "system"),
+        ("{{ messages[1].content ~ '<é>' }}|{{ {'a': '<é>'} | tojson }}", 'Hi<é>|{"a": "<é>"}'),
+        ("{% for m in messages %}{{ m.name if 'name' in m else 'nobody' }} {% endfor %}", "nobody Ann "),
+        ("{% if tools is not none or documents is not none %}tools{% endif %}.", "."),
+        ("a{% generation %}{{ messages[1].content }}{% endgeneration %}b", "aHib"),
+        ("{{ strftime_now('%Y') }}", str(datetime.now().year)),
+        ("  {% if true %}\nline\n  {% endif %}\n", "line\n"),
+    ],
+    ids=[
+        "loop controls",
+        "JSON that is not for HTML",
+        "names",
+        "no tools",
+        "blocks for training",
+        "the date",
+        "trimmed blocks",
+    ],
+)
+def test_it_finds_what_templates_of_hugging_face_rely_on(template: str, text: str) -> None:
+    assert rendered(template) == text
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ raise_exception('roles must alternate') }}", "{% for x in %}", "{{ messages.__class__.__mro__ }}{{ 1/0 }}"],
+    ids=["its own check", "its syntax", "an unsafe or broken expression"],
+)
+def test_one_that_fails_is_the_requests_failure_not_ours(template: str) -> None:
+    with pytest.raises(Failure) as caught:
+        rendered(template)
+
+    assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, "messages")
+
+
+def test_what_it_repeats_of_the_messages_is_cut() -> None:
+    with pytest.raises(Failure) as caught:
+        rendered("{{ raise_exception('no ' ~ messages[1].content * 1000) }}")
+
+    assert len(caught.value.detail) < QUOTED_CHARACTERS_MAX + 100
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ ''.__class__.__base__.__subclasses__() }}", "{{ messages.append(1) }}"], ids=["escape", "change"]
+)
+def test_it_gets_at_nothing_but_what_it_is_given(template: str) -> None:
+    with pytest.raises(Failure, match="unsafe"):
+        rendered(template)

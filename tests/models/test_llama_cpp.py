@@ -1,0 +1,26 @@
+"""llama.cpp made ready: its threads sleep while they wait, unless the user's environment says otherwise."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+TIMEOUT_S = 60
+PRINT_POLICY = "import os, services.models.llama_cpp; print(os.environ['OMP_WAIT_POLICY'])"
+
+
+@pytest.mark.parametrize(("given", "policy"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
+def test_the_wait_policy_is_passive_unless_given(given: dict[str, str], policy: str) -> None:
+    inherited = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT_POLICY],
+        env=inherited | given,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+
+    assert done.stdout.strip() == policy

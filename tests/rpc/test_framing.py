@@ -1,0 +1,303 @@
+"""Frames: whole messages, in order, however the bytes come; and an end for whoever breaks the rules."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from services.core.errors import Failure, Reason
+from services.rpc.framing import PREAMBLE, FrameConnection
+from services.rpc.status import MESSAGE_BYTES_MAX
+from services.stubs.worker_pb2 import AttachRequest, AttachResponse
+from tests.support.doubles import run_async
+from tests.support.lines import GREETING, Line, Wire, answering, frame, open_line
+
+
+class Heard:
+    """What a receiver was told. calls: the messages of each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Any]] = []
+        self.lost: list[Failure] = []
+        self.writable_count = 0
+
+    def on_messages(self, messages: Sequence[Any]) -> None:
+        self.calls.append(list(messages))
+
+    def on_writable(self) -> None:
+        self.writable_count += 1
+
+    def on_lost(self, failure: Failure) -> None:
+        self.lost.append(failure)
+
+
+def connected(*, is_opener: bool) -> tuple[FrameConnection[Any], Wire]:
+    connection: FrameConnection[Any] = FrameConnection(AttachRequest, is_opener=is_opener)
+    wire = Wire()
+    connection.connection_made(wire)
+    return connection, wire
+
+
+def cancels(*ids: int) -> AttachRequest:
+    return AttachRequest(cancels=ids)
+
+
+MESSAGES = [cancels(1), cancels(), cancels(*range(300)), cancels(2, 3)]
+SENT = PREAMBLE + b"".join(map(frame, MESSAGES))
+READ_BYTES_MAX = 256 * 1024
+"""Of uvloop and of asyncio."""
+
+
+def test_speaks_as_the_proto_file_says() -> None:
+    connection, wire = connected(is_opener=True)
+
+    connection.send(cancels(7))
+
+    assert wire.written == GREETING + frame(cancels(7))
+
+
+def test_what_comes_together_is_handed_over_in_one_call() -> None:
+    connection, _ = connected(is_opener=False)
+    connection.start(heard := Heard())
+
+    connection.data_received(SENT)
+
+    assert heard.calls == [MESSAGES]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 100, len(SENT) - 1])
+def test_messages_are_whole_and_in_order_however_the_bytes_come(size: int) -> None:
+    connection, _ = connected(is_opener=False)
+    connection.start(heard := Heard())
+
+    for start in range(0, len(SENT), size):
+        connection.data_received(SENT[start : start + size])
+
+    assert [message for call in heard.calls for message in call] == MESSAGES
+    assert heard.lost == []
+
+
+def test_what_comes_before_there_is_a_receiver_waits_for_it() -> None:
+    connection, wire = connected(is_opener=False)
+    connection.data_received(SENT)
+    assert wire.reads == ["paused"]
+
+    connection.start(heard := Heard())
+
+    assert heard.calls == [MESSAGES]
+    assert wire.reads == ["paused", "resumed"]
+
+
+def test_a_read_at_most_waits_here_for_a_receiver_and_the_rest_in_the_kernel() -> None:
+    """A bug: uvloop reads from a connection before whoever opens it knows of it, and cannot be told not to."""
+    many = [cancels(*range(number)) for number in range(1500)]
+
+    async def serve(line: Line) -> None:
+        for message in many:
+            await line.send(message)
+        await line.until_over()
+
+    async def scenario() -> list[Any]:
+        async with answering(serve) as address:
+            host, _, port = address.rpartition(":")
+            connection: FrameConnection[AttachRequest] = FrameConnection(AttachRequest, is_opener=True)
+            await asyncio.get_running_loop().create_connection(lambda: connection, host, int(port))
+            while not connection._unread:
+                await asyncio.sleep(0)
+            for _ in range(100):  # Turns in which it could read more.
+                await asyncio.sleep(0)
+            assert len(connection._unread) <= READ_BYTES_MAX
+            connection.start(heard := Heard())
+            while sum(map(len, heard.calls)) < len(many):
+                await asyncio.sleep(0)
+            connection.abort()
+            return [message for call in heard.calls for message in call]
+
+    assert run_async(scenario()) == many
+
+
+def test_a_receiver_that_comes_after_the_loss_is_told_of_it() -> None:
+    """A bug: where the very first write failed the session waited for all the time that a welcome may take."""
+    connection, _ = connected(is_opener=True)
+    connection.connection_lost(ConnectionResetError("reset by peer"))
+
+    connection.start(heard := Heard())
+
+    assert [failure.reason for failure in heard.lost] == [Reason.DISCONNECTED]
+
+
+def test_an_end_that_sends_no_more_has_hung_up_though_it_left_things_unread() -> None:
+    """A bug: the connection was lost only once all was sent, which it never is where nobody reads."""
+
+    async def serve(line: Line) -> None:
+        line.half_close()
+        await asyncio.Event().wait()
+
+    class Over(Heard):
+        def __init__(self) -> None:
+            super().__init__()
+            self.is_over = asyncio.Event()
+
+        def on_lost(self, failure: Failure) -> None:
+            super().on_lost(failure)
+            self.is_over.set()
+
+    async def scenario() -> list[Failure]:
+        async with answering(serve) as address:
+            host, _, port = address.rpartition(":")
+            connection: FrameConnection[AttachResponse] = FrameConnection(AttachResponse, is_opener=True)
+            await asyncio.get_running_loop().create_connection(lambda: connection, host, int(port))
+            while connection.is_writable:
+                connection.send(cancels(*range(100_000)))
+            connection.start(over := Over())
+            await over.is_over.wait()
+            return over.lost
+
+    assert [failure.reason for failure in run_async(scenario())] == [Reason.DISCONNECTED]
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n", "does not begin"),
+        (PREAMBLE + (MESSAGE_BYTES_MAX + 1).to_bytes(4, "big"), "at most"),
+        (PREAMBLE + frame(b"\xff"), "can't be decoded"),
+    ],
+)
+def test_what_breaks_the_rules_ends_the_connection(sent: bytes, why: str) -> None:
+    connection, wire = connected(is_opener=False)
+    connection.start(heard := Heard())
+
+    connection.data_received(sent)
+    connection.data_received(frame(cancels(1)))
+    connection.connection_lost(None)
+
+    assert (heard.calls, wire.end) == ([], "aborted")
+    assert [failure.reason for failure in heard.lost] == [Reason.PROTOCOL_VIOLATION]
+    assert why in heard.lost[0].detail
+
+
+def test_what_came_before_the_breach_counts() -> None:
+    connection, _ = connected(is_opener=False)
+    connection.start(heard := Heard())
+
+    connection.data_received(PREAMBLE + frame(cancels(1)) + frame(b"\xff"))
+
+    assert heard.calls == [[cancels(1)]]
+    assert len(heard.lost) == 1
+
+
+def test_a_connection_that_ends_is_lost_once() -> None:
+    connection, _ = connected(is_opener=False)
+    connection.start(heard := Heard())
+
+    connection.connection_lost(ConnectionResetError("reset by peer"))
+    connection.connection_lost(None)
+
+    assert [failure.reason for failure in heard.lost] == [Reason.DISCONNECTED]
+
+
+@pytest.mark.parametrize(("hang_up", "how"), [(FrameConnection.close, "closed"), (FrameConnection.abort, "aborted")])
+def test_who_hangs_up_hears_and_says_nothing_more(hang_up: Any, how: str) -> None:
+    connection, wire = connected(is_opener=True)
+    connection.start(heard := Heard())
+
+    hang_up(connection)
+    connection.data_received(frame(cancels(1)))
+    connection.connection_lost(None)
+    connection.send(cancels(2))
+
+    assert (heard.calls, heard.lost) == ([], [])
+    assert (wire.end, wire.written) == (how, PREAMBLE)
+
+
+def test_says_while_the_other_end_takes_nothing_and_when_it_does_again() -> None:
+    connection, _ = connected(is_opener=True)
+    connection.start(heard := Heard())
+
+    connection.pause_writing()
+    assert not connection.is_writable
+    connection.resume_writing()
+
+    assert connection.is_writable
+    assert heard.writable_count == 1
+
+
+@pytest.mark.parametrize(("is_over", "reads"), [(False, ["paused", "resumed"]), (True, ["paused"])])
+def test_a_rest_leaves_what_comes_in_the_kernel_and_ends_by_itself(is_over: bool, reads: list[str]) -> None:
+    async def scenario() -> list[str]:
+        connection, wire = connected(is_opener=True)
+        rested = asyncio.Event()
+        wire.reads.clear()
+        connection.rest(0.001)
+        asyncio.get_running_loop().call_later(0.002, rested.set)
+        assert wire.reads == ["paused"]
+        if is_over:
+            connection.abort()
+        await rested.wait()
+        return wire.reads
+
+    assert run_async(scenario()) == reads
+
+
+def test_a_pause_leaves_what_comes_in_the_kernel_until_it_goes_on() -> None:
+    async def scenario() -> list[str]:
+        connection, wire = connected(is_opener=True)
+        wire.reads.clear()
+        connection.pause()
+        connection.go_on()
+        connection.abort()
+        connection.pause()
+        return wire.reads
+
+    assert run_async(scenario()) == ["paused", "resumed"]
+
+
+def test_small_messages_do_not_wait_for_each_others_acknowledgement() -> None:
+    """A bug: with Nagle's algorithm each first token came 40 ms late. uvloop turns it off, asyncio not always."""
+
+    async def serve(line: Line) -> None:
+        for _ in range(20):
+            await line.read()
+            await line.send(AttachResponse())
+            await line.send(AttachResponse())
+
+    async def scenario() -> None:
+        async with answering(serve) as address:
+            host, _, port = address.rpartition(":")
+            connection: FrameConnection[AttachResponse] = FrameConnection(AttachResponse, is_opener=True)
+            transport, _ = await asyncio.get_running_loop().create_connection(lambda: connection, host, int(port))
+            assert transport.get_extra_info("socket").getsockopt(6, 1) == 1
+            connection.abort()
+
+    run_async(scenario())
+
+
+def test_two_ends_understand_each_other() -> None:
+    async def scenario() -> list[Any]:
+        accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def accept() -> FrameConnection[AttachRequest]:
+            return FrameConnection(AttachRequest, is_opener=False, on_made=accepted.set_result)
+
+        server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
+        line = await open_line(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        await line.send(cancels(1))
+        await line.send(cancels(2))
+        connection = await accepted
+        connection.start(heard := Heard())
+        while sum(map(len, heard.calls)) < 2:
+            await asyncio.sleep(0)
+        connection.send(AttachResponse(begun=[3]))
+        assert connection.peer.startswith("127.0.0.1:")
+        answer = await line.read()
+        line.close()
+        connection.close()
+        server.close()
+        return [*heard.calls, answer]
+
+    *calls, answer = run_async(scenario())
+
+    assert [message for call in calls for message in call] == [cancels(1), cancels(2)]
+    assert answer == AttachResponse(begun=[3])

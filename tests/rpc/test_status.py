@@ -1,0 +1,312 @@
+"""The seam to gRPC: a failure crosses it unharmed, and whatever comes from the other side becomes a failure."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from services.core.errors import TRAITS, Failure, Reason
+from services.rpc.status import (
+    CHANNEL_OPTIONS,
+    DETAIL_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    METADATA_BYTES_MAX,
+    SERVER_OPTIONS,
+    abort,
+    failure_of,
+    status_of,
+    time_left_s,
+)
+from services.runtime.address import is_wildcard, split_address, split_addresses
+from tests.registry.support import Proxy
+from tests.support.doubles import run_async
+
+
+class Aborting(grpc.GenericRpcHandler):
+    """A server whose every rpc takes and gives bytes, and ends as `end` says."""
+
+    def __init__(self, end: Any) -> None:
+        self._end = end
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        return grpc.unary_unary_rpc_method_handler(self._handle)
+
+    async def _handle(self, request: bytes, context: Any) -> bytes:
+        await self._end(context)
+        return request
+
+
+@asynccontextmanager
+async def calling(end: Any) -> AsyncIterator[Any]:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((Aborting(end),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
+            yield channel.unary_unary("/test.Test/Call")
+    finally:
+        await server.stop(None)
+
+
+async def _fail(end: Any, payload: bytes = b"") -> grpc.aio.AioRpcError:
+    async with calling(end) as call:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(payload)
+    return caught.value
+
+
+def cross(failure: Failure, **fields: Any) -> grpc.aio.AioRpcError:
+    """What a client gets of a failure."""
+
+    async def end(context: Any) -> None:
+        await abort(context, failure, **fields)
+
+    return run_async(_fail(end))
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_failure_crosses_with_its_status_reason_and_detail(reason: Reason) -> None:
+    error = cross(Failure(reason, "what is wrong, größer als 🎉", param="p"))
+    failure = failure_of(error, otherwise=Reason.ENGINE_ERROR)
+
+    assert error.code() is TRAITS[reason].grpc
+    assert (failure.reason, failure.detail, failure.param) == (reason, "what is wrong, größer als 🎉", "p")
+
+
+def test_the_details_tell_clients_in_any_language_what_to_do() -> None:
+    status = status_of(Failure(Reason.OVERLOADED, "busy", retry_after_s=0.25), request_id="r")
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+
+    assert status.details[0].Unpack(info)
+    assert status.details[1].Unpack(retry)
+    assert (info.reason, info.domain) == ("OVERLOADED", "unbroken")
+    assert dict(info.metadata) == {"retryable": "true", "hint": TRAITS[Reason.OVERLOADED].hint, "request_id": "r"}
+    assert retry.retry_delay.ToMilliseconds() == 250
+
+
+def test_says_nothing_about_when_to_try_again_where_that_is_not_known() -> None:
+    assert len(status_of(Failure(Reason.OVERLOADED, "busy")).details) == 1
+
+
+def test_what_a_failure_tells_beside_its_reason_crosses_too() -> None:
+    limits = {"running": "8", "engine_request_limit": "8"}
+    error = cross(Failure(Reason.WORKER_AT_CAPACITY, "full", retry_after_s=2.5, metadata=limits), request_id="r")
+    failure = failure_of(error, otherwise=Reason.INTERNAL)
+
+    assert (failure.metadata, failure.retry_after_s) == (limits, 2.5)
+
+
+def test_when_to_try_again_stays_unknown_where_it_was() -> None:
+    assert failure_of(cross(Failure(Reason.OVERLOADED, "busy")), otherwise=Reason.INTERNAL).retry_after_s is None
+
+
+def test_a_failures_metadata_never_stands_in_for_what_every_failure_says() -> None:
+    given = {"retryable": "false", "hint": "none", "request_id": "another", "param": "another"}
+    status = status_of(Failure(Reason.OVERLOADED, "busy", param="p", metadata=given), request_id="r")
+    info = error_details_pb2.ErrorInfo()
+
+    assert status.details[0].Unpack(info)
+    hint = TRAITS[Reason.OVERLOADED].hint
+    assert dict(info.metadata) == {"retryable": "true", "hint": hint, "request_id": "r", "param": "p"}
+
+
+def test_metadata_without_measure_reaches_the_client_as_far_as_it_fits() -> None:
+    """Beside a detail and a field at their own bounds, in the most expensive characters."""
+    given = {f"key-{number}": "🎉" * 20 for number in range(100)}
+    failure = Failure(Reason.OVERLOADED, "🎉" * 100_000, param="p" * 100_000, metadata=given, retry_after_s=60.0)
+    crossed = failure_of(cross(failure, request_id="r" * 128), otherwise=Reason.INTERNAL)
+
+    assert crossed.reason is Reason.OVERLOADED
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in crossed.metadata.items())
+    assert METADATA_BYTES_MAX - 100 < size <= METADATA_BYTES_MAX
+
+
+@pytest.mark.parametrize("character", ["a", "é", "漢", "🎉", "\n", "\ud800"])
+def test_a_detail_of_any_length_reaches_the_client_cut_with_its_reason(character: str) -> None:
+    """A model name of 100,000 characters, echoed in the detail, once made the trailers too large to arrive."""
+    error = cross(Failure(Reason.MODEL_NOT_FOUND, character * 100_000, param="p" * 100_000), request_id="r" * 128)
+    failure = failure_of(error, otherwise=Reason.INTERNAL)
+
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert failure.reason is Reason.MODEL_NOT_FOUND
+    assert DETAIL_BYTES_MAX - 8 < len(failure.detail.encode()) <= DETAIL_BYTES_MAX
+    assert failure.detail.endswith("…")
+
+
+def test_a_detail_at_the_bound_is_whole() -> None:
+    detail = "é" * (DETAIL_BYTES_MAX // 2)
+
+    assert status_of(Failure(Reason.INTERNAL, detail)).message == detail
+
+
+def test_a_status_without_our_details_is_what_the_caller_says() -> None:
+    async def end(context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "socket closed")
+
+    failure = failure_of(run_async(_fail(end)), otherwise=Reason.DISCONNECTED)
+
+    assert (failure.reason, failure.detail) == (Reason.DISCONNECTED, "unavailable: socket closed")
+
+
+def foreign(*infos: error_details_pb2.ErrorInfo) -> status_pb2.Status:
+    status = status_pb2.Status(code=grpc.StatusCode.INTERNAL.value[0], message="m")
+    for info in infos:
+        status.details.add().Pack(info)
+    return status
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        error_details_pb2.ErrorInfo(reason="STALLED", domain="elsewhere.example"),
+        error_details_pb2.ErrorInfo(reason="FROM_THE_FUTURE", domain="unbroken"),
+    ],
+)
+def test_reasons_that_are_not_ours_are_not_taken_for_ours(info: error_details_pb2.ErrorInfo) -> None:
+    async def end(context: Any) -> None:
+        status = rpc_status.to_status(foreign(info))
+        await context.abort(status.code, status.details, status.trailing_metadata)
+
+    assert failure_of(run_async(_fail(end)), otherwise=Reason.ENGINE_ERROR).reason is Reason.ENGINE_ERROR
+
+
+@pytest.mark.parametrize(
+    "details", [b"\xff\xff not a status", status_pb2.Status(code=3, message="contradicts").SerializeToString()]
+)
+def test_details_that_cannot_be_read_are_no_crash(details: bytes) -> None:
+    """Once DecodeError and ValueError of the status library went through, past all who handle Failure."""
+
+    async def end(context: Any) -> None:
+        await context.abort(grpc.StatusCode.INTERNAL, "m", (("grpc-status-details-bin", details),))
+
+    assert failure_of(run_async(_fail(end)), otherwise=Reason.ENGINE_ERROR).reason is Reason.ENGINE_ERROR
+
+
+@pytest.mark.parametrize(("size", "fits"), [(MESSAGE_BYTES_MAX, True), (MESSAGE_BYTES_MAX + 1, False)])
+def test_a_message_may_have_exactly_the_bound(size: int, fits: bool) -> None:
+    async def pass_on(_: Any) -> None: ...
+
+    async def scenario() -> bytes:
+        async with calling(pass_on) as call:
+            answer: bytes = await call(bytes(size))
+            return answer
+
+    if fits:
+        assert len(run_async(scenario())) == size
+    else:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            run_async(scenario())
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_grpc_itself_never_sends_a_request_again() -> None:
+    assert dict(CHANNEL_OPTIONS)["grpc.enable_retries"] == 0
+
+
+class SlowProxy(Proxy):
+    """Takes its time for each connection."""
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await asyncio.sleep(0.3)
+            await super()._serve(reader, writer)
+        finally:
+            writer.close()
+
+
+def test_connects_to_a_peer_that_is_slow_to_answer() -> None:
+    """A busy peer is not a dead one: connecting once failed after 50 ms, by an option whose name says another thing."""
+
+    async def scenario() -> None:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        proxy = SlowProxy(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+        await server.start()
+        async with (
+            proxy.serving() as endpoint,
+            grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS) as channel,
+        ):
+            call: Any = channel.unary_unary("/none/None")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(b"")
+        await server.stop(None)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED, "it is the server that answers"
+
+    run_async(scenario())
+
+
+PING_INTERVAL = "grpc.http2.min_ping_interval_without_data_ms"
+
+
+def test_keepalive_is_on_and_the_server_puts_up_with_it() -> None:
+    pings, allowed = dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)
+
+    assert pings["grpc.keepalive_time_ms"] > allowed[PING_INTERVAL]
+    assert allowed["grpc.keepalive_permit_without_calls"] == 1
+
+
+def test_a_client_that_pings_on_a_silent_stream_is_not_thrown_out() -> None:
+    """A bug: the option was misspelt, gRPC ignored it, and every idle connection ended with "too many pings".
+
+    The same at a tenth of the times: the third ping was too many, after three seconds.
+    """
+    scaled = [(name, value // 10 if name == PING_INTERVAL else value) for name, value in SERVER_OPTIONS]
+    pings = {**dict(CHANNEL_OPTIONS), "grpc.keepalive_time_ms": 1000}
+    silence_s = 4.0
+
+    async def silent(_: Any, context: Any) -> None:
+        await context.write(b"first")
+        await asyncio.sleep(silence_s)
+        await context.write(b"last")
+
+    async def scenario() -> list[Any]:
+        server = grpc.aio.server(options=scaled)
+        handler: Any = grpc.unary_stream_rpc_method_handler(silent)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("s", {"Silent": handler}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[*pings.items()]) as channel:
+            method: Any = channel.unary_stream("/s/Silent")
+            call = method(b"")
+            answers = [await call.read(), await call.read()]
+        await server.stop(None)
+        return answers
+
+    assert run_async(scenario()) == [b"first", b"last"]
+
+
+def test_time_left_is_never_negative_and_none_without_a_deadline() -> None:
+    async def scenario() -> tuple[float | None, float | None, float | None]:
+        now = asyncio.get_running_loop().time()
+        return time_left_s(None), time_left_s(now - 5), time_left_s(now + 5)
+
+    none, past, future = run_async(scenario())
+
+    assert (none, past) == (None, 0.0)
+    assert future is not None
+    assert 4 < future <= 5
+
+
+def test_splits_addresses() -> None:
+    assert split_addresses(" a:1, [::1]:2 ,") == ["a:1", "[::1]:2"]
+
+
+@pytest.mark.parametrize("text", ["", " , ", "a", "a:", "a:1,b", "8001", ":8001", "a:65536", "::1:80", "http://a:1"])
+def test_refuses_what_is_not_host_and_port(text: str) -> None:
+    with pytest.raises(ValueError, match="host:port"):
+        split_addresses(text)
+
+
+def test_splits_an_address_into_host_and_port() -> None:
+    assert [split_address(text) for text in ("a.b-c:65535", "[::1]:0")] == [("a.b-c", 65535), ("[::1]", 0)]
+
+
+def test_knows_the_hosts_that_stand_for_all_addresses() -> None:
+    hosts = ("0.0.0.0", "[::]", "127.0.0.1", "[::1]", "worker-1")
+
+    assert [is_wildcard(host) for host in hosts] == [True, True, False, False, False]

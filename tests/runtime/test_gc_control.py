@@ -1,0 +1,69 @@
+"""Garbage is collected while few clients are connected, or at last when there may be too much of it."""
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+from services.runtime import gc_control
+from services.runtime.gc_control import CLIENTS_FEW, ROUNDS_MAX, ROUNDS_MIN, collect_when_quiet, is_due
+from tests.support.doubles import run_async
+
+
+@pytest.mark.parametrize(
+    ("rounds", "clients", "due"),
+    [
+        (ROUNDS_MIN - 1, 0, False),
+        (ROUNDS_MIN, 0, True),
+        (ROUNDS_MIN, CLIENTS_FEW - 1, True),
+        (ROUNDS_MIN, CLIENTS_FEW, False),
+        (ROUNDS_MAX - 1, 5000, False),
+        (ROUNDS_MAX, 5000, True),
+    ],
+)
+def test_is_due_soon_with_few_clients_and_late_with_many(rounds: int, clients: int, due: bool) -> None:
+    assert is_due(rounds, clients) is due
+
+
+class Cycle:
+    """Garbage, once nobody holds it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_old_garbage_stays_in_a_storm_and_goes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc_control, "LOOK_S", 0.001)
+    thresholds = gc.get_threshold()
+
+    async def scenario() -> None:
+        clients = CLIENTS_FEW
+        asked = asyncio.Semaphore(0)
+
+        def client_count() -> int:
+            asked.release()
+            return clients
+
+        cycle = Cycle()
+        seen = weakref.ref(cycle)
+        gc.collect()  # It is old from now on.
+        del cycle
+        for _ in range(ROUNDS_MIN):
+            gc.collect(1)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(collect_when_quiet(client_count))
+            for _ in range(3):
+                await asked.acquire()
+            assert seen() is not None
+            clients = 0
+            while seen() is not None:
+                await asyncio.sleep(0.001)
+            task.cancel()
+
+    try:
+        gc_control.take_over()
+        run_async(scenario())
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

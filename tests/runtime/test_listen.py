@@ -1,0 +1,151 @@
+"""Where a process listens: what can't be had is told in one sentence, before and after it was tried."""
+
+import errno
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from services.runtime.listen import bind_error, cannot_listen, listening_sockets, reserve, split_listen
+from services.runtime.process import StartupError
+
+
+def test_a_port_that_somebody_has_cannot_be_had_and_any_other_can() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        error = bind_error(address)
+    assert error is not None
+    assert error.errno == errno.EADDRINUSE
+    assert bind_error(address) is None, "it was let go of"
+    assert bind_error("127.0.0.1:0") is None
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1:0", "no-such-host.invalid:0"])
+def test_a_host_of_another_machine_or_of_none_cannot_be_had(address: str) -> None:
+    error = bind_error(address)
+
+    assert error is not None
+    assert f"cannot listen for gRPC on {address}: " in str(cannot_listen("gRPC", address, error, option="--listen"))
+
+
+def test_a_port_in_use_comes_with_what_to_do() -> None:
+    error = OSError(errno.EADDRINUSE, "as asyncio words it")
+
+    assert str(cannot_listen("HTTP", "h:1", error, option="--http-port")) == (
+        "cannot listen for HTTP on h:1: the port is in use; stop what holds it, or give another --http-port"
+    )
+
+
+def test_what_is_no_address_is_told_in_a_sentence() -> None:
+    assert split_listen("[::1]:0") == ("[::1]", 0)
+    with pytest.raises(StartupError, match="cannot listen on 8001: '8001' is not host:port"):
+        split_listen("8001")
+
+
+# Ports that several processes share
+
+
+def shared(address: str) -> socket.socket:
+    """One more who listens there."""
+    host, _, port = address.rpartition(":")
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind((host, int(port)))
+    listener.listen()
+    return listener
+
+
+def close(*sockets: socket.socket) -> None:
+    for one in sockets:
+        one.close()
+
+
+def is_in_use(address: str) -> bool:
+    try:
+        close(*reserve(address)[1])
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
+
+
+def test_a_reserved_port_is_for_those_who_share_and_for_no_other() -> None:
+    """Before the first of them listens as well as after."""
+    address, holders = reserve("127.0.0.1:0")
+    assert not address.endswith(":0")
+    assert is_in_use(address)
+    assert bind_error(address) is not None
+    listeners = [shared(address), shared(address)]
+    assert is_in_use(address)
+    assert bind_error(address) is not None
+    close(*listeners, *holders)
+    assert not is_in_use(address), "it was let go of"
+
+
+def test_a_port_where_somebody_listens_cannot_be_reserved_even_if_he_would_share() -> None:
+    address, holders = reserve("127.0.0.1:0")
+    listener = shared(address)
+    close(*holders)
+    assert is_in_use(address)
+    close(listener)
+
+
+def test_who_holds_a_port_gets_no_clients() -> None:
+    address, holders = reserve("127.0.0.1:0")
+    listener = shared(address)
+    listener.settimeout(10)
+    host, _, port = address.rpartition(":")
+    clients = [socket.create_connection((host, int(port)), timeout=10) for _ in range(20)]
+    accepted = [listener.accept()[0] for _ in clients]
+    close(*clients, *accepted, listener, *holders)
+
+
+def test_a_port_in_use_by_the_dead_alone_can_be_reserved() -> None:
+    """A frontend that is started again at once: the connections of the last one are remembered for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = server.accept()
+        close(accepted, client)  # Who closes first is remembered.
+    _, holders = reserve(f"127.0.0.1:{port}")
+    assert is_in_use(f"127.0.0.1:{port}")
+    close(*holders)
+
+
+def test_all_addresses_of_a_host_get_the_same_port() -> None:
+    address, holders = reserve("localhost:0")
+    assert {holder.getsockname()[1] for holder in holders} == {int(address.rpartition(":")[2])}
+    close(*holders)
+
+
+def test_a_host_of_two_addresses_is_listened_to_on_both_at_one_port() -> None:
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(one) for one in listening_sockets("localhost:0", backlog=1)]
+
+        ports = {one.getsockname()[1] for one in listeners}
+        assert len(ports) == 1
+        for listener in listeners:
+            stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
+
+
+def test_a_host_that_is_listed_twice_is_listened_to_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its port seemed to be in use."""
+    found = socket.getaddrinfo("127.0.0.1", 0, type=socket.SOCK_STREAM)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: 2 * found)
+
+    [listener] = listening_sockets("localhost:0", backlog=1)
+
+    listener.close()
+
+
+def test_a_port_in_use_leaves_no_socket_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(OSError, match="in use"):
+        listening_sockets(f"127.0.0.1:{other.getsockname()[1]}", backlog=1)
+
+
+def test_processes_of_one_frontend_listen_on_one_port() -> None:
+    with ExitStack() as stack:
+        [first] = map(stack.enter_context, listening_sockets("127.0.0.1:0", backlog=1, is_shared=True))
+        address = f"127.0.0.1:{first.getsockname()[1]}"
+
+        [_] = map(stack.enter_context, listening_sockets(address, backlog=1, is_shared=True))

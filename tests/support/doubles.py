@@ -1,0 +1,187 @@
+"""One double for every layer, because every layer has one signature; and doubles for what routing sees."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from services.core.call import Attempt, Call
+from services.core.errors import Failure, Reason
+from services.core.interface import Delta, Finish, Layer, Sink
+from services.core.model_card import ModelCard, Resume, TokenizerRef
+from services.core.request import FinishReason, Request, Sampling, Stop
+from services.frontend.model_catalog import Catalogue, Model
+from services.frontend.routing.load import Occupancy
+from services.frontend.routing.worker_set import Roster
+from services.models.tokenizers.byte_level import VOCAB_SIZE, ByteTokenizer
+from services.runtime.loop import run_on_loop
+from services.worker.engine import RankLoad
+
+TEST_S_MAX = 10.0
+HANG = "hang"
+CARD = ModelCard(
+    model="m",
+    engine="mocker",
+    context_length=4096,
+    vocab_size=VOCAB_SIZE,
+    tokenizer=TokenizerRef("bytes"),
+    chat_template="{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+    resume=Resume(),
+)
+T = TypeVar("T")
+Step = int | bytes | Reason | FinishReason | Exception | str
+
+
+def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run it, but not for ever."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(TEST_S_MAX):
+            return await coroutine
+
+    return run_on_loop(bounded())
+
+
+class Script:
+    """A layer that plays one take after another, one for each call.
+
+    In a take a number is a token, bytes are tokens that come at once, a reason is that failure, an exception is raised,
+    HANG waits for ever, a finish reason ends well. A take that ends without an end finishes with LENGTH.
+    """
+
+    def __init__(self, *takes: Sequence[Step]) -> None:
+        self._takes = iter(takes)
+        self.requests: list[Request] = []
+        self.calls: list[Call] = []
+        self.hanging = asyncio.Event()
+        self.cancelled_count = 0
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        self.requests.append(request)
+        self.calls.append(call)
+        call.attempt.begin()
+        try:
+            return await self._play(request, sink)
+        except asyncio.CancelledError:
+            self.cancelled_count += 1
+            raise
+
+    async def _play(self, request: Request, sink: Sink) -> Finish:
+        position = len(request.generated_token_ids)
+        for step in next(self._takes):
+            match step:
+                case Reason():
+                    raise Failure(step, f"{step} as scripted")
+                case FinishReason():
+                    return Finish(step)
+                case Exception():
+                    raise step
+                case str():
+                    self.hanging.set()
+                    await asyncio.Event().wait()
+                case _:
+                    token_ids = [step] if isinstance(step, int) else list(step)
+                    sink.deliver(Delta(position, token_ids, choice=request.choice))
+                    position += len(token_ids)
+                    await asyncio.sleep(0)
+        return Finish(FinishReason.LENGTH)
+
+
+@dataclass
+class Collected:
+    """A sink that keeps all; asserts that positions of a choice have no gap and no repeat, and no end has a sequel."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def deliver(self, delta: Delta) -> None:
+        before = [one for one in self.deltas if one.choice == delta.choice]
+        assert not before or delta.position == before[-1].position + len(before[-1].token_ids)
+        assert not before or before[-1].finish_reason is None
+        self.deltas.append(delta)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for delta in self.deltas for token in delta.token_ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+
+def make_request(
+    prompt: Sequence[int] = (1, 2), *, max_tokens: int | None = 16, sampling: Sampling | None = None, **fields: Any
+) -> Request:
+    """A request as it is below preprocess; fields of Stop are given by their own names, but for stop_token_ids."""
+    stop_fields = {name: fields.pop(name) for name in ("strings", "ignore_eos", "min_tokens") if name in fields}
+    stop = Stop(max_tokens=max_tokens, token_ids=tuple(fields.pop("stop_token_ids", ())), **stop_fields)
+    sampling = sampling or Sampling(temperature=0.0, seed=1)
+    given: dict[str, Any] = {"model": "m", "token_ids": tuple(prompt), "stop": stop, "sampling": sampling}
+    return Request(**(given | fields))
+
+
+def models_of(*cards: ModelCard) -> Catalogue:
+    """A catalogue that knows these models, with the byte tokeniser."""
+    catalogue = Catalogue()
+    for card in cards or (CARD,):
+        catalogue.add(Model(card, ByteTokenizer()))
+    return catalogue
+
+
+async def call_layer(layer: Layer, request: Request, *, worker: str | None = None, **call: Any) -> Collected:
+    """One call of a layer, with what came of it. worker: as if route had named it."""
+    collected = Collected()
+    given: dict[str, Any] = {"request_id": "r", "card": CARD, "attempt": Attempt(worker)}
+    collected.finish = await layer(request, Call(**(given | call)), collected)
+    return collected
+
+
+@dataclass
+class FakeWorker:
+    """A session to a worker as routing sees it."""
+
+    key: str
+    in_flight_count: int = 0
+    is_draining: bool = False
+    is_lost: bool = False
+    quarantined_until: float = 0.0
+    full: bool = False
+    refused_count: int = 1
+    refused_tokens: int | None = None
+    request_limit: int | None = None
+    occupancy: Occupancy = field(default_factory=Occupancy)
+    reported: Sequence[RankLoad] = ()
+
+    def ranks(self) -> Sequence[RankLoad]:
+        return self.reported
+
+    def is_full(self, count: int = 1, tokens: int = 0) -> bool:
+        is_long = self.refused_tokens is not None and tokens >= self.refused_tokens
+        is_marked = is_long or (self.full and count >= self.refused_count)
+        return is_marked or (self.request_limit is not None and self.in_flight_count + count > self.request_limit)
+
+    def mark_full(self, count: int = 1) -> None:
+        self.full, self.refused_count = True, count
+
+    def mark_long(self, tokens: int) -> None:
+        self.refused_tokens = tokens
+
+
+class FakeWorkers:
+    """A pool as routing sees it, with workers of one model."""
+
+    def __init__(self, *workers: FakeWorker) -> None:
+        self.quarantined: list[str] = []
+        self._roster: Roster[FakeWorker] = Roster(CARD)
+        for one in workers:
+            self._roster.add(one)
+
+    def roster(self, card: ModelCard) -> Roster[FakeWorker]:
+        return self._roster
+
+    def session(self, key: str) -> FakeWorker | None:
+        return next((one for one in self._roster if one.key == key), None)
+
+    def quarantine(self, session: FakeWorker) -> None:
+        self.quarantined.append(session.key)
+        session.quarantined_until = float("inf")

@@ -1,0 +1,303 @@
+"""The batch: an answer does not depend on where it was cut, nor on what else is computed with it; not by one bit.
+
+At temperature 2 a draw falls among thousands of tokens of like probability, so the least change of a score shows.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from msgspec.structs import replace
+
+from services.core.errors import Reason
+from services.core.interface import TokenLogprobs
+from services.core.request import FinishReason, Guided, GuidedKind, Request, Sampling, Stop
+from services.models.download import resolve
+from services.models.tokenizers.gguf import GgufTokenizer, tokenizer_content
+from services.worker.engine import EngineLoad, Output
+from services.worker.engines.llamacpp.batch import PIECE_TOKENS_MAX, Batch, Running
+from services.worker.engines.llamacpp.grammar import Form
+from services.worker.engines.llamacpp.model import Llama
+
+pytestmark = pytest.mark.model
+
+STREAMS = 4
+SHORT = (504, 3575, 282, 4649, 314)  # "The capital of France is"
+LONG = SHORT * 52  # beyond 256 tokens, from where on several threads would compute one token alone another way
+
+
+@contextmanager
+def load(threads: int) -> Iterator[Llama]:
+    llama = Llama(
+        resolve("smollm2"), streams=STREAMS, context_length=512, threads=threads, decode_tokens_max=PIECE_TOKENS_MAX
+    )
+    try:
+        yield llama
+    finally:
+        llama.close()
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[Llama]:
+    with load(threads=1) as llama:
+        yield llama
+
+
+def make_batch(llama: Llama, piece_tokens: int = PIECE_TOKENS_MAX) -> Batch:
+    return Batch(llama, streams=STREAMS, piece_tokens=piece_tokens)
+
+
+def request(prompt: tuple[int, ...], max_tokens: int, temperature: float = 2.0, seed: int = 1) -> Request:
+    return Request(
+        model="m",
+        token_ids=prompt,
+        sampling=Sampling(temperature=temperature, seed=seed),
+        stop=Stop(max_tokens=max_tokens, ignore_eos=True),
+    )
+
+
+def outputs_of(llama: Llama, batch: Batch, requests: list[Request]) -> list[list[Output]]:
+    """Run the requests at the same time: what was said of each."""
+    outputs: list[list[Output]] = [[] for _ in requests]
+    for key, one in enumerate(requests):
+        batch.add(Running(key, one, llama.end_ids, form_of(llama, one)))
+    while not batch.is_empty:
+        for output in batch.step():
+            outputs[output.key].append(output)
+    return outputs
+
+
+def form_of(llama: Llama, request: Request) -> Form | None:
+    return None if request.guided is None else llama.forms.start(request.guided, request.generated_token_ids)
+
+
+def answers(llama: Llama, batch: Batch, requests: list[Request]) -> list[list[int]]:
+    """Run the requests at the same time: their tokens."""
+    outputs = outputs_of(llama, batch, requests)
+    assert all(output.failure is None for one in outputs for output in one)
+    return [tokens_of(one) for one in outputs]
+
+
+def tokens_of(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+def logprobs_of(outputs: list[Output]) -> list[TokenLogprobs]:
+    return [one for output in outputs for one in output.logprobs or ()]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 2.0])
+def test_a_continuation_from_any_cut_in_company_equals_the_uncut_answer_alone(llama: Llama, temperature: float) -> None:
+    whole = request(SHORT, 10, temperature)
+    [uncut] = answers(llama, make_batch(llama), [whole])
+
+    cuts = (1, 6, 9)
+    continued = answers(llama, make_batch(llama), [whole.after(uncut[:cut]) for cut in cuts])
+
+    assert continued == [uncut[cut:] for cut in cuts]
+
+
+@pytest.fixture(scope="module")
+def long_answer(llama: Llama) -> list[int]:
+    """The answer to LONG, alone and uncut."""
+    [tokens] = answers(llama, make_batch(llama), [request(LONG, 10)])
+    return tokens
+
+
+def test_a_long_answer_is_the_same_with_more_threads_in_other_pieces_after_a_cut(long_answer: list[int]) -> None:
+    with load(threads=2) as threaded:
+        cut = request(LONG, 10).after(long_answer[:2])
+        [continued] = answers(threaded, make_batch(threaded, piece_tokens=31), [cut])
+
+    assert continued == long_answer[2:]
+
+
+def test_a_long_answer_is_the_same_in_company(llama: Llama, long_answer: list[int]) -> None:
+    _, in_company = answers(llama, make_batch(llama), [request(SHORT, 20), request(LONG, 10)])
+
+    assert in_company == long_answer
+
+
+def test_streams_left_idle_below_the_highest_in_use_change_nothing(llama: Llama) -> None:
+    whole = request(SHORT, 8)
+    [uncut] = answers(llama, make_batch(llama), [whole])
+    batch = make_batch(llama)
+    for key in (1, 2):
+        batch.add(Running(key, request(LONG[:20], 99), llama.end_ids))
+    batch.add(Running(3, whole, llama.end_ids))
+    outputs = batch.step()
+
+    batch.remove(1)
+    batch.remove(2)
+    while not batch.is_empty:
+        outputs += batch.step()
+
+    assert [token for output in outputs if output.key == 3 for token in output.token_ids] == uncut
+
+
+def test_a_fault_in_drawing_ends_that_request_alone(llama: Llama) -> None:
+    unseeded = Request(
+        model="m", token_ids=SHORT, sampling=Sampling(temperature=1.0, seed=None), stop=Stop(max_tokens=2)
+    )
+    batch = make_batch(llama)
+    batch.add(Running(1, unseeded, llama.end_ids))
+    batch.add(Running(2, request(SHORT, 2), llama.end_ids))
+    outputs: list[Output] = []
+
+    while not batch.is_empty:
+        outputs += batch.step()
+
+    assert [output.failure is not None for output in outputs if output.key == 1] == [True]
+    assert sum(len(output.token_ids) for output in outputs if output.key == 2) == 2
+
+
+RIVALS = 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_log_probabilities_are_the_same_to_the_bit_after_a_cut_and_in_company(llama: Llama, temperature: float) -> None:
+    whole = replace(request(SHORT, 8, temperature), logprobs=RIVALS)
+    [uncut] = outputs_of(llama, make_batch(llama), [whole])
+    tokens = tokens_of(uncut)
+
+    cuts = (1, 4, 7)
+    continued = outputs_of(llama, make_batch(llama), [whole.after(tokens[:cut]) for cut in cuts])
+
+    assert [logprobs_of(one) for one in continued] == [logprobs_of(uncut)[cut:] for cut in cuts]
+    assert all(len(one.top) == RIVALS for one in logprobs_of(uncut))
+
+
+def test_log_probabilities_are_the_models_own_whatever_is_asked_of_it(llama: Llama) -> None:
+    plain = replace(request(SHORT, 1, temperature=0), logprobs=1)
+    bent = replace(plain, sampling=Sampling(temperature=0, logit_bias=((7, 100.0),)))
+    held = replace(plain, guided=Guided(GuidedKind.CHOICE, ("!",)))
+
+    likeliest, biased, forced = (
+        logprobs_of(one)[0] for one in outputs_of(llama, make_batch(llama), [plain, bent, held])
+    )
+
+    assert biased.top == forced.top == likeliest.top
+    assert likeliest.logprob == likeliest.top[0][1] > max(biased.logprob, forced.logprob)
+    assert 0 < math.exp(likeliest.logprob) < 1
+
+
+def test_no_log_probabilities_come_unasked(llama: Llama) -> None:
+    [outputs] = outputs_of(llama, make_batch(llama), [request(SHORT, 2)])
+
+    assert [output.logprobs for output in outputs] == [None, None]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> GgufTokenizer:
+    return GgufTokenizer(tokenizer_content(resolve("smollm2")))
+
+
+def text_of(vocabulary: GgufTokenizer, tokens: list[int]) -> str:
+    return b"".join(vocabulary.token_bytes[token] for token in tokens).decode()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_json_answer_that_is_cut_at_any_token_goes_on_as_the_same_json(
+    llama: Llama, vocabulary: GgufTokenizer, temperature: float
+) -> None:
+    held = Request(
+        model="m",
+        token_ids=SHORT,
+        guided=Guided(GuidedKind.JSON_SCHEMA, (json.dumps(SCHEMA),)),
+        sampling=Sampling(temperature=temperature, seed=5),
+        stop=Stop(max_tokens=60),
+    )
+    [whole] = outputs_of(llama, make_batch(llama), [held])
+    tokens = tokens_of(whole)
+    assert json.loads(text_of(vocabulary, tokens)).keys() == {"city"}
+    assert whole[-1].finish is FinishReason.STOP
+
+    for start in range(0, len(tokens) + 1, STREAMS):
+        cuts = range(start, min(start + STREAMS, len(tokens) + 1))
+        continued = outputs_of(llama, make_batch(llama), [held.after(tokens[:cut]) for cut in cuts])
+        assert [tokens_of(one) for one in continued] == [tokens[cut:] for cut in cuts]
+        assert all(one[-1].finish is FinishReason.STOP for one in continued)
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        (Stop(max_tokens=9), "no"),
+        (Stop(max_tokens=9, min_tokens=9), "no no no"),
+        (Stop(max_tokens=9, ignore_eos=True), "no no no"),
+    ],
+)
+def test_a_form_ends_when_the_model_ends_it_or_else_when_it_is_complete(
+    llama: Llama, vocabulary: GgufTokenizer, stop: Stop, text: str
+) -> None:
+    ending = Sampling(temperature=0, logit_bias=tuple((token, 100.0) for token in llama.end_ids))
+    held = Request(
+        model="m", token_ids=SHORT, guided=Guided(GuidedKind.REGEX, ("no( no){0,2}",)), sampling=ending, stop=stop
+    )
+
+    [outputs] = outputs_of(llama, make_batch(llama), [held])
+
+    assert text_of(vocabulary, tokens_of(outputs)) == text
+    assert outputs[-1].finish is FinishReason.STOP
+
+
+def test_a_form_that_nothing_fits_ends_that_request_alone(llama: Llama) -> None:
+    barren = replace(request(SHORT, 2), guided=Guided(GuidedKind.GRAMMAR, ("root ::= root",)))
+
+    failed, other = outputs_of(llama, make_batch(llama), [barren, request(SHORT, 2)])
+
+    assert [output.failure and output.failure.reason for output in failed] == [Reason.INVALID_ARGUMENT]
+    assert len(tokens_of(other)) == 2
+
+
+# Cancelling within a step
+
+
+def step_cancelled_at(llama: Llama, ask: int, prompt: tuple[int, ...]) -> tuple[Batch, list[Output]]:
+    """A step of one request, that is found to be cancelled when the batch asks for the time number `ask`, from 0."""
+    asked = iter(range(100))
+    batch = Batch(llama, streams=STREAMS, piece_tokens=16, is_cancelled=lambda _: next(asked) >= ask)
+    batch.add(Running(1, request(prompt, 9), llama.end_ids))
+    return batch, batch.step()
+
+
+PIECE_AND_MORE = SHORT * 4
+
+
+@pytest.mark.parametrize(
+    ("ask", "prompt", "counts"),
+    [
+        (0, PIECE_AND_MORE, EngineLoad(0, ())),  # Before the step.
+        (1, PIECE_AND_MORE, EngineLoad(1, (), 16, 0, 16)),  # During the piece: no more is computed.
+        (2, PIECE_AND_MORE, EngineLoad(1, (), 16, 0, 0)),  # Right after it.
+        (2, SHORT[:1], EngineLoad(1, (), 1, 0, 1)),  # During the last token of the prompt: none is drawn.
+        (3, SHORT[:1], EngineLoad(1, (), 1, 0, 0)),  # Right after it.
+        (4, SHORT[:1], EngineLoad(1, (), 1, 1, 1)),  # While the next is drawn.
+        (5, SHORT[:1], EngineLoad(1, (), 1, 1, 0)),  # Not in this step.
+    ],
+)
+def test_who_is_cancelled_costs_the_part_of_the_step_that_is_under_way(
+    llama: Llama, ask: int, prompt: tuple[int, ...], counts: EngineLoad
+) -> None:
+    batch, outputs = step_cancelled_at(llama, ask, prompt)
+
+    batch.remove(1)
+    assert batch.counts == counts
+    assert len(tokens_of(outputs)) == counts.generated_tokens
+
+
+def test_the_cancelled_leave_the_batch_by_the_next_step(llama: Llama) -> None:
+    for ask in range(6):
+        batch, _ = step_cancelled_at(llama, ask, SHORT[:1])
+        batch.step()
+        assert batch.is_empty

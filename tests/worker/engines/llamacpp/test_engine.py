@@ -1,0 +1,236 @@
+"""The llama.cpp engine: limits over the whole answer, a thread that ends with its run."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from services.core.errors import Failure, Reason
+from services.core.model_card import Resume
+from services.core.request import FinishReason, Guided, GuidedKind, Request, Sampling
+from services.models.download import resolve
+from services.models.tokenizers.gguf import GgufTokenizer
+from services.runtime.loop import run_on_loop
+from services.worker.engines.llamacpp import LlamaCppConfig, LlamaCppEngine
+from services.worker.engines.llamacpp.model import Llama
+from tests.worker.engines.llamacpp.support import CONTEXT_LENGTH, EOS, PROMPT, TIMEOUT_S, YES_OR_NO, Bench, request
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def greedy(bench: Bench, runner: asyncio.Runner) -> list[int]:
+    """The first tokens of the greedy answer to PROMPT."""
+    tokens, _ = runner.run(bench.answer(request(max_tokens=6)))
+    return tokens
+
+
+def test_the_card_says_what_the_file_says(bench: Bench) -> None:
+    card = bench.engine.card
+
+    assert (card.model, card.engine, card.context_length, card.vocab_size) == ("tiny", "llamacpp", 96, 49_152)
+    assert (card.bos_token, card.eos_token, card.tokenizer.kind) == ("<|im_start|>", "<|im_end|>", "gguf")
+    assert "<|im_start|>" in card.chat_template
+
+
+def test_the_card_says_what_the_engine_can_do(bench: Bench) -> None:
+    card = bench.engine.card
+
+    assert set(card.guided) == set(GuidedKind)
+    assert card.has_logprobs
+    assert card.resume == Resume(sampling=True, penalties=True, guided=True, logprobs=True)
+
+
+def test_an_answer_ends_with_its_last_token_at_max_tokens(bench: Bench, runner: asyncio.Runner) -> None:
+    key = bench.submit(request(max_tokens=3))
+
+    runner.run(bench.until(lambda: bench.finish(key) is not None))
+
+    assert [len(output.token_ids) for output in bench.of(key)] == [1, 1, 1]
+    assert [output.finish for output in bench.of(key)] == [None, None, FinishReason.LENGTH]
+
+
+def test_a_stop_token_ends_the_answer_before_itself(bench: Bench, runner: asyncio.Runner, greedy: list[int]) -> None:
+    third = greedy[2]
+
+    answer = runner.run(bench.answer(request(token_ids=(third,))))
+
+    assert answer == (greedy[: greedy.index(third)], FinishReason.STOP)
+
+
+def test_stop_tokens_are_not_drawn_before_min_tokens(bench: Bench, runner: asyncio.Runner, greedy: list[int]) -> None:
+    tokens, _ = runner.run(bench.answer(request(token_ids=(greedy[0],), min_tokens=2)))
+
+    assert len(tokens) >= 2
+    assert greedy[0] not in tokens
+
+
+def test_the_end_token_ends_the_answer_unless_it_is_ignored(bench: Bench, runner: asyncio.Runner) -> None:
+    ending = Sampling(temperature=0, logit_bias=((EOS, 100.0),))
+
+    ended = runner.run(bench.answer(request(sampling=ending)))
+    ignored = runner.run(bench.answer(request(sampling=ending, max_tokens=2, ignore_eos=True)))
+
+    assert ended == ([], FinishReason.STOP)
+    assert ignored == ([EOS, EOS], FinishReason.LENGTH)
+
+
+def test_limits_count_the_whole_continuation(bench: Bench, runner: asyncio.Runner, greedy: list[int]) -> None:
+    tokens, finish = runner.run(bench.answer(request(max_tokens=6).after(greedy[:4])))
+
+    assert tokens == greedy[4:6]
+    assert finish is FinishReason.LENGTH
+
+
+def test_a_request_whose_limit_is_met_finishes_without_a_token(
+    bench: Bench, runner: asyncio.Runner, greedy: list[int]
+) -> None:
+    answer = runner.run(bench.answer(request(max_tokens=4).after(greedy[:4])))
+
+    assert answer == ([], FinishReason.LENGTH)
+
+
+def test_a_full_context_ends_the_answer(bench: Bench, runner: asyncio.Runner) -> None:
+    prompt = (PROMPT * 20)[: CONTEXT_LENGTH - 2]
+
+    tokens, finish = runner.run(bench.answer(request(prompt=prompt, max_tokens=9, ignore_eos=True)))
+
+    assert len(tokens) == 2
+    assert finish is FinishReason.LENGTH
+
+
+def test_penalties_count_what_was_generated_before_a_cut(bench: Bench, runner: asyncio.Runner) -> None:
+    penalised = Sampling(temperature=0, repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.5)
+    whole, _ = runner.run(bench.answer(request(sampling=penalised, max_tokens=8, ignore_eos=True)))
+
+    rest, _ = runner.run(bench.answer(request(sampling=penalised, max_tokens=8, ignore_eos=True).after(whole[:4])))
+
+    assert rest == whole[4:]
+    assert len(set(whole)) == len(whole)
+
+
+REFUSED = {
+    "an empty prompt": (request(prompt=()), Reason.INVALID_ARGUMENT),
+    "a prompt that leaves no place": (request(prompt=(PROMPT * 20)[:CONTEXT_LENGTH]), Reason.PROMPT_TOO_LONG),
+    "a continuation beyond the context": (request().after(PROMPT * 20), Reason.PROMPT_TOO_LONG),
+    "a token outside of the vocabulary": (request(prompt=(49_152,)), Reason.INVALID_ARGUMENT),
+    "a bias outside of it": (
+        request(sampling=Sampling(temperature=0, logit_bias=((49_152, 1.0),))),
+        Reason.INVALID_ARGUMENT,
+    ),
+    "a stop token outside of it": (request(token_ids=(49_152,)), Reason.INVALID_ARGUMENT),
+}
+
+
+@pytest.mark.parametrize(("refused", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_is_refused(bench: Bench, refused: Request, reason: Reason) -> None:
+    with pytest.raises(Failure) as raised:
+        bench.submit(refused)
+
+    assert raised.value.reason is reason
+
+
+def test_a_guided_answer_is_one_of_its_form(bench: Bench, runner: asyncio.Runner) -> None:
+    tokens, finish = runner.run(bench.answer(request(guided=YES_OR_NO)))
+
+    spelling = GgufTokenizer(bench.engine.tokenizer_content()).token_bytes
+    assert b"".join(spelling[token] for token in tokens) in (b"yes", b"no")
+    assert finish is FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    ("failing", "reason"),
+    [
+        (request(guided=Guided(GuidedKind.GRAMMAR, ("root ::= [",))), Reason.INVALID_ARGUMENT),
+        (request(guided=YES_OR_NO).after((PROMPT[0],)), Reason.GRAMMAR_REPLAY_MISMATCH),
+        (request(guided=YES_OR_NO).after((EOS,)), Reason.GRAMMAR_REPLAY_MISMATCH),
+    ],
+)
+def test_a_form_that_cannot_be_made_fails_and_the_engine_goes_on(
+    bench: Bench, runner: asyncio.Runner, failing: Request, reason: Reason
+) -> None:
+    failure = runner.run(bench.failure(failing))
+
+    assert failure.reason is reason
+    tokens, _ = runner.run(bench.answer(request()))
+    assert len(tokens) == 4
+
+
+def test_more_requests_than_sequences_are_refused(bench: Bench, runner: asyncio.Runner) -> None:
+    async def scenario() -> None:
+        keys = [bench.submit(request(max_tokens=80)) for _ in range(bench.engine.request_limit)]
+        try:
+            with pytest.raises(Failure) as raised:
+                bench.submit(request())
+            assert raised.value.reason is Reason.WORKER_AT_CAPACITY
+        finally:
+            for key in keys:
+                bench.engine.cancel(key)
+
+    runner.run(scenario())
+
+
+def test_a_long_prompt_does_not_stop_the_others(bench: Bench, runner: asyncio.Runner) -> None:
+    async def scenario() -> int:
+        talking = bench.submit(request(max_tokens=80, ignore_eos=True))
+        await bench.until(lambda: bool(bench.of(talking)))
+        start = len(bench.of(talking))
+        long = bench.submit(request(prompt=(PROMPT * 20)[:80], max_tokens=1))
+        await bench.until(lambda: bool(bench.of(long)))
+        bench.engine.cancel(talking)
+        return len(bench.of(talking)) - start
+
+    assert runner.run(scenario()) >= 80 // 17  # a step takes a piece of 16 tokens, and one with all others
+
+
+def test_a_file_that_is_no_model_ends_the_run_with_engine_dead(tmp_path: Path) -> None:
+    file = tmp_path / "readme.gguf"
+    file.write_text("not a model")
+    engine = LlamaCppEngine(LlamaCppConfig(path=file, served_model_name="none"))
+
+    with pytest.raises(Failure, match="not a GGUF file") as raised:
+        run_on_loop(engine.run(lambda _: None, asyncio.Event()))
+
+    assert raised.value.reason is Reason.ENGINE_DEAD
+
+
+def test_the_event_loop_goes_on_while_the_engine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_turned = threading.Event()
+    close = Llama.close
+
+    def close_late(llama: Llama) -> None:
+        assert has_turned.wait(TIMEOUT_S), "the loop stood still meanwhile"
+        close(llama)
+
+    async def scenario() -> None:
+        engine = LlamaCppEngine(LlamaCppConfig(path=resolve("smollm2"), served_model_name="tiny", context_length=64))
+        ready = asyncio.Event()
+        run = asyncio.create_task(engine.run(lambda _: None, ready))
+        async with asyncio.timeout(TIMEOUT_S):
+            await ready.wait()
+            run.cancel()
+            for _ in range(10):
+                await asyncio.sleep(0)
+                assert not run.done()
+            has_turned.set()
+            with suppress(asyncio.CancelledError):
+                await run
+
+    monkeypatch.setattr(Llama, "close", close_late)
+    run_on_loop(scenario())
+
+
+@pytest.mark.parametrize("missing", ["cyllama", "llguidance"])
+def test_without_llama_cpp_the_refusal_says_how_to_install_it(missing: str) -> None:
+    blocked = f"import sys; sys.modules['{missing}'] = None; import services.worker.engines.llamacpp"
+
+    done = subprocess.run(
+        [sys.executable, "-c", blocked], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+
+    assert "StartupError" in done.stderr
+    assert "pip install 'unbroken[llamacpp]'" in done.stderr

@@ -1,0 +1,42 @@
+"""Log probabilities: the softmax of the scores as they are, the same in every process."""
+
+import math
+
+import pytest
+
+from services.worker.engines.llamacpp.model import token_logprobs
+
+
+def test_they_are_the_natural_logarithms_of_the_softmax() -> None:
+    scores = [math.log(1), math.log(6), math.log(3)]
+
+    found = token_logprobs(scores, 0, 2)
+
+    assert found.logprob == pytest.approx(math.log(0.1))
+    assert [token for token, _ in found.top] == [1, 2]
+    assert [value for _, value in found.top] == pytest.approx([math.log(0.6), math.log(0.3)])
+
+
+def test_the_drawn_token_counts_among_the_likeliest() -> None:
+    found = token_logprobs([1.0, 3.0, 2.0], 1, 1)
+
+    assert found.top == ((1, found.logprob),)
+
+
+def test_of_equals_the_lower_id_comes_first() -> None:
+    assert [token for token, _ in token_logprobs([1.0, 2.0, 2.0, 2.0], 0, 2).top] == [1, 2]
+
+
+def test_without_rivals_there_is_the_tokens_own_alone() -> None:
+    assert token_logprobs([0.0, 0.0], 1, 0).top == ()
+
+
+def test_scores_beyond_what_an_exponential_holds_are_no_matter() -> None:
+    found = token_logprobs([5000.0, 4000.0, -math.inf], 0, 3)
+
+    assert found.logprob == 0.0
+    assert [value for _, value in found.top] == [0.0, -1000.0, -math.inf]
+
+
+def test_more_rivals_than_tokens_are_all_tokens() -> None:
+    assert len(token_logprobs([0.0, 1.0], 0, 20).top) == 2

@@ -1,0 +1,858 @@
+"""Attach: one session carries all requests of a frontend, and leaves none behind."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.core.call import Call, Cause, Phase
+from services.core.common_layers import Accept, Deadline, Guard
+from services.core.errors import Failure, Reason
+from services.core.gate import Gate
+from services.core.interface import Delta, Finish, Layer, Sink
+from services.core.request import FinishReason, Request
+from services.core.validation import CHOICES_MAX
+from services.rpc.codec import card_from_wire, seconds_from_wire, seconds_to_wire
+from services.stubs import inference_pb2, worker_pb2
+from services.worker import session as session_module
+from services.worker.counters import Tally
+from services.worker.dispatcher import Limits
+from services.worker.execute import Execute
+from tests.support.doubles import CARD, Script, run_async
+from tests.support.lines import Line, open_line
+from tests.worker.support import ManualEngine, ManualLayer, RawFrontend, Served, serving, submit
+
+DONE = Finish(FinishReason.STOP)
+
+
+def play(scenario: Callable[[Served, ManualLayer], Awaitable[Any]], **config: Any) -> Any:
+    async def run() -> Any:
+        pipeline = ManualLayer()
+        async with serving(pipeline, **config) as served:
+            return await scenario(served, pipeline)
+
+    return run_async(run())
+
+
+# What a session says
+
+
+def test_the_first_message_welcomes_and_the_others_do_not() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.read()
+        await frontend.send(submit(1, 10))
+        (await pipeline.wait_asked(10)).ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(1))
+        return frontend
+
+    first, *others = play(scenario, heartbeat_s=0.5).messages
+
+    assert (first.welcome.instance_id, card_from_wire(first.welcome.card)) == ("w1", CARD)
+    assert (first.welcome.engine_request_limit, first.welcome.request_queue_limit) == (2, 3)
+    assert seconds_from_wire(first.welcome.heartbeat) == 0.5
+    assert first.HasField("load")
+    assert not any(message.HasField("welcome") for message in others)
+
+
+def test_tokens_then_the_finish_reason_and_complete_final() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        asked.deliver(7, 8)
+        await frontend.until(lambda: frontend.token_ids(1) == [7, 8])
+        asked.deliver(9)
+        asked.ended.set_result(Finish(FinishReason.LENGTH))
+        await frontend.until(lambda: frontend.end(1))
+        return frontend
+
+    frontend = play(scenario)
+
+    assert frontend.entries(1) == [(0, [7, 8]), (2, [9])]
+    assert frontend.end(1) == worker_pb2.StreamEnd(
+        stream_id=1, finish_reason=inference_pb2.FINISH_REASON_LENGTH, complete_final=True
+    )
+
+
+def test_a_failure_ends_its_stream_after_its_tokens_and_without_complete_final() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        asked.deliver(7)
+        asked.ended.set_exception(Failure(Reason.ENGINE_ERROR, "poison"))
+        await frontend.until(lambda: frontend.end(1))
+        return frontend
+
+    frontend = play(scenario)
+
+    assert frontend.token_ids(1) == [7]
+    assert frontend.end(1) == worker_pb2.StreamEnd(
+        stream_id=1, error=worker_pb2.Error(reason="ENGINE_ERROR", detail="poison")
+    )
+
+
+def test_streams_go_on_side_by_side() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10), submit(2, 20))
+        first, second = await pipeline.wait_asked(10), await pipeline.wait_asked(20)
+        first.deliver(11)
+        second.deliver(21, 22)
+        first.deliver(12)
+        second.ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(2))
+        first.deliver(13)
+        first.ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(1))
+        return frontend
+
+    frontend = play(scenario)
+
+    assert frontend.token_ids(1) == [11, 12, 13]
+    assert frontend.token_ids(2) == [21, 22]
+
+
+@pytest.mark.parametrize("timeout_s", [None, 5.0])
+def test_the_time_that_is_left_becomes_the_calls_deadline(timeout_s: float | None) -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> float | None:
+        asked_for = submit(1, 10, request_id="r-1")
+        if timeout_s is not None:
+            asked_for.timeout.CopyFrom(seconds_to_wire(timeout_s))
+        frontend = served.attach()
+        await frontend.send(asked_for)
+        call = (await pipeline.wait_asked(10)).call
+        assert call.request_id == "r-1"
+        return None if call.deadline is None else call.deadline - asyncio.get_running_loop().time()
+
+    left_s = play(scenario)
+
+    assert (left_s is None) == (timeout_s is None)
+    assert left_s is None or 4 < left_s <= 5
+
+
+def test_a_session_that_is_ended_sends_what_is_unsent_first() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        asked.sink.deliver(Delta(0, [11]))
+        asked.ended.set_exception(Failure(Reason.DRAINING, "handed over"))
+        await asyncio.wait([asked.ended])
+        await asyncio.sleep(0)  # The request's own task has taken note and put its end into the outbox.
+        served.service.end_sessions()
+        await frontend.until_over()
+        return frontend
+
+    frontend = play(scenario)
+    end = frontend.end(1)
+
+    assert frontend.token_ids(1) == [11]
+    assert end is not None
+    assert end.error.reason == "DRAINING"
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize("fields", [{"priority": 1}, {"session_id": "s"}, {"request_id": "two words"}])
+def test_a_request_that_cannot_be_honoured_ends_with_an_error_and_harms_no_other(fields: dict[str, Any]) -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10, **fields), submit(2, 20))
+        (await pipeline.wait_asked(20)).ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(1) and frontend.end(2))
+        return frontend
+
+    frontend = play(scenario)
+    refused, done = frontend.end(1), frontend.end(2)
+
+    assert refused is not None
+    assert done is not None
+    assert refused.error.reason == "INVALID_ARGUMENT"
+    assert done.complete_final
+
+
+def test_a_bug_in_one_request_is_that_requests_failure_under_the_guard() -> None:
+    async def scenario() -> tuple[str, bool]:
+        async with serving(Guard(Script([7, ValueError("a bug")], [8]))) as served:
+            frontend = served.attach()
+            await frontend.send(submit(1, 10))
+            failed = await frontend.until(lambda: frontend.end(1))
+            await frontend.send(submit(2, 20))
+            done = await frontend.until(lambda: frontend.end(2))
+            return failed.error.reason, done.complete_final
+
+    assert run_async(scenario()) == ("INTERNAL", True)
+
+
+def test_a_message_that_cannot_be_decoded_ends_the_session() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        garbled = await open_line(served.address)
+        await garbled.send(b"\xff")
+        await garbled.until_over()
+        garbled.close()
+        assert not asked.cancelled.is_set(), "that was another frontend"
+
+    play(scenario)
+
+
+def test_a_stream_id_in_use_ends_the_session() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        await frontend.send(submit(1, 20))
+        await frontend.until_over()
+        await asked.cancelled.wait()
+
+    play(scenario)
+
+
+def group_of(count: int, stream_id: int, prompt: int, **fields: Any) -> worker_pb2.Submit:
+    message = submit(stream_id, prompt, **fields)
+    message.choices = count
+    return message
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [
+        [submit(1, 10), group_of(2, 1, 20)],
+        [group_of(3, 1, 10), submit(3, 20)],
+        [group_of(3, 1, 10), group_of(2, 3, 20)],
+    ],
+)
+def test_a_stream_id_in_use_by_any_choice_ends_the_session(twice: list[worker_pb2.Submit]) -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(*twice)
+        await frontend.until_over()
+
+    play(scenario)
+
+
+def test_the_stream_id_of_one_that_has_ended_is_no_new_one() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        (await pipeline.wait_asked(10)).ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(1))
+        await frontend.send(submit(1, 20))
+        await frontend.until_over()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("count", "stream_id"),
+    [(CHOICES_MAX + 1, 1), (2**32 - 1, 1), (2, 2**32 - 1), (CHOICES_MAX, 2**32 - CHOICES_MAX + 1)],
+)
+@pytest.mark.parametrize("counted", ["stream_id", "choice"])
+def test_more_choices_than_anybody_may_ask_for_end_the_session(count: int, stream_id: int, counted: str) -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        ids = {"stream_id": 1} | {counted: stream_id}
+        await frontend.send(group_of(count, prompt=10, **ids))
+        await frontend.until_over()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("count", [7, 8])
+def test_a_session_with_more_streams_than_any_frontend_has_is_dropped(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One small message of 5,000 requests of 64 choices once held up the worker for 17 s."""
+    monkeypatch.setattr(session_module, "STREAMS_MAX", 2)  # Beside the 2 that run and the 3 that wait.
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> bool:
+        frontend = served.attach()
+        await frontend.send(group_of(4, 1, 10), submit(5, 20), group_of(count - 5, 6, 30))
+        if count == 7:
+            (await pipeline.wait_asked(20)).ended.set_result(DONE)
+            await frontend.until(lambda: frontend.end(5))
+        else:
+            await frontend.until_over()
+        return frontend.is_over
+
+    assert play(scenario) is (count == 8)
+
+
+# Several choices
+
+
+def answering(engine: ManualEngine, **config: Any) -> Any:
+    """A session on a worker's own admission, over an engine that the test steps."""
+    execute = Execute(engine, Limits(slots=2, places=3))
+    engine.attach(execute.emit)
+    return serving(Guard(Deadline(execute)), engine=engine, execute=execute, **config)
+
+
+async def until_taken_note(frontend: RawFrontend) -> None:
+    """Until the worker has dealt with all that was sent before: it refuses one more request."""
+    await frontend.send(submit(1000, 10, priority=1))
+    await frontend.until(lambda: frontend.end(1000))
+
+
+async def until_ended(frontend: RawFrontend, *stream_ids: int) -> list[worker_pb2.StreamEnd]:
+    return [await frontend.until(partial(frontend.end, stream_id)) for stream_id in stream_ids]
+
+
+def test_every_choice_is_a_stream_with_tokens_and_an_end_of_its_own() -> None:
+    async def scenario() -> Any:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            await frontend.send(group_of(3, 5, 10, choice=1))
+            await engine.wait_submitted(2)
+            for number in range(3):
+                key = next(iter(engine.requests))
+                engine.give(key, [10 + engine.requests[key].choice], FinishReason.STOP)
+                await until_ended(frontend, 5 + number)
+            assert sum(served.load()) == 0
+            return frontend
+
+    frontend = run_async(scenario())
+
+    assert [frontend.token_ids(stream_id) for stream_id in (5, 6, 7)] == [[11], [12], [13]]
+    assert all(stream_id in frontend.begun() for stream_id in (5, 6, 7))
+
+
+def test_all_choices_end_with_the_same_error_when_there_is_no_room_for_all() -> None:
+    async def scenario() -> list[Any]:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            await frontend.send(submit(1, 10), group_of(5, 2, 20))
+            ends = await until_ended(frontend, *range(2, 7))
+            assert served.load() == (1, 0)
+            return [end.error for end in ends]
+
+    errors = run_async(scenario())
+
+    assert [error.reason for error in errors] == ["WORKER_AT_CAPACITY"] * 5
+    assert {error.metadata["running"] for error in errors} == {"1"}
+
+
+@pytest.mark.parametrize("gone", [[5], [6], [7], [5, 7], [5, 6, 7]])
+@pytest.mark.parametrize("is_in_one_message", [True, False])
+def test_a_choice_is_cancelled_alone_and_keeps_no_place_even_if_it_had_not_begun(
+    gone: list[int], is_in_one_message: bool
+) -> None:
+    async def scenario() -> tuple[Any, tuple[int, int]]:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            if is_in_one_message:
+                await frontend.send(group_of(3, 5, 10), cancels=gone)
+            else:
+                await frontend.send(group_of(3, 5, 10))
+                await engine.wait_submitted(2)
+                await frontend.send(cancels=gone)
+            await until_taken_note(frontend)
+            assert sum(served.load()) == 3 - len(gone)
+            left = [number for number in (5, 6, 7) if number not in gone]
+            for number in left:
+                engine.give(next(iter(engine.requests)), [7], FinishReason.STOP)
+                await until_ended(frontend, number)
+            return served.execute.tally.cancelled, served.load()
+
+    cancelled, load = run_async(scenario())
+
+    assert {cause for cause, _ in cancelled} == {Cause.SIGNAL}
+    assert (cancelled.total(), load) == (len(gone), (0, 0))
+
+
+def test_a_request_that_is_refused_before_admission_ends_every_choice() -> None:
+    async def scenario() -> list[str]:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            await frontend.send(group_of(3, 5, 10, priority=1))
+            ends = await until_ended(frontend, 5, 6, 7)
+            assert sum(served.load()) == 0
+            return [end.error.reason for end in ends]
+
+    assert run_async(scenario()) == ["INVALID_ARGUMENT"] * 3
+
+
+def test_a_party_whose_time_is_up_before_it_came_takes_no_place() -> None:
+    async def scenario() -> list[str]:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            late = group_of(3, 5, 10)
+            late.timeout.CopyFrom(seconds_to_wire(0))
+            await frontend.send(late)
+            ends = await until_ended(frontend, 5, 6, 7)
+            assert sum(served.load()) == 0
+            assert engine.submitted == []
+            return [end.error.reason for end in ends]
+
+    assert run_async(scenario()) == ["DEADLINE_EXCEEDED"] * 3
+
+
+# Signals
+
+
+def test_each_signal_counts_once_with_how_far_its_stream_had_come() -> None:
+    """Duplicates and unknown ids count nothing, and harm nobody; one that crosses the end counts as well."""
+
+    async def scenario() -> tuple[dict[Any, int], int]:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            await frontend.send(*[submit(number, 10 + number) for number in range(1, 5)])
+            await engine.wait_submitted(2)
+            engine.give(engine.key_of((11,)), [7])
+            await frontend.send(cancels=[1, 2, 3, 1, 99])
+            await engine.wait_submitted(3)
+            engine.give(engine.key_of((14,)), [7], FinishReason.STOP)
+            await frontend.until(lambda: frontend.end(4))
+            await frontend.send(cancels=[4, 4, 1])
+            await frontend.send(submit(9, 19))
+            await engine.wait_submitted(4)
+            engine.give(engine.key_of((19,)), [7], FinishReason.STOP)
+            await frontend.until(lambda: frontend.end(9))
+            return dict(served.execute.tally.cancelled), served.execute.tally.aborted
+
+    cancelled, aborted = run_async(scenario())
+
+    assert cancelled == {
+        (Cause.SIGNAL, Phase.RUNNING): 1,
+        (Cause.SIGNAL, Phase.PREFILL): 1,
+        (Cause.SIGNAL, Phase.QUEUED): 1,
+        (Cause.SIGNAL, Phase.ENDED): 1,
+    }
+    assert aborted == 2
+
+
+def unconnected(pipeline: Layer, tally: Tally) -> session_module.Session:
+    """A session whose requests and cancels a test brings itself."""
+    config = session_module.SessionConfig(heartbeat_s=9.0)
+    return session_module.Session(pipeline, worker_pb2.Welcome(), worker_pb2.Load, tally, config)
+
+
+def test_a_signal_that_comes_in_the_turn_in_which_its_stream_ends_crosses_the_end() -> None:
+    async def scenario() -> dict[Any, int]:
+        tally = Tally()
+        session = unconnected(Script([]), tally)
+        async with asyncio.TaskGroup() as group:
+            session._group = group
+            session._submit(submit(1, 10))
+            await asyncio.sleep(0)
+            session._cancel(1)
+            session._cancel(1)
+        return dict(tally.cancelled)
+
+    assert run_async(scenario()) == {(Cause.SIGNAL, Phase.ENDED): 1}
+
+
+def test_a_signal_and_a_cancel_by_name_in_one_turn_count_once() -> None:
+    async def scenario() -> Tally:
+        engine, gate = ManualEngine(), Gate()
+        execute = Execute(engine, Limits(slots=1, places=0))
+        session = unconnected(Accept(execute, gate), execute.tally)
+        async with asyncio.TaskGroup() as group:
+            session._group = group
+            session._submit(submit(1, 10, request_id="r-1"))
+            await engine.wait_submitted(1)
+            session._cancel(1)
+            gate.cancel("r-1")
+        return execute.tally
+
+    tally = run_async(scenario())
+
+    assert dict(tally.cancelled) == {(Cause.SIGNAL, Phase.PREFILL): 1}
+    assert tally.aborted == 1
+
+
+def test_a_stream_whose_session_ends_before_it_began_is_counted_too() -> None:
+    async def scenario() -> dict[Any, int]:
+        tally = Tally()
+        session = unconnected(Script([]), tally)
+        async with asyncio.TaskGroup() as group:
+            session._group = group
+            session._submit(submit(1, 10))
+            task = session._streams[1].task
+            assert task is not None
+            task.cancel()  # As when whoever serves the session is cancelled in the turn of the submit.
+        return dict(tally.cancelled)
+
+    assert run_async(scenario()) == {(Cause.SESSION_LOST, Phase.QUEUED): 1}
+
+
+def test_what_a_session_remembers_of_ended_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "ENDED_KEPT", 2)
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> dict[Any, int]:
+        frontend = served.attach()
+        for number in (1, 2, 3):
+            await frontend.send(submit(number, 10 + number))
+            (await pipeline.wait_asked(10 + number)).ended.set_result(DONE)
+            await until_ended(frontend, number)
+        await frontend.send(cancels=[1, 2, 3])
+        await frontend.send(submit(4, 14))
+        await pipeline.wait_asked(14)
+        return dict(served.execute.tally.cancelled)
+
+    assert play(scenario) == {(Cause.SIGNAL, Phase.ENDED): 2}
+
+
+def test_a_frontend_that_is_gone_is_counted_for_each_of_its_streams() -> None:
+    async def scenario() -> dict[Any, int]:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            await frontend.send(*[submit(number, 10 + number) for number in range(1, 4)])
+            await engine.wait_submitted(2)
+            engine.give(engine.key_of((11,)), [7])
+            (await frontend.line()).half_close()
+            await frontend.until_over()
+            assert (sum(served.load()), engine.requests) == (0, {})
+            return dict(served.execute.tally.cancelled)
+
+    assert run_async(scenario()) == {
+        (Cause.SESSION_LOST, Phase.RUNNING): 1,
+        (Cause.SESSION_LOST, Phase.PREFILL): 1,
+        (Cause.SESSION_LOST, Phase.QUEUED): 1,
+    }
+
+
+# Who hangs up
+
+
+def test_cancel_stops_that_request_alone_and_unknown_ids_are_ignored() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10), submit(2, 20))
+        first, second = await pipeline.wait_asked(10), await pipeline.wait_asked(20)
+        await frontend.send(cancels=[1, 1, 99])
+        await first.cancelled.wait()
+        second.deliver(7)
+        second.ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(2))
+        return frontend
+
+    frontend = play(scenario)
+
+    assert frontend.token_ids(2) == [7]
+    assert frontend.end(1) is None, "whoever cancelled has forgotten the stream"
+
+
+@pytest.mark.parametrize("cancels", [[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]])
+def test_of_those_that_leave_together_none_begins_in_the_slot_of_another(cancels: list[int]) -> None:
+    async def scenario() -> int:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            await frontend.send(*(submit(number, number) for number in (1, 2, 3, 4, 5)))
+            await engine.wait_submitted(2)
+            await frontend.send(cancels=cancels)
+            await until_taken_note(frontend)
+            assert (served.load(), engine.requests) == ((0, 0), {})
+            return len(engine.submitted)
+
+    assert run_async(scenario()) == 2
+
+
+def test_a_request_that_is_cancelled_before_it_began_never_begins() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10), submit(2, 20), cancels=[1])
+        (await pipeline.wait_asked(20)).ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(2))
+        assert list(pipeline._asked) == [20]
+        return frontend
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("hang_up", [Line.close, Line.abort, Line.half_close])
+def test_a_frontend_that_hangs_up_cancels_all_its_requests_and_nobody_elses(hang_up: Callable[[Line], None]) -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> int:
+        leaving, staying = served.attach(), served.attach()
+        await leaving.send(submit(1, 10), submit(2, 20))
+        await staying.send(submit(1, 30))
+        asked = [await pipeline.wait_asked(prompt) for prompt in (10, 20, 30)]
+        asked[0].deliver(7)
+        hang_up(await leaving.line())
+        await asked[0].cancelled.wait()
+        await asked[1].cancelled.wait()
+        assert not asked[2].cancelled.is_set()
+        asked[2].ended.set_result(DONE)
+        await staying.until(lambda: staying.end(1))
+        return served.session_count
+
+    assert play(scenario) == 1
+
+
+# Leaving
+
+
+def test_goaway_reaches_those_who_are_here_and_those_who_come() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> list[float]:
+        here = served.attach()
+        await here.read()
+        served.service.goaway(2.5)
+        await here.until(lambda: here.messages[-1].HasField("goaway"))
+        late = served.attach()
+        await late.read()
+        assert late.messages[0].HasField("welcome")
+        return [seconds_from_wire(one.messages[-1].goaway.grace) for one in (here, late)]
+
+    assert play(scenario) == [2.5, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("is_leaving", "why"), [(True, "this worker leaves"), (False, "the frontend ended it, or is gone")]
+)
+def test_the_log_says_on_whose_account_a_session_ended(is_leaving: bool, why: str) -> None:
+    """ "The frontend left" was said of a frontend that had been told to."""
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.read()
+        if is_leaving:
+            served.service.goaway(2.5)
+        (await frontend.line()).half_close()
+        await frontend.until_over()
+
+    with capture_logs() as logs:
+        play(scenario)
+
+    assert [line["why"] for line in logs if line["event"] == "session over"] == [why]
+
+
+# Heartbeats
+
+
+def test_loads_come_with_every_heartbeat_while_a_stream_runs() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> worker_pb2.Load:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        await frontend.until(lambda: sum(message.HasField("load") for message in frontend.messages) == 4)
+        return frontend.messages[-1].load
+
+    load = play(scenario, heartbeat_s=0.01, idle_heartbeats=10**9)
+
+    assert (load.engine_steps, load.ranks[0].kv_blocks_total) == (7, 9)
+
+
+def test_a_frontend_hears_with_every_heartbeat_of_what_others_have_running() -> None:
+    """Or it would take a worker for busy that another frontend had filled, seconds after all that had ended."""
+
+    async def scenario() -> worker_pb2.Load:
+        engine = ManualEngine()
+        execute = Execute(engine, Limits(slots=2, places=3))
+        async with serving(execute, engine=engine, execute=execute, heartbeat_s=0.01, idle_heartbeats=10**9) as served:
+            busy, onlooker = served.attach(), served.attach()
+            await busy.send(submit(1, 10))
+            await onlooker.until(lambda: sum(message.load.running for message in onlooker.messages) == 3)
+            return onlooker.messages[-1].load
+
+    assert run_async(scenario()).running == 1
+
+
+def test_one_more_load_tells_that_the_last_stream_is_gone() -> None:
+    """Without it the worker would pass for as loaded as it was until it reports again, which is long with no stream."""
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        await frontend.until(lambda: sum(message.HasField("load") for message in frontend.messages) == 2)
+        await frontend.send(cancels=[1])
+        await (await pipeline.wait_asked(10)).cancelled.wait()
+        so_far = len(frontend.messages)
+        await frontend.until(lambda: any(message.HasField("load") for message in frontend.messages[so_far:]))
+
+    play(scenario, heartbeat_s=0.01, idle_heartbeats=10**9)
+
+
+async def _load_after_end(frontend: RawFrontend) -> None:
+    await frontend.until(lambda: frontend.end(1))
+    after = next(number for number, message in enumerate(frontend.messages, start=1) if message.ends)
+    await frontend.until(lambda: any(message.HasField("load") for message in frontend.messages[after:]))
+
+
+def test_a_stream_that_no_heartbeat_has_seen_is_followed_by_a_load_too() -> None:
+    """Its frontend expects a report within a heartbeat from its start on, and took the worker for unknown."""
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        (await pipeline.wait_asked(10)).ended.set_result(DONE)
+        await _load_after_end(frontend)
+
+    play(scenario, heartbeat_s=0.1, idle_heartbeats=10**9)
+
+
+def test_a_load_that_travels_with_the_last_end_is_followed_by_another() -> None:
+    """It is read before the end, while the frontend counts the worker as in use and believes it for less long."""
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> None:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        asked.ended.set_result(DONE)
+        await asyncio.sleep(0)
+        time.sleep(0.06)  # noqa: ASYNC251 (the heartbeat comes in the turn in which the stream is forgotten)
+        await _load_after_end(frontend)
+
+    play(scenario, heartbeat_s=0.05, idle_heartbeats=10**9)
+
+
+def test_a_worker_under_load_sends_one_load_a_heartbeat() -> None:
+    """However many requests begin and end between two."""
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> tuple[int, float]:
+        frontend = served.attach()
+        began = asyncio.get_running_loop().time()
+        for number in range(1, 101):
+            await frontend.send(submit(number, number))
+            (await pipeline.wait_asked(number)).ended.set_result(DONE)
+            await frontend.until(partial(frontend.end, number))
+        count = sum(message.HasField("load") for message in frontend.messages)
+        return count, asyncio.get_running_loop().time() - began
+
+    count, took_s = play(scenario, heartbeat_s=0.05, idle_heartbeats=10**9)
+
+    assert count <= 1 + took_s / 0.05
+
+
+def test_loads_come_seldom_while_none_does() -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> float:
+        frontend = served.attach()
+        await frontend.read()
+        began = asyncio.get_running_loop().time()
+        await frontend.until(lambda: len(frontend.messages) == 4)
+        return asyncio.get_running_loop().time() - began
+
+    # Two whole intervals at least: the first may have begun before the welcome was read.
+    assert play(scenario, heartbeat_s=0.01, idle_heartbeats=5) > 2 * 5 * 0.01
+
+
+def test_a_frontend_that_falls_silent_is_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "SILENCE_S_MAX", 0.2)
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> bool:
+        silent, lively = served.attach(), served.attach()
+        await silent.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        while not asked.cancelled.is_set():
+            await lively.send()  # An empty message says that it is there.
+            await lively.read()
+        await silent.until_over()
+        return lively.is_over
+
+    with capture_logs() as logs:
+        assert not play(scenario, heartbeat_s=0.01)
+
+    assert "the frontend was silent for 0.2 s" in [line.get("why") for line in logs]
+
+
+def test_a_worker_that_stood_still_itself_takes_nobody_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meanwhile it could hear nobody."""
+    monkeypatch.setattr(session_module, "SILENCE_S_MAX", 0.1)
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> bool:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        time.sleep(0.2)  # noqa: ASYNC251 (it is what happens)
+        for _ in range(3):
+            await frontend.read()  # Another heartbeat.
+            await frontend.send()
+        return asked.cancelled.is_set()
+
+    assert not play(scenario, heartbeat_s=0.01)
+
+
+# What is sent together
+
+
+def test_an_end_travels_with_the_last_tokens() -> None:
+    async def scenario() -> list[worker_pb2.AttachResponse]:
+        engine = ManualEngine()
+        async with answering(engine) as served:
+            frontend = served.attach()
+            await frontend.send(submit(1, 10))
+            await engine.wait_submitted(1)
+            await frontend.until(lambda: frontend.begun() == [1])
+            engine.give(engine.key_of((10,)), [7, 8], FinishReason.STOP)
+            await frontend.until(lambda: frontend.end(1))
+            return list(frontend.messages)
+
+    last = run_async(scenario())[-1]
+
+    assert (list(last.step.token_ids), last.ends[0].complete_final) == ([7, 8], True)
+
+
+# Frontends that do not read
+
+
+@pytest.mark.parametrize("count", [10, 11])
+def test_a_frontend_may_leave_exactly_the_bound_unread(count: int) -> None:
+    async def scenario(served: Served, pipeline: ManualLayer) -> bool:
+        frontend = served.attach()
+        await frontend.send(submit(1, 10))
+        asked = await pipeline.wait_asked(10)
+        asked.deliver(*range(count))
+        if count > 10:
+            await asked.cancelled.wait()
+            await frontend.until_over()
+        else:
+            await frontend.until(lambda: frontend.token_ids(1))
+        return frontend.is_over
+
+    assert play(scenario, outbox_tokens_max=10) is (count > 10)
+
+
+def test_a_frontend_that_submits_and_reads_nothing_is_dropped() -> None:
+    async def scenario() -> None:
+        refused = Script(*[[Reason.WORKER_AT_CAPACITY]] * 1000)
+        async with serving(refused, outbox_tokens_max=100) as served:
+            frontend = served.attach()
+            await frontend.send(*[submit(number, 10) for number in range(1000)])
+            await frontend.until_over()
+
+    run_async(scenario())
+
+
+def test_a_frontend_that_reads_nothing_is_dropped_while_the_write_still_waits() -> None:
+    """Once the bound was only looked at between writes, and a frontend that read nothing filled the worker's memory."""
+    delivered = 0
+
+    async def flood(request: Request, call: Call, sink: Sink) -> Finish:
+        nonlocal delivered
+        try:
+            while True:
+                sink.deliver(Delta(delivered, [2**32 - 1] * 1000))
+                delivered += 1000
+                await asyncio.sleep(0)
+        finally:
+            stopped.set()
+
+    stopped = asyncio.Event()
+
+    async def scenario() -> int:
+        async with serving(flood, outbox_tokens_max=100_000) as served:
+            slow, quick = served.attach(), served.attach()
+            await quick.read()
+            await slow.send(submit(1, 10))
+            await stopped.wait()
+            served.service.goaway(1)  # Another frontend's session is unharmed.
+            await quick.until(lambda: quick.messages[-1].HasField("goaway"))
+            await slow.until_over()
+            return served.session_count
+
+    assert run_async(scenario()) == 1
