@@ -23,7 +23,7 @@ from services.frontend.metrics.definitions import build_metrics
 from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds, Thresholds
 from services.frontend.session.pool import Pool, PoolConfig
-from services.frontend.session.session import SessionConfig
+from services.frontend.session.session import WorkerSessionConfig
 from services.stubs.registry_pb2 import Instance, WatchResponse
 from services.stubs.worker_pb2 import Load, RankLoad, Step
 from tests.frontend.support import BareWorker
@@ -62,8 +62,8 @@ class Frontend:
     """The parts of one that have to do with workers, and so many of these."""
 
     def __init__(self, workers: int, *, rank: RankLoad = CALM, slots: int = SLOTS) -> None:
-        self.catalogue = models_of(CARD)
-        self.pool = Pool(self.catalogue, PoolConfig())
+        self.catalog = models_of(CARD)
+        self.pool = Pool(self.catalog, PoolConfig())
         self.workers = [bare_worker(f"w{number}", rank, slots) for number in range(workers)]
         for one in self.workers:
             one.on_news = partial(self.pool.on_news, one.session)
@@ -71,13 +71,13 @@ class Frontend:
 
     def admit_and_route(self, admission: AdmissionConfig) -> Layer:
         busy, rng = BusyThresholds(admission), random.Random(1)
-        return Admit(Route(answer, self.pool, busy, rng), self.catalogue, self.pool, busy, rng)
+        return Admit(Route(answer, self.pool, busy, rng), self.catalog, self.pool, busy, rng)
 
     def pipeline(self) -> Layer:
         """All of a request's layers, without HTTP."""
         layers = frontend_layers(
             PipelineConfig(),
-            catalogue=self.catalogue,
+            catalog=self.catalog,
             pool=self.pool,
             busy=BusyThresholds(NO_THRESHOLDS),
             metrics=build_metrics(),
@@ -89,7 +89,7 @@ class Frontend:
 
 def bare_worker(name: str, rank: RankLoad, slots: int) -> BareWorker:
     """One that has reported its load, and is believed for as long as a measurement takes."""
-    worker = BareWorker(name, slots=slots, places=0, config=SessionConfig(full_s=FOREVER_S))
+    worker = BareWorker(name, slots=slots, places=0, config=WorkerSessionConfig(full_s=FOREVER_S))
     worker.hear(load=Load(ranks=[rank]))
     return worker
 

@@ -14,7 +14,7 @@ from services.registry.etcd_store import EtcdStore
 from services.registry.memory_store import MemoryStore
 from services.registry.service import RegistryService
 from services.registry.store import Store
-from services.registry.watch_cache import Entry, View
+from services.registry.watch_cache import Entry, WatchCache
 from services.stubs.registry_pb2 import RegisterRequest, RegisterResponse, WatchRequest, WatchResponse
 from tests.registry.support import Etcd, instance, register, until
 
@@ -44,7 +44,7 @@ class Client:
         self.told += 1
         self.revision = message.revision
 
-    def has_seen(self, view: View) -> bool:
+    def has_seen(self, view: WatchCache) -> bool:
         return self.told > 0 and self.revision >= view.revision
 
     async def send_initial_metadata(self, _metadata: object) -> None:

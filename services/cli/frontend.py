@@ -176,7 +176,7 @@ def command(**given: Any) -> None:
     from services.frontend.pipeline import PipelineConfig
     from services.frontend.server import Frontend, FrontendConfig
     from services.frontend.session.pool import PoolConfig
-    from services.frontend.session.session import SessionConfig
+    from services.frontend.session.session import WorkerSessionConfig
 
     if given["processes"] > 1 and given["member"] is None:
         check_options(given)
@@ -184,7 +184,7 @@ def command(**given: Any) -> None:
         return
     name = "frontend" if given["member"] is None else given["member"].name
     configure_logging(name, level=given["log_level"], log_format=given["log_format"])
-    session = SessionConfig(stall_s=given["stall_ms"] / 1e3, engine_stall_s=given["engine_stall_ms"] / 1e3)
+    session = WorkerSessionConfig(stall_s=given["stall_ms"] / 1e3, engine_stall_s=given["engine_stall_ms"] / 1e3)
     migrate = MigrateConfig(
         limit=given["migration_limit"],
         seq_len_max=given["migration_max_seq_len"],

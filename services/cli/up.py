@@ -14,7 +14,7 @@ from services.cluster.commands import PROGRAM, ClusterConfig, frontend_command, 
 from services.cluster.state import default_folder
 from services.runtime.log import configure_logging
 from services.runtime.process import run_process
-from services.runtime.supervision.child import MemberConfig
+from services.runtime.supervision.child import ChildConfig
 
 PORT = click.IntRange(0, 65535)
 READY_TIMEOUT_S = 120.0
@@ -125,7 +125,7 @@ def command(
     config = ClusterConfig(log_level=log_level, log_format=log_format, **what)
     drain_timeout_s = _check_children(config)
     configure_logging("up", level=log_level, log_format=log_format)
-    members = MemberConfig(
+    members = ChildConfig(
         is_restarted=not no_restart,
         ready_timeout_s=ready_timeout_s or (LOADING_TIMEOUT_S if config.engine == "trtllm" else READY_TIMEOUT_S),
         drain_timeout_s=drain_timeout_s,

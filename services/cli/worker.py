@@ -165,7 +165,7 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
 @logging_options
 def command(**given: Any) -> None:
     from services.worker.server import Worker, WorkerConfig
-    from services.worker.session import SessionConfig
+    from services.worker.session import FrontendSessionConfig
 
     check_options(given)
     configure_logging("worker", level=given["log_level"], log_format=given["log_format"])
@@ -183,7 +183,7 @@ def command(**given: Any) -> None:
         drain_timeout_s=given["drain_timeout"],
         lease_s=given["lease"],
         ready_file=given["ready_file"],
-        session=SessionConfig(migration_limit=given["migration_limit"]),
+        session=FrontendSessionConfig(migration_limit=given["migration_limit"]),
     )
     log_config(config)
 

@@ -20,7 +20,7 @@ from services.cluster.commands import (
 from services.cluster.console import Console, table
 from services.cluster.health import wait_served
 from services.cluster.state import STATE_FILE, owned, write_state
-from services.runtime.supervision.child import Command, Member, MemberConfig, end_all, start_all, start_until
+from services.runtime.supervision.child import Child, ChildConfig, Command, end_all, start_all, start_until
 
 SUPERVISOR = "up"
 
@@ -28,7 +28,7 @@ SUPERVISOR = "up"
 class Cluster:
     """One registry, workers and frontends as child processes of this one."""
 
-    def __init__(self, config: ClusterConfig, members: MemberConfig, folder: Path) -> None:
+    def __init__(self, config: ClusterConfig, members: ChildConfig, folder: Path) -> None:
         self._config = config
         self._member_config = members
         self._folder = folder
@@ -72,8 +72,8 @@ class Cluster:
         for row in (self._frontends, self._workers, [self._registry]):
             await end_all(row)
 
-    def _member(self, name: str, command: Command, config: MemberConfig) -> Member:
-        return Member(
+    def _member(self, name: str, command: Command, config: ChildConfig) -> Child:
+        return Child(
             name,
             command,
             config,
@@ -92,7 +92,7 @@ class Cluster:
     def _registry_address(self) -> str:
         return self._registry.known["address"]
 
-    def _url(self, frontend: Member) -> str:
+    def _url(self, frontend: Child) -> str:
         return f"http://{reachable(frontend.known['http'])}"
 
     def _write_state(self) -> None:

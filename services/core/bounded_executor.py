@@ -11,7 +11,7 @@ RETRY_AFTER_S = 1.0
 T = TypeVar("T")
 
 
-class Aside:
+class BoundedExecutor:
     """Runs functions in the loop's threads; what runs and what waits for a thread have `places` together."""
 
     def __init__(self, places: int = PLACES_DEFAULT) -> None:

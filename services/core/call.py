@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from services.core.choice_group import Party
+from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure
 from services.core.model_card import ModelCard
 
@@ -109,7 +109,7 @@ class Call(Struct, frozen=True, kw_only=True):
     attempt: Attempt = field(default_factory=Attempt)
     excluded: frozenset[str] = frozenset()
     replacement_deadline: float | None = None
-    party: Party | None = None
+    choice_group: ChoiceGroup | None = None
 
     @property
     def worker(self) -> str | None:

@@ -14,7 +14,7 @@ Reservation = tuple[Sequence[int], Callable[[int], None]]
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Party:
+class ChoiceGroup:
     """count: how many choices. first: the number of the first of them. worker: the session that the first to come was
     routed to, for the others to follow.
     """

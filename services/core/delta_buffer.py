@@ -58,7 +58,7 @@ class _Piece:
         return Delta(self.position, token_ids, text, self.choice, self.logprobs, self.finish_reason, self.usage)
 
 
-class Joined:
+class DeltaBuffer:
     """Deltas that wait for their client, oldest first. `size` is what they count, in bytes.
 
     A text counts the bytes of its UTF-8; what surrounds it on the wire comes once for each piece and is not counted.

@@ -18,7 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from services.rpc.status import CHANNEL_OPTIONS
 from services.runtime.backoff import Backoff
-from services.runtime.log_throttle import Reminder
+from services.runtime.log_throttle import LogThrottle
 from services.stubs.registry_pb2 import (
     INSTANCE_STATE_DRAINING,
     INSTANCE_STATE_SERVING,
@@ -40,7 +40,7 @@ DEREGISTER_TIMEOUT_S = 2.0
 BACKOFF = Backoff()
 
 RegisterCall: TypeAlias = "grpc.aio.StreamStreamCall[RegisterRequest, RegisterResponse]"
-Session: TypeAlias = "Callable[[RegistryAsyncStub, Callable[[], None]], Awaitable[bool]]"
+RegistryStream: TypeAlias = "Callable[[RegistryAsyncStub, Callable[[], None]], Awaitable[bool]]"
 """One stream to one registry; calls the callback when it answers, returns True when there is nothing left to do."""
 
 
@@ -68,9 +68,9 @@ OnChange: TypeAlias = "Callable[[Mapping[str, InstanceRecord], Collection[str]],
 """Told which instances are new or different, and the ids of those that are gone."""
 
 
-async def _stay_connected(addresses: Sequence[str], session: Session, what: str) -> None:
+async def _stay_connected(addresses: Sequence[str], session: RegistryStream, what: str) -> None:
     """Run `session` on one registry after the other until it returns True."""
-    rng, outage = random.Random(), _Outage(what)
+    rng, outage = random.Random(), _RegistryOutage(what)
     first = rng.randrange(len(addresses))  # Not all clients on the first of them.
     for number in itertools.count(first):
         address = addresses[number % len(addresses)]
@@ -92,14 +92,14 @@ def _why(error: grpc.aio.AioRpcError) -> str:
     return f"{error.code().name}: {error.details()}"
 
 
-class _Outage:
+class _RegistryOutage:
     """Counts tries, and logs the first, some, and the last of them."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._is_out = True
         self._was_up = False
-        self._reminder = Reminder()
+        self._reminder = LogThrottle()
         self._up_at = 0.0
         self.tries = 0
 

@@ -17,7 +17,7 @@ Changes = Mapping[str, Any]
 """Thresholds by the names that clients have for them; None: not looked at any more."""
 
 
-class Whole(Protocol):
+class FrontendControl(Protocol):
     """All raise Failure where a process does not answer."""
 
     async def exposition(self) -> bytes:
@@ -33,7 +33,7 @@ class Whole(Protocol):
         ...
 
 
-class OneProcess:
+class LocalControl:
     """This process alone: a frontend as most are, or what one of several answers the others."""
 
     def __init__(self, metrics: CollectorRegistry, gate: Gate, thresholds: BusyThresholds) -> None:

@@ -30,7 +30,7 @@ class Model:
     tokenizer: Tokenizer
 
 
-class Catalogue:
+class ModelCatalog:
     """Models by name. A model stays known when its workers are gone: its absence is then NO_WORKERS, not a wrong name.
     Nor is one that workers are registered for, though none has told its card yet.
 

@@ -24,12 +24,12 @@ from services.frontend.api.admin.admin import Admin, AdminConfig
 from services.frontend.api.admin.grpc_service import SERVICE as ADMIN_SERVICE
 from services.frontend.api.admin.grpc_service import AdminService, RefuseStrangers
 from services.frontend.api.build import build_admin_app, build_app
-from services.frontend.control import OneProcess
+from services.frontend.control import LocalControl
 from services.frontend.layers.transport import Transport
-from services.frontend.metrics.collectors import BusyMetrics, WorkerMetrics
+from services.frontend.metrics.collectors import BusyMetrics, WorkerLoadMetrics
 from services.frontend.metrics.definitions import PREFIX, build_metrics
 from services.frontend.metrics.outcomes import observe_refused
-from services.frontend.model_catalog import Catalogue
+from services.frontend.model_catalog import ModelCatalog
 from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.frontend.processes.ipc import Welcome
 from services.frontend.processes.membership import enter, whole_of
@@ -78,8 +78,8 @@ class FrontendConfig:
 class _Served:
     """What the HTTP side asks about this frontend."""
 
-    def __init__(self, catalogue: Catalogue, pool: Pool, gate: Gate) -> None:
-        self._catalogue = catalogue
+    def __init__(self, catalog: ModelCatalog, pool: Pool, gate: Gate) -> None:
+        self._catalog = catalog
         self._pool = pool
         self._gate = gate
 
@@ -91,7 +91,7 @@ class _Served:
         return self._pool.unreached_count
 
     def token_bytes_of(self, model: str) -> Sequence[bytes]:
-        return self._catalogue.find(model).tokenizer.token_bytes
+        return self._catalog.find(model).tokenizer.token_bytes
 
     @property
     def is_draining(self) -> bool:
@@ -105,15 +105,15 @@ class Frontend:
         self._config = config
         self._gate = Gate()
         metrics = self._metrics = build_metrics(config.metrics_prefix)
-        catalogue = Catalogue()
+        catalog = ModelCatalog()
         self._cork = Cork()
-        self._pool = Pool(catalogue, config.pool, self._cork)
+        self._pool = Pool(catalog, config.pool, self._cork)
         busy = self._busy = BusyThresholds(config.admission)
-        metrics.registry.register(WorkerMetrics(self._pool, config.metrics_prefix))
-        metrics.registry.register(BusyMetrics(catalogue, busy, config.metrics_prefix))
+        metrics.registry.register(WorkerLoadMetrics(self._pool, config.metrics_prefix))
+        metrics.registry.register(BusyMetrics(catalog, busy, config.metrics_prefix))
         layers = frontend_layers(
             config.pipeline,
-            catalogue=catalogue,
+            catalog=catalog,
             pool=self._pool,
             busy=busy,
             metrics=metrics,
@@ -121,11 +121,11 @@ class Frontend:
             rng=random.Random(),
         )
         pipeline = stack(*layers, innermost=Transport(self._pool))
-        served = self._served = _Served(catalogue, self._pool, self._gate)
+        served = self._served = _Served(catalog, self._pool, self._gate)
         on_refused = partial(observe_refused, metrics)
-        self._process = OneProcess(metrics.registry, self._gate, busy)
+        self._process = LocalControl(metrics.registry, self._gate, busy)
         whole = self._whole = self._process if config.member is None else whole_of(config.member)
-        admin = self._admin = Admin(config.admin, catalogue, busy, whole)
+        admin = self._admin = Admin(config.admin, catalog, busy, whole)
         in_reach = admin if config.admin.is_with_clients else None
         self._app = build_app(pipeline, served, whole, config.http, on_refused, in_reach)
         self._server = _grpc_server(["unbroken.v1.Inference"], in_reach, is_shared=self._is_shared)

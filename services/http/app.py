@@ -7,7 +7,7 @@ from services.core.errors import Failure, Reason
 from services.http.cors import ALLOW, Cors, is_preflight, preflight
 from services.http.errors import error_response, no_route_response
 from services.http.headers import request_id_of
-from services.http.router import NoRoute, Routes
+from services.http.router import NoRoute, Router
 from services.http.server.config import HttpConfig
 from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, Response
@@ -21,7 +21,7 @@ class HttpApp:
     def __init__(self, config: HttpConfig, body_bytes_max: int, is_draining: Callable[[], bool]) -> None:
         self.config = config
         self.body_bytes_max = body_bytes_max
-        self.routes = Routes()
+        self.routes = Router()
         self._is_draining = is_draining
         self._cors = Cors(config.cors_origins)
 

@@ -2,7 +2,7 @@
 
 import zlib
 
-from services.core.bounded_executor import Aside
+from services.core.bounded_executor import BoundedExecutor
 from services.core.errors import Failure, Reason, quoted
 from services.http.server.messages import HttpRequest
 from services.http.server.parser import too_large
@@ -11,14 +11,14 @@ _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate
 """Of encodings, as zlib wants them. Source: RFC 9110, section 8.4.1; the documentation of zlib's `decompressobj`."""
 
 
-async def body_of(request: HttpRequest, bytes_max: int, aside: Aside) -> bytes:
+async def body_of(request: HttpRequest, bytes_max: int, executor: BoundedExecutor) -> bytes:
     """The body, in a thread if it is compressed. bytes_max: of it, unpacked. Raises Failure if there is no such."""
     if request.fault is not None:
         raise request.fault
     encoding = request.headers.get("content-encoding", "identity").lower()
     body = request.body
     if encoding != "identity":
-        body = await aside.run(_unpacked, body, encoding, bytes_max)
+        body = await executor.run(_unpacked, body, encoding, bytes_max)
     if len(body) > bytes_max:
         raise too_large(bytes_max)
     return body

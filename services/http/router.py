@@ -25,7 +25,7 @@ class NoRoute(Exception):
         self.allowed = allowed
 
 
-class Routes:
+class Router:
     """Handlers by path and method. In a path `{name}` stands for what the request has as `arguments[name]`."""
 
     def __init__(self) -> None:

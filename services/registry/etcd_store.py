@@ -20,9 +20,9 @@ from services.core.errors import Failure, Reason
 from services.registry.config import EtcdConfig
 from services.registry.etcd_client import EtcdClient, Member, NotFound
 from services.registry.store import Lease, LeaseLost, Stored, drained, merged, not_found
-from services.registry.watch_cache import Entry, View
+from services.registry.watch_cache import Entry, WatchCache
 from services.runtime.backoff import Backoff
-from services.runtime.log_throttle import Reminder
+from services.runtime.log_throttle import LogThrottle
 from services.stubs.registry_pb2 import Instance
 
 log = structlog.get_logger()
@@ -38,14 +38,14 @@ CONFLICTS_MAX = 8
 class EtcdStore:
     """Reads and writes etcd; the view follows by a watch, and stays as it is while etcd is away."""
 
-    def __init__(self, config: EtcdConfig, view: View | None = None) -> None:
-        self._view = view or View()
+    def __init__(self, config: EtcdConfig, view: WatchCache | None = None) -> None:
+        self._view = view or WatchCache()
         self._client = EtcdClient(config)
         self._timeout_s = config.call_timeout_s
-        self._away = Reminder()
+        self._away = LogThrottle()
 
     @property
-    def view(self) -> View:
+    def view(self) -> WatchCache:
         return self._view
 
     async def run(self) -> None:

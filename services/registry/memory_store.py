@@ -6,22 +6,22 @@ import secrets
 from collections.abc import Mapping
 
 from services.registry.store import Lease, LeaseLost, Stored, drained, merged, not_found
-from services.registry.watch_cache import Entry, View
+from services.registry.watch_cache import Entry, WatchCache
 from services.stubs.registry_pb2 import Instance
 
 
 class MemoryStore:
     """Each start is a history of its own: the epoch is drawn at random. Leases lapse by the event loop's clock."""
 
-    def __init__(self, view: View | None = None) -> None:
-        self._view = view or View()
+    def __init__(self, view: WatchCache | None = None) -> None:
+        self._view = view or WatchCache()
         self._view.replace(secrets.token_hex(8), 0, {})
         self._lease_ids = itertools.count(1)
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._record_of: dict[int, str] = {}
 
     @property
-    def view(self) -> View:
+    def view(self) -> WatchCache:
         return self._view
 
     async def run(self) -> None:

@@ -10,7 +10,7 @@ from services.core.errors import Failure, Reason, invalid, quoted
 from services.core.validation import NAME_FORM
 from services.registry.registration import Registration, tell_in_time
 from services.registry.store import Store
-from services.registry.watch_cache import View
+from services.registry.watch_cache import WatchCache
 from services.rpc.interceptors import read
 from services.rpc.status import abort
 from services.runtime.tasks import root_cause
@@ -87,7 +87,7 @@ class RegistryService(RegistryServicer):
 
 
 async def _tell_changes(
-    view: View, request: WatchRequest, context: grpc.aio.ServicerContext[WatchRequest, WatchResponse]
+    view: WatchCache, request: WatchRequest, context: grpc.aio.ServicerContext[WatchRequest, WatchResponse]
 ) -> NoReturn:
     """All that comes after the revision that the watcher has seen. Raises SLOW_CLIENT."""
     first = view.since(request.revision, request.epoch)

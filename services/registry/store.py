@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.core.errors import Failure, Reason, quoted
-from services.registry.watch_cache import Entry, View
+from services.registry.watch_cache import Entry, WatchCache
 from services.stubs.registry_pb2 import INSTANCE_STATE_DRAINING, Instance
 
 
@@ -32,7 +32,7 @@ class Store(Protocol):
     """Keeps records. A method that needs the store while it is away raises Failure(STORE_AWAY), in bounded time."""
 
     @property
-    def view(self) -> View:
+    def view(self) -> WatchCache:
         """The instances as last known. Stays as it is while the store is away."""
         ...
 

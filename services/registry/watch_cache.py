@@ -25,7 +25,7 @@ class Entry:
     lease_id: int
 
 
-class View:
+class WatchCache:
     """What one store knows. Changed on the event loop by that store alone; `epoch` is empty until it knows anything."""
 
     def __init__(self, *, history_changes_max: int = HISTORY_CHANGES_MAX) -> None:

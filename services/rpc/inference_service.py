@@ -19,7 +19,7 @@ from services.core.request import Request
 from services.core.validation import MIGRATION_LIMIT, checked_request_id, migration_limit_of
 from services.rpc.codec import request_from_wire
 from services.rpc.status import abort, status_of
-from services.rpc.stream_writer import Context, Delivery
+from services.rpc.stream_writer import Context, StreamWriter
 from services.runtime.loop import clock
 from services.stubs import inference_pb2, inference_pb2_grpc
 
@@ -84,7 +84,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _attempt(self, request: Request, call: Call, context: Context) -> Failure | None:
         """Serve the request. Returns what it failed with."""
         try:
-            await Delivery(call, context, self._bounds).run(self._pipeline, request)
+            await StreamWriter(call, context, self._bounds).run(self._pipeline, request)
         except Failure as failure:
             return failure
         except Exception as error:

@@ -12,7 +12,7 @@ import structlog
 from services.core.call import Call, Cause
 from services.core.client_flow import ClientBounds, StallWatch
 from services.core.common_layers import outcome_of
-from services.core.delta_buffer import Joined
+from services.core.delta_buffer import DeltaBuffer
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Layer
 from services.core.request import Request
@@ -26,7 +26,7 @@ _MARKER = inference_pb2.GenerateResponse(complete_final=True)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Delivery:
+class StreamWriter:
     """The sink of one answer, and the writer of its messages.
 
     A client that does not read holds up the writer, so it is the sink, or the watch, that has the request ended.
@@ -44,7 +44,7 @@ class Delivery:
         self._call = call
         self._context = context
         self._bounds = bounds
-        self._held = Joined()
+        self._held = DeltaBuffer()
         self._changed = asyncio.Event()
         self._is_closed = False
         self._is_writing = False

@@ -7,7 +7,7 @@ REMIND_S = 30.0
 """Between two lines about the same outage: often enough to be seen in the last page of a log."""
 
 
-class Reminder:
+class LogThrottle:
     """Says when a line is due. Not for threads: it reads the event loop's clock."""
 
     def __init__(self) -> None:

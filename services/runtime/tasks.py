@@ -24,7 +24,7 @@ def root_cause(group: BaseExceptionGroup[Any]) -> BaseException:
     return leaf_of(group)
 
 
-class Beside:
+class TaskSet:
     """Its owner awaits `end` on every way out, and ends soon when it hears of a bug: `end` raises it."""
 
     __slots__ = ("_has_ended", "_on_bug", "_tasks", "bug")

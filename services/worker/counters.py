@@ -36,7 +36,7 @@ class Waits:
 
 
 @dataclass(slots=True)
-class Tally:
+class Counters:
     """refused: for capacity, at once. queue_timeouts, queue_deadlines: left the queue because its bound on waiting, or
     their own deadline, had passed. cancelled: ended early, by whom and how far they had come; ENDED is a cancel that
     crossed the end on its way. aborted: taken off the engine before their end. wait_s: from arrival to slot.

@@ -14,7 +14,7 @@ from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason, RefusedFor
 from services.core.interface import Delta, Finish, Sink, Usage
 from services.core.request import Request
-from services.worker.counters import Tally
+from services.worker.counters import Counters
 from services.worker.dispatcher import Dispatcher, Limits
 from services.worker.engine import Engine, Output
 
@@ -103,7 +103,7 @@ class Execute:
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self.limits = limits
-        self.tally = Tally()
+        self.counters = Counters()
         self._engine = engine
         self._keys = count(1)
         self._runs: dict[int, _Run] = {}
@@ -134,7 +134,7 @@ class Execute:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         now = self._now()
         if _has_passed(call.deadline, now):
-            self.tally.cancelled[Cause.DEADLINE, Phase.QUEUED] += 1
+            self.counters.cancelled[Cause.DEADLINE, Phase.QUEUED] += 1
             raise _deadline_exceeded()
         key = self._take_place(request, call)
         run = self._runs[key] = _Run(request, call, sink, now, self._loop.create_future())
@@ -167,11 +167,11 @@ class Execute:
     def _take_place(self, request: Request, call: Call) -> int:
         """The request's key in the dispatcher, where it has a slot or a place now. Raises what `admit` raises."""
         try:
-            if call.party is None:
+            if call.choice_group is None:
                 return self._admit(1, request.token_count)[0]
-            return call.party.take(request.choice, partial(self._reserve, request.token_count))
+            return call.choice_group.take(request.choice, partial(self._reserve, request.token_count))
         except Failure as failure:
-            self.tally.refused += failure.reason is Reason.WORKER_AT_CAPACITY
+            self.counters.refused += failure.reason is Reason.WORKER_AT_CAPACITY
             raise
 
     def _admit(self, count: int, token_count: int) -> Sequence[int]:
@@ -194,13 +194,13 @@ class Execute:
             self._begin(key, run)
 
     def _begin(self, key: int, run: _Run) -> None:
-        self.tally.wait_s.observe(0 if run.timer is None else self._now() - run.came_at)
+        self.counters.wait_s.observe(0 if run.timer is None else self._now() - run.came_at)
         run.was_submitted = True
         try:
             self._engine.submit(key, run.request)
             run.attempt.begin()
         except Failure as failure:
-            self.tally.refused += failure.reason is Reason.WORKER_AT_CAPACITY
+            self.counters.refused += failure.reason is Reason.WORKER_AT_CAPACITY
             run.fail(failure)
         except Exception:
             log.exception("the engine refused a request with an exception of its own")
@@ -216,7 +216,7 @@ class Execute:
         if _has_passed(run.call.deadline, self._now()):
             run.fail(_deadline_exceeded(), Cause.DEADLINE)
         elif not run.ended.done():
-            self.tally.queue_timeouts += 1
+            self.counters.queue_timeouts += 1
             detail = f"waited {self.limits.wait_s:g} s for a slot of a worker at capacity"
             run.fail(self._dispatcher.refusal(RefusedFor.QUEUE_TIMEOUT, detail))
 
@@ -233,10 +233,10 @@ class Execute:
 
     def _count_early_end(self, run: _Run) -> None:
         phase, cause = run.attempt.phase, run.cause(self._now())
-        self.tally.aborted += phase is not Phase.QUEUED
-        self.tally.queue_deadlines += phase is Phase.QUEUED and cause is Cause.DEADLINE
+        self.counters.aborted += phase is not Phase.QUEUED
+        self.counters.queue_deadlines += phase is Phase.QUEUED and cause is Cause.DEADLINE
         if cause is not Cause.SIGNAL:  # That one is counted where it comes in: it may come after the end as well.
-            self.tally.cancelled[cause, phase] += 1
+            self.counters.cancelled[cause, phase] += 1
 
 
 def _has_passed(deadline: float | None, now: float) -> bool:

@@ -16,7 +16,7 @@ log = structlog.get_logger()
 CLOSE_GRACE_S = 0.5
 """How long sessions that were told to end have for it, when the worker closes."""
 
-Connection = FrameConnection[worker_pb2.AttachRequest]
+Connection = FrameConnection[worker_pb2.FrontendMessage]
 
 
 class SessionListener:
@@ -45,7 +45,7 @@ class SessionListener:
         return f"{host}:{sock.getsockname()[1]}"
 
     def _new_connection(self) -> Connection:
-        return FrameConnection(worker_pb2.AttachRequest, is_opener=False, on_made=self._on_made)
+        return FrameConnection(worker_pb2.FrontendMessage, is_opener=False, on_made=self._on_made)
 
     def _on_made(self, connection: Connection) -> None:
         if self._is_closing:

@@ -22,27 +22,27 @@ class WorkerMetrics(Collector):
         yield from self._engine_work()
 
     def _admission(self) -> Iterator[Metric]:
-        execute, tally, limits = self._execute, self._execute.tally, self._execute.limits
+        execute, counters, limits = self._execute, self._execute.counters, self._execute.limits
         yield GaugeMetricFamily("dynamo_engine_request", "Requests on the engine.", execute.running_count)
         yield GaugeMetricFamily("dynamo_request_queue", "Requests that wait.", execute.waiting_count)
         yield GaugeMetricFamily("dynamo_work_handler_pool_capacity", "Requests that may run.", limits.slots)
         yield GaugeMetricFamily("dynamo_work_handler_queue_capacity", "Requests that may wait.", limits.places)
         text = "Requests refused for capacity here; frontends refuse most, by what they know, and count those."
-        yield CounterMetricFamily("dynamo_rejection_request", text, tally.refused)
-        yield from tally.wait_s.collect()
+        yield CounterMetricFamily("dynamo_rejection_request", text, counters.refused)
+        yield from counters.wait_s.collect()
         expired = CounterMetricFamily("unbroken_queue_expired", "Requests that waited too long.", labels=["cause"])
-        expired.add_metric(["timeout"], tally.queue_timeouts)
-        expired.add_metric(["deadline"], tally.queue_deadlines)
+        expired.add_metric(["timeout"], counters.queue_timeouts)
+        expired.add_metric(["deadline"], counters.queue_deadlines)
         yield expired
 
     def _early_ends(self) -> Iterator[Metric]:
-        tally = self._execute.tally
+        counters = self._execute.counters
         text = "Requests that somebody ended early, by whom and how far they had come."
         cancelled = CounterMetricFamily("dynamo_component_cancellation", text, labels=["cause", "phase"])
-        for (cause, phase), number in sorted(tally.cancelled.items()):
+        for (cause, phase), number in sorted(counters.cancelled.items()):
             cancelled.add_metric([cause, phase], number)
         yield cancelled
-        yield CounterMetricFamily("unbroken_engine_aborts", "Requests taken off the engine early.", tally.aborted)
+        yield CounterMetricFamily("unbroken_engine_aborts", "Requests taken off the engine early.", counters.aborted)
 
     def _engine_work(self) -> Iterator[Metric]:
         load = self._engine.load()

@@ -21,7 +21,7 @@ class Outbox:
     def __init__(self, on_change: Callable[[], None]) -> None:
         """on_change: called whenever there is more to send."""
         self._on_change = on_change
-        self._message = worker_pb2.AttachResponse()
+        self._message = worker_pb2.WorkerMessage()
         self._entries: dict[int, tuple[int, list[int]]] = {}  # stream id → position, tokens
         self._logprobs: dict[int, list[TokenLogprobs]] = {}  # stream id → of those tokens, where asked
         self.token_count = 0
@@ -76,9 +76,9 @@ class Outbox:
     def has_ends(self) -> bool:
         return bool(self._message.ends)
 
-    def take(self) -> worker_pb2.AttachResponse:
+    def take(self) -> worker_pb2.WorkerMessage:
         """All that there is to send, as one message."""
-        message, self._message = self._message, worker_pb2.AttachResponse()
+        message, self._message = self._message, worker_pb2.WorkerMessage()
         self.token_count = 0
         if self._entries:
             entries, self._entries = self._entries, {}

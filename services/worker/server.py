@@ -37,8 +37,8 @@ from services.worker.execute import Execute
 from services.worker.listener import SessionListener
 from services.worker.metrics import WorkerMetrics
 from services.worker.service import WorkerService
-from services.worker.session import SessionConfig
-from services.worker.validate import Check
+from services.worker.session import FrontendSessionConfig
+from services.worker.validate import Validate
 
 log = structlog.get_logger()
 
@@ -68,7 +68,7 @@ class WorkerConfig:
     drain_timeout_s: float = 30.0
     lease_s: int = 10
     ready_file: Path | None = None
-    session: SessionConfig = field(default_factory=SessionConfig)
+    session: FrontendSessionConfig = field(default_factory=FrontendSessionConfig)
 
 
 class Worker:
@@ -105,7 +105,7 @@ class Worker:
             Guard,  # Above all that can have a bug.
             partial(Accept, gate=self._gate),  # Above the deadline: a refusal costs nothing, not even a timer.
             Deadline,  # Above every wait, that for a slot included.
-            partial(Check, card_of=lambda: self._engine.card, rng=random.Random()),  # Above what takes a place.
+            partial(Validate, card_of=lambda: self._engine.card, rng=random.Random()),  # Above what takes a place.
             innermost=self._execute,
         )
 

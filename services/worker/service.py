@@ -13,7 +13,7 @@ from services.rpc.status import abort
 from services.stubs import worker_pb2, worker_pb2_grpc
 from services.worker.engine import Engine
 from services.worker.execute import Execute
-from services.worker.session import Session, SessionConfig
+from services.worker.session import FrontendSession, FrontendSessionConfig
 
 PIECE_BYTES = 256 * 1024
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -23,14 +23,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Serves one engine to any number of frontends."""
 
     def __init__(
-        self, instance_id: str, engine: Engine, execute: Execute, pipeline: Layer, config: SessionConfig
+        self, instance_id: str, engine: Engine, execute: Execute, pipeline: Layer, config: FrontendSessionConfig
     ) -> None:
         self._instance_id = instance_id
         self._engine = engine
         self._execute = execute
         self._pipeline = pipeline
         self._config = config
-        self._sessions: set[Session] = set()
+        self._sessions: set[FrontendSession] = set()
         self._grace_s: float | None = None
 
     def goaway(self, grace_s: float) -> None:
@@ -44,9 +44,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         for session in self._sessions:
             session.end()
 
-    async def attach(self, connection: FrameConnection[worker_pb2.AttachRequest]) -> None:
+    async def attach(self, connection: FrameConnection[worker_pb2.FrontendMessage]) -> None:
         """A session on the connection, to its end."""
-        session = Session(self._pipeline, self._welcome(), self.load, self._execute.tally, self._config)
+        session = FrontendSession(self._pipeline, self._welcome(), self.load, self._execute.counters, self._config)
         if self._grace_s is not None:
             session.goaway(self._grace_s)
         self._sessions.add(session)

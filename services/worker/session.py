@@ -15,7 +15,7 @@ import structlog
 from msgspec.structs import replace
 
 from services.core.call import Attempt, Call, Cause, Ending, Phase
-from services.core.choice_group import Party
+from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Layer
 from services.core.request import Request
@@ -24,7 +24,7 @@ from services.rpc.codec import request_from_wire, seconds_from_wire
 from services.rpc.framing import FrameConnection
 from services.rpc.inference_service import request_id_of
 from services.stubs import inference_pb2, worker_pb2
-from services.worker.counters import Tally
+from services.worker.counters import Counters
 from services.worker.execute import ATTACH
 from services.worker.outbox import Outbox
 
@@ -41,7 +41,7 @@ STREAMS_MAX = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionConfig:
+class FrontendSessionConfig:
     """heartbeat_s: longest silence while the worker has requests, and until it has told that it has none any more;
     idle_heartbeats: as a multiple of it, otherwise.
 
@@ -65,12 +65,12 @@ class _Stream:
     choice: its number in the request. attempt, ending: of its call. has_come: its task has made its first step.
     """
 
-    __slots__ = ("_outbox", "attempt", "choice", "ending", "has_come", "id", "party", "task")
+    __slots__ = ("_outbox", "attempt", "choice", "choice_group", "ending", "has_come", "id", "task")
 
-    def __init__(self, stream_id: int, choice: int, party: Party | None, outbox: Outbox) -> None:
+    def __init__(self, stream_id: int, choice: int, choice_group: ChoiceGroup | None, outbox: Outbox) -> None:
         self.id = stream_id
         self.choice = choice
-        self.party = party
+        self.choice_group = choice_group
         self.attempt = Attempt(on_begun=lambda: outbox.add_begun(stream_id))
         self.ending = Ending()
         self.has_come = False
@@ -81,7 +81,7 @@ class _Stream:
         self._outbox.add_tokens(self.id, delta)
 
 
-class Session:
+class FrontendSession:
     """The worker's end of one session."""
 
     def __init__(
@@ -89,15 +89,15 @@ class Session:
         pipeline: Layer,
         welcome: worker_pb2.Welcome,
         load: Callable[[], worker_pb2.Load],
-        tally: Tally,
-        config: SessionConfig,
+        counters: Counters,
+        config: FrontendSessionConfig,
     ) -> None:
         self._pipeline = pipeline
         self._load = load
-        self._tally = tally
+        self._counters = counters
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._connection: FrameConnection[worker_pb2.AttachRequest] | None = None
+        self._connection: FrameConnection[worker_pb2.FrontendMessage] | None = None
         self._is_due = False
         self._silent_beats = 0
         self._owes_load = False  # There were requests since the last report, or its ends had yet to be sent.
@@ -124,7 +124,7 @@ class Session:
         self._has_ended = True
         self._send_soon()
 
-    async def serve(self, connection: FrameConnection[worker_pb2.AttachRequest]) -> None:
+    async def serve(self, connection: FrameConnection[worker_pb2.FrontendMessage]) -> None:
         """Until the frontend hangs up or the session has to be dropped. Leaves no request behind."""
         try:
             async with asyncio.TaskGroup() as self._group:
@@ -142,7 +142,7 @@ class Session:
             else:
                 connection.abort()
 
-    def on_messages(self, messages: Sequence[worker_pb2.AttachRequest]) -> None:
+    def on_messages(self, messages: Sequence[worker_pb2.FrontendMessage]) -> None:
         """What the frontend has said since the last time."""
         self._silent_beats = 0
         if self._is_over.is_set():
@@ -213,9 +213,9 @@ class Session:
             deadline = self._loop.time() + seconds_from_wire(submit.timeout)
         self._owes_load = True
         request, request_id = _read(asked), asked.request_id
-        party = Party(count, first_choice) if count > 1 else None
+        choice_group = ChoiceGroup(count, first_choice) if count > 1 else None
         for number in range(count):
-            stream = _Stream(first_id + number, first_choice + number, party, self._outbox)
+            stream = _Stream(first_id + number, first_choice + number, choice_group, self._outbox)
             if stream.id in self._streams or stream.id in self._ended:
                 raise SessionOverError(f"the frontend used stream id {stream.id} twice")
             self._streams[stream.id] = stream
@@ -231,11 +231,11 @@ class Session:
                 endpoint=ATTACH,
                 attempt=stream.attempt,
                 ending=stream.ending,
-                party=stream.party,
+                choice_group=stream.choice_group,
             )
             if isinstance(request, Failure):
                 raise request.again()
-            if stream.party is not None:
+            if stream.choice_group is not None:
                 request = replace(request, choice=stream.choice)
             finish: Finish = await self._pipeline(request, call, stream)
             self._outbox.add_finish(stream.id, finish.reason)
@@ -248,22 +248,22 @@ class Session:
         if (stream := self._streams.get(stream_id)) is not None:
             if stream.ending.cause is not Cause.SIGNAL:
                 stream.ending.cause = Cause.SIGNAL
-                self._tally.cancelled[Cause.SIGNAL, stream.attempt.phase] += 1
+                self._counters.cancelled[Cause.SIGNAL, stream.attempt.phase] += 1
                 assert stream.task is not None
                 stream.task.cancel()
         elif stream_id in self._ended:
             del self._ended[stream_id]
-            self._tally.cancelled[Cause.SIGNAL, Phase.ENDED] += 1
+            self._counters.cancelled[Cause.SIGNAL, Phase.ENDED] += 1
 
     def _forget(self, stream: _Stream, _: asyncio.Task[None]) -> None:
         """Its task is done, or was cancelled before it began."""
         del self._streams[stream.id]
-        if stream.party is not None:
-            stream.party.leave(stream.choice)
+        if stream.choice_group is not None:
+            stream.choice_group.leave(stream.choice)
         if stream.ending.cause is Cause.SIGNAL:
             return  # It is counted, and whoever cancelled has forgotten it.
         if not stream.has_come:
-            self._tally.cancelled[Cause.SESSION_LOST, Phase.QUEUED] += 1
+            self._counters.cancelled[Cause.SESSION_LOST, Phase.QUEUED] += 1
         self._ended[stream.id] = None
         if len(self._ended) > ENDED_KEPT:
             self._ended.popitem(last=False)

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from msgspec.structs import replace
 
 from services.core.call import Call
-from services.core.choice_group import Party
+from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason, invalid, quoted
 from services.core.interface import Finish, Layer, Sink
 from services.core.model_card import ModelCard
@@ -19,7 +19,7 @@ from services.core.request import Request
 from services.core.validation import check_request, settle
 
 
-class Check:
+class Validate:
     """Above admission: what is refused here takes no place. The card is asked for only once there is a request.
 
     The choices of a party are looked through once: they differ in their numbers alone, and a prompt may be long.
@@ -29,15 +29,15 @@ class Check:
         self._inner = inner
         self._card_of = card_of
         self._rng = rng
-        self._settled: WeakKeyDictionary[Party, Request] = WeakKeyDictionary()
+        self._settled: WeakKeyDictionary[ChoiceGroup, Request] = WeakKeyDictionary()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        settled = self._settle(request) if call.party is None else self._settle_once(request, call.party)
+        settled = self._settle(request) if call.choice_group is None else self._settle_once(request, call.choice_group)
         return await self._inner(settled, call, sink)
 
-    def _settle_once(self, request: Request, party: Party) -> Request:
-        if (settled := self._settled.get(party)) is None:
-            settled = self._settled[party] = self._settle(request)
+    def _settle_once(self, request: Request, choice_group: ChoiceGroup) -> Request:
+        if (settled := self._settled.get(choice_group)) is None:
+            settled = self._settled[choice_group] = self._settle(request)
         return replace(settled, choice=request.choice)
 
     def _settle(self, request: Request) -> Request:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.core.bounded_executor import Aside
+from services.core.bounded_executor import BoundedExecutor
 from services.core.errors import Failure, Reason
 from tests.support.doubles import TEST_S_MAX, run_async
 
@@ -17,7 +17,7 @@ def refuse() -> None:
 
 def test_it_runs_in_a_thread_and_hands_over_the_result() -> None:
     async def scenario() -> tuple[int, int]:
-        return await Aside().run(threading.get_ident), await Aside().run(max, 3, 4)
+        return await BoundedExecutor().run(threading.get_ident), await BoundedExecutor().run(max, 3, 4)
 
     thread, result = run_async(scenario())
 
@@ -27,20 +27,20 @@ def test_it_runs_in_a_thread_and_hands_over_the_result() -> None:
 
 def test_what_it_raises_is_raised() -> None:
     with pytest.raises(ValueError, match="as asked"):
-        run_async(Aside().run(refuse))
+        run_async(BoundedExecutor().run(refuse))
 
 
 def test_one_more_than_the_places_is_refused_and_the_next_is_taken() -> None:
     async def scenario() -> Failure:
-        aside, may_end = Aside(places=2), threading.Event()
+        executor, may_end = BoundedExecutor(places=2), threading.Event()
         async with asyncio.TaskGroup() as group:
             for _ in range(2):
-                group.create_task(aside.run(may_end.wait, TEST_S_MAX))
+                group.create_task(executor.run(may_end.wait, TEST_S_MAX))
             await asyncio.sleep(0)
             with pytest.raises(Failure) as caught:
-                await aside.run(max, 1, 2)
+                await executor.run(max, 1, 2)
             may_end.set()
-        assert await aside.run(max, 1, 2) == 2
+        assert await executor.run(max, 1, 2) == 2
         return caught.value
 
     failure = run_async(scenario())
@@ -52,7 +52,7 @@ def test_one_more_than_the_places_is_refused_and_the_next_is_taken() -> None:
 
 def test_who_leaves_keeps_the_place_until_the_thread_is_done(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        aside, begun, may_end = Aside(places=1), threading.Event(), threading.Event()
+        executor, begun, may_end = BoundedExecutor(places=1), threading.Event(), threading.Event()
 
         def hold() -> None:
             begun.set()
@@ -60,16 +60,16 @@ def test_who_leaves_keeps_the_place_until_the_thread_is_done(caplog: pytest.LogC
             raise ValueError("nobody asks any more")
 
         async with asyncio.TaskGroup() as group:
-            asking: asyncio.Task[Any] = group.create_task(aside.run(hold))
+            asking: asyncio.Task[Any] = group.create_task(executor.run(hold))
             while not begun.is_set():
                 await asyncio.sleep(0)
             asking.cancel()
         with pytest.raises(Failure):
-            await aside.run(max, 1, 2)
+            await executor.run(max, 1, 2)
         may_end.set()
         while True:
             try:
-                await aside.run(max, 1, 2)
+                await executor.run(max, 1, 2)
                 break
             except Failure:
                 await asyncio.sleep(0.001)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.core.choice_group import Party, Reservation
+from services.core.choice_group import ChoiceGroup, Reservation
 from services.core.errors import Failure, Reason
 
 
@@ -22,21 +22,21 @@ class Places:
 
 
 def test_the_first_to_come_reserves_for_all_and_each_takes_its_own_whoever_comes_first() -> None:
-    party, places = Party(3, first=5), Places()
+    choice_group, places = ChoiceGroup(3, first=5), Places()
 
-    taken = [party.take(choice, places.reserve) for choice in (6, 5, 7)]
+    taken = [choice_group.take(choice, places.reserve) for choice in (6, 5, 7)]
 
     assert taken == [101, 100, 102]
     assert places.asked == [3]
 
 
 def test_what_the_first_is_refused_with_all_are_each_with_an_exception_of_its_own() -> None:
-    party, places = Party(3), Places(Failure(Reason.WORKER_AT_CAPACITY, "full", metadata={"running": "1"}))
+    choice_group, places = ChoiceGroup(3), Places(Failure(Reason.WORKER_AT_CAPACITY, "full", metadata={"running": "1"}))
     caught = []
 
     for choice in range(3):
         with pytest.raises(Failure) as one:
-            party.take(choice, places.reserve)
+            choice_group.take(choice, places.reserve)
         caught.append(one.value)
 
     assert [(failure.reason, failure.metadata) for failure in caught] == [
@@ -47,68 +47,68 @@ def test_what_the_first_is_refused_with_all_are_each_with_an_exception_of_its_ow
 
 
 def test_who_leaves_before_the_others_come_has_no_place_reserved() -> None:
-    party, places = Party(3), Places()
+    choice_group, places = ChoiceGroup(3), Places()
 
-    party.leave(0)
-    taken = [party.take(choice, places.reserve) for choice in (1, 2)]
+    choice_group.leave(0)
+    taken = [choice_group.take(choice, places.reserve) for choice in (1, 2)]
 
     assert (taken, places.asked, places.back) == ([100, 101], [2], [])
 
 
 def test_who_leaves_after_the_others_have_come_gives_its_place_back_once() -> None:
-    party, places = Party(3), Places()
-    party.take(0, places.reserve)
+    choice_group, places = ChoiceGroup(3), Places()
+    choice_group.take(0, places.reserve)
 
-    party.leave(2)
-    party.leave(2)
+    choice_group.leave(2)
+    choice_group.leave(2)
 
     assert places.back == [102]
-    assert party.take(1, places.reserve) == 101
+    assert choice_group.take(1, places.reserve) == 101
 
 
 def test_who_has_taken_its_place_gives_it_back_by_itself() -> None:
-    party, places = Party(2), Places()
-    party.take(0, places.reserve)
+    choice_group, places = ChoiceGroup(2), Places()
+    choice_group.take(0, places.reserve)
 
-    party.leave(0)
+    choice_group.leave(0)
 
     assert places.back == []
 
 
 @pytest.mark.parametrize("refusal", [None, Failure(Reason.DRAINING, "leaving")])
 def test_the_end_gives_back_what_nobody_took_and_only_once(refusal: Failure | None) -> None:
-    party, places = Party(3), Places(refusal)
-    party.end()
+    choice_group, places = ChoiceGroup(3), Places(refusal)
+    choice_group.end()
     if refusal is None:
-        party.take(1, places.reserve)
+        choice_group.take(1, places.reserve)
     else:
         with pytest.raises(Failure):
-            party.take(1, places.reserve)
+            choice_group.take(1, places.reserve)
 
-    party.end()
-    party.end()
+    choice_group.end()
+    choice_group.end()
 
     assert places.back == ([] if refusal else [100, 102])
 
 
 def test_a_place_is_taken_once() -> None:
-    party, places = Party(1), Places()
-    party.take(0, places.reserve)
+    choice_group, places = ChoiceGroup(1), Places()
+    choice_group.take(0, places.reserve)
 
     with pytest.raises(KeyError):
-        party.take(0, places.reserve)
+        choice_group.take(0, places.reserve)
 
 
 def test_a_party_that_tries_elsewhere_reserves_anew_however_many_say_so() -> None:
-    party, places = Party(2, worker="w1"), Places(Failure(Reason.WORKER_AT_CAPACITY, "full"))
+    choice_group, places = ChoiceGroup(2, worker="w1"), Places(Failure(Reason.WORKER_AT_CAPACITY, "full"))
     with pytest.raises(Failure):
-        party.take(0, places.reserve)
+        choice_group.take(0, places.reserve)
 
-    party.renew("w1")
+    choice_group.renew("w1")
     elsewhere = Places()
-    party.worker = "w2"
-    first = party.take(0, elsewhere.reserve)
-    party.renew("w1")
+    choice_group.worker = "w2"
+    first = choice_group.take(0, elsewhere.reserve)
+    choice_group.renew("w1")
 
-    assert (first, party.take(1, elsewhere.reserve), party.worker) == (100, 101, "w2")
+    assert (first, choice_group.take(1, elsewhere.reserve), choice_group.worker) == (100, 101, "w2")
     assert elsewhere.asked == [2]

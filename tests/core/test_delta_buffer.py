@@ -4,19 +4,19 @@ import time
 
 import pytest
 
-from services.core.delta_buffer import LOGPROB_BYTES, PIECE_BYTES_MAX, TOKEN_BYTES, Joined
+from services.core.delta_buffer import LOGPROB_BYTES, PIECE_BYTES_MAX, TOKEN_BYTES, DeltaBuffer
 from services.core.interface import Delta, TokenLogprobs, Usage
 from services.core.request import FinishReason
 
 
-def joined(*deltas: Delta) -> Joined:
-    held = Joined()
+def joined(*deltas: Delta) -> DeltaBuffer:
+    held = DeltaBuffer()
     for delta in deltas:
         held.add(delta)
     return held
 
 
-def popped(held: Joined) -> list[Delta]:
+def popped(held: DeltaBuffer) -> list[Delta]:
     deltas = []
     while held:
         deltas.append(held.pop())

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.frontend.processes.metrics_merge import Joined, parsed
-from services.frontend.processes.process_group import Family
+from services.frontend.processes.metrics_merge import MergedMetrics, parsed
+from services.frontend.processes.process_group import ProcessGroup
 from services.frontend.server import Frontend, FrontendConfig
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.server import Worker, WorkerConfig
@@ -43,7 +43,7 @@ async def of_frontend() -> CollectorRegistry:
 async def of_processes() -> CollectorRegistry:
     """What a supervisor tells beside what its processes do, of which it has none here."""
     registry = CollectorRegistry()
-    registry.register(Joined(parsed(await Family("dynamo_frontend").exposition())))
+    registry.register(MergedMetrics(parsed(await ProcessGroup("dynamo_frontend").exposition())))
     return registry
 
 

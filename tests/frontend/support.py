@@ -12,10 +12,10 @@ from services.core.errors import Failure, Reason
 from services.core.gate import Gate
 from services.core.model_card import ModelCard
 from services.discovery.client import InstanceRecord
-from services.frontend.control import OneProcess
+from services.frontend.control import LocalControl
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
-from services.frontend.routing.worker_set import Roster
-from services.frontend.session.session import Session, SessionConfig
+from services.frontend.routing.worker_set import WorkerSet
+from services.frontend.session.session import WorkerSession, WorkerSessionConfig
 from services.frontend.session.stream import Stream
 from services.frontend.session.writer import CancelCounts
 from services.rpc.codec import card_to_wire
@@ -26,9 +26,9 @@ from tests.support.doubles import CARD, Collected, make_request
 
 def alone(
     thresholds: BusyThresholds | None = None, *, metrics: CollectorRegistry | None = None, gate: Gate | None = None
-) -> OneProcess:
+) -> LocalControl:
     """A frontend that is one process."""
-    return OneProcess(metrics or CollectorRegistry(), gate or Gate(), thresholds or BusyThresholds(AdmissionConfig()))
+    return LocalControl(metrics or CollectorRegistry(), gate or Gate(), thresholds or BusyThresholds(AdmissionConfig()))
 
 
 class BareWorker:
@@ -39,14 +39,14 @@ class BareWorker:
         name: str = "i",
         slots: int = 2,
         places: int = 1,
-        config: SessionConfig | None = None,
+        config: WorkerSessionConfig | None = None,
     ) -> None:
         self.news: list[str] = []
         self.on_news: Callable[[], None] = lambda: None
         self.cancels = CancelCounts()
-        self.session = Session(
+        self.session = WorkerSession(
             InstanceRecord(name, "127.0.0.1:1", "m"),
-            config or SessionConfig(full_s=60),
+            config or WorkerSessionConfig(full_s=60),
             on_news=self._hear_news,
             cancels=self.cancels,
         )
@@ -67,24 +67,24 @@ class BareWorker:
     def open(self, **call: Any) -> Stream:
         return self.session.open(make_request(), Call(**({"request_id": "r"} | call)), Collected())
 
-    async def sent(self) -> worker_pb2.AttachRequest:
+    async def sent(self) -> worker_pb2.FrontendMessage:
         """All that was sent since it was last asked, as one message, once there is something."""
         while not self.has_sent:
             await asyncio.sleep(0)
-        message = worker_pb2.AttachRequest()
-        for one in self.session._outgoing.take():
+        message = worker_pb2.FrontendMessage()
+        for one in self.session._writer.take():
             message.MergeFrom(one)
         return message
 
     @property
     def has_sent(self) -> bool:
         """Whether `sent` would not wait."""
-        return any(one.ByteSize() for one in self.session._outgoing._messages)
+        return any(one.ByteSize() for one in self.session._writer._messages)
 
     # What it says
 
     def hear(self, **message: Any) -> None:
-        self.session.on_messages([worker_pb2.AttachResponse(**message)])
+        self.session.on_messages([worker_pb2.WorkerMessage(**message)])
 
     def begin(self, *stream_ids: int) -> None:
         self.hear(begun=stream_ids)
@@ -115,16 +115,16 @@ class BareWorkers:
     """A pool as routing and transport see it."""
 
     def __init__(self, *workers: BareWorker) -> None:
-        self._roster: Roster[Session] = Roster(CARD)
+        self._roster: WorkerSet[WorkerSession] = WorkerSet(CARD)
         for one in workers:
             self._roster.add(one.session)
             one.on_news = partial(self._roster.on_news, one.session)
 
-    def roster(self, card: ModelCard) -> Roster[Session]:
+    def worker_set(self, card: ModelCard) -> WorkerSet[WorkerSession]:
         return self._roster
 
-    def session(self, key: str) -> Session | None:
+    def session(self, key: str) -> WorkerSession | None:
         return next((one for one in self._roster if one.key == key), None)
 
-    def quarantine(self, session: Session) -> None:
+    def quarantine(self, session: WorkerSession) -> None:
         session.quarantined_until = float("inf")

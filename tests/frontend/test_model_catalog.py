@@ -12,7 +12,7 @@ from services.core.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
 from services.core.model_card import ModelCard, TokenizerRef
 from services.discovery.client import InstanceRecord
 from services.frontend import model_catalog as module
-from services.frontend.model_catalog import Catalogue
+from services.frontend.model_catalog import ModelCatalog
 from services.models.hf_checkpoint import read_model_folder
 from services.models.tokenizers import Tokenizer
 from services.models.tokenizers.byte_level import ByteTokenizer
@@ -38,7 +38,7 @@ class Library(worker_pb2_grpc.WorkerServicer):
             await context.write(worker_pb2.FetchTokenizerResponse(data=self._content[start : start + 100_000]))
 
 
-def learn(catalogue: Catalogue, card: ModelCard, content: bytes = CONTENT, *, times: int = 1) -> int:
+def learn(catalog: ModelCatalog, card: ModelCard, content: bytes = CONTENT, *, times: int = 1) -> int:
     """Let the catalogue learn the card from a worker; how often it fetched the tokeniser."""
 
     async def scenario() -> int:
@@ -47,24 +47,24 @@ def learn(catalogue: Catalogue, card: ModelCard, content: bytes = CONTENT, *, ti
             worker_pb2_grpc.add_WorkerServicer_to_server(library, server.server)
             address = await server.start("127.0.0.1:0")
             for _ in range(times):
-                await catalogue.learn(card, address, lambda: False)
+                await catalog.learn(card, address, lambda: False)
         return library.fetches
 
     return run_async(scenario())
 
 
-def refusal(card: ModelCard, content: bytes = CONTENT, catalogue: Catalogue | None = None) -> Failure:
+def refusal(card: ModelCard, content: bytes = CONTENT, catalog: ModelCatalog | None = None) -> Failure:
     with pytest.raises(Failure) as caught:
-        learn(catalogue or Catalogue(), card, content)
+        learn(catalog or ModelCatalog(), card, content)
     return caught.value
 
 
 def test_a_builtin_tokeniser_is_not_fetched() -> None:
-    catalogue = Catalogue()
+    catalog = ModelCatalog()
 
-    assert learn(catalogue, CARD) == 0
-    assert catalogue.find("m").card == CARD
-    assert catalogue.knows("m")
+    assert learn(catalog, CARD) == 0
+    assert catalog.find("m").card == CARD
+    assert catalog.knows("m")
 
 
 def test_a_tokeniser_is_fetched_once_for_its_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,21 +75,21 @@ def test_a_tokeniser_is_fetched_once_for_its_checksum(monkeypatch: pytest.Monkey
         return ByteTokenizer()
 
     monkeypatch.setattr(module, "load_tokenizer", load)
-    catalogue, ref = Catalogue(), TokenizerRef("gguf", SHA256)
+    catalog, ref = ModelCatalog(), TokenizerRef("gguf", SHA256)
 
-    fetches = learn(catalogue, replace(CARD, tokenizer=ref), times=3)
-    fetches += learn(catalogue, replace(CARD, model="other", tokenizer=ref))
+    fetches = learn(catalog, replace(CARD, tokenizer=ref), times=3)
+    fetches += learn(catalog, replace(CARD, model="other", tokenizer=ref))
 
     assert fetches == 1
     assert loaded == [CONTENT]
 
 
 def test_a_hugging_face_tokeniser_is_read_from_what_the_worker_sends(tmp_path: Path) -> None:
-    catalogue, folder = Catalogue(), read_model_folder(make_model_folder(tmp_path))
+    catalog, folder = ModelCatalog(), read_model_folder(make_model_folder(tmp_path))
 
-    learn(catalogue, replace(CARD, tokenizer=folder.tokenizer), folder.tokenizer_content)
+    learn(catalog, replace(CARD, tokenizer=folder.tokenizer), folder.tokenizer_content)
 
-    assert catalogue.find("m").tokenizer.encode("é", add_special=True) == list("é".encode())
+    assert catalog.find("m").tokenizer.encode("é", add_special=True) == list("é".encode())
 
 
 def test_a_tokeniser_with_another_checksum_is_refused() -> None:
@@ -121,12 +121,12 @@ def test_a_tokeniser_with_fewer_tokens_than_the_card_says_is_refused() -> None:
 
 
 def test_a_card_that_contradicts_is_refused_while_the_others_serve_and_replaces_them_afterwards() -> None:
-    catalogue = models_of()
+    catalog = models_of()
     other = replace(CARD, context_length=7)
 
-    assert "differs" in refusal(other, catalogue=catalogue).detail
-    run_async(catalogue.learn(other, "", lambda: True))
-    assert catalogue.find("m").card == other
+    assert "differs" in refusal(other, catalog=catalog).detail
+    run_async(catalog.learn(other, "", lambda: True))
+    assert catalog.find("m").card == other
 
 
 def test_an_unknown_name_is_told_what_there_is() -> None:
@@ -145,17 +145,17 @@ def test_a_long_name_is_not_repeated_whole() -> None:
 
 
 def test_a_name_is_one_while_a_worker_is_registered_for_it_or_has_ever_had_it() -> None:
-    catalogue = models_of()
+    catalog = models_of()
     a, b = (InstanceRecord(name, "x:1", "new") for name in "ab")
 
-    catalogue.note_registered([a, b], [])
-    assert (catalogue.registered_count("new"), catalogue.is_name("new"), catalogue.knows("new")) == (2, True, False)
-    catalogue.note_registered([], [a])
-    assert catalogue.registered_count("new") == 1
-    catalogue.note_registered([], [b])
+    catalog.note_registered([a, b], [])
+    assert (catalog.registered_count("new"), catalog.is_name("new"), catalog.knows("new")) == (2, True, False)
+    catalog.note_registered([], [a])
+    assert catalog.registered_count("new") == 1
+    catalog.note_registered([], [b])
 
-    assert [catalogue.is_name(name) for name in ("m", "new", "made up")] == [True, False, False]
-    assert not catalogue._registered, "names that nobody has any more would gather"
+    assert [catalog.is_name(name) for name in ("m", "new", "made up")] == [True, False, False]
+    assert not catalog._registered, "names that nobody has any more would gather"
 
 
 def test_of_two_cards_learnt_at_the_same_time_one_is_refused() -> None:
@@ -163,11 +163,11 @@ def test_of_two_cards_learnt_at_the_same_time_one_is_refused() -> None:
     cards = [replace(CARD, tokenizer=ref), replace(CARD, tokenizer=ref, context_length=7)]
 
     async def scenario() -> list[str]:
-        catalogue, outcomes = Catalogue(), []
+        catalog, outcomes = ModelCatalog(), []
 
         async def learn_one(card: ModelCard, address: str) -> None:
             try:
-                await catalogue.learn(card, address, lambda: False)
+                await catalog.learn(card, address, lambda: False)
                 outcomes.append("learnt")
             except Failure:
                 outcomes.append("refused")
@@ -186,9 +186,9 @@ def test_of_two_cards_learnt_at_the_same_time_one_is_refused() -> None:
 
 
 def test_equal_cards_are_one_object() -> None:
-    catalogue = models_of()
+    catalog = models_of()
 
-    assert run_async(catalogue.learn(replace(CARD), "", lambda: False)) is catalogue.find("m").card
+    assert run_async(catalog.learn(replace(CARD), "", lambda: False)) is catalog.find("m").card
 
 
 def test_a_tokeniser_that_cannot_be_read_is_the_workers_failure_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:

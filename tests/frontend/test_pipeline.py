@@ -19,7 +19,7 @@ from services.core.interface import Layer, Usage
 from services.core.request import Request, Sampling, Stop
 from services.discovery.client import InstanceRecord
 from services.frontend.metrics.definitions import build_metrics
-from services.frontend.model_catalog import Catalogue, Model
+from services.frontend.model_catalog import Model, ModelCatalog
 from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.models.tokenizers.byte_level import ByteTokenizer
@@ -45,7 +45,7 @@ class Plane:
         self.metrics = build_metrics()
         self.workers = FakeWorkers(FakeWorker("a"), FakeWorker("b"))
         given: dict[str, Any] = {
-            "catalogue": models_of(),
+            "catalog": models_of(),
             "pool": self.workers,
             "metrics": self.metrics,
             "busy": BusyThresholds(AdmissionConfig()),
@@ -114,9 +114,9 @@ async def a_deadline_covers_the_time_in_the_tokeniser(swapped: int | None) -> No
             assert released.wait(SWAP_S_MAX * 2)
             return super().encode(text, add_special=add_special)
 
-    catalogue = Catalogue()
-    catalogue.add(Model(replace(CARD, context_length=100_000), SlowTokenizer()))
-    plane = Plane(Script(), swapped, catalogue=catalogue)
+    catalog = ModelCatalog()
+    catalog.add(Model(replace(CARD, context_length=100_000), SlowTokenizer()))
+    plane = Plane(Script(), swapped, catalog=catalog)
     request = Request(model="m", text="x" * 40_000, stop=Stop(max_tokens=1))
     try:
         async with asyncio.timeout(SWAP_S_MAX):
@@ -184,8 +184,8 @@ PAIRS = [
     ("Deadline", "Preprocess", a_deadline_covers_the_time_in_the_tokeniser),
     ("Preprocess", "Prompts", no_prompt_is_answered_before_all_are_known_to_be_good),
     ("Prompts", "Choices", each_prompt_has_choices_of_its_own),
-    ("Choices", "Present", each_choice_has_a_text_of_its_own),
-    ("Present", "Migrate", an_answer_that_migrate_ends_by_itself_still_shows_all_its_text),
+    ("Choices", "Detokenize", each_choice_has_a_text_of_its_own),
+    ("Detokenize", "Migrate", an_answer_that_migrate_ends_by_itself_still_shows_all_its_text),
     ("Migrate", "Route", each_attempt_goes_to_another_worker),
 ]
 Scenario = Callable[[int | None], Coroutine[Any, Any, None]]
@@ -224,9 +224,9 @@ def test_fails_with_the_two_lines_swapped(index: int, scenario: Scenario) -> Non
 
 def test_a_model_whose_workers_were_never_reached_is_counted_by_its_name() -> None:
     async def scenario() -> None:
-        catalogue = Catalogue()
-        catalogue.note_registered([InstanceRecord("a", "x:1", "m")], [])
-        plane = Plane(Script(), None, catalogue=catalogue)
+        catalog = ModelCatalog()
+        catalog.note_registered([InstanceRecord("a", "x:1", "m")], [])
+        plane = Plane(Script(), None, catalog=catalog)
         assert (await failure_of(plane, Request(model="m", text="four"))).reason is Reason.NO_WORKERS
         await asyncio.sleep(0)
         assert plane.counted("NO_WORKERS") == 1
@@ -254,9 +254,9 @@ def test_what_is_refused_for_want_of_room_is_not_tokenised(workers: list[FakeWor
             raise AssertionError("tokenised")
 
     async def scenario() -> None:
-        catalogue = Catalogue()
-        catalogue.add(Model(CARD, NoTokenizer()))
-        plane = Plane(Script(), None, catalogue=catalogue, pool=FakeWorkers(*workers))
+        catalog = ModelCatalog()
+        catalog.add(Model(CARD, NoTokenizer()))
+        plane = Plane(Script(), None, catalog=catalog, pool=FakeWorkers(*workers))
         assert (await failure_of(plane, Request(model="m", text="four"))).reason is reason
 
     run_async(scenario())
@@ -270,9 +270,9 @@ def test_a_prompt_is_tokenised_once_for_all_choices() -> None:
             texts.append(text)
             return super().encode(text, add_special=add_special)
 
-    catalogue = Catalogue()
-    catalogue.add(Model(CARD, CountingTokenizer()))
-    plane = Plane(Script([97], [97]), None, catalogue=catalogue)
+    catalog = ModelCatalog()
+    catalog.add(Model(CARD, CountingTokenizer()))
+    plane = Plane(Script([97], [97]), None, catalog=catalog)
 
     result = run_async(call_layer(plane.call, Request(model="m", text="four", n=2)))
 

@@ -227,7 +227,7 @@ class Server:
 async def serving(
     pipeline: Any,
     *,
-    catalogue: Shelf | None = None,
+    catalog: Shelf | None = None,
     config: HttpConfig | None = None,
     on_refused: Callable[[str, str, Failure], None] = lambda *_: None,
     connections_max: int = 1,
@@ -236,7 +236,7 @@ async def serving(
 ) -> AsyncIterator[Server]:
     """is_apart: serve admin calls alone."""
     metrics = CollectorRegistry()
-    shelf = catalogue or Shelf()
+    shelf = catalog or Shelf()
     outcomes = Outcomes(pipeline, shelf.gate)
     whole = alone(metrics=metrics, gate=shelf.gate)
     config = config or HttpConfig()

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from services.core.bounded_executor import Aside
+from services.core.bounded_executor import BoundedExecutor
 from services.core.errors import Failure, Reason
 from services.http.decompress import body_of
 from services.http.server.messages import HttpRequest
@@ -22,7 +22,7 @@ def unpacked(body: bytes, encoding: str | None) -> bytes:
     async def test() -> bytes:
         headers = {} if encoding is None else {"content-encoding": encoding}
         request = HttpRequest(method="POST", path="/", headers=headers, body=body)
-        return await body_of(request, BYTES_MAX, Aside())
+        return await body_of(request, BYTES_MAX, BoundedExecutor())
 
     return run_async(test())
 

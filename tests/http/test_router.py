@@ -3,7 +3,7 @@
 import pytest
 
 from services.core.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
-from services.http.router import NoRoute, Routes
+from services.http.router import NoRoute, Router
 from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, Response
 
@@ -21,8 +21,8 @@ def asked(method: str, path: str) -> HttpRequest:
 
 
 @pytest.fixture
-def routes() -> Routes:
-    routes = Routes()
+def routes() -> Router:
+    routes = Router()
     routes.get("/models", one)
     routes.get("/models/{model}", other)
     routes.post("/requests/{name}/cancel", one)
@@ -41,7 +41,7 @@ def routes() -> Routes:
         ("GET", "/answers", other),
     ],
 )
-def test_path_and_method_say_which(routes: Routes, method: str, path: str, handler: object) -> None:
+def test_path_and_method_say_which(routes: Router, method: str, path: str, handler: object) -> None:
     assert routes.find(asked(method, path)) is handler
 
 
@@ -54,14 +54,14 @@ def test_path_and_method_say_which(routes: Routes, method: str, path: str, handl
         ("GET", "/models", {}),
     ],
 )
-def test_what_a_path_leaves_open_is_an_argument(routes: Routes, method: str, path: str, arguments: object) -> None:
+def test_what_a_path_leaves_open_is_an_argument(routes: Router, method: str, path: str, arguments: object) -> None:
     request = asked(method, path)
     routes.find(request)
 
     assert request.arguments == arguments
 
 
-def test_a_method_that_is_not_taken_is_told_which_are(routes: Routes) -> None:
+def test_a_method_that_is_not_taken_is_told_which_are(routes: Router) -> None:
     with pytest.raises(NoRoute, match="/answers does not take PUT: use GET or HEAD or POST") as caught:
         routes.find(asked("PUT", "/answers"))
 
@@ -69,7 +69,7 @@ def test_a_method_that_is_not_taken_is_told_which_are(routes: Routes) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/models/", "/requests//cancel", "/nowhere"])
-def test_an_unknown_path_is_told_all_there_are(routes: Routes, path: str) -> None:
+def test_an_unknown_path_is_told_all_there_are(routes: Router, path: str) -> None:
     with pytest.raises(NoRoute, match=f"there is no GET {path} here") as caught:
         routes.find(asked("GET", path))
 
@@ -79,14 +79,14 @@ def test_an_unknown_path_is_told_all_there_are(routes: Routes, path: str) -> Non
     )
 
 
-def test_a_long_path_is_not_told_whole(routes: Routes) -> None:
+def test_a_long_path_is_not_told_whole(routes: Router) -> None:
     with pytest.raises(NoRoute) as caught:
         routes.find(asked("GET", "/" + "x" * 10_000))
 
     assert len(str(caught.value)) < QUOTED_CHARACTERS_MAX + 50
 
 
-def test_a_guard_is_asked_before_the_method_is_looked_at(routes: Routes) -> None:
+def test_a_guard_is_asked_before_the_method_is_looked_at(routes: Router) -> None:
     def refuse(request: HttpRequest) -> None:
         raise Failure(Reason.UNAUTHENTICATED, "no")
 

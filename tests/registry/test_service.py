@@ -16,7 +16,7 @@ from services.registry import registration, service
 from services.registry.config import EtcdConfig
 from services.registry.etcd_store import EtcdStore
 from services.registry.memory_store import MemoryStore
-from services.registry.watch_cache import View
+from services.registry.watch_cache import WatchCache
 from services.runtime.loop import run_on_loop
 from services.stubs.registry_pb2 import (
     INSTANCE_STATE_DRAINING,
@@ -319,7 +319,7 @@ def test_a_watcher_that_does_not_read_gets_what_it_missed_in_bounded_messages() 
     """It stops reading until the flow control of its stream is full, and meanwhile 3,000 changes pass."""
 
     async def main() -> None:
-        store = MemoryStore(View(history_changes_max=50))
+        store = MemoryStore(WatchCache(history_changes_max=50))
         async with running(store), served(store) as address, client(address) as stub:
             lease = await store.grant(300)
             watch = stub.Watch(WatchRequest())

@@ -4,13 +4,13 @@ import timeit
 
 import pytest
 
-from services.registry.watch_cache import Entry, View
+from services.registry.watch_cache import Entry, WatchCache
 from tests.registry.support import instance
 
 
-def view_of(*ids: str, history_changes_max: int = 100) -> View:
+def view_of(*ids: str, history_changes_max: int = 100) -> WatchCache:
     """A view at one revision for each id, in the order given."""
-    view = View(history_changes_max=history_changes_max)
+    view = WatchCache(history_changes_max=history_changes_max)
     view.replace("epoch", 0, {})
     for number, instance_id in enumerate(ids, 1):
         view.change(number, {instance_id: Entry(instance(instance_id), number)})

@@ -9,7 +9,7 @@ import pytest
 from services.core.errors import Failure, Reason
 from services.rpc.framing import PREAMBLE, FrameConnection
 from services.rpc.status import MESSAGE_BYTES_MAX
-from services.stubs.worker_pb2 import AttachRequest, AttachResponse
+from services.stubs.worker_pb2 import FrontendMessage, WorkerMessage
 from tests.support.doubles import run_async
 from tests.support.lines import GREETING, Line, Wire, answering, frame, open_line
 
@@ -33,14 +33,14 @@ class Heard:
 
 
 def connected(*, is_opener: bool) -> tuple[FrameConnection[Any], Wire]:
-    connection: FrameConnection[Any] = FrameConnection(AttachRequest, is_opener=is_opener)
+    connection: FrameConnection[Any] = FrameConnection(FrontendMessage, is_opener=is_opener)
     wire = Wire()
     connection.connection_made(wire)
     return connection, wire
 
 
-def cancels(*ids: int) -> AttachRequest:
-    return AttachRequest(cancels=ids)
+def cancels(*ids: int) -> FrontendMessage:
+    return FrontendMessage(cancels=ids)
 
 
 MESSAGES = [cancels(1), cancels(), cancels(*range(300)), cancels(2, 3)]
@@ -101,7 +101,7 @@ def test_a_read_at_most_waits_here_for_a_receiver_and_the_rest_in_the_kernel() -
     async def scenario() -> list[Any]:
         async with answering(serve) as address:
             host, _, port = address.rpartition(":")
-            connection: FrameConnection[AttachRequest] = FrameConnection(AttachRequest, is_opener=True)
+            connection: FrameConnection[FrontendMessage] = FrameConnection(FrontendMessage, is_opener=True)
             await asyncio.get_running_loop().create_connection(lambda: connection, host, int(port))
             while not connection._unread:
                 await asyncio.sleep(0)
@@ -146,7 +146,7 @@ def test_an_end_that_sends_no_more_has_hung_up_though_it_left_things_unread() ->
     async def scenario() -> list[Failure]:
         async with answering(serve) as address:
             host, _, port = address.rpartition(":")
-            connection: FrameConnection[AttachResponse] = FrameConnection(AttachResponse, is_opener=True)
+            connection: FrameConnection[WorkerMessage] = FrameConnection(WorkerMessage, is_opener=True)
             await asyncio.get_running_loop().create_connection(lambda: connection, host, int(port))
             while connection.is_writable:
                 connection.send(cancels(*range(100_000)))
@@ -260,13 +260,13 @@ def test_small_messages_do_not_wait_for_each_others_acknowledgement() -> None:
     async def serve(line: Line) -> None:
         for _ in range(20):
             await line.read()
-            await line.send(AttachResponse())
-            await line.send(AttachResponse())
+            await line.send(WorkerMessage())
+            await line.send(WorkerMessage())
 
     async def scenario() -> None:
         async with answering(serve) as address:
             host, _, port = address.rpartition(":")
-            connection: FrameConnection[AttachResponse] = FrameConnection(AttachResponse, is_opener=True)
+            connection: FrameConnection[WorkerMessage] = FrameConnection(WorkerMessage, is_opener=True)
             transport, _ = await asyncio.get_running_loop().create_connection(lambda: connection, host, int(port))
             assert transport.get_extra_info("socket").getsockopt(6, 1) == 1
             connection.abort()
@@ -278,8 +278,8 @@ def test_two_ends_understand_each_other() -> None:
     async def scenario() -> list[Any]:
         accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-        def accept() -> FrameConnection[AttachRequest]:
-            return FrameConnection(AttachRequest, is_opener=False, on_made=accepted.set_result)
+        def accept() -> FrameConnection[FrontendMessage]:
+            return FrameConnection(FrontendMessage, is_opener=False, on_made=accepted.set_result)
 
         server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
         line = await open_line(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
@@ -289,7 +289,7 @@ def test_two_ends_understand_each_other() -> None:
         connection.start(heard := Heard())
         while sum(map(len, heard.calls)) < 2:
             await asyncio.sleep(0)
-        connection.send(AttachResponse(begun=[3]))
+        connection.send(WorkerMessage(begun=[3]))
         assert connection.peer.startswith("127.0.0.1:")
         answer = await line.read()
         line.close()
@@ -300,4 +300,4 @@ def test_two_ends_understand_each_other() -> None:
     *calls, answer = run_async(scenario())
 
     assert [message for call in calls for message in call] == [cancels(1), cancels(2)]
-    assert answer == AttachResponse(begun=[3])
+    assert answer == WorkerMessage(begun=[3])

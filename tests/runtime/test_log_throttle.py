@@ -1,13 +1,13 @@
 """Reminder: a line when something begins, and now and then while it lasts. Quota: so many lines a second."""
 
 from services.runtime import log_throttle
-from services.runtime.log_throttle import Quota, Reminder
+from services.runtime.log_throttle import LogThrottle, Quota
 from tests.support.doubles import run_async
 
 
 def test_a_line_is_due_at_first_and_again_after_its_time() -> None:
     async def scenario() -> list[bool]:
-        one = Reminder()
+        one = LogThrottle()
         due = [one.take(), one.take()]
         one._said_at = (one._said_at or 0) - log_throttle.REMIND_S  # As if so much time had passed.
         return [*due, one.take(), one.take()]
@@ -17,7 +17,7 @@ def test_a_line_is_due_at_first_and_again_after_its_time() -> None:
 
 def test_the_next_outage_is_a_first_one() -> None:
     async def scenario() -> tuple[bool, bool, bool]:
-        one = Reminder()
+        one = LogThrottle()
         one.take()
         was_quiet = one.is_quiet
         one.reset()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.runtime.tasks import Beside, leaf_of
+from services.runtime.tasks import TaskSet, leaf_of
 from tests.support.doubles import run_async
 
 
@@ -62,7 +62,7 @@ def others() -> set[asyncio.Task[Any]]:
 
 def test_each_end_is_waited_for_anew_and_what_has_ended_is_forgotten() -> None:
     async def scenario() -> tuple[list[str], set[asyncio.Task[Any]]]:
-        beside, steps = Beside(nothing), []
+        beside, steps = TaskSet(nothing), []
 
         async def work(name: str) -> None:
             await asyncio.sleep(0)
@@ -80,7 +80,7 @@ def test_each_end_is_waited_for_anew_and_what_has_ended_is_forgotten() -> None:
 
 def test_one_that_is_cancelled_ends_alone() -> None:
     async def scenario() -> int:
-        beside = Beside(nothing)
+        beside = TaskSet(nothing)
         cancel = beside.start(wait_for_ever())
         beside.start(wait_for_ever())
         await asyncio.sleep(0)
@@ -95,7 +95,7 @@ def test_one_that_is_cancelled_ends_alone() -> None:
 
 def test_none_outlives_its_owner() -> None:
     async def scenario() -> tuple[bool, set[asyncio.Task[Any]]]:
-        beside, work = Beside(nothing), CleanUp()
+        beside, work = TaskSet(nothing), CleanUp()
         beside.start(work())
         beside.start(wait_for_ever())
         await asyncio.sleep(0)
@@ -108,7 +108,7 @@ def test_none_outlives_its_owner() -> None:
 
 def test_clean_up_is_not_disturbed_by_the_end() -> None:
     async def scenario() -> bool:
-        beside, work = Beside(nothing), CleanUp()
+        beside, work = TaskSet(nothing), CleanUp()
         cancel = beside.start(work())
         await asyncio.sleep(0)
         cancel()
@@ -123,7 +123,7 @@ def test_clean_up_is_not_disturbed_by_the_end() -> None:
 def test_a_bug_is_told_at_once_and_raised_at_the_end() -> None:
     async def scenario() -> set[asyncio.Task[Any]]:
         heard = asyncio.Event()
-        beside = Beside(heard.set)
+        beside = TaskSet(heard.set)
         beside.start(fail())
         beside.start(wait_for_ever())
         await heard.wait()
@@ -136,7 +136,7 @@ def test_a_bug_is_told_at_once_and_raised_at_the_end() -> None:
 
 def test_a_bug_on_the_way_out_is_raised_too() -> None:
     async def scenario() -> None:
-        beside, work = Beside(nothing), CleanUp(then=bug)
+        beside, work = TaskSet(nothing), CleanUp(then=bug)
         beside.start(work())
         await asyncio.sleep(0)
         work.may_end.set()
@@ -148,7 +148,7 @@ def test_a_bug_on_the_way_out_is_raised_too() -> None:
 
 def test_the_first_bug_counts() -> None:
     async def scenario() -> None:
-        beside = Beside(nothing)
+        beside = TaskSet(nothing)
         beside.start(fail())
         await beside.wait_ended()
         beside.start(fail_otherwise())
@@ -168,7 +168,7 @@ def test_an_owner_that_is_cancelled_while_it_waits_waits_on_and_is_cancelled_the
         work = CleanUp(then)
 
         async def own() -> None:
-            beside = Beside(nothing)
+            beside = TaskSet(nothing)
             beside.start(work())
             await asyncio.sleep(0)
             await beside.end()
@@ -191,7 +191,7 @@ def test_an_owner_that_was_cancelled_before_stays_cancelled_whatever_its_tasks_d
         work = CleanUp(then=bug)
 
         async def own() -> None:
-            beside = Beside(nothing)
+            beside = TaskSet(nothing)
             beside.start(work())
             try:
                 await wait_for_ever()

@@ -10,9 +10,9 @@ from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.model_card import ModelCard, Resume, TokenizerRef
 from services.core.request import FinishReason, Request, Sampling, Stop
-from services.frontend.model_catalog import Catalogue, Model
+from services.frontend.model_catalog import Model, ModelCatalog
 from services.frontend.routing.load import Occupancy
-from services.frontend.routing.worker_set import Roster
+from services.frontend.routing.worker_set import WorkerSet
 from services.models.tokenizers.byte_level import VOCAB_SIZE, ByteTokenizer
 from services.runtime.loop import run_on_loop
 from services.worker.engine import RankLoad
@@ -120,12 +120,12 @@ def make_request(
     return Request(**(given | fields))
 
 
-def models_of(*cards: ModelCard) -> Catalogue:
+def models_of(*cards: ModelCard) -> ModelCatalog:
     """A catalogue that knows these models, with the byte tokeniser."""
-    catalogue = Catalogue()
+    catalog = ModelCatalog()
     for card in cards or (CARD,):
-        catalogue.add(Model(card, ByteTokenizer()))
-    return catalogue
+        catalog.add(Model(card, ByteTokenizer()))
+    return catalog
 
 
 async def call_layer(layer: Layer, request: Request, *, worker: str | None = None, **call: Any) -> Collected:
@@ -172,11 +172,11 @@ class FakeWorkers:
 
     def __init__(self, *workers: FakeWorker) -> None:
         self.quarantined: list[str] = []
-        self._roster: Roster[FakeWorker] = Roster(CARD)
+        self._roster: WorkerSet[FakeWorker] = WorkerSet(CARD)
         for one in workers:
             self._roster.add(one)
 
-    def roster(self, card: ModelCard) -> Roster[FakeWorker]:
+    def worker_set(self, card: ModelCard) -> WorkerSet[FakeWorker]:
         return self._roster
 
     def session(self, key: str) -> FakeWorker | None:

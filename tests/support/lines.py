@@ -98,7 +98,7 @@ async def open_line(address: str, greeting: bytes = GREETING) -> Line:
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(greeting)
-    return Line(reader, writer, worker_pb2.AttachResponse)
+    return Line(reader, writer, worker_pb2.WorkerMessage)
 
 
 @asynccontextmanager
@@ -113,7 +113,7 @@ async def answering(serve: Callable[[Line], Awaitable[None]], host: str = "127.0
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             assert await reader.readexactly(len(GREETING)) == GREETING
-            await serve(Line(reader, writer, worker_pb2.AttachRequest))
+            await serve(Line(reader, writer, worker_pb2.FrontendMessage))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # The frontend left, or it was somebody who looked whether there is a port.
         except Exception as failure:

@@ -21,7 +21,7 @@ from services.worker.engine import Emit, EngineLoad, Output, RankLoad
 from services.worker.execute import Execute
 from services.worker.listener import SessionListener
 from services.worker.service import WorkerService
-from services.worker.session import SessionConfig
+from services.worker.session import FrontendSessionConfig
 from tests.support.doubles import CARD
 from tests.support.lines import Line, open_line
 
@@ -184,7 +184,7 @@ class RawFrontend:
     def __init__(self, address: str) -> None:
         self._address = address
         self._line: Line | None = None
-        self.messages: list[worker_pb2.AttachResponse] = []
+        self.messages: list[worker_pb2.WorkerMessage] = []
         self.is_over = False
 
     async def line(self) -> Line:
@@ -194,7 +194,7 @@ class RawFrontend:
         return self._line
 
     async def send(self, *submits: worker_pb2.Submit, cancels: Sequence[int] = ()) -> None:
-        await (await self.line()).send(worker_pb2.AttachRequest(submits=submits, cancels=cancels))
+        await (await self.line()).send(worker_pb2.FrontendMessage(submits=submits, cancels=cancels))
 
     async def read(self) -> None:
         """One more message, or the end."""
@@ -282,7 +282,7 @@ async def serving(
 ) -> AsyncIterator[Served]:
     engine = engine or ManualEngine()
     execute = execute or Execute(engine, Limits(slots=2, places=3))
-    service = WorkerService("w1", engine, execute, pipeline, SessionConfig(**config))
+    service = WorkerService("w1", engine, execute, pipeline, FrontendSessionConfig(**config))
     async with GrpcServer(["unbroken.v1.Worker"]) as server, SessionListener(service.attach) as listener:
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server.server)
         address = await server.start("127.0.0.1:0")

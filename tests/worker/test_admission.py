@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core.call import Phase
-from services.core.choice_group import Party
+from services.core.choice_group import ChoiceGroup
 from services.core.common_layers import Deadline
 from services.core.errors import Failure, Reason
 from services.core.request import FinishReason, Request
@@ -109,26 +109,26 @@ class World:
 
     def ask(self, count: int, tokens: int, left_s: int | None) -> list[Asked]:
         """A request of so many choices; the tasks are as a session's are."""
-        prompt, party = len(self.engine.asked) + 1, Party(count)
+        prompt, choice_group = len(self.engine.asked) + 1, ChoiceGroup(count)
         deadline = None if left_s is None else self.now + left_s
         choices = [Asked(Name(prompt, choice), tokens, deadline, self.now) for choice in range(count)]
         for one in choices:
             self.engine.asked[one.name] = one
-            one.task = self._group.create_task(self._run(one, party))
-            one.task.add_done_callback(partial(self._end, one, party))
+            one.task = self._group.create_task(self._run(one, choice_group))
+            one.task.add_done_callback(partial(self._end, one, choice_group))
         return choices
 
-    async def _run(self, asked: Asked, party: Party) -> None:
+    async def _run(self, asked: Asked, choice_group: ChoiceGroup) -> None:
         asked.came_at = self.now
         request = make_request(prompt=(asked.name.prompt,) * asked.tokens, choice=asked.name.choice)
         try:
-            await call_layer(Deadline(self.execute), request, party=party, deadline=asked.deadline)
+            await call_layer(Deadline(self.execute), request, choice_group=choice_group, deadline=asked.deadline)
             asked.outcome = DONE
         except Failure as failure:
             asked.outcome = failure.reason
 
-    def _end(self, asked: Asked, party: Party, _: asyncio.Task[None]) -> None:
-        party.leave(asked.name.choice)
+    def _end(self, asked: Asked, choice_group: ChoiceGroup, _: asyncio.Task[None]) -> None:
+        choice_group.leave(asked.name.choice)
         asked.outcome = asked.outcome or LEFT
 
     def finish(self, index: int) -> Name | None:
@@ -161,15 +161,15 @@ class World:
     def check_quiet(self) -> None:
         """Everybody has left."""
         self.check()
-        tally = self.execute.tally
+        counters = self.execute.counters
         outcomes = [one.outcome for one in self.asked]
         assert (self.execute.running_count, self.execute.waiting_count) == (0, 0), "a slot or a place leaked"
         assert self.engine.requests == {}, "the engine works for nobody"
         assert all(outcomes)
-        assert tally.refused + tally.queue_timeouts >= outcomes.count(Reason.WORKER_AT_CAPACITY)
+        assert counters.refused + counters.queue_timeouts >= outcomes.count(Reason.WORKER_AT_CAPACITY)
         on_engine = (Phase.PREFILL, Phase.RUNNING)
-        assert tally.aborted == sum(count for (_, phase), count in tally.cancelled.items() if phase in on_engine)
-        assert tally.aborted + outcomes.count(DONE) <= len(self.engine.started)
+        assert counters.aborted == sum(count for (_, phase), count in counters.cancelled.items() if phase in on_engine)
+        assert counters.aborted + outcomes.count(DONE) <= len(self.engine.started)
 
 
 class Model:
@@ -271,9 +271,9 @@ def test_every_history_agrees_with_the_obvious_model(limits: Limits, events: lis
             assert world.execute.waiting_count == len(model.waiting)
             outcomes = {one.name: one.outcome for one in world.asked if one.outcome is not None}
             assert outcomes == model.outcomes
-            tally, reasons = world.execute.tally, list(outcomes.values())
-            assert tally.refused + tally.queue_timeouts == reasons.count(Reason.WORKER_AT_CAPACITY)
-            assert tally.aborted + reasons.count(DONE) == len(model.started) - len(model.running)
+            counters, reasons = world.execute.counters, list(outcomes.values())
+            assert counters.refused + counters.queue_timeouts == reasons.count(Reason.WORKER_AT_CAPACITY)
+            assert counters.aborted + reasons.count(DONE) == len(model.started) - len(model.running)
 
     play(limits, history)
 

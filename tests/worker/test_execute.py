@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.core.call import Call, Cause, Ending, Phase
-from services.core.choice_group import Party
+from services.core.choice_group import ChoiceGroup
 from services.core.common_layers import Accept, Deadline
 from services.core.errors import Failure, Reason
 from services.core.gate import Gate
@@ -38,7 +38,7 @@ class Case:
 
     @property
     def cancelled(self) -> dict[tuple[Cause, Phase], int]:
-        return dict(self.execute.tally.cancelled)
+        return dict(self.execute.counters.cancelled)
 
     def ask(self, prompt: int, call: dict[str, Any] | None = None, **fields: Any) -> asyncio.Task[Collected | Failure]:
         """A request whose prompt is one token, by which the test knows it."""
@@ -52,8 +52,8 @@ class Case:
 
     def ask_party(self, prompt: int, count: int, **call: Any) -> list[asyncio.Task[Collected | Failure]]:
         """The choices of one request; they are numbered from 5."""
-        party = Party(count, first=5)
-        return [self.ask(prompt, {"party": party, **call}, choice=5 + number) for number in range(count)]
+        choice_group = ChoiceGroup(count, first=5)
+        return [self.ask(prompt, {"choice_group": choice_group, **call}, choice=5 + number) for number in range(count)]
 
     def key(self, prompt: int) -> int:
         return self.engine.key_of((prompt,))
@@ -75,7 +75,7 @@ def play(scenario: Callable[[Case], Awaitable[T]], slots: int = 1, places: int =
         on_engine = sum(
             number for (_, phase), number in case.cancelled.items() if phase in (Phase.PREFILL, Phase.RUNNING)
         )
-        assert case.execute.tally.aborted == on_engine
+        assert case.execute.counters.aborted == on_engine
         return result
 
     return run_clocked(run())
@@ -144,7 +144,7 @@ def test_one_more_than_fits_is_refused_at_once_and_costs_the_engine_nothing() ->
     async def scenario(case: Case) -> Any:
         asked = [case.ask(prompt) for prompt in (1, 2)]
         refused = await case.ask(3)
-        assert case.execute.tally.refused == 1
+        assert case.execute.counters.refused == 1
         assert [request.prompt_token_ids for request in case.engine.submitted] == [(1,)]
         for task in asked:
             task.cancel()
@@ -250,7 +250,7 @@ def test_a_refusal_of_the_engine_counts_as_one() -> None:
     async def scenario(case: Case) -> int:
         case.engine.refusal = Failure(Reason.WORKER_AT_CAPACITY, "full")
         await case.ask(1)
-        return case.execute.tally.refused
+        return case.execute.counters.refused
 
     assert play(scenario) == 1
 
@@ -389,8 +389,8 @@ def test_a_request_that_has_waited_as_long_as_it_may_is_refused_and_never_reache
         failure = await second
         case.finish(1)
         await first
-        tally = case.execute.tally
-        assert (tally.queue_timeouts, tally.queue_deadlines, tally.refused) == (1, 0, 0)
+        counters = case.execute.counters
+        assert (counters.queue_timeouts, counters.queue_deadlines, counters.refused) == (1, 0, 0)
         assert [request.prompt_token_ids for request in case.engine.submitted] == [(1,)]
         assert case.cancelled == {}
         return failure
@@ -411,8 +411,8 @@ def test_a_request_whose_deadline_passes_while_it_waits_never_reaches_the_engine
         failure = await second
         case.finish(1)
         await first
-        tally = case.execute.tally
-        assert (tally.queue_timeouts, tally.queue_deadlines) == (0, 1)
+        counters = case.execute.counters
+        assert (counters.queue_timeouts, counters.queue_deadlines) == (0, 1)
         assert [request.prompt_token_ids for request in case.engine.submitted] == [(1,)]
         assert case.cancelled == {(Cause.DEADLINE, Phase.QUEUED): 1}
         return failure
@@ -473,7 +473,7 @@ def test_a_request_that_comes_after_its_deadline_takes_no_place() -> None:
         failure = await case.ask(1, {"deadline": 10.0})
         assert case.engine.submitted == []
         assert case.cancelled == {(Cause.DEADLINE, Phase.QUEUED): 1}
-        assert case.execute.tally.queue_deadlines == 0, "it was in no queue"
+        assert case.execute.counters.queue_deadlines == 0, "it was in no queue"
         return failure
 
     assert play(scenario).reason is Reason.DEADLINE_EXCEEDED
@@ -513,7 +513,7 @@ def test_the_time_from_arrival_to_slot_is_observed_and_0_for_those_that_run_at_o
         await settle()
         case.finish(2)
         await second
-        (metric,) = case.execute.tally.wait_s.collect()
+        (metric,) = case.execute.counters.wait_s.collect()
         return {sample.labels.get("le", sample.name): sample.value for sample in metric.samples}
 
     seen = play(scenario, places=2)
@@ -531,7 +531,7 @@ def test_who_runs_at_once_has_not_waited_however_slow_the_clock_makes_it_look() 
             group.create_task(call_layer(execute, make_request(prompt=(1,))))
             await engine.wait_submitted(1)
             engine.give(engine.key_of((1,)), [7], FinishReason.STOP)
-        (metric,) = execute.tally.wait_s.collect()
+        (metric,) = execute.counters.wait_s.collect()
         return next(sample.value for sample in metric.samples if sample.labels.get("le") == "0.0")
 
     assert run_async(scenario()) == 1
@@ -546,7 +546,7 @@ def test_a_deadline_that_passes_with_the_bound_on_waiting_comes_first() -> None:
         pass_time(12)
         failure = await second
         first.cancel()
-        assert (case.execute.tally.queue_timeouts, case.execute.tally.queue_deadlines) == (0, 1)
+        assert (case.execute.counters.queue_timeouts, case.execute.counters.queue_deadlines) == (0, 1)
         return failure
 
     assert play(scenario, wait_s=10.0).reason is Reason.DEADLINE_EXCEEDED
@@ -625,7 +625,7 @@ def test_a_party_for_which_there_is_not_room_is_refused_as_a_whole_and_costs_not
         await settle()
         failures = [await task for task in case.ask_party(2, 3)]
         assert case.counts == (1, 0)
-        assert case.execute.tally.refused == 3
+        assert case.execute.counters.refused == 3
         assert len(case.engine.submitted) == 1
         first.cancel()
         return failures
@@ -652,14 +652,16 @@ def test_what_was_kept_for_choices_that_never_come_is_free_when_they_leave(gone:
 
     async def scenario(case: Case) -> None:
         for is_early in (True, False):
-            party = Party(3, first=5)
+            choice_group = ChoiceGroup(3, first=5)
             if is_early:
                 for choice in gone:
-                    party.leave(choice)
-            coming = [case.ask(1, {"party": party}, choice=choice) for choice in (5, 6, 7) if choice not in gone]
+                    choice_group.leave(choice)
+            coming = [
+                case.ask(1, {"choice_group": choice_group}, choice=choice) for choice in (5, 6, 7) if choice not in gone
+            ]
             await settle()
             for choice in gone:
-                party.leave(choice)
+                choice_group.leave(choice)
             assert sum(case.counts) == 3 - len(gone)
             for task in coming:
                 await settle()
@@ -713,7 +715,7 @@ def test_whoever_hangs_up_is_counted_with_how_far_the_request_had_come(endpoint:
             task.cancel()
             task.cancel()
         await settle()
-        assert (case.execute.tally.aborted, case.execute.tally.queue_deadlines) == (2, 0)
+        assert (case.execute.counters.aborted, case.execute.counters.queue_deadlines) == (2, 0)
         return case.cancelled
 
     assert play(scenario, slots=2) == {(cause, Phase.RUNNING): 1, (cause, Phase.PREFILL): 1, (cause, Phase.QUEUED): 1}
@@ -754,7 +756,7 @@ def test_a_deadline_is_counted_as_one() -> None:
         failure = await asked
         assert isinstance(failure, Failure)
         assert failure.reason is Reason.DEADLINE_EXCEEDED
-        assert case.execute.tally.queue_deadlines == 0
+        assert case.execute.counters.queue_deadlines == 0
         return case.cancelled
 
     assert play(scenario) == {(Cause.DEADLINE, Phase.RUNNING): 1}
@@ -799,10 +801,10 @@ def test_a_signal_is_left_to_whoever_received_it() -> None:
         asked = case.ask(1, {"ending": ending, "endpoint": ATTACH})
         await settle()
         ending.cause = Cause.SIGNAL
-        case.execute.tally.cancelled[Cause.SIGNAL, Phase.PREFILL] += 1
+        case.execute.counters.cancelled[Cause.SIGNAL, Phase.PREFILL] += 1
         asked.cancel()
         await settle()
-        assert case.execute.tally.aborted == 1
+        assert case.execute.counters.aborted == 1
         return case.cancelled
 
     assert play(scenario) == {(Cause.SIGNAL, Phase.PREFILL): 1}

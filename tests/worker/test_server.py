@@ -415,7 +415,7 @@ def test_health_admin_calls_and_the_end_take_no_slot_of_a_worker_that_has_none_l
             ready["stopping"].set()
             end = await running.until(lambda: running.end(1))
         assert end.error.reason == "DRAINING"
-        assert ready["worker"]._execute.tally.cancelled == {(Cause.DRAIN, Phase.PREFILL): 1}
+        assert ready["worker"]._execute.counters.cancelled == {(Cause.DRAIN, Phase.PREFILL): 1}
         return seen, len(engine.submitted)
 
     seen, submitted = run_async(scenario())

@@ -14,7 +14,7 @@ from services.stubs import worker_pb2
 from services.worker.dispatcher import Limits
 from services.worker.execute import Execute
 from services.worker.service import PIECE_BYTES, WorkerService
-from services.worker.session import SessionConfig
+from services.worker.session import FrontendSessionConfig
 from tests.support.doubles import CARD, Script, call_layer, make_request, run_async
 from tests.worker.support import ManualEngine, serving
 
@@ -57,7 +57,7 @@ def test_the_load_is_what_runs_and_waits_now() -> None:
     async def scenario() -> list[Any]:
         engine = ManualEngine()
         execute = Execute(engine, Limits(slots=1, places=2))
-        service = WorkerService("w1", engine, execute, execute, SessionConfig())
+        service = WorkerService("w1", engine, execute, execute, FrontendSessionConfig())
         loads = [service.load()]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call_layer(execute, make_request())) for _ in range(3)]

@@ -19,7 +19,7 @@ from services.core.validation import CHOICES_MAX
 from services.rpc.codec import card_from_wire, seconds_from_wire, seconds_to_wire
 from services.stubs import inference_pb2, worker_pb2
 from services.worker import session as session_module
-from services.worker.counters import Tally
+from services.worker.counters import Counters
 from services.worker.dispatcher import Limits
 from services.worker.execute import Execute
 from tests.support.doubles import CARD, Script, run_async
@@ -364,7 +364,7 @@ def test_a_choice_is_cancelled_alone_and_keeps_no_place_even_if_it_had_not_begun
             for number in left:
                 engine.give(next(iter(engine.requests)), [7], FinishReason.STOP)
                 await until_ended(frontend, number)
-            return served.execute.tally.cancelled, served.load()
+            return served.execute.counters.cancelled, served.load()
 
     cancelled, load = run_async(scenario())
 
@@ -423,7 +423,7 @@ def test_each_signal_counts_once_with_how_far_its_stream_had_come() -> None:
             await engine.wait_submitted(4)
             engine.give(engine.key_of((19,)), [7], FinishReason.STOP)
             await frontend.until(lambda: frontend.end(9))
-            return dict(served.execute.tally.cancelled), served.execute.tally.aborted
+            return dict(served.execute.counters.cancelled), served.execute.counters.aborted
 
     cancelled, aborted = run_async(scenario())
 
@@ -436,57 +436,57 @@ def test_each_signal_counts_once_with_how_far_its_stream_had_come() -> None:
     assert aborted == 2
 
 
-def unconnected(pipeline: Layer, tally: Tally) -> session_module.Session:
+def unconnected(pipeline: Layer, counters: Counters) -> session_module.FrontendSession:
     """A session whose requests and cancels a test brings itself."""
-    config = session_module.SessionConfig(heartbeat_s=9.0)
-    return session_module.Session(pipeline, worker_pb2.Welcome(), worker_pb2.Load, tally, config)
+    config = session_module.FrontendSessionConfig(heartbeat_s=9.0)
+    return session_module.FrontendSession(pipeline, worker_pb2.Welcome(), worker_pb2.Load, counters, config)
 
 
 def test_a_signal_that_comes_in_the_turn_in_which_its_stream_ends_crosses_the_end() -> None:
     async def scenario() -> dict[Any, int]:
-        tally = Tally()
-        session = unconnected(Script([]), tally)
+        counters = Counters()
+        session = unconnected(Script([]), counters)
         async with asyncio.TaskGroup() as group:
             session._group = group
             session._submit(submit(1, 10))
             await asyncio.sleep(0)
             session._cancel(1)
             session._cancel(1)
-        return dict(tally.cancelled)
+        return dict(counters.cancelled)
 
     assert run_async(scenario()) == {(Cause.SIGNAL, Phase.ENDED): 1}
 
 
 def test_a_signal_and_a_cancel_by_name_in_one_turn_count_once() -> None:
-    async def scenario() -> Tally:
+    async def scenario() -> Counters:
         engine, gate = ManualEngine(), Gate()
         execute = Execute(engine, Limits(slots=1, places=0))
-        session = unconnected(Accept(execute, gate), execute.tally)
+        session = unconnected(Accept(execute, gate), execute.counters)
         async with asyncio.TaskGroup() as group:
             session._group = group
             session._submit(submit(1, 10, request_id="r-1"))
             await engine.wait_submitted(1)
             session._cancel(1)
             gate.cancel("r-1")
-        return execute.tally
+        return execute.counters
 
-    tally = run_async(scenario())
+    counters = run_async(scenario())
 
-    assert dict(tally.cancelled) == {(Cause.SIGNAL, Phase.PREFILL): 1}
-    assert tally.aborted == 1
+    assert dict(counters.cancelled) == {(Cause.SIGNAL, Phase.PREFILL): 1}
+    assert counters.aborted == 1
 
 
 def test_a_stream_whose_session_ends_before_it_began_is_counted_too() -> None:
     async def scenario() -> dict[Any, int]:
-        tally = Tally()
-        session = unconnected(Script([]), tally)
+        counters = Counters()
+        session = unconnected(Script([]), counters)
         async with asyncio.TaskGroup() as group:
             session._group = group
             session._submit(submit(1, 10))
             task = session._streams[1].task
             assert task is not None
             task.cancel()  # As when whoever serves the session is cancelled in the turn of the submit.
-        return dict(tally.cancelled)
+        return dict(counters.cancelled)
 
     assert run_async(scenario()) == {(Cause.SESSION_LOST, Phase.QUEUED): 1}
 
@@ -503,7 +503,7 @@ def test_what_a_session_remembers_of_ended_streams_is_bounded(monkeypatch: pytes
         await frontend.send(cancels=[1, 2, 3])
         await frontend.send(submit(4, 14))
         await pipeline.wait_asked(14)
-        return dict(served.execute.tally.cancelled)
+        return dict(served.execute.counters.cancelled)
 
     assert play(scenario) == {(Cause.SIGNAL, Phase.ENDED): 2}
 
@@ -519,7 +519,7 @@ def test_a_frontend_that_is_gone_is_counted_for_each_of_its_streams() -> None:
             (await frontend.line()).half_close()
             await frontend.until_over()
             assert (sum(served.load()), engine.requests) == (0, {})
-            return dict(served.execute.tally.cancelled)
+            return dict(served.execute.counters.cancelled)
 
     assert run_async(scenario()) == {
         (Cause.SESSION_LOST, Phase.RUNNING): 1,
@@ -781,7 +781,7 @@ def test_a_worker_that_stood_still_itself_takes_nobody_for_gone(monkeypatch: pyt
 
 
 def test_an_end_travels_with_the_last_tokens() -> None:
-    async def scenario() -> list[worker_pb2.AttachResponse]:
+    async def scenario() -> list[worker_pb2.WorkerMessage]:
         engine = ManualEngine()
         async with answering(engine) as served:
             frontend = served.attach()

@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from services.core.choice_group import Party
+from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason
 from services.core.model_card import ModelCard
 from services.core.request import Message, Request, Sampling, Stop
 from services.models.tokenizers.byte_level import VOCAB_SIZE
-from services.worker.validate import Check
+from services.worker.validate import Validate
 from tests.support.doubles import CARD, Script, call_layer, make_request, run_async
 
 
 def check(request: Request) -> Request:
     """The request as the engine gets it."""
     script = Script([7])
-    run_async(call_layer(Check(script, card_of=lambda: CARD, rng=random.Random(1)), request))
+    run_async(call_layer(Validate(script, card_of=lambda: CARD, rng=random.Random(1)), request))
     return script.requests[0]
 
 
@@ -85,11 +85,11 @@ def test_the_choices_of_a_party_are_looked_through_once_and_draw_from_one_seed()
         return CARD
 
     async def scenario() -> list[Request]:
-        script, party = Script([7], [8], [9]), Party(3, first=5)
-        layer = Check(script, card_of, random.Random(1))
+        script, choice_group = Script([7], [8], [9]), ChoiceGroup(3, first=5)
+        layer = Validate(script, card_of, random.Random(1))
         asked = Request(model="m", token_ids=(1, 2))
         for choice in (5, 6, 7):
-            await call_layer(layer, replace(asked, choice=choice), party=party)
+            await call_layer(layer, replace(asked, choice=choice), choice_group=choice_group)
         return script.requests
 
     requests = run_async(scenario())
@@ -102,9 +102,9 @@ def test_the_choices_of_a_party_are_looked_through_once_and_draw_from_one_seed()
 
 def test_nothing_is_kept_of_a_party_that_has_gone() -> None:
     script = Script([7])
-    layer = Check(script, lambda: CARD, random.Random(1))
+    layer = Validate(script, lambda: CARD, random.Random(1))
 
-    run_async(call_layer(layer, make_request(), party=Party(2)))
+    run_async(call_layer(layer, make_request(), choice_group=ChoiceGroup(2)))
     script.calls.clear()
 
     assert not layer._settled

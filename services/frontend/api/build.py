@@ -10,12 +10,12 @@ from services.frontend.api.openai.endpoints import Gateway, OnRefused, Served
 from services.frontend.api.openai.parse import parse_chat, parse_completion
 from services.frontend.api.openai.responses import ChatAnswer, CompletionAnswer
 from services.frontend.api.openapi.document import OpenApi
-from services.frontend.control import Whole
+from services.frontend.control import FrontendControl
 from services.http.app import HttpApp
 from services.http.server.config import HttpConfig
 
 
-def build_admin_app(admin: Admin, state: State, whole: Whole, config: HttpConfig) -> HttpApp:
+def build_admin_app(admin: Admin, state: State, whole: FrontendControl, config: HttpConfig) -> HttpApp:
     """With health and metrics, and its own OpenAPI document."""
     app = HttpApp(config, BODY_BYTES_MAX, lambda: state.is_draining)
     Ops(state, whole).add_to(app.routes)
@@ -27,7 +27,7 @@ def build_admin_app(admin: Admin, state: State, whole: Whole, config: HttpConfig
 def build_app(
     pipeline: Layer,
     served: Served,
-    whole: Whole,
+    whole: FrontendControl,
     config: HttpConfig,
     on_refused: OnRefused,
     admin: Admin | None = None,

@@ -8,10 +8,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from services.core.errors import Failure, Reason
 from services.core.model_card import ModelCard
-from services.frontend.control import Whole
+from services.frontend.control import FrontendControl
 from services.frontend.routing.rejection import of_registered
 from services.http.errors import json_response
-from services.http.router import Routes
+from services.http.router import Router
 from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, Response
 
@@ -35,11 +35,11 @@ class State(Protocol):
 class Ops:
     """For any application of a frontend."""
 
-    def __init__(self, state: State, whole: Whole) -> None:
+    def __init__(self, state: State, whole: FrontendControl) -> None:
         self._state = state
         self._whole = whole
 
-    def add_to(self, routes: Routes) -> None:
+    def add_to(self, routes: Router) -> None:
         """All of them."""
         routes.get("/live", self._live)
         routes.get("/health", self._health)

@@ -5,7 +5,7 @@ import asyncio
 from msgspec.structs import replace
 
 from services.core.call import Call
-from services.core.choice_group import Party
+from services.core.choice_group import ChoiceGroup
 from services.core.interface import Delta, Finish, Layer, Sink, Usage
 from services.core.request import Request
 from services.runtime.tasks import root_cause
@@ -40,8 +40,8 @@ class Choices:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         if request.n == 1:
             return await self._inner(request, call, sink)
-        tally, party = _Tally(sink, request.n), Party(request.n)
-        call = replace(call, party=party)
+        tally, choice_group = _Tally(sink, request.n), ChoiceGroup(request.n)
+        call = replace(call, choice_group=choice_group)
         try:
             async with asyncio.TaskGroup() as group:
                 choices = [
@@ -52,7 +52,7 @@ class Choices:
         except ExceptionGroup as failures:
             raise root_cause(failures) from None  # One that failed has had the others cancelled.
         finally:
-            party.end()
+            choice_group.end()
         finishes = [choice.result() for choice in choices]
         return Finish(finishes[0].reason, _total([finish.usage for finish in finishes]))
 

@@ -9,13 +9,13 @@ from services.core.call import Call
 from services.core.interface import Delta, Finish, Layer, Sink, Usage
 from services.core.request import FinishReason, Request
 from services.frontend.layers.stop_strings import StopStrings
-from services.frontend.model_catalog import Catalogue
+from services.frontend.model_catalog import ModelCatalog
 from services.runtime.cancel_scope import CancelScope
 
 _UtfDecoder = codecs.getincrementaldecoder("utf-8")
 
 
-class Presenter:
+class Detokenizer:
     """The text of one answer so far.
 
     on_stopped: called once when a stop string ends it.
@@ -100,16 +100,16 @@ class Presenter:
         return text
 
 
-class Present:
+class Detokenize:
     """Above migrate: half a character, and half a stop string, outlive the worker that sent them."""
 
-    def __init__(self, inner: Layer, catalogue: Catalogue) -> None:
+    def __init__(self, inner: Layer, catalog: ModelCatalog) -> None:
         self._inner = inner
-        self._catalogue = catalogue
+        self._catalog = catalog
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        token_bytes = self._catalogue.find(request.model).tokenizer.token_bytes
-        presenter = Presenter(sink, token_bytes, request.stop.strings)
+        token_bytes = self._catalog.find(request.model).tokenizer.token_bytes
+        presenter = Detokenizer(sink, token_bytes, request.stop.strings)
         presenter.prime(request.generated_token_ids)
         if not request.stop.strings:
             return presenter.finish(request, (await self._inner(request, call, presenter)).reason)

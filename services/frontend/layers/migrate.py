@@ -12,7 +12,7 @@ from services.core.call import Call
 from services.core.interface import Finish, Layer, Sink
 from services.core.model_card import ModelCard
 from services.core.request import Request
-from services.frontend.migration.migration import Journey, Terms
+from services.frontend.migration.migration import Migration, MigrationContext
 from services.frontend.migration.move import MigrationMetrics
 from services.frontend.migration.policy import allowed_by
 from services.frontend.migration.recorder import Recorder
@@ -57,13 +57,13 @@ class Migrate:
         seq_len_max = self._config.seq_len_max
         on_exceeded = _never if seq_len_max is None else partial(self._metrics.count_exceeded, request.model)
         record = Recorder(sink, request, seq_len_max, on_exceeded)
-        return await Journey(self._inner, request, call, record, self._terms).run()
+        return await Migration(self._inner, request, call, record, self._terms).run()
 
     @cached_property
-    def _terms(self) -> Terms:
+    def _terms(self) -> MigrationContext:
         """Made with the first request: to ask for the loop is a system call, and needs one that runs."""
         config = self._config
-        return Terms(config.limit, config.replacement_wait_s, self._metrics, asyncio.get_running_loop())
+        return MigrationContext(config.limit, config.replacement_wait_s, self._metrics, asyncio.get_running_loop())
 
     def _tell_limit(self, card: ModelCard) -> None:
         self._told[card.model] = card

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from services.core.bounded_executor import Aside
+from services.core.bounded_executor import BoundedExecutor
 from services.core.call import Call
 from services.core.errors import Failure, Reason
 from services.core.interface import Finish, Layer, Sink
 from services.core.request import Request
 from services.core.validation import check_count, check_request, settle
-from services.frontend.model_catalog import Catalogue, Model
+from services.frontend.model_catalog import Model, ModelCatalog
 from services.models.chat_template import render_chat
 
 LONG_TEXT_CHARACTERS = 32_768
@@ -23,15 +23,15 @@ MANY_MESSAGES = 256
 class Preprocess:
     """Above migrate: a continuation needs token ids, and every attempt the same seed."""
 
-    def __init__(self, inner: Layer, catalogue: Catalogue, rng: random.Random) -> None:
+    def __init__(self, inner: Layer, catalog: ModelCatalog, rng: random.Random) -> None:
         self._inner = inner
-        self._catalogue = catalogue
+        self._catalog = catalog
         self._rng = rng
-        self._aside = Aside()
+        self._executor = BoundedExecutor()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         _check(request)
-        model = self._catalogue.find(request.model)
+        model = self._catalog.find(request.model)
         prepared = await (self._prepare_parts if request.parts else self._prepare)(request, model)
         return await self._inner(prepared, replace(call, card=model.card), sink)
 
@@ -49,7 +49,7 @@ class Preprocess:
         if request.token_ids is None:
             size = max(size, _check_characters(request, model))
             is_long = size > LONG_TEXT_CHARACTERS or len(request.messages or ()) > MANY_MESSAGES
-            token_ids = await self._aside.run(_encode, request, model) if is_long else _encode(request, model)
+            token_ids = await self._executor.run(_encode, request, model) if is_long else _encode(request, model)
             request = replace(request, text=None, messages=None, token_ids=token_ids)
         return settle(request, model.card, self._rng)
 

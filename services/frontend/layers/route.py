@@ -10,11 +10,11 @@ from services.core.call import Call
 from services.core.errors import RETRY_AFTER_S_MIN, Failure, Reason, RefusedFor, jittered_s, refused_for
 from services.core.interface import Finish, Layer, Sink
 from services.core.request import Request
-from services.frontend.routing.balancer import Search
+from services.frontend.routing.balancer import Balancer
 from services.frontend.routing.policy import AnyWorker, Workers
 from services.frontend.routing.rejection import jittered, no_workers
 from services.frontend.routing.thresholds import BusyThresholds
-from services.frontend.routing.worker_set import Roster
+from services.frontend.routing.worker_set import WorkerSet
 
 
 class Route(Generic[AnyWorker]):
@@ -23,12 +23,12 @@ class Route(Generic[AnyWorker]):
     def __init__(self, inner: Layer, pool: Workers[AnyWorker], busy: BusyThresholds, rng: random.Random) -> None:
         self._inner = inner
         self._pool = pool
-        self._search: Search[AnyWorker] = Search(busy, rng)
+        self._balancer: Balancer[AnyWorker] = Balancer(busy, rng)
         self._rng = rng
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         call = _alone_if_parted(call)
-        session = self._find_party(call) or await self._pick(request, call)
+        session = self._find_group(call) or await self._pick(request, call)
         try:
             call.attempt.worker = session.key
             return await self._inner(request, call, sink)
@@ -42,11 +42,11 @@ class Route(Generic[AnyWorker]):
                 session.is_draining = True
             raise
 
-    def _find_party(self, call: Call) -> AnyWorker | None:
+    def _find_group(self, call: Call) -> AnyWorker | None:
         """The worker where the first of the choices has got a place for each of them; None for the first itself."""
-        if call.party is None or call.party.worker is None:
+        if call.choice_group is None or call.choice_group.worker is None:
             return None
-        session = self._pool.session(call.party.worker)
+        session = self._pool.session(call.choice_group.worker)
         if session is None:
             raise Failure(Reason.CANNOT_CONNECT, "the worker was lost before the choice was sent")
         return session
@@ -54,35 +54,35 @@ class Route(Generic[AnyWorker]):
     async def _pick(self, request: Request, call: Call) -> AnyWorker:
         """An eligible worker. A call that has lost its worker waits for another until `call.replacement_deadline`."""
         assert call.card is not None, "preprocess names the card"
-        roster = self._pool.roster(call.card)
-        chosen = self._find(roster, request, call) or await self._wait_in_line(roster, request, call)
-        if call.party is not None:
-            call.party.worker = chosen.key
+        worker_set = self._pool.worker_set(call.card)
+        chosen = self._find(worker_set, request, call) or await self._wait_in_line(worker_set, request, call)
+        if call.choice_group is not None:
+            call.choice_group.worker = chosen.key
         return chosen
 
-    def _find(self, roster: Roster[AnyWorker], request: Request, call: Call) -> AnyWorker | None:
+    def _find(self, worker_set: WorkerSet[AnyWorker], request: Request, call: Call) -> AnyWorker | None:
         """The worker, if there is one now. Raises for a new call for which there is none."""
         if call.replacement_deadline is not None:
-            needs = self._search.needs(request.model, call, _count(call), _tokens(request, call))
-            return self._search.find(roster, needs, is_under_way=True)
-        needs = self._search.needs(request.model, call, _count(call))  # Not for its tokens: it asks, and is told.
-        if (found := self._search.find(roster, needs)) is None:
-            raise self._search.refusal(roster, needs, request.model)
+            needs = self._balancer.needs(request.model, call, _count(call), _tokens(request, call))
+            return self._balancer.find(worker_set, needs, is_under_way=True)
+        needs = self._balancer.needs(request.model, call, _count(call))  # Not for its tokens: it asks, and is told.
+        if (found := self._balancer.find(worker_set, needs)) is None:
+            raise self._balancer.refusal(worker_set, needs, request.model)
         return found
 
-    async def _wait_in_line(self, roster: Roster[AnyWorker], request: Request, call: Call) -> AnyWorker:
+    async def _wait_in_line(self, worker_set: WorkerSet[AnyWorker], request: Request, call: Call) -> AnyWorker:
         """Raises NO_WORKERS.
 
         It need not be told of a worker that is not busy any more: busy ones are good enough for it.
         """
         try:
             async with asyncio.timeout_at(call.replacement_deadline):
-                with roster.line.place() as place:
+                with worker_set.line.place() as place:
                     while True:
                         await place.wait_call()
-                        if (found := self._find(roster, request, call)) is not None:
+                        if (found := self._find(worker_set, request, call)) is not None:
                             return found
-                        place.keep(is_room_left=bool(roster.open or roster.busy))
+                        place.keep(is_room_left=bool(worker_set.open or worker_set.busy))
         except TimeoutError:
             detail = f"no other worker of {request.model!r} had room or came in time"
             raise jittered(no_workers(detail), self._rng) from None
@@ -90,7 +90,7 @@ class Route(Generic[AnyWorker]):
 
 def _count(call: Call) -> int:
     """How many choices go together."""
-    return 1 if call.party is None else call.party.count
+    return 1 if call.choice_group is None else call.choice_group.count
 
 
 def _tokens(request: Request, call: Call) -> int:
@@ -108,6 +108,6 @@ def _mark(session: AnyWorker, bound: RefusedFor, count: int, tokens: int) -> Non
 
 def _alone_if_parted(call: Call) -> Call:
     """Choices go together all of them, or each alone: what is left of a party is none."""
-    if call.party is None or call.party.worker is not None or call.party.is_whole:
+    if call.choice_group is None or call.choice_group.worker is not None or call.choice_group.is_whole:
         return call
-    return replace(call, party=None)
+    return replace(call, choice_group=None)

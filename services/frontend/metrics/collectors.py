@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.frontend.model_catalog import Catalogue
+from services.frontend.model_catalog import ModelCatalog
 from services.frontend.routing.thresholds import THRESHOLDS, BusyThresholds
 from services.frontend.session.pool import Pool
 
@@ -13,15 +13,15 @@ from services.frontend.session.pool import Pool
 class BusyMetrics(Collector):
     """Read when somebody scrapes it. A threshold that is not set has no value."""
 
-    def __init__(self, catalogue: Catalogue, thresholds: BusyThresholds, prefix: str) -> None:
-        self._catalogue = catalogue
+    def __init__(self, catalog: ModelCatalog, thresholds: BusyThresholds, prefix: str) -> None:
+        self._catalog = catalog
         self._thresholds = thresholds
         self._prefix = prefix
 
     def collect(self) -> Iterator[Metric]:
         text = "Thresholds as they are set now; they act only with --admission-control token-capacity."
         family = GaugeMetricFamily(f"{self._prefix}_model_busy_threshold", text, labels=["model", "threshold"])
-        for model in self._catalogue.names():
+        for model in self._catalog.names():
             thresholds = self._thresholds.of(model)
             for name in THRESHOLDS.values():
                 if (value := getattr(thresholds, name)) is not None:
@@ -32,7 +32,7 @@ class BusyMetrics(Collector):
 LABELS = ["worker_id", "dp_rank"]
 
 
-class WorkerMetrics(Collector):
+class WorkerLoadMetrics(Collector):
     """Read from the pool when somebody scrapes it. A rank that is unknown has no value, rather than an old one."""
 
     def __init__(self, pool: Pool, prefix: str) -> None:

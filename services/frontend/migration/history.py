@@ -5,7 +5,7 @@ from services.frontend.migration.policy import DEATHS, Progress
 from services.frontend.migration.recorder import Recorder
 
 
-class Losses:
+class AttemptHistory:
     """Of one request, from its first loss on: most have none."""
 
     __slots__ = ("_barren_deaths", "_cause", "_free_moves", "_given_before", "_moves", "_record", "_refusal")

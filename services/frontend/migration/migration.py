@@ -24,13 +24,13 @@ from services.core.call import Attempt, Call
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Layer
 from services.core.request import FinishReason, Request
-from services.frontend.migration.history import Losses
+from services.frontend.migration.history import AttemptHistory
 from services.frontend.migration.move import MigrationMetrics, Move
 from services.frontend.migration.policy import Policy, policy_for
 from services.frontend.migration.recorder import Recorder
 from services.runtime.cancel_scope import CancelScope
 from services.runtime.loop import clock
-from services.runtime.tasks import Beside
+from services.runtime.tasks import TaskSet
 
 LAG_TOKENS_MAX = 1
 """How far behind the client a second leg may be when it takes over: each token costs the client one step."""
@@ -39,7 +39,7 @@ ROUNDS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class MigrationContext:
     """What all journeys share. limit: moves of each, unless its worker or its client allows fewer."""
 
     limit: int
@@ -54,58 +54,58 @@ class Leg:
     cut: nothing of it is wanted any more.
     """
 
-    __slots__ = ("_journey", "attempt", "cut", "is_beside", "leaves_at", "outcome", "rounds_left")
+    __slots__ = ("_migration", "attempt", "cut", "is_beside", "leaves_at", "outcome", "rounds_left")
 
-    def __init__(self, journey: "Journey", rounds_left: int = ROUNDS_MAX, *, is_beside: bool = False) -> None:
+    def __init__(self, migration: "Migration", rounds_left: int = ROUNDS_MAX, *, is_beside: bool = False) -> None:
         """is_beside: it has a task of its own."""
-        self._journey = journey
+        self._migration = migration
         self.is_beside = is_beside
         self.cut: Callable[[], object] = _nothing
-        self.attempt = Attempt(on_begun=journey.part, on_leaving=self.on_leaving)
+        self.attempt = Attempt(on_begun=migration.part, on_leaving=self.on_leaving)
         self.outcome: Finish | Failure | None = None
         self.rounds_left = rounds_left
         self.leaves_at: float | None = None
 
     def deliver(self, delta: Delta) -> None:
-        self._journey.on_tokens(self, delta)
+        self._migration.on_tokens(self, delta)
 
     def on_leaving(self, grace_s: float) -> None:
         """Its worker leaves in so many seconds."""
-        self._journey.on_leaving(self, grace_s)
+        self._migration.on_leaving(self, grace_s)
 
 
 def _nothing() -> None:
     """What it takes to cut a leg that does not run."""
 
 
-class Journey:
+class Migration:
     """See the module. `run` once."""
 
     __slots__ = (
-        "_beside",
         "_call",
+        "_context",
         "_current",
         "_delivered_at",
+        "_history",
         "_inner",
         "_is_over",
-        "_losses",
         "_move",
         "_record",
         "_request",
         "_second",
-        "_terms",
+        "_tasks",
     )
 
-    def __init__(self, inner: Layer, request: Request, call: Call, record: Recorder, terms: Terms) -> None:
+    def __init__(self, inner: Layer, request: Request, call: Call, record: Recorder, context: MigrationContext) -> None:
         self._inner = inner
         self._request = request
         self._call = call
         self._record = record
-        self._terms = terms
+        self._context = context
         self._current = Leg(self)
-        self._beside: Beside | None = None  # The tasks of second legs; None: there was none.
+        self._tasks: TaskSet | None = None  # The tasks of second legs; None: there was none.
         self._is_over = False
-        self._losses: Losses | None = None  # None: there was none.
+        self._history: AttemptHistory | None = None  # None: there was none.
         self._second: Leg | None = None
         self._delivered_at = 0.0  # Of the last token, while there is a second leg.
         self._move: Move | None = None
@@ -118,8 +118,8 @@ class Journey:
                 finish = await self._travel()
             finally:
                 self._is_over = True
-                if self._beside is not None:
-                    await self._beside.end()
+                if self._tasks is not None:
+                    await self._tasks.end()
             outcome = "success"
             return finish
         except asyncio.CancelledError:
@@ -127,21 +127,21 @@ class Journey:
             raise
         finally:
             self._end_move(outcome)
-            self._second = self._beside = None
+            self._second = self._tasks = None
             del self._current  # It knows the journey, and circles are left to the garbage collector.
 
     async def _travel(self) -> Finish:
         while True:
             leg = self._current
             if not leg.is_beside:
-                with CancelScope(self._terms.loop) as scope:
+                with CancelScope(self._context.loop) as scope:
                     leg.cut = scope.cancel  # Then another is the current one, or there is a bug beside.
                     await self._run(leg, self._request.after(self._record.token_ids), self._call)
             else:
-                assert self._beside is not None, "it has a task"
-                await self._beside.wait_ended()
-            if self._beside is not None and self._beside.bug is not None:
-                raise self._beside.bug
+                assert self._tasks is not None, "it has a task"
+                await self._tasks.wait_ended()
+            if self._tasks is not None and self._tasks.bug is not None:
+                raise self._tasks.bug
             outcome = self._current.outcome
             if isinstance(outcome, Finish):
                 return outcome
@@ -163,9 +163,9 @@ class Journey:
     def _start_second(self, call: Call, rounds_left: int = ROUNDS_MAX) -> None:
         self._second = leg = Leg(self, rounds_left, is_beside=True)
         request = self._request.after(self._record.token_ids)
-        if self._beside is None:
-            self._beside = Beside(on_bug=lambda: self._current.cut())
-        leg.cut = self._beside.start(self._run_second(leg, request, call))
+        if self._tasks is None:
+            self._tasks = TaskSet(on_bug=lambda: self._current.cut())
+        leg.cut = self._tasks.start(self._run_second(leg, request, call))
 
     async def _run_second(self, leg: Leg, request: Request, call: Call) -> None:
         await self._run(leg, request, call)
@@ -197,31 +197,31 @@ class Journey:
         self._current, self._second = leg, None
         self._lost().begin_leg()
 
-    def _lost(self) -> Losses:
+    def _lost(self) -> AttemptHistory:
         """So far."""
-        if self._losses is None:
-            self._losses = Losses(self._record)
-        return self._losses
+        if self._history is None:
+            self._history = AttemptHistory(self._record)
+        return self._history
 
     def part(self) -> None:
         """From now on it goes its own way: it has begun, or lost its worker. The other choices need not wait for it."""
-        if (party := self._call.party) is not None:
-            self._call = replace(self._call, party=None)
-            party.leave(self._request.choice)
+        if (choice_group := self._call.choice_group) is not None:
+            self._call = replace(self._call, choice_group=None)
+            choice_group.leave(self._request.choice)
 
     # Unplanned moves
 
     def _go_on(self, failure: Failure) -> None:
         """The current leg is lost: let the second take its place, or start the next. Raises what the client gets."""
-        losses, policy = self._lost(), self._policy()
-        losses.count_death(failure, has_begun=self._current.attempt.has_begun)
-        progress = losses.progress()
+        history, policy = self._lost(), self._policy()
+        history.count_death(failure, has_begun=self._current.attempt.has_begun)
+        progress = history.progress()
         if policy.is_poison(progress):
             detail = f"two workers died of this request, one after the other: {failure.detail}"
             raise Failure(Reason.POISON_REQUEST, detail) from failure
         if not policy.may_migrate(failure, progress):
-            raise losses.last_word(failure) from failure
-        losses.count(failure, is_timed=self._call.replacement_deadline is not None)
+            raise history.last_word(failure) from failure
+        history.count(failure, is_timed=self._call.replacement_deadline is not None)
         self._call = self._next_call(failure)
         if not failure.traits.free or (failure.reason is Reason.DRAINING and self._record.count):
             self._begin_move(failure.reason, clock())
@@ -236,14 +236,14 @@ class Journey:
     def _policy(self) -> Policy:
         """Most requests never ask for it."""
         assert self._call.card is not None, "preprocess names the card"
-        return policy_for(self._request, self._call, self._call.card, self._terms.limit)
+        return policy_for(self._request, self._call, self._call.card, self._context.limit)
 
     def _next_call(self, failure: Failure) -> Call:
         worker = self._current.attempt.worker
         if failure.reason is not Reason.WORKER_AT_CAPACITY:
             self.part()
-        elif self._call.party is not None and worker is not None:
-            self._call.party.renew(worker)  # All of its choices were refused, and go on together.
+        elif self._call.choice_group is not None and worker is not None:
+            self._call.choice_group.renew(worker)  # All of its choices were refused, and go on together.
         call = self._call
         excluded = call.excluded if worker is None else call.excluded | {worker}
         was_waiting = self._current.leaves_at is not None  # For a slot, since before its worker said that it leaves.
@@ -254,7 +254,7 @@ class Journey:
             excluded = call.excluded
         until = call.replacement_deadline if failure.traits.free else None  # A refusal does not prolong the wait.
         if until is None:
-            until = clock() + self._terms.replacement_wait_s
+            until = clock() + self._context.replacement_wait_s
         return replace(call, excluded=excluded, replacement_deadline=until)
 
     # Planned moves
@@ -325,10 +325,10 @@ class Journey:
         move, self._move = self._move, None
         self._record.on_next(None)
         if outcome != "success":
-            move.fail(self._terms.metrics, outcome)
+            move.fail(self._context.metrics, outcome)
             return
         self._call = replace(self._call, replacement_deadline=None)
-        move.succeed(self._terms.metrics, self._current.attempt.worker, self._record.position)
+        move.succeed(self._context.metrics, self._current.attempt.worker, self._record.position)
 
 
 def _after(delta: Delta, known: int) -> Delta:

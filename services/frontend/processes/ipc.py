@@ -17,7 +17,7 @@ from aiohttp import web
 
 from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason
-from services.frontend.control import Changes, Whole
+from services.frontend.control import Changes, FrontendControl
 from services.http.errors import envelope
 from services.http.ops_server import exposition_response
 
@@ -129,7 +129,7 @@ def _decode(answer: bytes, kind: type[T]) -> T:
     return msgspec.json.decode(answer, type=kind)
 
 
-def control_app(whole: Whole, join: Callable[[str, Path, int], Welcome] | None = None) -> web.Application:
+def control_app(whole: FrontendControl, join: Callable[[str, Path, int], Welcome] | None = None) -> web.Application:
     """Answers for `whole`. join: takes a process in, by its name, its socket and its pid."""
 
     async def on_metrics(_: web.Request) -> web.Response:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from services.core.errors import Failure
-from services.frontend.control import OneProcess, Whole
+from services.frontend.control import FrontendControl, LocalControl
 from services.frontend.processes.ipc import (
     SUPERVISOR_ANSWER_S_MAX,
     SUPERVISOR_SOCKET,
@@ -21,12 +21,12 @@ from services.frontend.processes.ipc import (
 from services.runtime.process import StartupError
 
 
-def whole_of(member: Path) -> Whole:
+def whole_of(member: Path) -> FrontendControl:
     """The frontend that this process is a part of."""
     return _supervisor(member)
 
 
-async def enter(servers: AsyncExitStack, member: Path, process: OneProcess) -> Welcome:
+async def enter(servers: AsyncExitStack, member: Path, process: LocalControl) -> Welcome:
     """Answer for this process until `servers` close, and tell the supervisor. Raises StartupError.
 
     Each life has a socket of its own, so that nobody takes it for the one before.

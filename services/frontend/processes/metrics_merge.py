@@ -73,7 +73,7 @@ def outliving(reading: Reading, prefix: str) -> Reading:
     return [family for family in reading if way_of(family, prefix) in _OUTLIVING]
 
 
-def joined(readings: Iterable[Reading], prefix: str) -> Reading:
+def merged(readings: Iterable[Reading], prefix: str) -> Reading:
     """All of them as one."""
     by_name: dict[str, list[Metric]] = {}
     for reading in readings:
@@ -93,7 +93,7 @@ def _joined_family(families: Sequence[Metric], combine: Callable[[float, float],
     return family
 
 
-class Joined(Collector):
+class MergedMetrics(Collector):
     """A reading as something to be exposed."""
 
     def __init__(self, reading: Reading) -> None:

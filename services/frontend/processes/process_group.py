@@ -13,7 +13,7 @@ from prometheus_client.exposition import generate_latest
 from services.core.errors import Failure, Reason
 from services.frontend.control import Changes
 from services.frontend.processes.ipc import PROCESS_ANSWER_S_MAX, Gone, Remote, Welcome
-from services.frontend.processes.metrics_merge import Joined, Reading, joined, outliving, parsed
+from services.frontend.processes.metrics_merge import MergedMetrics, Reading, merged, outliving, parsed
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class _Process:
     last: Reading = field(default_factory=list)
 
 
-class Family:
+class ProcessGroup:
     """A Whole. A process that has died is forgotten when it does not answer, but for what it had counted."""
 
     def __init__(self, metrics_prefix: str, answer_s_max: float = PROCESS_ANSWER_S_MAX) -> None:
@@ -66,9 +66,9 @@ class Family:
                 process.last = parsed(exposition)
             silent = [process for process in self._processes if process not in answers]
             readings = [*(one.last for one in answers), *(outliving(one.last, self._prefix) for one in silent)]
-            reading = joined([self._past, *readings], self._prefix)
+            reading = merged([self._past, *readings], self._prefix)
         count = GaugeMetricFamily(f"{self._prefix}_processes", "Processes of this frontend that answer.", len(answers))
-        return generate_latest(Joined([*reading, count]))
+        return generate_latest(MergedMetrics([*reading, count]))
 
     async def cancel(self, request_id: str) -> int:
         """See Whole. Raises STALLED where nothing was found and a process has not said."""
@@ -120,5 +120,5 @@ class Family:
         """Keep what it had counted. Idempotent."""
         if process in self._processes:
             self._processes.remove(process)
-            self._past = joined([self._past, outliving(process.last, self._prefix)], self._prefix)
+            self._past = merged([self._past, outliving(process.last, self._prefix)], self._prefix)
             process.remote.path.unlink(missing_ok=True)

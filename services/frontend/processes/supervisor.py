@@ -16,11 +16,11 @@ from pathlib import Path
 import structlog
 
 from services.frontend.processes.ipc import SUPERVISOR_SOCKET, answering, control_app
-from services.frontend.processes.process_group import Family
+from services.frontend.processes.process_group import ProcessGroup
 from services.frontend.processes.socket_dir import private_folder
 from services.runtime.listen import cannot_listen, reserve
 from services.runtime.process import StartupError, write_atomically
-from services.runtime.supervision.child import Member, MemberConfig, end_all, start_all, start_until
+from services.runtime.supervision.child import Child, ChildConfig, end_all, start_all, start_until
 
 log = structlog.get_logger()
 
@@ -68,7 +68,7 @@ class Supervisor:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set and all is drained. Raises StartupError when it can't start."""
-        family = Family(self._config.metrics_prefix)
+        family = ProcessGroup(self._config.metrics_prefix)
         with ExitStack() as held:
             addresses = self._reserve(held)
             folder = held.enter_context(private_folder())
@@ -92,12 +92,12 @@ class Supervisor:
                 held.enter_context(holder)
         return addresses
 
-    def _members(self, folder: Path, addresses: Mapping[str, str]) -> Sequence[Member]:
-        config = MemberConfig(drain_timeout_s=self._config.drain_timeout_s, is_relayed=False)
+    def _members(self, folder: Path, addresses: Mapping[str, str]) -> Sequence[Child]:
+        config = ChildConfig(drain_timeout_s=self._config.drain_timeout_s, is_relayed=False)
 
-        def member(name: str) -> Member:
+        def member(name: str) -> Child:
             command = partial(self._config.command, addresses, folder / name)
-            return Member(
+            return Child(
                 name,
                 lambda ready_file, _: command(ready_file),
                 config,
@@ -109,7 +109,7 @@ class Supervisor:
 
         return [member(f"frontend-{number}") for number in range(1, self._config.processes + 1)]
 
-    async def _start(self, members: Sequence[Member], lives: asyncio.TaskGroup) -> None:
+    async def _start(self, members: Sequence[Child], lives: asyncio.TaskGroup) -> None:
         await start_all(members, lives)
         addresses = members[0].known  # Those of all.
         log.info("frontend ready", processes=len(members), **addresses)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from services.core.model_card import ModelCard
 from services.frontend.routing.load import Occupancy
 from services.frontend.routing.thresholds import Rank, Thresholds, is_busy
-from services.frontend.routing.worker_set import Roster
+from services.frontend.routing.worker_set import WorkerSet
 
 LOOKS_MAX = 8
 """At so many workers a request looks one by one; only where none of them is healthy at all."""
@@ -53,7 +53,7 @@ AnyWorker = TypeVar("AnyWorker", bound=Worker)
 class Workers(Protocol[AnyWorker]):
     """The sessions there are: see `Pool`."""
 
-    def roster(self, card: ModelCard) -> Roster[AnyWorker]: ...
+    def worker_set(self, card: ModelCard) -> WorkerSet[AnyWorker]: ...
 
     def session(self, key: str) -> AnyWorker | None: ...
 

@@ -19,12 +19,12 @@ from itertools import count
 CALLED_BY_EACH = 2
 
 
-class Place:
+class Waiter:
     """Of one that waits, in a line."""
 
     __slots__ = ("_called", "_line", "number")
 
-    def __init__(self, line: "Line", number: int) -> None:
+    def __init__(self, line: "WaitQueue", number: int) -> None:
         self._line = line
         self._called = asyncio.Event()
         self.number = number
@@ -47,11 +47,11 @@ class Place:
         return self._called.is_set()
 
 
-class Line:
+class WaitQueue:
     """Bounded by whoever waits in it: each has a deadline of its own."""
 
     def __init__(self) -> None:
-        self._places: list[Place] = []  # In order of their numbers.
+        self._places: list[Waiter] = []  # In order of their numbers.
         self._numbers = count(1)
         self._called_to = 0  # Since the last news, all up to this number have been called.
 
@@ -61,9 +61,9 @@ class Line:
         return not self._places
 
     @contextmanager
-    def place(self) -> Iterator[Place]:
+    def place(self) -> Iterator[Waiter]:
         """The last place, until the end of the block. To be taken before any await after the look that was in vain."""
-        place = Place(self, next(self._numbers))
+        place = Waiter(self, next(self._numbers))
         self._places.append(place)
         try:
             yield place

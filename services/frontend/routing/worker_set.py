@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from services.core.model_card import ModelCard
 from services.frontend.routing.thresholds import Thresholds
-from services.frontend.routing.wait_queue import Line
+from services.frontend.routing.wait_queue import WaitQueue
 
 
 class Keyed(Protocol):
@@ -27,12 +27,12 @@ class Keyed(Protocol):
 Session = TypeVar("Session", bound=Keyed)
 
 
-class Roster(Generic[Session]):
+class WorkerSet(Generic[Session]):
     """A change of one costs the same, however many there are."""
 
-    def __init__(self, card: ModelCard, line: Line | None = None) -> None:
+    def __init__(self, card: ModelCard, line: WaitQueue | None = None) -> None:
         self.card = card
-        self.line = line or Line()
+        self.line = line or WaitQueue()
         self.changes_count = 0  # Of who is there.
         self._all: dict[str, Session] = {}
         self._open: _Shelf[Session] = _Shelf()

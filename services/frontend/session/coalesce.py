@@ -11,7 +11,7 @@ from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import TokenLogprobs
 
 
-def joined(messages: Sequence[worker_pb2.AttachResponse]) -> Sequence[worker_pb2.AttachResponse]:
+def coalesce(messages: Sequence[worker_pb2.WorkerMessage]) -> Sequence[worker_pb2.WorkerMessage]:
     """The same in fewer messages, in order. What breaks the rules is left as it is, for whoever checks them."""
     groups: list[_Group] = []
     for message in messages:
@@ -23,14 +23,14 @@ def joined(messages: Sequence[worker_pb2.AttachResponse]) -> Sequence[worker_pb2
 class _Group:
     """Messages that can be one: the order of a message's parts is also that of what they say about each stream."""
 
-    def __init__(self, first: worker_pb2.AttachResponse) -> None:
+    def __init__(self, first: worker_pb2.WorkerMessage) -> None:
         self._messages = [first]
         self._due: dict[int, int] = {}  # stream id → the position that its next token must have
         self._with_logprobs: set[int] = set()  # Streams that have had tokens with them: not one without.
         self._is_closed = not self._add_positions(first.step)
         self._ended = {end.stream_id for end in first.ends}
 
-    def take(self, message: worker_pb2.AttachResponse) -> bool:
+    def take(self, message: worker_pb2.WorkerMessage) -> bool:
         """Whether it goes with those before."""
         if self._is_closed or self._messages[-1].HasField("goaway") or message.HasField("welcome"):
             return False
@@ -66,10 +66,10 @@ class _Group:
         self._with_logprobs |= with_them
         return True
 
-    def message(self) -> worker_pb2.AttachResponse:
+    def message(self) -> worker_pb2.WorkerMessage:
         if len(self._messages) == 1:
             return self._messages[0]
-        whole = worker_pb2.AttachResponse(step=_step([message.step for message in self._messages]))
+        whole = worker_pb2.WorkerMessage(step=_step([message.step for message in self._messages]))
         for message in self._messages:
             whole.begun.extend(message.begun)
             whole.ends.extend(message.ends)
@@ -116,7 +116,7 @@ def _step(steps: Sequence[worker_pb2.Step]) -> worker_pb2.Step:
     return whole
 
 
-def pieces(message: worker_pb2.AttachResponse, streams_max: int) -> Sequence[worker_pb2.AttachResponse]:
+def split(message: worker_pb2.WorkerMessage, streams_max: int) -> Sequence[worker_pb2.WorkerMessage]:
     """The same in messages with tokens for at most so many streams, in order.
 
     What breaks the rules is left as it is, for whoever checks them.
@@ -129,7 +129,7 @@ def pieces(message: worker_pb2.AttachResponse, streams_max: int) -> Sequence[wor
     if ends[-1] != len(step.token_ids):
         return [message]
     cuts = range(0, count, streams_max)
-    cut = [worker_pb2.AttachResponse(step=_part(step, start, start + streams_max, ends)) for start in cuts]
+    cut = [worker_pb2.WorkerMessage(step=_part(step, start, start + streams_max, ends)) for start in cuts]
     _give_rest(message, cut[0], cut[-1])
     return cut
 
@@ -150,7 +150,7 @@ def _part(step: worker_pb2.Step, start: int, stop: int, ends: Sequence[int]) -> 
 
 
 def _give_rest(
-    message: worker_pb2.AttachResponse, first: worker_pb2.AttachResponse, last: worker_pb2.AttachResponse
+    message: worker_pb2.WorkerMessage, first: worker_pb2.WorkerMessage, last: worker_pb2.WorkerMessage
 ) -> None:
     """What is said before the tokens of a message to the first, what is said after them to the last."""
     first.begun.extend(message.begun)

@@ -15,14 +15,14 @@ from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason
 from services.core.model_card import ModelCard
 from services.discovery.client import InstanceRecord
-from services.frontend.model_catalog import Catalogue
-from services.frontend.routing.worker_set import Roster
-from services.frontend.session.reader import Pace
-from services.frontend.session.session import Session, SessionConfig
+from services.frontend.model_catalog import ModelCatalog
+from services.frontend.routing.worker_set import WorkerSet
+from services.frontend.session.reader import ReadThrottle
+from services.frontend.session.session import WorkerSession, WorkerSessionConfig
 from services.frontend.session.writer import KEEPALIVE_S, CancelCounts
 from services.http.server.cork import Cork
 from services.runtime.backoff import Backoff
-from services.runtime.log_throttle import Reminder
+from services.runtime.log_throttle import LogThrottle
 from services.runtime.tasks import root_cause
 
 log = structlog.get_logger()
@@ -36,7 +36,7 @@ class PoolConfig:
 
     quarantine_s: float = 5.0
     reconnect: Backoff = field(default_factory=Backoff)
-    session: SessionConfig = field(default_factory=SessionConfig)
+    session: WorkerSessionConfig = field(default_factory=WorkerSessionConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class _Loss:
     was_draining: bool
 
 
-class _Outage:
+class _WorkerOutage:
     """What the log has of one instance without a session: each loss, and now and then that it still can't be used."""
 
     def __init__(self) -> None:
         self._was_found = False
-        self._reminder = Reminder()
+        self._reminder = LogThrottle()
 
     def add(self, record: InstanceRecord, loss: _Loss) -> None:
         """One more try has failed, or a session that could be used is lost."""
@@ -84,74 +84,76 @@ class _Outage:
 class Pool:
     """Keeps sessions. `run` owns all its tasks."""
 
-    def __init__(self, catalogue: Catalogue, config: PoolConfig, cork: Cork | None = None) -> None:
+    def __init__(self, catalog: ModelCatalog, config: PoolConfig, cork: Cork | None = None) -> None:
         """cork: of those who write on what workers say."""
-        self._catalogue = catalogue
+        self._catalog = catalog
         self._config = config
         self._rng = random.Random()
         self._view: dict[str, InstanceRecord] = {}
         self._kept: set[str] = set()
         self._unkept: set[str] = set()  # Of the view, those that may have no task yet.
         self._has_unkept = asyncio.Event()
-        self._welcomed: set[Session] = set()  # Those below, and those whose model is being learned.
-        self._sessions: dict[str, Session] = {}
-        self._rosters: dict[int, Roster[Session]] = {}  # By the identity of their card.
+        self._welcomed: set[WorkerSession] = set()  # Those below, and those whose model is being learned.
+        self._sessions: dict[str, WorkerSession] = {}
+        self._worker_sets: dict[int, WorkerSet[WorkerSession]] = {}  # By the identity of their card.
         self._quarantined: dict[str, float] = {}  # instance id → until when, in loop time
         self._changed = asyncio.Event()
         self.cancels = CancelCounts()
-        self._pace = Pace()
+        self._throttle = ReadThrottle()
         self._cork = cork
 
     # What routing sees
 
-    def roster(self, card: ModelCard) -> Roster[Session]:
+    def worker_set(self, card: ModelCard) -> WorkerSet[WorkerSession]:
         """The sessions to workers with this very card, whatever their state."""
-        if (roster := self._rosters.get(id(card))) is None:
+        if (worker_set := self._worker_sets.get(id(card))) is None:
             self._forget_empty_rosters()
-            roster = self._rosters[id(card)] = Roster(card)
-        return roster
+            worker_set = self._worker_sets[id(card)] = WorkerSet(card)
+        return worker_set
 
     def _forget_empty_rosters(self) -> None:
         """Of models that nobody serves and nobody waits for."""
-        self._rosters = {key: one for key, one in self._rosters.items() if len(one) or not one.line.is_empty}
+        self._worker_sets = {key: one for key, one in self._worker_sets.items() if len(one) or not one.line.is_empty}
 
-    def session(self, key: str) -> Session | None:
+    def session(self, key: str) -> WorkerSession | None:
         """The session that `Call.worker` names, if it still lives."""
         return self._sessions.get(key)
 
-    def all_sessions(self) -> list[Session]:
+    def all_sessions(self) -> list[WorkerSession]:
         """Sessions to workers of any model, whatever their state."""
         return list(self._sessions.values())
 
     def served_cards(self) -> Sequence[ModelCard]:
         """Cards of the models that some worker takes requests for now, by name."""
         served = {
-            one.card.model: one.card for one in self._rosters.values() if not all(worker.is_draining for worker in one)
+            one.card.model: one.card
+            for one in self._worker_sets.values()
+            if not all(worker.is_draining for worker in one)
         }
         return [served[name] for name in sorted(served)]
 
     def _is_served(self, model: str) -> bool:
         """Whether there is a worker of that name, whatever its state."""
-        return any(len(one) for one in self._rosters.values() if one.card.model == model)
+        return any(len(one) for one in self._worker_sets.values() if one.card.model == model)
 
-    def offer(self, session: Session) -> None:
+    def offer(self, session: WorkerSession) -> None:
         """Requests can be sent on it from now on."""
         self._sessions[session.key] = session
-        self.roster(session.card).add(session)
+        self.worker_set(session.card).add(session)
         self._notify()
 
-    def withdraw(self, session: Session) -> bool:
+    def withdraw(self, session: WorkerSession) -> bool:
         """It is over. Whether it was offered."""
         if self._sessions.pop(session.key, None) is None:
             return False
-        self.roster(session.card).remove(session)
+        self.worker_set(session.card).remove(session)
         self._notify()
         return True
 
-    def on_news(self, session: Session) -> None:
+    def on_news(self, session: WorkerSession) -> None:
         """A session has room again, or is leaving."""
         if session.key in self._sessions:
-            self.roster(session.card).on_news(session)
+            self.worker_set(session.card).on_news(session)
         self._notify()
 
     @property
@@ -166,7 +168,7 @@ class Pool:
         """How many workers discovery names that can't be sent requests."""
         return len(self._view.keys() - {one.record.instance_id for one in self._sessions.values()})
 
-    def quarantine(self, session: Session) -> None:
+    def quarantine(self, session: WorkerSession) -> None:
         """Leave the worker alone for a while."""
         self._quarantine_instance(session.record.instance_id)
         session.quarantined_until = self._quarantined[session.record.instance_id]
@@ -193,7 +195,7 @@ class Pool:
         """Instances are new or different, and others gone from discovery's view."""
         before = [self._view.pop(instance_id, None) for instance_id in (*put, *gone)]
         self._view.update(put)
-        self._catalogue.note_registered(put.values(), [record for record in before if record is not None])
+        self._catalog.note_registered(put.values(), [record for record in before if record is not None])
         self._unkept.update(put)
         self._has_unkept.set()
 
@@ -211,7 +213,7 @@ class Pool:
 
     async def _keep(self, instance_id: str) -> None:
         """One session after another to one instance, until it is gone from the view and the session is lost."""
-        tries, outage = 0, _Outage()
+        tries, outage = 0, _WorkerOutage()
         try:
             while (record := self._view.get(instance_id)) is not None:
                 lost = await self._hold(record)
@@ -229,12 +231,12 @@ class Pool:
 
     async def _hold(self, record: InstanceRecord) -> _Loss:
         """One session, from its opening to its loss."""
-        session = Session(
+        session = WorkerSession(
             record,
             self._config.session,
             on_news=lambda: self.on_news(session),
             cancels=self.cancels,
-            pace=self._pace,
+            throttle=self._throttle,
             cork=self._cork,
         )
         welcome = asyncio.Event()
@@ -256,12 +258,12 @@ class Pool:
             self.withdraw(session)
         raise AssertionError("a session ends with a failure")
 
-    async def _admit(self, session: Session, welcome: asyncio.Event) -> None:
+    async def _admit(self, session: WorkerSession, welcome: asyncio.Event) -> None:
         """Offer the worker to requests once its model is known."""
         await welcome.wait()
         self._welcomed.add(session)
         try:
-            card = await self._catalogue.learn(
+            card = await self._catalog.learn(
                 session.card, session.record.address, lambda: not self._is_served(session.card.model)
             )
         except Failure as failure:

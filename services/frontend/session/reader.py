@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from services.frontend.session.coalesce import joined, pieces
+from services.frontend.session.coalesce import coalesce, split
 from services.http.server.cork import Cork
 from services.rpc.framing import FrameConnection
 from services.stubs import worker_pb2
@@ -34,7 +34,7 @@ def rest_s(spent_s: float, elapsed_s: float) -> float:
     return 0.0 if wanted_s < REST_S_MIN else min(wanted_s, REST_S_MAX)
 
 
-class Pace:
+class ReadThrottle:
     """What tokens have taken of a frontend's time, all sessions together."""
 
     __slots__ = ("spent_s",)
@@ -43,30 +43,30 @@ class Pace:
         self.spent_s = 0.0
 
 
-class Incoming:
+class SessionReader:
     """Messages from one worker, handed over in order. Until all that came are, no more is read."""
 
-    def __init__(self, take: Callable[[worker_pb2.AttachResponse], bool], pace: Pace, cork: Cork) -> None:
+    def __init__(self, take: Callable[[worker_pb2.WorkerMessage], bool], throttle: ReadThrottle, cork: Cork) -> None:
         """take: gets one after the other; whether it wants more. It must not raise. cork: of those who write it on."""
         self._take = take
-        self._pace = pace
+        self._throttle = throttle
         self._cork = cork
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
-        self._connection: FrameConnection[worker_pb2.AttachResponse] | None = None
-        self._messages: deque[tuple[int, worker_pb2.AttachResponse]] = deque()  # Each with the number of its streams.
+        self._connection: FrameConnection[worker_pb2.WorkerMessage] | None = None
+        self._messages: deque[tuple[int, worker_pb2.WorkerMessage]] = deque()  # Each with the number of its streams.
         self._spent_before_s = self._rested_at = 0.0
 
-    def connect(self, connection: FrameConnection[worker_pb2.AttachResponse]) -> None:
+    def connect(self, connection: FrameConnection[worker_pb2.WorkerMessage]) -> None:
         """Where they come from, from now on."""
         self._connection = connection
 
-    def add(self, messages: Sequence[worker_pb2.AttachResponse]) -> None:
+    def add(self, messages: Sequence[worker_pb2.WorkerMessage]) -> None:
         """Those that one read brought."""
-        for message in joined(messages) if len(messages) > 1 else messages:
+        for message in coalesce(messages) if len(messages) > 1 else messages:
             streams = len(message.step.stream_ids)
             if streams > STREAMS_AT_ONCE_MAX:
-                self._messages.extend((STREAMS_A_TURN_MAX, piece) for piece in pieces(message, STREAMS_A_TURN_MAX))
+                self._messages.extend((STREAMS_A_TURN_MAX, piece) for piece in split(message, STREAMS_A_TURN_MAX))
             else:
                 self._messages.append((streams, message))
         self._hand_over(lets_end=True)
@@ -92,7 +92,7 @@ class Incoming:
             else:
                 self._cork.pull()
         now = self._clock()
-        self._pace.spent_s += now - began
+        self._throttle.spent_s += now - began
         if self._messages:
             self._loop.call_soon(self._hand_over)
         if self._connection is not None:
@@ -102,15 +102,15 @@ class Incoming:
         """After the tasks of the streams that have ended."""
         began = self._clock()
         self._cork.pull()
-        self._pace.spent_s += self._clock() - began
+        self._throttle.spent_s += self._clock() - began
 
-    def _read_on(self, connection: FrameConnection[worker_pb2.AttachResponse], now: float) -> None:
+    def _read_on(self, connection: FrameConnection[worker_pb2.WorkerMessage], now: float) -> None:
         """Unless something waits here; and after a rest, if tokens have taken more than their share of the time."""
         if self._messages:
             connection.pause()
             return
         connection.go_on()
-        delay_s = rest_s(self._pace.spent_s - self._spent_before_s, now - self._rested_at)
-        self._spent_before_s, self._rested_at = self._pace.spent_s, now
+        delay_s = rest_s(self._throttle.spent_s - self._spent_before_s, now - self._rested_at)
+        self._spent_before_s, self._rested_at = self._throttle.spent_s, now
         if delay_s:
             connection.rest(delay_s)

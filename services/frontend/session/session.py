@@ -31,10 +31,10 @@ from services.core.model_card import ModelCard
 from services.core.request import Request
 from services.discovery.client import InstanceRecord
 from services.frontend.routing.load import FullMark, Occupancy, WorkerLoad
-from services.frontend.session.reader import Incoming, Pace
+from services.frontend.session.reader import ReadThrottle, SessionReader
 from services.frontend.session.stream import Stream
-from services.frontend.session.stream_table import Streams
-from services.frontend.session.writer import CancelCounts, Outgoing
+from services.frontend.session.stream_table import StreamTable
+from services.frontend.session.writer import CancelCounts, SessionWriter
 from services.http.server.cork import Cork
 from services.rpc.codec import card_from_wire, logprobs_from_wire, seconds_from_wire
 from services.rpc.framing import FrameConnection
@@ -46,7 +46,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionConfig:
+class WorkerSessionConfig:
     """connect_timeout_s: until the welcome. stall_s: silence that makes a worker with streams of ours a lost one.
 
     idle_stall_s: the same for one without. engine_stall_s: how long the step counter may stand still while sequences
@@ -66,7 +66,7 @@ def _nobody() -> None:
     """Who does not route need not know."""
 
 
-class Session:
+class WorkerSession:
     """One session to one worker; it is opened by `run` and never opened again: a reconnect is a new session."""
 
     _numbers = count(1)
@@ -74,10 +74,10 @@ class Session:
     def __init__(
         self,
         record: InstanceRecord,
-        config: SessionConfig,
+        config: WorkerSessionConfig,
         on_news: Callable[[], None] = _nobody,
         cancels: CancelCounts | None = None,
-        pace: Pace | None = None,
+        throttle: ReadThrottle | None = None,
         cork: Cork | None = None,
     ) -> None:
         """on_news: called when the worker has room again, or leaves."""
@@ -95,9 +95,9 @@ class Session:
         self._card: ModelCard | None = None
         self._config = config
         self._clock = loop.time
-        self._streams = Streams()
-        self._incoming = Incoming(self._take, pace or Pace(), cork or Cork())
-        self._outgoing = Outgoing(self._cancels)
+        self._streams = StreamTable()
+        self._reader = SessionReader(self._take, throttle or ReadThrottle(), cork or Cork())
+        self._writer = SessionWriter(self._cancels)
         self._loss: Failure | None = None
         self._has_begun = asyncio.Event()
         self._has_ended = asyncio.Event()
@@ -173,16 +173,16 @@ class Session:
         """
         if self.is_lost:
             raise Failure(Reason.CANNOT_CONNECT, f"the session to {self.name} is over")
-        if call.party is None:
+        if call.choice_group is None:
             stream = self._start(request, call)
         else:
-            stream = self._streams.take(call.party.take(request.choice, partial(self._reserve, request, call)))
+            stream = self._streams.take(call.choice_group.take(request.choice, partial(self._reserve, request, call)))
         stream.join(call.attempt, sink)
         return stream
 
     def _start(self, request: Request, call: Call, choices: int = 1) -> Stream:
         """Send it. Returns the first of so many streams with consecutive ids, for choices from the request's own on."""
-        self._outgoing.submit(self._streams.next_id, request, call, choices)
+        self._writer.submit(self._streams.next_id, request, call, choices)
         if not self._streams:
             self._heard_at = self._stepped_at = self._clock()  # An idle worker was allowed its silence.
             self._load.set_in_use(True)
@@ -190,9 +190,9 @@ class Session:
 
     def _reserve(self, request: Request, call: Call, count: int) -> Reservation:
         """A stream for each choice of the call's party, to be kept until that comes."""
-        assert call.party is not None
-        assert count == call.party.count, "route lets none go with a party that one has left"
-        first = self._start(replace(request, choice=call.party.first), call, count)
+        assert call.choice_group is not None
+        assert count == call.choice_group.count, "route lets none go with a party that one has left"
+        first = self._start(replace(request, choice=call.choice_group.first), call, count)
         ids = range(first.id, first.id + count)
         self._streams.keep(ids)
         return ids, self._give_back
@@ -207,7 +207,7 @@ class Session:
     def close(self, stream: Stream) -> None:
         """Forget the stream, and tell the worker if it has not ended. Late tokens reach nobody."""
         if self._remove(stream, frees_room=True) and not self.is_lost:
-            self._outgoing.cancel(stream.id)
+            self._writer.cancel(stream.id)
 
     def _remove(self, stream: Stream, *, frees_room: bool) -> bool:
         """Whether it was there. frees_room: it had a slot or a place, which another request can have now."""
@@ -226,7 +226,7 @@ class Session:
 
     async def run(self, on_welcome: asyncio.Event) -> None:
         """Open the session and keep it until it is lost; raises the Failure that says how."""
-        connection = FrameConnection(worker_pb2.AttachResponse, is_opener=True)
+        connection = FrameConnection(worker_pb2.WorkerMessage, is_opener=True)
         try:
             await self._open(connection)
             on_welcome.set()
@@ -236,7 +236,7 @@ class Session:
             self.lose(Failure(Reason.DISCONNECTED, "the frontend closed the session"))
             connection.abort()
 
-    async def _open(self, connection: FrameConnection[worker_pb2.AttachResponse]) -> None:
+    async def _open(self, connection: FrameConnection[worker_pb2.WorkerMessage]) -> None:
         """Until the welcome. Raises CANNOT_CONNECT."""
         awaited = "connection to"
         try:
@@ -244,8 +244,8 @@ class Session:
             async with asyncio.timeout(self._config.connect_timeout_s):
                 await asyncio.get_running_loop().create_connection(lambda: connection, bare_host(host), port)
                 awaited = "welcome from"
-                self._incoming.connect(connection)
-                self._outgoing.connect(connection)
+                self._reader.connect(connection)
+                self._writer.connect(connection)
                 connection.start(self)
                 await self._has_begun.wait()
         except TimeoutError:
@@ -261,11 +261,11 @@ class Session:
                 why = f"what it sent is no message of a session: is this the worker's session address? ({why})"
             raise Failure(Reason.CANNOT_CONNECT, f"no welcome: {why}") from self._loss
 
-    def on_messages(self, messages: Sequence[worker_pb2.AttachResponse]) -> None:
+    def on_messages(self, messages: Sequence[worker_pb2.WorkerMessage]) -> None:
         """What the worker has said since the last time."""
-        self._incoming.add(messages)
+        self._reader.add(messages)
 
-    def _take(self, message: worker_pb2.AttachResponse) -> bool:
+    def _take(self, message: worker_pb2.WorkerMessage) -> bool:
         """Whether more is wanted. A worker is heard when its turn comes: what waits for it here is no silence."""
         self._heard_at = self._clock()
         try:
@@ -279,7 +279,7 @@ class Session:
 
     def on_writable(self) -> None:
         """The worker goes on to take what we send."""
-        self._outgoing.send()
+        self._writer.send()
 
     def on_lost(self, failure: Failure) -> None:
         """The connection is over."""
@@ -296,7 +296,7 @@ class Session:
 
     # The worker's messages
 
-    def _on_welcome(self, message: worker_pb2.AttachResponse) -> None:
+    def _on_welcome(self, message: worker_pb2.WorkerMessage) -> None:
         if not message.HasField("welcome"):
             raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.name} did not begin with a welcome")
         if (other := message.welcome.instance_id) != self.record.instance_id:  # Started there after it, as a rule.
@@ -305,7 +305,7 @@ class Session:
         self._load.on_welcome(message.welcome)
         self._has_begun.set()
 
-    def _on_message(self, message: worker_pb2.AttachResponse) -> None:
+    def _on_message(self, message: worker_pb2.WorkerMessage) -> None:
         if self._card is None:
             self._on_welcome(message)
         if message.HasField("load"):
@@ -380,9 +380,9 @@ class Session:
 
         Returns when that may be so next, if nothing happens until then.
         """
-        self._outgoing.keep_alive(now)
+        self._writer.keep_alive(now)
         limit_s = self._config.stall_s if self._streams else self._config.idle_stall_s
-        silent_at, stands_at, stuck_at = self._heard_at + limit_s, self._stands_at(), self._outgoing.stuck_at()
+        silent_at, stands_at, stuck_at = self._heard_at + limit_s, self._stands_at(), self._writer.stuck_at()
         if now >= silent_at:
             self.lose(Failure(Reason.STALLED, f"nothing heard from {self.name} for {limit_s} s"))
         elif now >= stands_at:

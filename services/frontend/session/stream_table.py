@@ -14,7 +14,7 @@ COMPLETED_KEPT = 4096
 """How many completed stream ids a session remembers, to notice items that follow `complete_final`."""
 
 
-class Streams:
+class StreamTable:
     """Ids are given out in order, and never twice."""
 
     def __init__(self) -> None:

@@ -32,19 +32,19 @@ class CancelCounts:
     late_tokens: int = 0
 
 
-class Outgoing:
+class SessionWriter:
     """Messages to one worker, sent in order: those of one turn of the loop in the next, while the worker takes them."""
 
     def __init__(self, cancels: CancelCounts) -> None:
         self._cancels = cancels
         self._loop = asyncio.get_running_loop()
-        self._connection: FrameConnection[worker_pb2.AttachResponse] | None = None
-        self._messages: deque[worker_pb2.AttachRequest] = deque()
+        self._connection: FrameConnection[worker_pb2.WorkerMessage] | None = None
+        self._messages: deque[worker_pb2.FrontendMessage] = deque()
         self._begin_message()
         self._is_due = False
         self._sent_at = 0.0
 
-    def connect(self, connection: FrameConnection[worker_pb2.AttachResponse]) -> None:
+    def connect(self, connection: FrameConnection[worker_pb2.WorkerMessage]) -> None:
         """Where they go, from now on."""
         self._connection = connection
         self._sent_at = self._loop.time()
@@ -65,7 +65,9 @@ class Outgoing:
             size = _put(submit, request, call)
         except Exception:
             del message.submits[-1]
-            self._messages[-1] = worker_pb2.AttachRequest()  # What is deleted keeps its memory while the message lives.
+            self._messages[-1] = (
+                worker_pb2.FrontendMessage()
+            )  # What is deleted keeps its memory while the message lives.
             self._messages[-1].CopyFrom(message)
             raise
         if self._bytes + size > SUBMIT_BYTES_MAX:
@@ -76,7 +78,7 @@ class Outgoing:
         self._send_soon()
 
     def _begin_message(self) -> None:
-        self._messages.append(worker_pb2.AttachRequest())
+        self._messages.append(worker_pb2.FrontendMessage())
         self._bytes = 0  # Of its requests.
         self._has_cancels = False  # It itself; to ask it takes longer.
 
@@ -99,7 +101,7 @@ class Outgoing:
                 self._connection.send(message)
             self._sent_at = self._loop.time()
 
-    def take(self) -> Iterable[worker_pb2.AttachRequest]:
+    def take(self) -> Iterable[worker_pb2.FrontendMessage]:
         """What is to be sent, once."""
         messages, self._messages = self._messages, deque()
         self._begin_message()

@@ -32,7 +32,7 @@ FULL_S = 0.5
 FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Door:
+class Acceptor:
     """It is open until `close`."""
 
     def __init__(

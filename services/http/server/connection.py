@@ -15,8 +15,8 @@ from services.core.errors import Failure, Reason
 from services.http.server.config import HttpConfig
 from services.http.server.cork import Cork
 from services.http.server.messages import HttpRequest
-from services.http.server.parser import BrokenHead, RequestReader
-from services.http.server.start_limiter import Turns
+from services.http.server.parser import BrokenHead, RequestParser
+from services.http.server.start_limiter import StartLimiter
 from services.runtime.loop import clock
 
 AHEAD_BYTES_MAX = 64 * 1024
@@ -59,7 +59,7 @@ class Clients:
         self.config = config
         self.group = group
         self.cork = cork
-        self.turns = Turns()
+        self.start_limiter = StartLimiter()
         self.is_closing = False
         self._open: set[Connection] = set()
         self._idle: OrderedDict[Connection, float] = OrderedDict()  # → since when, in loop time
@@ -149,7 +149,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._reader: RequestReader | None = None
+        self._reader: RequestParser | None = None
         self._ahead = b""
         self._timer: asyncio.TimerHandle | None = None
         self._is_answering = False
@@ -201,7 +201,7 @@ class Connection(asyncio.Protocol):
 
     def _read(self, data: bytes) -> None:
         if self._reader is None:
-            self._reader = RequestReader(self._clients.app.body_bytes_max)
+            self._reader = RequestParser(self._clients.app.body_bytes_max)
         self._is_readable = self._reader.feed(data)
         self._go_on()
 
@@ -221,7 +221,7 @@ class Connection(asyncio.Protocol):
         else:
             self._clients.set_idle(self)
 
-    def _wait_for_rest(self, reader: RequestReader) -> None:
+    def _wait_for_rest(self, reader: RequestParser) -> None:
         if self._timer is None:
             self._clients.set_busy(self)
             loop = asyncio.get_running_loop()
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
             reader.wants_continue = False
             self.transport.write(_CONTINUE)
 
-    def _on_too_slow(self, reader: RequestReader) -> None:
+    def _on_too_slow(self, reader: RequestParser) -> None:
         within = f"within {self._clients.config.body_read_s_max:g} s"
         self._is_readable = False
         if reader.has_head:
@@ -239,7 +239,7 @@ class Connection(asyncio.Protocol):
         else:
             self._refuse(reader, BrokenHead(408, f"the head of the request did not arrive {within}"))
 
-    def _refuse(self, reader: RequestReader, broken: BrokenHead) -> None:
+    def _refuse(self, reader: RequestParser, broken: BrokenHead) -> None:
         self._is_readable = False
         self._stop_timer()
         self._clients.set_busy(self)
@@ -261,7 +261,7 @@ class Connection(asyncio.Protocol):
 
     # Answering
 
-    def _begin(self, reader: RequestReader) -> None:
+    def _begin(self, reader: RequestParser) -> None:
         """Answer the next request, in its turn."""
         self._stop_timer()
         self._clients.set_busy(self)
@@ -269,7 +269,7 @@ class Connection(asyncio.Protocol):
         if self._clients.app.is_probe(reader.requests[0]):
             self._start()
         else:
-            self._clients.turns.take(self._start)
+            self._clients.start_limiter.take(self._start)
 
     def _start(self) -> None:
         if (reader := self._reader) is None or self._clients.is_closing:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from services.http.server.acceptor import Door
+from services.http.server.acceptor import Acceptor
 from services.http.server.config import HttpConfig
 from services.http.server.connection import App, Clients
 from services.http.server.cork import Cork
@@ -45,9 +45,9 @@ async def http_server(
     async with asyncio.TaskGroup() as group:
         clients = Clients(app, config, group, cork or Cork())
         gc_control.spare(clients)
-        door = Door(listeners, clients, group)
+        acceptor = Acceptor(listeners, clients, group)
         try:
             yield HttpServer(listeners[0].getsockname()[1], clients)
         finally:
-            door.close()
+            acceptor.close()
             await clients.close(config.shutdown_s_max)

@@ -36,7 +36,7 @@ class _Enough(Exception):
     """No more requests are taken."""
 
 
-class RequestReader:
+class RequestParser:
     """What one connection says. Once `feed` has returned False, or after `break_off`, it must not be fed any more."""
 
     __slots__ = (

@@ -12,7 +12,7 @@ BEGUN_MAX = 16
 """A turn: with what follows from them some milliseconds."""
 
 
-class Turns:
+class StartLimiter:
     """Who waits is bounded by whoever comes: each connection has one request at a time here."""
 
     def __init__(self) -> None:

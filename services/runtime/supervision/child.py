@@ -31,7 +31,7 @@ Command = Callable[[Path, Mapping[str, str]], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberConfig:
+class ChildConfig:
     """ready_timeout_s: from start to readiness. drain_timeout_s: how long its streams may go on after SIGTERM.
     end_timeout_s: from then to SIGKILL. stable_s: a process that served for so long is started again as if it were its
     first death. is_relayed: whether its lines go through the console; otherwise they go where its supervisor's do."""
@@ -69,7 +69,7 @@ class Serving:
     ready: Mapping[str, str]
 
 
-class Member:
+class Child:
     """Keeps one process running under one name.
 
     A process that dies before it ever served is a mistake to be reported, not repeated: `wait_serving` raises. One that
@@ -80,7 +80,7 @@ class Member:
         self,
         name: str,
         command: Command,
-        config: MemberConfig,
+        config: ChildConfig,
         *,
         console: Console,
         folder: Path,
@@ -289,7 +289,7 @@ def describe_exit(returncode: int) -> str:
         return f"was killed by signal {-returncode}"
 
 
-async def start_all(members: Sequence[Member], lives: asyncio.TaskGroup) -> None:
+async def start_all(members: Sequence[Child], lives: asyncio.TaskGroup) -> None:
     """Start them, and return once all serve. Raises the StartupError of the first that fails, in a group."""
     async with asyncio.TaskGroup() as waits:
         for member in members:
@@ -297,7 +297,7 @@ async def start_all(members: Sequence[Member], lives: asyncio.TaskGroup) -> None
             waits.create_task(member.wait_serving())
 
 
-async def end_all(members: Sequence[Member]) -> None:
+async def end_all(members: Sequence[Child]) -> None:
     """End them side by side."""
     async with asyncio.TaskGroup() as group:
         for member in members:

@@ -8,7 +8,7 @@ import pytest
 from services.core.errors import Failure, Reason
 from services.discovery.client import InstanceRecord
 from services.frontend.layers.admit import Admit
-from services.frontend.model_catalog import Catalogue
+from services.frontend.model_catalog import ModelCatalog
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds, Thresholds
 from services.worker.engine import RankLoad
 from tests.support.doubles import FakeWorker, FakeWorkers, Script, call_layer, make_request, models_of, run_async
@@ -54,9 +54,9 @@ def test_refuses_as_route_would(workers: list[FakeWorker], reason: Reason) -> No
 
 def test_a_model_whose_workers_were_never_reached_is_no_wrong_name() -> None:
     """Clients were told that it does not exist, and not to try again."""
-    catalogue = Catalogue()
-    catalogue.note_registered([InstanceRecord("a", "x:1", "m")], [])
-    layer = Admit(Script(), catalogue, FakeWorkers(), BusyThresholds(HALF), random.Random(0))
+    catalog = ModelCatalog()
+    catalog.note_registered([InstanceRecord("a", "x:1", "m")], [])
+    layer = Admit(Script(), catalog, FakeWorkers(), BusyThresholds(HALF), random.Random(0))
 
     with pytest.raises(Failure) as caught:
         run_async(call_layer(layer, make_request(), card=None))

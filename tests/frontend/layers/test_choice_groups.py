@@ -21,7 +21,7 @@ from services.core.common_layers import stack
 from services.core.errors import Failure, Reason
 from services.core.interface import Layer
 from services.frontend.layers.choices import Choices
-from services.frontend.layers.detokenize import Present
+from services.frontend.layers.detokenize import Detokenize
 from services.frontend.layers.migrate import Migrate, MigrateConfig
 from services.frontend.layers.route import Route
 from services.frontend.layers.transport import Transport
@@ -41,7 +41,7 @@ def layers_over(workers: BareWorkers) -> Layer:
     pool: Any = workers
     return stack(
         Choices,
-        lambda inner: Present(inner, models_of()),
+        lambda inner: Detokenize(inner, models_of()),
         lambda inner: Migrate(inner, MigrateConfig(replacement_wait_s=0.01), build_metrics()),
         lambda inner: Route(inner, pool, busy, rng),
         innermost=Transport(pool),

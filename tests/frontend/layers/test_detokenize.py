@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from services.core.errors import Failure, Reason
 from services.core.interface import Usage
 from services.core.request import FinishReason
-from services.frontend.layers.detokenize import Present
+from services.frontend.layers.detokenize import Detokenize
 from services.frontend.layers.stop_strings import StopStrings
 from tests.support.doubles import HANG, Collected, Script, Step, call_layer, make_request, models_of, run_async
 
 
 def present(take: list[Step], **request: Any) -> Collected:
     script = Script(take)
-    return run_async(call_layer(Present(script, models_of()), make_request(max_tokens=99, **request)))
+    return run_async(call_layer(Detokenize(script, models_of()), make_request(max_tokens=99, **request)))
 
 
 def take_of(text: str) -> list[Step]:
@@ -69,7 +69,7 @@ def test_counts_usage_over_the_whole_answer() -> None:
 def test_a_stop_string_ends_the_answer_before_it_and_the_engine_at_once() -> None:
     script = Script([*take_of("one stop"), HANG])
 
-    result = run_async(call_layer(Present(script, models_of()), make_request(strings=("stop",), max_tokens=99)))
+    result = run_async(call_layer(Detokenize(script, models_of()), make_request(strings=("stop",), max_tokens=99)))
 
     assert result.text == "one "
     assert result.finish is not None

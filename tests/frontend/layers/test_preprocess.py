@@ -11,7 +11,7 @@ from services.core.errors import Failure, Reason
 from services.core.request import Message, Request, Sampling
 from services.core.validation import ANSWERS_MAX
 from services.frontend.layers.preprocess import Preprocess
-from services.frontend.model_catalog import Catalogue, Model
+from services.frontend.model_catalog import Model, ModelCatalog
 from services.models.tokenizers.byte_level import ByteTokenizer
 from tests.support.doubles import CARD, Script, call_layer, make_request, models_of, run_async
 
@@ -123,9 +123,9 @@ class Unread(ByteTokenizer):
 )
 def test_a_text_that_cannot_fit_is_refused_without_tokenising_it(prompt: dict[str, Any], param: str) -> None:
     """Once 16 MiB of text became 285 MiB of tokens, and held up every stream for 0.6 s, only to be refused."""
-    catalogue = Catalogue()
-    catalogue.add(Model(replace(CARD, context_length=20), Unread()))
-    layer = Preprocess(Script([7]), catalogue, random.Random(1))
+    catalog = ModelCatalog()
+    catalog.add(Model(replace(CARD, context_length=20), Unread()))
+    layer = Preprocess(Script([7]), catalog, random.Random(1))
 
     with pytest.raises(Failure) as caught:
         run_async(call_layer(layer, make_request(token_ids=None, **prompt)))
@@ -150,8 +150,8 @@ def test_a_long_prompt_is_prepared_in_a_thread(prompt: dict[str, Any], is_aside:
             threads.append(threading.get_ident())
             return super().encode(text, add_special=add_special)
 
-    catalogue = Catalogue()
-    catalogue.add(Model(replace(CARD, context_length=100_000), Noting()))
-    run_async(call_layer(Preprocess(Script([7]), catalogue, random.Random(1)), make_request(token_ids=None, **prompt)))
+    catalog = ModelCatalog()
+    catalog.add(Model(replace(CARD, context_length=100_000), Noting()))
+    run_async(call_layer(Preprocess(Script([7]), catalog, random.Random(1)), make_request(token_ids=None, **prompt)))
 
     assert [thread != threading.get_ident() for thread in threads] == [is_aside]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.core.choice_group import Party
+from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason, RefusedFor
 from services.frontend.layers.route import Route
 from services.frontend.routing.load import Occupancy
@@ -173,15 +173,17 @@ def test_a_worker_where_too_many_tokens_wait_is_full_only_for_as_many_that_wait_
     assert routed_to(FakeWorkers(FakeWorker("a", refused_tokens=1))) == "a"
 
 
-@pytest.mark.parametrize(("tokens", "generated", "party"), [(3, 0, None), (1, 2, None), (1, 0, Party(3))])
-def test_who_waits_for_room_does_not_ask_it_again_and_again(tokens: int, generated: int, party: Party | None) -> None:
+@pytest.mark.parametrize(("tokens", "generated", "choice_group"), [(3, 0, None), (1, 2, None), (1, 0, ChoiceGroup(3))])
+def test_who_waits_for_room_does_not_ask_it_again_and_again(
+    tokens: int, generated: int, choice_group: ChoiceGroup | None
+) -> None:
     """A request that lost its worker may come back to one that has refused it."""
 
     async def scenario() -> str | None:
         script, other = Script([7]), FakeWorker("b", in_flight_count=9)
         workers = FakeWorkers(FakeWorker("a", refused_tokens=3), other)
         request = make_request((1,) * tokens, generated_token_ids=(2,) * generated)
-        await call_layer(route(script, workers), request, replacement_deadline=FOREVER, party=party)
+        await call_layer(route(script, workers), request, replacement_deadline=FOREVER, choice_group=choice_group)
         return script.calls[0].worker
 
     assert run_async(scenario()) == "b"
@@ -225,7 +227,7 @@ def test_a_call_that_lost_its_worker_waits_for_another_woken_by_discovery() -> N
         async with asyncio.TaskGroup() as group:
             group.create_task(call_layer(route(script, workers), make_request(), replacement_deadline=deadline))
             await wait_in_line(workers)
-            workers.roster(CARD).add(FakeWorker("new"))
+            workers.worker_set(CARD).add(FakeWorker("new"))
         return script.calls[0].worker
 
     assert run_async(scenario()) == "new"
@@ -233,7 +235,7 @@ def test_a_call_that_lost_its_worker_waits_for_another_woken_by_discovery() -> N
 
 async def wait_in_line(workers: FakeWorkers) -> None:
     """Until somebody waits for room."""
-    while workers.roster(CARD).line.is_empty:
+    while workers.worker_set(CARD).line.is_empty:
         await asyncio.sleep(0)
 
 
@@ -262,7 +264,7 @@ def test_those_that_wait_are_served_in_order_and_none_takes_its_turn_away_with_i
                 tasks[name] = group.create_task(asking)
                 await asyncio.sleep(0)
             worker.full = False
-            workers.roster(CARD).on_news(worker)
+            workers.worker_set(CARD).on_news(worker)
             for name in cancelled:
                 tasks[name].cancel()
             await script.hanging.wait()
@@ -278,11 +280,11 @@ def test_those_that_wait_are_served_in_order_and_none_takes_its_turn_away_with_i
 
 def test_the_first_of_a_party_chooses_a_worker_with_room_for_all_and_the_others_follow() -> None:
     small, large = FakeWorker("small", request_limit=2), FakeWorker("large", in_flight_count=5, request_limit=8)
-    workers, party = FakeWorkers(small, large), Party(3)
+    workers, choice_group = FakeWorkers(small, large), ChoiceGroup(3)
 
-    assert routed_to(workers, party=party) == "large"
+    assert routed_to(workers, choice_group=choice_group) == "large"
     large.full = True
-    assert routed_to(workers, party=party) == "large"
+    assert routed_to(workers, choice_group=choice_group) == "large"
 
 
 def test_a_party_that_was_refused_leaves_room_for_single_requests() -> None:
@@ -291,29 +293,31 @@ def test_a_party_that_was_refused_leaves_room_for_single_requests() -> None:
     workers = FakeWorkers(worker)
 
     with pytest.raises(Failure):
-        run_async(call_layer(route(Script([Reason.WORKER_AT_CAPACITY]), workers), make_request(), party=Party(3)))
+        run_async(
+            call_layer(route(Script([Reason.WORKER_AT_CAPACITY]), workers), make_request(), choice_group=ChoiceGroup(3))
+        )
 
     assert (worker.is_full(3), worker.is_full(2)) == (True, False)
     assert routed_to(workers) == "a"
 
 
 def test_a_choice_whose_party_s_worker_is_gone_has_lost_it_too() -> None:
-    failure = refusal(FakeWorkers(FakeWorker("b")), party=Party(3, worker="a"))
+    failure = refusal(FakeWorkers(FakeWorker("b")), choice_group=ChoiceGroup(3, worker="a"))
 
     assert failure.reason is Reason.CANNOT_CONNECT
 
 
 def test_what_is_left_of_a_party_goes_alone() -> None:
-    workers, party = FakeWorkers(FakeWorker("a", request_limit=1)), Party(3)
-    party.leave(2)
+    workers, choice_group = FakeWorkers(FakeWorker("a", request_limit=1)), ChoiceGroup(3)
+    choice_group.leave(2)
     script = Script([7])
 
-    run_async(call_layer(route(script, workers), make_request(), party=party))
+    run_async(call_layer(route(script, workers), make_request(), choice_group=choice_group))
 
-    assert script.calls[0].party is None
+    assert script.calls[0].choice_group is None
 
 
 def test_a_party_that_no_worker_is_large_enough_for_is_an_error_of_the_request() -> None:
-    failure = refusal(FakeWorkers(FakeWorker("a", request_limit=2)), party=Party(3))
+    failure = refusal(FakeWorkers(FakeWorker("a", request_limit=2)), choice_group=ChoiceGroup(3))
 
     assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "n")

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from services.frontend.metrics.collectors import BusyMetrics, WorkerMetrics
+from services.frontend.metrics.collectors import BusyMetrics, WorkerLoadMetrics
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds, Thresholds
 from services.worker.engines.mocker import MockerConfig
 from tests.frontend.session.test_pool import Machine, pool_of, sessions, until, view_of
@@ -30,7 +30,7 @@ def test_tells_the_load_of_known_ranks_and_counts_of_cancels() -> None:
     async def scenario() -> None:
         async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
             registry = CollectorRegistry()
-            registry.register(WorkerMetrics(pool, "dynamo_frontend"))
+            registry.register(WorkerLoadMetrics(pool, "dynamo_frontend"))
             await until(pool, 1)
             pool.cancels.signals, pool.cancels.late_tokens = 2, 3
 

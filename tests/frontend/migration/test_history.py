@@ -4,7 +4,7 @@ import pytest
 
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta
-from services.frontend.migration.history import Losses
+from services.frontend.migration.history import AttemptHistory
 from services.frontend.migration.recorder import Recorder
 from tests.support.doubles import Collected, make_request
 
@@ -14,7 +14,7 @@ class Case:
 
     def __init__(self) -> None:
         self.record = Recorder(Collected(), make_request(), None, lambda: None)
-        self.losses = Losses(self.record)
+        self.losses = AttemptHistory(self.record)
 
     def deliver(self, token: int) -> None:
         self.record.deliver(Delta(self.record.position, [token]))

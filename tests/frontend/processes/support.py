@@ -10,9 +10,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from services.core.gate import Gate
-from services.frontend.control import Changes, OneProcess
+from services.frontend.control import Changes, LocalControl
 from services.frontend.processes.ipc import SUPERVISOR_SOCKET, answering, control_app
-from services.frontend.processes.process_group import Family
+from services.frontend.processes.process_group import ProcessGroup
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 
 PREFIX = "p"
@@ -25,7 +25,7 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-class Hushed(OneProcess):
+class Hushed(LocalControl):
     """A process that answers while its event is set."""
 
     def __init__(self, *parts: Any) -> None:
@@ -69,9 +69,9 @@ class Process:
 
 
 @asynccontextmanager
-async def supervised(answer_s_max: float) -> AsyncIterator[tuple[Family, Path]]:
+async def supervised(answer_s_max: float) -> AsyncIterator[tuple[ProcessGroup, Path]]:
     """A family that answers, and its folder."""
-    family = Family(PREFIX, answer_s_max)
+    family = ProcessGroup(PREFIX, answer_s_max)
     with short_folder() as folder:
         async with answering(control_app(family, family.join), folder / SUPERVISOR_SOCKET):
             yield family, folder

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
-from services.frontend.processes.metrics_merge import GAUGES, Joined, Reading, Way, joined, outliving, parsed
+from services.frontend.processes.metrics_merge import GAUGES, MergedMetrics, Reading, Way, merged, outliving, parsed
 from services.frontend.server import Frontend, FrontendConfig
 from tests.support.doubles import run_async
 
@@ -40,7 +40,7 @@ def gauge(name: str, **by_model: float) -> Reading:
 
 def value(of: Reading, name: str, **labels: str) -> float | None:
     """As Prometheus would see it once it is exposed again."""
-    exposed = parsed(generate_latest(Joined(of)))
+    exposed = parsed(generate_latest(MergedMetrics(of)))
     for sample in (sample for family in exposed for sample in family.samples):
         if (sample.name, sample.labels) == (name, labels):
             return sample.value
@@ -48,7 +48,7 @@ def value(of: Reading, name: str, **labels: str) -> float | None:
 
 
 def test_counters_are_summed_series_by_series() -> None:
-    both = joined([counter(a=1, b=2), counter(b=3, c=4)], PREFIX)
+    both = merged([counter(a=1, b=2), counter(b=3, c=4)], PREFIX)
 
     assert [value(both, "p_requests_total", model=model) for model in "abcd"] == [1, 5, 4, None]
 
@@ -62,7 +62,7 @@ def test_histograms_are_summed_bucket_by_bucket() -> None:
 
         return reading(fill)
 
-    both = joined([observed(0.5, 1.5), observed(1.5, 9)], PREFIX)
+    both = merged([observed(0.5, 1.5), observed(1.5, 9)], PREFIX)
 
     assert [value(both, "p_seconds_bucket", le=le) for le in ("1.0", "2.0", "+Inf")] == [1, 3, 4]
     assert (value(both, "p_seconds_count"), value(both, "p_seconds_sum")) == (4, 12.5)
@@ -72,21 +72,21 @@ def test_histograms_are_summed_bucket_by_bucket() -> None:
     ("name", "expected"), [("inflight_requests", 7), ("model_busy_threshold", 4), ("unheard_of", 7)]
 )
 def test_gauges_are_summed_but_for_those_that_all_processes_see_alike(name: str, expected: float) -> None:
-    assert value(joined([gauge(name, m=3), gauge(name, m=4)], PREFIX), f"p_{name}", model="m") == expected
+    assert value(merged([gauge(name, m=3), gauge(name, m=4)], PREFIX), f"p_{name}", model="m") == expected
 
 
 def test_a_series_began_when_its_first_part_did() -> None:
     parts = [counter(m=1), counter(m=1)]
     begun = [value(part, "p_requests_created", model="m") or 0 for part in parts]
 
-    assert value(joined(parts, PREFIX), "p_requests_created", model="m") == min(begun)
+    assert value(merged(parts, PREFIX), "p_requests_created", model="m") == min(begun)
 
 
 def test_of_the_dead_what_only_grows_counts_on_and_the_rest_does_not() -> None:
     dead = [*counter(m=1), *gauge("inflight_requests", m=3), *gauge("disconnected_clients", m=2)]
     alive = [*counter(m=10), *gauge("inflight_requests", m=4), *gauge("disconnected_clients", m=1)]
 
-    left = joined([outliving(dead, PREFIX), alive], PREFIX)
+    left = merged([outliving(dead, PREFIX), alive], PREFIX)
 
     names = ("p_requests_total", "p_inflight_requests", "p_disconnected_clients")
     assert [value(left, name, model="m") for name in names] == [11, 4, 3]
@@ -95,21 +95,21 @@ def test_of_the_dead_what_only_grows_counts_on_and_the_rest_does_not() -> None:
 def test_it_is_the_same_in_whatever_steps_it_is_done() -> None:
     one, two, three = counter(a=1), counter(a=2, b=5), counter(b=1)
 
-    steps = joined([joined([one, two], PREFIX), three], PREFIX)
+    steps = merged([merged([one, two], PREFIX), three], PREFIX)
 
-    assert generate_latest(Joined(steps)) == generate_latest(Joined(joined([one, two, three], PREFIX)))
+    assert generate_latest(MergedMetrics(steps)) == generate_latest(MergedMetrics(merged([one, two, three], PREFIX)))
 
 
 def test_one_alone_stays_as_it_is() -> None:
     alone = [*counter(m=1), *gauge("inflight_requests", m=3)]
 
-    assert generate_latest(Joined(joined([alone], PREFIX))) == generate_latest(Joined(alone))
+    assert generate_latest(MergedMetrics(merged([alone], PREFIX))) == generate_latest(MergedMetrics(alone))
 
 
 def test_names_and_labels_of_any_kind_survive() -> None:
     strange = counter(**{'a"b\\c\nd é': 1})
 
-    assert value(joined([strange, strange], PREFIX), "p_requests_total", model='a"b\\c\nd é') == 2
+    assert value(merged([strange, strange], PREFIX), "p_requests_total", model='a"b\\c\nd é') == 2
 
 
 def test_each_gauge_of_a_frontend_is_in_the_table_and_no_other() -> None:

@@ -14,7 +14,7 @@ from services.core.call import Call
 from services.core.errors import Failure, Reason
 from services.frontend.processes.ipc import Remote, Welcome
 from services.frontend.processes.metrics_merge import parsed
-from services.frontend.processes.process_group import Family
+from services.frontend.processes.process_group import ProcessGroup
 from services.frontend.routing.thresholds import Thresholds
 from tests.frontend.processes.support import Process, supervised
 from tests.support.doubles import run_async
@@ -28,7 +28,7 @@ PIDS = {"one": 101, "other": 102, "third": 103}
 class Stage:
     """A family and the processes that joined it."""
 
-    def __init__(self, family: Family, folder: Path) -> None:
+    def __init__(self, family: ProcessGroup, folder: Path) -> None:
         self.family = family
         self.folder = folder
         self.lives: dict[str, AsyncExitStack] = {}

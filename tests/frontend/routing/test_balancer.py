@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from services.core.errors import Failure, Reason
 from services.frontend.routing import balancer as balancer_module
-from services.frontend.routing.balancer import Search
+from services.frontend.routing.balancer import Balancer
 from services.frontend.routing.load import Occupancy
 from services.frontend.routing.policy import LOOKS_MAX, Needs
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds, Thresholds
-from services.frontend.routing.worker_set import Roster
+from services.frontend.routing.worker_set import WorkerSet
 from services.worker.engine import RankLoad
 from tests.support.doubles import CARD, FakeWorker, run_async
 
@@ -38,21 +38,21 @@ class Many:
 
     def __init__(self, number: int, **worker: Any) -> None:
         self.workers = [Watched(str(name), **worker) for name in range(number)]
-        self.roster: Roster[FakeWorker] = Roster(CARD)
+        self.worker_set: WorkerSet[FakeWorker] = WorkerSet(CARD)
         for one in self.workers:
-            self.roster.add(one)
-        self._search: Search[FakeWorker] = Search(BusyThresholds(AdmissionConfig()), random.Random(5))
+            self.worker_set.add(one)
+        self._search: Balancer[FakeWorker] = Balancer(BusyThresholds(AdmissionConfig()), random.Random(5))
 
     def find(self, needs: Needs | None = None, *, is_under_way: bool = False) -> str | None:
         async def find() -> FakeWorker | None:
-            return self._search.find(self.roster, needs or Needs(), is_under_way=is_under_way)
+            return self._search.find(self.worker_set, needs or Needs(), is_under_way=is_under_way)
 
         found = run_async(find())
         return None if found is None else found.key
 
     def refusal(self, needs: Needs = BY_HALF) -> Failure:
         async def refuse() -> Failure:
-            return self._search.refusal(self.roster, needs, "m")
+            return self._search.refusal(self.worker_set, needs, "m")
 
         return run_async(refuse())
 
@@ -96,7 +96,7 @@ def test_those_that_are_full_are_looked_at_once_each_and_then_not_before_there_i
     many.looks()
     assert (many.find(), many.looks()) == (None, 0)
     many.workers[7].full = False
-    many.roster.on_news(many.workers[7])
+    many.worker_set.on_news(many.workers[7])
     assert many.find() == "7"
 
 
@@ -197,7 +197,7 @@ def test_a_request_under_way_goes_to_one_that_is_believed_to_be_busy_but_not_to_
     assert many.find(BY_HALF, is_under_way=True) == "0"
     many.workers[0].full = True
     assert many.find(BY_HALF, is_under_way=True) is None
-    assert (list(many.roster.open), list(many.roster.busy)) == ([], [])
+    assert (list(many.worker_set.open), list(many.worker_set.busy)) == ([], [])
 
 
 def test_news_of_one_that_is_believed_to_be_busy_open_it() -> None:
@@ -205,7 +205,7 @@ def test_news_of_one_that_is_believed_to_be_busy_open_it() -> None:
     assert many.find(BY_HALF) is None
     many.workers[3].reported = ()
 
-    many.roster.on_news(many.workers[3])
+    many.worker_set.on_news(many.workers[3])
 
     assert many.find(BY_HALF) == "3"
 
@@ -252,9 +252,9 @@ def test_or_when_a_worker_has_come_or_gone() -> None:
     many = Many(MANY, is_draining=True)
     assert many.refusal().reason is Reason.NO_WORKERS
 
-    many.roster.add(new := FakeWorker("new", full=True))
+    many.worker_set.add(new := FakeWorker("new", full=True))
     assert many.refusal().reason is Reason.OVERLOADED
-    many.roster.remove(new)
+    many.worker_set.remove(new)
     assert many.refusal().reason is Reason.NO_WORKERS
 
 
@@ -272,7 +272,7 @@ def test_remembers_what_it_has_told_for_few_kinds_of_requests() -> None:
 
     async def refuse() -> None:
         for number in range(3 * balancer_module.TOLD_MAX):
-            many._search.refusal(many.roster, Needs(count=number + 1), "m")
+            many._search.refusal(many.worker_set, Needs(count=number + 1), "m")
 
     run_async(refuse())
 

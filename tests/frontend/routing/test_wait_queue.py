@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from services.frontend.routing.wait_queue import Line, Place
+from services.frontend.routing.wait_queue import Waiter, WaitQueue
 from tests.support.doubles import run_async
 
 
@@ -14,7 +14,7 @@ class Crowd:
     """Waits in one line for room, of which each takes one, and keeps a record of who looked."""
 
     def __init__(self, group: asyncio.TaskGroup, *names: str) -> None:
-        self.line = Line()
+        self.line = WaitQueue()
         self.room = 0
         self.looks: list[str] = []
         self.served: list[str] = []
@@ -158,7 +158,7 @@ def test_room_that_comes_while_others_look_is_found_without_further_news() -> No
 
 
 def test_news_while_others_look_begin_at_the_front_again() -> None:
-    line = Line()
+    line = WaitQueue()
 
     with ExitStack() as places:
         first, second, third = (places.enter_context(line.place()) for _ in range(3))
@@ -169,12 +169,12 @@ def test_news_while_others_look_begin_at_the_front_again() -> None:
         assert called(first, second, third) == [True, True, True]
 
 
-def called(*places: Place) -> list[bool]:
+def called(*places: Waiter) -> list[bool]:
     return [place.is_called for place in places]
 
 
 def test_a_line_that_all_have_left_is_empty() -> None:
-    line = Line()
+    line = WaitQueue()
 
     with line.place():
         assert not line.is_empty

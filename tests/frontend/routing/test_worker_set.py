@@ -7,8 +7,8 @@ import pytest
 
 from services.core.errors import Failure
 from services.frontend.routing.thresholds import Thresholds
-from services.frontend.routing.worker_set import Roster
-from services.frontend.session.session import SessionConfig
+from services.frontend.routing.worker_set import WorkerSet
+from services.frontend.session.session import WorkerSessionConfig
 from services.frontend.session.stream import Stream
 from services.stubs.worker_pb2 import Load, RankLoad
 from tests.frontend.support import BareWorker, BareWorkers
@@ -17,125 +17,125 @@ from tests.support.doubles import CARD, FakeWorker, run_async
 HALF = Thresholds(active_decode_blocks=0.5)
 
 
-def roster_of(*names: str) -> tuple[Roster[FakeWorker], dict[str, FakeWorker]]:
-    roster: Roster[FakeWorker] = Roster(CARD)
+def worker_set_of(*names: str) -> tuple[WorkerSet[FakeWorker], dict[str, FakeWorker]]:
+    worker_set: WorkerSet[FakeWorker] = WorkerSet(CARD)
     workers = {name: FakeWorker(name) for name in names}
     for one in workers.values():
-        roster.add(one)
-    return roster, workers
+        worker_set.add(one)
+    return worker_set, workers
 
 
-def open_in(roster: Roster[FakeWorker]) -> str:
-    return "".join(sorted(one.key for one in roster.open))
+def open_in(worker_set: WorkerSet[FakeWorker]) -> str:
+    return "".join(sorted(one.key for one in worker_set.open))
 
 
-def busy_in(roster: Roster[FakeWorker]) -> str:
-    return "".join(sorted(one.key for one in roster.busy))
+def busy_in(worker_set: WorkerSet[FakeWorker]) -> str:
+    return "".join(sorted(one.key for one in worker_set.busy))
 
 
 def test_one_that_is_closed_is_there_but_not_open_until_there_is_news_of_it() -> None:
-    roster, workers = roster_of("a", "b", "c")
+    worker_set, workers = worker_set_of("a", "b", "c")
 
-    roster.close(workers["a"])
-    assert (open_in(roster), len(roster)) == ("bc", 3)
-    roster.on_news(workers["a"])
-    assert open_in(roster) == "abc"
+    worker_set.close(workers["a"])
+    assert (open_in(worker_set), len(worker_set)) == ("bc", 3)
+    worker_set.on_news(workers["a"])
+    assert open_in(worker_set) == "abc"
 
 
 def test_both_may_be_said_again() -> None:
-    roster, workers = roster_of("a", "b")
+    worker_set, workers = worker_set_of("a", "b")
 
     for _ in range(2):
-        roster.close(workers["a"])
-    assert open_in(roster) == "b"
+        worker_set.close(workers["a"])
+    assert open_in(worker_set) == "b"
     for _ in range(2):
-        roster.on_news(workers["a"])
-    assert open_in(roster) == "ab"
+        worker_set.on_news(workers["a"])
+    assert open_in(worker_set) == "ab"
 
 
 def test_one_that_was_removed_does_not_come_back_by_news() -> None:
-    roster, workers = roster_of("a", "b")
+    worker_set, workers = worker_set_of("a", "b")
 
-    roster.remove(workers["a"])
-    roster.on_news(workers["a"])
+    worker_set.remove(workers["a"])
+    worker_set.on_news(workers["a"])
 
-    assert (open_in(roster), [one.key for one in roster]) == ("b", ["b"])
+    assert (open_in(worker_set), [one.key for one in worker_set]) == ("b", ["b"])
 
 
 def test_news_call_whoever_waits() -> None:
-    roster, workers = roster_of("a")
+    worker_set, workers = worker_set_of("a")
 
-    with roster.line.place() as place:
-        roster.on_news(workers["a"])
+    with worker_set.line.place() as place:
+        worker_set.on_news(workers["a"])
         assert place.is_called
         place.keep(is_room_left=False)
-        roster.add(FakeWorker("b"))
+        worker_set.add(FakeWorker("b"))
         assert place.is_called
 
 
 def test_those_believed_busy_are_not_open_until_that_is_doubted() -> None:
-    roster, workers = roster_of("a", "b", "c")
+    worker_set, workers = worker_set_of("a", "b", "c")
 
-    roster.believe_busy([workers["a"], workers["b"]], HALF, until=5.0)
-    roster.doubt_busy(HALF, now=4.9)
-    assert (open_in(roster), busy_in(roster)) == ("c", "ab")
-    roster.doubt_busy(HALF, now=5.0)
-    assert (open_in(roster), busy_in(roster)) == ("abc", "")
+    worker_set.believe_busy([workers["a"], workers["b"]], HALF, until=5.0)
+    worker_set.doubt_busy(HALF, now=4.9)
+    assert (open_in(worker_set), busy_in(worker_set)) == ("c", "ab")
+    worker_set.doubt_busy(HALF, now=5.0)
+    assert (open_in(worker_set), busy_in(worker_set)) == ("abc", "")
 
 
 def test_the_first_found_busy_says_for_how_long_that_is_believed_of_all() -> None:
-    roster, workers = roster_of("a", "b")
+    worker_set, workers = worker_set_of("a", "b")
 
-    roster.believe_busy([workers["a"]], HALF, until=5.0)
-    roster.believe_busy([workers["b"]], HALF, until=9.0)
-    roster.doubt_busy(HALF, now=5.0)
+    worker_set.believe_busy([workers["a"]], HALF, until=5.0)
+    worker_set.believe_busy([workers["b"]], HALF, until=9.0)
+    worker_set.doubt_busy(HALF, now=5.0)
 
-    assert open_in(roster) == "ab"
+    assert open_in(worker_set) == "ab"
 
 
 @pytest.mark.parametrize("thresholds", [None, Thresholds(active_decode_blocks=0.6)])
 def test_other_thresholds_are_reason_to_doubt(thresholds: Thresholds | None) -> None:
-    roster, workers = roster_of("a")
+    worker_set, workers = worker_set_of("a")
 
-    roster.believe_busy([workers["a"]], HALF, until=5.0)
-    roster.doubt_busy(thresholds, now=0.0)
+    worker_set.believe_busy([workers["a"]], HALF, until=5.0)
+    worker_set.doubt_busy(thresholds, now=0.0)
 
-    assert open_in(roster) == "a"
+    assert open_in(worker_set) == "a"
 
 
 def test_holds_what_sets_would_after_any_history() -> None:
     rng, names = random.Random(3), [str(number) for number in range(10)]
-    roster, workers = roster_of(*names)
+    worker_set, workers = worker_set_of(*names)
     here, open_ones, busy = set(names), set(names), set[str]()
 
     for _ in range(2_000):
         name = rng.choice(names)
         match rng.choice(["close", "news", "remove", "add", "busy", "doubt"]):
             case "close":
-                roster.close(workers[name])
+                worker_set.close(workers[name])
                 open_ones.discard(name)
                 busy.discard(name)
             case "news":
-                roster.on_news(workers[name])
+                worker_set.on_news(workers[name])
                 open_ones |= {name} & here
                 busy.discard(name)
             case "remove" if name in here:
-                roster.remove(workers[name])
+                worker_set.remove(workers[name])
                 for each in (here, open_ones, busy):
                     each.discard(name)
             case "add" if name not in here:
-                roster.add(workers[name])
+                worker_set.add(workers[name])
                 here.add(name)
                 open_ones.add(name)
             case "busy" if name in open_ones:
-                roster.believe_busy([workers[name]], HALF, until=5.0)
+                worker_set.believe_busy([workers[name]], HALF, until=5.0)
                 open_ones.remove(name)
                 busy.add(name)
             case "doubt" if rng.random() < 0.1:
-                roster.doubt_busy(HALF, now=5.0)
+                worker_set.doubt_busy(HALF, now=5.0)
                 open_ones, busy = open_ones | busy, set()
-        assert (open_in(roster), busy_in(roster)) == ("".join(sorted(open_ones)), "".join(sorted(busy)))
-        assert {one.key for one in roster} == here
+        assert (open_in(worker_set), busy_in(worker_set)) == ("".join(sorted(open_ones)), "".join(sorted(busy)))
+        assert {one.key for one in worker_set} == here
 
 
 # With real sessions
@@ -146,9 +146,9 @@ class Life:
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
-        self._worker = BareWorker(slots=2, places=1, config=SessionConfig(full_s=0.0))
+        self._worker = BareWorker(slots=2, places=1, config=WorkerSessionConfig(full_s=0.0))
         self._streams: list[Stream] = []
-        self.roster = BareWorkers(self._worker).roster(CARD)
+        self.worker_set = BareWorkers(self._worker).worker_set(CARD)
         self.session = self._worker.session
 
     def go_on(self) -> None:
@@ -191,13 +191,13 @@ def test_whatever_makes_room_on_a_worker_is_news_so_that_none_stays_closed(seed:
     async def scenario() -> None:
         life, closed_count = Life(seed), 0
         for number in range(3_000):
-            if life.session.is_full() and life.session in life.roster.open:
-                life.roster.close(life.session)
+            if life.session.is_full() and life.session in life.worker_set.open:
+                life.worker_set.close(life.session)
                 closed_count += 1
             life.go_on()
             if number % 3 == 0:
                 await asyncio.sleep(0)  # Marks lapse.
-            assert life.session.is_full() or life.session in life.roster.open
+            assert life.session.is_full() or life.session in life.worker_set.open
         assert closed_count > 100
 
     run_async(scenario())

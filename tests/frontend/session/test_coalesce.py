@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.session.coalesce import joined, pieces
+from services.frontend.session.coalesce import coalesce, split
 from services.stubs.inference_pb2 import FINISH_REASON_STOP, TokenLogprobs
-from services.stubs.worker_pb2 import AttachResponse, EntryLogprobs, GoAway, Load, RankLoad, Step, StreamEnd, Welcome
+from services.stubs.worker_pb2 import EntryLogprobs, GoAway, Load, RankLoad, Step, StreamEnd, Welcome, WorkerMessage
 
 
-def step(*entries: tuple[int, int, Sequence[int]], **fields: Any) -> AttachResponse:
+def step(*entries: tuple[int, int, Sequence[int]], **fields: Any) -> WorkerMessage:
     """entries: stream id, position, tokens."""
     columns = Step(
         stream_ids=[one for one, _, _ in entries],
@@ -20,7 +20,7 @@ def step(*entries: tuple[int, int, Sequence[int]], **fields: Any) -> AttachRespo
         token_counts=[len(token_ids) for _, _, token_ids in entries],
         token_ids=[token for _, _, token_ids in entries for token in token_ids],
     )
-    return AttachResponse(step=columns, **fields)
+    return WorkerMessage(step=columns, **fields)
 
 
 def end(stream_id: int) -> StreamEnd:
@@ -30,7 +30,7 @@ def end(stream_id: int) -> StreamEnd:
 def test_the_tokens_of_a_stream_become_one_entry() -> None:
     messages = [step((1, 0, [10]), (2, 5, [20])), step((1, 1, [11]), (3, 0, [30])), step((1, 2, [12, 13]))]
 
-    assert joined(messages) == [step((1, 0, [10, 11, 12, 13]), (2, 5, [20]), (3, 0, [30]))]
+    assert coalesce(messages) == [step((1, 0, [10, 11, 12, 13]), (2, 5, [20]), (3, 0, [30]))]
 
 
 def test_ends_and_begun_come_in_their_order_and_of_loads_the_last() -> None:
@@ -40,7 +40,7 @@ def test_ends_and_begun_come_in_their_order_and_of_loads_the_last() -> None:
         step((2, 0, [20]), begun=[2], ends=[end(2)], load=loads[1], goaway=GoAway()),
     ]
 
-    assert joined(messages) == [
+    assert coalesce(messages) == [
         step((1, 0, [10]), (2, 0, [20]), begun=[1, 2], ends=[end(1), end(2)], load=loads[1], goaway=GoAway())
     ]
 
@@ -50,7 +50,7 @@ def test_log_probabilities_stay_with_their_tokens() -> None:
     messages[0].step.logprobs.append(EntryLogprobs(entry=1, tokens=[TokenLogprobs(logprob=-20)]))
     messages[1].step.logprobs.append(EntryLogprobs(entry=0, tokens=[TokenLogprobs(logprob=-21)]))
 
-    [whole] = joined(messages)
+    [whole] = coalesce(messages)
 
     [only] = whole.step.logprobs
     assert whole.step.stream_ids[only.entry] == 2
@@ -65,13 +65,13 @@ def test_a_rank_that_the_last_load_does_not_name_keeps_what_it_said() -> None:
         Load(running=3),
     ]
 
-    [whole] = joined([AttachResponse(load=load) for load in said])
+    [whole] = coalesce([WorkerMessage(load=load) for load in said])
 
     assert whole.load.running == 3
     assert {rank.dp_rank: rank.kv_blocks_used for rank in whole.load.ranks} == {0: 1, 1: 3}
 
 
-def with_logprobs(message: AttachResponse, *entries: tuple[int, int]) -> AttachResponse:
+def with_logprobs(message: WorkerMessage, *entries: tuple[int, int]) -> WorkerMessage:
     """entries: the index of each, and for how many tokens."""
     message.step.logprobs.extend(
         EntryLogprobs(entry=entry, tokens=[TokenLogprobs()] * length) for entry, length in entries
@@ -85,11 +85,11 @@ def with_logprobs(message: AttachResponse, *entries: tuple[int, int]) -> AttachR
         [step((1, 0, [10])), step((1, 2, [12]))],
         [step((1, 0, [10]), ends=[end(1)]), step((1, 1, [11]))],
         [step((1, 0, [10]), (1, 1, [11])), step((1, 2, [12]))],
-        [AttachResponse(step=Step(stream_ids=[1])), step((1, 0, [10]))],
-        [step((1, 0, [10])), AttachResponse(step=Step(stream_ids=[1], positions=[1], token_counts=[5]))],
+        [WorkerMessage(step=Step(stream_ids=[1])), step((1, 0, [10]))],
+        [step((1, 0, [10])), WorkerMessage(step=Step(stream_ids=[1], positions=[1], token_counts=[5]))],
         [step((1, 0, [10]), goaway=GoAway()), step((1, 1, [11]))],
         [step((1, 0, [10])), step((1, 1, []))],
-        [step((1, 0, [10])), AttachResponse(welcome=Welcome())],
+        [step((1, 0, [10])), WorkerMessage(welcome=Welcome())],
         [step((1, 0, [10])), with_logprobs(step((2, 0, [20])), (1, 1))],
         [step((1, 0, [10])), with_logprobs(step((2, 0, [20])), (0, 1), (0, 1))],
         [step((1, 0, [10])), with_logprobs(step((2, 0, [20])), (0, 2))],
@@ -112,11 +112,11 @@ def with_logprobs(message: AttachResponse, *entries: tuple[int, int]) -> AttachR
         "none for earlier tokens",
     ],
 )
-def test_what_breaks_the_rules_is_left_for_whoever_checks_them(messages: list[AttachResponse]) -> None:
-    assert joined(messages) == messages
+def test_what_breaks_the_rules_is_left_for_whoever_checks_them(messages: list[WorkerMessage]) -> None:
+    assert coalesce(messages) == messages
 
 
-def told(messages: Sequence[AttachResponse]) -> dict[int, list[Any]]:
+def told(messages: Sequence[WorkerMessage]) -> dict[int, list[Any]]:
     """What each stream is told, token by token."""
     log: dict[int, list[Any]] = {}
     for message in messages:
@@ -149,7 +149,7 @@ def test_each_stream_is_told_the_same(plan: list[list[tuple[int, int, bool]]]) -
                 ended |= {stream_id} if is_last else set()
         messages.append(step(*columns, begun=begun, ends=ends))
 
-    fewer = joined(messages)
+    fewer = coalesce(messages)
 
     assert told(fewer) == told(messages)
     assert len(fewer) == min(1, len(messages))
@@ -158,13 +158,13 @@ def test_each_stream_is_told_the_same(plan: list[list[tuple[int, int, bool]]]) -
 def test_a_message_about_few_streams_stays_as_it_is() -> None:
     message = step((1, 0, [10]), (2, 0, [20]), ends=[end(1)])
 
-    assert pieces(message, 2) == [message]
+    assert split(message, 2) == [message]
 
 
 def test_each_has_its_part_of_the_streams_and_their_tokens() -> None:
     message = step((1, 0, [10, 11]), (2, 5, [20]), (3, 7, [30, 31, 32]))
 
-    assert pieces(message, 2) == [step((1, 0, [10, 11]), (2, 5, [20])), step((3, 7, [30, 31, 32]))]
+    assert split(message, 2) == [step((1, 0, [10, 11]), (2, 5, [20])), step((3, 7, [30, 31, 32]))]
 
 
 def test_what_comes_before_the_tokens_is_in_the_first_and_what_comes_after_them_in_the_last() -> None:
@@ -172,7 +172,7 @@ def test_what_comes_before_the_tokens_is_in_the_first_and_what_comes_after_them_
     after = {"ends": [end(1), end(3)], "goaway": GoAway()}
     message = step((1, 0, [10]), (2, 0, [20]), (3, 0, [30]), **before, **after)
 
-    assert pieces(message, 1) == [step((1, 0, [10]), **before), step((2, 0, [20])), step((3, 0, [30]), **after)]
+    assert split(message, 1) == [step((1, 0, [10]), **before), step((2, 0, [20])), step((3, 0, [30]), **after)]
 
 
 def test_log_probabilities_stay_with_their_tokens_when_a_message_is_cut() -> None:
@@ -182,7 +182,7 @@ def test_log_probabilities_stay_with_their_tokens_when_a_message_is_cut() -> Non
 
     told = [
         (piece.step.stream_ids[one.entry], one.tokens[0].logprob)
-        for piece in pieces(message, 2)
+        for piece in split(message, 2)
         for one in piece.step.logprobs
     ]
 
@@ -192,7 +192,7 @@ def test_log_probabilities_stay_with_their_tokens_when_a_message_is_cut() -> Non
 def test_joined_again_they_are_the_message() -> None:
     message = step(*((number, number, [number] * (number % 3 + 1)) for number in range(100)), begun=[7], ends=[end(9)])
 
-    assert joined(pieces(message, 7)) == [message]
+    assert coalesce(split(message, 7)) == [message]
 
 
 @pytest.mark.parametrize(
@@ -205,6 +205,6 @@ def test_joined_again_they_are_the_message() -> None:
     ids=["positions", "counts", "tokens"],
 )
 def test_an_invalid_message_is_not_cut(broken: Step) -> None:
-    message = AttachResponse(step=broken)
+    message = WorkerMessage(step=broken)
 
-    assert pieces(message, 2) == [message]
+    assert split(message, 2) == [message]

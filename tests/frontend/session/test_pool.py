@@ -15,10 +15,10 @@ from services.core.interface import Delta
 from services.core.model_card import ModelCard, TokenizerRef
 from services.discovery.client import InstanceRecord
 from services.frontend.layers.transport import Transport
-from services.frontend.model_catalog import Catalogue
+from services.frontend.model_catalog import ModelCatalog
 from services.frontend.routing.policy import Needs, view
 from services.frontend.session.pool import Pool, PoolConfig
-from services.frontend.session.session import Session, SessionConfig
+from services.frontend.session.session import WorkerSession, WorkerSessionConfig
 from services.frontend.session.writer import KEEPALIVE_S
 from services.rpc.codec import card_to_wire
 from services.rpc.framing import PREAMBLE, FrameConnection
@@ -30,8 +30,7 @@ from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.execute import Execute
 from services.worker.listener import SessionListener
 from services.worker.service import WorkerService
-from services.worker.session import SILENCE_S_MAX
-from services.worker.session import SessionConfig as WorkerSessionConfig
+from services.worker.session import SILENCE_S_MAX, FrontendSessionConfig
 from tests.frontend.support import BareWorker
 from tests.support.doubles import CARD, Collected, call_layer, make_request, run_async
 from tests.support.lines import Line, Wire, answering
@@ -39,7 +38,7 @@ from tests.worker.support import pass_time, run_clocked, session_count, settle
 
 QUICK = PoolConfig(
     reconnect=Backoff(base_s=0.01, cap_s=0.05),
-    session=SessionConfig(connect_timeout_s=0.5, stall_s=1.0),
+    session=WorkerSessionConfig(connect_timeout_s=0.5, stall_s=1.0),
 )
 
 
@@ -51,7 +50,7 @@ class Machine:
         engine.card = card(engine.card)
         self.engine = engine
         self.execute = Execute(engine, Limits(slots=4, places=0))
-        self.service = WorkerService(name, engine, self.execute, Deadline(self.execute), WorkerSessionConfig())
+        self.service = WorkerService(name, engine, self.execute, Deadline(self.execute), FrontendSessionConfig())
         self.record = InstanceRecord(name, "", engine.card.model)
 
     @asynccontextmanager
@@ -73,9 +72,9 @@ class Machine:
 
 @asynccontextmanager
 async def pool_of(
-    view: Mapping[str, InstanceRecord], catalogue: Catalogue | None = None, config: PoolConfig = QUICK
+    view: Mapping[str, InstanceRecord], catalog: ModelCatalog | None = None, config: PoolConfig = QUICK
 ) -> AsyncIterator[Pool]:
-    pool = Pool(catalogue or Catalogue(), config)
+    pool = Pool(catalog or ModelCatalog(), config)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pool.run())
         pool.on_change(view, ())
@@ -98,8 +97,8 @@ async def until(pool: Pool, count: int) -> list[str]:
         await change.wait()
 
 
-def sessions(pool: Pool) -> list[Session]:
-    return [session for card in pool.served_cards() for session in view(pool.roster(card), Needs(), 0.0).present]
+def sessions(pool: Pool) -> list[WorkerSession]:
+    return [session for card in pool.served_cards() for session in view(pool.worker_set(card), Needs(), 0.0).present]
 
 
 async def ask(pool: Pool, key: str) -> Collected:
@@ -125,10 +124,10 @@ def test_carries_a_request_on_the_session_that_the_call_names() -> None:
 
 
 def test_a_worker_is_lost_to_the_moment_after_its_silence_though_it_was_idle_before() -> None:
-    config = SessionConfig(stall_s=1.0, idle_stall_s=10)
+    config = WorkerSessionConfig(stall_s=1.0, idle_stall_s=10)
 
     async def scenario() -> list[bool]:
-        pool, was_lost = Pool(Catalogue(), PoolConfig(session=config)), []
+        pool, was_lost = Pool(ModelCatalog(), PoolConfig(session=config)), []
         sweeping = asyncio.create_task(pool._sweep())
         await settle()
         worker = BareWorker(config=config)
@@ -156,10 +155,10 @@ def test_a_frontend_that_was_late_itself_proves_nothing_by_its_workers_silence(
 
     spans_s: between turns of its loop.
     """
-    config = SessionConfig(stall_s=1.0)
+    config = WorkerSessionConfig(stall_s=1.0)
 
     async def scenario() -> bool:
-        pool, worker = Pool(Catalogue(), PoolConfig(session=config)), BareWorker(config=config)
+        pool, worker = Pool(ModelCatalog(), PoolConfig(session=config)), BareWorker(config=config)
         pool._welcomed.add(worker.session)
         worker.open().ended.add_done_callback(lambda ended: ended.exception())
         sweeping = asyncio.create_task(pool._sweep())
@@ -173,21 +172,21 @@ def test_a_frontend_that_was_late_itself_proves_nothing_by_its_workers_silence(
     assert run_clocked(scenario()) is is_lost
 
 
-def found(config: SessionConfig | None = None) -> tuple[BareWorker, Wire]:
+def found(config: WorkerSessionConfig | None = None) -> tuple[BareWorker, Wire]:
     """A worker, and what is sent to it."""
     worker, wire = BareWorker(config=config), Wire()
-    connection: FrameConnection[worker_pb2.AttachResponse] = FrameConnection(worker_pb2.AttachResponse, is_opener=True)
+    connection: FrameConnection[worker_pb2.WorkerMessage] = FrameConnection(worker_pb2.WorkerMessage, is_opener=True)
     connection.connection_made(wire)
-    worker.session._outgoing.connect(connection)
+    worker.session._writer.connect(connection)
     return worker, wire
 
 
 def test_a_worker_found_right_after_a_look_hears_of_us_in_time_however_patient_we_are() -> None:
     """A bug: with a `stall_s` of a minute it heard nothing for half of it, and hung up after 15 s."""
-    config = SessionConfig(stall_s=60.0, idle_stall_s=60.0)
+    config = WorkerSessionConfig(stall_s=60.0, idle_stall_s=60.0)
 
     async def scenario() -> float:
-        pool = Pool(Catalogue(), PoolConfig(session=config))
+        pool = Pool(ModelCatalog(), PoolConfig(session=config))
         sweeping = asyncio.create_task(pool._sweep())
         await settle()
         worker, wire = found(config)
@@ -201,12 +200,12 @@ def test_a_worker_found_right_after_a_look_hears_of_us_in_time_however_patient_w
     assert run_clocked(scenario()) <= SILENCE_S_MAX - KEEPALIVE_S
 
 
-class Looks(set[Session]):
+class Looks(set[WorkerSession]):
     """Sessions that count how often all of them are looked at."""
 
     count = 0
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[WorkerSession]:
         self.count += 1
         return super().__iter__()
 
@@ -215,7 +214,7 @@ def test_idle_workers_that_were_found_one_by_one_are_looked_at_together() -> Non
     """A bug: all of 1,000 were looked at whenever one was due to hear of us, 140 times a second."""
 
     async def scenario() -> tuple[int, list[int]]:
-        pool, wires = Pool(Catalogue(), PoolConfig()), []
+        pool, wires = Pool(ModelCatalog(), PoolConfig()), []
         pool._welcomed = looks = Looks()
         for _ in range(50):
             worker, wire = found()
@@ -287,7 +286,7 @@ def test_a_lost_worker_is_forgotten_at_once_and_found_again_when_it_is_back() ->
 def drop_sessions(machine: Machine) -> None:
     """Overfill their outboxes: the worker then ends them."""
     for session in machine.service._sessions:
-        session._outbox.add_tokens(99, Delta(0, [1] * (WorkerSessionConfig().outbox_tokens_max + 1)))
+        session._outbox.add_tokens(99, Delta(0, [1] * (FrontendSessionConfig().outbox_tokens_max + 1)))
 
 
 def test_a_worker_whose_card_contradicts_the_others_is_not_used() -> None:
@@ -325,7 +324,7 @@ def test_a_tokeniser_that_cannot_be_had_keeps_the_worker_out() -> None:
         run_async(scenario())
 
 
-class SlowCatalogue(Catalogue):
+class SlowCatalogue(ModelCatalog):
     """It never comes to know the model."""
 
     async def learn(self, card: ModelCard, address: str, may_replace: Callable[[], bool]) -> ModelCard:
@@ -341,12 +340,12 @@ def test_keeps_a_session_alive_and_watches_it_while_its_model_is_learned(
     monkeypatch.setattr("services.frontend.session.writer.KEEPALIVE_S", 0.01)
     config = replace(QUICK, session=replace(QUICK.session, idle_stall_s=0.1 if is_silent else 60.0))
 
-    async def scenario() -> worker_pb2.AttachRequest | None:
-        heard: asyncio.Future[worker_pb2.AttachRequest | None] = asyncio.get_running_loop().create_future()
+    async def scenario() -> worker_pb2.FrontendMessage | None:
+        heard: asyncio.Future[worker_pb2.FrontendMessage | None] = asyncio.get_running_loop().create_future()
 
         async def serve(line: Line) -> None:
             await line.send(
-                worker_pb2.AttachResponse(welcome=worker_pb2.Welcome(instance_id="a", card=card_to_wire(CARD)))
+                worker_pb2.WorkerMessage(welcome=worker_pb2.Welcome(instance_id="a", card=card_to_wire(CARD)))
             )
             message = await line.read()
             while is_silent and message is not None:
@@ -361,7 +360,7 @@ def test_keeps_a_session_alive_and_watches_it_while_its_model_is_learned(
         ):
             return await heard
 
-    assert run_async(scenario()) == (None if is_silent else worker_pb2.AttachRequest())
+    assert run_async(scenario()) == (None if is_silent else worker_pb2.FrontendMessage())
 
 
 @pytest.mark.parametrize("remind_s", [60.0, 0.0], ids=["once", "and again"])
@@ -395,18 +394,18 @@ def test_a_worker_that_was_never_reached_is_spoken_of_now_and_then_with_the_addr
 
 def test_tells_how_many_registered_workers_it_has_not_reached_and_of_what_models() -> None:
     async def scenario() -> None:
-        catalogue = Catalogue()
-        async with Machine("a").running() as a, pool_of({}, catalogue) as pool:
+        catalog = ModelCatalog()
+        async with Machine("a").running() as a, pool_of({}, catalog) as pool:
             pool.on_change({"x": InstanceRecord("x", "127.0.0.1:1", "old")}, ())
             pool.on_change({"x": InstanceRecord("x", "127.0.0.1:1", "new")}, ())
             pool.on_change(view_of(a), ())
             assert pool.unreached_count == 2
             await until(pool, 1)
             assert pool.unreached_count == 1
-            assert [catalogue.registered_count(name) for name in ("old", "new", "mocker")] == [0, 1, 1]
+            assert [catalog.registered_count(name) for name in ("old", "new", "mocker")] == [0, 1, 1]
             pool.on_change({}, ["x", "a"])
             assert pool.unreached_count == 0
-            assert not catalogue.is_name("new")
+            assert not catalog.is_name("new")
 
     run_async(scenario())
 

@@ -12,22 +12,22 @@ from services.frontend.session.reader import (
     STREAMS_A_TURN_MAX,
     STREAMS_AT_ONCE_MAX,
     TOKENS_SHARE_MAX,
-    Incoming,
-    Pace,
+    ReadThrottle,
+    SessionReader,
     rest_s,
 )
 from services.http.server.cork import Cork
 from services.rpc.framing import FrameConnection
-from services.stubs.worker_pb2 import AttachResponse, Load, Step, StreamEnd
+from services.stubs.worker_pb2 import Load, Step, StreamEnd, WorkerMessage
 from tests.support.lines import Wire
 from tests.worker.support import pass_time, run_clocked
 
 
-class Quiet(FrameConnection[AttachResponse]):
+class Quiet(FrameConnection[WorkerMessage]):
     """A connection that notes when it is read and when not."""
 
     def __init__(self) -> None:
-        super().__init__(AttachResponse, is_opener=True)
+        super().__init__(WorkerMessage, is_opener=True)
         self.rests: list[float] = []
         self.is_paused = False
 
@@ -44,17 +44,17 @@ class Quiet(FrameConnection[AttachResponse]):
 class Stage:
     """An Incoming with its connection, and what it has handed over. wants: how many messages are wanted."""
 
-    def __init__(self, wants: int = 1000, pace: Pace | None = None) -> None:
-        self.taken: list[AttachResponse] = []
+    def __init__(self, wants: int = 1000, pace: ReadThrottle | None = None) -> None:
+        self.taken: list[WorkerMessage] = []
         self.wants = wants
         self.connection = Quiet()
         self.cork = Cork()
-        self.take: Callable[[AttachResponse], bool] = self._take
-        self.incoming = Incoming(lambda message: self.take(message), pace or Pace(), self.cork)
+        self.take: Callable[[WorkerMessage], bool] = self._take
+        self.incoming = SessionReader(lambda message: self.take(message), pace or ReadThrottle(), self.cork)
         self.incoming.connect(self.connection)
         pass_time(60)
 
-    def _take(self, message: AttachResponse) -> bool:
+    def _take(self, message: WorkerMessage) -> bool:
         self.taken.append(message)
         return len(self.taken) < self.wants
 
@@ -63,9 +63,9 @@ class Stage:
         return [len(message.step.stream_ids) for message in self.taken]
 
 
-def step(streams: int, position: int = 0) -> AttachResponse:
+def step(streams: int, position: int = 0) -> WorkerMessage:
     """A token for each of so many streams."""
-    return AttachResponse(
+    return WorkerMessage(
         step=Step(
             stream_ids=range(1, streams + 1),
             positions=[position] * streams,
@@ -115,7 +115,7 @@ def test_what_is_written_of_one_turn_leaves_together_though_there_be_a_bug() -> 
     async def scenario() -> list[bytes]:
         stage, wire, written = Stage(), Wire(), []
 
-        def take(message: AttachResponse) -> bool:
+        def take(message: WorkerMessage) -> bool:
             stage.cork.write(wire, b"token")
             written.append(wire.written)
             assert message.step.positions[0] == 0, "a bug"
@@ -123,20 +123,20 @@ def test_what_is_written_of_one_turn_leaves_together_though_there_be_a_bug() -> 
 
         stage.take = take
         with pytest.raises(AssertionError, match="a bug"):
-            stage.incoming.add([AttachResponse(step=one) for one in (step(2).step, step(2, position=5).step)])
+            stage.incoming.add([WorkerMessage(step=one) for one in (step(2).step, step(2, position=5).step)])
         stage.cork.write(wire, b"more")
         return [*written, wire.written]
 
     assert run_clocked(scenario()) == [b"", b"", b"tokentokenmore"]
 
 
-def pieces_of(*messages: AttachResponse) -> list[bytes]:
+def pieces_of(*messages: WorkerMessage) -> list[bytes]:
     """What one client gets, piece by piece, for whom each message is a token, and each end wakes who writes the end."""
 
     async def scenario() -> list[bytes]:
         stage, wire = Stage(), Wire()
 
-        def take(message: AttachResponse) -> bool:
+        def take(message: WorkerMessage) -> bool:
             stage.cork.write(wire, b"token ")
             for _ in message.ends:
                 asyncio.get_running_loop().call_soon(stage.cork.write, wire, b"end")
@@ -154,18 +154,18 @@ def pieces_of(*messages: AttachResponse) -> list[bytes]:
 
 def test_what_ends_a_stream_leaves_with_its_last_token() -> None:
     assert pieces_of(step(1)) == [b"token "]
-    assert pieces_of(AttachResponse(step=step(1).step, ends=[StreamEnd(stream_id=1)])) == [b"token end"]
+    assert pieces_of(WorkerMessage(step=step(1).step, ends=[StreamEnd(stream_id=1)])) == [b"token end"]
 
 
 @pytest.mark.parametrize(("ends", "waits"), [(ENDS_AWAITED_MAX, True), (ENDS_AWAITED_MAX + 1, False)])
 def test_tokens_wait_for_so_many_ends_and_no_more(ends: int, waits: bool) -> None:
-    pieces = pieces_of(AttachResponse(step=step(1).step, ends=[StreamEnd(stream_id=1)] * ends))
+    pieces = pieces_of(WorkerMessage(step=step(1).step, ends=[StreamEnd(stream_id=1)] * ends))
 
     assert pieces == [b"token " + b"end" * ends] if waits else [b"token ", *[b"end"] * ends]
 
 
 def test_tokens_of_very_many_streams_wait_for_no_end_of_the_turn_before() -> None:
-    many = AttachResponse(step=step(STREAMS_AT_ONCE_MAX + 1).step, ends=[StreamEnd(stream_id=1)])
+    many = WorkerMessage(step=step(STREAMS_AT_ONCE_MAX + 1).step, ends=[StreamEnd(stream_id=1)])
 
     pieces = pieces_of(many)
 
@@ -186,12 +186,12 @@ def test_who_wants_no_more_gets_no_more() -> None:
 
 def test_it_rests_for_what_other_sessions_took_as_well() -> None:
     async def scenario() -> list[float]:
-        pace = Pace()
+        pace = ReadThrottle()
         stage = Stage(pace=pace)
-        stage.incoming.add([AttachResponse(load=Load(running=1))])
+        stage.incoming.add([WorkerMessage(load=Load(running=1))])
         assert stage.connection.rests == []
         pace.spent_s += 1.0  # Of the others, since it last rested.
-        stage.incoming.add([AttachResponse(load=Load(running=1))])
+        stage.incoming.add([WorkerMessage(load=Load(running=1))])
         return stage.connection.rests
 
     assert run_clocked(scenario()) == [REST_S_MAX]

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from services.core.call import Attempt, Call
-from services.core.choice_group import Party
+from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason
 from services.core.request import FinishReason
 from services.discovery.client import InstanceRecord
 from services.frontend.routing.load import Occupancy
 from services.frontend.session import reader as reader_module
-from services.frontend.session.session import Session, SessionConfig
+from services.frontend.session.session import WorkerSession, WorkerSessionConfig
 from services.frontend.session.stream import Stream
 from services.frontend.session.writer import CancelCounts
 from services.rpc.codec import card_to_wire, seconds_to_wire
@@ -33,9 +33,9 @@ from tests.support.lines import Line, answering, frame
 from tests.worker.support import run_clocked
 
 WELCOME = worker_pb2.Welcome(instance_id="i", card=card_to_wire(CARD))
-PATIENT = SessionConfig(stall_s=8, full_s=60)
+PATIENT = WorkerSessionConfig(stall_s=8, full_s=60)
 """On a busy machine either end may be late."""
-QUICK = SessionConfig(connect_timeout_s=0.3, stall_s=0.05)
+QUICK = WorkerSessionConfig(connect_timeout_s=0.3, stall_s=0.05)
 """For what is to be lost."""
 Serve = Callable[["Peer"], Awaitable[None]]
 
@@ -50,11 +50,11 @@ class Peer:
         await self.send(welcome=WELCOME)
 
     async def send(self, **fields: Any) -> None:
-        await self.line.send(worker_pb2.AttachResponse(**fields))
+        await self.line.send(worker_pb2.WorkerMessage(**fields))
 
-    async def read(self) -> worker_pb2.AttachRequest:
+    async def read(self) -> worker_pb2.FrontendMessage:
         message = await self.line.read()
-        assert isinstance(message, worker_pb2.AttachRequest)
+        assert isinstance(message, worker_pb2.FrontendMessage)
         return message
 
     async def tokens(self, *entries: tuple[int, int, list[int]]) -> None:
@@ -74,7 +74,7 @@ class Peer:
 class Client:
     """The frontend's end, as the pool drives it. later_s: how much later than it is the session is told."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: WorkerSession) -> None:
         self.session = session
         self.lost: Failure | None = None
         self.later_s = 0.0
@@ -98,7 +98,7 @@ def playing(serve: Serve) -> AbstractAsyncContextManager[str]:
     return answering(lambda line: serve(Peer(line)))
 
 
-def play(serve: Serve, use: Use = nothing, config: SessionConfig = PATIENT) -> Failure:
+def play(serve: Serve, use: Use = nothing, config: WorkerSessionConfig = PATIENT) -> Failure:
     """A session between `serve` and `use`; how it was lost."""
 
     async def scenario() -> Failure:
@@ -108,8 +108,8 @@ def play(serve: Serve, use: Use = nothing, config: SessionConfig = PATIENT) -> F
     return run_async(scenario())
 
 
-async def attach(address: str, use: Use, config: SessionConfig) -> Failure:
-    client = Client(Session(InstanceRecord("i", address, "m"), config))
+async def attach(address: str, use: Use, config: WorkerSessionConfig) -> Failure:
+    client = Client(WorkerSession(InstanceRecord("i", address, "m"), config))
     on_welcome = asyncio.Event()
 
     async def run() -> None:
@@ -365,7 +365,7 @@ def test_an_idle_worker_is_allowed_a_longer_silence_than_one_with_streams() -> N
         await peer.welcome()
         await peer.line.until_over()
 
-    config = SessionConfig(stall_s=0.1)
+    config = WorkerSessionConfig(stall_s=0.1)
 
     async def use(client: Client) -> None:
         client.later_s = config.idle_stall_s / 2
@@ -423,7 +423,7 @@ def test_a_worker_that_speaks_and_takes_nothing_is_lost(monkeypatch: pytest.Monk
 
 def test_forgives_silence_while_the_frontend_itself_was_late() -> None:
     async def scenario() -> bool:
-        session = Session(InstanceRecord("i", "127.0.0.1:1", "m"), QUICK)
+        session = WorkerSession(InstanceRecord("i", "127.0.0.1:1", "m"), QUICK)
         now = asyncio.get_running_loop().time() + 60
         session.forgive(now)
         session.check(now)
@@ -445,7 +445,7 @@ def test_forgives_silence_while_the_frontend_itself_was_late() -> None:
 )
 def test_says_when_it_may_be_lost_next(load: dict[str, Any] | None, after_s: float) -> None:
     async def scenario() -> float:
-        config = SessionConfig(stall_s=1, idle_stall_s=10, engine_stall_s=0.5, prefill_stall_s=60)
+        config = WorkerSessionConfig(stall_s=1, idle_stall_s=10, engine_stall_s=0.5, prefill_stall_s=60)
         worker = BareWorker(config=config)
         if load is not None:
             worker.open()
@@ -457,7 +457,7 @@ def test_says_when_it_may_be_lost_next(load: dict[str, Any] | None, after_s: flo
 
 def test_what_is_lost_is_lost_at_that_moment_and_need_not_be_looked_at_again() -> None:
     async def scenario() -> tuple[bool, float, bool]:
-        session = BareWorker(config=SessionConfig(idle_stall_s=10)).session
+        session = BareWorker(config=WorkerSessionConfig(idle_stall_s=10)).session
         session.check(9.9)
         return session.is_lost, session.check(10), session.is_lost
 
@@ -641,7 +641,7 @@ def test_a_worker_that_names_no_limit_is_full_only_when_it_says_so() -> None:
 
 def test_the_end_of_a_session_leaves_no_mark_and_no_timer() -> None:
     async def scenario() -> None:
-        bare = BareWorker(config=SessionConfig(full_s=0.01))
+        bare = BareWorker(config=WorkerSessionConfig(full_s=0.01))
         for _ in range(2):
             bare.session.mark_full()
             bare.session.mark_long(100)
@@ -693,7 +693,7 @@ def test_a_goaway_marks_it_draining_and_lets_streams_finish() -> None:
 
 def test_opens_nothing_once_it_is_lost() -> None:
     async def scenario() -> None:
-        session = Session(InstanceRecord("i", "127.0.0.1:1", "m"), QUICK)
+        session = WorkerSession(InstanceRecord("i", "127.0.0.1:1", "m"), QUICK)
         session.lose(Failure(Reason.DISCONNECTED, "gone"))
         assert session.is_lost
         with pytest.raises(Failure) as caught:
@@ -713,7 +713,7 @@ def test_its_streams_fail_when_whoever_runs_it_is_cancelled() -> None:
 
     async def scenario() -> Reason:
         async with playing(serve) as address:
-            session, welcome = Session(InstanceRecord("i", address, "m"), SessionConfig()), asyncio.Event()
+            session, welcome = WorkerSession(InstanceRecord("i", address, "m"), WorkerSessionConfig()), asyncio.Event()
             running = asyncio.ensure_future(session.run(welcome))
             await welcome.wait()
             stream = session.open(make_request(), Call(request_id="r"), Collected())
@@ -783,7 +783,7 @@ def test_a_request_too_large_to_send_is_refused_and_leaves_nothing() -> None:
 
 def test_tells_who_routes_that_the_worker_has_room_again_or_leaves() -> None:
     async def scenario() -> None:
-        bare = BareWorker(config=SessionConfig(full_s=0.01))
+        bare = BareWorker(config=WorkerSessionConfig(full_s=0.01))
         bare.session.mark_full()
         while not bare.news:
             await asyncio.sleep(0)
@@ -837,16 +837,16 @@ def test_a_bug_in_whoever_is_told_of_a_goaway_fails_that_request_alone() -> None
 # The choices of a party
 
 
-def join(bare: BareWorker, choice: int, party: Party) -> tuple[Stream, Collected]:
+def join(bare: BareWorker, choice: int, choice_group: ChoiceGroup) -> tuple[Stream, Collected]:
     collected = Collected()
-    call = Call(request_id="r", party=party)
+    call = Call(request_id="r", choice_group=choice_group)
     return bare.session.open(make_request(choice=choice), call, collected), collected
 
 
 def test_the_first_choice_sends_one_message_for_all_and_the_others_join() -> None:
     async def scenario() -> None:
-        bare, party = BareWorker(), Party(3)
-        streams = [join(bare, choice, party)[0] for choice in (2, 0, 1)]
+        bare, choice_group = BareWorker(), ChoiceGroup(3)
+        streams = [join(bare, choice, choice_group)[0] for choice in (2, 0, 1)]
 
         [submit] = (await bare.sent()).submits
         assert (submit.stream_id, submit.choices, submit.request.choice) == (1, 3, 0)
@@ -860,7 +860,7 @@ def test_the_first_choice_sends_one_message_for_all_and_the_others_join() -> Non
 def test_all_of_them_count_from_the_first_message_on() -> None:
     async def scenario() -> None:
         bare = BareWorker(slots=2, places=2)
-        join(bare, 0, Party(3))
+        join(bare, 0, ChoiceGroup(3))
         assert bare.session.in_flight_count == 3
         assert not bare.session.is_full()
         assert bare.session.is_full(2)
@@ -870,8 +870,8 @@ def test_all_of_them_count_from_the_first_message_on() -> None:
 
 def test_what_comes_for_a_choice_before_itself_waits_for_it() -> None:
     async def scenario() -> None:
-        bare, party = BareWorker(), Party(2)
-        join(bare, 0, party)
+        bare, choice_group = BareWorker(), ChoiceGroup(2)
+        join(bare, 0, choice_group)
         bare.begin(1, 2)
         bare.tokens(2, 0, 7, 8)
         bare.tokens(2, 2, 9)
@@ -880,7 +880,7 @@ def test_what_comes_for_a_choice_before_itself_waits_for_it() -> None:
         begun: list[str] = []
         collected = Collected()
         attempt = Attempt(on_begun=lambda: begun.append("begun"))
-        call = Call(request_id="r", party=party, attempt=attempt)
+        call = Call(request_id="r", choice_group=choice_group, attempt=attempt)
         stream = bare.session.open(make_request(choice=1), call, collected)
 
         assert (await stream.ended).reason is FinishReason.STOP
@@ -892,10 +892,10 @@ def test_what_comes_for_a_choice_before_itself_waits_for_it() -> None:
 
 def test_a_choice_that_was_refused_before_it_came_is_told_when_it_comes() -> None:
     async def scenario() -> None:
-        bare, party = BareWorker(), Party(2)
-        first, _ = join(bare, 0, party)
+        bare, choice_group = BareWorker(), ChoiceGroup(2)
+        first, _ = join(bare, 0, choice_group)
         bare.refuse(1, 2)
-        second, _ = join(bare, 1, party)
+        second, _ = join(bare, 1, choice_group)
         assert [await failure_of(first), await failure_of(second)] == [Reason.WORKER_AT_CAPACITY] * 2
 
     run_async(scenario())
@@ -908,15 +908,15 @@ def test_a_place_that_nobody_takes_is_given_back_with_a_cancel_if_the_worker_sti
     async def scenario() -> None:
         complaints: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        bare, party = BareWorker(), Party(3)
-        first, _ = join(bare, 0, party)
+        bare, choice_group = BareWorker(), ChoiceGroup(3)
+        first, _ = join(bare, 0, choice_group)
         await bare.sent()
         if says == "refused":
             bare.refuse(1, 2, 3)
         elif says == "lost":
             bare.vanish()
 
-        party.end()
+        choice_group.end()
 
         assert bare.cancels.signals == signals
         assert bare.session.in_flight_count == (1 if says == "nothing" else 0)
@@ -932,14 +932,14 @@ def test_a_place_that_nobody_takes_is_given_back_with_a_cancel_if_the_worker_sti
 
 def test_a_choice_that_comes_after_the_loss_is_told_of_it_and_its_place_leaves_nothing() -> None:
     async def scenario() -> None:
-        bare, party = BareWorker(), Party(2)
-        first, _ = join(bare, 0, party)
+        bare, choice_group = BareWorker(), ChoiceGroup(2)
+        first, _ = join(bare, 0, choice_group)
         bare.vanish()
         with pytest.raises(Failure) as caught:
-            join(bare, 1, party)
+            join(bare, 1, choice_group)
         assert caught.value.reason is Reason.CANNOT_CONNECT
         assert await failure_of(first) is Reason.DISCONNECTED
-        party.end()
+        choice_group.end()
         assert bare.cancels.signals == 0
 
     run_async(scenario())
@@ -947,11 +947,13 @@ def test_a_choice_that_comes_after_the_loss_is_told_of_it_and_its_place_leaves_n
 
 def test_choices_that_are_too_large_to_send_are_all_told_and_leave_nothing() -> None:
     async def scenario() -> None:
-        bare, party = BareWorker(), Party(2)
+        bare, choice_group = BareWorker(), ChoiceGroup(2)
         large = make_request(range(2**28, 2**28 + 2_000_000))
         for choice in (0, 1):
             with pytest.raises(Failure) as caught:
-                bare.session.open(replace(large, choice=choice), Call(request_id="r", party=party), Collected())
+                bare.session.open(
+                    replace(large, choice=choice), Call(request_id="r", choice_group=choice_group), Collected()
+                )
             assert caught.value.reason is Reason.INVALID_ARGUMENT
         assert bare.session.in_flight_count == 0
 
@@ -988,7 +990,7 @@ def test_a_worker_whose_tokens_wait_for_their_turn_is_not_silent(monkeypatch: py
     monkeypatch.setattr(reader_module, "STREAMS_A_TURN_MAX", 2)
 
     async def scenario() -> list[bool]:
-        worker, now = BareWorker(slots=5, config=SessionConfig(stall_s=1.0)), asyncio.get_running_loop().time()
+        worker, now = BareWorker(slots=5, config=WorkerSessionConfig(stall_s=1.0)), asyncio.get_running_loop().time()
         worker.session._clock = lambda: now
         ids = [worker.open().id for _ in range(5)]
         worker.hear(step=worker_pb2.Step(stream_ids=ids, positions=[0] * 5, token_counts=[1] * 5, token_ids=[7] * 5))

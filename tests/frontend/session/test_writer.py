@@ -10,14 +10,14 @@ from google.protobuf.message import Message
 from bench.storm import memory_mib
 from services.core.call import Call
 from services.core.errors import Failure, Reason
-from services.frontend.session.writer import KEEPALIVE_S, SUBMIT_BYTES_MAX, UNTAKEN_S_MAX, CancelCounts, Outgoing
+from services.frontend.session.writer import KEEPALIVE_S, SUBMIT_BYTES_MAX, UNTAKEN_S_MAX, CancelCounts, SessionWriter
 from services.rpc.framing import FrameConnection
 from services.runtime.loop import Loop
 from services.stubs import worker_pb2
 from tests.support.doubles import make_request
 
 
-def submit(outgoing: Outgoing, stream_id: int, prompt: Sequence[int] = (1, 2)) -> None:
+def submit(outgoing: SessionWriter, stream_id: int, prompt: Sequence[int] = (1, 2)) -> None:
     outgoing.submit(stream_id, make_request(prompt), Call(request_id="r"))
 
 
@@ -30,13 +30,13 @@ def _loop() -> Iterator[None]:
         asyncio.events._set_running_loop(None)
 
 
-def sent(outgoing: Outgoing) -> list[tuple[list[int], list[int]]]:
+def sent(outgoing: SessionWriter) -> list[tuple[list[int], list[int]]]:
     """Ids of submits and cancels of each message."""
     return [([one.stream_id for one in message.submits], list(message.cancels)) for message in outgoing.take()]
 
 
 def test_what_comes_in_one_turn_goes_in_one_message() -> None:
-    outgoing = Outgoing(CancelCounts())
+    outgoing = SessionWriter(CancelCounts())
 
     submit(outgoing, 1)
     submit(outgoing, 2)
@@ -47,7 +47,7 @@ def test_what_comes_in_one_turn_goes_in_one_message() -> None:
 
 def test_a_request_that_may_need_the_room_of_a_cancelled_one_goes_in_a_message_after_it() -> None:
     """A bug: a worker reads the submits of a message first, and refused what its frontend knew to have room."""
-    outgoing = Outgoing(CancelCounts())
+    outgoing = SessionWriter(CancelCounts())
 
     outgoing.cancel(1)
     submit(outgoing, 2)
@@ -58,7 +58,7 @@ def test_a_request_that_may_need_the_room_of_a_cancelled_one_goes_in_a_message_a
 
 def test_each_cancel_is_counted() -> None:
     counts = CancelCounts()
-    outgoing = Outgoing(counts)
+    outgoing = SessionWriter(counts)
 
     outgoing.cancel(1)
     outgoing.cancel(2)
@@ -67,7 +67,7 @@ def test_each_cancel_is_counted() -> None:
 
 
 def test_requests_that_are_too_large_together_go_one_after_the_other() -> None:
-    outgoing = Outgoing(CancelCounts())
+    outgoing = SessionWriter(CancelCounts())
     large = range(2**28, 2**28 + SUBMIT_BYTES_MAX // 8)  # Five bytes each.
 
     for stream_id in (1, 2, 3):
@@ -77,7 +77,7 @@ def test_requests_that_are_too_large_together_go_one_after_the_other() -> None:
 
 
 def test_one_that_is_too_large_by_itself_is_refused() -> None:
-    outgoing = Outgoing(CancelCounts())
+    outgoing = SessionWriter(CancelCounts())
 
     with pytest.raises(Failure) as caught:
         submit(outgoing, 1, range(2**28, 2**28 + SUBMIT_BYTES_MAX // 5))
@@ -87,7 +87,7 @@ def test_one_that_is_too_large_by_itself_is_refused() -> None:
 
 @pytest.mark.parametrize("prompt", [range(2**28, 2**28 + SUBMIT_BYTES_MAX // 5), [1, 2**32]], ids=["large", "no token"])
 def test_nothing_is_left_of_one_that_cannot_be_sent(prompt: Sequence[int]) -> None:
-    outgoing = Outgoing(CancelCounts())
+    outgoing = SessionWriter(CancelCounts())
 
     with pytest.raises((Failure, ValueError)):
         submit(outgoing, 1, prompt)
@@ -98,7 +98,7 @@ def test_nothing_is_left_of_one_that_cannot_be_sent(prompt: Sequence[int]) -> No
 
 def test_those_that_are_refused_take_no_memory_while_nothing_is_sent() -> None:
     """Each left what it was made of in the message that the next one was to go in."""
-    outgoing = Outgoing(CancelCounts())
+    outgoing = SessionWriter(CancelCounts())
     large = make_request(range(2**28, 2**28 + SUBMIT_BYTES_MAX // 5))
 
     def refuse() -> float:
@@ -115,7 +115,7 @@ def test_those_that_are_refused_take_no_memory_while_nothing_is_sent() -> None:
 
 
 def test_several_choices_are_one_request() -> None:
-    outgoing = Outgoing(CancelCounts())
+    outgoing = SessionWriter(CancelCounts())
 
     outgoing.submit(1, make_request(choice=2), Call(request_id="r"), choices=3)
 
@@ -123,11 +123,11 @@ def test_several_choices_are_one_request() -> None:
     assert [(one.choices, one.request.choice) for one in message.submits] == [(3, 2)]
 
 
-class Sent(FrameConnection[worker_pb2.AttachResponse]):
+class Sent(FrameConnection[worker_pb2.WorkerMessage]):
     """A connection that keeps what it is to send."""
 
     def __init__(self) -> None:
-        super().__init__(worker_pb2.AttachResponse, is_opener=True)
+        super().__init__(worker_pb2.WorkerMessage, is_opener=True)
         self.messages: list[Message] = []
 
     def send(self, message: Message) -> None:
@@ -135,7 +135,7 @@ class Sent(FrameConnection[worker_pb2.AttachResponse]):
 
 
 def test_while_the_worker_takes_nothing_it_waits() -> None:
-    outgoing, connection = Outgoing(CancelCounts()), Sent()
+    outgoing, connection = SessionWriter(CancelCounts()), Sent()
     outgoing.connect(connection)
     connection.is_writable = False
     outgoing.cancel(1)
@@ -146,12 +146,12 @@ def test_while_the_worker_takes_nothing_it_waits() -> None:
     connection.is_writable = True
     outgoing.send()
 
-    assert connection.messages == [worker_pb2.AttachRequest(cancels=[1, 2])]
+    assert connection.messages == [worker_pb2.FrontendMessage(cancels=[1, 2])]
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
 def test_a_worker_that_takes_nothing_for_too_long_is_stuck(is_writable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    outgoing, connection = Outgoing(CancelCounts()), Sent()
+    outgoing, connection = SessionWriter(CancelCounts()), Sent()
     outgoing.connect(connection)
     connection.is_writable = is_writable
     now = asyncio.get_running_loop().time()
@@ -165,7 +165,7 @@ def test_a_worker_that_takes_nothing_for_too_long_is_stuck(is_writable: bool, mo
 
 
 def test_after_a_long_silence_it_says_that_it_is_there() -> None:
-    outgoing, connection = Outgoing(CancelCounts()), Sent()
+    outgoing, connection = SessionWriter(CancelCounts()), Sent()
     outgoing.connect(connection)
     now = asyncio.get_running_loop().time()
 
@@ -173,4 +173,4 @@ def test_after_a_long_silence_it_says_that_it_is_there() -> None:
     assert connection.messages == []
     outgoing.keep_alive(now + KEEPALIVE_S + 1)
 
-    assert connection.messages == [worker_pb2.AttachRequest()]
+    assert connection.messages == [worker_pb2.FrontendMessage()]

@@ -19,7 +19,7 @@ from services.http.server import acceptor as acceptor_module
 from services.http.server import connection
 from services.http.server.config import HttpConfig
 from services.http.server.messages import HttpRequest
-from services.http.server.parser import RequestReader
+from services.http.server.parser import RequestParser
 from services.runtime.loop import run_on_loop
 from tests.http.support import HANG, TEST_S_MAX, Script, Server, error_of, raw_post, run, serving
 
@@ -461,16 +461,16 @@ def test_a_connection_that_is_lost_is_not_left_to_the_garbage_collector(
 ) -> None:
     """A parser and what it calls hold each other."""
 
-    class Watched(RequestReader):
+    class Watched(RequestParser):
         __slots__ = ("__weakref__",)
 
-    made: list[weakref.ref[RequestReader]] = []
+    made: list[weakref.ref[RequestParser]] = []
 
-    def make(bytes_max: int) -> RequestReader:
+    def make(bytes_max: int) -> RequestParser:
         made.append(weakref.ref(reader := Watched(bytes_max)))
         return reader
 
-    monkeypatch.setattr(connection, "RequestReader", make)
+    monkeypatch.setattr(connection, "RequestParser", make)
 
     async def test() -> None:
         async with serving(Script("a")) as server:
@@ -533,7 +533,7 @@ def test_a_client_that_leaves_before_its_turn_is_not_served(monkeypatch: pytest.
         script = Script("a", HANG)
         async with serving(script) as server:
             held: list[Callable[[], None]] = []
-            monkeypatch.setattr(server.clients.turns, "take", held.append)
+            monkeypatch.setattr(server.clients.start_limiter, "take", held.append)
             _, writer = await server.connect()
             writer.write(raw_post(COMPLETIONS, STREAMED))
             while not held:
@@ -582,7 +582,7 @@ def test_of_a_stream_nothing_is_kept_that_only_its_request_needed() -> None:
                 writer.write(raw_post(COMPLETIONS, STREAMED))
                 await reader.readuntil(b'"text":"a"')
 
-                assert not [one for one in gc.get_objects() if isinstance(one, RequestReader)]
+                assert not [one for one in gc.get_objects() if isinstance(one, RequestParser)]
                 [request] = [one for one in gc.get_objects() if isinstance(one, HttpRequest)]
                 assert (request.headers, request.body) == ({}, b"")
         finally:

@@ -10,7 +10,7 @@ from services.http.server.parser import (
     HEADER_BYTES,
     REQUESTS_AHEAD_MAX,
     BrokenHead,
-    RequestReader,
+    RequestParser,
 )
 
 BYTES_MAX = 100
@@ -19,8 +19,8 @@ SIZE = b"1;" + b"a" * 1000 + b"\r\n"
 CHUNKED = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
 
 
-def read(*pieces: bytes) -> RequestReader:
-    reader = RequestReader(BYTES_MAX)
+def read(*pieces: bytes) -> RequestParser:
+    reader = RequestParser(BYTES_MAX)
     for piece in pieces:
         assert reader.feed(piece)
     return reader
@@ -28,13 +28,13 @@ def read(*pieces: bytes) -> RequestReader:
 
 def last_of(data: bytes) -> HttpRequest:
     """Of what can be read no further."""
-    reader = RequestReader(BYTES_MAX)
+    reader = RequestParser(BYTES_MAX)
     assert not reader.feed(data)
     return reader.requests[-1]
 
 
 def broken_of(data: bytes) -> BrokenHead:
-    reader = RequestReader(BYTES_MAX)
+    reader = RequestParser(BYTES_MAX)
     assert not reader.feed(data)
     assert reader.broken is not None
     return reader.broken
@@ -115,7 +115,7 @@ def test_who_wants_another_protocol_and_sends_a_body_is_asking_what_the_body_say
 def test_what_follows_a_wish_for_another_protocol_has_its_bounds() -> None:
     upgrade = b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
 
-    many = RequestReader(BYTES_MAX)
+    many = RequestParser(BYTES_MAX)
     assert not many.feed(upgrade * (REQUESTS_AHEAD_MAX + 5))
 
     assert (len(many.requests), many.broken) == (REQUESTS_AHEAD_MAX, None)
@@ -173,7 +173,7 @@ def test_nobody_waits_for_leave_in_http_1_0() -> None:
 
 
 def test_who_is_refused_is_given_no_leave() -> None:
-    reader = RequestReader(BYTES_MAX)
+    reader = RequestParser(BYTES_MAX)
 
     assert not reader.feed(b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % (BYTES_MAX + 1))
 
@@ -181,7 +181,7 @@ def test_who_is_refused_is_given_no_leave() -> None:
 
 
 def test_what_is_no_request_does_not_undo_those_before_it() -> None:
-    reader = RequestReader(BYTES_MAX)
+    reader = RequestParser(BYTES_MAX)
 
     assert not reader.feed(POST + b"no HTTP\r\n\r\n")
 
@@ -205,7 +205,7 @@ def test_chunks_are_refused_once_they_are_too_large() -> None:
 def test_a_body_in_very_many_chunks_is_refused() -> None:
     """One client that sent chunks of a byte held up all others for half a second, again and again."""
     head, chunk = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"
-    reader = RequestReader(10 * CHUNKS_MAX)
+    reader = RequestParser(10 * CHUNKS_MAX)
 
     assert reader.feed(head + chunk * CHUNKS_MAX)
     assert not reader.feed(chunk)
@@ -280,7 +280,7 @@ def test_a_line_after_the_head_that_does_not_end_has_that_bound_too(rest: bytes)
 def test_a_head_in_pieces_may_end_in_a_read_that_brings_a_large_body() -> None:
     """It was taken for a head that is too large."""
     body = b"x" * 2 * HEAD_BYTES_MAX
-    reader = RequestReader(len(body))
+    reader = RequestParser(len(body))
     head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
 
     assert reader.feed(head[:20])
@@ -292,7 +292,7 @@ def test_a_head_in_pieces_may_end_in_a_read_that_brings_a_large_body() -> None:
 def test_chunks_may_come_apart_from_their_sizes() -> None:
     """Reads that bring none of the body count only together, without one between them that does."""
     count = HEAD_BYTES_MAX // len(SIZE) + 1
-    reader = RequestReader(count)
+    reader = RequestParser(count)
     reader.feed(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
 
     for _ in range(count):
@@ -304,7 +304,7 @@ def test_chunks_may_come_apart_from_their_sizes() -> None:
 
 
 def test_of_very_many_requests_in_one_read_the_last_that_is_taken_is_the_last_of_all() -> None:
-    reader = RequestReader(BYTES_MAX)
+    reader = RequestParser(BYTES_MAX)
 
     assert not reader.feed(CHUNKED * (REQUESTS_AHEAD_MAX + 5))
 

@@ -17,9 +17,9 @@ LEASE_S = 10
 NUMBERS = count()
 
 
-def honest_welcome(instance_id: str) -> worker_pb2.AttachResponse:
+def honest_welcome(instance_id: str) -> worker_pb2.WorkerMessage:
     """What a mocker would say."""
-    message = worker_pb2.AttachResponse()
+    message = worker_pb2.WorkerMessage()
     message.welcome.instance_id = instance_id
     message.welcome.card.CopyFrom(card_to_wire(MockerEngine(MockerConfig()).card))
     message.welcome.engine_request_limit = 8
@@ -35,7 +35,7 @@ class Line:
         self.instance_id = instance_id
         self.answer = answer
 
-    async def send(self, message: worker_pb2.AttachResponse | bytes) -> None:
+    async def send(self, message: worker_pb2.WorkerMessage | bytes) -> None:
         await self._line.send(message)
 
     async def welcome(self) -> None:
@@ -55,12 +55,12 @@ class Line:
         step = worker_pb2.Step(
             stream_ids=[stream_id], positions=[position], token_counts=[len(token_ids)], token_ids=token_ids
         )
-        await self.send(worker_pb2.AttachResponse(step=step))
+        await self.send(worker_pb2.WorkerMessage(step=step))
 
     async def end(self, stream_id: int, **fields: Any) -> None:
         """A StreamEnd."""
         end = worker_pb2.StreamEnd(stream_id=stream_id, **fields)
-        await self.send(worker_pb2.AttachResponse(ends=[end]))
+        await self.send(worker_pb2.WorkerMessage(ends=[end]))
 
     def drop_connection(self) -> None:
         self._line.abort()

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Library
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta
 from services.core.model_card import TokenizerRef
-from services.frontend.layers.detokenize import Presenter
+from services.frontend.layers.detokenize import Detokenizer
 from services.models.hf_checkpoint import pack
 from services.models.tokenizers import huggingface, load_tokenizer
 from services.models.tokenizers.byte_level import EOS
@@ -100,7 +100,7 @@ def test_no_token_stands_for_more_characters_than_the_longest(real: HuggingFaceT
 @pytest.mark.model
 def test_a_character_that_comes_in_pieces_is_shown_once_it_is_whole(real: HuggingFaceTokenizer) -> None:
     collected = Collected()
-    presenter = Presenter(collected, real.token_bytes, ())
+    presenter = Detokenizer(collected, real.token_bytes, ())
 
     ids = real.encode("a漢🎉", add_special=False)
     for position, token in enumerate(ids):

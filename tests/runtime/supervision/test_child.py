@@ -18,7 +18,7 @@ from services.cluster.console import Console
 from services.runtime.backoff import Backoff
 from services.runtime.loop import run_on_loop
 from services.runtime.process import StartupError
-from services.runtime.supervision.child import Member, MemberConfig, describe_exit, read_ready
+from services.runtime.supervision.child import Child, ChildConfig, describe_exit, read_ready
 
 WAIT_S = 20.0
 SERVES = (
@@ -54,10 +54,10 @@ class Stage:
     def __init__(self, folder: Path, script: str, **config: Any) -> None:
         self.output = io.StringIO()
         self.changes: list[int | None] = []
-        self.member = Member(
+        self.member = Child(
             "worker-1",
             lambda ready_file, _known: [sys.executable, "-c", script, str(ready_file)],
-            MemberConfig(**config),
+            ChildConfig(**config),
             console=Console(["worker-1"], self.output),
             folder=folder,
             on_change=lambda: self.changes.append(self.pid),

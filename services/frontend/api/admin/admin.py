@@ -8,8 +8,8 @@ from typing import Any
 import structlog
 
 from services.core.errors import Failure, Reason
-from services.frontend.control import Whole
-from services.frontend.model_catalog import Catalogue
+from services.frontend.control import FrontendControl
+from services.frontend.model_catalog import ModelCatalog
 from services.frontend.routing.thresholds import BusyThresholds, Thresholds
 
 log = structlog.get_logger()
@@ -40,10 +40,12 @@ class AdminConfig:
 class Admin:
     """The calls of operators. Each is for `authorize` first."""
 
-    def __init__(self, config: AdminConfig, catalogue: Catalogue, thresholds: BusyThresholds, whole: Whole) -> None:
+    def __init__(
+        self, config: AdminConfig, catalog: ModelCatalog, thresholds: BusyThresholds, whole: FrontendControl
+    ) -> None:
         """thresholds: of this process, which are those of all. whole: sets them everywhere."""
         self._token = None if config.token is None else config.token.encode()
-        self._catalogue = catalogue
+        self._catalog = catalog
         self._thresholds = thresholds
         self._whole = whole
 
@@ -66,11 +68,11 @@ class Admin:
 
     def thresholds(self) -> Sequence[tuple[str, Thresholds]]:
         """Those of all models that some worker has ever served here, by name."""
-        return [(model, self._thresholds.of(model)) for model in self._catalogue.names()]
+        return [(model, self._thresholds.of(model)) for model in self._catalog.names()]
 
     def thresholds_of(self, model: str) -> Thresholds:
         """Those of one. Raises MODEL_NOT_FOUND."""
-        self._catalogue.find(model)
+        self._catalog.find(model)
         return self._thresholds.of(model)
 
     async def set_thresholds(self, model: str, changes: Mapping[str, Any]) -> Thresholds:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from services.core.bounded_executor import Aside
+from services.core.bounded_executor import BoundedExecutor
 from services.core.errors import Failure, Reason, invalid, quoted
 from services.frontend.api.admin.admin import Admin
 from services.frontend.api.field_types import BlocksThreshold, NotEmpty, TokensThreshold
@@ -12,7 +12,7 @@ from services.frontend.routing.thresholds import THRESHOLDS, Thresholds
 from services.http.decompress import body_of
 from services.http.errors import json_response
 from services.http.json_decode import FIELD_NAME_CHARACTERS_MAX, decode, fields_of
-from services.http.router import Routes
+from services.http.router import Router
 from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, Response
 
@@ -36,9 +36,9 @@ class AdminRoutes:
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
-        self._aside = Aside()
+        self._executor = BoundedExecutor()
 
-    def add_to(self, routes: Routes) -> None:
+    def add_to(self, routes: Router) -> None:
         """Answer them there."""
         routes.guard(PATH, self._guard)
         routes.get(PATH, self._list)
@@ -56,7 +56,7 @@ class AdminRoutes:
         return self._answer({"thresholds": listed})
 
     async def _set(self, request: HttpRequest, connection: Connection) -> Response:
-        change = _parse(await body_of(request, BODY_BYTES_MAX, self._aside))
+        change = _parse(await body_of(request, BODY_BYTES_MAX, self._executor))
         given = {name: getattr(change, name) for name in THRESHOLDS}
         changes = {name: value for name, value in given.items() if value is not msgspec.UNSET}
         return self._answer(_named(change.model, await self._admin.set_thresholds(change.model, changes)))

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from services.core.bounded_executor import Aside
+from services.core.bounded_executor import BoundedExecutor
 from services.core.call import Call
 from services.core.errors import Failure, Reason, quoted
 from services.core.interface import Layer
@@ -19,7 +19,7 @@ from services.frontend.api.openai.bodies import Body
 from services.frontend.api.openai.responses import Answer, model_list, model_object
 from services.frontend.api.openai.sse import SseStream
 from services.frontend.api.openai.unary import Collector, Echo
-from services.frontend.control import Whole
+from services.frontend.control import FrontendControl
 from services.http.decompress import body_of
 from services.http.errors import error_response, json_response
 from services.http.headers import deadline_of, wants_partial
@@ -47,7 +47,7 @@ class Gateway:
         self,
         pipeline: Layer,
         served: Served,
-        whole: Whole,
+        whole: FrontendControl,
         config: HttpConfig,
         on_refused: OnRefused,
     ) -> None:
@@ -57,7 +57,7 @@ class Gateway:
         self._whole = whole
         self._config = config
         self._created = int(time.time())
-        self._aside = Aside()
+        self._executor = BoundedExecutor()
 
     async def serve(
         self,
@@ -71,9 +71,9 @@ class Gateway:
         try:
             call = _call_of(request, endpoint, self._config)
             has_partial = wants_partial(request)
-            content = await body_of(request, self._config.body_bytes_max, self._aside)
+            content = await body_of(request, self._config.body_bytes_max, self._executor)
             is_large = len(content) > LARGE_BODY_BYTES
-            body, asked = await self._aside.run(_parsed, parse, content) if is_large else _parsed(parse, content)
+            body, asked = await self._executor.run(_parsed, parse, content) if is_large else _parsed(parse, content)
         except Failure as failure:
             self._on_refused(endpoint, request.id, failure)
             raise

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from services.core.client_flow import ClientBounds, StallWatch
-from services.core.delta_buffer import Joined
+from services.core.delta_buffer import DeltaBuffer
 from services.core.interface import Delta
 from services.http.server.connection import Connection
 from services.http.server.writer import unsent_bytes
@@ -29,7 +29,7 @@ class Backlog:
         self._events_of = events_of
         self._bounds = bounds
         self._on_slow = on_slow
-        self._held = Joined()
+        self._held = DeltaBuffer()
         self._written_bytes = 0
         self._next: asyncio.Handle | None = None
         self._watch = StallWatch(bounds.stall_s_max, self._taken_bytes, self._on_stall)

@@ -14,7 +14,7 @@ from services.frontend.api.openapi.operations import NAME_SCHEMA, OPERATIONS, Op
 from services.frontend.api.openapi.schemas import Error
 from services.http.errors import RETRY_LATER_STATUSES, SHOULD_RETRY, json_response, status_of
 from services.http.headers import REQUEST_ID
-from services.http.router import Routes
+from services.http.router import Router
 from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, Response
 
@@ -40,7 +40,7 @@ _ABOUT = (
 class OpenApi:
     """Describes what an application has routes for."""
 
-    def __init__(self, routes: Routes, overload_status: int) -> None:
+    def __init__(self, routes: Router, overload_status: int) -> None:
         self._routes = routes
         self._overload_status = overload_status
 

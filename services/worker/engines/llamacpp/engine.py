@@ -19,7 +19,7 @@ try:
     from services.models.tokenizers.gguf import tokenizer_content
     from services.worker.engines.llamacpp.batch import PIECE_TOKENS_MAX, PIECE_TOKENS_MIN, Batch, Running, blocks_of
     from services.worker.engines.llamacpp.grammar import KINDS, Form
-    from services.worker.engines.llamacpp.grammar_compiler import FormMaker, Making
+    from services.worker.engines.llamacpp.grammar_compiler import GrammarCompiler, Making
     from services.worker.engines.llamacpp.model import Llama
 except (ImportError, Failure) as error:
     raise StartupError("the llamacpp engine needs llama.cpp: pip install 'unbroken[llamacpp]'") from error
@@ -107,7 +107,7 @@ class LlamaCppEngine:
         self._making: dict[int, Making] = {}  # Forms on their way, of some of those.
         self._loaded: tuple[Llama, ModelCard, bytes] | None = None
         self._batch: Batch | None = None
-        self._form_maker: FormMaker | None = None
+        self._form_maker: GrammarCompiler | None = None
         self._emit: Emit = lambda _: None
         self.request_limit = config.sequences
 
@@ -178,7 +178,7 @@ class LlamaCppEngine:
                 loop.call_soon_threadsafe(callback, *args)
 
         def start() -> None:
-            self._form_maker = FormMaker(loop, self._get_loaded()[0].forms)
+            self._form_maker = GrammarCompiler(loop, self._get_loaded()[0].forms)
             ready.set()
 
         def fail(error: BaseException) -> None:

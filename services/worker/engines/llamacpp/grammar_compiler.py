@@ -42,7 +42,7 @@ class Making:
         self._done = None
 
 
-class FormMaker:
+class GrammarCompiler:
     """Used on the event loop alone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, forms: Forms) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from services.core.errors import Failure, Reason
 from services.core.request import Request
-from services.worker.engines.trtllm.installation import Package
+from services.worker.engines.trtllm.installation import Installation
 from services.worker.engines.trtllm.options import TrtLlmConfig, llm_arguments
 from services.worker.engines.trtllm.sampling_params import EngineRequest, ModelFacts, engine_request
 
@@ -12,7 +12,7 @@ from services.worker.engines.trtllm.sampling_params import EngineRequest, ModelF
 class Client:
     """Loads the model when it is made, and blocks for minutes. Raises ENGINE_DEAD when it can't be loaded."""
 
-    def __init__(self, package: Package, config: TrtLlmConfig, facts: ModelFacts) -> None:
+    def __init__(self, package: Installation, config: TrtLlmConfig, facts: ModelFacts) -> None:
         self._package = package
         self._facts = facts
         self._is_ranked = config.rank_count > 1

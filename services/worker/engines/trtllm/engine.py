@@ -13,7 +13,7 @@ from services.worker.engine import Emit, EngineLoad
 from services.worker.engines.trtllm.client import Client
 from services.worker.engines.trtllm.installation import check_package, load_package
 from services.worker.engines.trtllm.options import TrtLlmConfig
-from services.worker.engines.trtllm.runner import Serving
+from services.worker.engines.trtllm.runner import Runner
 from services.worker.engines.trtllm.sampling_params import ModelFacts, guided_kinds
 from services.worker.engines.trtllm.shutdown import exiting_on_signals
 
@@ -36,7 +36,7 @@ class TrtLlmEngine:
         self._config = config
         self._folder = _read_folder(config)
         self._facts = _facts_of(self._folder, config)
-        self._serving: Serving | None = None
+        self._serving: Runner | None = None
         self.request_limit = config.max_batch_size
         self.card = _card_of(self._folder, self._facts, config)
 
@@ -48,7 +48,7 @@ class TrtLlmEngine:
         log.info("loading the model", model=str(self._config.model), context_length=self._facts.context_length)
         with exiting_on_signals():
             client = Client(load_package(), self._config, self._facts)
-        self._serving = Serving(client, self._config, self._facts, emit)
+        self._serving = Runner(client, self._config, self._facts, emit)
         await self._serving.run(ready)
 
     def submit(self, key: int, request: Request) -> None:

@@ -22,7 +22,7 @@ import structlog
 from services.core.errors import Failure, Reason, invalid
 from services.core.request import Request
 from services.worker.engine import Output
-from services.worker.engines.trtllm.result_cursor import Answer
+from services.worker.engines.trtllm.result_cursor import ResultCursor
 
 log = structlog.get_logger()
 
@@ -67,7 +67,7 @@ class Run:
     )
 
     def __init__(
-        self, answer: Answer, request: Request, result: Any, listener: Listener, *, rank: int, abort_s: float
+        self, answer: ResultCursor, request: Request, result: Any, listener: Listener, *, rank: int, abort_s: float
     ) -> None:
         self.key = answer.key
         self.request = request

@@ -24,7 +24,7 @@ HOW_TO_GET = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
+class Installation:
     """What the engine uses. request_error: one request failed, and the engine goes on."""
 
     llm: Any
@@ -39,7 +39,7 @@ class Package:
         return torch.tensor(values, dtype=torch.float32)
 
 
-def load_package() -> Package:
+def load_package() -> Installation:
     """Import it, with some seconds of work and a banner on standard output. Raises StartupError."""
     check_package()
     try:
@@ -52,7 +52,7 @@ def load_package() -> Package:
             f"TensorRT-LLM cannot be loaded: {error}; it needs a GPU with its driver, the shared libpython and MPI:"
             f" {HOW_TO_GET}"
         ) from error
-    return Package(
+    return Installation(
         llm=root.LLM,
         sampling_params=root.SamplingParams,
         guided_params=llmapi.GuidedDecodingParams,

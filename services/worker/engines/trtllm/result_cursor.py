@@ -16,7 +16,7 @@ from services.worker.engine import Output
 from services.worker.engines.trtllm.sampling_params import ModelFacts, enders, tokens_left
 
 
-class Answer:
+class ResultCursor:
     """Where one request's answer stands. It is over once `take` has returned an output with a finish or a failure.
 
     drawn: tokens that have come of the engine, wanted or not, end tokens not counted.

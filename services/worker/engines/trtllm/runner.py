@@ -28,10 +28,10 @@ from services.worker.engines.trtllm.engine_request import ERROR_CHARACTERS_MAX, 
 from services.worker.engines.trtllm.health import Health
 from services.worker.engines.trtllm.load import Counts, Sample, emptiest_rank, rank_loads, read_stats, sample_of
 from services.worker.engines.trtllm.options import TrtLlmConfig
-from services.worker.engines.trtllm.result_cursor import Answer
+from services.worker.engines.trtllm.result_cursor import ResultCursor
 from services.worker.engines.trtllm.sampling_params import ModelFacts, tokens_left
 from services.worker.engines.trtllm.shutdown import LoopWatch, begin_shutdown, shut_down
-from services.worker.engines.trtllm.step_buffer import Gathering
+from services.worker.engines.trtllm.step_buffer import StepBuffer
 
 log = structlog.get_logger()
 
@@ -45,7 +45,7 @@ CANARY = Request(model="", token_ids=(0,), sampling=Sampling(temperature=0.0), s
 CANARY_KEY = -1
 
 
-class Serving:
+class Runner:
     """See the module. `run` once, on the loop that it is made on."""
 
     def __init__(self, client: Client, config: TrtLlmConfig, facts: ModelFacts, emit: Emit) -> None:
@@ -54,7 +54,7 @@ class Serving:
         self._facts = facts
         self._loop = asyncio.get_running_loop()
         self._group: asyncio.TaskGroup | None = None
-        self._gathering = Gathering(emit, self._count_step)
+        self._gathering = StepBuffer(emit, self._count_step)
         self._health = Health(config, self._ask_for_token, lambda: bool(self._live))
         self._death: Failure | None = None
         self._has_died = asyncio.Event()
@@ -108,7 +108,9 @@ class Serving:
             self._health.asked()
         rank = emptiest_rank(self._live.values(), self._config.rank_count)
         result = self._start(request, rank)
-        run = Run(Answer(key, request, self._facts), request, result, self, rank=rank, abort_s=self._config.abort_s)
+        run = Run(
+            ResultCursor(key, request, self._facts), request, result, self, rank=rank, abort_s=self._config.abort_s
+        )
         self._live[key] = run
         assert self._group is not None, "the engine is not ready"
         self._group.create_task(self._follow(run))
@@ -249,7 +251,9 @@ class Serving:
 
     async def _has_made_token(self) -> bool:
         result = self._client.start(CANARY)
-        run = Run(Answer(CANARY_KEY, CANARY, self._facts), CANARY, result, self, rank=0, abort_s=self._config.abort_s)
+        run = Run(
+            ResultCursor(CANARY_KEY, CANARY, self._facts), CANARY, result, self, rank=0, abort_s=self._config.abort_s
+        )
         try:
             await run.follow(self._client.request_error)
         finally:

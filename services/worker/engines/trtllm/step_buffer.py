@@ -10,7 +10,7 @@ from collections.abc import Callable
 from services.worker.engine import Emit, Output
 
 
-class Gathering:
+class StepBuffer:
     """on_step: called before each step is emitted, also when nobody wants anything of it any more."""
 
     def __init__(self, emit: Emit, on_step: Callable[[], None]) -> None:

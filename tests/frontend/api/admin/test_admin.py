@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 from services.core.errors import Failure, Reason
 from services.core.gate import Gate
 from services.frontend.api.admin.admin import Admin, AdminConfig
-from services.frontend.control import Changes, OneProcess
+from services.frontend.control import Changes, LocalControl
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds, Thresholds
 from tests.frontend.support import alone
 from tests.support.doubles import CARD, models_of, run_async
@@ -118,7 +118,7 @@ def test_a_value_out_of_range_is_refused_and_changes_nothing(name: str, value: f
     assert thresholds.of("m") == CONFIGURED
 
 
-class Recording(OneProcess):
+class Recording(LocalControl):
     """Notes what is to be set."""
 
     def __init__(self, thresholds: BusyThresholds) -> None:

@@ -404,7 +404,7 @@ def test_an_unknown_path_is_told_which_there_are() -> None:
 def test_models_are_those_that_can_be_served() -> None:
     async def test() -> None:
         shelf = Shelf()
-        async with serving(Script(), catalogue=shelf) as server:
+        async with serving(Script(), catalog=shelf) as server:
             _, listed = await server.get("/v1/models")
             _, one = await server.get("/v1/models/org/tiny")
             shelf.cards = []
@@ -430,7 +430,7 @@ def test_models_are_those_that_can_be_served() -> None:
 )
 def test_health_says_why_not(shelf: Shelf, status: int, code: str | None) -> None:
     async def test() -> None:
-        async with serving(Script(), catalogue=shelf) as server:
+        async with serving(Script(), catalog=shelf) as server:
             health, body = await server.get("/health")
             live, _ = await server.get("/live")
 
@@ -447,7 +447,7 @@ def test_health_says_why_not(shelf: Shelf, status: int, code: str | None) -> Non
 
 def test_health_tells_workers_that_cannot_be_reached_from_none() -> None:
     async def test() -> None:
-        async with serving(Script(), catalogue=Shelf(cards=[], unreached_count=1)) as server:
+        async with serving(Script(), catalog=Shelf(cards=[], unreached_count=1)) as server:
             _, body = await server.get("/health")
 
         assert "no worker is reached, of 1 registered" in error_of(body)["message"]
@@ -457,7 +457,7 @@ def test_health_tells_workers_that_cannot_be_reached_from_none() -> None:
 
 def test_a_draining_frontend_lets_go_of_connections() -> None:
     async def test() -> None:
-        async with serving(Script("ok"), catalogue=Shelf(is_draining=True)) as server:
+        async with serving(Script("ok"), catalog=Shelf(is_draining=True)) as server:
             response, _ = await server.post(COMPLETIONS, COMPLETION)
 
         assert response.headers["Connection"] == "close"

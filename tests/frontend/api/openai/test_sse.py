@@ -538,7 +538,7 @@ def test_a_slow_client_harms_no_other() -> None:
 
 def test_a_stream_of_a_draining_frontend_is_the_last_on_its_connection() -> None:
     async def test() -> None:
-        async with serving(Script("a"), catalogue=Shelf(is_draining=True)) as server:
+        async with serving(Script("a"), catalog=Shelf(is_draining=True)) as server:
             response, _ = await server.post(COMPLETIONS, COMPLETION)
 
         assert response.headers["Connection"] == "close"

@@ -9,7 +9,7 @@ from services.core.request import Guided, GuidedKind, Request
 from services.models.tokenizers.byte_level import EOS, ByteTokenizer
 from services.worker.engines.llamacpp import grammar_compiler as module
 from services.worker.engines.llamacpp.grammar import Form, Forms
-from services.worker.engines.llamacpp.grammar_compiler import FormMaker, Making
+from services.worker.engines.llamacpp.grammar_compiler import GrammarCompiler, Making
 from tests.support.doubles import run_async
 
 # A third of a second or more of work that cannot be interrupted, in 2 kB: the root has 2^100 characters.
@@ -21,7 +21,7 @@ class Maker:
 
     def __init__(self) -> None:
         self.made: list[Form | Failure] = []
-        self._maker = FormMaker(asyncio.get_running_loop(), Forms(ByteTokenizer.token_bytes, [EOS]))
+        self._maker = GrammarCompiler(asyncio.get_running_loop(), Forms(ByteTokenizer.token_bytes, [EOS]))
         self._changed = asyncio.Event()
 
     def start(self, kind: GuidedKind, *texts: str, generated: bytes = b"") -> Making:

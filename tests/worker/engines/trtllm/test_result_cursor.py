@@ -9,7 +9,7 @@ from services.core.errors import Reason
 from services.core.interface import TokenLogprobs
 from services.core.request import FinishReason
 from services.worker.engine import Output
-from services.worker.engines.trtllm.result_cursor import Answer
+from services.worker.engines.trtllm.result_cursor import ResultCursor
 from services.worker.engines.trtllm.sampling_params import ModelFacts
 from tests.fakes.tensorrt_llm.executor.result import CompletionOutput, Logprob
 from tests.support.doubles import make_request
@@ -22,7 +22,7 @@ class Read:
     """An answer and the one object that the engine changes at each result."""
 
     def __init__(self, **fields: Any) -> None:
-        self.answer = Answer(1, make_request(**fields), FACTS)
+        self.answer = ResultCursor(1, make_request(**fields), FACTS)
         self.completion = CompletionOutput(0)
 
     def take(self, *token_ids: int, finish: str | None = None, logprobs: list[Any] | None = None) -> Output | None:
@@ -66,7 +66,7 @@ def test_no_more_tokens_are_told_than_were_asked_for() -> None:
 
 
 def test_tokens_from_before_a_move_count() -> None:
-    answer = Answer(1, make_request(max_tokens=3).after([8, 9]), FACTS)
+    answer = ResultCursor(1, make_request(max_tokens=3).after([8, 9]), FACTS)
 
     assert answer.take(CompletionOutput(0, token_ids=[5]), is_finished=False) == Output(1, [5], FinishReason.LENGTH)
 
