@@ -84,7 +84,7 @@ class Frontend:
             gate=Gate(),
             rng=random.Random(1),
         )
-        return stack(*layers, innermost=Transport(self.pool))
+        return stack(*layers, innermost=Transport())
 
 
 def bare_worker(name: str, rank: RankLoad, slots: int) -> BareWorker:

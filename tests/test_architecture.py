@@ -39,7 +39,6 @@ CROWDED: Mapping[str, int] = {
 
 LONG: Mapping[str, int] = {
     "services/frontend/metrics/definitions.py:build_metrics": 72,
-    "services/frontend/migration/migration.py:Migration": 251,
     "services/frontend/session/session.py:WorkerSession": 348,
 }
 """Functions and classes above their limit, by `path:name`, and their lines. This list may only shrink."""

@@ -1,7 +1,12 @@
-"""One asking of a request: who asks, until when, and what was tried."""
+"""One call: who sends a request, until when, and what has been tried for it.
+
+`Call` travels beside the request. Three of its fields can be changed after the call was made, and carry what neither
+the request nor a token can: `core/interface.py` lists them.
+"""
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Protocol
 
 from msgspec import Struct, field
 
@@ -10,12 +15,8 @@ from services.core.errors import Failure
 from services.core.model_card import ModelCard
 
 
-def _ignore(*_: object) -> None:
-    """Not everybody has to know."""
-
-
 class Phase(StrEnum):
-    """How far a request has come in a worker. PREFILL: the engine has it, and there is no token yet."""
+    """How far a worker has come with a request. PREFILL: submitted to the engine, without a token so far."""
 
     QUEUED = "queued"
     PREFILL = "prefill"
@@ -23,33 +24,49 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-class Attempt(Struct):
-    """One try of a call on one worker. worker: the session, named by route. has_begun: the engine works on it.
+class RoutedSession(Protocol):
+    """A frontend's session with a worker, as far as `core` knows it: `key` is unique among a frontend's sessions."""
 
-    phase: how far it has come, kept by workers alone. on_begun: called when it begins. on_leaving: called with the
-    seconds that are left when the worker says it leaves.
+    @property
+    def key(self) -> str: ...
+
+
+class Attempt:
+    """One try of a call on one worker: what the layers that make the attempt report to those that started it.
+
+    `session`: set by `Route`, used by `Transport`. `has_begun`: whether the engine has the request. `phase`: kept by
+    workers only. A subclass overrides `on_begun` and `on_leaving` to be notified.
     """
 
-    worker: str | None = None
-    has_begun: bool = False
-    phase: Phase = Phase.QUEUED
-    on_begun: Callable[[], None] = _ignore
-    on_leaving: Callable[[float], None] = _ignore
+    __slots__ = ("has_begun", "phase", "session")
+
+    def __init__(self, session: RoutedSession | None = None) -> None:
+        self.session = session
+        self.has_begun = False
+        self.phase = Phase.QUEUED
+
+    @property
+    def worker(self) -> str | None:
+        """The key of the session; None before `Route` has chosen one."""
+        return None if self.session is None else self.session.key
 
     def begin(self) -> None:
-        """The engine works on it from now on."""
+        """Record that the engine has the request."""
         self.has_begun, self.phase = True, Phase.PREFILL
         self.on_begun()
 
-    def release(self) -> None:
-        """It has ended, and calls nobody any more."""
-        self.on_begun = self.on_leaving = _ignore
+    def on_begun(self) -> None:
+        """Called when the engine has the request."""
+
+    def on_leaving(self, grace_s: float) -> None:
+        """Called when the worker announces that it leaves: it ends its streams in `grace_s` seconds."""
 
 
 class Cause(StrEnum):
-    """Why a request was ended before its answer was complete, by somebody who did not want it any more.
+    """What ended a request before its answer was complete.
 
-    The last three are a worker's: its frontend cancelled the stream, or hung up; a bug on the way of its tokens.
+    Only workers use the last three: the frontend cancelled the stream, the session was lost, or a bug stopped the
+    delivery of tokens.
     """
 
     CLIENT_DISCONNECT = "client_disconnect"
@@ -63,11 +80,10 @@ class Cause(StrEnum):
 
 
 class Ending:
-    """Ends a request from outside of its own task: for a sink whose client does not read, a process that leaves, and a
-    client that cancels by name.
+    """Ends a request from outside its own task: for a client that reads too slowly, a cancel by name, and a drain.
 
-    The first failure counts, and the first cause. `Accept` listens, so that the request fails below whatever counts
-    outcomes.
+    The first failure and the first cause count. `Accept` listens, so that the request fails below the layers that
+    count outcomes.
     """
 
     __slots__ = ("_on_failed", "cause", "failure")
@@ -78,11 +94,11 @@ class Ending:
         self._on_failed: Callable[[], None] | None = None
 
     def listen(self, on_failed: Callable[[], None] | None) -> None:
-        """Who is told of the failure; None: nobody any more."""
+        """Set the callback for the failure; None removes it."""
         self._on_failed = on_failed
 
     def fail(self, failure: Failure, cause: Cause) -> None:
-        """The request is to fail with this, unless it has failed or ended already. Never raises."""
+        """Fail the request, unless this was done before. Has no effect once the request has ended. Never raises."""
         if self.failure is None:
             self.failure, self.cause = failure, self.cause or cause
             if self._on_failed is not None:
@@ -90,13 +106,13 @@ class Ending:
 
 
 class Call(Struct, frozen=True, kw_only=True):
-    """This asking of a request: who, until when, and what has been tried.
+    """One call of a request.
 
-    deadline: absolute, in the event loop's time. endpoint: for metrics. migration_limit: the client's own, at most the
-    frontend's. ending: for who has to end it from outside. card: the model's, from preprocess on; only workers with
-    this very card may answer. attempt: the one under way. excluded: sessions that this request must not go on any more.
-    replacement_deadline: until when it may wait for a worker; None: not at all. party: of a choice whose first attempt
-    goes to one worker with the others'.
+    `deadline`: absolute, in event-loop time. `endpoint`: for metrics. `migration_limit`: the client's own; it can only
+    lower the frontend's. `ending`: ends the request from outside. `card`: the model's, set by `Preprocess`; only
+    workers with this very card may answer. `attempt`: the current one. `excluded`: keys of sessions that must not be
+    used any more. `replacement_deadline`: how long the request may wait for a worker, in event-loop time; None: it may
+    not wait. `choice_group`: set while the choice is placed on a worker together with the others of its request.
     """
 
     request_id: str
@@ -110,8 +126,3 @@ class Call(Struct, frozen=True, kw_only=True):
     excluded: frozenset[str] = frozenset()
     replacement_deadline: float | None = None
     choice_group: ChoiceGroup | None = None
-
-    @property
-    def worker(self) -> str | None:
-        """The session that the attempt under way goes on."""
-        return self.attempt.worker

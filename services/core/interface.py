@@ -1,4 +1,18 @@
-"""The interface of every step of a request: requests go down through layers, tokens come back up through sinks."""
+"""The interface of every step of a request: requests go down through layers, tokens come back up through sinks.
+
+Three fields of `Call` carry what takes neither of these two ways; nothing else does.
+
+| field of `Call` | from | to | what it carries |
+| --- | --- | --- | --- |
+| `ending` | stream writers, `Gate` | `Accept`, `Observe` | a failure from outside the request's task, and its cause |
+| `attempt` | `Route` | `Transport`, `Migrate` | the session that the attempt goes on, and that a later attempt avoids |
+| `attempt` | the session | `Migrate` | two events between tokens: the engine has begun, the worker leaves |
+| `choice_group` | `Choices` | `Route`, the session | one reservation for all choices, which run in separate tasks |
+
+`Migrate` takes a choice out of its group as soon as the choice goes its own way. In a worker the same fields carry the
+same facts: `Execute` reports to the worker's session that the engine has begun, takes the places that a choice group
+reserves, and reads in `ending` why the session cancelled a stream.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,24 +24,24 @@ from services.core.request import FinishReason, Request
 
 
 class Usage(Struct, frozen=True, gc=False):
-    """Tokens as the client asked and got them."""
+    """Token counts as the client sees them."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
 class TokenLogprobs(Struct, gc=False, frozen=True):
-    """Natural logarithm of a token's probability. top: ids and values of the likeliest tokens, likeliest first."""
+    """Natural logarithm of a token's probability. `top`: ids and values of the likeliest tokens, likeliest first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
 class Delta(Struct, gc=False):
-    """Tokens that were added to one choice; `position` is the index of the first in the choice's continuation.
+    """New tokens of one choice; `position` is the index of the first one in the choice's continuation.
 
-    logprobs: one for each token, where asked. Above present the last delta of a choice has its finish_reason, and the
-    last of all choices the usage of the whole request.
+    `logprobs`: one for each token, if the request asked for them. Above `Detokenize`, the last delta of a choice has
+    its `finish_reason`, and the last delta of the request has the `usage` of the whole request.
     """
 
     position: int
@@ -40,26 +54,26 @@ class Delta(Struct, gc=False):
 
     @property
     def weight(self) -> int:
-        """What it takes to keep it, in tokens: a log probability is one more, and each rival's as well."""
+        """The memory it takes, counted in tokens: each log probability counts as one more, alternatives included."""
         if self.logprobs is None:
             return len(self.token_ids)
         return len(self.token_ids) + sum(1 + len(one.top) for one in self.logprobs)
 
 
 class Finish(Struct, frozen=True, gc=False):
-    """A request ended well. `usage` is None below present, which alone knows what the client asked."""
+    """A request ended well. `usage` is None below `Detokenize`, which counts what the client gets."""
 
     reason: FinishReason
     usage: Usage | None = None
 
 
 class Sink(Protocol):
-    """Takes tokens. Never blocks, never awaits, never raises."""
+    """Receives tokens. Never blocks, never awaits, never raises."""
 
     def deliver(self, delta: Delta, /) -> None: ...
 
 
 class Layer(Protocol):
-    """Runs one request to its end; tokens go to `sink` as they come. Raises Failure, and nothing else."""
+    """Runs one request to its end and passes its tokens to `sink` as they come. Raises only Failure."""
 
     async def __call__(self, request: Request, call: Call, sink: Sink, /) -> Finish: ...

@@ -120,7 +120,7 @@ class Frontend:
             gate=self._gate,
             rng=random.Random(),
         )
-        pipeline = stack(*layers, innermost=Transport(self._pool))
+        pipeline = stack(*layers, innermost=Transport())
         served = self._served = _Served(catalog, self._pool, self._gate)
         on_refused = partial(observe_refused, metrics)
         self._process = LocalControl(metrics.registry, self._gate, busy)

@@ -59,23 +59,26 @@ class SessionOverError(Exception):
     """Ends a session's task group; the message says why."""
 
 
-class _Stream:
-    """One stream of a session, from its submit to its end; the sink of its request.
+class _Stream(Attempt):
+    """One stream of a session, from its submit to its end: the attempt of its call, and the sink of its request.
 
-    choice: its number in the request. attempt, ending: of its call. has_come: its task has made its first step.
+    choice: its number in the request. ending: of its call. has_come: its task has made its first step.
     """
 
-    __slots__ = ("_outbox", "attempt", "choice", "choice_group", "ending", "has_come", "id", "task")
+    __slots__ = ("_outbox", "choice", "choice_group", "ending", "has_come", "id", "task")
 
     def __init__(self, stream_id: int, choice: int, choice_group: ChoiceGroup | None, outbox: Outbox) -> None:
+        super().__init__()
         self.id = stream_id
         self.choice = choice
         self.choice_group = choice_group
-        self.attempt = Attempt(on_begun=lambda: outbox.add_begun(stream_id))
         self.ending = Ending()
         self.has_come = False
         self.task: asyncio.Task[None] | None = None
         self._outbox = outbox
+
+    def on_begun(self) -> None:
+        self._outbox.add_begun(self.id)
 
     def deliver(self, delta: Delta) -> None:
         self._outbox.add_tokens(self.id, delta)
@@ -229,7 +232,7 @@ class FrontendSession:
                 request_id=request_id_of(request_id),
                 deadline=deadline,
                 endpoint=ATTACH,
-                attempt=stream.attempt,
+                attempt=stream,
                 ending=stream.ending,
                 choice_group=stream.choice_group,
             )
@@ -241,14 +244,14 @@ class FrontendSession:
             self._outbox.add_finish(stream.id, finish.reason)
         except Failure as failure:
             self._outbox.add_failure(stream.id, failure)
-        stream.attempt.phase = Phase.ENDED
+        stream.phase = Phase.ENDED
 
     def _cancel(self, stream_id: int) -> None:
         """The frontend wants no more of it. Counted once for each stream that there is or was, however far it came."""
         if (stream := self._streams.get(stream_id)) is not None:
             if stream.ending.cause is not Cause.SIGNAL:
                 stream.ending.cause = Cause.SIGNAL
-                self._counters.cancelled[Cause.SIGNAL, stream.attempt.phase] += 1
+                self._counters.cancelled[Cause.SIGNAL, stream.phase] += 1
                 assert stream.task is not None
                 stream.task.cancel()
         elif stream_id in self._ended:

@@ -173,7 +173,7 @@ async def each_attempt_goes_to_another_worker(swapped: int | None) -> None:
 
     await call_layer(plane.call, make_request())
 
-    assert {call.worker for call in plane.script.calls} == {"a", "b"}
+    assert {call.attempt.worker for call in plane.script.calls} == {"a", "b"}
 
 
 PAIRS = [

@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from services.core.call import Attempt, Call
+from services.core.call import Attempt, Call, RoutedSession
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.model_card import ModelCard, Resume, TokenizerRef
@@ -128,12 +128,27 @@ def models_of(*cards: ModelCard) -> ModelCatalog:
     return catalog
 
 
-async def call_layer(layer: Layer, request: Request, *, worker: str | None = None, **call: Any) -> Collected:
-    """One call of a layer, with what came of it. worker: as if route had named it."""
+async def call_layer(layer: Layer, request: Request, *, session: RoutedSession | None = None, **call: Any) -> Collected:
+    """Call a layer once and return what it delivered. `session`: as if Route had chosen it."""
     collected = Collected()
-    given: dict[str, Any] = {"request_id": "r", "card": CARD, "attempt": Attempt(worker)}
+    given: dict[str, Any] = {"request_id": "r", "card": CARD, "attempt": Attempt(session)}
     collected.finish = await layer(request, Call(**(given | call)), collected)
     return collected
+
+
+class RecordingAttempt(Attempt):
+    """An attempt that records its events."""
+
+    def __init__(self, session: RoutedSession | None = None) -> None:
+        super().__init__(session)
+        self.begun_count = 0
+        self.grace_s: list[float] = []
+
+    def on_begun(self) -> None:
+        self.begun_count += 1
+
+    def on_leaving(self, grace_s: float) -> None:
+        self.grace_s.append(grace_s)
 
 
 @dataclass

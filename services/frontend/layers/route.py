@@ -30,7 +30,7 @@ class Route(Generic[AnyWorker]):
         call = _alone_if_parted(call)
         session = self._find_group(call) or await self._pick(request, call)
         try:
-            call.attempt.worker = session.key
+            call.attempt.session = session
             return await self._inner(request, call, sink)
         except Failure as failure:
             if failure.traits.blames_worker:

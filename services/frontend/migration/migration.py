@@ -15,15 +15,16 @@ request's own task; a second leg has one of its own. Tokens of a leg that is nei
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from services.core.call import Attempt, Call
+from services.core.call import Call
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Layer
 from services.core.request import FinishReason, Request
+from services.frontend.migration.attempt import MigrationAttempt
 from services.frontend.migration.history import AttemptHistory
 from services.frontend.migration.move import MigrationMetrics, Move
 from services.frontend.migration.policy import Policy, policy_for
@@ -46,36 +47,6 @@ class MigrationContext:
     replacement_wait_s: float
     metrics: MigrationMetrics
     loop: asyncio.AbstractEventLoop
-
-
-class Leg:
-    """One attempt. It is the sink of its worker's tokens, and passes them to the journey.
-
-    cut: nothing of it is wanted any more.
-    """
-
-    __slots__ = ("_migration", "attempt", "cut", "is_beside", "leaves_at", "outcome", "rounds_left")
-
-    def __init__(self, migration: "Migration", rounds_left: int = ROUNDS_MAX, *, is_beside: bool = False) -> None:
-        """is_beside: it has a task of its own."""
-        self._migration = migration
-        self.is_beside = is_beside
-        self.cut: Callable[[], object] = _nothing
-        self.attempt = Attempt(on_begun=migration.part, on_leaving=self.on_leaving)
-        self.outcome: Finish | Failure | None = None
-        self.rounds_left = rounds_left
-        self.leaves_at: float | None = None
-
-    def deliver(self, delta: Delta) -> None:
-        self._migration.on_tokens(self, delta)
-
-    def on_leaving(self, grace_s: float) -> None:
-        """Its worker leaves in so many seconds."""
-        self._migration.on_leaving(self, grace_s)
-
-
-def _nothing() -> None:
-    """What it takes to cut a leg that does not run."""
 
 
 class Migration:
@@ -102,11 +73,11 @@ class Migration:
         self._call = call
         self._record = record
         self._context = context
-        self._current = Leg(self)
+        self._current = MigrationAttempt(self, ROUNDS_MAX)
         self._tasks: TaskSet | None = None  # The tasks of second legs; None: there was none.
         self._is_over = False
         self._history: AttemptHistory | None = None  # None: there was none.
-        self._second: Leg | None = None
+        self._second: MigrationAttempt | None = None
         self._delivered_at = 0.0  # Of the last token, while there is a second leg.
         self._move: Move | None = None
 
@@ -133,9 +104,9 @@ class Migration:
     async def _travel(self) -> Finish:
         while True:
             leg = self._current
-            if not leg.is_beside:
+            if not leg.has_own_task:
                 with CancelScope(self._context.loop) as scope:
-                    leg.cut = scope.cancel  # Then another is the current one, or there is a bug beside.
+                    leg.cancel = scope.cancel  # Then another is the current one, or there is a bug beside.
                     await self._run(leg, self._request.after(self._record.token_ids), self._call)
             else:
                 assert self._tasks is not None, "it has a task"
@@ -152,27 +123,25 @@ class Migration:
 
     # Legs
 
-    async def _run(self, leg: Leg, request: Request, call: Call) -> None:
+    async def _run(self, leg: MigrationAttempt, request: Request, call: Call) -> None:
         try:
-            leg.outcome = await self._inner(request, replace(call, attempt=leg.attempt), leg)
+            leg.outcome = await self._inner(request, replace(call, attempt=leg), leg)
         except Failure as failure:
             leg.outcome = failure
-        finally:
-            leg.attempt.release()
 
     def _start_second(self, call: Call, rounds_left: int = ROUNDS_MAX) -> None:
-        self._second = leg = Leg(self, rounds_left, is_beside=True)
+        self._second = leg = MigrationAttempt(self, rounds_left, has_own_task=True)
         request = self._request.after(self._record.token_ids)
         if self._tasks is None:
-            self._tasks = TaskSet(on_bug=lambda: self._current.cut())
-        leg.cut = self._tasks.start(self._run_second(leg, request, call))
+            self._tasks = TaskSet(on_bug=lambda: self._current.cancel())
+        leg.cancel = self._tasks.start(self._run_second(leg, request, call))
 
-    async def _run_second(self, leg: Leg, request: Request, call: Call) -> None:
+    async def _run_second(self, leg: MigrationAttempt, request: Request, call: Call) -> None:
         await self._run(leg, request, call)
         if leg is self._second and not self._is_over:
             self._on_second_ended(leg)
 
-    def on_tokens(self, leg: Leg, delta: Delta) -> None:
+    def on_tokens(self, leg: MigrationAttempt, delta: Delta) -> None:
         """A leg's worker has delivered."""
         if self._is_over:
             return  # Its legs are cut, but a message can come before they notice.
@@ -193,7 +162,7 @@ class Migration:
         if takes_over and leg.leaves_at is not None:
             self._plan(leg)
 
-    def _make_current(self, leg: Leg) -> None:
+    def _make_current(self, leg: MigrationAttempt) -> None:
         self._current, self._second = leg, None
         self._lost().begin_leg()
 
@@ -203,7 +172,7 @@ class Migration:
             self._history = AttemptHistory(self._record)
         return self._history
 
-    def part(self) -> None:
+    def on_begun(self) -> None:
         """From now on it goes its own way: it has begun, or lost its worker. The other choices need not wait for it."""
         if (choice_group := self._call.choice_group) is not None:
             self._call = replace(self._call, choice_group=None)
@@ -214,7 +183,7 @@ class Migration:
     def _go_on(self, failure: Failure) -> None:
         """The current leg is lost: let the second take its place, or start the next. Raises what the client gets."""
         history, policy = self._lost(), self._policy()
-        history.count_death(failure, has_begun=self._current.attempt.has_begun)
+        history.count_death(failure, has_begun=self._current.has_begun)
         progress = history.progress()
         if policy.is_poison(progress):
             detail = f"two workers died of this request, one after the other: {failure.detail}"
@@ -226,10 +195,10 @@ class Migration:
         if not failure.traits.free or (failure.reason is Reason.DRAINING and self._record.count):
             self._begin_move(failure.reason, clock())
         second = self._second
-        if second is not None and second.attempt.worker is None:
-            second.cut()  # It waits for a worker still, and not as long as a lost request may.
+        if second is not None and second.worker is None:
+            second.cancel()  # It waits for a worker still, and not as long as a lost request may.
             second = None
-        self._make_current(Leg(self) if second is None else second)
+        self._make_current(MigrationAttempt(self, ROUNDS_MAX) if second is None else second)
         if self._current.leaves_at is not None:
             self._plan(self._current)
 
@@ -239,9 +208,9 @@ class Migration:
         return policy_for(self._request, self._call, self._call.card, self._context.limit)
 
     def _next_call(self, failure: Failure) -> Call:
-        worker = self._current.attempt.worker
+        worker = self._current.worker
         if failure.reason is not Reason.WORKER_AT_CAPACITY:
-            self.part()
+            self.on_begun()
         elif self._call.choice_group is not None and worker is not None:
             self._call.choice_group.renew(worker)  # All of its choices were refused, and go on together.
         call = self._call
@@ -259,45 +228,45 @@ class Migration:
 
     # Planned moves
 
-    def on_leaving(self, leg: Leg, grace_s: float) -> None:
+    def on_leaving(self, leg: MigrationAttempt, grace_s: float) -> None:
         """The worker of a leg leaves in `grace_s`: make another ready meanwhile."""
         leg.leaves_at = clock() + grace_s
         if leg is self._current and self._second is None:
             self._plan(leg)
 
-    def _plan(self, leg: Leg) -> None:
+    def _plan(self, leg: MigrationAttempt) -> None:
         """Start a second leg beside the current one, if it may ever take over."""
         policy = self._policy()
         may = policy.limit > 0 and policy.may_leave(self._lost().progress())
         if may and leg.outcome is None and not self._is_over:
-            self.part()
+            self.on_begun()
             self._delivered_at = clock()
             self._start_second(self._planned_call())
 
     def _planned_call(self, *refused: str | None) -> Call:
         """Anywhere but where the request is, and where it was refused."""
-        away = {worker for worker in (self._current.attempt.worker, *refused) if worker is not None}
+        away = {worker for worker in (self._current.worker, *refused) if worker is not None}
         return replace(self._call, excluded=self._call.excluded | away, replacement_deadline=self._current.leaves_at)
 
-    def _take_over(self, leg: Leg, position: int) -> bool:
+    def _take_over(self, leg: MigrationAttempt, position: int) -> bool:
         """Make the second leg the current one, unless the first has finished, must not be left, or is too far ahead."""
         if isinstance(self._current.outcome, Finish):
             return False
         if not self._policy().may_leave(self._lost().progress()):
-            leg.cut()
+            leg.cancel()
             self._second = None
             return False
         if self._record.position - position > LAG_TOKENS_MAX and leg.rounds_left > 0:
-            leg.cut()
+            leg.cancel()
             self._start_second(self._planned_call(), leg.rounds_left - 1)
             return False
         self._begin_move(Reason.DRAINING, self._delivered_at)
         self._call = replace(self._planned_call(), replacement_deadline=None)
-        self._current.cut()
+        self._current.cancel()
         self._make_current(leg)
         return True
 
-    def _on_second_ended(self, leg: Leg) -> None:
+    def _on_second_ended(self, leg: MigrationAttempt) -> None:
         """Without a token: there was nothing left to say, or it failed, and another may do better."""
         if isinstance(leg.outcome, Finish):
             if not self._take_over(leg, self._record.position):
@@ -306,7 +275,7 @@ class Migration:
         assert leg.outcome is not None, "it has ended"
         self._second = None
         if leg.outcome.traits.migrates and leg.rounds_left > 0:
-            self._start_second(self._planned_call(leg.attempt.worker), leg.rounds_left - 1)
+            self._start_second(self._planned_call(leg.worker), leg.rounds_left - 1)
 
     # What is told of moves
 
@@ -314,7 +283,7 @@ class Migration:
         self._end_move("failure")
         record, request, call = self._record, self._request, self._call
         recomputed, has_tokens = len(request.prompt_token_ids) + record.position, record.count > 0
-        away_from = self._current.attempt.worker
+        away_from = self._current.worker
         self._move = Move(call.request_id, request.model, reason, away_from, since, has_tokens, recomputed)
         record.on_next(lambda: self._end_move("success"))
 
@@ -328,7 +297,7 @@ class Migration:
             move.fail(self._context.metrics, outcome)
             return
         self._call = replace(self._call, replacement_deadline=None)
-        move.succeed(self._context.metrics, self._current.attempt.worker, self._record.position)
+        move.succeed(self._context.metrics, self._current.worker, self._record.position)
 
 
 def _after(delta: Delta, known: int) -> Delta:

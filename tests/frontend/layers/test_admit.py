@@ -34,7 +34,7 @@ def test_lets_through_what_some_worker_has_room_for() -> None:
     script = ask(FakeWorker("a", full=True), FakeWorker("b"))
 
     assert script.requests == [make_request()]
-    assert script.calls[0].worker is None
+    assert script.calls[0].attempt.worker is None
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def layers_over(workers: BareWorkers) -> Layer:
         lambda inner: Detokenize(inner, models_of()),
         lambda inner: Migrate(inner, MigrateConfig(replacement_wait_s=0.01), build_metrics()),
         lambda inner: Route(inner, pool, busy, rng),
-        innermost=Transport(pool),
+        innermost=Transport(),
     )
 
 

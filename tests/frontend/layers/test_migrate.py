@@ -17,7 +17,7 @@ from services.core.request import FinishReason, Request, Sampling
 from services.frontend.layers.migrate import Migrate, MigrateConfig
 from services.frontend.migration.migration import LAG_TOKENS_MAX, ROUNDS_MAX
 from services.frontend.migration.policy import FREE_MOVES_MAX
-from tests.support.doubles import CARD, HANG, Collected, Script, Step, call_layer, make_request, run_async
+from tests.support.doubles import CARD, HANG, Collected, FakeWorker, Script, Step, call_layer, make_request, run_async
 
 ABLE = replace(CARD, resume=Resume(sampling=True, penalties=True, guided=True, logprobs=True))
 
@@ -102,7 +102,7 @@ def test_excludes_each_worker_that_failed_and_may_wait_for_another() -> None:
 
     async def failing(request: Request, call: Call, sink: Sink) -> Finish:
         calls.append(call)
-        call.attempt.worker = f"worker-{len(calls)}"
+        call.attempt.session = FakeWorker(f"worker-{len(calls)}")
         raise Failure(Reason.STALLED, "gone")
 
     layer = Migrate(failing, MigrateConfig(limit=2), Counts())
@@ -449,7 +449,7 @@ class Stage:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         part = Part(request, call, sink)
         if self.has_workers:
-            call.attempt.worker = f"worker-{len(self.parts) + 1}"
+            call.attempt.session = FakeWorker(f"worker-{len(self.parts) + 1}")
         self.parts.append(part)
         self.entered.set()
         try:

@@ -29,7 +29,7 @@ def route(script: Script, workers: FakeWorkers, config: AdmissionConfig = HALF) 
 def routed_to(workers: FakeWorkers, **call: Any) -> str | None:
     script = Script([7])
     run_async(call_layer(route(script, workers), make_request(), **call))
-    return script.calls[0].worker
+    return script.calls[0].attempt.worker
 
 
 def refusal(workers: FakeWorkers, **call: Any) -> Failure:
@@ -74,7 +74,7 @@ def test_thresholds_act_only_where_admission_control_is_on() -> None:
 
     run_async(call_layer(route(script, workers, off), make_request()))
 
-    assert script.calls[0].worker == "a"
+    assert script.calls[0].attempt.worker == "a"
 
 
 def test_all_full_or_busy_is_overloaded_and_says_when_to_come_back() -> None:
@@ -106,7 +106,7 @@ def test_what_is_set_while_it_runs_counts_for_the_next_request() -> None:
     busy.set("m", Thresholds(active_decode_blocks=0.95))
     run_async(call_layer(layer, make_request()))
 
-    assert [call.worker for call in script.calls] == ["a"]
+    assert [call.attempt.worker for call in script.calls] == ["a"]
 
 
 def test_a_refused_request_meets_overloaded_though_the_refusing_worker_is_excluded() -> None:
@@ -184,7 +184,7 @@ def test_who_waits_for_room_does_not_ask_it_again_and_again(
         workers = FakeWorkers(FakeWorker("a", refused_tokens=3), other)
         request = make_request((1,) * tokens, generated_token_ids=(2,) * generated)
         await call_layer(route(script, workers), request, replacement_deadline=FOREVER, choice_group=choice_group)
-        return script.calls[0].worker
+        return script.calls[0].attempt.worker
 
     assert run_async(scenario()) == "b"
 
@@ -228,7 +228,7 @@ def test_a_call_that_lost_its_worker_waits_for_another_woken_by_discovery() -> N
             group.create_task(call_layer(route(script, workers), make_request(), replacement_deadline=deadline))
             await wait_in_line(workers)
             workers.worker_set(CARD).add(FakeWorker("new"))
-        return script.calls[0].worker
+        return script.calls[0].attempt.worker
 
     assert run_async(scenario()) == "new"
 

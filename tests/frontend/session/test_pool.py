@@ -102,7 +102,7 @@ def sessions(pool: Pool) -> list[WorkerSession]:
 
 
 async def ask(pool: Pool, key: str) -> Collected:
-    return await call_layer(Transport(pool), make_request(max_tokens=3), worker=key)
+    return await call_layer(Transport(), make_request(max_tokens=3), session=pool.session(key))
 
 
 def test_keeps_a_session_to_every_instance_of_the_view() -> None:

@@ -28,7 +28,7 @@ from services.runtime.loop import Loop
 from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
 from tests.frontend.support import BareWorker
-from tests.support.doubles import CARD, Collected, make_request, run_async
+from tests.support.doubles import CARD, Collected, RecordingAttempt, make_request, run_async
 from tests.support.lines import Line, answering, frame
 from tests.worker.support import run_clocked
 
@@ -796,7 +796,6 @@ def test_tells_who_routes_that_the_worker_has_room_again_or_leaves() -> None:
 
 def test_takes_a_message_in_the_order_that_the_proto_says() -> None:
     """A worker's last tokens and ends come before its goaway: those streams need no other worker."""
-    leaving: list[float] = []
 
     async def serve(peer: Peer) -> None:
         await peer.welcome()
@@ -806,19 +805,20 @@ def test_takes_a_message_in_the_order_that_the_proto_says() -> None:
         await peer.finish(running)
 
     async def use(client: Client) -> None:
-        attempts = [Attempt(on_leaving=leaving.append), Attempt(on_leaving=leaving.append)]
+        attempts = [RecordingAttempt(), RecordingAttempt()]
         streams = [client.open(attempt=attempt)[0] for attempt in attempts]
         for stream in streams:
             await stream.ended
-        assert leaving == [30.0]
+        assert [attempt.grace_s for attempt in attempts] == [[], [30.0]]
         assert [attempt.has_begun for attempt in attempts] == [False, True]
 
     play(serve, use)
 
 
 def test_a_bug_in_whoever_is_told_of_a_goaway_fails_that_request_alone() -> None:
-    def broken(_: float) -> None:
-        raise RuntimeError("bug")
+    class BrokenAttempt(Attempt):
+        def on_leaving(self, grace_s: float) -> None:
+            raise RuntimeError("bug")
 
     async def serve(peer: Peer) -> None:
         await peer.welcome()
@@ -827,7 +827,7 @@ def test_a_bug_in_whoever_is_told_of_a_goaway_fails_that_request_alone() -> None
         await peer.finish(submits[1].stream_id)
 
     async def use(client: Client) -> None:
-        (bad, _), (good, _) = client.open(attempt=Attempt(on_leaving=broken)), client.open()
+        (bad, _), (good, _) = client.open(attempt=BrokenAttempt()), client.open()
         assert await failure_of(bad) is Reason.INTERNAL
         await good.ended
 
@@ -877,15 +877,13 @@ def test_what_comes_for_a_choice_before_itself_waits_for_it() -> None:
         bare.tokens(2, 2, 9)
         bare.finish(2)
 
-        begun: list[str] = []
-        collected = Collected()
-        attempt = Attempt(on_begun=lambda: begun.append("begun"))
+        collected, attempt = Collected(), RecordingAttempt()
         call = Call(request_id="r", choice_group=choice_group, attempt=attempt)
         stream = bare.session.open(make_request(choice=1), call, collected)
 
         assert (await stream.ended).reason is FinishReason.STOP
         assert [(delta.choice, list(delta.token_ids)) for delta in collected.deltas] == [(1, [7, 8]), (1, [9])]
-        assert (begun, attempt.has_begun) == (["begun"], True)
+        assert (attempt.begun_count, attempt.has_begun) == (1, True)
 
     run_async(scenario())
 

@@ -1,0 +1,50 @@
+"""One attempt of a request that may migrate: the sink of its worker's tokens, and what the migration knows of it."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from services.core.call import Attempt
+from services.core.errors import Failure
+from services.core.interface import Delta, Finish
+
+
+class AttemptObserver(Protocol):
+    """Receives the events of an attempt: `Migration`."""
+
+    def on_tokens(self, attempt: "MigrationAttempt", delta: Delta) -> None: ...
+
+    def on_begun(self) -> None: ...
+
+    def on_leaving(self, attempt: "MigrationAttempt", grace_s: float) -> None: ...
+
+
+def _nothing() -> None:
+    """Cancels an attempt that does not run."""
+
+
+class MigrationAttempt(Attempt):
+    """`outcome`: how it ended; None: it runs. `leaves_at`: when its worker leaves, in event-loop time; None: it stays.
+
+    `has_own_task`: it started as a second attempt. `rounds_left`: how often another second attempt may still replace
+    it. `cancel`: ends it; its tokens reach nobody from then on.
+    """
+
+    __slots__ = ("_observer", "cancel", "has_own_task", "leaves_at", "outcome", "rounds_left")
+
+    def __init__(self, observer: AttemptObserver, rounds_left: int, *, has_own_task: bool = False) -> None:
+        super().__init__()
+        self._observer = observer
+        self.rounds_left = rounds_left
+        self.has_own_task = has_own_task
+        self.cancel: Callable[[], object] = _nothing
+        self.outcome: Finish | Failure | None = None
+        self.leaves_at: float | None = None
+
+    def deliver(self, delta: Delta) -> None:
+        self._observer.on_tokens(self, delta)
+
+    def on_begun(self) -> None:
+        self._observer.on_begun()
+
+    def on_leaving(self, grace_s: float) -> None:
+        self._observer.on_leaving(self, grace_s)
