@@ -18,7 +18,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-clients surface compose-test kill-loop storm bench bench-small hold scale lint lint-proto record-proto stubs install install-dev model etcd iproute2 wrk curl peer clean
+.PHONY: help up test test-clients surface compose-test kill-loop storm bench bench-small hold scale lint lint-proto record-proto pages stubs install install-dev model etcd iproute2 wrk curl peer clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -76,6 +76,9 @@ record-proto: install-dev ## Record the proto files as this version's, when it i
 	mkdir -p $(RECORD)
 	cp -R proto/unbroken $(RECORD)
 
+pages: install-dev ## Write the generated tables of README.md, DESIGN.md and docs/ again.
+	$(BIN)/python -m tests.docs.tables
+
 stubs: $(BIN)/python ## Generate the gRPC stubs again.
 	$(BIN)/pip install --quiet --no-deps --editable .
 
@@ -103,7 +106,7 @@ iproute2: ## Install `ip` for the tests that cut a network, with apt.
 wrk: ## Install `wrk` for the bench, with apt.
 	$(call from_apt,wrk,wrk,install wrk 4.1 or later and put it on PATH)
 
-curl: ## Install `curl` for the commands of the README, with apt.
+curl: ## Install `curl` for the commands of the pages, with apt.
 	$(call from_apt,curl,curl,install it and put it on PATH)
 
 peer: model etcd ## Install NVIDIA Dynamo into the user's cache folder, to measure beside it.

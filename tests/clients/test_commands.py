@@ -1,4 +1,4 @@
-"""The README's commands for grpcurl and `buf curl` do what it says, by reflection alone.
+"""The commands of the pages for grpcurl and `buf curl` do what they say, by reflection alone.
 
 The addresses and the model's name are those of the test's plane; everything else is run as it stands there.
 """
@@ -17,7 +17,7 @@ from tests.clients.cluster import Cluster
 from tests.clients.conftest import need
 from tests.clients.toolchains import BUF as VENV_BUF
 from tests.clients.toolchains import GRPCURL, INFERENCE
-from tests.readme import page
+from tests.docs import pages
 
 BUF = ".venv/bin/buf"
 COMMAND_S_MAX = 60.0
@@ -41,12 +41,12 @@ COMMANDS = {
 
 def command(tool: str, part: str) -> str:
     """The one with this in it."""
-    (one,) = [each for each in page.commands() if each.startswith(f"{tool} ") and part in each]
+    (one,) = [each for each in pages.commands() if each.startswith(f"{tool} ") and part in each]
     return one
 
 
 @pytest.mark.parametrize(("tool", "part"), COMMANDS)
-def test_a_command_of_the_readme_does_what_it_says(cluster: Cluster, tool: str, part: str, tmp_path: Path) -> None:
+def test_a_command_of_the_pages_does_what_it_says(cluster: Cluster, tool: str, part: str, tmp_path: Path) -> None:
     printed = printed_by(cluster, tool, part, tmp_path)
 
     assert re.search(COMMANDS[tool, part], printed, re.MULTILINE), printed
@@ -56,7 +56,7 @@ def test_a_server_tells_the_proto_file_that_it_was_made_of(cluster: Cluster, tmp
     """But for comments, and for options, which say what one language makes of it."""
     printed_by(cluster, "grpcurl", "-proto-out-dir", tmp_path)
 
-    assert described(tmp_path / "proto") == described(page.ROOT / "proto")
+    assert described(tmp_path / "proto") == described(pages.ROOT / "proto")
 
 
 def described(folder: Path) -> Any:

@@ -17,9 +17,9 @@ from tests.clients.conftest import need
 from tests.clients.programs import CLIENT_S_MAX, run
 from tests.clients.sdk_checks import CHECKS, SAME, Step, request_id
 from tests.clients.toolchains import OPENAI_PYTHON, SDKS, Client
+from tests.docs.commands.shell import placed
+from tests.docs.pages import command
 from tests.integration.harness.plane import Frontend
-from tests.readme.page import command
-from tests.readme.shell import placed
 
 NEEDED = {"unary", "stream", "lost_worker"}
 """The same question each time. They tell `id`, `text`, `finish_reason` and `usage`, with OpenAI's names in it."""
@@ -79,7 +79,7 @@ def test_answers_are_to_the_letter_what_the_types_of_the_openai_package_say(clus
     }
 
 
-def test_the_readme_s_program_prints_an_answer_as_it_comes(cluster: Cluster) -> None:
+def test_the_program_of_the_pages_prints_an_answer_as_it_comes(cluster: Cluster) -> None:
     asyncio.run(cluster.fill())
     frontend = cluster.plane.frontend
     program = placed(

@@ -1,4 +1,4 @@
-"""The README's commands make stubs, in a copy of this tree and with the tools that the clients are built with."""
+"""The commands of docs/clients.md make stubs, in a copy of this tree and with the tools that build the clients."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 
 from tests.clients.conftest import need
 from tests.clients.toolchains import BUILD_S_MAX, CLIENTS
-from tests.readme import page
+from tests.docs import pages
 
 STUBS = "/tmp/stubs"
 JAVA = "tests/clients/java/target/generated-sources/protobuf"
@@ -50,10 +50,10 @@ LANGUAGES = (
 
 
 def blocks() -> list[str]:
-    """Those of the section that make stubs from files."""
-    _, _, below = page.TEXT.partition("\n### Stubs\n")
+    """The blocks of the section that make stubs from files."""
+    _, _, below = pages.text_of("docs/clients.md").partition("\n### Stubs\n")
     section, _, _ = below.partition("\n## ")
-    return [block for _, block in page.BLOCK.findall(section) if not block.startswith("grpcurl ")]
+    return [block for _, block in pages.blocks_in(section) if not block.startswith("grpcurl ")]
 
 
 def block_with(part: str) -> str:
@@ -63,10 +63,10 @@ def block_with(part: str) -> str:
 
 def copy_tree(folder: Path) -> None:
     """All that the commands use, and nothing of what they have made in this tree."""
-    shutil.copy(page.ROOT / "buf.yaml", folder)
-    shutil.copytree(page.ROOT / "proto", folder / "proto")
+    shutil.copy(pages.ROOT / "buf.yaml", folder)
+    shutil.copytree(pages.ROOT / "proto", folder / "proto")
     made = shutil.ignore_patterns("node_modules", "gen", "proto", "target", "__pycache__")
-    shutil.copytree(page.ROOT / "tests" / "clients", folder / "tests" / "clients", ignore=made)
+    shutil.copytree(pages.ROOT / "tests" / "clients", folder / "tests" / "clients", ignore=made)
     (folder / ".venv").symlink_to(sys.prefix)
 
 

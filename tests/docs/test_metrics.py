@@ -1,8 +1,7 @@
-"""METRICS.md has a row for each metric that a frontend or a worker exposes, and for no other."""
+"""docs/metrics.md has a row for each metric that a frontend or a worker exposes, and for no other."""
 
 import re
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -12,16 +11,16 @@ from services.frontend.processes.process_group import ProcessGroup
 from services.frontend.server import Frontend, FrontendConfig
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.server import Worker, WorkerConfig
+from tests.docs.pages import text_of
 from tests.support.doubles import run_async
 
-METRICS = Path(__file__).resolve().parents[2] / "METRICS.md"
 Row = tuple[str, str, tuple[str, ...]]
 """name, type, labels"""
 
 
 def documented(section: str) -> list[Row]:
     """The rows of the table in a section."""
-    text = METRICS.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
+    text = text_of("docs/metrics.md").partition(f"## {section}\n")[2].partition("\n## ")[0]
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
     return [(name.strip("`"), kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in lines]
 
@@ -53,7 +52,7 @@ async def of_worker() -> CollectorRegistry:
 
 @pytest.mark.parametrize(
     ("section", "registry"),
-    [("Of a frontend", of_frontend), ("Of several processes", of_processes), ("Of a worker", of_worker)],
+    [("Frontend", of_frontend), ("Several processes", of_processes), ("Worker", of_worker)],
 )
 def test_each_metric_has_its_row_and_each_row_its_metric(
     section: str, registry: Callable[[], Awaitable[CollectorRegistry]]

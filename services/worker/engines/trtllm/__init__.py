@@ -6,7 +6,7 @@ last token, and sampled and guided ones do not: their requests fail honestly, as
 depend on what else is in the batch, as with any engine on a GPU that is not told otherwise: where two tokens are almost
 equally likely, a continuation may take the other one than the uncut answer had taken.
 
-What is known to go wrong with this version, and what we do about each, is the table 'TensorRT-LLM' in DESIGN.md.
+The known problems of this version, and what the worker does about each, are a table in docs/gpus.md.
 """
 
 from services.worker.engines.trtllm.engine import TrtLlmEngine

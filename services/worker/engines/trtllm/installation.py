@@ -19,7 +19,7 @@ TESTED = re.compile(r"1\.2\.\d+(\.post\d+)?")
 TESTED_NAME = "1.2"
 HOW_TO_GET = (
     "run the worker in NVIDIA's container nvcr.io/nvidia/tensorrt-llm/release:1.2.1, or install tensorrt-llm 1.2.1 from"
-    " NVIDIA's own package index (that of PyPI is empty); see 'On GPUs' in the README"
+    " NVIDIA's own package index (that of PyPI is empty); see docs/gpus.md"
 )
 
 

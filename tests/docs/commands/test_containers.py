@@ -1,14 +1,14 @@
-"""The README's commands for containers: what they name is there; the script for GPUs runs, on the fake TensorRT-LLM."""
+"""The commands for containers name what exists; the script for GPUs runs on the fake TensorRT-LLM."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from tests.docs.commands.shell import Shell
+from tests.docs.pages import ROOT, command
 from tests.gpu.smoke import QUESTIONS
 from tests.integration.harness.engines import FAKES
-from tests.readme.page import ROOT, command
-from tests.readme.shell import Shell
 from tests.support.model_folder import make_model_folder
 
 COMPOSE = (ROOT / "docker-compose.yml").read_text()

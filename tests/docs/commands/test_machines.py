@@ -1,6 +1,6 @@
-"""The README's commands for several machines make one plane, here on one: each machine's addresses are this one's.
+"""The commands for several machines make one plane. Here all run on one machine, at its own addresses.
 
-The container for GPUs is played: what stands behind its image runs beside the others, on the fake TensorRT-LLM.
+The container for GPUs is replaced: the command behind its image runs beside the others, on the fake TensorRT-LLM.
 """
 
 import json
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from services.models.download import SMOLLM2
+from tests.docs.commands.cluster import PATIENT, UP_S_MAX
+from tests.docs.commands.shell import Running, Shell
+from tests.docs.pages import ROOT, command
 from tests.integration.harness.engines import FAKES
 from tests.integration.harness.plane import wait_until
-from tests.readme.cluster import PATIENT, UP_S_MAX
-from tests.readme.page import ROOT, command
-from tests.readme.shell import Running, Shell
 from tests.registry.support import Etcd, free_port
 from tests.support.model_folder import make_model_folder
 
@@ -58,7 +58,7 @@ class Machines:
         wait_until(lambda: all(re.search(line, frontend.output, re.MULTILINE) for line in lines), UP_S_MAX)
 
     def complete(self, model: str, http: str | None = None) -> int:
-        """How many tokens the README's completion brings."""
+        """How many tokens the completion of docs/clients.md brings."""
         words = command("The capital of France is")
         answer = self.shell.run(words, {"127.0.0.1:8000": http or self.http, "smollm2": model})
         return int(json.loads(answer)["usage"]["completion_tokens"])

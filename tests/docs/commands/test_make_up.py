@@ -1,4 +1,4 @@
-"""What the README shows of `make up` is what happens: the stream at its head, the first requests, the end by Ctrl-C."""
+"""`make up` does what the pages say: the stream at the head of README.md, the first requests, the end by Ctrl-C."""
 
 import json
 import re
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.commands.cluster import CONTENT, UP_S_MAX, Up, cluster, pieces
+from tests.docs.pages import blocks, command
 from tests.integration.harness.plane import wait_until
-from tests.readme.cluster import CONTENT, UP_S_MAX, Up, cluster, pieces
-from tests.readme.page import blocks, command
 from tests.registry.support import free_port
 
 pytestmark = pytest.mark.model
@@ -39,13 +39,13 @@ def test_the_stream_at_the_head_goes_on_when_its_worker_is_killed(up: Up) -> Non
         up.shell.run(kill, {kill.split()[-1]: pid})
         assert stream.process.wait(UP_S_MAX) == 0
 
-    # The words that the README shows are not asked for: another kind of processor may draw others.
+    # The words in README.md are not compared: another kind of processor may draw others.
     assert "".join(pieces(stream.output)) == "".join(pieces(undisturbed))
     wait_until(lambda: all(re.search(line, up.running.output, re.MULTILINE) for line in log_lines(HEAD)))
 
 
 def log_lines(block: str) -> list[str]:
-    """Those that it shows, as expressions: they are shortened, and numbers, ids and places may be others."""
+    """The log lines that a block shows, as expressions: they are shortened, and numbers, ids and places may differ."""
     lines = [line for line in block.splitlines() if re.match(r"[a-z]+-\d +\| ", line)]
     assert lines
     return ["^" + ".*".join(map(word_like, line.split())) for line in lines]

@@ -1,4 +1,4 @@
-"""`unbroken up` in each way that the README names starts what it says, and serves."""
+"""`unbroken up`, in each way that the pages name, starts what they say and serves."""
 
 import json
 import re
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.commands.cluster import Up, cluster
+from tests.docs.pages import ROOT, command, spans
 from tests.integration.harness.engines import FAKES
-from tests.readme.cluster import Up, cluster
-from tests.readme.page import ROOT, command, spans
 from tests.support.model_folder import make_model_folder
 
 
@@ -39,7 +39,7 @@ WAYS = (
 
 
 def ask(up: Up, model: str) -> None:
-    """The README's completion, of this model."""
+    """The completion of docs/clients.md, with this model."""
     here = {"127.0.0.1:8000": up.http, "smollm2": model}
     answer = json.loads(up.shell.run(command("The capital of France is"), here))
     assert answer["usage"]["completion_tokens"] == 8
@@ -80,7 +80,7 @@ def test_busy_thresholds_are_read_and_set(up: Up) -> None:
     assert [one["active_decode_blocks_threshold"] for one in got["thresholds"] if one["model"] == "mocker"] == [0.9]
 
 
-def test_each_path_is_served(up: Up) -> None:
+def test_each_path_that_the_pages_name_is_served(up: Up) -> None:
     paths = [span for span in spans() if re.fullmatch(r"/\w+(\.json)?", span)]
 
     assert "/live" in paths

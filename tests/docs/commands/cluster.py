@@ -1,4 +1,4 @@
-"""Clusters that the README's commands start, on any free ports."""
+"""Clusters that commands of the pages start, on any free ports."""
 
 import asyncio
 import json
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.docs.commands.shell import Running, Shell
 from tests.integration.harness.plane import NOTHING, Process, wait_until
-from tests.readme.shell import Running, Shell
 
 ANY_PORTS = {"DYN_UP_REGISTRY_PORT": "0", "DYN_UP_GRPC_PORT": "0", "DYN_UP_HTTP_PORT": "0"}
 PATIENT = {"DYN_STALL_MS": "30000"}

@@ -1,4 +1,4 @@
-"""Runs the README's commands in a shell, with addresses, folders and names of the tests in the place of its own."""
+"""Runs commands of the pages in a shell, with addresses, folders and names replaced by those of the tests."""
 
 import os
 import re
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.docs.pages import ROOT
 from tests.integration.harness.plane import WAIT_S
-from tests.readme.page import ROOT
 
 BIN = Path(sys.executable).parent
 MAKE = f"make --old-file={sys.prefix}/.installed VENV={sys.prefix}"

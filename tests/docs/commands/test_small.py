@@ -1,9 +1,9 @@
-"""The README's commands that need no cluster do what it says."""
+"""The commands of the pages that need no cluster do what they say."""
 
 from pathlib import Path
 
-from tests.readme.page import ROOT, command
-from tests.readme.shell import BIN, Shell
+from tests.docs.commands.shell import BIN, Shell
+from tests.docs.pages import ROOT, command
 
 RESULTS = ROOT / "bench" / "results"
 
@@ -12,17 +12,17 @@ def pages() -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in RESULTS.iterdir()}
 
 
-def test_the_shell_finds_unbroken(tmp_path: Path) -> None:
+def test_the_activated_shell_finds_unbroken(tmp_path: Path) -> None:
     printed = Shell(tmp_path, PATH="/usr/bin:/bin").run(f"{command('. .venv/bin/activate')}; command -v unbroken", {})
 
     assert printed.strip() == f"{BIN}/unbroken"
 
 
-def test_the_bound_of_files_is_told(tmp_path: Path) -> None:
+def test_ulimit_prints_how_many_files_may_be_open(tmp_path: Path) -> None:
     assert int(Shell(tmp_path).run(command("ulimit -n"), {})) > 0
 
 
-def test_few_streams_are_held_and_the_pages_are_left_alone(tmp_path: Path) -> None:
+def test_a_small_hold_leaves_the_pages_of_results_alone(tmp_path: Path) -> None:
     before = pages()
     words = f"{command('.venv/bin/python -m bench.hold')} --seconds 0.5 --itl-ms 50"
 
@@ -32,7 +32,7 @@ def test_few_streams_are_held_and_the_pages_are_left_alone(tmp_path: Path) -> No
     assert pages() == before
 
 
-def test_what_little_costs_is_measured_and_the_pages_are_left_alone(tmp_path: Path) -> None:
+def test_a_small_scale_leaves_the_pages_of_results_alone(tmp_path: Path) -> None:
     before = pages()
     words = f"{command('.venv/bin/python -m bench.scale')} --repeats 1 --only admit"
 

@@ -1,0 +1,52 @@
+"""The tables of the pages are those of the code: options, failures, and the value of each bound.
+
+`make pages` writes them again. What a table says beside that, such as what a bound is for, is written by hand.
+"""
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from services.core.errors import TRAITS
+from tests.docs.pages import DESIGN, PAGES, ROOT
+from tests.docs.tables import BLOCK, BOUNDS, ROW, TABLES, command_named, names_of_commands, rewritten
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_table_is_as_the_code_has_it(page: Path) -> None:
+    """Otherwise run `make pages`."""
+    assert page.read_text() == rewritten(page.read_text())
+
+
+def test_each_table_stands_in_some_page() -> None:
+    found = [name for page in PAGES for _, name, _ in BLOCK.findall(page.read_text())]
+
+    assert sorted(found) == sorted(TABLES)
+
+
+def test_each_row_of_the_bounds_has_a_value() -> None:
+    lines = [line for line in (ROOT / BOUNDS).read_text().splitlines() if line.startswith("| ") and ".py" in line]
+
+    assert lines
+    assert [line for line in lines if ROW.fullmatch(line) is None or "|  |" in line] == []
+
+
+def test_each_reason_is_in_the_table_of_failures() -> None:
+    (table,) = [found[0] for found in BLOCK.finditer(DESIGN.read_text()) if found[2] == "failures"]
+
+    assert {reason for reason in TRAITS if not re.search(rf"\b{reason}\b", table)} == set()
+
+
+def test_each_option_is_in_the_page_of_options() -> None:
+    page = (ROOT / "docs" / "options.md").read_text()
+    missing = []
+    for name in names_of_commands():
+        section = page.partition(f"\n## unbroken {name}")[2].partition("\n## ")[0]
+        for one in command_named(name).params:
+            is_shown = isinstance(one, click.Option) and not one.hidden and one.name != "help"
+            if is_shown and f"| `{one.opts[0]}` |" not in section:
+                missing.append((name, one.opts[0]))
+
+    assert missing == []
