@@ -17,7 +17,7 @@ from tests.docs.tables import BLOCK, BOUNDS, ROW, TABLES, command_named, names_o
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_each_table_is_as_the_code_has_it(page: Path) -> None:
     """Otherwise run `make pages`."""
-    assert page.read_text() == rewritten(page.read_text())
+    assert page.read_text() == rewritten(page.read_text()), "run `make pages`"
 
 
 def test_each_table_stands_in_some_page() -> None:
