@@ -179,7 +179,7 @@ def value_of(name: str, file: str) -> Any:
 def written(name: str, value: Any) -> str:
     """A value with its unit."""
     if value is None or "UNSET" in repr(value):
-        return "none"
+        return "–"
     if re.search(r"BYTES|buffer-max", name):
         size, unit = next((size, unit) for size, unit in SIZES if value % size == 0)
         return f"{value // size:,} {unit}"
