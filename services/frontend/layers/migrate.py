@@ -57,13 +57,13 @@ class Migrate:
         seq_len_max = self._config.seq_len_max
         on_exceeded = _never if seq_len_max is None else partial(self._metrics.count_exceeded, request.model)
         record = Recorder(sink, request, seq_len_max, on_exceeded)
-        return await Migration(self._inner, request, call, record, self._terms).run()
+        return await Migration(request, call, record, self._context).run()
 
     @cached_property
-    def _terms(self) -> MigrationContext:
-        """Made with the first request: to ask for the loop is a system call, and needs one that runs."""
-        config = self._config
-        return MigrationContext(config.limit, config.replacement_wait_s, self._metrics, asyncio.get_running_loop())
+    def _context(self) -> MigrationContext:
+        """Created with the first request: it needs the running loop, and asking for that is a system call."""
+        config, loop = self._config, asyncio.get_running_loop()
+        return MigrationContext(self._inner, config.limit, config.replacement_wait_s, self._metrics, loop)
 
     def _tell_limit(self, card: ModelCard) -> None:
         self._told[card.model] = card

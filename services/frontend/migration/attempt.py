@@ -13,7 +13,7 @@ class AttemptObserver(Protocol):
 
     def on_tokens(self, attempt: "MigrationAttempt", delta: Delta) -> None: ...
 
-    def on_begun(self) -> None: ...
+    def leave_group(self) -> None: ...
 
     def on_leaving(self, attempt: "MigrationAttempt", grace_s: float) -> None: ...
 
@@ -44,7 +44,7 @@ class MigrationAttempt(Attempt):
         self._observer.on_tokens(self, delta)
 
     def on_begun(self) -> None:
-        self._observer.on_begun()
+        self._observer.leave_group()
 
     def on_leaving(self, grace_s: float) -> None:
         self._observer.on_leaving(self, grace_s)

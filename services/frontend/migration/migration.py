@@ -1,17 +1,20 @@
-"""One request's way from worker to worker.
+"""One request on its way from worker to worker.
 
-| event | one leg | a second leg is being made ready |
+| event | one attempt | a second attempt is prepared |
 | --- | --- | --- |
-| the current leg delivers | to the client | to the client |
-| the second leg delivers | – | in time: it becomes the current one, the first is cut; too late: it starts again |
-| the current worker says that it leaves | a second leg starts | – |
-| the second's worker says that it leaves | – | a third starts as soon as the second is the current one |
-| the current leg fails | the next leg starts, if it may | the second becomes the current one, if it has a worker |
-| the second leg fails | – | another starts in its place, if that may help; the first goes on for as long as it can |
-| the current leg finishes | the request has finished | the request has finished |
+| the current attempt delivers | its tokens go to the client | its tokens go to the client |
+| the second attempt delivers | – | close behind: it replaces the current one; far behind: it starts again |
+| the worker of the current attempt leaves | a second attempt starts | – |
+| the worker of the second attempt leaves | – | a third attempt starts once the second is the current one |
+| the current attempt fails | the next attempt starts, if it may | the second replaces it, if it has a worker |
+| the second attempt fails | – | another starts in its place, if it may; the current one goes on |
+| the current attempt finishes | the request finishes | the request finishes |
 
-A leg is one attempt on one worker. The first, and one that starts because the one before it has failed, runs in the
-request's own task; a second leg has one of its own. Tokens of a leg that is neither reach nobody.
+The first attempt, and an attempt that starts because the one before it has failed, run in the request's own task. A
+second attempt has its own task. When it becomes the current one, the attempt before it is cancelled: an attempt that
+is neither the current nor the second one delivers nothing to the client.
+
+`policy.py` decides what may happen; this module makes it happen.
 """
 
 import asyncio
@@ -27,22 +30,27 @@ from services.core.request import FinishReason, Request
 from services.frontend.migration.attempt import MigrationAttempt
 from services.frontend.migration.history import AttemptHistory
 from services.frontend.migration.move import MigrationMetrics, Move
-from services.frontend.migration.policy import Policy, policy_for
+from services.frontend.migration.policy import (
+    ROUNDS_MAX,
+    Policy,
+    Verdict,
+    is_move,
+    judge_second,
+    may_replace_second,
+    next_placement,
+    policy_for,
+)
 from services.frontend.migration.recorder import Recorder
 from services.runtime.cancel_scope import CancelScope
 from services.runtime.loop import clock
 from services.runtime.tasks import TaskSet
 
-LAG_TOKENS_MAX = 1
-"""How far behind the client a second leg may be when it takes over: each token costs the client one step."""
-ROUNDS_MAX = 4
-"""How often a second leg starts anew, for it is too far behind or has failed, before it takes over or is given up."""
-
 
 @dataclass(frozen=True, slots=True)
 class MigrationContext:
-    """What all journeys share. limit: moves of each, unless its worker or its client allows fewer."""
+    """What all migrations share. `limit`: moves of each request, unless its worker or its client allows fewer."""
 
+    inner: Layer
     limit: int
     replacement_wait_s: float
     metrics: MigrationMetrics
@@ -50,7 +58,7 @@ class MigrationContext:
 
 
 class Migration:
-    """See the module. `run` once."""
+    """Runs the attempts of one request: see the module's table. `run` is called once."""
 
     __slots__ = (
         "_call",
@@ -58,7 +66,6 @@ class Migration:
         "_current",
         "_delivered_at",
         "_history",
-        "_inner",
         "_is_over",
         "_move",
         "_record",
@@ -67,26 +74,25 @@ class Migration:
         "_tasks",
     )
 
-    def __init__(self, inner: Layer, request: Request, call: Call, record: Recorder, context: MigrationContext) -> None:
-        self._inner = inner
+    def __init__(self, request: Request, call: Call, record: Recorder, context: MigrationContext) -> None:
         self._request = request
         self._call = call
         self._record = record
         self._context = context
         self._current = MigrationAttempt(self, ROUNDS_MAX)
-        self._tasks: TaskSet | None = None  # The tasks of second legs; None: there was none.
-        self._is_over = False
-        self._history: AttemptHistory | None = None  # None: there was none.
         self._second: MigrationAttempt | None = None
-        self._delivered_at = 0.0  # Of the last token, while there is a second leg.
-        self._move: Move | None = None
+        self._tasks: TaskSet | None = None  # Tasks of second attempts, created with the first of them.
+        self._history: AttemptHistory | None = None  # Created by `_get_history`.
+        self._move: Move | None = None  # Reported when the next token comes, or when there is none.
+        self._delivered_at = 0.0  # When the last token came; kept only while there is a second attempt.
+        self._is_over = False
 
     async def run(self) -> Finish:
-        """To the request's end. Raises Failure."""
+        """Run the request to its end. Raises Failure."""
         outcome = "failure"
         try:
             try:
-                finish = await self._travel()
+                finish = await self._run_attempts()
             finally:
                 self._is_over = True
                 if self._tasks is not None:
@@ -99,17 +105,17 @@ class Migration:
         finally:
             self._end_move(outcome)
             self._second = self._tasks = None
-            del self._current  # It knows the journey, and circles are left to the garbage collector.
+            del self._current  # It refers to the migration: a reference cycle is left to the garbage collector.
 
-    async def _travel(self) -> Finish:
+    async def _run_attempts(self) -> Finish:
         while True:
-            leg = self._current
-            if not leg.has_own_task:
+            attempt = self._current
+            if not attempt.has_own_task:
                 with CancelScope(self._context.loop) as scope:
-                    leg.cancel = scope.cancel  # Then another is the current one, or there is a bug beside.
-                    await self._run(leg, self._request.after(self._record.token_ids), self._call)
+                    attempt.cancel = scope.cancel  # Called when a second attempt takes over, or has a bug.
+                    await self._run(attempt, self._request.after(self._record.token_ids), self._call)
             else:
-                assert self._tasks is not None, "it has a task"
+                assert self._tasks is not None, "an attempt with a task of its own is in the task set"
                 await self._tasks.wait_ended()
             if self._tasks is not None and self._tasks.bug is not None:
                 raise self._tasks.bug
@@ -118,189 +124,188 @@ class Migration:
                 return outcome
             if isinstance(outcome, Failure):
                 if self._record.position >= self._request.max_tokens:
-                    return Finish(FinishReason.LENGTH)  # All that was asked has been delivered.
-                self._go_on(outcome)
+                    return Finish(FinishReason.LENGTH)  # The answer is complete, only its finish was lost.
+                self._move_on(outcome)
 
-    # Legs
-
-    async def _run(self, leg: MigrationAttempt, request: Request, call: Call) -> None:
+    async def _run(self, attempt: MigrationAttempt, request: Request, call: Call) -> None:
         try:
-            leg.outcome = await self._inner(request, replace(call, attempt=leg), leg)
+            attempt.outcome = await self._context.inner(request, replace(call, attempt=attempt), attempt)
         except Failure as failure:
-            leg.outcome = failure
+            attempt.outcome = failure
 
-    def _start_second(self, call: Call, rounds_left: int = ROUNDS_MAX) -> None:
-        self._second = leg = MigrationAttempt(self, rounds_left, has_own_task=True)
-        request = self._request.after(self._record.token_ids)
-        if self._tasks is None:
-            self._tasks = TaskSet(on_bug=lambda: self._current.cancel())
-        leg.cancel = self._tasks.start(self._run_second(leg, request, call))
+    def _policy(self) -> Policy:
+        """The request's policy, computed when a worker fails or leaves: most requests never need it."""
+        assert self._call.card is not None, "Preprocess sets the card"
+        return policy_for(self._request, self._call, self._call.card, self._context.limit)
 
-    async def _run_second(self, leg: MigrationAttempt, request: Request, call: Call) -> None:
-        await self._run(leg, request, call)
-        if leg is self._second and not self._is_over:
-            self._on_second_ended(leg)
-
-    def on_tokens(self, leg: MigrationAttempt, delta: Delta) -> None:
-        """A leg's worker has delivered."""
-        if self._is_over:
-            return  # Its legs are cut, but a message can come before they notice.
-        if leg is self._current and self._second is None and delta.position == self._record.position:
-            self._record.deliver(delta)  # What every token costs that comes while nothing moves.
-            return
-        takes_over = leg is self._second
-        if takes_over and not self._take_over(leg, delta.position):
-            return
-        if leg is not self._current:
-            return
-        known = self._record.position - delta.position
-        assert known >= 0, f"position {delta.position} where {self._record.position} was due"
-        if known < len(delta.token_ids):
-            self._record.deliver(_after(delta, known) if known else delta)
-            if self._second is not None:
-                self._delivered_at = clock()
-        if takes_over and leg.leaves_at is not None:
-            self._plan(leg)
-
-    def _make_current(self, leg: MigrationAttempt) -> None:
-        self._current, self._second = leg, None
-        self._lost().begin_leg()
-
-    def _lost(self) -> AttemptHistory:
-        """So far."""
+    def _get_history(self) -> AttemptHistory:
         if self._history is None:
             self._history = AttemptHistory(self._record)
         return self._history
 
-    def on_begun(self) -> None:
-        """From now on it goes its own way: it has begun, or lost its worker. The other choices need not wait for it."""
+    def _make_current(self, attempt: MigrationAttempt) -> None:
+        self._current, self._second = attempt, None
+        self._get_history().begin_attempt()
+
+    # Events of an attempt
+
+    def leave_group(self) -> None:
+        """Take the choice out of its group: it has begun or lost its worker, and moves alone from now on."""
         if (choice_group := self._call.choice_group) is not None:
             self._call = replace(self._call, choice_group=None)
             choice_group.leave(self._request.choice)
 
-    # Unplanned moves
+    def on_tokens(self, attempt: MigrationAttempt, delta: Delta) -> None:
+        """The worker of an attempt has delivered tokens."""
+        if self._is_over:
+            return  # The attempts are cancelled, but a message can come before they end.
+        if attempt is self._current and self._second is None and delta.position == self._record.position:
+            self._record.deliver(delta)  # The path of every token while nothing moves.
+            return
+        takes_over = attempt is self._second
+        if takes_over and not self._try_take_over(attempt, delta.position):
+            return
+        if attempt is not self._current:
+            return
+        known = self._record.position - delta.position
+        assert known >= 0, f"tokens start at position {delta.position}, expected {self._record.position}"
+        if known < len(delta.token_ids):
+            self._record.deliver(_skip(delta, known) if known else delta)
+            if self._second is not None:
+                self._delivered_at = clock()
+        if takes_over and attempt.leaves_at is not None:
+            self._prepare_second(attempt)
 
-    def _go_on(self, failure: Failure) -> None:
-        """The current leg is lost: let the second take its place, or start the next. Raises what the client gets."""
-        history, policy = self._lost(), self._policy()
+    def on_leaving(self, attempt: MigrationAttempt, grace_s: float) -> None:
+        """The worker of an attempt leaves in `grace_s` seconds: start a second attempt meanwhile."""
+        attempt.leaves_at = clock() + grace_s
+        if not self._is_over and attempt is self._current and self._second is None:
+            self._prepare_second(attempt)
+
+    # Moves after a failure
+
+    def _move_on(self, failure: Failure) -> None:
+        """The current attempt has failed: make the second one current, or start another. Raises Failure to give up."""
+        history, policy = self._get_history(), self._policy()
         history.count_death(failure, has_begun=self._current.has_begun)
         progress = history.progress()
         if policy.is_poison(progress):
-            detail = f"two workers died of this request, one after the other: {failure.detail}"
+            detail = f"two workers died while they ran this request, one after the other: {failure.detail}"
             raise Failure(Reason.POISON_REQUEST, detail) from failure
         if not policy.may_migrate(failure, progress):
-            raise history.last_word(failure) from failure
+            raise history.final_failure(failure) from failure
         history.count(failure, is_timed=self._call.replacement_deadline is not None)
+        self._update_group(failure)
         self._call = self._next_call(failure)
-        if not failure.traits.free or (failure.reason is Reason.DRAINING and self._record.count):
+        if is_move(failure, self._record.count):
             self._begin_move(failure.reason, clock())
         second = self._second
         if second is not None and second.worker is None:
-            second.cancel()  # It waits for a worker still, and not as long as a lost request may.
+            second.cancel()  # It still waits for a worker, with a shorter deadline than the next attempt gets.
             second = None
         self._make_current(MigrationAttempt(self, ROUNDS_MAX) if second is None else second)
         if self._current.leaves_at is not None:
-            self._plan(self._current)
+            self._prepare_second(self._current)
 
-    def _policy(self) -> Policy:
-        """Most requests never ask for it."""
-        assert self._call.card is not None, "preprocess names the card"
-        return policy_for(self._request, self._call, self._call.card, self._context.limit)
+    def _update_group(self, failure: Failure) -> None:
+        """A refusal concerns all choices of a group, which go on together; a loss is this choice's alone."""
+        worker, choice_group = self._current.worker, self._call.choice_group
+        if failure.reason is not Reason.WORKER_AT_CAPACITY:
+            self.leave_group()
+        elif choice_group is not None and worker is not None:
+            choice_group.renew(worker)
 
     def _next_call(self, failure: Failure) -> Call:
-        worker = self._current.worker
-        if failure.reason is not Reason.WORKER_AT_CAPACITY:
-            self.on_begun()
-        elif self._call.choice_group is not None and worker is not None:
-            self._call.choice_group.renew(worker)  # All of its choices were refused, and go on together.
-        call = self._call
-        excluded = call.excluded if worker is None else call.excluded | {worker}
-        was_waiting = self._current.leaves_at is not None  # For a slot, since before its worker said that it leaves.
-        was_taken = self._record.count > 0 or was_waiting or call.replacement_deadline is not None
-        if failure.reason is Reason.ENGINE_ERROR or (failure.traits.free and not was_taken):
-            return replace(call, excluded=excluded)  # It has lost nothing that would be worth a wait.
-        if failure.reason is Reason.WORKER_AT_CAPACITY:  # It may have a slot later.
-            excluded = call.excluded
-        until = call.replacement_deadline if failure.traits.free else None  # A refusal does not prolong the wait.
-        if until is None:
-            until = clock() + self._context.replacement_wait_s
-        return replace(call, excluded=excluded, replacement_deadline=until)
+        call, worker = self._call, self._current.worker
+        was_queued = self._current.leaves_at is not None  # Accepted before its worker announced that it leaves.
+        was_accepted = self._record.count > 0 or was_queued or call.replacement_deadline is not None
+        placement = next_placement(failure, was_accepted=was_accepted)
+        return placement.apply(call, worker, clock() + self._context.replacement_wait_s)
 
-    # Planned moves
+    # Planned moves: a second attempt is prepared before the worker is gone
 
-    def on_leaving(self, leg: MigrationAttempt, grace_s: float) -> None:
-        """The worker of a leg leaves in `grace_s`: make another ready meanwhile."""
-        leg.leaves_at = clock() + grace_s
-        if leg is self._current and self._second is None:
-            self._plan(leg)
-
-    def _plan(self, leg: MigrationAttempt) -> None:
-        """Start a second leg beside the current one, if it may ever take over."""
-        policy = self._policy()
-        may = policy.limit > 0 and policy.may_leave(self._lost().progress())
-        if may and leg.outcome is None and not self._is_over:
-            self.on_begun()
+    def _prepare_second(self, attempt: MigrationAttempt) -> None:
+        """Start a second attempt beside the current one, if it may ever take over."""
+        may_prepare = self._policy().may_prepare(self._get_history().progress())
+        if may_prepare and attempt.outcome is None:
+            self.leave_group()
             self._delivered_at = clock()
-            self._start_second(self._planned_call())
+            self._start_second(self._call_beside(), ROUNDS_MAX)
 
-    def _planned_call(self, *refused: str | None) -> Call:
-        """Anywhere but where the request is, and where it was refused."""
+    def _call_beside(self, *refused: str | None) -> Call:
+        """The call of a second attempt: to any worker but the current one and those in `refused`."""
         away = {worker for worker in (self._current.worker, *refused) if worker is not None}
         return replace(self._call, excluded=self._call.excluded | away, replacement_deadline=self._current.leaves_at)
 
-    def _take_over(self, leg: MigrationAttempt, position: int) -> bool:
-        """Make the second leg the current one, unless the first has finished, must not be left, or is too far ahead."""
-        if isinstance(self._current.outcome, Finish):
-            return False
-        if not self._policy().may_leave(self._lost().progress()):
-            leg.cancel()
-            self._second = None
-            return False
-        if self._record.position - position > LAG_TOKENS_MAX and leg.rounds_left > 0:
-            leg.cancel()
-            self._start_second(self._planned_call(), leg.rounds_left - 1)
-            return False
-        self._begin_move(Reason.DRAINING, self._delivered_at)
-        self._call = replace(self._planned_call(), replacement_deadline=None)
-        self._current.cancel()
-        self._make_current(leg)
-        return True
+    def _start_second(self, call: Call, rounds_left: int) -> None:
+        self._second = attempt = MigrationAttempt(self, rounds_left, has_own_task=True)
+        request = self._request.after(self._record.token_ids)
+        if self._tasks is None:
+            self._tasks = TaskSet(on_bug=lambda: self._current.cancel())
+        attempt.cancel = self._tasks.start(self._run_second(attempt, request, call))
 
-    def _on_second_ended(self, leg: MigrationAttempt) -> None:
-        """Without a token: there was nothing left to say, or it failed, and another may do better."""
-        if isinstance(leg.outcome, Finish):
-            if not self._take_over(leg, self._record.position):
+    async def _run_second(self, attempt: MigrationAttempt, request: Request, call: Call) -> None:
+        await self._run(attempt, request, call)
+        if attempt is self._second and not self._is_over:
+            self._on_second_ended(attempt)
+
+    def _on_second_ended(self, attempt: MigrationAttempt) -> None:
+        """The second attempt has ended without a token: it failed, or the answer was complete already."""
+        outcome = attempt.outcome
+        if isinstance(outcome, Finish):
+            if not self._try_take_over(attempt, self._record.position):
                 self._second = None
             return
-        assert leg.outcome is not None, "it has ended"
+        assert outcome is not None, "an attempt that has ended has an outcome"
         self._second = None
-        if leg.outcome.traits.migrates and leg.rounds_left > 0:
-            self._start_second(self._planned_call(leg.worker), leg.rounds_left - 1)
+        if may_replace_second(outcome, attempt.rounds_left):
+            self._start_second(self._call_beside(attempt.worker), attempt.rounds_left - 1)
 
-    # What is told of moves
+    def _try_take_over(self, attempt: MigrationAttempt, position: int) -> bool:
+        """Make the second attempt the current one, unless policy decides otherwise. Returns whether it is."""
+        verdict = judge_second(
+            has_first_finished=isinstance(self._current.outcome, Finish),
+            may_resume=self._policy().may_resume(self._get_history().progress()),
+            lag=self._record.position - position,
+            rounds_left=attempt.rounds_left,
+        )
+        if verdict in (Verdict.GIVE_UP, Verdict.START_AGAIN):
+            attempt.cancel()
+            self._second = None
+        if verdict is Verdict.START_AGAIN:
+            self._start_second(self._call_beside(), attempt.rounds_left - 1)
+        if verdict is not Verdict.TAKE_OVER:
+            return False
+        self._begin_move(Reason.DRAINING, self._delivered_at)
+        self._call = replace(self._call_beside(), replacement_deadline=None)
+        self._current.cancel()
+        self._make_current(attempt)
+        return True
+
+    # Reports of moves
 
     def _begin_move(self, reason: Reason, since: float) -> None:
         self._end_move("failure")
-        record, request, call = self._record, self._request, self._call
+        record, request = self._record, self._request
         recomputed, has_tokens = len(request.prompt_token_ids) + record.position, record.count > 0
-        away_from = self._current.worker
-        self._move = Move(call.request_id, request.model, reason, away_from, since, has_tokens, recomputed)
+        away_from, request_id = self._current.worker, self._call.request_id
+        self._move = Move(request_id, request.model, reason, away_from, since, has_tokens, recomputed)
         record.on_next(lambda: self._end_move("success"))
 
     def _end_move(self, outcome: str) -> None:
-        """The move under way, if one is, has led somewhere, or not."""
-        if self._move is None:
+        """Report the current move, if there is one. `outcome`: "success", "failure" or "cancelled"."""
+        if (move := self._move) is None:
             return
-        move, self._move = self._move, None
+        self._move = None
         self._record.on_next(None)
-        if outcome != "success":
+        if outcome == "success":
+            self._call = replace(self._call, replacement_deadline=None)
+            move.succeed(self._context.metrics, self._current.worker, self._record.position)
+        else:
             move.fail(self._context.metrics, outcome)
-            return
-        self._call = replace(self._call, replacement_deadline=None)
-        move.succeed(self._context.metrics, self._current.worker, self._record.position)
 
 
-def _after(delta: Delta, known: int) -> Delta:
+def _skip(delta: Delta, known: int) -> Delta:
     """The delta without its first `known` tokens."""
     token_ids: Sequence[int] = delta.token_ids[known:]
     logprobs = None if delta.logprobs is None else delta.logprobs[known:]

@@ -1,4 +1,4 @@
-"""One move of a request from a worker to another, and what is told of it."""
+"""One move of a request from one worker to another, and how it is reported."""
 
 import logging
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ log = structlog.get_logger()
 
 
 class MigrationMetrics(Protocol):
-    """What is counted about moves; `has_tokens` tells an ongoing request from a new one."""
+    """The metrics of migration. `has_tokens` tells an ongoing request from a new one."""
 
     def count_move(self, model: str, *, has_tokens: bool, recomputed: int) -> None: ...
 
@@ -26,9 +26,10 @@ class MigrationMetrics(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move under way: why, from where, since when, and how much the next worker has to compute.
+    """A move in progress.
 
-    has_tokens: the client has some already. since: in loop time.
+    `away_from`: the key of the old session. `since`: when the client stopped getting tokens, in event-loop time.
+    `has_tokens`: whether the client has tokens already. `recomputed`: tokens that the next worker has to compute again.
     """
 
     request_id: str
@@ -40,12 +41,12 @@ class Move:
     recomputed: int
 
     def fail(self, metrics: MigrationMetrics, outcome: str) -> None:
-        """It led nowhere. outcome: "failure", or "cancelled"."""
+        """Report that no token came after the move. `outcome`: "failure" or "cancelled"."""
         seconds = clock() - self.since
         metrics.observe_move(self.model, has_tokens=self.has_tokens, outcome=outcome, seconds=seconds)
 
     def succeed(self, metrics: MigrationMetrics, to: str | None, position: int) -> None:
-        """The next token has come, from there, with that position."""
+        """Report that the next token has come. `to`: the key of its session. `position`: of that token."""
         seconds = clock() - self.since
         metrics.observe_move(self.model, has_tokens=self.has_tokens, outcome="success", seconds=seconds)
         metrics.count_move(self.model, has_tokens=self.has_tokens, recomputed=self.recomputed)

@@ -1,4 +1,4 @@
-"""What a request has delivered: the tokens another worker goes on after, and the time it took to go on."""
+"""The tokens that a client has: another worker continues after them."""
 
 import sys
 from array import array
@@ -9,10 +9,10 @@ from services.core.request import Request
 
 
 class Recorder:
-    """Remembers what the client has, so that another worker can go on after it.
+    """Records delivered tokens on their way to the client.
 
-    Above seq_len_max tokens of prompt and answer it stops to remember, and frees what it had.
-    position: of the next token, in the whole continuation.
+    Above `seq_len_max` tokens of prompt and answer together it stops recording and frees what it has. `position`: of
+    the next token, in the whole continuation.
     """
 
     __slots__ = (
@@ -39,16 +39,16 @@ class Recorder:
 
     @property
     def count(self) -> int:
-        """How many tokens it has passed on."""
+        """How many tokens were delivered."""
         return self.position - self._begin
 
     def on_next(self, callback: Callable[[], None] | None) -> None:
-        """Call back once, just before the next token is passed on."""
+        """Call `callback` once, just before the next token is delivered; None removes the callback."""
         self._on_next = callback
 
     def deliver(self, delta: Delta) -> None:
         token_ids = delta.token_ids
-        assert delta.position == self.position, f"position {delta.position} where {self.position} was due"
+        assert delta.position == self.position, f"tokens start at position {delta.position}, expected {self.position}"
         if self._on_next is not None:
             callback, self._on_next = self._on_next, None
             callback()

@@ -15,8 +15,7 @@ from services.core.interface import Delta, Finish, Sink, TokenLogprobs
 from services.core.model_card import ModelCard, Resume
 from services.core.request import FinishReason, Request, Sampling
 from services.frontend.layers.migrate import Migrate, MigrateConfig
-from services.frontend.migration.migration import LAG_TOKENS_MAX, ROUNDS_MAX
-from services.frontend.migration.policy import FREE_MOVES_MAX
+from services.frontend.migration.policy import FREE_MOVES_MAX, LAG_TOKENS_MAX, ROUNDS_MAX
 from tests.support.doubles import CARD, HANG, Collected, FakeWorker, Script, Step, call_layer, make_request, run_async
 
 ABLE = replace(CARD, resume=Resume(sampling=True, penalties=True, guided=True, logprobs=True))

@@ -57,7 +57,7 @@ def test_a_worker_may_have_died_of_what_it_had_begun_with(has_begun: bool, death
 def test_a_worker_that_gave_tokens_has_not_died_of_the_request_nor_had_those_before_it() -> None:
     case = Case()
     case.losses.count_death(LOST, has_begun=True)
-    case.losses.begin_leg()
+    case.losses.begin_attempt()
     case.deliver(7)
 
     case.losses.count_death(LOST, has_begun=True)
@@ -68,7 +68,7 @@ def test_a_worker_that_gave_tokens_has_not_died_of_the_request_nor_had_those_bef
 def test_tokens_of_a_leg_before_count_for_nothing() -> None:
     case = Case()
     case.deliver(7)
-    case.losses.begin_leg()
+    case.losses.begin_attempt()
 
     case.losses.count_death(LOST, has_begun=True)
 
@@ -95,6 +95,6 @@ def test_the_last_word_is_what_cost_the_worker_or_what_only_a_worker_could_know(
     for failure in counted:
         case.losses.count(failure, is_timed=False)
 
-    word = case.losses.last_word(last)
+    word = case.losses.final_failure(last)
 
     assert (word.reason, word.detail) == told
