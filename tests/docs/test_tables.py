@@ -51,3 +51,31 @@ def test_each_option_is_in_the_page_of_options() -> None:
                 missing.append((name, one.opts[0]))
 
     assert missing == []
+
+
+NO_BOUNDS = {
+    # Ranges of a value that a client, an operator or a platform sets; nothing waits or grows with them.
+    "services/core/errors.py": {"JITTER_MAX"},
+    "services/core/validation.py": {"COUNT_MAX", "LOGIT_BIAS_MAX", "SEED_MAX"},
+    "services/frontend/routing/thresholds.py": {"TOKENS_MAX"},
+    "services/frontend/session/reader.py": {"TOKENS_SHARE_MAX"},
+    "services/frontend/session/writer.py": {"TIMEOUT_S_MAX"},
+    "services/runtime/address.py": {"PORT_MAX"},
+    "services/runtime/loop.py": {"EXACT_S_MAX"},
+    # Of the terminal's own conversation.
+    "services/cli/chat_client.py": {"EVENT_BYTES_MAX"},
+}
+"""Constants that are named like a bound and are none of the plane's."""
+
+
+def test_each_constant_that_is_named_like_a_bound_is_in_the_page() -> None:
+    listed = {(name, file) for _, name, _, file in ROW.findall((ROOT / BOUNDS).read_text())}
+    missing = []
+    for path in sorted((ROOT / "services").rglob("*.py")):
+        file = str(path.relative_to(ROOT))
+        named = re.findall(r"^([A-Z][A-Z_]*_(?:MAX|KEPT))\b.* = ", path.read_text(), re.MULTILINE)
+        missing += [
+            (name, file) for name in named if (name, file) not in listed and name not in NO_BOUNDS.get(file, ())
+        ]
+
+    assert missing == [], "add them to docs/bounds.md and run `make pages`"
