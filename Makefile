@@ -110,7 +110,7 @@ curl: ## Install `curl` for the commands of the pages, with apt.
 	$(call from_apt,curl,curl,install it and put it on PATH)
 
 peer: model etcd ## Install NVIDIA Dynamo into the user's cache folder, to measure beside it.
-	bench/peer.sh install "$$($(BIN)/python -c 'from services.models.download import SMOLLM2; print(SMOLLM2.path)')"
+	bench/peer/dynamo.sh install "$$($(BIN)/python -c 'from services.models.download import SMOLLM2; print(SMOLLM2.path)')"
 
 clean: ## Remove what was installed and generated here.
 	rm -rf $(VENV) $(VENV)-* services/stubs/*_pb2*

@@ -20,14 +20,14 @@ from typing import Any
 
 import click
 
-from bench.ask import BenchError
-from bench.comparison import SATURATED_ITL_MS, Comparison, Plan
-from bench.conditions import command, machine
-from bench.load import Load, require_wrk
-from bench.plot import draw
-from bench.report import document
-from bench.rounds import OURS, PEER
-from bench.systems import ITL_MS, WORKERS, require_peer
+from bench.clients.wrk import Load, require_wrk
+from bench.comparison.comparison import SATURATED_ITL_MS, Comparison, Plan
+from bench.comparison.plot import draw
+from bench.comparison.report import document
+from bench.comparison.rounds import OURS, PEER
+from bench.comparison.systems import ITL_MS, WORKERS, require_peer
+from bench.measure.conditions import command, machine
+from bench.measure.errors import BenchError
 
 Command = Callable[..., Any]
 TOKENS_MAX = 410_000
@@ -90,7 +90,9 @@ def streams_option(name: str, default: str, about: str) -> Callable[[Command], C
 @click.option("--rounds", type=click.IntRange(1), default=3, help="Of each system, alternating.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), default=3.6, help="Of answers for each stream.")
 @click.option("--tokens", type=click.IntRange(1), default=200, help="Of an answer.")
-@click.option("--peer/--no-peer", "with_peer", default=True, help="Measure NVIDIA Dynamo too; see bench/peer.sh.")
+@click.option(
+    "--peer/--no-peer", "with_peer", default=True, help="Measure NVIDIA Dynamo too; see bench/peer/dynamo.sh."
+)
 @click.option("--results", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where they go.")
 def main(
     streams: list[int],
@@ -118,7 +120,7 @@ def main(
     for _ in range(rounds):
         comparison.run_round()
     click.echo(write(results, comparison, load_before))
-    sys.exit(0 if comparison.is_whole else 1)
+    sys.exit(0 if comparison.is_complete else 1)
 
 
 def peer_is_missing() -> str | None:

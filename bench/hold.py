@@ -24,17 +24,21 @@ from typing import Any
 
 import click
 
-from bench.ask import PATH, request_body
-from bench.bystanders import Watch, bystanders
+from bench.clients.held_streams import HeldStreams
+from bench.clients.observers import Observation, observers
+from bench.clients.requests import PATH, request_body
+from bench.clients.wires import http_message
 from bench.compare import RESULTS
-from bench.conditions import command, machine
-from bench.crowd import http_message, quantiles_ms
-from bench.held import Held
+from bench.measure.conditions import command, machine
+from bench.measure.process_usage import cpu_seconds
+from bench.measure.quantiles import quantiles_ms
 from bench.storm import GAUGES, bugs_in, memory_mib
-from bench.vitals import cpu_seconds
-from tests.integration.harness.asks import Ask
-from tests.integration.harness.clients import answer
-from tests.integration.harness.plane import Nursery, Plane, Process, nursery, until
+from tests.integration.harness.clients.requests import Request
+from tests.integration.harness.clients.send import answer
+from tests.integration.harness.plane.fork_server import ForkServer
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.processes import Process
+from tests.integration.harness.waiting import until
 
 GAP_S_MAX = 1.5
 """Of a stream's own p99: more is told."""
@@ -100,13 +104,13 @@ class Hold:
         return self.plane.frontend
 
     def run(self) -> Figures:
-        asyncio.run(answer(self.plane.frontend, Ask(max_tokens=1)))  # What the first request loads is no stream's.
+        asyncio.run(answer(self.plane.frontend, Request(max_tokens=1)))  # What the first request loads is no stream's.
         address = self._frontend.metrics_address
         empty = Usage.of(self._frontend)
-        with Held(address, http_message(PATH, request_body(ENDLESS_TOKENS))) as held:
+        with HeldStreams(address, http_message(PATH, request_body(ENDLESS_TOKENS))) as held:
             held.open(self.streams, self.rate)
             held.wait_begun(BEGIN_S_MAX)
-            with bystanders(Watch({"/live": (address, "/live")}, address, b"", 0, PROBE_EVERY_S), 0) as noticed:
+            with observers(Observation({"/live": (address, "/live")}, address, b"", 0, PROBE_EVERY_S), 0) as observed:
                 before, began = self._usages(), time.monotonic()
                 held.forget()
                 held.read(self.seconds)
@@ -123,7 +127,7 @@ class Hold:
             cpu_us_per_token=round(used_s / tokens * 1e6, 1),
             cores=round(used_s / elapsed_s, 3),
             **gap_figures(gaps_s),
-            live_ms=noticed["probes_ms"]["/live"],
+            live_ms=observed["probes_ms"]["/live"],
             worker_rss_mib=[usage.rss_mib for usage in after[1:]],
             worker_cpu_us_per_token=round(sum(workers_s) / tokens * 1e6, 1),
             left=left,
@@ -158,10 +162,10 @@ def gap_figures(gaps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def run(
-    mother: Nursery, folder: Path, workers: int, streams: int, seconds: float, rate: float, itl_ms: float
+    fork_server: ForkServer, folder: Path, workers: int, streams: int, seconds: float, rate: float, itl_ms: float
 ) -> Figures:
     """Start a plane and hold streams on it."""
-    plane = Plane(mother, folder)
+    plane = Plane(fork_server, folder)
     options = (
         f"--engine-request-limit={streams}",
         f"--mocker-itl-ms={itl_ms}",
@@ -230,8 +234,8 @@ def about(options: Mapping[str, Any], load_before: float) -> dict[str, str]:
 def main(results: Path, **options: Any) -> None:
     allow_files(options["streams"] + SPARE_FILES)
     load_before = os.getloadavg()[0]
-    with nursery() as mother, tempfile.TemporaryDirectory() as folder:
-        figures = run(mother, Path(folder), **options)
+    with ForkServer() as fork_server, tempfile.TemporaryDirectory() as folder:
+        figures = run(fork_server, Path(folder), **options)
     facts = about(options, load_before)
     text = document(figures, facts)
     results.mkdir(parents=True, exist_ok=True)

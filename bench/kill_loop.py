@@ -20,11 +20,13 @@ from pathlib import Path
 
 import click
 
-from bench.crowd import quantiles_ms
-from tests.integration.harness.answers import Answer, Refused
-from tests.integration.harness.asks import PROTOCOLS, Ask
-from tests.integration.harness.clients import answer, gathered, outcome
-from tests.integration.harness.plane import Nursery, Plane, Process, nursery
+from bench.measure.quantiles import quantiles_ms
+from tests.integration.harness.clients.answers import Answer, Refused
+from tests.integration.harness.clients.requests import PROTOCOLS, Request
+from tests.integration.harness.clients.send import answer, outcome, run_together
+from tests.integration.harness.plane.fork_server import ForkServer
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.processes import Process
 
 TOKENS = 150
 ITL_MS = 10
@@ -32,7 +34,7 @@ ITL_MS = 10
 SEEDS = 4
 REPORT_EVERY = 20
 ASKS = [
-    Ask(protocol, is_chat=is_chat, temperature=temperature, seed=seed, prompt=f"Prompt {seed}", max_tokens=TOKENS)
+    Request(protocol, is_chat=is_chat, temperature=temperature, seed=seed, prompt=f"Prompt {seed}", max_tokens=TOKENS)
     for protocol, is_chat, temperature, seed in product(PROTOCOLS, (False, True), (0.0, 0.8), range(SEEDS))
 ]
 
@@ -105,7 +107,7 @@ class Load:
 
 
 async def start_workers(plane: Plane, number: int) -> list[Process]:
-    return await gathered(plane.worker(f"--mocker-itl-ms={ITL_MS}") for _ in range(number))
+    return await run_together(plane.worker(f"--mocker-itl-ms={ITL_MS}") for _ in range(number))
 
 
 async def kill_in_turn(plane: Plane, workers: Sequence[Process], kills: int, period_s: float, tally: Tally) -> None:
@@ -122,7 +124,7 @@ async def kill_in_turn(plane: Plane, workers: Sequence[Process], kills: int, per
 
 async def run(plane: Plane, workers: int, streams: int, kills: int, period_s: float) -> Tally:
     alive = await start_workers(plane, workers)
-    answers = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+    answers = await run_together(answer(plane.frontend, request) for request in ASKS)
     load = Load(plane, dict(enumerate(answers)), Tally(), asyncio.Event())
     async with asyncio.TaskGroup() as group:
         for _ in range(streams):
@@ -132,8 +134,8 @@ async def run(plane: Plane, workers: int, streams: int, kills: int, period_s: fl
     return load.tally
 
 
-def run_with(mother: Nursery, folder: Path, **options: float) -> Tally:
-    plane = Plane(mother, folder)
+def run_with(fork_server: ForkServer, folder: Path, **options: float) -> Tally:
+    plane = Plane(fork_server, folder)
     try:
         return asyncio.run(run(plane, **options))  # type: ignore[arg-type]  # click gives the right types
     finally:
@@ -146,8 +148,8 @@ def run_with(mother: Nursery, folder: Path, **options: float) -> Tally:
 @click.option("--streams", type=click.IntRange(1), default=64, help="Clients that ask at a time.")
 @click.option("--period-s", type=click.FloatRange(0, min_open=True), default=1.0, help="Seconds from kill to kill.")
 def main(**options: float) -> None:
-    with nursery() as mother, tempfile.TemporaryDirectory() as folder:
-        tally = run_with(mother, Path(folder), **options)
+    with ForkServer() as fork_server, tempfile.TemporaryDirectory() as folder:
+        tally = run_with(fork_server, Path(folder), **options)
     for kind, what in tally.first.items():
         print(f"the first {kind}: {what}")
     print(tally)

@@ -17,9 +17,9 @@ from pathlib import Path
 import click
 import structlog
 
-from bench import scale_frontend, scale_registry
-from bench.conditions import command, machine
-from bench.growth import Costs, Curve, cost_of, draw, table
+from bench.growth import frontend, registry
+from bench.growth.curve import Costs, Curve, cost_of, draw, table
+from bench.measure.conditions import command, machine
 from services.runtime.loop import run_on_loop
 
 RESULTS = Path(__file__).parent / "results"
@@ -37,8 +37,8 @@ async def measure(curve: Curve, repeats: int, size_max: int) -> Costs:
 
 def curves() -> Sequence[Curve]:
     """Those of etcd only where it is installed."""
-    etcd = scale_registry.ETCD_CURVES if shutil.which("etcd") else ()
-    return [*scale_frontend.CURVES, *scale_registry.CURVES, *etcd]
+    etcd = registry.ETCD_CURVES if shutil.which("etcd") else ()
+    return [*frontend.CURVES, *registry.CURVES, *etcd]
 
 
 def those_named(part: str) -> Sequence[Curve]:

@@ -19,14 +19,19 @@ from typing import Any
 
 import click
 
-from bench.bystanders import Watch, bystanders
-from bench.crowd import ANSWERED, REFUSED, Crowd, GrpcWire, HttpWire, Replies, Wire, http_message, quantiles_ms
-from bench.vitals import cpu_seconds
+from bench.clients.client_pool import ClientPool, Replies
+from bench.clients.observers import Observation, observers
+from bench.clients.wires import ANSWERED, REFUSED, GrpcWire, HttpWire, Wire, http_message
+from bench.measure.process_usage import cpu_seconds
+from bench.measure.quantiles import quantiles_ms
 from services.stubs import inference_pb2
-from tests.integration.harness.answers import Answer
-from tests.integration.harness.asks import Ask
-from tests.integration.harness.clients import outcome
-from tests.integration.harness.plane import Frontend, Nursery, Plane, Process, nursery, until
+from tests.integration.harness.clients.answers import Answer
+from tests.integration.harness.clients.requests import Request
+from tests.integration.harness.clients.send import outcome
+from tests.integration.harness.plane.fork_server import ForkServer
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.processes import Frontend, Process
+from tests.integration.harness.waiting import until
 
 SLOTS = PLACES = 32
 ITL_MS = 20
@@ -89,41 +94,41 @@ class Storms:
             probes |= {f"admin {path}": (admin, path) for path in ("/live", "/health")}
         return probes
 
-    def _watch(self, streams: int, probes: Mapping[str, tuple[str, str]]) -> Watch:
-        return Watch(probes, self.http, _http(ENDLESS_TOKENS, is_streamed=True), streams)
+    def _watch(self, streams: int, probes: Mapping[str, tuple[str, str]]) -> Observation:
+        return Observation(probes, self.http, _http(ENDLESS_TOKENS, is_streamed=True), streams)
 
     def storm(self, name: str, *, is_open: bool) -> dict[str, Any]:
         """All at once, among bystanders."""
         number = GRPC_CONNECTIONS if name == "grpc" else self.requests
         address = self.frontend.grpc if name == "grpc" else self.http
-        with Crowd(address, number, wires(TOKENS)[name]) as crowd:
+        with ClientPool(address, number, wires(TOKENS)[name]) as pool:
             if is_open:
-                crowd.connect()
+                pool.connect()
             asyncio.run(until(self._takes_requests))
-            with bystanders(self._watch(WATCHED, self._probes), WATCHED) as noticed:
+            with observers(self._watch(WATCHED, self._probes), WATCHED) as observed:
                 before = self._memory_mib("VmRSS")
                 self._forget_peak()
-                replies = crowd.ask(self.requests // number)
+                replies = pool.send_all(self.requests // number)
                 peak = self._memory_mib("VmHWM")
-        return _told(replies) | noticed | {"rss_mib": {"before": before, "peak": peak}} | self._quiet()
+        return _told(replies) | observed | {"rss_mib": {"before": before, "peak": peak}} | self._quiet()
 
     def refusals(self, name: str) -> dict[str, Any]:
         """Clients that ask again and again while nothing has room."""
         address = self.frontend.grpc if name == "grpc" else self.http
         asyncio.run(until(self._takes_requests))  # The worker may count as full still.
-        with bystanders(self._watch(SLOTS + PLACES, probes={}), SLOTS) as noticed:
+        with observers(self._watch(SLOTS + PLACES, probes={}), SLOTS) as observed:
             asyncio.run(until(lambda: self._is_full()))
-            with Crowd(address, self.clients, wires(TOKENS)[name]) as crowd:
-                crowd.connect()
-                crowd.ask()
+            with ClientPool(address, self.clients, wires(TOKENS)[name]) as pool:
+                pool.connect()
+                pool.send_all()
                 before_s = cpu_seconds(self.frontend.pid)
-                replies = crowd.ask(for_s=self.seconds)
+                replies = pool.send_all(for_s=self.seconds)
                 cpu_s = cpu_seconds(self.frontend.pid) - before_s
         told = _told(replies) | {"frontend_cpu_us_each": round(cpu_s / sum(replies.counts.values()) * 1e6)}
-        return told | noticed | self._quiet()
+        return told | observed | self._quiet()
 
     async def _takes_requests(self) -> bool:
-        return isinstance(await outcome(self.frontend, Ask(max_tokens=1)), Answer)
+        return isinstance(await outcome(self.frontend, Request(max_tokens=1)), Answer)
 
     async def _is_full(self) -> bool:
         return await self.worker.metric("dynamo_request_queue") == PLACES
@@ -172,8 +177,8 @@ def _told(replies: Replies) -> dict[str, Any]:
     }
 
 
-def run(mother: Nursery, folder: Path, frontend: tuple[str, ...], only: str, **options: Any) -> dict[str, Any]:
-    plane = Plane(mother, folder, frontend=frontend)
+def run(fork_server: ForkServer, folder: Path, frontend: tuple[str, ...], only: str, **options: Any) -> dict[str, Any]:
+    plane = Plane(fork_server, folder, frontend=frontend)
     limits = (f"--engine-request-limit={SLOTS}", f"--request-queue-limit={PLACES}")
     try:
         worker = asyncio.run(plane.worker(*limits, f"--mocker-itl-ms={ITL_MS}"))
@@ -207,8 +212,8 @@ def main(**options: Any) -> None:
     if files < options["requests"] + SPARE_FILES:
         needed = options["requests"] + SPARE_FILES
         sys.exit(f"error: {needed} open files are needed, and {files} allowed: raise it with ulimit -n {needed}")
-    with nursery() as mother, tempfile.TemporaryDirectory() as folder:
-        told = run(mother, Path(folder), **options)
+    with ForkServer() as fork_server, tempfile.TemporaryDirectory() as folder:
+        told = run(fork_server, Path(folder), **options)
     print(json.dumps(told))
     sys.exit(
         0 if all(step["is_honest"] for step in told.values() if isinstance(step, dict)) and not told["bugs"] else 1

@@ -29,10 +29,6 @@ LEVELS = (
 """Top-level rooms, lowest first. Rooms on one level do not import each other."""
 
 CROWDED: Mapping[str, int] = {
-    "bench": 31,
-    "tests/bench": 14,
-    "tests/clients": 13,
-    "tests/integration/harness": 13,
     "tests/worker/engines/trtllm": 14,
 }
 """Folders with more than MODULES_MAX modules, and how many they have. This list may only shrink."""

@@ -8,11 +8,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.ask import BenchError
+from bench.clients.wrk import Load
 from bench.compare import load_for, main, parse_streams, peer_is_missing, write
-from bench.comparison import Add, Comparison, Plan
-from bench.load import Load
-from bench.rounds import MACHINE, OURS, PEER, Round
+from bench.comparison.comparison import Add, Comparison, Plan
+from bench.comparison.rounds import MACHINE, OURS, PEER, Round
+from bench.measure.errors import BenchError
 
 
 def test_a_stream_gets_as_many_answers_as_fit_the_time_and_one_at_least() -> None:
@@ -58,7 +58,7 @@ def test_a_part_that_fails_is_told_and_only_the_peers_is_pardoned(system: str) -
     comparison.attempt("saturated", system, fails)
 
     assert comparison.failures == [f"round 1, saturated, {system}: no such thing"]
-    assert comparison.is_whole == (system == PEER)
+    assert comparison.is_complete == (system == PEER)
     assert comparison.rounds[0].get("saturated", "16", system, "tokens_per_s") == 5.0
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bench import scale_frontend
-from bench.growth import Curve
+from bench.growth import frontend
+from bench.growth.curve import Curve
 from bench.scale import curves, document, main, measure
 from services.frontend.session.reader import STREAMS_AT_ONCE_MAX
 from tests.support.doubles import run_async
@@ -17,7 +17,7 @@ SIZE = 3
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale_frontend, "OPERATIONS", 10)
+    monkeypatch.setattr(frontend, "OPERATIONS", 10)
 
 
 @pytest.mark.parametrize("curve", [one for one in curves() if "etcd" not in one.name], ids=lambda one: one.name)
@@ -29,7 +29,7 @@ def test_can_be_measured(curve: Curve) -> None:
 
 def test_tokens_of_very_many_streams_are_measured_until_the_last_has_arrived() -> None:
     """Once they were taken for lost: a session passes them on over several turns of the loop."""
-    assert len(run_async(scale_frontend.tokens(STREAMS_AT_ONCE_MAX + 1, 1))) == 1
+    assert len(run_async(frontend.tokens(STREAMS_AT_ONCE_MAX + 1, 1))) == 1
 
 
 def test_a_name_that_nothing_has_is_refused_with_those_there_are(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.cluster import FULL, PATIENT, Cluster
-from tests.integration.harness.plane import Plane, nursery
+from tests.clients.support.cluster import FULL, PATIENT, Cluster
+from tests.integration.harness.plane.fork_server import ForkServer
+from tests.integration.harness.plane.plane import Plane
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with nursery() as processes:
+    with ForkServer() as processes:
         plane = Plane(processes, tmp_path_factory.mktemp("plane"), frontend=(PATIENT,))
         yield Cluster(plane, asyncio.run(plane.worker(*FULL)), [])
         plane.close()

@@ -15,8 +15,8 @@ import pytest
 
 from services.stubs import inference_pb2
 from tests.clients.conftest import need
-from tests.clients.programs import started
-from tests.clients.toolchains import CLIENTS, Client
+from tests.clients.support.programs import started
+from tests.clients.support.toolchains import CLIENTS, Client
 
 
 def tokens(position: int, count: int) -> Any:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.clients.cluster import Cluster
 from tests.clients.conftest import need
-from tests.clients.programs import run
-from tests.clients.toolchains import CLIENTS, Client
+from tests.clients.support.cluster import Cluster
+from tests.clients.support.programs import run
+from tests.clients.support.toolchains import CLIENTS, Client
 
 TOKENS = 120
 ENOUGH = 5

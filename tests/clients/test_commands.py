@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.clients.cluster import Cluster
 from tests.clients.conftest import need
-from tests.clients.toolchains import BUF as VENV_BUF
-from tests.clients.toolchains import GRPCURL, INFERENCE
+from tests.clients.support.cluster import Cluster
+from tests.clients.support.toolchains import BUF as VENV_BUF
+from tests.clients.support.toolchains import GRPCURL, INFERENCE
 from tests.docs import pages
 
 BUF = ".venv/bin/buf"

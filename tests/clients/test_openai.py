@@ -10,8 +10,9 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from tests.clients.cluster import PATIENT
-from tests.integration.harness.plane import Plane, nursery
+from tests.clients.support.cluster import PATIENT
+from tests.integration.harness.plane.fork_server import ForkServer
+from tests.integration.harness.plane.plane import Plane
 
 MODEL = "org/team/tiny"
 PAGE = "https://chat.example"
@@ -27,7 +28,7 @@ IDS = [list(text.encode()) for text in WORDS]
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    with nursery() as processes:
+    with ForkServer() as processes:
         options = (PATIENT, f"--cors-allow-origin={PAGE}")
         plane = Plane(processes, tmp_path_factory.mktemp("openai"), frontend=options)
         asyncio.run(plane.worker(f"--served-model-name={MODEL}"))

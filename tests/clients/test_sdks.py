@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.clients.cluster import Cluster
 from tests.clients.conftest import need
-from tests.clients.programs import CLIENT_S_MAX, run
-from tests.clients.sdk_checks import CHECKS, SAME, Step, request_id
-from tests.clients.toolchains import OPENAI_PYTHON, SDKS, Client
+from tests.clients.support.cluster import Cluster
+from tests.clients.support.programs import CLIENT_S_MAX, run
+from tests.clients.support.sdk_checks import CHECKS, SAME, Step, request_id
+from tests.clients.support.toolchains import OPENAI_PYTHON, SDKS, Client
 from tests.docs.commands.shell import placed
 from tests.docs.pages import command
-from tests.integration.harness.plane import Frontend
+from tests.integration.harness.plane.processes import Frontend
 
 NEEDED = {"unary", "stream", "lost_worker"}
 """The same question each time. They tell `id`, `text`, `finish_reason` and `usage`, with OpenAI's names in it."""

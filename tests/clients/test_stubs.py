@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.conftest import need
-from tests.clients.toolchains import BUILD_S_MAX, CLIENTS
+from tests.clients.support.toolchains import BUILD_S_MAX, CLIENTS
 from tests.docs import pages
 
 STUBS = "/tmp/stubs"

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.clients.cluster import PATIENT
-from tests.clients.toolchains import SURFACE
-from tests.integration.harness.plane import Plane, nursery
+from tests.clients.support.cluster import PATIENT
+from tests.clients.support.toolchains import SURFACE
+from tests.integration.harness.plane.fork_server import ForkServer
+from tests.integration.harness.plane.plane import Plane
 
 CASES_MIN = 5000
 TIMES = int(os.environ.get("SURFACE_TIMES", "1"))
@@ -49,7 +50,7 @@ RUNS = (
 
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[Plane]:
-    with nursery() as processes:
+    with ForkServer() as processes:
         plane = Plane(processes, tmp_path, frontend=(PATIENT,))
         yield plane
         plane.close()

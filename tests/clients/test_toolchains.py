@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients import toolchains
-from tests.clients.toolchains import INFERENCE, Client
+from tests.clients.support import toolchains
+from tests.clients.support.toolchains import INFERENCE, Client
 
 PROGRAM = "python"
 

@@ -11,14 +11,15 @@ from collections.abc import Callable
 import pytest
 
 from tests.clients.conftest import need
-from tests.clients.toolchains import BUF, GRPCURL
+from tests.clients.support.toolchains import BUF, GRPCURL
 from tests.compose.project import SERVICES, WORKERS, Project, Published
-from tests.integration.harness.answers import Answer
-from tests.integration.harness.asks import Ask
-from tests.integration.harness.clients import answer, under_streams
-from tests.integration.harness.plane import Process, sum_of, wait_until
+from tests.integration.harness.clients.answers import Answer
+from tests.integration.harness.clients.requests import Request
+from tests.integration.harness.clients.send import answer, answers_under_fault
+from tests.integration.harness.plane.processes import Process, sum_of
+from tests.integration.harness.waiting import wait_until
 
-ASK = Ask(temperature=0.8, max_tokens=1500)
+ASK = Request(temperature=0.8, max_tokens=1500)
 """Nine seconds and more: time to find the container that serves it, and to end that."""
 GENERATE = "unbroken.v1.Inference/Generate"
 MESSAGE = json.dumps({"model": "mocker", "text": "The moon", "stop": {"max_tokens": 16}})
@@ -98,7 +99,7 @@ def test_a_stream_is_whole_when_its_container_is_ended(
             await asyncio.to_thread(lambda: STRIKES[strike](cluster, serving(cluster)))
 
         before = await moves(door)
-        (got,) = await under_streams(door, [ASK.named("", protocol=protocol)], nemesis)
+        (got,) = await answers_under_fault(door, [ASK.named("", protocol=protocol)], nemesis)
         assert await moves(door) == before + 1
         return got.essence
 
@@ -124,7 +125,7 @@ def test_a_stop_lets_streams_finish_and_ends_all_by_their_own_will(cluster: Proj
         await asyncio.to_thread(lambda: cluster.compose("stop"))
 
     asks = [ASK.named("", protocol=protocol) for protocol in ("grpc", "stream")]
-    got = asyncio.run(under_streams(door, asks, nemesis))
+    got = asyncio.run(answers_under_fault(door, asks, nemesis))
 
     assert [one.essence for one in got] == [undisturbed] * 2
     assert {service: cluster.state(service).exit_code for service in SERVICES} == dict.fromkeys(SERVICES, 0)

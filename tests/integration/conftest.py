@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.integration.harness.engines import CONTEXT_LENGTH, Engine, Mocker, TrtLlm
-from tests.integration.harness.plane import Nursery, Plane, nursery
+from tests.integration.harness.plane.engines import CONTEXT_LENGTH, Engine, Mocker, TrtLlm
+from tests.integration.harness.plane.fork_server import ForkServer
+from tests.integration.harness.plane.plane import Plane
 from tests.support.model_folder import make_model_folder
 
 on_both_engines = pytest.mark.parametrize("engine", ["mocker", "trtllm"], indirect=True, scope="module")
@@ -18,8 +19,8 @@ Start = Callable[..., Plane]
 
 
 @pytest.fixture(scope="session")
-def nursery_process() -> Iterator[Nursery]:
-    with nursery() as one:
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer() as one:
         yield one
 
 
@@ -32,12 +33,12 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def start_plane(nursery_process: Nursery, tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator[Start]:
+def start_plane(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator[Start]:
     """Starts planes that end with the module's tests. Options: frontend=(…), registry=(…)."""
     planes: list[Plane] = []
 
     def start(**options: tuple[str, ...]) -> Plane:
-        planes.append(Plane(nursery_process, tmp_path_factory.mktemp("plane"), engine=engine, **options))
+        planes.append(Plane(fork_server, tmp_path_factory.mktemp("plane"), engine=engine, **options))
         return planes[-1]
 
     yield start

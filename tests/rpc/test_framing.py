@@ -11,7 +11,14 @@ from services.rpc.framing import PREAMBLE, FrameConnection
 from services.rpc.status import MESSAGE_BYTES_MAX
 from services.stubs.worker_pb2 import FrontendMessage, WorkerMessage
 from tests.support.doubles import run_async
-from tests.support.lines import GREETING, Line, Wire, answering, frame, open_line
+from tests.support.raw_session import (
+    GREETING,
+    RawSession,
+    RecordingTransport,
+    frame,
+    open_raw_session,
+    serve_raw_sessions,
+)
 
 
 class Heard:
@@ -32,9 +39,9 @@ class Heard:
         self.lost.append(failure)
 
 
-def connected(*, is_opener: bool) -> tuple[FrameConnection[Any], Wire]:
+def connected(*, is_opener: bool) -> tuple[FrameConnection[Any], RecordingTransport]:
     connection: FrameConnection[Any] = FrameConnection(FrontendMessage, is_opener=is_opener)
-    wire = Wire()
+    wire = RecordingTransport()
     connection.connection_made(wire)
     return connection, wire
 
@@ -93,13 +100,13 @@ def test_a_read_at_most_waits_here_for_a_receiver_and_the_rest_in_the_kernel() -
     """A bug: uvloop reads from a connection before whoever opens it knows of it, and cannot be told not to."""
     many = [cancels(*range(number)) for number in range(1500)]
 
-    async def serve(line: Line) -> None:
+    async def serve(line: RawSession) -> None:
         for message in many:
             await line.send(message)
         await line.until_over()
 
     async def scenario() -> list[Any]:
-        async with answering(serve) as address:
+        async with serve_raw_sessions(serve) as address:
             host, _, port = address.rpartition(":")
             connection: FrameConnection[FrontendMessage] = FrameConnection(FrontendMessage, is_opener=True)
             await asyncio.get_running_loop().create_connection(lambda: connection, host, int(port))
@@ -130,7 +137,7 @@ def test_a_receiver_that_comes_after_the_loss_is_told_of_it() -> None:
 def test_an_end_that_sends_no_more_has_hung_up_though_it_left_things_unread() -> None:
     """A bug: the connection was lost only once all was sent, which it never is where nobody reads."""
 
-    async def serve(line: Line) -> None:
+    async def serve(line: RawSession) -> None:
         line.half_close()
         await asyncio.Event().wait()
 
@@ -144,7 +151,7 @@ def test_an_end_that_sends_no_more_has_hung_up_though_it_left_things_unread() ->
             self.is_over.set()
 
     async def scenario() -> list[Failure]:
-        async with answering(serve) as address:
+        async with serve_raw_sessions(serve) as address:
             host, _, port = address.rpartition(":")
             connection: FrameConnection[WorkerMessage] = FrameConnection(WorkerMessage, is_opener=True)
             await asyncio.get_running_loop().create_connection(lambda: connection, host, int(port))
@@ -257,14 +264,14 @@ def test_a_pause_leaves_what_comes_in_the_kernel_until_it_goes_on() -> None:
 def test_small_messages_do_not_wait_for_each_others_acknowledgement() -> None:
     """A bug: with Nagle's algorithm each first token came 40 ms late. uvloop turns it off, asyncio not always."""
 
-    async def serve(line: Line) -> None:
+    async def serve(line: RawSession) -> None:
         for _ in range(20):
             await line.read()
             await line.send(WorkerMessage())
             await line.send(WorkerMessage())
 
     async def scenario() -> None:
-        async with answering(serve) as address:
+        async with serve_raw_sessions(serve) as address:
             host, _, port = address.rpartition(":")
             connection: FrameConnection[WorkerMessage] = FrameConnection(WorkerMessage, is_opener=True)
             transport, _ = await asyncio.get_running_loop().create_connection(lambda: connection, host, int(port))
@@ -282,7 +289,7 @@ def test_two_ends_understand_each_other() -> None:
             return FrameConnection(FrontendMessage, is_opener=False, on_made=accepted.set_result)
 
         server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
-        line = await open_line(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        line = await open_raw_session(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
         await line.send(cancels(1))
         await line.send(cancels(2))
         connection = await accepted

@@ -20,14 +20,14 @@ from services.stubs import inference_pb2
 from tests.support.doubles import Script, run_async
 from tests.support.inference import (
     ANSWER,
-    Steps,
-    ask,
-    asked,
+    SteppedPipeline,
     error_info,
-    open_pipeline,
+    generate,
+    generate_request,
     read_all,
     serving,
     token_ids_of,
+    unblocked_pipeline,
 )
 
 MARKER = inference_pb2.GenerateResponse(complete_final=True)
@@ -36,7 +36,7 @@ MARKER = inference_pb2.GenerateResponse(complete_final=True)
 
 
 def test_sends_deltas_then_the_finish_with_usage_then_the_marker() -> None:
-    items, error = ask(open_pipeline([7, 8], [9]))
+    items, error = generate(unblocked_pipeline([7, 8], [9]))
 
     assert error is None
     assert token_ids_of(items) == [7, 8, 9]
@@ -48,31 +48,31 @@ def test_sends_deltas_then_the_finish_with_usage_then_the_marker() -> None:
 
 
 def test_an_answer_without_tokens_is_a_finish_and_the_marker() -> None:
-    items, error = ask(open_pipeline())
+    items, error = generate(unblocked_pipeline())
 
     assert error is None
     assert [item.HasField("delta") for item in items] == [True, False]
 
 
 def test_a_continued_answer_starts_behind_the_tokens_it_brings() -> None:
-    items, _ = ask(open_pipeline([9]), generated_token_ids=[7, 8])
+    items, _ = generate(unblocked_pipeline([9]), generated_token_ids=[7, 8])
 
     assert items[0].delta.position == 2
     assert items[-2].delta.position + len(items[-2].delta.token_ids) == 3
 
 
 def test_every_delta_and_the_finish_name_the_choice() -> None:
-    items, _ = ask(open_pipeline([9]), choice=3)
+    items, _ = generate(unblocked_pipeline([9]), choice=3)
 
     assert {item.delta.choice for item in items[:-1]} == {3}
 
 
 def test_a_token_is_sent_as_it_comes() -> None:
     async def scenario() -> list[int]:
-        pipeline = Steps([7], [8])
+        pipeline = SteppedPipeline([7], [8])
         seen = []
         async with serving(pipeline) as stub:
-            call = stub.Generate(asked())
+            call = stub.Generate(generate_request())
             for _ in range(2):
                 pipeline.go.release()  # The next token exists only once the one before has arrived.
                 seen += (await call.read()).delta.token_ids
@@ -87,7 +87,7 @@ def test_a_token_is_sent_as_it_comes() -> None:
 
 
 def test_a_failure_before_the_first_token_is_the_status_with_its_reason() -> None:
-    items, error = ask(Script([Reason.NO_WORKERS]), request_id="r-1")
+    items, error = generate(Script([Reason.NO_WORKERS]), request_id="r-1")
 
     assert items == []
     assert error is not None
@@ -99,7 +99,7 @@ def test_a_failure_before_the_first_token_is_the_status_with_its_reason() -> Non
 
 def test_says_when_to_try_again_where_that_is_known() -> None:
     failure = Failure(Reason.OVERLOADED, "busy", retry_after_s=1.5)
-    _, error = ask(open_pipeline(outcome=failure))
+    _, error = generate(unblocked_pipeline(outcome=failure))
 
     status = rpc_status.from_call(error)
     retry = error_details_pb2.RetryInfo()
@@ -110,7 +110,7 @@ def test_says_when_to_try_again_where_that_is_known() -> None:
 
 def test_all_tokens_delivered_before_a_failure_arrive_before_it() -> None:
     burst = [list(range(start, start + 50)) for start in range(0, 5000, 50)]
-    items, error = ask(open_pipeline(*burst, outcome=Failure(Reason.DISCONNECTED, "gone")))
+    items, error = generate(unblocked_pipeline(*burst, outcome=Failure(Reason.DISCONNECTED, "gone")))
 
     assert token_ids_of(items) == list(range(5000))
     assert error_info(error).reason == "DISCONNECTED"
@@ -129,7 +129,7 @@ def test_all_tokens_delivered_before_a_failure_arrive_before_it() -> None:
 )
 def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
     script = Script()
-    _, error = ask(script, **fields)
+    _, error = generate(script, **fields)
 
     assert error is not None
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -140,7 +140,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name
 
 def test_a_huge_request_id_is_refused_like_any_other_bad_one() -> None:
     """Echoed back it would not fit the trailers, and the client would see another status without ErrorInfo."""
-    _, error = ask(Script(), request_id="x" * 100_000)
+    _, error = generate(Script(), request_id="x" * 100_000)
 
     assert error_info(error).metadata["param"] == "request_id"
 
@@ -154,7 +154,7 @@ def test_what_is_too_broken_for_the_pipeline_is_reported_by_its_name_if_it_has_o
 
     async def scenario() -> None:
         async with serving(Script(), kind=partial(InferenceService, on_refused=on_refused)) as stub:
-            await read_all(stub.Generate(asked(request_id=given, session_id="s")))
+            await read_all(stub.Generate(generate_request(request_id=given, session_id="s")))
 
     run_async(scenario())
 
@@ -162,7 +162,7 @@ def test_what_is_too_broken_for_the_pipeline_is_reported_by_its_name_if_it_has_o
 
 
 def test_n_of_one_is_the_default_said_aloud() -> None:
-    _, error = ask(open_pipeline([7]), n=1)
+    _, error = generate(unblocked_pipeline([7]), n=1)
 
     assert error is None
 
@@ -170,12 +170,12 @@ def test_n_of_one_is_the_default_said_aloud() -> None:
 def test_the_next_request_is_unharmed_by_one_that_failed() -> None:
     async def scenario() -> list[int]:
         async with serving(Script([Reason.INTERNAL], [7])) as stub:
-            _, error = await read_all(stub.Generate(asked()))
+            _, error = await read_all(stub.Generate(generate_request()))
             assert error is not None
-            with_usage = await read_all(stub.Generate(asked(session_id="s")))
+            with_usage = await read_all(stub.Generate(generate_request(session_id="s")))
             assert with_usage[1] is not None
-        async with serving(open_pipeline([7])) as stub:
-            items, _ = await read_all(stub.Generate(asked()))
+        async with serving(unblocked_pipeline([7])) as stub:
+            items, _ = await read_all(stub.Generate(generate_request()))
             return token_ids_of(items)
 
     assert run_async(scenario()) == [7]
@@ -188,7 +188,7 @@ def test_a_bug_in_the_writer_ends_the_request_and_is_not_taken_for_a_hang_up() -
         sink.deliver(Delta(0, [7], text="\ud800"))
         return ANSWER
 
-    _, error = ask(pipeline, request_id="r-1")
+    _, error = generate(pipeline, request_id="r-1")
 
     assert error_info(error).reason == "INTERNAL"
     assert "r-1" in (error.details() or "" if error else "")
@@ -198,16 +198,16 @@ def test_a_bug_in_the_writer_ends_the_request_and_is_not_taken_for_a_hang_up() -
 
 
 def test_a_request_without_an_id_gets_one() -> None:
-    pipeline = open_pipeline()
-    ask(pipeline)
+    pipeline = unblocked_pipeline()
+    generate(pipeline)
 
     assert request_id_of("") != request_id_of("")
     assert len(pipeline.calls[0].request_id) == 32
 
 
 def test_a_request_keeps_its_own_id() -> None:
-    pipeline = open_pipeline()
-    ask(pipeline, request_id="a-Z_0.9:x")
+    pipeline = unblocked_pipeline()
+    generate(pipeline, request_id="a-Z_0.9:x")
 
     assert pipeline.calls[0].request_id == "a-Z_0.9:x"
 
@@ -215,9 +215,9 @@ def test_a_request_keeps_its_own_id() -> None:
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
 def test_the_clients_deadline_becomes_the_calls(timeout_s: float | None) -> None:
     async def scenario() -> float | None:
-        pipeline = open_pipeline()
+        pipeline = unblocked_pipeline()
         async with serving(pipeline) as stub:
-            await read_all(stub.Generate(asked(), timeout=timeout_s))
+            await read_all(stub.Generate(generate_request(), timeout=timeout_s))
         deadline = pipeline.calls[0].deadline
         return None if deadline is None else deadline - asyncio.get_running_loop().time()
 
@@ -229,9 +229,9 @@ def test_the_clients_deadline_becomes_the_calls(timeout_s: float | None) -> None
 
 def test_a_deadline_that_passes_ends_the_pipeline() -> None:
     async def scenario() -> grpc.StatusCode:
-        pipeline = Steps()
+        pipeline = SteppedPipeline()
         async with serving(pipeline) as stub:
-            _, error = await read_all(stub.Generate(asked(), timeout=0.3))
+            _, error = await read_all(stub.Generate(generate_request(), timeout=0.3))
             await pipeline.cancelled.wait()
         assert error is not None
         return error.code()
@@ -245,9 +245,9 @@ def test_a_deadline_that_passes_ends_the_pipeline() -> None:
 @pytest.mark.parametrize("tokens_read", [0, 1])
 def test_a_client_that_hangs_up_cancels_the_pipeline(tokens_read: int, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> list[str]:
-        pipeline = Steps([7], [8])
+        pipeline = SteppedPipeline([7], [8])
         async with serving(pipeline) as stub:
-            call = stub.Generate(asked())
+            call = stub.Generate(generate_request())
             await pipeline.began.wait()
             for _ in range(tokens_read):
                 pipeline.go.release()
@@ -262,9 +262,9 @@ def test_a_client_that_hangs_up_cancels_the_pipeline(tokens_read: int, caplog: p
 @pytest.mark.parametrize(("given", "limit"), [((), None), ((("x-migration-limit", "2"),), 2)])
 def test_a_client_says_in_the_metadata_how_often_its_request_may_move(given: Any, limit: int | None) -> None:
     async def scenario() -> int | None:
-        pipeline = open_pipeline([7])
+        pipeline = unblocked_pipeline([7])
         async with serving(pipeline) as stub:
-            await read_all(stub.Generate(asked(), metadata=given))
+            await read_all(stub.Generate(generate_request(), metadata=given))
         return pipeline.calls[0].migration_limit
 
     assert run_async(scenario()) == limit
@@ -273,7 +273,7 @@ def test_a_client_says_in_the_metadata_how_often_its_request_may_move(given: Any
 def test_a_migration_limit_that_is_no_number_is_refused_by_name() -> None:
     async def scenario() -> grpc.aio.AioRpcError | None:
         async with serving(Script()) as stub:
-            return (await read_all(stub.Generate(asked(), metadata=(("x-migration-limit", "many"),))))[1]
+            return (await read_all(stub.Generate(generate_request(), metadata=(("x-migration-limit", "many"),))))[1]
 
     assert error_info(run_async(scenario())).metadata["param"] == "X-Migration-Limit"
 
@@ -283,10 +283,10 @@ def test_a_migration_limit_that_is_no_number_is_refused_by_name() -> None:
 
 def test_cancelling_by_name_ends_the_stream_with_cancelled() -> None:
     async def scenario() -> tuple[list[int], grpc.aio.AioRpcError | None]:
-        pipeline = Steps([5])
+        pipeline = SteppedPipeline([5])
         pipeline.go.release()
         async with serving(pipeline) as stub:
-            call = stub.Generate(asked(request_id="mine"))
+            call = stub.Generate(generate_request(request_id="mine"))
             await call.read()
             answers = [await stub.Cancel(inference_pb2.CancelRequest(request_id=name)) for name in ("another", "mine")]
             _, error = await read_all(call)
@@ -303,7 +303,7 @@ def test_cancelling_by_name_ends_the_stream_with_cancelled() -> None:
 @pytest.mark.parametrize("name", ["", "a b", "x" * 129])
 def test_a_name_that_no_request_can_have_is_bad_input(name: str) -> None:
     async def scenario() -> grpc.aio.AioRpcError:
-        async with serving(Steps()) as stub:
+        async with serving(SteppedPipeline()) as stub:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Cancel(inference_pb2.CancelRequest(request_id=name))
         return caught.value
@@ -324,7 +324,7 @@ def test_a_refusal_leaves_nothing_to_the_garbage_collector() -> None:
     async def scenario() -> int:
         async with serving(refuse) as stub:
             for _ in range(3):
-                _, error = await read_all(stub.Generate(asked()))
+                _, error = await read_all(stub.Generate(generate_request()))
                 assert error_info(error).reason == "OVERLOADED"
             return len(sinks)
 

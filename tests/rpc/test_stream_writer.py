@@ -14,7 +14,7 @@ from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.request import Request
 from services.rpc.inference_service import InferenceService
 from tests.support.doubles import run_async
-from tests.support.inference import ANSWER, Steps, asked, error_info, read_all, serving
+from tests.support.inference import ANSWER, SteppedPipeline, error_info, generate_request, read_all, serving
 
 MORE_THAN_A_WINDOW = 12_000_000
 """Bytes. A client that does not read lets no such message through."""
@@ -93,7 +93,7 @@ def test_exactly_the_bound_may_be_left_unread(tokens: int, is_over: bool) -> Non
 
     async def scenario() -> None:
         async with serving(pipeline, ClientBounds(buffer_bytes_max=4 * (TOKEN_BYTES + 1))) as stub:
-            await read_all(stub.Generate(asked()))
+            await read_all(stub.Generate(generate_request()))
 
     run_async(scenario())
     (call,) = calls
@@ -108,7 +108,7 @@ def test_a_client_that_does_not_read_is_ended_at_the_bound_while_the_write_still
     async def scenario() -> Any:
         flood = Flood()
         async with serving(flood, ClientBounds(buffer_bytes_max=500_000)) as stub:
-            call = stub.Generate(asked())
+            call = stub.Generate(generate_request())
             await call.read()
             await flood.cancelled.wait()
             items, error = await read_all(call)
@@ -146,7 +146,7 @@ def test_a_client_that_never_reads_the_end_of_an_answer_is_let_go(
         Noting.ended = asyncio.Event()
         given = ClientBounds(buffer_bytes_max=buffer_bytes_max, **bounds)
         async with serving(pipeline, given, Noting) as stub:
-            call = stub.Generate(asked())
+            call = stub.Generate(generate_request())
             await Noting.ended.wait()
             _, error = await read_all(call)  # One that reads after all is told.
             errors = [record.message for record in caplog.records if record.name.startswith("grpc")]
@@ -163,7 +163,7 @@ def test_a_client_that_takes_nothing_is_ended_though_no_further_token_comes() ->
         Noting.ended = asyncio.Event()
         pipeline = Burst(outcome=None)
         async with serving(pipeline, ClientBounds(buffer_bytes_max=ROOMY, stall_s_max=0.1), Noting) as stub:
-            call = stub.Generate(asked())
+            call = stub.Generate(generate_request())
             await Noting.ended.wait()
             return pipeline.calls[0], (await read_all(call))[1]
 
@@ -181,7 +181,7 @@ def test_a_client_that_takes_a_little_all_the_time_gets_all() -> None:
     async def scenario() -> tuple[str, Any, float]:
         loop = asyncio.get_running_loop()
         async with serving(Burst(pieces=500, size=2_000_000), bounds, options=small_window) as stub:
-            call, began = stub.Generate(asked()), loop.time()
+            call, began = stub.Generate(generate_request()), loop.time()
             text = ""
             while (item := await call.read()) and item.HasField("delta"):
                 text += item.delta.text
@@ -199,9 +199,9 @@ def test_a_client_that_waits_for_the_engine_does_not_stall() -> None:
     bounds = ClientBounds(stall_s_max=0.5)  # A write takes its time, too.
 
     async def scenario() -> Any:
-        pipeline = Steps([7], [8])
+        pipeline = SteppedPipeline([7], [8])
         async with serving(pipeline, bounds) as stub:
-            call = stub.Generate(asked())
+            call = stub.Generate(generate_request())
             pipeline.go.release()
             await call.read()
             loop = asyncio.get_running_loop()
@@ -223,7 +223,7 @@ def test_a_client_that_hangs_up_while_a_write_waits_for_it_leaves_nothing(caplog
         Noting.ended = asyncio.Event()
         pipeline = Burst(outcome=None)
         async with serving(pipeline, ClientBounds(buffer_bytes_max=ROOMY), Noting) as stub:
-            call = stub.Generate(asked())
+            call = stub.Generate(generate_request())
             await call.initial_metadata()
             call.cancel()
             await Noting.ended.wait()

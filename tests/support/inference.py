@@ -24,7 +24,7 @@ from tests.support.doubles import run_async
 ANSWER = Finish(FinishReason.STOP, Usage(2, 3))
 
 
-class Steps:
+class SteppedPipeline:
     """A pipeline that a test drives: waits for each step to be allowed, and says when it is gone."""
 
     def __init__(self, *deltas: Sequence[int], outcome: Finish | Exception = ANSWER) -> None:
@@ -76,7 +76,7 @@ async def serving(
             yield inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
 
 
-def asked(**fields: Any) -> inference_pb2.GenerateRequest:
+def generate_request(**fields: Any) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(model="m", tokens=inference_pb2.TokenIds(ids=[1, 2]), **fields)
 
 
@@ -91,10 +91,10 @@ async def read_all(call: Any) -> tuple[list[Any], grpc.aio.AioRpcError | None]:
     return items, None
 
 
-def ask(pipeline: Layer, **fields: Any) -> tuple[list[Any], grpc.aio.AioRpcError | None]:
+def generate(pipeline: Layer, **fields: Any) -> tuple[list[Any], grpc.aio.AioRpcError | None]:
     async def scenario() -> tuple[list[Any], grpc.aio.AioRpcError | None]:
         async with serving(pipeline) as stub:
-            return await read_all(stub.Generate(asked(**fields)))
+            return await read_all(stub.Generate(generate_request(**fields)))
 
     return run_async(scenario())
 
@@ -112,9 +112,9 @@ def token_ids_of(items: Sequence[Any]) -> list[int]:
     return [token for item in items for token in item.delta.token_ids]
 
 
-def open_pipeline(*deltas: Sequence[int], outcome: Finish | Exception = ANSWER) -> Steps:
+def unblocked_pipeline(*deltas: Sequence[int], outcome: Finish | Exception = ANSWER) -> SteppedPipeline:
     """Steps that need no permission."""
-    pipeline = Steps(*deltas, outcome=outcome)
+    pipeline = SteppedPipeline(*deltas, outcome=outcome)
     for _ in range(len(deltas) + 1):
         pipeline.go.release()
     return pipeline

@@ -23,7 +23,7 @@ from services.worker.listener import SessionListener
 from services.worker.service import WorkerService
 from services.worker.session import FrontendSessionConfig
 from tests.support.doubles import CARD
-from tests.support.lines import Line, open_line
+from tests.support.raw_session import RawSession, open_raw_session
 
 T = TypeVar("T")
 
@@ -183,14 +183,14 @@ class RawFrontend:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._line: Line | None = None
+        self._line: RawSession | None = None
         self.messages: list[worker_pb2.WorkerMessage] = []
         self.is_over = False
 
-    async def line(self) -> Line:
+    async def line(self) -> RawSession:
         """The connection, made when it is first asked for."""
         if self._line is None:
-            self._line = await open_line(self._address)
+            self._line = await open_raw_session(self._address)
         return self._line
 
     async def send(self, *submits: worker_pb2.Submit, cancels: Sequence[int] = ()) -> None:

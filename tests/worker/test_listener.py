@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from services.runtime.process import StartupError
 from services.worker.listener import Connection, SessionListener
 from tests.support.doubles import run_async
-from tests.support.lines import Wire, open_line
+from tests.support.raw_session import RecordingTransport, open_raw_session
 
 
 async def hang(_: Connection) -> None:
@@ -29,7 +29,7 @@ def test_serves_each_connection_beside_the_others() -> None:
 
         async with SessionListener(attach) as listener:
             address = await listener.start("127.0.0.1:0")
-            lines = [await open_line(address) for _ in range(2)]
+            lines = [await open_raw_session(address) for _ in range(2)]
             for line in lines:
                 await line.until_over()
                 line.close()
@@ -47,7 +47,7 @@ def test_a_bug_in_one_session_is_logged_and_leaves_the_others_alone() -> None:
         async with SessionListener(attach) as listener:
             address = await listener.start("127.0.0.1:0")
             for _ in range(2):
-                line = await open_line(address)
+                line = await open_raw_session(address)
                 await line.until_over()
                 line.close()
 
@@ -68,7 +68,7 @@ def test_leaving_ends_what_hangs_and_raises_what_was_raised(monkeypatch: pytest.
             await hang(connection)
 
         async with SessionListener(attach) as listener:
-            line = await open_line(await listener.start("127.0.0.1:0"))
+            line = await open_raw_session(await listener.start("127.0.0.1:0"))
             await began.wait()
             line.close()
             if error is not None:
@@ -82,10 +82,10 @@ def test_leaving_ends_what_hangs_and_raises_what_was_raised(monkeypatch: pytest.
 def test_a_connection_that_was_on_its_way_when_it_left_is_hung_up_on() -> None:
     """A bug: its session was begun in a group that had ended already."""
 
-    async def scenario() -> Wire:
+    async def scenario() -> RecordingTransport:
         async with SessionListener(hang) as listener:
             await listener.start("127.0.0.1:0")
-        listener._new_connection().connection_made(wire := Wire())
+        listener._new_connection().connection_made(wire := RecordingTransport())
         return wire
 
     assert run_async(scenario()).end == "aborted"
@@ -104,7 +104,7 @@ def test_a_cancelled_leave_leaves_no_session_behind() -> None:
 
         async def listen() -> None:
             async with SessionListener(attach) as listener:
-                line = await open_line(await listener.start("127.0.0.1:0"))
+                line = await open_raw_session(await listener.start("127.0.0.1:0"))
                 await began.wait()
                 line.close()
                 leaving.set()
@@ -136,7 +136,7 @@ def test_any_ipv6_address_is_any_ipv4_address_as_well() -> None:
 
         async with SessionListener(attach) as listener:
             address = await listener.start("[::]:0")
-            line = await open_line(f"127.0.0.1:{address.rpartition(':')[2]}")
+            line = await open_raw_session(f"127.0.0.1:{address.rpartition(':')[2]}")
             await began.wait()
             line.close()
 

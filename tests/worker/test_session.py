@@ -23,7 +23,7 @@ from services.worker.counters import Counters
 from services.worker.dispatcher import Limits
 from services.worker.execute import Execute
 from tests.support.doubles import CARD, Script, run_async
-from tests.support.lines import Line, open_line
+from tests.support.raw_session import RawSession, open_raw_session
 from tests.worker.support import ManualEngine, ManualLayer, RawFrontend, Served, serving, submit
 
 DONE = Finish(FinishReason.STOP)
@@ -196,7 +196,7 @@ def test_a_message_that_cannot_be_decoded_ends_the_session() -> None:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
         asked = await pipeline.wait_asked(10)
-        garbled = await open_line(served.address)
+        garbled = await open_raw_session(served.address)
         await garbled.send(b"\xff")
         await garbled.until_over()
         garbled.close()
@@ -577,8 +577,10 @@ def test_a_request_that_is_cancelled_before_it_began_never_begins() -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("hang_up", [Line.close, Line.abort, Line.half_close])
-def test_a_frontend_that_hangs_up_cancels_all_its_requests_and_nobody_elses(hang_up: Callable[[Line], None]) -> None:
+@pytest.mark.parametrize("hang_up", [RawSession.close, RawSession.abort, RawSession.half_close])
+def test_a_frontend_that_hangs_up_cancels_all_its_requests_and_nobody_elses(
+    hang_up: Callable[[RawSession], None],
+) -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> int:
         leaving, staying = served.attach(), served.attach()
         await leaving.send(submit(1, 10), submit(2, 20))

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.docs.commands.shell import Running, Shell
-from tests.integration.harness.plane import NOTHING, Process, wait_until
+from tests.integration.harness.plane.processes import NO_VARIABLES, Process
+from tests.integration.harness.waiting import wait_until
 
 ANY_PORTS = {"DYN_UP_REGISTRY_PORT": "0", "DYN_UP_GRPC_PORT": "0", "DYN_UP_HTTP_PORT": "0"}
 PATIENT = {"DYN_STALL_MS": "30000"}
@@ -48,7 +49,7 @@ def _has_request(metrics: str) -> bool:
 
 
 @contextmanager
-def cluster(folder: Path, words: str, here: Mapping[str, str] = NOTHING, **variables: str) -> Iterator[Up]:
+def cluster(folder: Path, words: str, here: Mapping[str, str] = NO_VARIABLES, **variables: str) -> Iterator[Up]:
     """The cluster that the command starts; it ends with the context. here: see `placed`."""
     shell = Shell(folder, DYN_UP_STATE_DIR=str(folder / "run"), **(ANY_PORTS | PATIENT | variables))
     state_file = folder / "run" / "cluster.json"

@@ -8,7 +8,7 @@ import pytest
 from tests.docs.commands.shell import Shell
 from tests.docs.pages import ROOT, command
 from tests.gpu.smoke import QUESTIONS
-from tests.integration.harness.engines import FAKES
+from tests.integration.harness.plane.engines import FAKES
 from tests.support.model_folder import make_model_folder
 
 COMPOSE = (ROOT / "docker-compose.yml").read_text()

@@ -15,8 +15,8 @@ from services.models.download import SMOLLM2
 from tests.docs.commands.cluster import PATIENT, UP_S_MAX
 from tests.docs.commands.shell import Running, Shell
 from tests.docs.pages import ROOT, command
-from tests.integration.harness.engines import FAKES
-from tests.integration.harness.plane import wait_until
+from tests.integration.harness.plane.engines import FAKES
+from tests.integration.harness.waiting import wait_until
 from tests.registry.support import Etcd, free_port
 from tests.support.model_folder import make_model_folder
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.docs.commands.cluster import CONTENT, UP_S_MAX, Up, cluster, pieces
 from tests.docs.pages import blocks, command
-from tests.integration.harness.plane import wait_until
+from tests.integration.harness.waiting import wait_until
 from tests.registry.support import free_port
 
 pytestmark = pytest.mark.model

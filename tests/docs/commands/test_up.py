@@ -10,7 +10,7 @@ import pytest
 
 from tests.docs.commands.cluster import Up, cluster
 from tests.docs.pages import ROOT, command, spans
-from tests.integration.harness.engines import FAKES
+from tests.integration.harness.plane.engines import FAKES
 from tests.support.model_folder import make_model_folder
 
 

@@ -33,7 +33,7 @@ from services.worker.service import WorkerService
 from services.worker.session import SILENCE_S_MAX, FrontendSessionConfig
 from tests.frontend.support import BareWorker
 from tests.support.doubles import CARD, Collected, call_layer, make_request, run_async
-from tests.support.lines import Line, Wire, answering
+from tests.support.raw_session import RawSession, RecordingTransport, serve_raw_sessions
 from tests.worker.support import pass_time, run_clocked, session_count, settle
 
 QUICK = PoolConfig(
@@ -172,9 +172,9 @@ def test_a_frontend_that_was_late_itself_proves_nothing_by_its_workers_silence(
     assert run_clocked(scenario()) is is_lost
 
 
-def found(config: WorkerSessionConfig | None = None) -> tuple[BareWorker, Wire]:
+def found(config: WorkerSessionConfig | None = None) -> tuple[BareWorker, RecordingTransport]:
     """A worker, and what is sent to it."""
-    worker, wire = BareWorker(config=config), Wire()
+    worker, wire = BareWorker(config=config), RecordingTransport()
     connection: FrameConnection[worker_pb2.WorkerMessage] = FrameConnection(worker_pb2.WorkerMessage, is_opener=True)
     connection.connection_made(wire)
     worker.session._writer.connect(connection)
@@ -343,7 +343,7 @@ def test_keeps_a_session_alive_and_watches_it_while_its_model_is_learned(
     async def scenario() -> worker_pb2.FrontendMessage | None:
         heard: asyncio.Future[worker_pb2.FrontendMessage | None] = asyncio.get_running_loop().create_future()
 
-        async def serve(line: Line) -> None:
+        async def serve(line: RawSession) -> None:
             await line.send(
                 worker_pb2.WorkerMessage(welcome=worker_pb2.Welcome(instance_id="a", card=card_to_wire(CARD)))
             )
@@ -355,7 +355,7 @@ def test_keeps_a_session_alive_and_watches_it_while_its_model_is_learned(
             await line.until_over()
 
         async with (
-            answering(serve) as address,
+            serve_raw_sessions(serve) as address,
             pool_of({"a": InstanceRecord("a", address, "m")}, SlowCatalogue(), config),
         ):
             return await heard
@@ -374,13 +374,16 @@ def test_a_worker_that_was_never_reached_is_spoken_of_now_and_then_with_the_addr
         tries = 0
         is_tried = asyncio.Event()
 
-        async def serve(line: Line) -> None:
+        async def serve(line: RawSession) -> None:
             nonlocal tries
             tries += 1
             if tries == 5:
                 is_tried.set()
 
-        async with answering(serve) as address, pool_of({"a": InstanceRecord("a", "x:1", "m", False, address)}):
+        async with (
+            serve_raw_sessions(serve) as address,
+            pool_of({"a": InstanceRecord("a", "x:1", "m", False, address)}),
+        ):
             await is_tried.wait()
         assert {line["session_address"] for line in logs} == {address}
 

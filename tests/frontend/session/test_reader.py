@@ -19,7 +19,7 @@ from services.frontend.session.reader import (
 from services.http.server.cork import Cork
 from services.rpc.framing import FrameConnection
 from services.stubs.worker_pb2 import Load, Step, StreamEnd, WorkerMessage
-from tests.support.lines import Wire
+from tests.support.raw_session import RecordingTransport
 from tests.worker.support import pass_time, run_clocked
 
 
@@ -113,7 +113,7 @@ def test_one_of_very_many_comes_a_piece_at_a_turn_and_no_more_is_read_meanwhile(
 
 def test_what_is_written_of_one_turn_leaves_together_though_there_be_a_bug() -> None:
     async def scenario() -> list[bytes]:
-        stage, wire, written = Stage(), Wire(), []
+        stage, wire, written = Stage(), RecordingTransport(), []
 
         def take(message: WorkerMessage) -> bool:
             stage.cork.write(wire, b"token")
@@ -134,7 +134,7 @@ def pieces_of(*messages: WorkerMessage) -> list[bytes]:
     """What one client gets, piece by piece, for whom each message is a token, and each end wakes who writes the end."""
 
     async def scenario() -> list[bytes]:
-        stage, wire = Stage(), Wire()
+        stage, wire = Stage(), RecordingTransport()
 
         def take(message: WorkerMessage) -> bool:
             stage.cork.write(wire, b"token ")

@@ -29,7 +29,7 @@ from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
 from tests.frontend.support import BareWorker
 from tests.support.doubles import CARD, Collected, RecordingAttempt, make_request, run_async
-from tests.support.lines import Line, answering, frame
+from tests.support.raw_session import RawSession, frame, serve_raw_sessions
 from tests.worker.support import run_clocked
 
 WELCOME = worker_pb2.Welcome(instance_id="i", card=card_to_wire(CARD))
@@ -43,7 +43,7 @@ Serve = Callable[["Peer"], Awaitable[None]]
 class Peer:
     """The worker's end of a session, played by a test."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: RawSession) -> None:
         self.line = line
 
     async def welcome(self) -> None:
@@ -95,7 +95,7 @@ async def nothing(_: Client) -> None:
 
 
 def playing(serve: Serve) -> AbstractAsyncContextManager[str]:
-    return answering(lambda line: serve(Peer(line)))
+    return serve_raw_sessions(lambda line: serve(Peer(line)))
 
 
 def play(serve: Serve, use: Use = nothing, config: WorkerSessionConfig = PATIENT) -> Failure:

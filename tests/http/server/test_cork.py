@@ -5,17 +5,17 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from services.http.server.cork import Cork
-from tests.support.lines import Wire
+from tests.support.raw_session import RecordingTransport
 
 
-class Faulty(Wire):
+class Faulty(RecordingTransport):
     """A transport with a bug."""
 
     def write(self, data: Any) -> None:
         raise RuntimeError("a bug")
 
 
-class Broken(Wire):
+class Broken(RecordingTransport):
     """A transport that is closed by the first write, as by a client that has reset its connection."""
 
     def write(self, data: Any) -> None:
@@ -25,7 +25,7 @@ class Broken(Wire):
 
 
 def test_out_of_the_bottle_it_keeps_nothing() -> None:
-    wire = Wire()
+    wire = RecordingTransport()
 
     Cork().write(wire, b"a")
 
@@ -33,7 +33,7 @@ def test_out_of_the_bottle_it_keeps_nothing() -> None:
 
 
 def test_in_it_what_is_written_waits_for_the_pull_and_leaves_in_order() -> None:
-    cork, wire, other = Cork(), Wire(), Wire()
+    cork, wire, other = Cork(), RecordingTransport(), RecordingTransport()
 
     cork.put_in()
     cork.write(wire, b"a")
@@ -46,7 +46,7 @@ def test_in_it_what_is_written_waits_for_the_pull_and_leaves_in_order() -> None:
 
 
 def test_what_goes_to_one_client_leaves_in_one_piece() -> None:
-    cork, wire = Cork(), Wire()
+    cork, wire = Cork(), RecordingTransport()
 
     cork.put_in()
     assert [cork.write(wire, data) for data in (b"a", b"b")] == [True, True]
@@ -57,7 +57,7 @@ def test_what_goes_to_one_client_leaves_in_one_piece() -> None:
 
 
 def test_it_is_in_until_the_last_who_holds_it_pulls() -> None:
-    cork, wire = Cork(), Wire()
+    cork, wire = Cork(), RecordingTransport()
 
     cork.put_in()
     cork.put_in()
@@ -70,7 +70,7 @@ def test_it_is_in_until_the_last_who_holds_it_pulls() -> None:
 
 
 def test_who_cannot_wait_has_its_own_written_though_it_be_held_and_the_others_wait_on() -> None:
-    cork, wire, other = Cork(), Wire(), Wire()
+    cork, wire, other = Cork(), RecordingTransport(), RecordingTransport()
 
     cork.put_in()
     cork.write(other, b"c")
@@ -86,7 +86,7 @@ def test_who_cannot_wait_has_its_own_written_though_it_be_held_and_the_others_wa
 
 
 def test_once_pulled_it_is_out_and_has_nothing_to_write_again() -> None:
-    cork, wire = Cork(), Wire()
+    cork, wire = Cork(), RecordingTransport()
 
     for data in (b"a", b"b"):
         cork.put_in()
@@ -98,7 +98,7 @@ def test_once_pulled_it_is_out_and_has_nothing_to_write_again() -> None:
 
 
 def test_a_client_that_is_found_gone_harms_no_other() -> None:
-    cork, gone, wire = Cork(), Broken(), Wire()
+    cork, gone, wire = Cork(), Broken(), RecordingTransport()
 
     cork.put_in()
     for data in (b"a", b"b"):
@@ -111,7 +111,7 @@ def test_a_client_that_is_found_gone_harms_no_other() -> None:
 
 
 def test_a_write_with_a_bug_costs_its_own_client_alone() -> None:
-    cork, faulty, wire = Cork(), Faulty(), Wire()
+    cork, faulty, wire = Cork(), Faulty(), RecordingTransport()
 
     cork.put_in()
     for data in (b"a", b"b"):

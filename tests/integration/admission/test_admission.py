@@ -15,14 +15,15 @@ from itertools import product
 import pytest
 
 from tests.integration.conftest import Start, on_both_engines
-from tests.integration.harness.answers import Answer, Refused
-from tests.integration.harness.asks import PROTOCOLS, Ask
-from tests.integration.harness.clients import gathered, is_answered, outcome
-from tests.integration.harness.endings import deadline_s
-from tests.integration.harness.pair import LIMITS, REFUSALS, Pair
-from tests.integration.harness.plane import Process, until
-from tests.integration.harness.readings import read, wait_load, wait_quiet
-from tests.integration.harness.visits import ENDLESS, Visit
+from tests.integration.harness.clients.answers import Answer, Refused
+from tests.integration.harness.clients.cancellations import deadline_s
+from tests.integration.harness.clients.client import ENDLESS, Client
+from tests.integration.harness.clients.requests import PROTOCOLS, Request
+from tests.integration.harness.clients.send import is_answered, outcome, run_together
+from tests.integration.harness.metrics import read_metrics, wait_idle, wait_load
+from tests.integration.harness.plane.processes import Process
+from tests.integration.harness.plane.two_frontends import LIMITS, REFUSALS, TwoFrontends
+from tests.integration.harness.waiting import until
 
 BURST = 40
 HURRIES = 120
@@ -35,33 +36,36 @@ RUSHES = [("mocker", 1, 0), ("mocker", 1, 1), ("mocker", 2, 2), ("mocker", 4, 3)
 
 
 @pytest.fixture(scope="module")
-def pair(start_plane: Start) -> Pair:
-    return Pair.of(start_plane())
+def two_frontends(start_plane: Start) -> TwoFrontends:
+    return TwoFrontends.of(start_plane())
 
 
 @pytest.mark.parametrize(("engine", "slots", "places"), BURSTS, indirect=["engine"])
-def test_of_a_burst_exactly_n_and_q_are_in(pair: Pair, slots: int, places: int) -> None:
+def test_burst_fills_exactly_the_slots_and_the_queue(two_frontends: TwoFrontends, slots: int, places: int) -> None:
     """Through one frontend, which knows how many it has sent, or two by turns: those only the worker can count."""
-    doors = 1 + (slots + places) % 2
+    frontend_count = 1 + (slots + places) % 2
 
     async def scenario() -> None:
-        worker, model = await pair.worker(slots, places)
+        worker, model = await two_frontends.worker(slots, places)
         async with asyncio.TaskGroup() as group:
-            visits = [
-                Visit(pair.frontends[number % doors], Ask(PROTOCOLS[number % 3], model=model, max_tokens=ENDLESS))
+            clients = [
+                Client(
+                    two_frontends.frontends[number % frontend_count],
+                    Request(PROTOCOLS[number % 3], model=model, max_tokens=ENDLESS),
+                )
                 for number in range(BURST)
             ]
-            for visit in visits:
-                visit.start(group)
-            await until(lambda: sum(visit.is_refused for visit in visits) == BURST - slots - places)
+            for client in clients:
+                client.start(group)
+            await until(lambda: sum(client.is_refused for client in clients) == BURST - slots - places)
             await wait_load(worker, slots, places)
-            assert sum(visit.ended is None for visit in visits) == slots + places
-            for visit in visits:
-                visit.leave()
-        await wait_quiet(worker, *pair.frontends)
-        for visit in visits:
-            if isinstance(visit.ended, Refused):
-                check_refusal(visit.ended, slots, places)
+            assert sum(client.ended is None for client in clients) == slots + places
+            for client in clients:
+                client.hang_up()
+        await wait_idle(worker, *two_frontends.frontends)
+        for client in clients:
+            if isinstance(client.ended, Refused):
+                check_refusal(client.ended, slots, places)
 
     asyncio.run(scenario())
 
@@ -91,45 +95,45 @@ async def watch(worker: Process, stop: asyncio.Event) -> tuple[float, float]:
     """The most that ran and waited in any scrape until `stop`."""
     running, waiting = 0.0, 0.0
     while not stop.is_set():
-        reading = await read(worker)
-        running, waiting = max(running, reading.running), max(waiting, reading.waiting)
+        metrics = await read_metrics(worker)
+        running, waiting = max(running, metrics.running), max(waiting, metrics.waiting)
     return running, waiting
 
 
 @pytest.mark.parametrize(("engine", "slots", "places"), RUSHES, indirect=["engine"])
-def test_in_no_moment_of_a_random_rush_are_the_limits_passed(pair: Pair, slots: int, places: int) -> None:
+def test_random_load_never_exceeds_the_limits(two_frontends: TwoFrontends, slots: int, places: int) -> None:
     rng = random.Random(SEED - 10 * slots - places)
     outcomes: list[Answer | Refused] = []
 
     async def hurry(model: str) -> None:
         """Come at some moment, and leave at another unless the answer is there."""
         fits = min(2, slots + places)
-        ask = Ask(rng.choice(PROTOCOLS), model=model, max_tokens=rng.randint(1, 12), n=rng.randint(1, fits))
-        frontend, pause_s, patience_s = rng.choice(pair.frontends), rng.random(), rng.choice((0.03, 30.0))
+        request = Request(rng.choice(PROTOCOLS), model=model, max_tokens=rng.randint(1, 12), n=rng.randint(1, fits))
+        frontend, pause_s, patience_s = rng.choice(two_frontends.frontends), rng.random(), rng.choice((0.03, 30.0))
         await asyncio.sleep(pause_s)  # The moment is what is tested.
         try:
             async with asyncio.timeout(patience_s):
-                outcomes.append(await outcome(frontend, ask))
+                outcomes.append(await outcome(frontend, request))
         except TimeoutError:
             pass  # It has left.
 
     async def scenario() -> None:
-        worker, model = await pair.worker(slots, places)
+        worker, model = await two_frontends.worker(slots, places)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(watch(worker, stop))
-            await gathered(hurry(model) for _ in range(HURRIES))
+            await run_together(hurry(model) for _ in range(HURRIES))
             stop.set()
         running, waiting = watching.result()
         assert running <= slots
         assert waiting <= places
-        await wait_quiet(worker, *pair.frontends)
+        await wait_idle(worker, *two_frontends.frontends)
         refusals = [one for one in outcomes if isinstance(one, Refused)]
         assert {one.reason for one in refusals} <= set(REFUSALS)
-        asked, rejected = await pair.counted(model)
+        asked, rejected = await two_frontends.counted(model)
         assert len(outcomes) <= asked <= HURRIES  # One that left may have left before it had asked.
         assert len(refusals) <= rejected <= len(refusals) + HURRIES - len(outcomes)
-        await until(lambda: is_answered(pair.plane.frontend, Ask("grpc", model=model)))
+        await until(lambda: is_answered(two_frontends.plane.frontend, Request("grpc", model=model)))
 
     asyncio.run(scenario())
 
@@ -140,23 +144,27 @@ def test_in_no_moment_of_a_random_rush_are_the_limits_passed(pair: Pair, slots: 
 @on_both_engines
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("cause", ["timeout", "deadline"])
-def test_one_that_has_waited_too_long_never_reaches_the_engine(pair: Pair, protocol: str, cause: str) -> None:
+def test_request_that_waits_too_long_never_reaches_the_engine(
+    two_frontends: TwoFrontends, protocol: str, cause: str
+) -> None:
     options = ("--queue-timeout=0.3",) if cause == "timeout" else ()
 
     async def scenario() -> None:
-        worker, model = await pair.worker(1, 1, *options)
+        worker, model = await two_frontends.worker(1, 1, *options)
         async with asyncio.TaskGroup() as group:
             began = time.monotonic()
-            holder = Visit(pair.plane.frontend, Ask(model=model, max_tokens=ENDLESS)).start(group)
+            holder = Client(two_frontends.plane.frontend, Request(model=model, max_tokens=ENDLESS)).start(group)
             await until(lambda: holder.has_begun)
             timeout_s = deadline_s(time.monotonic() - began, least_s=0.3) if cause == "deadline" else None
-            before = await read(worker)
-            waiting = Visit(pair.other, Ask(protocol, model=model, max_tokens=ENDLESS, timeout_s=timeout_s))
+            before = await read_metrics(worker)
+            waiting = Client(
+                two_frontends.other, Request(protocol, model=model, max_tokens=ENDLESS, timeout_s=timeout_s)
+            )
             waiting.start(group)
             refused = await waiting.refusal()
             await wait_load(worker, 1, 0)
-            after = await read(worker)
-            holder.leave()
+            after = await read_metrics(worker)
+            holder.hang_up()
         if cause == "deadline":
             assert refused.is_deadline
         else:
@@ -174,23 +182,23 @@ def test_one_that_has_waited_too_long_never_reaches_the_engine(pair: Pair, proto
 
 
 @on_both_engines
-def test_no_more_prompt_tokens_wait_than_the_limit(pair: Pair) -> None:
+def test_queue_holds_no_more_prompt_tokens_than_its_limit(two_frontends: TwoFrontends) -> None:
     async def scenario() -> None:
-        worker, model = await pair.worker(1, 5, "--queue-token-limit=20")
+        worker, model = await two_frontends.worker(1, 5, "--queue-token-limit=20")
 
-        def visit(prompt: str) -> Visit:
-            return Visit(pair.plane.frontend, Ask("grpc", model=model, prompt=prompt, max_tokens=ENDLESS))
+        def client(prompt: str) -> Client:
+            return Client(two_frontends.plane.frontend, Request("grpc", model=model, prompt=prompt, max_tokens=ENDLESS))
 
         async with asyncio.TaskGroup() as group:
-            holder = visit("a long prompt that runs at once, whatever may wait").start(group)
+            holder = client("a long prompt that runs at once, whatever may wait").start(group)
             await until(lambda: holder.has_begun)
-            first = visit("fifteen letters").start(group)
+            first = client("fifteen letters").start(group)
             await wait_load(worker, 1, 1)
-            refused = await visit("sixwww").start(group).refusal()
-            five = visit("five!").start(group)  # At once: that too many tokens wait does not make the worker full.
+            refused = await client("sixwww").start(group).refusal()
+            five = client("five!").start(group)  # At once: that too many tokens wait does not make the worker full.
             await wait_load(worker, 1, 2)
             for one in (holder, first, five):
-                one.leave()
+                one.hang_up()
         assert refused.reason in REFUSALS
         assert "too many prompt tokens would wait (21 of at most 20)" in refused.error["message"]
         told = {"cause": "queue_tokens", "queue_token_limit": "20", "waiting_tokens": "15"}
@@ -200,19 +208,21 @@ def test_no_more_prompt_tokens_wait_than_the_limit(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_who_is_too_long_for_all_workers_is_told_that_and_is_logged_so(pair: Pair, protocol: str) -> None:
+def test_prompt_too_long_for_every_queue_is_refused_and_logged_with_that_cause(
+    two_frontends: TwoFrontends, protocol: str
+) -> None:
     async def scenario() -> None:
-        frontend = pair.plane.frontend
+        frontend = two_frontends.plane.frontend
         model = f"two-{protocol}"
         limits = ("--engine-request-limit=1", "--queue-token-limit=20")
-        workers = [await pair.plane.worker(f"--served-model-name={model}", *limits) for _ in range(2)]
+        workers = [await two_frontends.plane.worker(f"--served-model-name={model}", *limits) for _ in range(2)]
         async with asyncio.TaskGroup() as group:
-            holders = [Visit(frontend, Ask("grpc", model=model, max_tokens=ENDLESS)).start(group) for _ in workers]
+            holders = [Client(frontend, Request("grpc", model=model, max_tokens=ENDLESS)).start(group) for _ in workers]
             for worker in workers:
                 await wait_load(worker, 1, 0)
-            refused = await Visit(frontend, Ask(protocol, model=model, prompt="l" * 21)).start(group).refusal()
+            refused = await Client(frontend, Request(protocol, model=model, prompt="l" * 21)).start(group).refusal()
             for one in holders:
-                one.leave()
+                one.hang_up()
         assert refused.reason == "WORKER_AT_CAPACITY"
         assert "too many prompt tokens would wait (21 of at most 20)" in refused.error["message"]
         assert (refused.metadata["cause"], refused.metadata["engine_request_limit"]) == ("queue_tokens", "1")

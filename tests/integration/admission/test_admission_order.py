@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.integration.conftest import Start, on_both_engines
-from tests.integration.harness.asks import Ask
-from tests.integration.harness.pair import LIMITS, REFUSALS, Pair
-from tests.integration.harness.plane import Process, until
-from tests.integration.harness.readings import read, wait_load, wait_quiet
-from tests.integration.harness.visits import ENDLESS, Visit
+from tests.integration.harness.clients.client import ENDLESS, Client
+from tests.integration.harness.clients.requests import Request
+from tests.integration.harness.metrics import read_metrics, wait_idle, wait_load
+from tests.integration.harness.plane.processes import Process
+from tests.integration.harness.plane.two_frontends import LIMITS, REFUSALS, TwoFrontends
+from tests.integration.harness.waiting import until
 
 pytestmark = on_both_engines
 
@@ -25,8 +26,8 @@ SEED = 20_231
 
 
 @pytest.fixture(scope="module")
-def pair(start_plane: Start) -> Pair:
-    return Pair.of(start_plane())
+def two_frontends(start_plane: Start) -> TwoFrontends:
+    return TwoFrontends.of(start_plane())
 
 
 @dataclass
@@ -35,20 +36,20 @@ class Paper:
 
     slots: int
     places: int
-    running: list[Visit] = field(default_factory=list)
-    waiting: list[Visit] = field(default_factory=list)
+    running: list[Client] = field(default_factory=list)
+    waiting: list[Client] = field(default_factory=list)
     started: int = 0
 
     def has_room(self, choices: int) -> bool:
         return len(self.running) + len(self.waiting) + choices <= self.slots + self.places
 
-    def add(self, visit: Visit) -> None:
-        self.waiting += [visit] * visit.ask.n
+    def add(self, client: Client) -> None:
+        self.waiting += [client] * client.request.n
         self._fill()
 
-    def remove(self, visit: Visit) -> None:
-        self.running = [one for one in self.running if one is not visit]
-        self.waiting = [one for one in self.waiting if one is not visit]
+    def remove(self, client: Client) -> None:
+        self.running = [one for one in self.running if one is not client]
+        self.waiting = [one for one in self.waiting if one is not client]
         self._fill()
 
     def _fill(self) -> None:
@@ -60,7 +61,7 @@ class Paper:
     def load(self) -> tuple[int, int]:
         return len(self.running), len(self.waiting)
 
-    def inside(self) -> list[Visit]:
+    def inside(self) -> list[Client]:
         return list(dict.fromkeys((*self.running, *self.waiting)))
 
 
@@ -68,7 +69,7 @@ class Paper:
 class History:
     """One history of arrivals and leavings at a worker, and the same on paper."""
 
-    pair: Pair
+    two_frontends: TwoFrontends
     worker: Process
     model: str
     paper: Paper
@@ -79,65 +80,65 @@ class History:
 
     async def one_comes(self) -> None:
         """One that has room on paper gets in, at once or when a frontend forgets that the worker was full."""
-        visit = self._visit()
-        if self.paper.has_room(visit.ask.n):
-            while not await self._gets_in(visit):
-                visit = Visit(visit.frontend, visit.ask)
+        client = self._visit()
+        if self.paper.has_room(client.request.n):
+            while not await self._gets_in(client):
+                client = Client(client.frontend, client.request)
             return
-        self._start(visit)
-        refused = await visit.refusal()
-        if visit.ask.n > self.paper.slots + self.paper.places:
+        self._start(client)
+        refused = await client.refusal()
+        if client.request.n > self.paper.slots + self.paper.places:
             assert refused.reason == "INVALID_ARGUMENT"  # However long it waited, it would never fit.
             return
         assert refused.reason in REFUSALS
         self.refused += 1
 
-    def _visit(self) -> Visit:
+    def _visit(self) -> Client:
         choices, protocol = self.rng.choice((1, 1, 1, 2, 3)), self.rng.choice(("grpc", "stream"))
-        ask = Ask(protocol, model=self.model, max_tokens=ENDLESS, n=choices)
-        return Visit(self.rng.choice(self.pair.frontends), ask)
+        request = Request(protocol, model=self.model, max_tokens=ENDLESS, n=choices)
+        return Client(self.rng.choice(self.two_frontends.frontends), request)
 
-    def _start(self, visit: Visit) -> None:
-        visit.start(self.group)
+    def _start(self, client: Client) -> None:
+        client.start(self.group)
         self.asked += 1
 
-    async def _gets_in(self, visit: Visit) -> bool:
+    async def _gets_in(self, client: Client) -> bool:
         """Whether it does, on paper as well."""
         running_before, waiting_before = self.paper.load
-        self._start(visit)
+        self._start(client)
 
         async def is_decided() -> bool:
-            reading = await read(self.worker)
-            entered = running_before + waiting_before + visit.ask.n
-            return visit.is_refused or reading.running + reading.waiting == entered
+            metrics = await read_metrics(self.worker)
+            entered = running_before + waiting_before + client.request.n
+            return client.is_refused or metrics.running + metrics.waiting == entered
 
         await until(is_decided)
-        if visit.is_refused:
+        if client.is_refused:
             self.refused += 1
             return False
-        self.paper.add(visit)
+        self.paper.add(client)
         return True
 
     def one_leaves(self) -> None:
-        visit = self.rng.choice(self.paper.inside())
-        visit.leave()
-        self.paper.remove(visit)
+        client = self.rng.choice(self.paper.inside())
+        client.hang_up()
+        self.paper.remove(client)
 
     async def compare(self) -> None:
         """The worker has as many as the paper, and those have begun that should have, in their order."""
         await wait_load(self.worker, *self.paper.load)
-        await until(lambda: all(visit.has_begun for visit in self.paper.running))
-        assert not any(visit.has_begun for visit in self.paper.waiting if visit not in self.paper.running)
+        await until(lambda: all(client.has_begun for client in self.paper.running))
+        assert not any(client.has_begun for client in self.paper.waiting if client not in self.paper.running)
 
 
 @pytest.mark.parametrize(("slots", "places"), LIMITS)
-def test_whoever_comes_and_goes_the_worker_does_what_the_rules_say(pair: Pair, slots: int, places: int) -> None:
+def test_worker_admits_and_starts_requests_like_the_model(two_frontends: TwoFrontends, slots: int, places: int) -> None:
     rng = random.Random(SEED + 10 * slots + places)
 
     async def scenario() -> History:
-        worker, model = await pair.worker(slots, places)
+        worker, model = await two_frontends.worker(slots, places)
         async with asyncio.TaskGroup() as group:
-            history = History(pair, worker, model, Paper(slots, places), rng, group)
+            history = History(two_frontends, worker, model, Paper(slots, places), rng, group)
             for _ in range(EVENTS):
                 if history.paper.inside() and rng.random() < 0.4:
                     history.one_leaves()
@@ -147,11 +148,11 @@ def test_whoever_comes_and_goes_the_worker_does_what_the_rules_say(pair: Pair, s
             while history.paper.inside():
                 history.one_leaves()
                 await history.compare()
-        await wait_quiet(worker, *pair.frontends)
-        waits = (await read(worker)).sum("dynamo_work_handler_permit_wait_seconds_count")
+        await wait_idle(worker, *two_frontends.frontends)
+        waits = (await read_metrics(worker)).sum("dynamo_work_handler_permit_wait_seconds_count")
         assert waits == history.paper.started
         return history
 
     history = asyncio.run(scenario())
-    asked, refused = asyncio.run(pair.counted(history.model))
+    asked, refused = asyncio.run(two_frontends.counted(history.model))
     assert (asked, refused) == (history.asked, history.refused)

@@ -18,13 +18,15 @@ from dataclasses import dataclass
 import pytest
 
 from tests.integration.conftest import Start
-from tests.integration.harness.admin_calls import set_both
-from tests.integration.harness.answers import Answer, Refused
-from tests.integration.harness.asks import PROTOCOLS, Ask
-from tests.integration.harness.clients import answer, is_answered, outcome, refusal
-from tests.integration.harness.plane import Frontend, Plane, Process, until
-from tests.integration.harness.readings import read, wait_load, wait_quiet
-from tests.integration.harness.visits import Visit
+from tests.integration.harness.clients.admin import set_thresholds
+from tests.integration.harness.clients.answers import Answer, Refused
+from tests.integration.harness.clients.client import Client
+from tests.integration.harness.clients.requests import PROTOCOLS, Request
+from tests.integration.harness.clients.send import answer, is_answered, outcome, refusal
+from tests.integration.harness.metrics import read_metrics, wait_idle, wait_load
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.processes import Frontend, Process
+from tests.integration.harness.waiting import until
 
 BLOCKS, BLOCK_TOKENS = 64, 4
 CACHE = (f"--mocker-kv-blocks={BLOCKS}", f"--mocker-kv-block-tokens={BLOCK_TOKENS}")
@@ -36,26 +38,26 @@ HEARTBEATS_S = 3 * 0.25
 TOKENS = 140
 """Of the holder's prompt."""
 HELD = -(-TOKENS // BLOCK_TOKENS)
-HOLDER = Ask("grpc", prompt="h" * TOKENS, max_tokens=60)
-NEXT = Ask(prompt="next", max_tokens=2)
+HOLDER = Request("grpc", prompt="h" * TOKENS, max_tokens=60)
+NEXT = Request(prompt="next", max_tokens=2)
 BLOCKS_METRIC = "dynamo_frontend_worker_active_decode_blocks"
 
 
 # What a request meets
 
 
-async def is_admitted(frontend: Frontend, worker: Process, ask: Ask = NEXT) -> bool:
+async def is_admitted(frontend: Frontend, worker: Process, request: Request = NEXT) -> bool:
     """Whether one more request gets to a worker that has one. It leaves again."""
     async with asyncio.TaskGroup() as group:
-        visit = Visit(frontend, ask).start(group)
+        client = Client(frontend, request).start(group)
 
         async def is_decided() -> bool:
-            return visit.ended is not None or (await read(worker)).running == 2
+            return client.ended is not None or (await read_metrics(worker)).running == 2
 
         await until(is_decided)
-        visit.leave()
-    if isinstance(visit.ended, Refused):
-        check_refusal(visit.ended)
+        client.hang_up()
+    if isinstance(client.ended, Refused):
+        check_refusal(client.ended)
         return False
     await wait_load(worker, 1, 0)
     return True
@@ -78,9 +80,9 @@ async def wait_reported(frontend: Frontend, *, blocks: int, worker: Process, **l
     """Until the frontend knows that the worker has so many blocks in use."""
 
     async def is_reported() -> bool:
-        reading = await read(frontend)
+        metrics = await read_metrics(frontend)
         instance = worker.ready["instance_id"]
-        return reading.sum(BLOCKS_METRIC, worker_id=instance, **labels) == blocks
+        return metrics.sum(BLOCKS_METRIC, worker_id=instance, **labels) == blocks
 
     await until(is_reported)
 
@@ -118,20 +120,20 @@ CASES: Mapping[str, tuple[float | None, int | None, bool]] = {
 }
 
 
-def test_a_worker_is_busy_strictly_above_any_threshold(held: Stage) -> None:
+def test_worker_is_busy_strictly_above_any_threshold(held: Stage) -> None:
     """No report comes between a change and the request after it: what is reported has long stood still."""
     verdicts = {}
 
     async def scenario() -> None:
         async with asyncio.TaskGroup() as group:
-            holder = Visit(held.frontend, HOLDER).start(group)
+            holder = Client(held.frontend, HOLDER).start(group)
             for name, (decode, prefill, _) in CASES.items():
                 await wait_reported(held.frontend, blocks=HELD, worker=held.worker)
-                await set_both(held.frontend, decode, prefill)
+                await set_thresholds(held.frontend, decode, prefill)
                 verdicts[name] = not await is_admitted(held.frontend, held.worker)
-            holder.leave()
-        await set_both(held.frontend, None, None)
-        await wait_quiet(held.worker, held.frontend)
+            holder.hang_up()
+        await set_thresholds(held.frontend, None, None)
+        await wait_idle(held.worker, held.frontend)
 
     asyncio.run(scenario())
     assert verdicts == {name: is_busy for name, (_, _, is_busy) in CASES.items()}
@@ -139,21 +141,21 @@ def test_a_worker_is_busy_strictly_above_any_threshold(held: Stage) -> None:
 
 @pytest.mark.parametrize("is_chat", [False, True])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_each_rejection_is_told_and_counted_once(held: Stage, protocol: str, is_chat: bool) -> None:
-    ask = Ask(protocol, is_chat=is_chat, max_tokens=2)
+def test_each_rejection_is_reported_and_counted_once(held: Stage, protocol: str, is_chat: bool) -> None:
+    request = Request(protocol, is_chat=is_chat, max_tokens=2)
     endpoint = "generate" if protocol == "grpc" else "chat_completions" if is_chat else "completions"
 
     async def scenario() -> None:
         async with asyncio.TaskGroup() as group:
-            holder = Visit(held.frontend, HOLDER).start(group)
+            holder = Client(held.frontend, HOLDER).start(group)
             await wait_reported(held.frontend, blocks=HELD, worker=held.worker)
-            await set_both(held.frontend, 0.5, None)
-            before = await read(held.frontend)
-            refused = await outcome(held.frontend, ask)
-            after = await read(held.frontend)
-            holder.leave()
-        await set_both(held.frontend, None, None)
-        await wait_quiet(held.worker, held.frontend)
+            await set_thresholds(held.frontend, 0.5, None)
+            before = await read_metrics(held.frontend)
+            refused = await outcome(held.frontend, request)
+            after = await read_metrics(held.frontend)
+            holder.hang_up()
+        await set_thresholds(held.frontend, None, None)
+        await wait_idle(held.worker, held.frontend)
         assert isinstance(refused, Refused)
         check_refusal(refused)
         name = "dynamo_frontend_model_rejection_total"
@@ -186,23 +188,23 @@ LINES = {
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("line", LINES)
-def test_under_load_requests_are_refused_until_it_is_gone(slow: Stage, line: str, protocol: str) -> None:
+def test_requests_are_refused_while_the_load_exceeds_a_threshold(slow: Stage, line: str, protocol: str) -> None:
     option, metric, threshold = LINES[line]
-    ask = Ask(protocol, prompt="next", max_tokens=2)
+    request = Request(protocol, prompt="next", max_tokens=2)
 
     async def scenario() -> Refused | None:
         frontend = slow.plane.start_frontend(*ADMISSION, option)
         await until(lambda: frontend.has_found(slow.worker))
         async with asyncio.TaskGroup() as group:
-            holder = Visit(frontend, HOLDER).start(group)
+            holder = Client(frontend, HOLDER).start(group)
 
             async def is_over() -> bool:
                 return await frontend.metric(metric) > threshold
 
             await until(is_over)
-            refused = await refusal(frontend, ask)
-            holder.leave()
-        await until(lambda: is_answered(frontend, ask))
+            refused = await refusal(frontend, request)
+            holder.hang_up()
+        await until(lambda: is_answered(frontend, request))
         frontend.kill()
         return refused
 
@@ -219,36 +221,36 @@ def test_under_load_requests_are_refused_until_it_is_gone(slow: Stage, line: str
     ],
     ids=["no thresholds", "no admission control"],
 )
-def test_without_thresholds_or_without_admission_control_nobody_is_refused(
+def test_nothing_is_refused_without_thresholds_or_without_admission_control(
     held: Stage, options: tuple[str, ...]
 ) -> None:
     async def scenario() -> None:
         frontend = held.plane.start_frontend("--engine-stall-ms=60000", *options)
         await until(lambda: frontend.has_found(held.worker))
         async with asyncio.TaskGroup() as group:
-            holder = Visit(frontend, HOLDER).start(group)
+            holder = Client(frontend, HOLDER).start(group)
             await wait_reported(frontend, blocks=HELD, worker=held.worker)
             assert await is_admitted(frontend, held.worker)
-            holder.leave()
-        await wait_quiet(held.worker, frontend)
+            holder.hang_up()
+        await wait_idle(held.worker, frontend)
         frontend.kill()
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_the_status_of_a_refusal_is_as_configured(held: Stage, status: int) -> None:
+def test_refusal_has_the_configured_status(held: Stage, status: int) -> None:
     options = (*ADMISSION, "--active-prefill-tokens-threshold=0", f"--overload-status-code={status}")
 
     async def scenario() -> Answer | Refused:
         frontend = held.plane.start_frontend(*options)
         await until(lambda: frontend.has_found(held.worker))
         async with asyncio.TaskGroup() as group:
-            holder = Visit(frontend, HOLDER).start(group)
+            holder = Client(frontend, HOLDER).start(group)
             await wait_reported(frontend, blocks=HELD, worker=held.worker)
             got = await outcome(frontend, NEXT)
-            holder.leave()
-        await wait_quiet(held.worker, frontend)
+            holder.hang_up()
+        await wait_idle(held.worker, frontend)
         frontend.kill()
         return got
 
@@ -260,7 +262,7 @@ def test_the_status_of_a_refusal_is_as_configured(held: Stage, status: int) -> N
 # Several workers, several ranks, silence
 
 
-def test_all_workers_busy_and_no_worker_at_all_are_different_reasons(
+def test_busy_workers_and_no_workers_are_different_reasons(
     start_plane: Start,
 ) -> None:
     plane = start_plane(frontend=(*ADMISSION, "--active-prefill-tokens-threshold=0"))
@@ -268,23 +270,23 @@ def test_all_workers_busy_and_no_worker_at_all_are_different_reasons(
     async def scenario() -> None:
         busy = await plane.worker(*STILL)
         async with asyncio.TaskGroup() as group:
-            holder = Visit(plane.frontend, HOLDER).start(group)
+            holder = Client(plane.frontend, HOLDER).start(group)
             await wait_reported(plane.frontend, blocks=HELD, worker=busy)
             assert (await until(lambda: refusal(plane.frontend, NEXT))).reason == "OVERLOADED"
             free = await plane.worker(*CACHE)
             for protocol in PROTOCOLS * 2:
-                assert await answer(plane.frontend, Ask(protocol, max_tokens=2))
+                assert await answer(plane.frontend, Request(protocol, max_tokens=2))
             free.kill()
             await until(lambda: plane.frontend.events("worker lost", instance=free.ready["instance_id"]))
             assert (await until(lambda: refusal(plane.frontend, NEXT))).reason == "OVERLOADED"
-            holder.leave()
+            holder.hang_up()
         busy.kill()
         await until(lambda: plane.frontend.events("worker lost", instance=busy.ready["instance_id"]))
         refused = await refusal(plane.frontend, NEXT)
         assert refused is not None
         assert refused.reason == "NO_WORKERS"
         assert refused.code == 503
-        await wait_quiet(plane.frontend)
+        await wait_idle(plane.frontend)
         await plane.worker(*CACHE)
         assert await answer(plane.frontend, NEXT)
 
@@ -301,7 +303,7 @@ RANKS: Mapping[str, tuple[tuple[str, ...], int, bool]] = {
 
 
 @pytest.mark.parametrize(("options", "holders", "is_busy"), RANKS.values(), ids=RANKS)
-def test_all_ranks_that_are_known_must_be_busy(
+def test_worker_is_busy_only_if_every_known_rank_is(
     held: Stage, options: tuple[str, ...], holders: int, is_busy: bool
 ) -> None:
     model = "-".join(("ranks", str(holders), *(option.strip("-").replace("=", "-") for option in options)))
@@ -309,43 +311,43 @@ def test_all_ranks_that_are_known_must_be_busy(
 
     async def scenario() -> None:
         worker = await held.plane.worker(*STILL, *options, served)
-        await set_both(held.frontend, None, 0, model=model)
+        await set_thresholds(held.frontend, None, 0, model=model)
         async with asyncio.TaskGroup() as group:
-            visits = []
+            clients = []
             for number in range(holders):
-                ask = Ask("grpc", model=model, prompt="h" * TOKENS, max_tokens=60)
-                await set_both(held.frontend, None, None, model=model)
-                visits.append(Visit(held.frontend, ask).start(group))
+                request = Request("grpc", model=model, prompt="h" * TOKENS, max_tokens=60)
+                await set_thresholds(held.frontend, None, None, model=model)
+                clients.append(Client(held.frontend, request).start(group))
                 await wait_load(worker, number + 1, 0)
             await wait_reported(held.frontend, blocks=0 if model.endswith("rank-0") else HELD * holders, worker=worker)
-            await set_both(held.frontend, None, 0, model=model)
-            got = await first_verdict(held.frontend, worker, Ask(model=model, max_tokens=2), holders)
-            for visit in visits:
-                visit.leave()
+            await set_thresholds(held.frontend, None, 0, model=model)
+            got = await first_verdict(held.frontend, worker, Request(model=model, max_tokens=2), holders)
+            for client in clients:
+                client.hang_up()
         worker.kill()
         assert got is is_busy
 
     asyncio.run(scenario())
 
 
-async def first_verdict(frontend: Frontend, worker: Process, ask: Ask, running: int) -> bool:
+async def first_verdict(frontend: Frontend, worker: Process, request: Request, running: int) -> bool:
     """Whether a request is refused by a frontend, not taken by a worker that has so many."""
     async with asyncio.TaskGroup() as group:
-        visit = Visit(frontend, ask).start(group)
+        client = Client(frontend, request).start(group)
 
         async def is_decided() -> bool:
-            return visit.ended is not None or (await read(worker)).running == running + 1
+            return client.ended is not None or (await read_metrics(worker)).running == running + 1
 
         await until(is_decided)
-        visit.leave()
-    return isinstance(visit.ended, Refused)
+        client.hang_up()
+    return isinstance(client.ended, Refused)
 
 
 async def has_told(worker: Process, tokens: float) -> bool:
-    return (await read(worker)).told_tokens >= tokens
+    return (await read_metrics(worker)).generated_tokens >= tokens
 
 
-def test_a_worker_that_falls_silent_is_not_busy_for_ever(start_plane: Start) -> None:
+def test_silent_worker_does_not_stay_busy(start_plane: Start) -> None:
     """It reports until its request has 20 tokens, and is over the threshold then and ever after."""
     plane = start_plane(frontend=(*ADMISSION, "--active-decode-blocks-threshold=0.3"))
     options = (*CACHE, "--mocker-itl-ms=50", "--mocker-fault=mute_after=20")
@@ -353,17 +355,17 @@ def test_a_worker_that_falls_silent_is_not_busy_for_ever(start_plane: Start) -> 
     async def scenario() -> None:
         worker = await plane.worker(*options)
         async with asyncio.TaskGroup() as group:
-            holder = Visit(plane.frontend, HOLDER).start(group)
+            holder = Client(plane.frontend, HOLDER).start(group)
             await until(lambda: refusal(plane.frontend, NEXT))
-            told = (await read(worker)).told_tokens
+            told = (await read_metrics(worker)).generated_tokens
             await until(lambda: has_told(worker, told + 20))  # All of them to the holder.
-            await read(plane.frontend)  # So it has heard the last report.
+            await read_metrics(plane.frontend)  # So it has heard the last report.
             mute_at = time.time()
             await until(lambda: is_answered(plane.frontend, NEXT))
             assert max(plane.frontend.times("request", outcome="OVERLOADED")) <= mute_at + HEARTBEATS_S
             assert holder.ended is None
-            assert (await read(worker)).running == 1
-            holder.leave()
-        await wait_quiet(worker, plane.frontend)
+            assert (await read_metrics(worker)).running == 1
+            holder.hang_up()
+        await wait_idle(worker, plane.frontend)
 
     asyncio.run(scenario())

@@ -14,12 +14,14 @@ from functools import partial
 import pytest
 
 from tests.integration.conftest import Start
-from tests.integration.harness.answers import Answer, Refused
-from tests.integration.harness.asks import Ask
-from tests.integration.harness.clients import answer, gathered, is_answered, outcome
-from tests.integration.harness.plane import Frontend, Plane, Process, until
-from tests.integration.harness.readings import wait_load, wait_quiet
-from tests.integration.harness.visits import ENDLESS, Visit
+from tests.integration.harness.clients.answers import Answer, Refused
+from tests.integration.harness.clients.client import ENDLESS, Client
+from tests.integration.harness.clients.requests import Request
+from tests.integration.harness.clients.send import answer, is_answered, outcome, run_together
+from tests.integration.harness.metrics import wait_idle, wait_load
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.processes import Frontend, Process
+from tests.integration.harness.waiting import until
 
 SLOTS, PLACES, TOO_MANY = 2, 3, 50
 FULL_S_MAX = 1.0
@@ -28,37 +30,37 @@ PROTOCOLS = pytest.mark.parametrize("protocols", [("grpc",), ("stream", "unary")
 REPORTS = pytest.mark.parametrize("options", [(), ("--mocker-fault=mute_after=0",)], ids=["reports", "mute"])
 
 
-async def check_soon_answered(frontend: Frontend, worker: Process, nexts: Sequence[Ask]) -> None:
+async def check_soon_answered(frontend: Frontend, worker: Process, nexts: Sequence[Request]) -> None:
     """By the frontend's own clock: how long an answer takes is not what this is about."""
     await wait_load(worker, 0, 0)  # So whatever it has refused was before.
     has_room_at = time.time()
-    for ask in nexts:
-        await until(partial(is_answered, frontend, ask))
+    for request in nexts:
+        await until(partial(is_answered, frontend, request))
     assert max(frontend.times("request", outcome="OVERLOADED")) <= has_room_at + FULL_S_MAX
 
 
-async def burst(frontend: Frontend, nexts: Sequence[Ask], number: int) -> list[Refused]:
+async def burst(frontend: Frontend, nexts: Sequence[Request], number: int) -> list[Refused]:
     """Those of so many requests at once that were refused; the others have their answers."""
-    outcomes = await gathered(outcome(frontend, nexts[index % len(nexts)]) for index in range(number))
+    outcomes = await run_together(outcome(frontend, nexts[index % len(nexts)]) for index in range(number))
     assert len({one.essence for one in outcomes if isinstance(one, Answer)}) <= 1, "all ask the same"
     return [one for one in outcomes if isinstance(one, Refused)]
 
 
 @PROTOCOLS
 @REPORTS
-def test_after_a_burst_the_next_request_is_soon_answered(
+def test_next_request_is_soon_answered_after_a_burst(
     start_plane: Start, options: tuple[str, ...], protocols: tuple[str, ...]
 ) -> None:
     plane = start_plane()
-    nexts = [Ask(protocol, max_tokens=4) for protocol in protocols]
+    nexts = [Request(protocol, max_tokens=4) for protocol in protocols]
 
     async def scenario() -> None:
         worker = await plane.worker(*LIMITS, *options)
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in nexts)
+        undisturbed = await run_together(answer(plane.frontend, request) for request in nexts)
         assert await burst(plane.frontend, nexts, SLOTS + PLACES + TOO_MANY)
         await check_soon_answered(plane.frontend, worker, nexts)
-        assert await gathered(answer(plane.frontend, ask) for ask in nexts) == undisturbed
-        await wait_quiet(worker, plane.frontend)
+        assert await run_together(answer(plane.frontend, request) for request in nexts) == undisturbed
+        await wait_idle(worker, plane.frontend)
 
     asyncio.run(scenario())
     assert not plane.frontend.events("worker lost")
@@ -66,12 +68,12 @@ def test_after_a_burst_the_next_request_is_soon_answered(
 
 @PROTOCOLS
 @REPORTS
-def test_after_another_frontend_has_filled_the_worker_the_next_request_is_soon_answered(
+def test_next_request_is_soon_answered_after_another_frontend_filled_the_worker(
     start_plane: Start, options: tuple[str, ...], protocols: tuple[str, ...]
 ) -> None:
     """A frontend knows of its own requests that they are too many: only of another's the worker has to tell it."""
     plane = start_plane()
-    nexts = [Ask(protocol, max_tokens=4) for protocol in protocols]
+    nexts = [Request(protocol, max_tokens=4) for protocol in protocols]
 
     async def scenario() -> None:
         worker = await plane.worker(*LIMITS, *options)
@@ -79,7 +81,7 @@ def test_after_another_frontend_has_filled_the_worker_the_next_request_is_soon_a
         assert len(refusals) == TOO_MANY
         assert await worker.metric("dynamo_rejection_request_total") > 0
         await check_soon_answered(plane.frontend, worker, nexts)
-        await wait_quiet(worker, plane.frontend)
+        await wait_idle(worker, plane.frontend)
 
     asyncio.run(scenario())
 
@@ -89,9 +91,9 @@ async def while_filled(plane: Plane, worker: Process, doing: Awaitable[list[Refu
     other = plane.start_frontend()
     await until(lambda: other.has_found(worker))
     async with asyncio.TaskGroup() as group:
-        visits = [Visit(other, Ask("grpc", max_tokens=ENDLESS)).start(group) for _ in range(SLOTS + PLACES)]
+        clients = [Client(other, Request("grpc", max_tokens=ENDLESS)).start(group) for _ in range(SLOTS + PLACES)]
         await wait_load(worker, SLOTS, PLACES)
         refusals = await doing
-        for visit in visits:
-            visit.leave()
+        for client in clients:
+            client.hang_up()
     return refusals

@@ -15,17 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from bench.crowd import ANSWERED, REFUSED, Crowd, Replies, Wire
+from bench.clients.client_pool import ClientPool, Replies
+from bench.clients.wires import ANSWERED, REFUSED, Wire
 from bench.storm import GAUGES, GRPC_CONNECTIONS, bugs_in, wires
 from tests.integration.conftest import Start
-from tests.integration.harness.asks import Ask
-from tests.integration.harness.clients import answer, gathered, under_streams
-from tests.integration.harness.plane import Plane, Process, until
+from tests.integration.harness.clients.requests import Request
+from tests.integration.harness.clients.send import answer, answers_under_fault, run_together
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.processes import Process
+from tests.integration.harness.waiting import until
 
 SLOTS = PLACES = 8
 REQUESTS = 500
 TOKENS = 20
-STREAMS = [Ask(protocol, seed=number, max_tokens=40) for number, protocol in enumerate(("stream", "grpc"))]
+STREAMS = [Request(protocol, seed=number, max_tokens=40) for number, protocol in enumerate(("stream", "grpc"))]
 KINDS = [("stream", False), ("stream", True), ("unary", False), ("grpc", True)]
 
 
@@ -38,14 +41,14 @@ def stormy(start_plane: Start) -> tuple[Plane, Process]:
 
 
 def storm(address: str, wire: Callable[[], Wire], connections: int, *, is_open: bool) -> Replies:
-    with Crowd(address, connections, wire) as crowd:
+    with ClientPool(address, connections, wire) as pool:
         if is_open:
-            crowd.connect()
-        return crowd.ask(REQUESTS // connections)
+            pool.connect()
+        return pool.send_all(REQUESTS // connections)
 
 
 @pytest.mark.parametrize(("name", "is_open"), KINDS, ids=lambda value: str(value))
-def test_every_request_of_a_storm_has_its_reply_and_nothing_is_left(
+def test_every_request_of_a_storm_gets_a_reply_and_nothing_is_left_over(
     stormy: tuple[Plane, Process], name: str, is_open: bool
 ) -> None:
     plane, worker = stormy
@@ -53,14 +56,14 @@ def test_every_request_of_a_storm_has_its_reply_and_nothing_is_left(
     connections = GRPC_CONNECTIONS if name == "grpc" else REQUESTS
 
     async def scenario() -> Replies:
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in STREAMS)
+        undisturbed = await run_together(answer(plane.frontend, request) for request in STREAMS)
         replies: list[Replies] = []
 
         async def strike() -> None:
             replies.append(await asyncio.to_thread(storm, address, wires(TOKENS)[name], connections, is_open=is_open))
 
-        assert await under_streams(plane.frontend, STREAMS, strike) == undisturbed
-        await until(lambda: is_quiet(plane, worker))
+        assert await answers_under_fault(plane.frontend, STREAMS, strike) == undisturbed
+        await until(lambda: is_idle(plane, worker))
         assert await answer(plane.frontend, STREAMS[0]) == undisturbed[0]
         return replies[0]
 
@@ -74,7 +77,7 @@ def test_every_request_of_a_storm_has_its_reply_and_nothing_is_left(
     assert not bugs_in(plane.frontend) + bugs_in(worker)
 
 
-async def is_quiet(plane: Plane, worker: Process) -> bool:
+async def is_idle(plane: Plane, worker: Process) -> bool:
     """All gauges are 0 on both sides."""
     return not sum([await process.metric(gauge) for process in (plane.frontend, worker) for gauge in GAUGES])
 

@@ -22,16 +22,24 @@ import grpc
 from services.rpc.status import CHANNEL_OPTIONS
 from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.integration.conftest import Start
-from tests.integration.harness.answers import Answer, Events, Items
-from tests.integration.harness.asks import REQUEST_S_MAX, Ask, body, headers, path, request
-from tests.integration.harness.clients import answer, gathered
-from tests.integration.harness.plane import Frontend, Process, until
+from tests.integration.harness.clients.answers import Answer, Events, Items
+from tests.integration.harness.clients.requests import (
+    REQUEST_S_MAX,
+    Request,
+    grpc_message,
+    headers_of,
+    json_body,
+    path_of,
+)
+from tests.integration.harness.clients.send import answer, run_together
+from tests.integration.harness.plane.processes import Frontend, Process
+from tests.integration.harness.waiting import until
 
 MIB = 1 << 20
 PATIENT = "--client-stall-timeout=600"
 """Longer than any machine takes for a whole answer."""
-FAST = Ask(max_tokens=300)
-LONG = Ask(n=8, max_tokens=1200, logprobs=20)
+FAST = Request(max_tokens=300)
+LONG = Request(n=8, max_tokens=1200, logprobs=20)
 """Some MB of events: more than two kernels take for a client that does not read."""
 LONG_BYTES_MAX = 24 * MIB
 """It counts half of that."""
@@ -43,7 +51,7 @@ SMALL_WINDOW = ("grpc.http2.bdp_probe", 0)
 
 
 @asynccontextmanager
-async def opened(frontend: Frontend, ask: Ask) -> AsyncIterator[aiohttp.ClientResponse]:
+async def opened(frontend: Frontend, request: Request) -> AsyncIterator[aiohttp.ClientResponse]:
     """A response that has begun and that nobody reads, on a connection with a small window."""
 
     def small_socket(info: Any) -> socket.socket:
@@ -55,7 +63,9 @@ async def opened(frontend: Frontend, ask: Ask) -> AsyncIterator[aiohttp.ClientRe
     connector = aiohttp.TCPConnector(socket_factory=small_socket)
     async with (
         aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
-        session.post(f"{frontend.http}{path(ask)}", json=body(ask), headers=headers(ask)) as response,
+        session.post(
+            f"{frontend.http}{path_of(request)}", json=json_body(request), headers=headers_of(request)
+        ) as response,
     ):
         yield response
 
@@ -74,33 +84,33 @@ async def outcome_of(frontend: Frontend, request_id: str) -> str:
     return str(entry["outcome"])
 
 
-async def read_late(frontend: Frontend, ask: Ask, may_read: asyncio.Event) -> tuple[Answer, int]:
+async def read_late(frontend: Frontend, request: Request, may_read: asyncio.Event) -> tuple[Answer, int]:
     """The answer, read only once the engine is done with it; and in how many events or messages it came.
 
     It is read as fast as it comes, and looked at after that: there is a bound on how long the rest of it may take.
     """
     counts: list[int] = []
-    if ask.protocol == "stream":
-        async with opened(frontend, ask) as response:
-            await outcome_of(frontend, ask.request_id)
+    if request.protocol == "stream":
+        async with opened(frontend, request) as response:
+            await outcome_of(frontend, request.request_id)
             await may_read.wait()
             widen(response)
-            return Events(ask, counts.append).take(await response.read()), len(counts)
+            return Events(request, counts.append).take(await response.read()), len(counts)
     read: list[inference_pb2.GenerateResponse] = []
     async with grpc.aio.insecure_channel(frontend.grpc, options=[*CHANNEL_OPTIONS, SMALL_WINDOW]) as channel:
-        call = inference_pb2_grpc.InferenceStub(channel).Generate(request(ask), timeout=REQUEST_S_MAX)
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(grpc_message(request), timeout=REQUEST_S_MAX)
         await call.initial_metadata()
-        await outcome_of(frontend, ask.request_id)
+        await outcome_of(frontend, request.request_id)
         await may_read.wait()
         while isinstance(item := await call.read(), inference_pb2.GenerateResponse):
             read.append(item)
-    items = Items(ask, counts.append)
+    items = Items(request, counts.append)
     for item in read:
         items.take(item)
     return items.answer(), len(counts)
 
 
-async def is_quiet(frontend: Frontend, worker: Process) -> bool:
+async def is_idle(frontend: Frontend, worker: Process) -> bool:
     inflight = await frontend.metric("dynamo_frontend_inflight_requests")
     return not inflight and not await worker.metric("dynamo_engine_request")
 
@@ -114,38 +124,41 @@ def resident_bytes(process: Process) -> int:
     return pages * 4096
 
 
-def test_late_clients_get_all_a_deaf_one_is_cut_and_fast_ones_see_nothing_of_it(start_plane: Start) -> None:
+def test_late_readers_get_everything_and_a_client_that_never_reads_is_cut(start_plane: Start) -> None:
     async def scenario() -> None:
         plane = start_plane(frontend=(f"--client-buffer-max={LONG_BYTES_MAX}", PATIENT))
         frontend, worker = plane.frontend, await plane.worker("--mocker-itl-ms=2")
-        asks = [replace(ask, protocol=protocol) for ask in (FAST, LONG) for protocol in ("stream", "grpc")]
-        expected = await gathered(answer(frontend, ask) for ask in asks)
+        requests = [replace(request, protocol=protocol) for request in (FAST, LONG) for protocol in ("stream", "grpc")]
+        expected = await run_together(answer(frontend, request) for request in requests)
         may_read = asyncio.Event()
         async with opened(frontend, ENDLESS.named("deaf")), asyncio.TaskGroup() as group:
             late = [
-                group.create_task(read_late(frontend, ask.named(f"late-{ask.protocol}"), may_read)) for ask in asks[2:]
+                group.create_task(read_late(frontend, request.named(f"late-{request.protocol}"), may_read))
+                for request in requests[2:]
             ]
-            assert await gathered(answer(frontend, ask) for ask in asks[:2]) == expected[:2], "while nobody else reads"
+            assert await run_together(answer(frontend, request) for request in requests[:2]) == expected[:2], (
+                "while nobody else reads"
+            )
             may_read.set()
             for task, whole in zip(late, expected[2:], strict=True):
                 read, event_count = await task
                 assert read == whole
                 assert event_count < LONG.n * LONG.max_tokens * 0.9, "what was not read came in larger pieces"
             assert await outcome_of(frontend, "deaf") == "SLOW_CLIENT"
-        await until(lambda: is_quiet(frontend, worker))
+        await until(lambda: is_idle(frontend, worker))
         assert await cut_count(frontend) == 1
         assert len(frontend.events("client cut")) == 1
 
     asyncio.run(scenario())
 
 
-def test_a_deaf_client_is_cut_in_time_however_much_it_may_leave_unread(start_plane: Start) -> None:
+def test_client_that_never_reads_is_cut_after_the_stall_timeout(start_plane: Start) -> None:
     async def scenario() -> None:
         plane = start_plane(frontend=(f"--client-buffer-max={1 << 30}", "--client-stall-timeout=1"))
         frontend, worker = plane.frontend, await plane.worker("--mocker-itl-ms=2")
         async with opened(frontend, ENDLESS.named("deaf")):
             assert await outcome_of(frontend, "deaf") == "SLOW_CLIENT"
-        await until(lambda: is_quiet(frontend, worker))
+        await until(lambda: is_idle(frontend, worker))
         assert await cut_count(frontend) == 1
 
     asyncio.run(scenario())
@@ -155,7 +168,7 @@ OWN_BYTES = 8 * MIB
 """What a process may grow by itself: a loop that is late reads more at a time, and malloc keeps the room for it."""
 
 
-def test_what_deaf_clients_leave_unread_is_bounded_in_memory(start_plane: Start) -> None:
+def test_memory_for_unread_streams_is_bounded(start_plane: Start) -> None:
     deaf_count, bound = 8, MIB // 4
 
     async def scenario() -> None:
@@ -170,7 +183,7 @@ def test_what_deaf_clients_leave_unread_is_bounded_in_memory(start_plane: Start)
             grown = resident_bytes(frontend) - before
         assert outcomes == ["SLOW_CLIENT"] * deaf_count
         assert grown < 4 * deaf_count * bound + OWN_BYTES, f"{grown / MIB:.1f} MiB"
-        await until(lambda: is_quiet(frontend, worker))
+        await until(lambda: is_idle(frontend, worker))
         assert await cut_count(frontend) == deaf_count
 
     asyncio.run(scenario())

@@ -17,58 +17,65 @@ from itertools import product
 import pytest
 
 from tests.integration.conftest import Start, on_both_engines
-from tests.integration.harness.answers import Answer, Refused
-from tests.integration.harness.asks import PROTOCOLS, Ask
-from tests.integration.harness.clients import lose, move_reasons, outcome, under_streams, without_faults
-from tests.integration.harness.engines import movable
+from tests.integration.harness.clients.answers import Answer, Refused
+from tests.integration.harness.clients.requests import PROTOCOLS, Request
+from tests.integration.harness.clients.send import (
+    answers_under_fault,
+    kill_and_wait_lost,
+    move_reasons,
+    outcome,
+    run_together,
+    undisturbed_answers,
+)
+from tests.integration.harness.plane.engines import movable_requests
 
 STREAMS = 100
 AWAY_S = 3.0
 WORKLOAD = [
-    Ask(protocol, is_chat=is_chat, temperature=temperature)
+    Request(protocol, is_chat=is_chat, temperature=temperature)
     for protocol, is_chat, temperature in product(PROTOCOLS, (False, True), (0.0, 0.8))
 ]
 
 
 @on_both_engines
-def test_100_streams_lose_nothing_when_the_worker_under_all_of_them_is_killed(start_plane: Start) -> None:
+def test_100_streams_lose_nothing_when_their_worker_is_killed(start_plane: Start) -> None:
     plane = start_plane()
-    asks = [
-        replace(ask, prompt=f"Stream {number}", seed=number, max_tokens=100)
-        for number, ask in zip(range(STREAMS), movable(plane.engine, WORKLOAD) * STREAMS, strict=False)
+    requests = [
+        replace(request, prompt=f"Stream {number}", seed=number, max_tokens=100)
+        for number, request in zip(range(STREAMS), movable_requests(plane.engine, WORKLOAD) * STREAMS, strict=False)
     ]
 
     async def scenario() -> None:
-        undisturbed = await without_faults(plane, asks)
+        undisturbed = await undisturbed_answers(plane, requests)
         victim = await plane.worker("--mocker-itl-ms=40")  # Slow, so that all have begun before any ends.
 
         async def kill() -> None:
             victim.kill()
             await plane.worker("--mocker-itl-ms=1")
 
-        assert await under_streams(plane.frontend, asks, kill) == undisturbed
-        assert move_reasons(plane.frontend, asks) == [["DISCONNECTED"]] * STREAMS
+        assert await answers_under_fault(plane.frontend, requests, kill) == undisturbed
+        assert move_reasons(plane.frontend, requests) == [["DISCONNECTED"]] * STREAMS
 
     asyncio.run(scenario())
 
 
 @on_both_engines
-def test_w7_the_only_worker_is_killed_and_another_comes_3_s_later_and_nothing_is_lost(start_plane: Start) -> None:
+def test_streams_of_a_killed_only_worker_continue_on_one_that_starts_3_s_later(start_plane: Start) -> None:
     plane = start_plane()
-    asks = movable(plane.engine, WORKLOAD)
+    requests = movable_requests(plane.engine, WORKLOAD)
 
     async def scenario() -> None:
-        undisturbed = await without_faults(plane, asks)
+        undisturbed = await undisturbed_answers(plane, requests)
         victim = await plane.worker("--mocker-itl-ms=10")
 
         async def kill_and_replace() -> None:
-            await lose(plane, victim)
+            await kill_and_wait_lost(plane, victim)
             await asyncio.sleep(AWAY_S)  # The time without any worker is what is tested.
-            assert not any(move_reasons(plane.frontend, asks)), "somebody was served meanwhile"
+            assert not any(move_reasons(plane.frontend, requests)), "somebody was served meanwhile"
             await plane.worker("--mocker-itl-ms=1")
 
-        assert await under_streams(plane.frontend, asks, kill_and_replace) == undisturbed
-        assert move_reasons(plane.frontend, asks) == [["DISCONNECTED"]] * len(asks)
+        assert await answers_under_fault(plane.frontend, requests, kill_and_replace) == undisturbed
+        assert move_reasons(plane.frontend, requests) == [["DISCONNECTED"]] * len(requests)
 
     asyncio.run(scenario())
     gaps = [move["gap_ms"] for move in plane.frontend.events("request moved")]
@@ -76,16 +83,14 @@ def test_w7_the_only_worker_is_killed_and_another_comes_3_s_later_and_nothing_is
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_what_had_come_of_a_unary_answer_is_not_thrown_away_if_the_client_asks(
-    start_plane: Start, is_asked: bool
-) -> None:
+def test_unary_client_gets_the_partial_answer_only_if_it_asks_for_it(start_plane: Start, is_asked: bool) -> None:
     plane = start_plane()
     headers = {"X-Migration-Limit": "0"} | ({"X-Return-Partial": "true"} if is_asked else {})
 
     async def scenario() -> tuple[Answer, Answer | Refused]:
-        whole = (await without_faults(plane, [Ask("unary")]))[0]
+        whole = (await undisturbed_answers(plane, [Request("unary")]))[0]
         await plane.worker("--mocker-fault=die_after=30", "--mocker-fault=linger_ms=100")
-        return whole, await outcome(plane.frontend, Ask("unary", headers=headers))
+        return whole, await outcome(plane.frontend, Request("unary", headers=headers))
 
     whole, refused = asyncio.run(scenario())
     assert isinstance(refused, Refused)
@@ -97,3 +102,21 @@ def test_what_had_come_of_a_unary_answer_is_not_thrown_away_if_the_client_asks(
         assert whole.text.startswith(choice["text"])
     else:
         assert "partial" not in refused.error
+
+
+@pytest.mark.parametrize(("option", "limit"), [("--migration-limit=0", None), ("--migration-limit=3", "0")])
+def test_request_that_may_not_move_is_not_counted_as_moved(start_plane: Start, option: str, limit: str | None) -> None:
+    plane = start_plane(frontend=(option,))
+    headers = {} if limit is None else {"X-Migration-Limit": limit}
+
+    async def scenario() -> None:
+        victim = await plane.worker("--mocker-itl-ms=5", "--mocker-fault=die_after=5")
+        await plane.worker("--mocker-itl-ms=5")
+        outcomes = await run_together(outcome(plane.frontend, Request("unary", headers=headers)) for _ in range(8))
+
+        assert {one.reason for one in outcomes if isinstance(one, Refused)} == {"DISCONNECTED"}
+        assert victim.status() == -9
+        assert await plane.frontend.metric("dynamo_frontend_model_migration_total") == 0
+        assert not plane.frontend.events("request moved")
+
+    asyncio.run(scenario())

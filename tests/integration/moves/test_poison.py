@@ -11,34 +11,36 @@ import asyncio
 import pytest
 
 from tests.integration.conftest import Start
-from tests.integration.harness.answers import Answer, Refused
-from tests.integration.harness.asks import PROTOCOLS, Ask
-from tests.integration.harness.clients import answer, gathered, outcome, under_streams
-from tests.integration.harness.plane import Plane, Process, until
+from tests.integration.harness.clients.answers import Answer, Refused
+from tests.integration.harness.clients.requests import PROTOCOLS, Request
+from tests.integration.harness.clients.send import answer, answers_under_fault, outcome, run_together
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.processes import Process
+from tests.integration.harness.waiting import until
 
 OPTIONS = ("--mocker-itl-ms=5", "--mocker-fault=die_on_token=7")
 POISON = "ring \a the bell"
 """The bell is byte 7, and the mocker's tokens are bytes."""
 BYSTANDERS = [
-    Ask(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=100)
+    Request(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=100)
     for number in range(12)
 ]
 CODES = {"grpc": "INTERNAL", "stream": 500, "unary": 500}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_w20_a_poison_request_is_refused_after_two_deaths_and_harms_nobody(start_plane: Start, protocol: str) -> None:
+def test_poison_request_is_refused_after_two_deaths_and_harms_no_other(start_plane: Start, protocol: str) -> None:
     plane = start_plane()
 
     async def scenario() -> tuple[list[Answer], Answer | Refused]:
         workers = [await plane.worker(*OPTIONS) for _ in range(3)]
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in BYSTANDERS)
+        undisturbed = await run_together(answer(plane.frontend, request) for request in BYSTANDERS)
         refusals = []
 
         async def poison() -> None:
-            refusals.append(await outcome(plane.frontend, Ask(protocol, prompt=POISON)))
+            refusals.append(await outcome(plane.frontend, Request(protocol, prompt=POISON)))
 
-        assert await under_streams(plane.frontend, BYSTANDERS, poison) == undisturbed
+        assert await answers_under_fault(plane.frontend, BYSTANDERS, poison) == undisturbed
         await check_one_lives(plane, workers)
         return undisturbed, refusals[0]
 

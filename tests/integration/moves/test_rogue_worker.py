@@ -18,11 +18,12 @@ import pytest
 from services.rpc.status import MESSAGE_BYTES_MAX
 from services.stubs.inference_pb2 import FINISH_REASON_LENGTH
 from tests.integration.conftest import Start
-from tests.integration.harness.answers import Answer, Refused
-from tests.integration.harness.asks import Ask
-from tests.integration.harness.clients import answer, ballast
-from tests.integration.harness.plane import Plane, until
-from tests.integration.harness.rogue import Act, Line, honest_welcome, rogue
+from tests.integration.harness.clients.answers import Answer, Refused
+from tests.integration.harness.clients.requests import Request
+from tests.integration.harness.clients.send import answer, background_stream
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.rogue_worker import Act, RogueSession, honest_welcome, rogue_worker
+from tests.integration.harness.waiting import until
 
 NUMBERS = count()
 GARBAGE = b"\xff\xff\xff\xffgarbage"
@@ -30,152 +31,152 @@ BEGUN = 3
 """How many tokens of the right answer come first."""
 
 
-async def begin(line: Line) -> int:
+async def begin(session: RogueSession) -> int:
     """Behave well for some tokens; the stream id."""
-    await line.welcome()
-    stream_id = await line.take_request()
-    await line.say(stream_id, 0, line.answer[:BEGUN])
+    await session.send_welcome()
+    stream_id = await session.receive_request()
+    await session.send_tokens(stream_id, 0, session.answer[:BEGUN])
     return stream_id
 
 
-async def answer_all(line: Line) -> int:
+async def answer_all(session: RogueSession) -> int:
     """The whole answer, but no end; the stream id."""
-    stream_id = await begin(line)
-    await line.say(stream_id, BEGUN, line.answer[BEGUN:])
+    stream_id = await begin(session)
+    await session.send_tokens(stream_id, BEGUN, session.answer[BEGUN:])
     return stream_id
 
 
-async def close_the_connection(line: Line) -> None:
-    await begin(line)
+async def close_the_connection(session: RogueSession) -> None:
+    await begin(session)
 
 
-async def drop_the_connection(line: Line) -> None:
-    await begin(line)
-    line.drop_connection()
+async def drop_the_connection(session: RogueSession) -> None:
+    await begin(session)
+    session.abort()
 
 
-async def leave_a_gap(line: Line) -> None:
-    stream_id = await begin(line)
-    await line.say(stream_id, BEGUN + 1, line.answer[BEGUN + 1 :])
-    await line.hang()
+async def leave_a_gap(session: RogueSession) -> None:
+    stream_id = await begin(session)
+    await session.send_tokens(stream_id, BEGUN + 1, session.answer[BEGUN + 1 :])
+    await session.wait_forever()
 
 
-async def repeat_a_token(line: Line) -> None:
-    stream_id = await begin(line)
-    await line.say(stream_id, BEGUN - 1, line.answer[BEGUN - 1 :])
-    await line.hang()
+async def repeat_a_token(session: RogueSession) -> None:
+    stream_id = await begin(session)
+    await session.send_tokens(stream_id, BEGUN - 1, session.answer[BEGUN - 1 :])
+    await session.wait_forever()
 
 
-async def send_an_empty_item(line: Line) -> None:
-    stream_id = await begin(line)
-    await line.say(stream_id, BEGUN, [])
-    await line.hang()
+async def send_an_empty_item(session: RogueSession) -> None:
+    stream_id = await begin(session)
+    await session.send_tokens(stream_id, BEGUN, [])
+    await session.wait_forever()
 
 
-async def end_without_reason_or_marker(line: Line) -> None:
-    await line.end(await begin(line))
-    await line.hang()
+async def end_without_reason_or_marker(session: RogueSession) -> None:
+    await session.end(await begin(session))
+    await session.wait_forever()
 
 
-async def invent_a_finish_reason(line: Line) -> None:
-    await line.end(await begin(line), finish_reason=99, complete_final=True)
-    await line.hang()
+async def invent_a_finish_reason(session: RogueSession) -> None:
+    await session.end(await begin(session), finish_reason=99, complete_final=True)
+    await session.wait_forever()
 
 
-async def send_garbage(line: Line) -> None:
-    await begin(line)
-    await line.send(GARBAGE)
-    await line.hang()
+async def send_garbage(session: RogueSession) -> None:
+    await begin(session)
+    await session.send(GARBAGE)
+    await session.wait_forever()
 
 
-async def send_too_much(line: Line) -> None:
-    await begin(line)
-    await line.send(bytes(MESSAGE_BYTES_MAX + 1))
-    await line.hang()
+async def send_too_much(session: RogueSession) -> None:
+    await begin(session)
+    await session.send(bytes(MESSAGE_BYTES_MAX + 1))
+    await session.wait_forever()
 
 
-async def fall_silent(line: Line) -> None:
-    await line.welcome()
-    await line.hang()
+async def fall_silent(session: RogueSession) -> None:
+    await session.send_welcome()
+    await session.wait_forever()
 
 
-async def complete_without_a_finish_reason(line: Line) -> None:
-    await line.welcome()
-    await line.end(await line.take_request(), complete_final=True)
-    await line.hang()
+async def complete_without_a_finish_reason(session: RogueSession) -> None:
+    await session.send_welcome()
+    await session.end(await session.receive_request(), complete_final=True)
+    await session.wait_forever()
 
 
-async def complete_without_a_finish_reason_after_tokens(line: Line) -> None:
-    await line.end(await begin(line), complete_final=True)
-    await line.hang()
+async def complete_without_a_finish_reason_after_tokens(session: RogueSession) -> None:
+    await session.end(await begin(session), complete_final=True)
+    await session.wait_forever()
 
 
-async def speak_after_the_end(line: Line) -> None:
-    stream_id = await answer_all(line)
-    await line.end(stream_id, finish_reason=FINISH_REASON_LENGTH, complete_final=True)
-    await line.say(stream_id, len(line.answer), [32])
-    await line.hang()
+async def speak_after_the_end(session: RogueSession) -> None:
+    stream_id = await answer_all(session)
+    await session.end(stream_id, finish_reason=FINISH_REASON_LENGTH, complete_final=True)
+    await session.send_tokens(stream_id, len(session.answer), [32])
+    await session.wait_forever()
 
 
-async def end_twice(line: Line) -> None:
-    stream_id = await answer_all(line)
-    await line.end(stream_id, finish_reason=FINISH_REASON_LENGTH, complete_final=True)
-    await line.end(stream_id, finish_reason=FINISH_REASON_LENGTH, complete_final=True)
-    await line.hang()
+async def end_twice(session: RogueSession) -> None:
+    stream_id = await answer_all(session)
+    await session.end(stream_id, finish_reason=FINISH_REASON_LENGTH, complete_final=True)
+    await session.end(stream_id, finish_reason=FINISH_REASON_LENGTH, complete_final=True)
+    await session.wait_forever()
 
 
-async def speak_after_the_finish_reason(line: Line) -> None:
-    stream_id = await answer_all(line)
-    await line.end(stream_id, finish_reason=FINISH_REASON_LENGTH)
-    await line.say(stream_id, len(line.answer), [32])
-    await line.hang()
+async def speak_after_the_finish_reason(session: RogueSession) -> None:
+    stream_id = await answer_all(session)
+    await session.end(stream_id, finish_reason=FINISH_REASON_LENGTH)
+    await session.send_tokens(stream_id, len(session.answer), [32])
+    await session.wait_forever()
 
 
-async def finish_twice(line: Line) -> None:
-    stream_id = await answer_all(line)
-    await line.end(stream_id, finish_reason=FINISH_REASON_LENGTH)
-    await line.end(stream_id, finish_reason=FINISH_REASON_LENGTH)
-    await line.hang()
+async def finish_twice(session: RogueSession) -> None:
+    stream_id = await answer_all(session)
+    await session.end(stream_id, finish_reason=FINISH_REASON_LENGTH)
+    await session.end(stream_id, finish_reason=FINISH_REASON_LENGTH)
+    await session.wait_forever()
 
 
-async def die_between_finish_and_marker(line: Line) -> None:
-    await line.end(await answer_all(line), finish_reason=FINISH_REASON_LENGTH)
-    line.drop_connection()
+async def die_between_finish_and_marker(session: RogueSession) -> None:
+    await session.end(await answer_all(session), finish_reason=FINISH_REASON_LENGTH)
+    session.abort()
 
 
-async def die_after_the_last_token(line: Line) -> None:
-    await answer_all(line)
-    line.drop_connection()
+async def die_after_the_last_token(session: RogueSession) -> None:
+    await answer_all(session)
+    session.abort()
 
 
-async def speak_of_an_unknown_stream(line: Line) -> None:
-    stream_id = await begin(line)
-    await line.say(stream_id + 1000, 0, [32])
-    await line.end(stream_id + 1000, complete_final=True)
-    await line.say(stream_id, BEGUN, line.answer[BEGUN:])
-    await line.end(stream_id, finish_reason=FINISH_REASON_LENGTH, complete_final=True)
-    await line.hang()
+async def speak_of_an_unknown_stream(session: RogueSession) -> None:
+    stream_id = await begin(session)
+    await session.send_tokens(stream_id + 1000, 0, [32])
+    await session.end(stream_id + 1000, complete_final=True)
+    await session.send_tokens(stream_id, BEGUN, session.answer[BEGUN:])
+    await session.end(stream_id, finish_reason=FINISH_REASON_LENGTH, complete_final=True)
+    await session.wait_forever()
 
 
-async def say_no_welcome(line: Line) -> None:
-    await line.hang()
+async def say_no_welcome(session: RogueSession) -> None:
+    await session.wait_forever()
 
 
-async def begin_with_garbage(line: Line) -> None:
-    await line.send(GARBAGE)
-    await line.hang()
+async def begin_with_garbage(session: RogueSession) -> None:
+    await session.send(GARBAGE)
+    await session.wait_forever()
 
 
-async def begin_with_tokens(line: Line) -> None:
-    await line.say(1, 0, [32])
-    await line.hang()
+async def begin_with_tokens(session: RogueSession) -> None:
+    await session.send_tokens(1, 0, [32])
+    await session.wait_forever()
 
 
-async def bring_another_card(line: Line) -> None:
-    message = honest_welcome(line.instance_id)
+async def bring_another_card(session: RogueSession) -> None:
+    message = honest_welcome(session.instance_id)
     message.welcome.card.context_length += 1
-    await line.send(message)
-    await line.hang()
+    await session.send(message)
+    await session.wait_forever()
 
 
 MOVES = {
@@ -230,7 +231,7 @@ def stage(start_plane: Start) -> Stage:
 
     async def fill() -> Answer:
         await plane.worker("--mocker-itl-ms=1")
-        return await answer(plane.frontend, Ask("grpc"))
+        return await answer(plane.frontend, Request("grpc"))
 
     return Stage(plane, asyncio.run(fill()))
 
@@ -249,14 +250,14 @@ async def ask_the_rogue(stage: Stage, act: Act, protocol: str, *, is_used: bool 
     token_ids = stage.undisturbed.token_ids
     assert token_ids is not None
     async with AsyncExitStack() as exits:
-        await exits.enter_async_context(ballast(frontend))
-        instance = await exits.enter_async_context(rogue(stage.plane.registry_address, act, token_ids))
+        await exits.enter_async_context(background_stream(frontend))
+        instance = await exits.enter_async_context(rogue_worker(stage.plane.registry_address, act, token_ids))
         if is_used:
             await until(lambda: frontend.events("worker found", instance=instance))
         else:
             await until(lambda: stage.logged(instance))
 
-        got = await answer(frontend, Ask(protocol, request_id=request_id))
+        got = await answer(frontend, Request(protocol, request_id=request_id))
 
         assert got.text == stage.undisturbed.text
         assert (got.finish, got.completion_tokens) == (stage.undisturbed.finish, len(token_ids))
@@ -266,7 +267,7 @@ async def ask_the_rogue(stage: Stage, act: Act, protocol: str, *, is_used: bool 
 
 @protocols
 @pytest.mark.parametrize(("act", "reason"), MOVES.items(), ids=named)
-def test_the_request_goes_on_elsewhere(stage: Stage, act: Act, reason: str, protocol: str) -> None:
+def test_request_continues_on_another_worker(stage: Stage, act: Act, reason: str, protocol: str) -> None:
     request_id, instance = asyncio.run(ask_the_rogue(stage, act, protocol))
 
     (move,) = stage.plane.frontend.moves(request_id)
@@ -276,7 +277,9 @@ def test_the_request_goes_on_elsewhere(stage: Stage, act: Act, reason: str, prot
 
 @protocols
 @pytest.mark.parametrize(("act", "reason"), STAYS.items(), ids=named)
-def test_an_answer_that_is_whole_ends_well(stage: Stage, act: Act, reason: str | None, protocol: str) -> None:
+def test_complete_answer_ends_well_whatever_the_worker_does_next(
+    stage: Stage, act: Act, reason: str | None, protocol: str
+) -> None:
     request_id, instance = asyncio.run(ask_the_rogue(stage, act, protocol))
 
     assert not stage.plane.frontend.moves(request_id)
@@ -285,7 +288,7 @@ def test_an_answer_that_is_whole_ends_well(stage: Stage, act: Act, reason: str |
 
 
 @pytest.mark.parametrize(("act", "reason"), UNUSED.items(), ids=named)
-def test_a_worker_that_does_not_introduce_itself_well_gets_no_request(stage: Stage, act: Act, reason: str) -> None:
+def test_worker_with_a_bad_handshake_gets_no_request(stage: Stage, act: Act, reason: str) -> None:
     request_id, instance = asyncio.run(ask_the_rogue(stage, act, "stream", is_used=False))
 
     assert not stage.plane.frontend.moves(request_id)
@@ -293,7 +296,7 @@ def test_a_worker_that_does_not_introduce_itself_well_gets_no_request(stage: Sta
 
 
 @pytest.mark.parametrize(("protocol", "code"), [("grpc", "INTERNAL"), ("stream", 200)])
-def test_an_engine_that_ends_without_a_reason_after_tokens_fails_the_request(
+def test_end_without_a_finish_reason_after_tokens_fails_the_request(
     stage: Stage, protocol: str, code: int | str
 ) -> None:
     """It may be the request's own fault, so it is not tried elsewhere; the client has a typed error, and no marker."""

@@ -5,11 +5,12 @@ Once the frontend took the new process for both, and a stream of the one moved t
 
 import asyncio
 
-from tests.integration.harness.plane import Plane, until
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.waiting import until
 from tests.registry.support import free_port
 
 
-def test_the_dead_is_not_found_at_an_address_where_another_worker_answers(plane: Plane) -> None:
+def test_dead_worker_is_not_found_at_an_address_where_another_worker_answers(plane: Plane) -> None:
     there = [f"--{name}=127.0.0.1:{free_port()}" for name in ("listen", "session-listen")]
 
     async def scenario() -> None:

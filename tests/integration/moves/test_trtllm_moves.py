@@ -16,10 +16,12 @@ from dataclasses import dataclass, field, replace
 from signal import SIGKILL, SIGSTOP, SIGTERM, Signals
 
 from tests.integration.conftest import Start, on_trtllm
-from tests.integration.harness.answers import Answer
-from tests.integration.harness.asks import PROTOCOLS, Ask
-from tests.integration.harness.clients import answer, gathered
-from tests.integration.harness.plane import Plane, Process, until
+from tests.integration.harness.clients.answers import Answer
+from tests.integration.harness.clients.requests import PROTOCOLS, Request
+from tests.integration.harness.clients.send import answer, run_together
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.processes import Process
+from tests.integration.harness.waiting import until
 
 pytestmark = on_trtllm
 
@@ -33,7 +35,7 @@ ROUNDS = [
 ]
 REASONS = {SIGKILL: "DISCONNECTED", SIGSTOP: "STALLED", SIGTERM: "DRAINING"}
 ITL = "--mocker-itl-ms=10"
-GREEDY = Ask(max_tokens=TOKENS)
+GREEDY = Request(max_tokens=TOKENS)
 CASES = {
     "greedy": GREEDY,
     "chat with logprobs": replace(GREEDY, is_chat=True, logprobs=3),
@@ -45,7 +47,7 @@ CASES = {
 """The first is the watched one. Two more are made of its answer: see `with_stops`."""
 
 
-def with_stops(whole: Answer) -> dict[str, Ask]:
+def with_stops(whole: Answer) -> dict[str, Request]:
     """Cases that end in the middle of the greedy answer."""
     assert whole.token_ids is not None
     first: dict[int, int] = {}
@@ -66,7 +68,7 @@ class Stage:
     """
 
     plane: Plane
-    cases: dict[str, Ask] = field(default_factory=dict)
+    cases: dict[str, Request] = field(default_factory=dict)
     expected: dict[tuple[str, str], Answer] = field(default_factory=dict)
     moved_at: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     left_at: list[int] = field(default_factory=list)
@@ -75,57 +77,61 @@ class Stage:
         """The answers without any fault, from a worker that goes afterwards."""
         worker = await self.plane.worker("--mocker-itl-ms=1")
         self.cases = {**CASES, **with_stops(await answer(self.plane.frontend, replace(GREEDY, protocol="grpc")))}
-        asks = {(name, way): replace(ask, protocol=way) for name, ask in self.cases.items() for way in PROTOCOLS}
-        answers = await gathered(answer(self.plane.frontend, ask) for ask in asks.values())
-        self.expected = dict(zip(asks, answers, strict=True))
+        requests = {
+            (name, ending): replace(request, protocol=ending)
+            for name, request in self.cases.items()
+            for ending in PROTOCOLS
+        }
+        answers = await run_together(answer(self.plane.frontend, request) for request in requests.values())
+        self.expected = dict(zip(requests, answers, strict=True))
         worker.kill()
         await until(lambda: self.plane.frontend.events("worker lost"))
 
-    def asks(self, number: int) -> dict[str, Ask]:
+    def requests(self, number: int) -> dict[str, Request]:
         """All, over other protocols in each round, but for the watched one."""
-        named = {name: ask.named(f"{number}-{name.replace(' ', '-')}") for name, ask in self.cases.items()}
+        named = {name: request.named(f"{number}-{name.replace(' ', '-')}") for name, request in self.cases.items()}
         ways = {name: PROTOCOLS[(number + index) % 3] for index, name in enumerate(named)} | {"greedy": "grpc"}
-        return {name: replace(ask, protocol=ways[name]) for name, ask in named.items()}
+        return {name: replace(request, protocol=ways[name]) for name, request in named.items()}
 
 
-def test_greedy_answers_go_on_exactly_from_wherever_they_are_cut(start_plane: Start) -> None:
+def test_greedy_answers_continue_exactly_from_any_position(start_plane: Start) -> None:
     stage = Stage(start_plane())
 
     async def scenario() -> None:
         await stage.learn()
         worker = await stage.plane.worker(ITL)
-        for number, (nemesis, target) in enumerate(ROUNDS):
-            worker = await strike_under_all(stage, worker, number, nemesis, target)
+        for number, (fault, target) in enumerate(ROUNDS):
+            worker = await strike_under_all(stage, worker, number, fault, target)
 
     asyncio.run(scenario())
-    for name, ask in stage.cases.items():
+    for name, request in stage.cases.items():
         whole = stage.expected[name, "grpc"]
         assert whole.essence == stage.expected[name, "unary"].essence == stage.expected[name, "stream"].essence
         if len(whole.choices[0].token_ids or ()) == TOKENS:
-            assert len(stage.moved_at[name]) == (len(TARGETS) + len(FEWER)) * ask.n
+            assert len(stage.moved_at[name]) == (len(TARGETS) + len(FEWER)) * request.n
         assert len(set(stage.moved_at[name])) >= len(FEWER), f"{name} moved at {stage.moved_at[name]}"
     assert stage.left_at
     assert not stage.plane.frontend.events(level="error")
 
 
-async def strike_under_all(stage: Stage, worker: Process, number: int, nemesis: Signals, target: int) -> Process:
+async def strike_under_all(stage: Stage, worker: Process, number: int, fault: Signals, target: int) -> Process:
     """One round; the worker for the next one."""
-    plane, asks, reached = stage.plane, stage.asks(number), asyncio.Event()
-    workers = [worker, *([await plane.worker(ITL)] if nemesis is SIGTERM else [])]
-    watched = asks.pop("greedy")
+    plane, requests, reached = stage.plane, stage.requests(number), asyncio.Event()
+    workers = [worker, *([await plane.worker(ITL)] if fault is SIGTERM else [])]
+    watched = requests.pop("greedy")
     async with asyncio.TaskGroup() as group:
-        tasks = {name: group.create_task(answer(plane.frontend, ask)) for name, ask in asks.items()}
+        tasks = {name: group.create_task(answer(plane.frontend, request)) for name, request in requests.items()}
         noting = answer(plane.frontend, watched, lambda tokens: reached.set() if tokens >= target else None)
         tasks["greedy"] = group.create_task(noting)
         await until(lambda: reached.is_set())
-        worker.signal(nemesis)
-        replacement = workers[-1] if nemesis is SIGTERM else plane.launch(ITL)
-    for name, ask in {**asks, "greedy": watched}.items():
-        assert tasks[name].result() == stage.expected[name, ask.protocol], f"{name}, round {number}, {nemesis.name}"
-        moves = plane.frontend.moves(ask.request_id)
-        assert {move["reason"] for move in moves} <= {REASONS[nemesis]}
-        (stage.left_at if nemesis is SIGTERM else stage.moved_at[name]).extend(move["position"] for move in moves)
-    if nemesis is SIGTERM:
+        worker.signal(fault)
+        replacement = workers[-1] if fault is SIGTERM else plane.launch(ITL)
+    for name, request in {**requests, "greedy": watched}.items():
+        assert tasks[name].result() == stage.expected[name, request.protocol], f"{name}, round {number}, {fault.name}"
+        moves = plane.frontend.moves(request.request_id)
+        assert {move["reason"] for move in moves} <= {REASONS[fault]}
+        (stage.left_at if fault is SIGTERM else stage.moved_at[name]).extend(move["position"] for move in moves)
+    if fault is SIGTERM:
         await until(lambda: worker.status() == 0)
     worker.kill()
     return await plane.found(replacement)

@@ -12,17 +12,19 @@ import pytest
 
 from services.stubs import admin_pb2, admin_pb2_grpc
 from tests.integration.conftest import Start
-from tests.integration.harness.admin_calls import (
+from tests.integration.harness.clients.admin import (
     DECODE,
     PREFILL,
-    get,
+    get_thresholds,
     grpc_code,
     grpc_set,
     http_status,
-    post,
-    set_both,
+    post_threshold,
+    set_thresholds,
 )
-from tests.integration.harness.plane import Frontend, Plane, until
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.processes import Frontend
+from tests.integration.harness.waiting import until
 
 ADMISSION = "--admission-control=token-capacity"
 
@@ -59,15 +61,15 @@ def test_thresholds_are_listed_read_and_set_one_by_one(start_plane: Start) -> No
     async def scenario() -> None:
         frontend = plane.frontend
         await plane.worker()
-        assert await get(frontend) == {"mocker": {DECODE: None, PREFILL: 1000}}
+        assert await get_thresholds(frontend) == {"mocker": {DECODE: None, PREFILL: 1000}}
         same = {"model": "mocker", "admission_control": "token-capacity"}
         for asked, decode, prefill in STEPS:
-            told = await post(frontend, {"model": "mocker", **asked})
+            told = await post_threshold(frontend, {"model": "mocker", **asked})
             assert told == same | {DECODE: decode, PREFILL: prefill}
-        assert await get(frontend) == {"mocker": {DECODE: 1, PREFILL: None}}
-        await post(frontend, {"model": "mocker", DECODE: None})
+        assert await get_thresholds(frontend) == {"mocker": {DECODE: 1, PREFILL: None}}
+        await post_threshold(frontend, {"model": "mocker", DECODE: None})
         await plane.worker("--served-model-name=another")
-        assert await get(frontend) == {
+        assert await get_thresholds(frontend) == {
             "another": {DECODE: None, PREFILL: 1000},
             "mocker": {DECODE: None, PREFILL: None},
         }
@@ -96,20 +98,20 @@ BAD_BODIES: Mapping[str, Any] = {
 
 def test_bad_thresholds_are_refused_and_change_nothing(plane: Plane) -> None:
     async def scenario() -> None:
-        await set_both(plane.frontend, 0.25, 25)
+        await set_thresholds(plane.frontend, 0.25, 25)
         for body in BAD_BODIES.values():
-            refused = await post(plane.frontend, body, status=400)
+            refused = await post_threshold(plane.frontend, body, status=400)
             assert refused["error"]["type"] == "invalid_request_error"
-        assert (await get(plane.frontend))["mocker"] == {DECODE: 0.25, PREFILL: 25}
-        unknown = await post(plane.frontend, {"model": "nobody", DECODE: 0.5}, status=404)
+        assert (await get_thresholds(plane.frontend))["mocker"] == {DECODE: 0.25, PREFILL: 25}
+        unknown = await post_threshold(plane.frontend, {"model": "nobody", DECODE: 0.5}, status=404)
         assert unknown["error"]["code"] == "MODEL_NOT_FOUND"
-        assert "nobody" not in await get(plane.frontend)
-        await set_both(plane.frontend, None, None)
+        assert "nobody" not in await get_thresholds(plane.frontend)
+        await set_thresholds(plane.frontend, None, None)
 
     asyncio.run(scenario())
 
 
-def test_the_same_is_set_over_grpc(plane: Plane) -> None:
+def test_thresholds_are_set_over_grpc(plane: Plane) -> None:
     async def scenario() -> None:
         address = plane.frontend.grpc
         both = await grpc_set(address, 0.25, 25, DECODE, PREFILL)
@@ -118,7 +120,7 @@ def test_the_same_is_set_over_grpc(plane: Plane) -> None:
         assert (one.active_decode_blocks_threshold, one.active_prefill_tokens_threshold) == (0.5, 25)
         off = await grpc_set(address, None, None, DECODE)
         assert not off.HasField(DECODE)
-        assert (await get(plane.frontend))["mocker"] == {DECODE: None, PREFILL: 25}
+        assert (await get_thresholds(plane.frontend))["mocker"] == {DECODE: None, PREFILL: 25}
         async with grpc.aio.insecure_channel(address) as channel:
             listed = await admin_pb2_grpc.AdminStub(channel).ListBusyThresholds(
                 admin_pb2.ListBusyThresholdsRequest(), timeout=5
@@ -127,12 +129,12 @@ def test_the_same_is_set_over_grpc(plane: Plane) -> None:
         assert await grpc_code(address) == "INVALID_ARGUMENT"
         assert await grpc_code(address, "no_such_field") == "INVALID_ARGUMENT"
         assert await grpc_code(address, DECODE, decode=1.5) == "INVALID_ARGUMENT"
-        await set_both(plane.frontend, None, None)
+        await set_thresholds(plane.frontend, None, None)
 
     asyncio.run(scenario())
 
 
-def test_without_the_admin_api_there_is_nothing_to_set(plane: Plane) -> None:
+def test_disabled_admin_api_is_not_found(plane: Plane) -> None:
     async def scenario() -> None:
         frontend = await frontend_beside(plane, "--disable-admin-api")
         assert await http_status(frontend.http) == 404
@@ -143,7 +145,7 @@ def test_without_the_admin_api_there_is_nothing_to_set(plane: Plane) -> None:
     asyncio.run(scenario())
 
 
-def test_where_there_is_an_admin_token_nobody_sets_without_it(plane: Plane) -> None:
+def test_admin_calls_need_the_admin_token(plane: Plane) -> None:
     async def scenario() -> None:
         frontend = await frontend_beside(plane, "--admin-token=sesame")
         assert [await http_status(frontend.http, token) for token in ("", "wrong", "sesame")] == [401, 401, 200]
@@ -155,7 +157,7 @@ def test_where_there_is_an_admin_token_nobody_sets_without_it(plane: Plane) -> N
     asyncio.run(scenario())
 
 
-def test_the_admin_api_can_listen_apart(plane: Plane) -> None:
+def test_admin_api_can_listen_on_its_own_ports(plane: Plane) -> None:
     options = ("--admin-listen=127.0.0.1:0", "--admin-grpc-listen=127.0.0.1:0")
 
     async def scenario() -> None:

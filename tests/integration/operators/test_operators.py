@@ -11,10 +11,11 @@ import pytest
 from services.rpc.status import CHANNEL_OPTIONS
 from services.stubs import admin_pb2, admin_pb2_grpc
 from tests.integration.conftest import Start
-from tests.integration.harness.answers import Answer, Refused
-from tests.integration.harness.asks import PROTOCOLS, Ask
-from tests.integration.harness.clients import answer, outcome
-from tests.integration.harness.plane import Plane, until
+from tests.integration.harness.clients.answers import Answer, Refused
+from tests.integration.harness.clients.requests import PROTOCOLS, Request
+from tests.integration.harness.clients.send import answer, outcome
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.waiting import until
 
 ENDLESS = 100_000
 TOKEN = "the-token-of-the-operators"
@@ -62,18 +63,18 @@ async def set_over_grpc(plane: Plane, decode: float | None, headers: Any = BEARE
 
 
 @pytest.mark.parametrize(("setting", "ok"), [(set_over_http, 200), (set_over_grpc, grpc.StatusCode.OK)])
-def test_a_threshold_counts_from_the_next_request_on(operated: Plane, setting: Any, ok: Any) -> None:
+def test_threshold_applies_from_the_next_request(operated: Plane, setting: Any, ok: Any) -> None:
     async def scenario() -> None:
         rejections = "dynamo_frontend_model_rejection_total"
         before = await operated.frontend.metric(rejections, model="mocker")
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(answer(operated.frontend, Ask(max_tokens=ENDLESS)))
+            running = group.create_task(answer(operated.frontend, Request(max_tokens=ENDLESS)))
             used = "dynamo_frontend_worker_active_decode_blocks"
             await until(lambda: is_above_zero(operated, used))
             assert await setting(operated, 0.0) == ok
-            refused = [await outcome(operated.frontend, Ask(protocol, max_tokens=3)) for protocol in PROTOCOLS]
+            refused = [await outcome(operated.frontend, Request(protocol, max_tokens=3)) for protocol in PROTOCOLS]
             assert await setting(operated, None) == ok
-            answered = [await outcome(operated.frontend, Ask(protocol, max_tokens=3)) for protocol in PROTOCOLS]
+            answered = [await outcome(operated.frontend, Request(protocol, max_tokens=3)) for protocol in PROTOCOLS]
             running.cancel()
 
         assert all(isinstance(one, Answer) for one in answered)
@@ -90,7 +91,7 @@ async def is_above_zero(plane: Plane, gauge: str) -> bool:
     return await plane.frontend.metric(gauge) > 0
 
 
-def test_the_token_is_in_no_log(operated: Plane) -> None:
+def test_admin_token_is_never_logged(operated: Plane) -> None:
     async def scenario() -> list[Any]:
         wrong = {"Authorization": "Bearer wrong"}
         return [

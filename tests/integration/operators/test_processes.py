@@ -24,13 +24,15 @@ import pytest
 
 from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.integration.conftest import Start
-from tests.integration.harness.admin_calls import DECODE, get, post
-from tests.integration.harness.answers import Answer, Refused
-from tests.integration.harness.asks import PROTOCOLS, Ask
-from tests.integration.harness.clients import answer, gathered, outcome, under_streams
-from tests.integration.harness.plane import Frontend, Plane, Process, until, wait_until
-from tests.integration.harness.readings import read, wait_load, wait_quiet
-from tests.integration.harness.visits import ENDLESS, Visit
+from tests.integration.harness.clients.admin import DECODE, get_thresholds, post_threshold
+from tests.integration.harness.clients.answers import Answer, Refused
+from tests.integration.harness.clients.client import ENDLESS, Client
+from tests.integration.harness.clients.requests import PROTOCOLS, Request
+from tests.integration.harness.clients.send import answer, answers_under_fault, outcome, run_together
+from tests.integration.harness.metrics import read_metrics, wait_idle, wait_load
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.processes import Frontend, Process
+from tests.integration.harness.waiting import until, wait_until
 
 OPTIONS = ("--processes=2", "--admission-control=token-capacity")
 NAMES = {"frontend-1", "frontend-2"}
@@ -65,39 +67,39 @@ def servers_of(frontend: Frontend, **fields: Any) -> Counter[str]:
     return Counter(line["process"] for line in frontend.events("request", **fields))
 
 
-def test_both_serve_and_metrics_count_each_request_once(plane: Plane) -> None:
+def test_both_processes_serve_and_metrics_count_each_request_once(plane: Plane) -> None:
     async def scenario() -> None:
         await worker_of(plane, model="shared")
-        asks = [Ask(PROTOCOLS[number % 3], model="shared", max_tokens=4) for number in range(3 * CONNECTIONS)]
-        await gathered(answer(plane.frontend, ask) for ask in asks)
-        await wait_quiet(plane.frontend)
-        reading = await read(plane.frontend)
+        requests = [Request(PROTOCOLS[number % 3], model="shared", max_tokens=4) for number in range(3 * CONNECTIONS)]
+        await run_together(answer(plane.frontend, request) for request in requests)
+        await wait_idle(plane.frontend)
+        metrics = await read_metrics(plane.frontend)
 
         assert servers_of(plane.frontend, model="shared").keys() == NAMES
-        assert reading.sum("dynamo_frontend_requests_total", model="shared") == len(asks)
-        assert reading.sum("dynamo_frontend_output_sequence_tokens_sum", model="shared") == 4 * len(asks)
-        assert reading.sum("dynamo_frontend_model_migration_limit", model="shared") == 3, "not once for each process"
-        assert reading.sum("dynamo_frontend_processes") == 2
+        assert metrics.sum("dynamo_frontend_requests_total", model="shared") == len(requests)
+        assert metrics.sum("dynamo_frontend_output_sequence_tokens_sum", model="shared") == 4 * len(requests)
+        assert metrics.sum("dynamo_frontend_model_migration_limit", model="shared") == 3, "not once for each process"
+        assert metrics.sum("dynamo_frontend_processes") == 2
 
     asyncio.run(scenario())
 
 
-def test_what_is_set_in_one_acts_in_both(plane: Plane) -> None:
+def test_threshold_set_in_one_process_applies_in_both(plane: Plane) -> None:
     async def scenario() -> None:
         await worker_of(plane, SLOW, model="watched")
-        frontend, short = plane.frontend, Ask(model="watched", max_tokens=2)
+        frontend, short = plane.frontend, Request(model="watched", max_tokens=2)
         async with asyncio.TaskGroup() as group:
             running = [
-                Visit(frontend, Ask(model="watched", max_tokens=ENDLESS)).start(group) for _ in range(CONNECTIONS)
+                Client(frontend, Request(model="watched", max_tokens=ENDLESS)).start(group) for _ in range(CONNECTIONS)
             ]
-            await until(lambda: all(visit.has_begun for visit in running))
-            await post(frontend, {"model": "watched", DECODE: 0.0})
-            listed = [(await get(frontend))["watched"] for _ in range(CONNECTIONS)]
+            await until(lambda: all(client.has_begun for client in running))
+            await post_threshold(frontend, {"model": "watched", DECODE: 0.0})
+            listed = [(await get_thresholds(frontend))["watched"] for _ in range(CONNECTIONS)]
             await until(lambda: are_all_refused(frontend, short))  # Once both have heard of the worker's load.
-            await post(frontend, {"model": "watched", DECODE: None})
-            answered = await gathered(outcome(frontend, short) for _ in range(CONNECTIONS))
-            for visit in running:
-                visit.leave()
+            await post_threshold(frontend, {"model": "watched", DECODE: None})
+            answered = await run_together(outcome(frontend, short) for _ in range(CONNECTIONS))
+            for client in running:
+                client.hang_up()
 
         assert all(one[DECODE] == 0.0 for one in listed)
         assert all(isinstance(one, Answer) for one in answered)
@@ -106,8 +108,8 @@ def test_what_is_set_in_one_acts_in_both(plane: Plane) -> None:
     asyncio.run(scenario())
 
 
-async def are_all_refused(frontend: Frontend, ask: Ask) -> bool:
-    outcomes = await gathered(outcome(frontend, ask) for _ in range(CONNECTIONS))
+async def are_all_refused(frontend: Frontend, request: Request) -> bool:
+    outcomes = await run_together(outcome(frontend, request) for _ in range(CONNECTIONS))
     return all(isinstance(one, Refused) and one.reason == "OVERLOADED" for one in outcomes)
 
 
@@ -122,41 +124,47 @@ async def cancel(frontend: Frontend, name: str, protocol: str) -> int:
         return int((await response.json())["cancelled"])
 
 
-def test_a_request_is_cancelled_by_its_name_in_whichever_process_it_is(plane: Plane) -> None:
+def test_request_is_cancelled_by_id_in_whichever_process_serves_it(plane: Plane) -> None:
     async def scenario() -> None:
         await worker_of(plane, SLOW, model="cancelled")
-        asks = [Ask(PROTOCOLS[number % 2], model="cancelled", max_tokens=ENDLESS) for number in range(CONNECTIONS)]
+        requests = [
+            Request(PROTOCOLS[number % 2], model="cancelled", max_tokens=ENDLESS) for number in range(CONNECTIONS)
+        ]
         async with asyncio.TaskGroup() as group:
-            visits = [Visit(plane.frontend, ask.named(f"c{number}")).start(group) for number, ask in enumerate(asks)]
-            await until(lambda: all(visit.has_begun for visit in visits))
-            counts = [
-                await cancel(plane.frontend, f"c{number}", PROTOCOLS[number // 2 % 2]) for number in range(len(asks))
+            clients = [
+                Client(plane.frontend, request.named(f"c{number}")).start(group)
+                for number, request in enumerate(requests)
             ]
-            refusals = [await visit.refusal() for visit in visits]
+            await until(lambda: all(client.has_begun for client in clients))
+            counts = [
+                await cancel(plane.frontend, f"c{number}", PROTOCOLS[number // 2 % 2])
+                for number in range(len(requests))
+            ]
+            refusals = [await client.refusal() for client in clients]
 
-        assert counts == [1] * len(asks)
+        assert counts == [1] * len(requests)
         assert {refusal.reason for refusal in refusals} == {"CANCELLED"}
         assert servers_of(plane.frontend, model="cancelled").keys() == NAMES
 
     asyncio.run(scenario())
 
 
-def test_of_a_burst_exactly_n_and_q_are_in(plane: Plane) -> None:
+def test_burst_fills_exactly_the_slots_and_the_queue(plane: Plane) -> None:
     slots, places, burst = 2, 3, 40
 
     async def scenario() -> None:
         limits = (f"--engine-request-limit={slots}", f"--request-queue-limit={places}")
         worker = await worker_of(plane, SLOW, *limits, model="small")
         async with asyncio.TaskGroup() as group:
-            visits = [
-                Visit(plane.frontend, Ask(PROTOCOLS[number % 3], model="small", max_tokens=ENDLESS)).start(group)
+            clients = [
+                Client(plane.frontend, Request(PROTOCOLS[number % 3], model="small", max_tokens=ENDLESS)).start(group)
                 for number in range(burst)
             ]
-            await until(lambda: sum(visit.is_refused for visit in visits) == burst - slots - places)
+            await until(lambda: sum(client.is_refused for client in clients) == burst - slots - places)
             await wait_load(worker, slots, places)
-            for visit in visits:
-                visit.leave()
-        await wait_quiet(worker, plane.frontend)
+            for client in clients:
+                client.hang_up()
+        await wait_idle(worker, plane.frontend)
 
     asyncio.run(scenario())
 
@@ -164,10 +172,10 @@ def test_of_a_burst_exactly_n_and_q_are_in(plane: Plane) -> None:
 # What ends
 
 
-async def whole_or_cut(frontend: Frontend, ask: Ask) -> Answer | None:
+async def whole_or_cut(frontend: Frontend, request: Request) -> Answer | None:
     """The answer; None where the connection ended before it was complete."""
     try:
-        return await answer(frontend, ask)
+        return await answer(frontend, request)
     except aiohttp.ClientError:
         return None
     except Refused as refused:
@@ -176,18 +184,18 @@ async def whole_or_cut(frontend: Frontend, ask: Ask) -> Answer | None:
         raise
 
 
-def test_a_process_that_is_killed_costs_its_own_streams_alone_and_comes_back_as_it_was(start_plane: Start) -> None:
+def test_killed_process_loses_only_its_own_streams_and_restarts_with_its_settings(start_plane: Start) -> None:
     plane = start_plane(frontend=OPTIONS)
 
     async def scenario() -> None:
         await worker_of(plane, SLOW)
         frontend = plane.frontend
-        asks = [Ask(PROTOCOLS[number % 2], max_tokens=40) for number in range(CONNECTIONS)]
-        await post(frontend, {"model": "mocker", DECODE: 0.9})
-        undisturbed = await answer(frontend, asks[1])
+        requests = [Request(PROTOCOLS[number % 2], max_tokens=40) for number in range(CONNECTIONS)]
+        await post_threshold(frontend, {"model": "mocker", DECODE: 0.9})
+        undisturbed = await answer(frontend, requests[1])
         before = await frontend.metric("dynamo_frontend_requests_total")
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(whole_or_cut(frontend, ask)) for ask in asks]
+            tasks = [group.create_task(whole_or_cut(frontend, request)) for request in requests]
             await until(lambda: has_inflight(frontend, CONNECTIONS))
             victim = children(frontend)[0]
             os.kill(victim, SIGKILL)
@@ -198,12 +206,12 @@ def test_a_process_that_is_killed_costs_its_own_streams_alone_and_comes_back_as_
         assert 0 < len(whole) < CONNECTIONS
         assert set(whole) == {undisturbed.essence}
         assert victim not in children(frontend)
-        again = [(await get(frontend))["mocker"] for _ in range(CONNECTIONS)]
+        again = [(await get_thresholds(frontend))["mocker"] for _ in range(CONNECTIONS)]
         assert all(one[DECODE] == 0.9 for one in again), "a process that comes later has what was set"
         served = servers_of(frontend)
-        await gathered(answer(frontend, ask) for ask in asks)
+        await run_together(answer(frontend, request) for request in requests)
         assert (servers_of(frontend) - served).keys() == NAMES
-        await wait_quiet(frontend)
+        await wait_idle(frontend)
         counted = await frontend.metric("dynamo_frontend_requests_total")
         assert counted == before + len(whole) + CONNECTIONS, "what it had counted before it died is counted still"
         assert not frontend.events(outcome="NO_WORKERS"), "it took clients before it had workers"
@@ -220,19 +228,19 @@ async def has_processes(frontend: Frontend, count: int) -> bool:
     return await frontend.metric("dynamo_frontend_processes") == count
 
 
-def test_sigterm_lets_the_streams_of_all_processes_end(start_plane: Start) -> None:
+def test_sigterm_lets_the_streams_of_all_processes_finish(start_plane: Start) -> None:
     plane = start_plane(frontend=OPTIONS)
 
     async def scenario() -> None:
         await worker_of(plane, SLOW)
-        asks = [Ask(PROTOCOLS[number % 2], max_tokens=40) for number in range(CONNECTIONS)]
+        requests = [Request(PROTOCOLS[number % 2], max_tokens=40) for number in range(CONNECTIONS)]
         pids = children(plane.frontend)
-        undisturbed = await answer(plane.frontend, asks[1])
+        undisturbed = await answer(plane.frontend, requests[1])
 
         async def end() -> None:
             plane.frontend.signal(SIGTERM)
 
-        answers = await under_streams(plane.frontend, asks, end)
+        answers = await answers_under_fault(plane.frontend, requests, end)
         await until(lambda: plane.frontend.status() is not None)
 
         assert {one.essence for one in answers} == {undisturbed.essence}
@@ -243,7 +251,7 @@ def test_sigterm_lets_the_streams_of_all_processes_end(start_plane: Start) -> No
     asyncio.run(scenario())
 
 
-def test_a_killed_supervisor_leaves_no_process(start_plane: Start) -> None:
+def test_killed_supervisor_leaves_no_process_behind(start_plane: Start) -> None:
     plane = start_plane(frontend=OPTIONS)
     pids = children(plane.frontend)
 

@@ -16,7 +16,10 @@ import aiohttp
 import pytest
 
 from tests.integration.conftest import Start
-from tests.integration.harness.plane import WAIT_S, Frontend, Nursery, Plane, until
+from tests.integration.harness.plane.fork_server import ForkServer
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.processes import Frontend
+from tests.integration.harness.waiting import WAIT_S, until
 
 PIPE_BYTES = 4096
 ANSWERS = 300
@@ -30,18 +33,16 @@ def unread(tmp_path: Path) -> Iterator[int]:
     """The end of a small pipe that stands where the log of a process `unread` is to be."""
     path = tmp_path / "unread.log"
     os.mkfifo(path)
-    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    yield reading
-    os.close(reading)
+    metrics = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(metrics, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    yield metrics
+    os.close(metrics)
 
 
-def test_a_log_that_nobody_reads_stops_nothing(
-    start_plane: Start, nursery_process: Nursery, tmp_path: Path, unread: int
-) -> None:
+def test_unread_log_blocks_nothing(start_plane: Start, fork_server: ForkServer, tmp_path: Path, unread: int) -> None:
     plane = start_plane()
     registry = f"--registry={plane.registry_address}"
-    frontend = Frontend(nursery_process, tmp_path, "unread", "frontend", *LISTEN, registry)
+    frontend = Frontend(fork_server, tmp_path, "unread", "frontend", *LISTEN, registry)
     try:
         asyncio.run(scenario(plane, frontend, unread))
     finally:
@@ -55,9 +56,9 @@ async def scenario(plane: Plane, frontend: Frontend, unread: int) -> None:
     async with aiohttp.ClientSession(frontend.http, connector=connector, timeout=timeout) as session:
         await until(lambda: is_served(session))
         ids = {f"short-{number}" for number in range(ANSWERS)}
-        tokens = await asyncio.gather(*(ask(session, name, 1) for name in ids))
+        tokens = await asyncio.gather(*(request(session, name, 1) for name in ids))
         assert tokens == [1] * ANSWERS
-        assert await ask(session, "long", TOKENS) == TOKENS
+        assert await request(session, "long", TOKENS) == TOKENS
         async with session.get("/live") as live:
             assert live.status == 200
     log = Log(unread)
@@ -69,7 +70,7 @@ async def is_served(session: aiohttp.ClientSession) -> bool:
         return bool((await models.json())["data"])
 
 
-async def ask(session: aiohttp.ClientSession, name: str, tokens: int) -> int:
+async def request(session: aiohttp.ClientSession, name: str, tokens: int) -> int:
     """How many tokens the answer has, by its usage."""
     body = {"model": "mocker", "prompt": "hello", "max_tokens": tokens, "ignore_eos": True}
     async with session.post("/v1/completions", json=body, headers={"X-Request-Id": name}) as answer:
@@ -80,8 +81,8 @@ async def ask(session: aiohttp.ClientSession, name: str, tokens: int) -> int:
 class Log:
     """What is read of it, as it comes."""
 
-    def __init__(self, reading: int) -> None:
-        self._reading = reading
+    def __init__(self, metrics: int) -> None:
+        self._reading = metrics
         self._text = b""
 
     def named(self) -> set[str]:

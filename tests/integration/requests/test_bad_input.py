@@ -20,10 +20,11 @@ import pytest
 from services.rpc.status import CHANNEL_OPTIONS, MESSAGE_BYTES_MAX
 from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.integration.conftest import Start
-from tests.integration.harness.answers import Answer, Refused
-from tests.integration.harness.asks import Ask, request
-from tests.integration.harness.clients import answer, refusal_of
-from tests.integration.harness.plane import Frontend, Plane
+from tests.integration.harness.clients.answers import Answer, Refused
+from tests.integration.harness.clients.requests import Request, grpc_message
+from tests.integration.harness.clients.send import answer, refusal_from
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.processes import Frontend
 
 CONTEXT = 256
 HUGE = 10**9
@@ -51,7 +52,7 @@ def stage(start_plane: Start) -> Iterator[Stage]:
 
     async def fill() -> Answer:
         await plane.worker(f"--context-length={CONTEXT}", "--mocker-itl-ms=1")
-        return await answer(plane.frontend, Ask())
+        return await answer(plane.frontend, Request())
 
     yield Stage(plane, asyncio.run(fill()))
     assert not plane.frontend.events(level="error"), "bad input is no bug of ours"
@@ -60,10 +61,10 @@ def stage(start_plane: Start) -> Iterator[Stage]:
 async def check_unharmed(stage: Stage, wrong: Any) -> None:
     """The next request, and one that runs meanwhile, are answered as ever."""
     async with asyncio.TaskGroup() as group:
-        meanwhile = group.create_task(answer(stage.frontend, Ask()))
+        meanwhile = group.create_task(answer(stage.frontend, Request()))
         await wrong
     assert meanwhile.result() == stage.undisturbed
-    assert await answer(stage.frontend, Ask()) == stage.undisturbed
+    assert await answer(stage.frontend, Request()) == stage.undisturbed
 
 
 # HTTP
@@ -170,7 +171,7 @@ RAW = {
 
 @pytest.mark.parametrize(("given", "status", "code", "param"), HTTP.values(), ids=HTTP.keys())
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["unary", "streamed"])
-def test_completions_refuse(
+def test_completions_refuse_bad_input(
     stage: Stage, given: Any, status: int, code: str, param: str | None, is_streamed: bool
 ) -> None:
     streamed = given | {"stream": True} if is_streamed and isinstance(given, dict) else given
@@ -180,7 +181,7 @@ def test_completions_refuse(
 
 
 @pytest.mark.parametrize(("given", "param"), CHATS.values(), ids=CHATS.keys())
-def test_chat_refuses(stage: Stage, given: Any, param: str) -> None:
+def test_chat_refuses_bad_input(stage: Stage, given: Any, param: str) -> None:
     path, data = "/v1/chat/completions", json.dumps(given)
 
     asyncio.run(check_unharmed(stage, check_http(stage.frontend, data, path, 400, "INVALID_ARGUMENT", param)))
@@ -188,7 +189,7 @@ def test_chat_refuses(stage: Stage, given: Any, param: str) -> None:
 
 @pytest.mark.parametrize("data", RAW.values(), ids=RAW.keys())
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_http_refuses_what_is_no_json(stage: Stage, data: bytes, path: str) -> None:
+def test_http_refuses_malformed_json(stage: Stage, data: bytes, path: str) -> None:
     asyncio.run(check_unharmed(stage, check_http(stage.frontend, data, path, 400, "INVALID_ARGUMENT", None)))
 
 
@@ -211,7 +212,7 @@ def test_http_refuses_a_body_of_100_mb(stage: Stage, make: Callable[[], Any]) ->
 
 def wrong(**fields: Any) -> inference_pb2.GenerateRequest:
     """A good request but for these."""
-    message = request(Ask())
+    message = grpc_message(Request())
     for name, value in fields.items():
         holder: Any = message
         *path, last = name.split("__")
@@ -257,11 +258,11 @@ async def refused(frontend: Frontend, message: Any, *, is_raw: bool = False) -> 
             generate = channel.unary_stream("/unbroken.v1.Inference/Generate")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await generate(message).read()
-    return refusal_of(caught.value)
+    return refusal_from(caught.value)
 
 
 @pytest.mark.parametrize(("message", "refusal", "param"), GRPC.values(), ids=GRPC.keys())
-def test_generate_refuses(stage: Stage, message: Any, refusal: tuple[str, str], param: str) -> None:
+def test_generate_refuses_bad_input(stage: Stage, message: Any, refusal: tuple[str, str], param: str) -> None:
     """refusal: status and reason."""
 
     async def check() -> None:
@@ -278,7 +279,7 @@ def test_generate_refuses(stage: Stage, message: Any, refusal: tuple[str, str], 
     [(b"\xff\xff\xff\xff", "INVALID_ARGUMENT"), (bytes(MESSAGE_BYTES_MAX + 1), "RESOURCE_EXHAUSTED")],
     ids=["bytes that are no message", "a message above the bound"],
 )
-def test_generate_refuses_what_is_no_message_of_its_type(stage: Stage, message: bytes, status: str) -> None:
+def test_generate_refuses_malformed_messages(stage: Stage, message: bytes, status: str) -> None:
     """The one above the bound never reaches us: gRPC refuses it without an ErrorInfo."""
 
     async def check() -> None:
@@ -288,7 +289,7 @@ def test_generate_refuses_what_is_no_message_of_its_type(stage: Stage, message: 
 
 
 @pytest.mark.parametrize("port", ["grpc", "http"])
-def test_bytes_of_no_protocol_end_only_their_own_connection(stage: Stage, port: str) -> None:
+def test_bytes_of_an_unknown_protocol_close_only_their_own_connection(stage: Stage, port: str) -> None:
     async def check() -> None:
         host, _, number = stage.frontend.ready[port].partition(":")
         reader, writer = await asyncio.open_connection(host, int(number))

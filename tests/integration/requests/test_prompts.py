@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 
 from tests.integration.conftest import Start
-from tests.integration.harness.asks import REQUEST_S_MAX
-from tests.integration.harness.plane import Frontend
+from tests.integration.harness.clients.requests import REQUEST_S_MAX
+from tests.integration.harness.plane.processes import Frontend
 
 PROMPTS = [f"Prompt {number}" for number in range(6)]
 ASKED = {"model": "mocker", "n": 2, "max_tokens": 40, "temperature": 0.8, "seed": 7, "ignore_eos": True}
@@ -46,7 +46,7 @@ async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[Any]:
     raise AssertionError("the stream ends without [DONE]")
 
 
-def test_a_worker_that_is_killed_under_several_prompts_changes_no_answer(start_plane: Start) -> None:
+def test_killed_worker_changes_no_answer_to_several_prompts(start_plane: Start) -> None:
     plane = start_plane()
     texts, usage = [""] * (2 * len(PROMPTS)), Counter[str]()
 

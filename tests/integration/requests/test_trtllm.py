@@ -22,21 +22,29 @@ import pytest
 from services.stubs.registry_pb2 import ListRequest
 from services.stubs.registry_pb2_grpc import RegistryStub
 from tests.integration.conftest import Start, on_trtllm
-from tests.integration.harness.answers import Answer, Refused
-from tests.integration.harness.asks import PROTOCOLS, Ask
-from tests.integration.harness.clients import answer, gathered, move_reasons, outcome, refusal, under_streams
-from tests.integration.harness.plane import Plane, until
-from tests.integration.harness.readings import read, wait_quiet
-from tests.integration.harness.visits import ENDLESS, Visit
+from tests.integration.harness.clients.answers import Answer, Refused
+from tests.integration.harness.clients.client import ENDLESS, Client
+from tests.integration.harness.clients.requests import PROTOCOLS, Request
+from tests.integration.harness.clients.send import (
+    answer,
+    answers_under_fault,
+    move_reasons,
+    outcome,
+    refusal,
+    run_together,
+)
+from tests.integration.harness.metrics import read_metrics, wait_idle
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.waiting import until
 
 pytestmark = on_trtllm
 
 ITL = "--mocker-itl-ms=5"
 GUIDED = "--guided-decoding-backend=xgrammar"
-GREEDY = Ask("grpc", max_tokens=80)
+GREEDY = Request("grpc", max_tokens=80)
 SAMPLED = replace(GREEDY, temperature=0.8, seed=None)
 ASKS = [
-    Ask(PROTOCOLS[number % 3], is_chat=number % 2 == 0, prompt=f"Stream {number}", max_tokens=100)
+    Request(PROTOCOLS[number % 3], is_chat=number % 2 == 0, prompt=f"Stream {number}", max_tokens=100)
     for number in range(12)
 ]
 BELL, RINGING = 7, "ring \a the bell"
@@ -69,20 +77,20 @@ DEATHS = {
 
 
 @pytest.mark.parametrize("death", DEATHS.values(), ids=DEATHS)
-def test_the_streams_of_an_engine_that_dies_go_on_elsewhere(start_plane: Start, death: Death) -> None:
+def test_streams_of_a_dead_engine_move(start_plane: Start, death: Death) -> None:
     plane = start_plane(frontend=(ENGINE_STALL,))
 
     async def die_at(position: int, undisturbed: Answer) -> None:
         name = f"--served-model-name=dies-{position}"
-        ask = replace(GREEDY, model=f"dies-{position}", request_id=f"dies-{position}")
+        request = replace(GREEDY, model=f"dies-{position}", request_id=f"dies-{position}")
         steps = {"TLLM_FAKE_DEATH_STEPS": str(WARM_UP_STEPS + position + 1)}
         dying = await plane.worker(ITL, name, environment={**death.variables, **steps})
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(answer(plane.frontend, ask))
-            await until(lambda: is_asked(plane, ask.model))  # The worker itself may be gone by now.
+            task = group.create_task(answer(plane.frontend, request))
+            await until(lambda: is_asked(plane, request.model))  # The worker itself may be gone by now.
             await plane.worker(ITL, name)
         assert task.result() == undisturbed
-        (move,) = plane.frontend.moves(ask.request_id)
+        (move,) = plane.frontend.moves(request.request_id)
         assert move["reason"] == death.reason
         assert move["position"] <= position  # What was drawn last may be lost with the worker, and is drawn again.
         if death.is_told:
@@ -92,7 +100,7 @@ def test_the_streams_of_an_engine_that_dies_go_on_elsewhere(start_plane: Start, 
     async def scenario() -> None:
         await plane.worker(ITL)
         undisturbed = await answer(plane.frontend, GREEDY)
-        await gathered(die_at(position, undisturbed) for position in death.positions)
+        await run_together(die_at(position, undisturbed) for position in death.positions)
 
     asyncio.run(scenario())
 
@@ -108,19 +116,19 @@ async def registered(plane: Plane) -> set[str]:
     return {instance.instance_id for instance in listed.instances}
 
 
-def test_a_request_that_every_engine_dies_of_stops_after_two(start_plane: Start) -> None:
+def test_request_that_kills_every_engine_stops_after_two(start_plane: Start) -> None:
     plane = start_plane()
     deadly = {"TLLM_FAKE_DEATH_TOKEN": str(BELL)}
 
     async def scenario() -> Answer | Refused:
         workers = [await plane.worker(ITL, environment=deadly) for _ in range(3)]
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in ASKS)
+        undisturbed = await run_together(answer(plane.frontend, request) for request in ASKS)
         refusals = []
 
         async def poison() -> None:
-            refusals.append(await outcome(plane.frontend, Ask("stream", prompt=RINGING)))
+            refusals.append(await outcome(plane.frontend, Request("stream", prompt=RINGING)))
 
-        assert await under_streams(plane.frontend, ASKS, poison) == undisturbed
+        assert await answers_under_fault(plane.frontend, ASKS, poison) == undisturbed
         await until(lambda: sorted(worker.status() or 0 for worker in workers) == [0, 1, 1])
         return refusals[0]
 
@@ -152,23 +160,23 @@ def plane(start_plane: Start) -> Iterator[Plane]:
 
 
 @pytest.mark.parametrize("after", [0, 5])
-def test_a_request_that_the_engine_fails_on_fails_alone(plane: Plane, after: int) -> None:
+def test_request_that_the_engine_fails_on_fails_alone(plane: Plane, after: int) -> None:
     model = f"fails-after-{after}"
-    asks = [replace(ask, model=model) for ask in ASKS]
+    requests = [replace(request, model=model) for request in ASKS]
 
     async def scenario() -> None:
-        undisturbed = await gathered(answer(plane.frontend, ask) for ask in asks)
+        undisturbed = await run_together(answer(plane.frontend, request) for request in requests)
 
         async def fail() -> None:
             for protocol in PROTOCOLS:
-                refused = await refusal(plane.frontend, Ask(protocol, model=model, prompt=RINGING))
+                refused = await refusal(plane.frontend, Request(protocol, model=model, prompt=RINGING))
                 assert refused is not None
                 assert refused.reason == "ENGINE_ERROR"
                 assert bool(refused.received) == (after > 0 and protocol != "unary")
 
-        assert await under_streams(plane.frontend, asks, fail) == undisturbed
-        assert move_reasons(plane.frontend, asks) == [[]] * len(asks)
-        await wait_quiet(plane.frontend)
+        assert await answers_under_fault(plane.frontend, requests, fail) == undisturbed
+        assert move_reasons(plane.frontend, requests) == [[]] * len(requests)
+        await wait_idle(plane.frontend)
 
     asyncio.run(scenario())
 
@@ -185,11 +193,11 @@ IGNORED = {
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_what_it_would_ignore_is_refused_with_the_fields_name(plane: Plane, protocol: str) -> None:
+def test_field_that_the_engine_would_ignore_is_refused_by_name(plane: Plane, protocol: str) -> None:
     async def scenario() -> None:
         undisturbed = await answer(plane.frontend, GREEDY)
-        for name, ask in IGNORED.items():
-            refused = await refusal(plane.frontend, replace(ask, protocol=protocol))
+        for name, request in IGNORED.items():
+            refused = await refusal(plane.frontend, replace(request, protocol=protocol))
             assert refused is not None, name
             assert refused.code in ("INVALID_ARGUMENT", 400)
             assert (refused.reason, refused.metadata["param"]) == ("INVALID_ARGUMENT", name)
@@ -198,9 +206,9 @@ def test_what_it_would_ignore_is_refused_with_the_fields_name(plane: Plane, prot
     asyncio.run(scenario())
 
 
-def test_sampled_answers_differ_and_are_whole(plane: Plane) -> None:
+def test_sampled_answers_differ_and_are_complete(plane: Plane) -> None:
     async def scenario() -> None:
-        answers = await gathered(answer(plane.frontend, replace(SAMPLED, protocol=one)) for one in PROTOCOLS * 2)
+        answers = await run_together(answer(plane.frontend, replace(SAMPLED, protocol=one)) for one in PROTOCOLS * 2)
         assert {one.completion_tokens for one in answers} == {SAMPLED.max_tokens}
         assert len({one.text for one in answers}) > 1
 
@@ -217,11 +225,11 @@ SCHEMA = {
 }
 UNREADABLE = {"type": "no such type"}
 GUIDED_FIELDS = {"grpc": "guided", "stream": "guided_json", "unary": "guided_json"}
-JSON = Ask(prompt="As JSON:", max_tokens=500, ignore_eos=False, json_schema=json.dumps(SCHEMA))
+JSON = Request(prompt="As JSON:", max_tokens=500, ignore_eos=False, json_schema=json.dumps(SCHEMA))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_answer_fits_its_form_and_a_form_that_cannot_be_read_is_its_clients_fault(
+def test_guided_answer_fits_its_grammar_and_an_unreadable_grammar_is_a_client_error(
     plane: Plane, protocol: str
 ) -> None:
     async def scenario() -> None:
@@ -237,45 +245,47 @@ def test_an_answer_fits_its_form_and_a_form_that_cannot_be_read_is_its_clients_f
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "stream"])
-@pytest.mark.parametrize("ask", [SAMPLED, JSON], ids=["sampled", "guided"])
-def test_what_cannot_be_carried_over_fails_with_what_it_lost(start_plane: Start, ask: Ask, protocol: str) -> None:
+@pytest.mark.parametrize("irreproducible", [SAMPLED, JSON], ids=["sampled", "guided"])
+def test_stream_that_cannot_move_fails_and_keeps_what_was_delivered(
+    start_plane: Start, irreproducible: Request, protocol: str
+) -> None:
     """Rather than go on as another answer."""
     plane = start_plane()
 
     async def scenario() -> None:
         victim = await plane.worker("--mocker-itl-ms=200", GUIDED)
         async with asyncio.TaskGroup() as group:
-            visit = Visit(plane.frontend, replace(ask, protocol=protocol, max_tokens=ENDLESS)).start(group)
-            await until(lambda: visit.has_begun)
+            client = Client(plane.frontend, replace(irreproducible, protocol=protocol, max_tokens=ENDLESS)).start(group)
+            await until(lambda: client.has_begun)
             await plane.worker(GUIDED)
             victim.kill()
-            refused = await visit.refusal()
+            refused = await client.refusal()
         assert refused.reason == "DISCONNECTED"
         assert refused.received
 
     asyncio.run(scenario())
-    assert not plane.frontend.events("request moved")
+    assert not plane.frontend.events("irreproducible moved")
 
 
 # Load
 
 
-def test_frontends_know_what_its_requests_hold(start_plane: Start) -> None:
+def test_frontend_reports_the_cache_blocks_of_running_requests(start_plane: Start) -> None:
     plane = start_plane()
 
     async def scenario() -> None:
         worker = await plane.worker(ITL)
         async with asyncio.TaskGroup() as group:
-            visits = [Visit(plane.frontend, Ask("grpc", prompt="p" * 320, max_tokens=ENDLESS)) for _ in range(2)]
-            for visit in visits:
-                visit.start(group)
+            clients = [Client(plane.frontend, Request("grpc", prompt="p" * 320, max_tokens=ENDLESS)) for _ in range(2)]
+            for client in clients:
+                client.start(group)
             await until(lambda: holds(plane, 2 * 320 // 32))
-            for visit in visits:
-                visit.leave()
-        await wait_quiet(worker, plane.frontend)
+            for client in clients:
+                client.hang_up()
+        await wait_idle(worker, plane.frontend)
 
     asyncio.run(scenario())
 
 
 async def holds(plane: Plane, blocks: int) -> bool:
-    return (await read(plane.frontend)).sum("dynamo_frontend_worker_active_decode_blocks") >= blocks
+    return (await read_metrics(plane.frontend)).sum("dynamo_frontend_worker_active_decode_blocks") >= blocks

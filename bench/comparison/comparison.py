@@ -1,0 +1,123 @@
+"""One comparison: the rounds, their parts in turn, and what of them failed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from http.client import HTTPException
+
+import click
+
+from bench.clients.wrk import Load, wire_bytes_per_event
+from bench.comparison.grpc_figures import STREAMS_MAX as GRPC_STREAMS_MAX
+from bench.comparison.grpc_figures import grpc_figures
+from bench.comparison.http_figures import probed, steady
+from bench.comparison.rounds import ECHO, MACHINE, OURS, PEER, Figures, Round
+from bench.comparison.systems import ITL_MS, SYSTEMS
+from bench.comparison.worker_loss import SIGNALS, lose
+from bench.floor.bare_engine import engine_us
+from bench.floor.bare_grpc import echo
+from bench.floor.bare_send import FRONTEND_PAUSE_US, send_us
+from bench.measure.errors import BenchError
+from bench.measure.process_usage import memory_kib
+
+SATURATED_ITL_MS = 1.0
+
+Add = Callable[[object, Figures], None]
+"""Takes the figures of a row."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure. loads: over HTTP, one for each number of streams. lost: streams at a time when a worker is."""
+
+    loads: Sequence[Load]
+    saturated: Load
+    lost: Sequence[int]
+    systems: Sequence[str]
+
+    @property
+    def tokens(self) -> int:
+        return self.saturated.tokens
+
+    @property
+    def grpc_loads(self) -> list[Load]:
+        return [load for load in self.loads if load.streams <= GRPC_STREAMS_MAX]
+
+
+@dataclass
+class Comparison:
+    """What was measured so far. failures: what was not, and why."""
+
+    plan: Plan
+    rounds: list[Round] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    bytes_per_event: int = 0
+    is_complete: bool = True
+
+    def run_round(self) -> None:
+        """Who is first changes from round to round."""
+        self.rounds.append(Round())
+        systems = self.plan.systems[:: -1 if len(self.rounds) % 2 == 0 else 1]
+        for part, run in (("http", self._http), ("saturated", self._saturated), ("losses", self._losses)):
+            for name in systems:
+                self.attempt(part, name, partial(run, name))
+        self.attempt("floor", MACHINE, self._floor)
+        self.attempt("grpc", OURS, self._grpc)
+        self.attempt("grpc", ECHO, self._grpc_echo)
+        self.rounds[-1].derive()
+
+    def attempt(self, part: str, system: str, run: Callable[[Add], None]) -> None:
+        """One part of the round under way. What has been added by then stays when it fails."""
+
+        def add(row: object, figures: Figures) -> None:
+            self.rounds[-1].add(part, row, system, figures)
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if value is not None)
+            click.echo(f"{part}, {system}, {row}: {shown}", err=True)
+
+        try:
+            run(add)
+        except (BenchError, HTTPException, OSError) as error:  # The last two: it broke off or never answered.
+            self.failures.append(f"round {len(self.rounds)}, {part}, {system}: {str(error) or type(error).__name__}")
+            self.is_complete &= system == PEER
+            click.echo(self.failures[-1], err=True)
+
+    def _http(self, name: str, add: Add) -> None:
+        with SYSTEMS[name](ITL_MS) as running:
+            self.versions[name] = running.version
+            size = round(wire_bytes_per_event(running.url, self.plan.tokens))
+            self.bytes_per_event = size if name == OURS else self.bytes_per_event
+            idle_kib = memory_kib(running.pid)
+            for load in self.plan.loads:
+                add(load.streams, steady(running, load, idle_kib))
+                add(load.streams, probed(running, load))
+
+    def _floor(self, add: Add) -> None:
+        if not self.bytes_per_event:
+            raise BenchError("how many bytes an event of ours has is not known")
+        for load in self.plan.loads:
+            for name, pause_us in (("send_us", FRONTEND_PAUSE_US), ("burst_us", 0.0)):
+                one_answer = replace(load, answers=1)
+                add(load.streams, {name: send_us(one_answer, self.bytes_per_event, ITL_MS, pause_us)})
+            add(load.streams, {"engine_us": engine_us(load, ITL_MS)})
+
+    def _saturated(self, name: str, add: Add) -> None:
+        with SYSTEMS[name](SATURATED_ITL_MS) as running:
+            add(self.plan.saturated.streams, steady(running, self.plan.saturated, memory_kib(running.pid)))
+
+    def _losses(self, name: str, add: Add) -> None:
+        for signal in SIGNALS:
+            for streams in self.plan.lost:
+                with SYSTEMS[name](ITL_MS) as running:
+                    add(f"{signal.name}, {streams}", lose(running, signal, streams, self.plan.tokens))
+
+    def _grpc(self, add: Add) -> None:
+        with SYSTEMS[OURS](ITL_MS) as running:
+            assert running.grpc is not None
+            for load in self.plan.grpc_loads:
+                add(load.streams, grpc_figures(running.grpc, running.pid, load))
+
+    def _grpc_echo(self, add: Add) -> None:
+        for load in self.plan.grpc_loads:
+            with echo(load.tokens, ITL_MS) as (address, pid):
+                add(load.streams, grpc_figures(address, pid, load))

@@ -1,0 +1,132 @@
+"""The systems that the bench compares: each a frontend and two workers with mockers, in processes of their own."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from bench.comparison.rounds import OURS, PEER
+from bench.measure.errors import BenchError
+
+WORKERS = 2
+ITL_MS = 6.0
+"""Between two tokens: about what the peer's mocker takes for a step as it is."""
+START_S_MAX = 20.0
+PEER_START_S_MAX = 90.0
+END_S_MAX = 10.0
+POLL_S = 0.02
+LOG_SHOWN = 400
+"""Characters of the end of a log, of a process that did not come up."""
+PEER_SCRIPT = Path(__file__).parents[1] / "peer" / "dynamo.sh"
+
+
+@dataclass(frozen=True)
+class Running:
+    """A system that serves. url: of its HTTP API; grpc: where clients call it so, if they can. pid: of its frontend;
+    workers: of those. repeats: its mocker gives the same request the same text.
+    """
+
+    url: str
+    pid: int
+    workers: Sequence[int]
+    version: str
+    grpc: str | None = None
+    repeats: bool = False
+
+
+System = Callable[[float], AbstractContextManager[Running]]
+"""Starts a system whose mockers take so many ms for a token, and ends it with the context.
+
+Raises BenchError if it does not come up.
+"""
+
+
+@contextmanager
+def ours(itl_ms: float) -> Iterator[Running]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+
+        def start(name: str, *options: str) -> "Process":
+            return stack.enter_context(Process(folder, name, *options))
+
+        address = start("registry", "registry", "--listen=127.0.0.1:0").ready()["address"]
+        registry = f"--registry={address}"
+        mocker = ("worker", "--listen=127.0.0.1:0", f"--mocker-itl-ms={itl_ms}", registry)
+        workers = [start(f"worker-{number}", *mocker) for number in range(WORKERS)]
+        frontend = start("frontend", "frontend", "--http-listen=127.0.0.1:0", "--grpc-listen=127.0.0.1:0", registry)
+        served = frontend.ready()
+        frontend.wait_log("worker found", times=WORKERS)
+        pids = [worker.pid for worker in workers]
+        yield Running(f"http://{served['http']}", frontend.pid, pids, version("unbroken"), served["grpc"], repeats=True)
+
+
+class Process:
+    """One process of `unbroken`, ended with the context."""
+
+    def __init__(self, folder: Path, name: str, *arguments: str) -> None:
+        self._log = folder / f"{name}.log"
+        self._ready = folder / f"{name}.ready"
+        words = [*arguments, "--log-format=json", f"--ready-file={self._ready}"]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen([sys.executable, "-m", "services", *words], stdout=log, stderr=log)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ready(self) -> Any:
+        """What it wrote when it served: its addresses. Raises BenchError if it does not within START_S_MAX."""
+        self._wait(self._ready.exists)
+        return json.loads(self._ready.read_text())
+
+    def wait_log(self, event: str, times: int) -> None:
+        """Until it has logged that so often. Raises BenchError if it does not within START_S_MAX."""
+        self._wait(lambda: self._log.read_text().count(f'"{event}"') >= times)
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        give_up_at = time.monotonic() + START_S_MAX
+        while not condition():
+            if self._process.poll() is not None or time.monotonic() > give_up_at:
+                raise BenchError(f"did not come up: … {' '.join(self._log.read_text().split())[-LOG_SHOWN:]}")
+            time.sleep(POLL_S)
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait(END_S_MAX)
+
+
+@contextmanager
+def peer(itl_ms: float) -> Iterator[Running]:
+    """NVIDIA Dynamo with its own mocker, whose tokens are random; see peer.sh."""
+    try:
+        yield Running(**json.loads(_peer("up", f"{ITL_MS / itl_ms:g}")))
+    finally:
+        _peer("down")
+
+
+def require_peer() -> None:
+    """Raises BenchError where it can't be started."""
+    _peer("check")
+
+
+def _peer(*order: str) -> str:
+    try:
+        done = subprocess.run([PEER_SCRIPT, *order], capture_output=True, text=True, timeout=PEER_START_S_MAX)
+    except subprocess.TimeoutExpired as error:
+        raise BenchError(str(error)) from error
+    if done.returncode:
+        raise BenchError(done.stderr.strip().rpartition("error: ")[2])
+    return done.stdout
+
+
+SYSTEMS: Mapping[str, System] = {OURS: ours, PEER: peer}

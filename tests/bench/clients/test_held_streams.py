@@ -1,0 +1,107 @@
+"""Held streams: each token is counted with its time, and a stream that goes no further is lost with its reason."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from bench.clients.held_streams import HeldStreams
+
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+MESSAGE = b"the request"
+STREAMS = 3
+SECONDS_MAX = 10.0
+
+
+@contextmanager
+def held(*pieces: bytes, is_closed: bool = False) -> Iterator[tuple[HeldStreams, Callable[[bytes], None]]]:
+    """Streams of a server that has sent each of them these pieces, and what sends them more."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends: list[socket.socket] = []
+
+        def serve() -> None:
+            for _ in range(STREAMS):
+                end = server.accept()[0]
+                assert end.recv(100) == MESSAGE
+                end.sendall(b"".join(pieces))
+                ends.append(end)
+                if is_closed:
+                    end.shutdown(socket.SHUT_RDWR)
+
+        def send(data: bytes) -> None:
+            for end in ends:
+                end.sendall(data)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        host, port = server.getsockname()
+        with HeldStreams(f"{host}:{port}", MESSAGE) as streams:
+            streams.open(STREAMS, per_s=1000.0)
+            serving.join()
+            yield streams, send
+        for end in ends:
+            end.close()
+
+
+def test_a_stream_has_begun_with_its_first_token() -> None:
+    with held(HEAD) as (streams, send):
+        streams.read(0.01)
+        assert streams.begun == 0
+
+        send(b"data: 1\n\n")
+        streams.wait_begun(SECONDS_MAX)
+
+        assert (streams.begun, streams.errors) == (STREAMS, {})
+
+
+def test_tokens_are_counted_from_forget_on_and_each_has_its_gap() -> None:
+    with held(HEAD, b"data: 1\n\n") as (streams, send):
+        streams.wait_begun(SECONDS_MAX)
+        streams.forget()
+
+        send(b"data: 2\n\ndata: 3\n\n")
+        while streams.tokens < 2 * STREAMS:
+            streams.read(0.01)
+
+        assert all(gaps[0] > 0 and gaps[1] == 0 for gaps in streams.gaps_s())
+
+
+def test_a_stream_that_falls_silent_has_a_gap_all_the_same() -> None:
+    with held(HEAD, b"data: 1\n\n") as (streams, _):
+        streams.wait_begun(SECONDS_MAX)
+        streams.forget()
+
+        streams.read(0.02)
+
+        assert all(len(gaps) == 1 and gaps[0] >= 0.02 for gaps in streams.gaps_s())
+
+
+@pytest.mark.parametrize(
+    ("piece", "why"),
+    [
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "HTTP/1.1 503 Service Unavailable"),
+        (HEAD + b"data: 1\n\nevent: error\ndata: {}\n\n", "event: error"),
+        (HEAD + b"data: 1\n\ndata: [DONE]\n\n", "[DONE]"),
+    ],
+)
+def test_a_stream_that_goes_no_further_is_lost_with_its_reason(piece: bytes, why: str) -> None:
+    with held(piece) as (streams, _):
+        streams.wait_begun(SECONDS_MAX)
+
+        assert (streams.begun, streams.errors) == (0, {why: STREAMS})
+
+
+def test_a_stream_that_is_hung_up_on_is_lost() -> None:
+    with held(HEAD, is_closed=True) as (streams, _):
+        streams.wait_begun(SECONDS_MAX)
+
+        assert streams.errors == {"hung up": STREAMS}
+
+
+def test_a_stream_without_a_token_is_lost() -> None:
+    with held(HEAD) as (streams, _):
+        streams.wait_begun(0.02)
+
+        assert streams.errors == {"no token": STREAMS}

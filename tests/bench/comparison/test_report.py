@@ -1,0 +1,50 @@
+"""The report: a line for each figure of each row, and what is missing is said."""
+
+from bench.comparison.report import PARTS, Part, document, table
+from bench.comparison.rounds import MACHINE, OURS, PEER, Round
+
+PART = Part("http", "HTTP", "", "streams", (OURS, PEER), {"cpu": "CPU", "wait": "wait, ms"})
+
+
+def measured(ours: float, other: float | None = None) -> Round:
+    one = Round()
+    one.add("http", 16, OURS, {"cpu": ours, "wait": 2 * ours})
+    if other is not None:
+        one.add("http", 16, PEER, {"cpu": other, "wait": other})
+    return one
+
+
+def test_each_figure_has_a_line_for_each_row_with_both_and_their_ratio() -> None:
+    lines = table(PART, [measured(10, 20), measured(20, 40), measured(30, 60)]).splitlines()
+
+    assert lines == [
+        "| figure | streams | Unbroken | Dynamo | ratio |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| CPU | 16 | 20 (10 to 30) | 40 (20 to 60) | 0.5 |",
+        "| wait, ms | 16 | 40 (20 to 60) | 40 (20 to 60) | 1 |",
+    ]
+
+
+def test_without_the_peer_its_column_is_empty() -> None:
+    assert "| CPU | 16 | 10 | — | — |" in table(PART, [measured(10)])
+
+
+def test_a_part_of_one_system_has_no_ratio() -> None:
+    one = Round()
+    one.add("floor", 16, MACHINE, {"send_us": 4.0})
+
+    assert "| bare send, CPU µs per event | 16 | 4 |" in document([one], {}, []).splitlines()
+
+
+def test_the_document_says_what_was_measured_where_and_what_failed() -> None:
+    page = document([measured(10)], {"machine": "a machine"}, ["round 1, losses, Dynamo: it did not come up"])
+
+    assert "- machine: a machine" in page
+    assert "## What failed\n\n- round 1, losses, Dynamo: it did not come up" in page
+
+
+def test_parts_that_were_not_measured_have_no_table() -> None:
+    page = document([measured(10)], {}, [])
+
+    assert [part.title for part in PARTS if f"## {part.title}\n" in page] == ["OpenAI streams over HTTP"]
+    assert "What failed" not in page

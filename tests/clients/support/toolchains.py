@@ -1,0 +1,172 @@
+"""Builds each client with its language's own tools, from the published proto file, in the user's cache folder.
+
+Downloads and builds stay there, so that a second run needs neither. Nothing of it is in this tree,
+and the folder may be deleted at any time.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1]
+PROTO = HERE.parent.parent / "proto"
+INFERENCE = "unbroken/v1/inference.proto"
+CACHE = Path.home() / ".cache" / "unbroken" / "clients"
+MADE = "command.json"
+"""Has the command. It is written last: a folder without it is half made."""
+BUF = Path(sys.executable).parent / "buf"
+BUILD_S_MAX = 900.0
+"""With all downloads, on a machine that has something else to do."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A program in a folder of this name, and how it is made."""
+
+    name: str
+    tools: tuple[str, ...]
+    build: Callable[[Path], list[str]]
+    """Makes it in the folder it gets, and returns the command, which lacks the address only."""
+
+    @property
+    def program(self) -> Path:
+        """Where its program is."""
+        return HERE / self.name
+
+    @property
+    def missing(self) -> list[str]:
+        """Of its tools, those that this machine lacks."""
+        return [tool for tool in self.tools if shutil.which(tool) is None]
+
+    def command(self) -> list[str]:
+        """Its command, made anew if the program or the proto file has changed. Raises CalledProcessError."""
+        sources = self._sources()
+        content = b"".join(str(path).encode() + data for path, data in sources.items())
+        folder = CACHE / f"{self.name}-{hashlib.sha256(content).hexdigest()[:16]}"
+        with alone_in(folder):
+            if not (folder / MADE).exists():
+                self._make(folder, sources)
+        command: list[str] = json.loads((folder / MADE).read_text())
+        return command
+
+    def _sources(self) -> dict[Path, bytes]:
+        """All that it is made of: the files of its program, and the folder `proto` beside them."""
+        paths = sorted(path for path in (*self.program.iterdir(), *self.program.glob("src/**/*")) if path.is_file())
+        program = {path.relative_to(self.program): path.read_bytes() for path in paths}
+        return program | {Path("proto", INFERENCE): (PROTO / INFERENCE).read_bytes()}
+
+    def _make(self, folder: Path, sources: dict[Path, bytes]) -> None:
+        """From the start, whatever is left of a try that was interrupted."""
+        shutil.rmtree(folder, ignore_errors=True)
+        for path, data in sources.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+        command = self.build(folder)
+        written = folder / f"{MADE}.part"
+        written.write_text(json.dumps(command))
+        written.rename(folder / MADE)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """While nobody else builds there, such as another run of these tests."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> None:
+    """Run a tool to its end. Raises CalledProcessError, and shows what the tool said."""
+    subprocess.run(command, cwd=cwd, env=env, check=True, timeout=BUILD_S_MAX)
+
+
+def python(folder: Path) -> list[str]:
+    """An environment of its own: nothing of ours is in reach."""
+    command = python_sdk(folder)
+    run(
+        command[0], "-m", "grpc_tools.protoc", "-Iproto", "--python_out=.", "--grpc_python_out=.", INFERENCE, cwd=folder
+    )
+    return command
+
+
+def python_sdk(folder: Path) -> list[str]:
+    """The same, of a package that brings all there is to it."""
+    interpreter = folder / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+    run(interpreter, "-m", "pip", "install", "--quiet", "-r", "requirements.txt", cwd=folder)
+    return [str(interpreter), str(folder / "client.py")]
+
+
+def go(folder: Path) -> list[str]:
+    """The plugins' versions are those of go.mod, like all others."""
+    bin_folder = folder / "bin"
+    env = os.environ | {"GOBIN": str(bin_folder), "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    run("go", "install", "tool", cwd=folder, env=env)
+    run(BUF, "generate", "proto", "--path", f"proto/{INFERENCE}", cwd=folder, env=env)
+    run("go", "build", "-o", "client", ".", cwd=folder)
+    return [str(folder / "client")]
+
+
+def node(folder: Path) -> list[str]:
+    """There are no stubs: the program reads the proto file."""
+    return [*node_sdk(folder), f"--proto={folder / 'proto'}"]
+
+
+def node_sdk(folder: Path) -> list[str]:
+    """Of a package that brings all there is to it."""
+    run("npm", "ci", "--ignore-scripts", cwd=folder)
+    return ["node", str(folder / "client.js")]
+
+
+def connect(folder: Path) -> list[str]:
+    """The plugin is one of the packages, like what it generates for; `buf` is ours."""
+    command = node_sdk(folder)
+    env = os.environ | {"PATH": f"{BUF.parent}:{os.environ['PATH']}"}
+    run("npm", "run", "--silent", "generate", cwd=folder, env=env)
+    return command
+
+
+def java(folder: Path) -> list[str]:
+    """Maven keeps what it downloads where it always does."""
+    run("mvn", "--quiet", "--batch-mode", f"-Dproto={folder / 'proto'}", "package", cwd=folder)
+    return ["java", "-jar", str(folder / "target" / "client.jar")]
+
+
+def grpcurl(folder: Path) -> list[str]:
+    """There is no program: the tool is one."""
+    run("go", "install", "tool", cwd=folder, env=os.environ | {"GOBIN": str(folder / "bin")})
+    return [str(folder / "bin" / "grpcurl")]
+
+
+def schemathesis(folder: Path) -> list[str]:
+    """There is no program but hooks, which it finds where it is told to look."""
+    interpreter, _ = python_sdk(folder)
+    return [str(Path(interpreter).parent / "st"), f"--config-file={folder / 'schemathesis.toml'}", "run"]
+
+
+GRPCURL = Client("grpcurl", ("go",), grpcurl)
+CLIENTS = (
+    Client("python", (), python),
+    Client("go", ("go",), go),
+    Client("node", ("node", "npm"), node),
+    Client("connect", ("node", "npm"), connect),
+    Client("java", ("java", "javac", "mvn"), java),
+)
+OPENAI_PYTHON = Client("openai_python", (), python_sdk)
+SDKS = (
+    OPENAI_PYTHON,
+    Client("openai_node", ("node", "npm"), node_sdk),
+    Client("langchain", (), python_sdk),
+    Client("litellm", (), python_sdk),
+)
+"""They take the address of the HTTP API."""
+SURFACE = Client("surface", (), schemathesis)

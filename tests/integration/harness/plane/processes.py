@@ -1,0 +1,151 @@
+"""Processes of `unbroken` under test: their addresses, logs, metrics and exit status."""
+
+import json
+import os
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import aiohttp
+
+from tests.integration.harness.plane.engines import WORK_FILE
+from tests.integration.harness.plane.fork_server import ForkServer
+from tests.integration.harness.waiting import wait_until
+
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+
+
+class Process:
+    """One process of the plane: its pid, its log, and what it wrote when it was ready.
+
+    work_file: where an engine that is played tells what it has computed. environment: besides the nursery's.
+    """
+
+    def __init__(
+        self,
+        nursery: ForkServer,
+        folder: Path,
+        name: str,
+        *arguments: str,
+        environment: Mapping[str, str] = NO_VARIABLES,
+    ) -> None:
+        self.name = name
+        self.log_file = folder / f"{name}.log"
+        self._ready_file = folder / f"{name}.ready"
+        self.work_file = folder / f"{name}.work"
+        self._nursery = nursery
+        self._status: int | None = None
+        self._log: list[dict[str, Any]] = []
+        self._log_bytes = 0
+        words = [*arguments, "--log-format=json", f"--ready-file={self._ready_file}"]
+        given = {WORK_FILE: str(self.work_file), **environment}
+        self.pid: int = nursery.order(start=words, log=str(self.log_file), environment=given)
+
+    def wait_ready(self) -> "Process":
+        wait_until(lambda: self._ready_file.exists() or self.status() is not None)
+        assert self._ready_file.exists(), self.log_file.read_text()
+        return self
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ready_file.exists()
+
+    @property
+    def ready(self) -> Any:
+        """What the ready file says: its addresses and names."""
+        return json.loads(self._ready_file.read_text())
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it; nothing happens to a process that is gone."""
+        if self.status() is None:
+            # Not reaped by anybody but `status`, so the pid is still its own.
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def status(self) -> int | None:
+        """The exit status, minus the signal's number if one ended it; None while it runs."""
+        if self._status is None:
+            self._status = self._nursery.order(poll=self.pid)
+        return self._status
+
+    def events(self, event: str | None = None, **fields: Any) -> list[dict[str, Any]]:
+        """The lines of its log so far with this event and these fields."""
+        self._read_log()
+        return [entry for entry in self._log if event in (None, entry["event"]) and fields.items() <= entry.items()]
+
+    def _read_log(self) -> None:
+        with self.log_file.open() as file:
+            file.seek(self._log_bytes)
+            text = file.read()
+        whole, _, _ = text.rpartition("\n")
+        self._log_bytes += len(whole.encode()) + bool(whole)
+        self._log += [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+
+    def times(self, event: str, **fields: Any) -> list[float]:
+        """When it logged these lines, in Unix time: its own word, however late anybody reads it."""
+        return [datetime.fromisoformat(one["timestamp"]).timestamp() for one in self.events(event, **fields)]
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels."""
+        return await self.metric_at(self.metrics_address, name, **labels)
+
+    @property
+    def metrics_address(self) -> str:
+        address: str = self.ready["metrics"]
+        return address
+
+    @staticmethod
+    async def metric_at(address: str, name: str, **labels: str) -> float:
+        async with aiohttp.ClientSession() as session, session.get(f"http://{address}/metrics") as response:
+            text = await response.text()
+        return sum_of(text, name, **labels)
+
+
+def sum_of(exposition: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples with these labels, 0 without any."""
+    total = 0.0
+    for line in exposition.splitlines():
+        found = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
+        if found and all(f'{key}="{value}"' in (found[1] or "") for key, value in labels.items()):
+            total += float(found[2])
+    return total
+
+
+class Frontend(Process):
+    """A frontend."""
+
+    @property
+    def http(self) -> str:
+        return f"http://{self.ready['http']}"
+
+    @property
+    def grpc(self) -> str:
+        address: str = self.ready["grpc"]
+        return address
+
+    @property
+    def metrics_address(self) -> str:
+        address: str = self.ready["http"]
+        return address
+
+    def has_found(self, worker: Process) -> bool:
+        """Has it a session to that worker, or had one?"""
+        return bool(self.events("worker found", instance=worker.ready["instance_id"]))
+
+    def moves(self, request_id: str) -> list[dict[str, Any]]:
+        """The moves of one request."""
+        return self.events("request moved", request_id=request_id)
+
+    def all_moves(self) -> dict[str, list[dict[str, Any]]]:
+        """The moves of each request, by its id."""
+        moves: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for move in self.events("request moved"):
+            moves[move["request_id"]].append(move)
+        return moves

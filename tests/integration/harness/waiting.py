@@ -1,0 +1,32 @@
+"""Waits for a condition by polling: the tests observe other processes only through logs, files and metrics."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+WAIT_S = 20.0
+"""Longest wait for anything, on a busy machine. No test measures time by it."""
+POLL_S = 0.01
+
+
+async def until(condition: Callable[[], Any], seconds_max: float = WAIT_S) -> Any:
+    """What `condition` returns, awaited where it must be, once that is true."""
+    async with asyncio.timeout(seconds_max):
+        while True:
+            value = condition()
+            if inspect.isawaitable(value):
+                value = await value
+            if value:
+                return value
+            await asyncio.sleep(POLL_S)
+
+
+def wait_until(condition: Callable[[], Any], seconds_max: float = WAIT_S) -> Any:
+    """The same outside an event loop."""
+    give_up_at = time.monotonic() + seconds_max
+    while not (value := condition()):
+        assert time.monotonic() < give_up_at, f"not within {seconds_max} s: {inspect.getsource(condition)}"
+        time.sleep(POLL_S)
+    return value

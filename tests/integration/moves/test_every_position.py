@@ -1,0 +1,241 @@
+"""A moved answer is the unmoved one, whatever was asked, wherever it was cut, and however its worker went.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| all CASES at a time, by gRPC, SSE and unary HTTP | SIGKILL at each of 64 positions | `Answer`, one move a choice |
+| the same | SIGSTOP at 12 positions | `Answer`, one move a choice, for STALLED |
+| the same | SIGTERM at 12 positions, another worker being there | `Answer`, one move a choice, for DRAINING |
+
+`Answer` is text, token ids, log probabilities, finish reason and usage. One worker carries all streams of a round: it
+holds its first step until all of them are there, so they stand at the same position when it goes.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import grpc
+import pytest
+
+from services.rpc.status import CHANNEL_OPTIONS
+from services.stubs import inference_pb2, inference_pb2_grpc
+from tests.integration.conftest import Start
+from tests.integration.harness.clients.answers import Answer
+from tests.integration.harness.clients.requests import PROTOCOLS, Request
+from tests.integration.harness.clients.send import answer, run_together
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.processes import Process
+from tests.integration.harness.waiting import until
+
+TOKENS = 64
+POSITIONS = range(TOKENS)
+SPREAD = (0, 1, *range(7, TOKENS - 2, 7), TOKENS - 2, TOKENS - 1)
+REPEATS_MAX = 3
+"""How often the positions are tried again at which some kind was not cut: on a busy machine tokens come late."""
+LINGER_MS = 150
+NUDGE_S_MAX = 2.0
+FAST = "--mocker-itl-ms=1"
+LEASE = "--lease=2"
+GREEDY = Request(max_tokens=TOKENS)
+SEEDED = replace(GREEDY, temperature=0.8)
+CASES = {
+    "greedy": GREEDY,
+    "seeded": SEEDED,
+    "penalties": replace(
+        SEEDED, presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=1.2, logit_bias={97: 5.0}
+    ),
+    "logprobs": replace(SEEDED, logprobs=3),
+    "chat with logprobs": replace(SEEDED, is_chat=True, logprobs=3),
+    "two choices": replace(SEEDED, n=2),
+    "all scripts": replace(GREEDY, is_chat=True, prompt="日本語 🎉 с ёлкой"),
+}
+OFTEN = tuple(b"etaoin ")
+AT_THE_LIMIT = "max_tokens where it is cut"
+"""Its last token is the one that is due when its worker goes."""
+
+Kind = tuple[str, str]
+"""Case and protocol."""
+
+
+def with_stops(seeded: Answer) -> Mapping[str, Request]:
+    """Cases that end in the middle of the seeded answer."""
+    assert seeded.token_ids is not None
+    first: dict[int, int] = {}
+    for position, token in enumerate(seeded.token_ids):
+        first.setdefault(token, position)
+    late = next(token for token, position in first.items() if position >= TOKENS // 2)
+    return {
+        "stop string": replace(SEEDED, stop=seeded.text[20:26]),
+        "stop token": replace(SEEDED, stop_token_ids=(late,)),
+        "min_tokens": replace(SEEDED, stop_token_ids=OFTEN, min_tokens=TOKENS // 2),
+    }
+
+
+@dataclass
+class Stage:
+    """A plane with a worker that nothing happens to, and what that answers."""
+
+    plane: Plane
+    cases: Mapping[str, Request] = field(default_factory=dict)
+    expected: dict[tuple[Kind, int], Answer] = field(default_factory=dict)
+    names: Iterator[int] = field(default_factory=count)
+
+    def requests(self, position: int) -> dict[Kind, Request]:
+        cases = {**self.cases, AT_THE_LIMIT: replace(GREEDY, max_tokens=position + 1)}
+        return {(name, protocol): replace(cases[name], protocol=protocol) for name in cases for protocol in PROTOCOLS}
+
+    def undisturbed(self, kind: Kind, position: int) -> Answer:
+        return self.expected[kind, position if kind[0] == AT_THE_LIMIT else 0]
+
+    async def learn(self) -> None:
+        """Ask all without any fault."""
+        await self.plane.worker(FAST)
+        seeded = await answer(self.plane.frontend, replace(SEEDED, protocol="grpc"))
+        self.cases = {**CASES, **with_stops(seeded)}
+        for position in POSITIONS:
+            requests = {
+                kind: request
+                for kind, request in self.requests(position).items()
+                if not position or kind[0] == AT_THE_LIMIT
+            }
+            answers = await run_together(answer(self.plane.frontend, request) for request in requests.values())
+            for kind, got in zip(requests, answers, strict=True):
+                self.expected[kind, position if kind[0] == AT_THE_LIMIT else 0] = got
+
+
+@pytest.fixture(scope="module")
+def stage(start_plane: Start) -> Stage:
+    one = Stage(start_plane())
+    asyncio.run(one.learn())
+    return one
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of the mocker, and what its streams then move for.
+
+    lanes: how many rounds run at a time. is_gentle: streams may finish where they are.
+    """
+
+    fault: str
+    reason: str
+    lanes: int = 3
+    itl_ms: int = 10
+    is_gentle: bool = False
+
+
+KILL = Fault("die_after", "DISCONNECTED")
+FREEZE = Fault("freeze_after", "STALLED")
+LEAVE = Fault("leave_after", "DRAINING", lanes=1, itl_ms=15, is_gentle=True)
+
+
+@dataclass
+class Survey:
+    """At which positions the streams of each kind have moved."""
+
+    moved_at: dict[Kind, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    def missing(self, stage: Stage) -> set[int]:
+        """Where a worker must still go, so that each kind has been cut everywhere."""
+        missing = set()
+        for kind, positions in self.moved_at.items():
+            whole = stage.undisturbed(kind, 0)
+            length = whole.completion_tokens // len(whole.choices)
+            missing |= set(range(TOKENS if kind[0] == AT_THE_LIMIT else length)) - positions
+        return missing
+
+
+def test_all_protocols_give_the_same_answer(stage: Stage) -> None:
+    for (name, protocol), position in stage.expected:
+        ours, others = (stage.expected[(name, one), position] for one in (protocol, "grpc"))
+        assert ours.essence == others.essence
+
+
+def test_cases_end_as_intended(stage: Stage) -> None:
+    ends = {name: stage.undisturbed((name, "grpc"), 0) for name in stage.cases}
+
+    assert {name for name, got in ends.items() if got.choices[0].finish == "stop"} == {
+        "stop string",
+        "stop token",
+        "min_tokens",
+    }
+    assert ends["two choices"].completion_tokens == 2 * TOKENS
+    assert ends["stop token"].completion_tokens >= TOKENS // 2
+    assert TOKENS // 2 <= ends["min_tokens"].completion_tokens < TOKENS
+    assert len(ends["logprobs"].only.logprobs) == TOKENS
+
+
+def test_killed_worker_changes_no_answer_at_any_position(stage: Stage) -> None:
+    survey = Survey()
+
+    async def scenario() -> None:
+        await strike_at(stage, POSITIONS, KILL, survey)
+        for _ in range(REPEATS_MAX):
+            await strike_at(stage, sorted(survey.missing(stage)), KILL, survey)
+
+    asyncio.run(scenario())
+    assert survey.missing(stage) == set()
+
+
+@pytest.mark.parametrize("fault", [FREEZE, LEAVE], ids=["freezes", "leaves"])
+def test_frozen_or_draining_worker_changes_no_answer(stage: Stage, fault: Fault) -> None:
+    survey = Survey()
+
+    asyncio.run(strike_at(stage, SPREAD, fault, survey))
+
+    unmoved = {name for name, protocol in stage.requests(0) if not survey.moved_at[name, protocol]}
+    assert unmoved <= {AT_THE_LIMIT}  # With one token left it may finish where it is.
+
+
+async def strike_at(stage: Stage, positions: Sequence[int], fault: Fault, survey: Survey) -> None:
+    """One round for each position."""
+
+    async def run_lane(share: Sequence[int]) -> None:
+        for position in share:
+            await strike(stage, position, fault, survey)
+
+    await run_together(run_lane(positions[lane :: fault.lanes]) for lane in range(fault.lanes))
+
+
+async def strike(stage: Stage, position: int, fault: Fault, survey: Survey) -> None:
+    """Ask all of a worker that goes after so many tokens, with another beside it, and check each answer."""
+    plane, model = stage.plane, f"{fault.fault}-{position}-{next(stage.names)}"
+    kinds = stage.requests(position)
+    requests = [request.named(f"{model}-{index}", model=model) for index, request in enumerate(kinds.values())]
+    streams = sum(request.n for request in requests)
+    faults = (f"{fault.fault}={position}", f"hold={streams + 1}", f"linger_ms={LINGER_MS}")
+    options = (f"--mocker-itl-ms={fault.itl_ms}", *(f"--mocker-fault={fault}" for fault in faults))
+    victim = await plane.worker(f"--served-model-name={model}", LEASE, *options)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(answer(plane.frontend, request)) for request in requests]
+        await until(lambda: has_running(victim, streams))
+        successor = await plane.worker(f"--served-model-name={model}", LEASE, FAST)
+        await nudge(victim, model)
+    victim.kill()
+    successor.kill()
+    moves = plane.frontend.all_moves()
+    for kind, request, task in zip(kinds, requests, tasks, strict=True):
+        whole, moved = stage.undisturbed(kind, position), moves[request.request_id]
+        what = f"{kind}, {fault.fault} {position}: {moved}"
+        assert task.result() == whole, what
+        assert {move["reason"] for move in moved} <= {fault.reason}, what
+        must_move = position * request.n < whole.completion_tokens and not fault.is_gentle
+        assert len(moved) == request.n or (len(moved) < request.n and not must_move), what
+        survey.moved_at[kind] |= {move["position"] for move in moved}
+
+
+async def has_running(worker: Process, number: int) -> bool:
+    return await worker.metric("dynamo_engine_request") == number
+
+
+async def nudge(worker: Process, model: str) -> None:
+    """The last request that the worker holds its first step for: sent to it alone, so that routing can't err."""
+    message = inference_pb2.GenerateRequest(model=model)
+    message.tokens.ids.append(32)
+    message.stop.max_tokens = 1
+    async with grpc.aio.insecure_channel(worker.ready["address"], options=CHANNEL_OPTIONS) as channel:
+        with suppress(grpc.aio.AioRpcError):  # The worker may go before it has answered.
+            await inference_pb2_grpc.InferenceStub(channel).Generate(message, timeout=NUDGE_S_MAX).read()

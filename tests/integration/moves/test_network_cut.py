@@ -1,0 +1,84 @@
+"""A worker whose packets vanish without a trace is a lost worker; when the network is back, it serves again.
+
+| workload | nemesis | checker |
+| --- | --- | --- |
+| 12 streams on a worker in a namespace of its own | packets dropped, both ways | `Answer`, all moved for STALLED |
+| the same | packets to the worker dropped, its own arrive | the same |
+| the same | the network is back | the worker is found again and serves |
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.integration.harness.clients.requests import PROTOCOLS, Request
+from tests.integration.harness.clients.send import answer, answers_under_fault, move_reasons, undisturbed_answers
+from tests.integration.harness.plane.fork_server import ForkServer
+from tests.integration.harness.plane.network import Cable, cable
+from tests.integration.harness.plane.plane import Plane
+from tests.integration.harness.plane.processes import Process
+from tests.integration.harness.waiting import until
+
+pytestmark = pytest.mark.netns
+
+STREAMS = 12
+ITL, SLOW = "--mocker-itl-ms=5", "--mocker-itl-ms=40"
+ASKS = [
+    Request(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=200)
+    for number in range(STREAMS)
+]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A plane, and what starts its workers on the other end of a cable."""
+
+    plane: Plane
+    cable: Cable
+    there: ForkServer
+
+    async def worker_there(self) -> Process:
+        address = f"--listen={self.cable.there}:0"
+        return await self.plane.found(self.plane.launch(SLOW, address, nursery=self.there))
+
+
+@pytest.fixture
+def stage(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with cable() as one:
+        plane = Plane(fork_server, tmp_path_factory.mktemp("plane"), registry=(f"--listen={one.here}:0",))
+        there = ForkServer(*one.prefix)
+        yield Stage(plane, one, there)
+        plane.close()
+        there.close()
+
+
+@pytest.mark.parametrize("is_one_way", [False, True], ids=["both ways", "one way"])
+def test_streams_leave_a_worker_behind_a_cut_network(stage: Stage, is_one_way: bool) -> None:
+    plane = stage.plane
+
+    async def scenario() -> None:
+        undisturbed = await undisturbed_answers(plane, ASKS)
+        swallowed = await stage.worker_there()
+
+        async def cut() -> None:
+            await plane.worker(ITL)
+            stage.cable.cut(is_one_way=is_one_way)
+
+        assert await answers_under_fault(plane.frontend, ASKS, cut) == undisturbed
+        assert move_reasons(plane.frontend, ASKS) == [["STALLED"]] * STREAMS
+        stage.cable.mend()
+        instance = swallowed.ready["instance_id"]
+        await until(lambda: len(plane.frontend.events("worker found", instance=instance)) == 2)
+        before = await swallowed.metric("unbroken_engine_steps_total")
+        await until(lambda: serves(plane, swallowed, before))
+
+    asyncio.run(scenario())
+    assert not plane.frontend.events(level="error")
+
+
+async def serves(plane: Plane, worker: Process, steps: float) -> bool:
+    """Ask once; has the worker made a step since it had made `steps`?"""
+    await answer(plane.frontend, Request(max_tokens=1))
+    return await worker.metric("unbroken_engine_steps_total") > steps
