@@ -35,7 +35,7 @@ CROWDED: Mapping[str, int] = {
 
 LONG: Mapping[str, int] = {
     "services/frontend/metrics/definitions.py:build_metrics": 72,
-    "services/frontend/session/session.py:WorkerSession": 348,
+    "services/frontend/session/session.py:WorkerSession": 289,
 }
 """Functions and classes above their limit, by `path:name`, and their lines. This list may only shrink."""
 

@@ -66,7 +66,7 @@ class Frontend:
         self.pool = Pool(self.catalog, PoolConfig())
         self.workers = [bare_worker(f"w{number}", rank, slots) for number in range(workers)]
         for one in self.workers:
-            one.on_news = partial(self.pool.on_news, one.session)
+            one.on_news = partial(self.pool.on_worker_change, one.candidate)
             self.pool.offer(one.session)
 
     def admit_and_route(self, admission: AdmissionConfig) -> Layer:
@@ -226,7 +226,7 @@ async def tokens(size: int, repeats: int) -> list[float]:
     steps = max(1, OPERATIONS // size)
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(layer(stream_request(), Call(request_id=str(one)), sink)) for one in range(size)]
-        await wait_until(lambda: worker.session.in_flight_count == size)
+        await wait_until(lambda: worker.candidate.in_flight_count == size)
         costs = [await us_to_hear(worker, step, sink) for step in steps_for(size, steps * repeats)]
         for task in asked:
             task.cancel()
@@ -260,7 +260,7 @@ async def requests(size: int, repeats: int) -> list[float]:
     (worker,), layer = frontend.workers, frontend.pipeline()
     async with asyncio.TaskGroup() as group:
         held = [group.create_task(layer(stream_request(), Call(request_id=str(one)), Silent())) for one in range(size)]
-        await wait_until(lambda: worker.session.in_flight_count == size)
+        await wait_until(lambda: worker.candidate.in_flight_count == size)
         ids = count(size + 1)
         costs = [await us_to_end(worker, layer, ids, size, OPERATIONS // 10) for _ in range(repeats)]
         for task in held:
@@ -274,7 +274,7 @@ async def us_to_end(worker: BareWorker, layer: Layer, ids: "count[int]", held: i
         for _ in range(times):
             task = group.create_task(layer(make_request(), Call(request_id="short"), Silent()))
             stream_id = next(ids)
-            await wait_until(lambda: worker.session.in_flight_count > held)
+            await wait_until(lambda: worker.candidate.in_flight_count > held)
             worker.tokens(stream_id, 0, 65)
             worker.finish(stream_id)
             await task

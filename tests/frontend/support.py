@@ -13,6 +13,7 @@ from services.core.gate import Gate
 from services.core.model_card import ModelCard
 from services.discovery.client import InstanceRecord
 from services.frontend.control import LocalControl
+from services.frontend.routing.candidate import Candidate
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.frontend.routing.worker_set import WorkerSet
 from services.frontend.session.session import WorkerSession, WorkerSessionConfig
@@ -47,7 +48,7 @@ class BareWorker:
         self.session = WorkerSession(
             InstanceRecord(name, "127.0.0.1:1", "m"),
             config or WorkerSessionConfig(full_s=60),
-            on_news=self._hear_news,
+            on_change=self._hear_news,
             cancels=self.cancels,
         )
         self.hear(
@@ -60,7 +61,12 @@ class BareWorker:
         )
         self.session.set_card(CARD)
 
-    def _hear_news(self) -> None:
+    @property
+    def candidate(self) -> Candidate:
+        """What routing sees of it."""
+        return self.session.candidate
+
+    def _hear_news(self, _: Candidate) -> None:
         self.news.append("news")
         self.on_news()
 
@@ -115,16 +121,20 @@ class BareWorkers:
     """A pool as routing and transport see it."""
 
     def __init__(self, *workers: BareWorker) -> None:
-        self._roster: WorkerSet[WorkerSession] = WorkerSet(CARD)
+        self._sessions = {one.session.key: one.session for one in workers}
+        self._worker_set: WorkerSet[Candidate] = WorkerSet(CARD)
         for one in workers:
-            self._roster.add(one.session)
-            one.on_news = partial(self._roster.on_news, one.session)
+            self._worker_set.add(one.candidate)
+            one.on_news = partial(self._worker_set.on_news, one.candidate)
 
-    def worker_set(self, card: ModelCard) -> WorkerSet[WorkerSession]:
-        return self._roster
+    def worker_set(self, card: ModelCard) -> WorkerSet[Candidate]:
+        return self._worker_set
 
     def session(self, key: str) -> WorkerSession | None:
-        return next((one for one in self._roster if one.key == key), None)
+        return self._sessions.get(key)
 
-    def quarantine(self, session: WorkerSession) -> None:
-        session.quarantined_until = float("inf")
+    def candidate(self, key: str) -> Candidate | None:
+        return None if (session := self.session(key)) is None else session.candidate
+
+    def quarantine(self, worker: Candidate) -> None:
+        worker.quarantined_until = float("inf")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from services.core.call import Attempt, Call, RoutedSession
-from services.core.errors import Failure, Reason
+from services.core.errors import Failure, Reason, RefusedFor
 from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.model_card import ModelCard, Resume, TokenizerRef
 from services.core.request import FinishReason, Request, Sampling, Stop
@@ -167,6 +167,10 @@ class FakeWorker:
     occupancy: Occupancy = field(default_factory=Occupancy)
     reported: Sequence[RankLoad] = ()
 
+    @property
+    def session(self) -> RoutedSession:
+        return self
+
     def ranks(self) -> Sequence[RankLoad]:
         return self.reported
 
@@ -175,11 +179,11 @@ class FakeWorker:
         is_marked = is_long or (self.full and count >= self.refused_count)
         return is_marked or (self.request_limit is not None and self.in_flight_count + count > self.request_limit)
 
-    def mark_full(self, count: int = 1) -> None:
-        self.full, self.refused_count = True, count
-
-    def mark_long(self, tokens: int) -> None:
-        self.refused_tokens = tokens
+    def on_refused(self, bound: RefusedFor, count: int, tokens: int) -> None:
+        if bound is RefusedFor.QUEUE_TOKENS:
+            self.refused_tokens = tokens
+        elif bound is not RefusedFor.QUEUE_TIMEOUT:
+            self.full, self.refused_count = True, count
 
 
 class FakeWorkers:
@@ -194,9 +198,9 @@ class FakeWorkers:
     def worker_set(self, card: ModelCard) -> WorkerSet[FakeWorker]:
         return self._roster
 
-    def session(self, key: str) -> FakeWorker | None:
+    def candidate(self, key: str) -> FakeWorker | None:
         return next((one for one in self._roster if one.key == key), None)
 
-    def quarantine(self, session: FakeWorker) -> None:
-        self.quarantined.append(session.key)
-        session.quarantined_until = float("inf")
+    def quarantine(self, worker: FakeWorker) -> None:
+        self.quarantined.append(worker.key)
+        worker.quarantined_until = float("inf")

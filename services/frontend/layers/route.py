@@ -7,7 +7,7 @@ from typing import Generic
 from msgspec.structs import replace
 
 from services.core.call import Call
-from services.core.errors import RETRY_AFTER_S_MIN, Failure, Reason, RefusedFor, jittered_s, refused_for
+from services.core.errors import RETRY_AFTER_S_MIN, Failure, Reason, jittered_s, refused_for
 from services.core.interface import Finish, Layer, Sink
 from services.core.request import Request
 from services.frontend.routing.balancer import Balancer
@@ -30,13 +30,13 @@ class Route(Generic[AnyWorker]):
         call = _alone_if_parted(call)
         session = self._find_group(call) or await self._pick(request, call)
         try:
-            call.attempt.session = session
+            call.attempt.session = session.session
             return await self._inner(request, call, sink)
         except Failure as failure:
             if failure.traits.blames_worker:
                 self._pool.quarantine(session)
             elif failure.reason is Reason.WORKER_AT_CAPACITY:
-                _mark(session, refused_for(failure), _count(call), _tokens(request, call))
+                session.on_refused(refused_for(failure), _count(call), _tokens(request, call))
                 failure.retry_after_s = jittered_s(failure.retry_after_s or RETRY_AFTER_S_MIN, self._rng)
             elif failure.reason is Reason.DRAINING:
                 session.is_draining = True
@@ -46,7 +46,7 @@ class Route(Generic[AnyWorker]):
         """The worker where the first of the choices has got a place for each of them; None for the first itself."""
         if call.choice_group is None or call.choice_group.worker is None:
             return None
-        session = self._pool.session(call.choice_group.worker)
+        session = self._pool.candidate(call.choice_group.worker)
         if session is None:
             raise Failure(Reason.CANNOT_CONNECT, "the worker was lost before the choice was sent")
         return session
@@ -96,14 +96,6 @@ def _count(call: Call) -> int:
 def _tokens(request: Request, call: Call) -> int:
     """What they have to read together, if all of them have to wait."""
     return _count(call) * request.token_count
-
-
-def _mark(session: AnyWorker, bound: RefusedFor, count: int, tokens: int) -> None:
-    """What the worker refused, it would refuse again. Whoever has waited too long leaves its place to the next."""
-    if bound is RefusedFor.QUEUE_TOKENS:
-        session.mark_long(tokens)
-    elif bound is not RefusedFor.QUEUE_TIMEOUT:
-        session.mark_full(count)
 
 
 def _alone_if_parted(call: Call) -> Call:

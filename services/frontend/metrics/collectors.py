@@ -52,7 +52,7 @@ class WorkerLoadMetrics(Collector):
         total = self._gauge("total_decode_blocks", "Key-value cache blocks that there are.")
         tokens = self._gauge("active_prefill_tokens", "Prompt tokens still to be computed.")
         for session in self._pool.all_sessions():
-            for rank in session.ranks():
+            for rank in session.candidate.ranks():
                 labels = [session.record.instance_id, str(rank.dp_rank)]
                 blocks.add_metric(labels, rank.kv_blocks_used)
                 total.add_metric(labels, rank.kv_blocks_total)

@@ -4,13 +4,10 @@
 | --- | --- |
 | a rank's report | the next one, or REPORT_HEARTBEATS_MAX heartbeats: from then on the rank is unknown |
 | the same, of a worker without requests, which reports seldom | IDLE_HEARTBEATS times as long |
-| a refusal for capacity, for as much or more | the next report, the end of a stream of our own, or `full_s` |
-| as many streams of our own as the worker takes | one of them ends |
 
 A message with a load but without ranks is no report: it proves that the worker lives, and tells running and waiting.
 """
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,10 +36,7 @@ class Occupancy:
 
 
 class WorkerLoad:
-    """What one worker said of itself, and which of that still counts.
-
-    request_limit: how many requests it takes, running and waiting; None where it does not say.
-    """
+    """What one worker said of itself, and which of that still counts."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -51,14 +45,11 @@ class WorkerLoad:
         self._reports: dict[int, tuple[float, worker_pb2.RankLoad]] = {}  # dp_rank → until when, what it said
         self._is_in_use = False
         self.last = worker_pb2.Load()
-        self.request_limit: int | None = None
 
     def on_welcome(self, welcome: worker_pb2.Welcome) -> None:
         """Before all loads."""
         self._welcome = welcome
         self._limit_s = REPORT_HEARTBEATS_MAX * (seconds_from_wire(welcome.heartbeat) or HEARTBEAT_S)
-        slots = welcome.engine_request_limit
-        self.request_limit = slots + welcome.request_queue_limit if slots else None
 
     def add(self, load: worker_pb2.Load) -> None:
         """Take a load; ranks that it does not name keep what they said last."""
@@ -102,44 +93,3 @@ class WorkerLoad:
             waiting=waiting,
             service_s=seconds_from_wire(load.service_time) if load.HasField("service_time") else None,
         )
-
-
-class FullMark:
-    """A worker refused so many for capacity: it may have room for fewer, and for no more.
-
-    What is counted, choices or prompt tokens, is its owner's business.
-
-    It never lasts longer than `full_s`, whatever else is heard of it, or not.
-    """
-
-    def __init__(self, full_s: float, on_news: Callable[[], None]) -> None:
-        """on_news: called when the mark has lapsed."""
-        loop = asyncio.get_running_loop()
-        self._loop = loop
-        self._full_s = full_s
-        self._on_news = on_news
-        self._lapsing: asyncio.TimerHandle | None = None
-        self._refused_count = 0  # The least, while it is set.
-
-    @property
-    def is_set(self) -> bool:
-        return self._lapsing is not None
-
-    def holds_for(self, count: int) -> bool:
-        """Whether as many or fewer were refused."""
-        return self._lapsing is not None and count >= self._refused_count
-
-    def set(self, count: int) -> None:
-        """So many were refused. From now on; anew, if it is set already."""
-        self._refused_count = min(count, self._refused_count) if self.is_set else count
-        self.clear()
-        self._lapsing = self._loop.call_later(self._full_s, self._lapse)
-
-    def clear(self) -> None:
-        if self._lapsing is not None:
-            self._lapsing.cancel()
-            self._lapsing = None
-
-    def _lapse(self) -> None:
-        self._lapsing = None
-        self._on_news()

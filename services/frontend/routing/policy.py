@@ -8,6 +8,8 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
+from services.core.call import RoutedSession
+from services.core.errors import RefusedFor
 from services.core.model_card import ModelCard
 from services.frontend.routing.load import Occupancy
 from services.frontend.routing.thresholds import Rank, Thresholds, is_busy
@@ -27,6 +29,9 @@ class Worker(Protocol):
     def key(self) -> str: ...
 
     @property
+    def session(self) -> RoutedSession: ...
+
+    @property
     def is_lost(self) -> bool: ...
 
     @property
@@ -42,9 +47,7 @@ class Worker(Protocol):
 
     def is_full(self, count: int = 1, tokens: int = 0) -> bool: ...
 
-    def mark_full(self, count: int = 1) -> None: ...
-
-    def mark_long(self, tokens: int) -> None: ...
+    def on_refused(self, bound: RefusedFor, count: int, tokens: int) -> None: ...
 
 
 AnyWorker = TypeVar("AnyWorker", bound=Worker)
@@ -55,9 +58,9 @@ class Workers(Protocol[AnyWorker]):
 
     def worker_set(self, card: ModelCard) -> WorkerSet[AnyWorker]: ...
 
-    def session(self, key: str) -> AnyWorker | None: ...
+    def candidate(self, key: str) -> AnyWorker | None: ...
 
-    def quarantine(self, session: AnyWorker) -> None: ...
+    def quarantine(self, worker: AnyWorker) -> None: ...
 
 
 class Standing(Enum):

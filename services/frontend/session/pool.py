@@ -16,6 +16,7 @@ from services.core.errors import Failure, Reason
 from services.core.model_card import ModelCard
 from services.discovery.client import InstanceRecord
 from services.frontend.model_catalog import ModelCatalog
+from services.frontend.routing.candidate import Candidate
 from services.frontend.routing.worker_set import WorkerSet
 from services.frontend.session.reader import ReadThrottle
 from services.frontend.session.session import WorkerSession, WorkerSessionConfig
@@ -95,7 +96,7 @@ class Pool:
         self._has_unkept = asyncio.Event()
         self._welcomed: set[WorkerSession] = set()  # Those below, and those whose model is being learned.
         self._sessions: dict[str, WorkerSession] = {}
-        self._worker_sets: dict[int, WorkerSet[WorkerSession]] = {}  # By the identity of their card.
+        self._worker_sets: dict[int, WorkerSet[Candidate]] = {}  # By the identity of their card.
         self._quarantined: dict[str, float] = {}  # instance id → until when, in loop time
         self._changed = asyncio.Event()
         self.cancels = CancelCounts()
@@ -104,8 +105,8 @@ class Pool:
 
     # What routing sees
 
-    def worker_set(self, card: ModelCard) -> WorkerSet[WorkerSession]:
-        """The sessions to workers with this very card, whatever their state."""
+    def worker_set(self, card: ModelCard) -> WorkerSet[Candidate]:
+        """The workers with this very card object, in any state."""
         if (worker_set := self._worker_sets.get(id(card))) is None:
             self._forget_empty_rosters()
             worker_set = self._worker_sets[id(card)] = WorkerSet(card)
@@ -118,6 +119,10 @@ class Pool:
     def session(self, key: str) -> WorkerSession | None:
         """The session that `Call.worker` names, if it still lives."""
         return self._sessions.get(key)
+
+    def candidate(self, key: str) -> Candidate | None:
+        """The worker at the other end of that session, if the session still lives."""
+        return None if (session := self._sessions.get(key)) is None else session.candidate
 
     def all_sessions(self) -> list[WorkerSession]:
         """Sessions to workers of any model, whatever their state."""
@@ -139,21 +144,21 @@ class Pool:
     def offer(self, session: WorkerSession) -> None:
         """Requests can be sent on it from now on."""
         self._sessions[session.key] = session
-        self.worker_set(session.card).add(session)
+        self.worker_set(session.card).add(session.candidate)
         self._notify()
 
     def withdraw(self, session: WorkerSession) -> bool:
         """It is over. Whether it was offered."""
         if self._sessions.pop(session.key, None) is None:
             return False
-        self.worker_set(session.card).remove(session)
+        self.worker_set(session.card).remove(session.candidate)
         self._notify()
         return True
 
-    def on_news(self, session: WorkerSession) -> None:
-        """A session has room again, or is leaving."""
-        if session.key in self._sessions:
-            self.worker_set(session.card).on_news(session)
+    def on_worker_change(self, worker: Candidate) -> None:
+        """A worker may have room again, or leaves."""
+        if (session := self._sessions.get(worker.key)) is not None:
+            self.worker_set(session.card).on_news(worker)
         self._notify()
 
     @property
@@ -168,10 +173,10 @@ class Pool:
         """How many workers discovery names that can't be sent requests."""
         return len(self._view.keys() - {one.record.instance_id for one in self._sessions.values()})
 
-    def quarantine(self, session: WorkerSession) -> None:
+    def quarantine(self, worker: Candidate) -> None:
         """Leave the worker alone for a while."""
-        self._quarantine_instance(session.record.instance_id)
-        session.quarantined_until = self._quarantined[session.record.instance_id]
+        self._quarantine_instance(worker.instance_id)
+        worker.quarantined_until = self._quarantined[worker.instance_id]
 
     def _quarantine_instance(self, instance_id: str) -> None:
         """Outlives the session: a worker that breaks one session after another is not new each time."""
@@ -234,7 +239,7 @@ class Pool:
         session = WorkerSession(
             record,
             self._config.session,
-            on_news=lambda: self.on_news(session),
+            on_change=self.on_worker_change,
             cancels=self.cancels,
             throttle=self._throttle,
             cork=self._cork,
@@ -251,7 +256,7 @@ class Pool:
                 failure,
                 was_welcomed=welcome.is_set(),
                 was_found=session.key in self._sessions,
-                was_draining=session.is_draining,
+                was_draining=session.candidate.is_draining,
             )
         finally:
             self._welcomed.discard(session)
@@ -274,7 +279,7 @@ class Pool:
             return
         if not session.is_lost:
             session.set_card(card)
-            session.quarantined_until = self._quarantined.get(session.record.instance_id, 0.0)
+            session.candidate.quarantined_until = self._quarantined.get(session.record.instance_id, 0.0)
             log.info("worker found", instance=session.record.instance_id, address=session.record.address)
             self.offer(session)
 

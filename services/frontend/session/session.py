@@ -25,12 +25,13 @@ from msgspec.structs import replace
 from services.core.call import Call
 from services.core.choice_group import Reservation
 from services.core.common_layers import bug_failure
-from services.core.errors import CAUSE, Failure, Reason, RefusedFor
+from services.core.errors import CAUSE, Failure, Reason
 from services.core.interface import Sink, TokenLogprobs
 from services.core.model_card import ModelCard
 from services.core.request import Request
 from services.discovery.client import InstanceRecord
-from services.frontend.routing.load import FullMark, Occupancy, WorkerLoad
+from services.frontend.routing.candidate import Candidate
+from services.frontend.routing.capacity import had_place
 from services.frontend.session.reader import ReadThrottle, SessionReader
 from services.frontend.session.stream import Stream
 from services.frontend.session.stream_table import StreamTable
@@ -62,8 +63,8 @@ class WorkerSessionConfig:
     full_s: float = 1.0
 
 
-def _nobody() -> None:
-    """Who does not route need not know."""
+def _ignore(_: Candidate) -> None:
+    """For a session outside a pool."""
 
 
 class WorkerSession:
@@ -75,23 +76,18 @@ class WorkerSession:
         self,
         record: InstanceRecord,
         config: WorkerSessionConfig,
-        on_news: Callable[[], None] = _nobody,
+        on_change: Callable[[Candidate], None] = _ignore,
         cancels: CancelCounts | None = None,
         throttle: ReadThrottle | None = None,
         cork: Cork | None = None,
     ) -> None:
-        """on_news: called when the worker has room again, or leaves."""
+        """on_change: see `Candidate`."""
         loop = asyncio.get_running_loop()
-        self._on_news = on_news
         self._cancels = cancels or CancelCounts()
         self.record = record
         self.name = f"worker {record.instance_id}"
         self.key = f"{record.instance_id}#{next(self._numbers)}"
-        self._load = WorkerLoad(loop.time)
-        self._full_mark = FullMark(config.full_s, on_news)
-        self._long_mark = FullMark(config.full_s, on_news)
-        self.is_draining = False
-        self.quarantined_until = 0.0
+        self.candidate = Candidate(self, record.instance_id, full_s=config.full_s, on_change=on_change, clock=loop.time)
         self._card: ModelCard | None = None
         self._config = config
         self._clock = loop.time
@@ -115,54 +111,8 @@ class WorkerSession:
         self._card = card
 
     @property
-    def in_flight_count(self) -> int:
-        """Our own requests on it."""
-        return len(self._streams)
-
-    @property
     def is_lost(self) -> bool:
         return self._loss is not None
-
-    @property
-    def occupancy(self) -> Occupancy:
-        """How full the worker is, as far as is known."""
-        return self._load.occupancy(self.in_flight_count)
-
-    def ranks(self) -> Sequence[worker_pb2.RankLoad]:
-        """The load of its ranks, of those that are known at the moment."""
-        return self._load.ranks()
-
-    @property
-    def request_limit(self) -> int | None:
-        """How many requests the worker takes, running and waiting; None where it does not say."""
-        return self._load.request_limit
-
-    def is_full(self, count: int = 1, tokens: int = 0) -> bool:
-        """No room for `count` more: it refused, and nothing was heard since; or our own would be more than it takes.
-
-        tokens: that they would let wait; 0: any, whatever was refused for its tokens.
-        """
-        if self._full_mark.holds_for(count) or self._long_mark.holds_for(tokens):
-            return True
-        limit = self._load.request_limit
-        return limit is not None and self.in_flight_count + count > limit
-
-    def mark_full(self, count: int = 1) -> None:
-        """It has refused so many choices for capacity."""
-        if not self.is_lost:
-            self._full_mark.set(count)
-
-    def mark_long(self, tokens: int) -> None:
-        """It has room for requests, but has refused to let so many more prompt tokens wait."""
-        if not self.is_lost:
-            self._long_mark.set(tokens)
-
-    def _clear_marks(self) -> bool:
-        """Whether there was one: then it may have room again."""
-        was_set = self._full_mark.is_set or self._long_mark.is_set
-        self._full_mark.clear()
-        self._long_mark.clear()
-        return was_set
 
     # Requests
 
@@ -185,7 +135,7 @@ class WorkerSession:
         self._writer.submit(self._streams.next_id, request, call, choices)
         if not self._streams:
             self._heard_at = self._stepped_at = self._clock()  # An idle worker was allowed its silence.
-            self._load.set_in_use(True)
+        self.candidate.on_opened(choices)
         return self._streams.add(request, self.card.vocab_size, choices)
 
     def _reserve(self, request: Request, call: Call, count: int) -> Reservation:
@@ -211,15 +161,9 @@ class WorkerSession:
 
     def _remove(self, stream: Stream, *, frees_room: bool) -> bool:
         """Whether it was there. frees_room: it had a slot or a place, which another request can have now."""
-        if self._streams.get(stream.id) is None:
+        if not self._streams.remove(stream):
             return False
-        was_full = self.is_full()
-        self._streams.remove(stream)
-        if not self._streams:
-            self._load.set_in_use(False)
-        was_marked = frees_room and self._clear_marks()
-        if (was_marked or was_full) and not self.is_full():
-            self._on_news()
+        self.candidate.on_closed(frees_room=frees_room)
         return True
 
     # The connection
@@ -286,7 +230,7 @@ class WorkerSession:
         if self._card is None:  # Whoever opens it says so.
             self.lose(failure)
             return
-        is_farewell = self.is_draining and failure.reason is Reason.DISCONNECTED
+        is_farewell = self.candidate.is_draining and failure.reason is Reason.DISCONNECTED
         if is_farewell and not self._streams:
             self.lose(Failure(Reason.DRAINING, f"{self.name} left as it had said"))
             return
@@ -302,7 +246,7 @@ class WorkerSession:
         if (other := message.welcome.instance_id) != self.record.instance_id:  # Started there after it, as a rule.
             raise Failure(Reason.CANNOT_CONNECT, f"{self.name} is gone: worker {other} answers at its address")
         self._card = card_from_wire(message.welcome.card)
-        self._load.on_welcome(message.welcome)
+        self.candidate.on_welcome(message.welcome)
         self._has_begun.set()
 
     def _on_message(self, message: worker_pb2.WorkerMessage) -> None:
@@ -321,15 +265,12 @@ class WorkerSession:
             self._on_goaway(seconds_from_wire(message.goaway.grace))
 
     def _on_load(self, load: worker_pb2.Load) -> None:
-        if load.engine_steps != self._load.last.engine_steps:
+        if load.engine_steps != self.candidate.load.last.engine_steps:
             self._stepped_at = self._heard_at
-        self._load.add(load)
-        if load.ranks and self._clear_marks():
-            self._on_news()
+        self.candidate.on_load(load)
 
     def _on_goaway(self, grace_s: float) -> None:
-        self.is_draining = True
-        self._on_news()
+        self.candidate.on_draining()
         for stream in self._streams:
             try:
                 stream.attempt.on_leaving(grace_s)
@@ -365,7 +306,8 @@ class WorkerSession:
             self._drop(stream, failure)
         is_failed = end.HasField("error")
         if end.complete_final or is_failed:
-            self._remove(stream, frees_room=not (is_failed and _is_refused_at_once(end.error)))
+            frees_room = not is_failed or had_place(end.error.reason, end.error.metadata.get(CAUSE))
+            self._remove(stream, frees_room=frees_room)
             self._streams.complete(stream)
 
     def _drop(self, stream: Stream, failure: Failure) -> None:
@@ -393,9 +335,9 @@ class WorkerSession:
 
     def _stands_at(self) -> float:
         """When its engine has made no step for too long: later where it computes a prompt, or does not say."""
-        if not (self._streams and self._load.last.running):
+        if not (self._streams and self.candidate.load.last.running):
             return math.inf
-        ranks = self._load.last.ranks
+        ranks = self.candidate.load.last.ranks
         may_prefill = not ranks or any(rank.active_prefill_tokens for rank in ranks)
         return self._stepped_at + (self._config.prefill_stall_s if may_prefill else self._config.engine_stall_s)
 
@@ -410,7 +352,7 @@ class WorkerSession:
         self._loss = failure
         self._has_begun.set()
         self._has_ended.set()
-        self._clear_marks()
+        self.candidate.on_lost()
         for stream in self._streams:
             self._streams.remove(stream)
             stream.fail(failure)
@@ -421,8 +363,3 @@ def _logprobs_column(step: worker_pb2.Step) -> Sequence[Sequence[TokenLogprobs] 
     found = {one.entry: one.tokens for one in step.logprobs}
     entries = range(len(step.stream_ids))
     return [[logprobs_from_wire(one) for one in found[index]] if index in found else None for index in entries]
-
-
-def _is_refused_at_once(error: worker_pb2.Error) -> bool:
-    """Whether the stream never had a place: one that waited too long had."""
-    return error.reason == Reason.WORKER_AT_CAPACITY and error.metadata.get(CAUSE) != RefusedFor.QUEUE_TIMEOUT

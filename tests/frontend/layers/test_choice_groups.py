@@ -56,7 +56,7 @@ def ask(play: Play) -> Collected | Failure:
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(outcome(layers_over(BareWorkers(*workers)), COUNT))
             await play(*await in_order_of_asking(workers))
-        assert [one.session.in_flight_count for one in workers] == [0, 0]
+        assert [one.candidate.in_flight_count for one in workers] == [0, 0]
         assert [len(one.session._streams._kept) for one in workers] == [0, 0]
         return asking.result()
 
@@ -64,9 +64,9 @@ def ask(play: Play) -> Collected | Failure:
 
 
 async def in_order_of_asking(workers: list[BareWorker]) -> tuple[BareWorker, BareWorker]:
-    while not any(one.session.in_flight_count for one in workers):
+    while not any(one.candidate.in_flight_count for one in workers):
         await asyncio.sleep(0)
-    workers.sort(key=lambda one: -one.session.in_flight_count)
+    workers.sort(key=lambda one: -one.candidate.in_flight_count)
     return workers[0], workers[-1]
 
 
@@ -236,7 +236,7 @@ def test_one_that_is_done_early_leaves_the_others_running() -> None:
         a.tokens(1, 0, 7)
         a.finish(1)
         await turns()
-        assert (a.session.in_flight_count, a.cancels.signals) == (2, 0)
+        assert (a.candidate.in_flight_count, a.cancels.signals) == (2, 0)
         a.tokens(2, 0, 8)
         a.finish(2, 3)
 
@@ -265,8 +265,8 @@ def test_a_client_that_leaves_has_each_of_them_cancelled(has_begun: bool) -> Non
                 a.begin(1, 2)
             asking.cancel()
         assert sorted((await a.sent()).cancels) == [1, 2, 3]
-        assert (a.cancels.signals, a.session.in_flight_count) == (3, 0)
-        assert (a.session.is_full(COUNT), a.session.quarantined_until) == (False, 0.0)
+        assert (a.cancels.signals, a.candidate.in_flight_count) == (3, 0)
+        assert (a.candidate.is_full(COUNT), a.candidate.quarantined_until) == (False, 0.0)
 
     run_async(scenario())
 
@@ -280,7 +280,7 @@ def test_a_client_that_leaves_in_the_turn_of_a_refusal_starts_nothing_elsewhere(
             await submitted(a)
             a.refuse(1, 2, 3)
             asking.cancel()
-        assert [one.session.in_flight_count for one in (*workers, b)] == [0, 0]
+        assert [one.candidate.in_flight_count for one in (*workers, b)] == [0, 0]
         assert b.session._streams.next_id == 1
 
     run_async(scenario())
@@ -291,7 +291,7 @@ def test_where_there_is_room_for_some_of_them_only_none_is_sent() -> None:
         a = BareWorker("a")
         a.open()
         failure = refused(await outcome(layers_over(BareWorkers(a)), COUNT))
-        assert a.session.in_flight_count == 1
+        assert a.candidate.in_flight_count == 1
         return failure
 
     assert run_async(scenario()).reason is Reason.OVERLOADED
@@ -408,7 +408,7 @@ async def history(rng: random.Random) -> list[Honest]:
 def test_whatever_happens_nothing_is_left_on_either_side(seed: int) -> None:
     """Tokens without a gap are asserted by the sink, all along."""
     for worker in run_async(history(random.Random(seed))):
-        assert worker.bare.session.in_flight_count == 0
+        assert worker.bare.candidate.in_flight_count == 0
         assert worker.bare.session._streams._kept == {}
         assert worker.holds == 0
-        assert worker.bare.session.is_lost or worker.bare.session.quarantined_until == 0, "it kept the protocol"
+        assert worker.bare.session.is_lost or worker.bare.candidate.quarantined_until == 0, "it kept the protocol"

@@ -42,7 +42,7 @@ def test_tells_the_load_of_known_ranks_and_counts_of_cancels() -> None:
             assert registry.get_sample_value("dynamo_frontend_cancel_signals_total") == 2
             assert registry.get_sample_value("dynamo_frontend_tokens_after_cancel_total") == 3
 
-            sessions(pool)[0]._load._reports.clear()
+            sessions(pool)[0].candidate.load._reports.clear()
             assert registry.get_sample_value("dynamo_frontend_worker_active_decode_blocks", rank) is None
 
     run_async(scenario())

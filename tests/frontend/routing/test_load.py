@@ -1,13 +1,10 @@
 """What a frontend believes of a worker's load, and for how long."""
 
-import asyncio
-
 import pytest
 
-from services.frontend.routing.load import FullMark, Occupancy, WorkerLoad
+from services.frontend.routing.load import Occupancy, WorkerLoad
 from services.rpc.codec import seconds_to_wire
 from services.stubs import worker_pb2
-from tests.support.doubles import run_async
 
 BEAT_S = 1.0
 OVERDUE_S = 3.01
@@ -145,7 +142,6 @@ def test_tells_how_full_the_worker_is(load: WorkerLoad) -> None:
     load.add(worker_pb2.Load(running=3, waiting=1, service_time=seconds_to_wire(1.5)))
 
     assert load.occupancy(0) == Occupancy(slots=4, places=2, running=3, waiting=1, service_s=1.5)
-    assert load.request_limit == 6
 
 
 @pytest.mark.parametrize(("own_count", "running", "waiting"), [(4, 3, 1), (5, 4, 1), (6, 4, 2), (3, 3, 1)])
@@ -159,42 +155,3 @@ def test_our_own_requests_count_where_the_last_word_is_older_than_they_are(
 
 def test_of_a_worker_without_limits_only_its_own_word_is_known(clock: Clock) -> None:
     assert WorkerLoad(clock).occupancy(5) == Occupancy()
-
-
-def test_a_mark_lapses_by_itself_and_tells_once() -> None:
-    async def scenario() -> None:
-        lapsed = asyncio.Event()
-        mark = FullMark(0.01, lapsed.set)
-        mark.set(1)
-        mark.set(1)
-        assert mark.is_set
-        await lapsed.wait()
-        assert not mark.is_set
-
-    run_async(scenario())
-
-
-def test_a_mark_is_for_as_many_as_were_refused_and_more_the_fewest_count() -> None:
-    async def scenario() -> None:
-        mark = FullMark(60, lambda: None)
-        held = []
-        for refused_count in (4, 8, 2, None, 8):
-            mark.clear() if refused_count is None else mark.set(refused_count)
-            held.append([count for count in (1, 2, 4, 8) if mark.holds_for(count)])
-        mark.clear()
-        assert held == [[4, 8], [4, 8], [2, 4, 8], [], [8]]
-
-    run_async(scenario())
-
-
-def test_a_mark_that_is_cleared_tells_nobody_any_more() -> None:
-    async def scenario() -> None:
-        told: list[str] = []
-        mark, later = FullMark(0.01, lambda: told.append("lapsed")), asyncio.Event()
-        mark.set(1)
-        mark.clear()
-        asyncio.get_running_loop().call_later(0.02, later.set)
-        await later.wait()
-        assert (mark.is_set, told) == (False, [])
-
-    run_async(scenario())

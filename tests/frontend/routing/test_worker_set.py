@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from services.core.errors import Failure
+from services.core.errors import Failure, RefusedFor
 from services.frontend.routing.thresholds import Thresholds
 from services.frontend.routing.worker_set import WorkerSet
 from services.frontend.session.session import WorkerSessionConfig
@@ -149,7 +149,7 @@ class Life:
         self._worker = BareWorker(slots=2, places=1, config=WorkerSessionConfig(full_s=0.0))
         self._streams: list[Stream] = []
         self.worker_set = BareWorkers(self._worker).worker_set(CARD)
-        self.session = self._worker.session
+        self.candidate = self._worker.candidate
 
     def go_on(self) -> None:
         events = [self._open, self._open, self._finish, self._refuse, self._hang_up, self._mark, self._report]
@@ -172,13 +172,13 @@ class Life:
 
     def _hang_up(self) -> None:
         if self._streams:
-            self.session.close(self._streams.pop(0))
+            self._worker.session.close(self._streams.pop(0))
 
     def _mark(self) -> None:
         if self._rng.random() < 0.5:
-            self.session.mark_long(self._rng.choice([0, 9]))
+            self.candidate.on_refused(RefusedFor.QUEUE_TOKENS, 1, self._rng.choice([0, 9]))
         else:
-            self.session.mark_full(self._rng.choice([1, 3]))
+            self.candidate.on_refused(RefusedFor.CAPACITY, self._rng.choice([1, 3]), 0)
 
     def _report(self) -> None:
         self._worker.hear(load=Load(ranks=[RankLoad()] * self._rng.choice([0, 1])))
@@ -191,13 +191,13 @@ def test_whatever_makes_room_on_a_worker_is_news_so_that_none_stays_closed(seed:
     async def scenario() -> None:
         life, closed_count = Life(seed), 0
         for number in range(3_000):
-            if life.session.is_full() and life.session in life.worker_set.open:
-                life.worker_set.close(life.session)
+            if life.candidate.is_full() and life.candidate in life.worker_set.open:
+                life.worker_set.close(life.candidate)
                 closed_count += 1
             life.go_on()
             if number % 3 == 0:
                 await asyncio.sleep(0)  # Marks lapse.
-            assert life.session.is_full() or life.session in life.worker_set.open
+            assert life.candidate.is_full() or life.candidate in life.worker_set.open
         assert closed_count > 100
 
     run_async(scenario())

@@ -98,7 +98,8 @@ async def until(pool: Pool, count: int) -> list[str]:
 
 
 def sessions(pool: Pool) -> list[WorkerSession]:
-    return [session for card in pool.served_cards() for session in view(pool.worker_set(card), Needs(), 0.0).present]
+    found = [one.key for card in pool.served_cards() for one in view(pool.worker_set(card), Needs(), 0.0).present]
+    return [session for key in found if (session := pool.session(key)) is not None]
 
 
 async def ask(pool: Pool, key: str) -> Collected:

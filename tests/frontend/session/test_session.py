@@ -17,7 +17,6 @@ from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason
 from services.core.request import FinishReason
 from services.discovery.client import InstanceRecord
-from services.frontend.routing.load import Occupancy
 from services.frontend.session import reader as reader_module
 from services.frontend.session.session import WorkerSession, WorkerSessionConfig
 from services.frontend.session.stream import Stream
@@ -156,11 +155,11 @@ def test_carries_many_requests_and_their_tokens_side_by_side() -> None:
 
     async def use(client: Client) -> None:
         (first, one), (second, two) = client.open(), client.open()
-        assert client.session.in_flight_count == 2
+        assert client.session.candidate.in_flight_count == 2
         assert (await first.ended).reason is FinishReason.STOP
         await second.ended
         assert (one.token_ids, two.token_ids) == ([7], [8, 9, 10])
-        assert client.session.in_flight_count == 0
+        assert client.session.candidate.in_flight_count == 0
 
     assert play(serve, use).reason is Reason.DISCONNECTED
 
@@ -495,162 +494,6 @@ def test_a_violation_of_one_stream_leaves_the_others_alone() -> None:
     play(serve, use)
 
 
-def refused(worker: BareWorker, stream: Stream) -> None:
-    """As route takes it."""
-    worker.refuse(stream.id)
-    assert isinstance(stream.ended.exception(), Failure)
-    worker.session.mark_full()
-
-
-REPORT = worker_pb2.Load(ranks=[worker_pb2.RankLoad(kv_blocks_used=1, kv_blocks_total=2)])
-
-
-def test_a_refusal_makes_it_full_until_the_next_report_which_a_heartbeat_without_ranks_is_not() -> None:
-    async def scenario() -> None:
-        bare = BareWorker()
-        refused(bare, bare.open())
-        assert bare.session.is_full()
-
-        bare.hear(load=worker_pb2.Load(running=3))
-        assert (bare.session.is_full(), bare.news) == (True, [])
-
-        bare.hear(load=REPORT)
-        assert (bare.session.is_full(), bare.news) == (False, ["news"])
-
-    run_async(scenario())
-
-
-def test_a_refusal_of_several_choices_says_nothing_of_fewer() -> None:
-    async def scenario() -> None:
-        bare = BareWorker()
-        bare.session.mark_full(2)
-        assert (bare.session.is_full(2), bare.session.is_full(1)) == (True, False)
-        bare.session.mark_full()
-        assert bare.session.is_full(1)
-        bare.session.lose(Failure(Reason.DISCONNECTED, "gone"))
-
-    run_async(scenario())
-
-
-@pytest.mark.parametrize("how", ["finished", "closed"])
-def test_or_until_one_of_our_own_streams_on_it_ends(how: str) -> None:
-    async def scenario() -> None:
-        bare = BareWorker()
-        stream = bare.open()
-        bare.session.mark_full()
-
-        if how == "closed":
-            bare.session.close(stream)
-        else:
-            bare.finish(stream.id)
-
-        assert (bare.session.is_full(), bare.news) == (False, ["news"])
-
-    run_async(scenario())
-
-
-def test_but_a_stream_that_was_refused_leaves_no_room_behind() -> None:
-    async def scenario() -> None:
-        bare = BareWorker()
-        first, second = bare.open(), bare.open()
-        refused(bare, first)
-        refused(bare, second)
-        assert (bare.session.is_full(), bare.news) == (True, [])
-
-    run_async(scenario())
-
-
-def test_one_that_waited_too_long_leaves_its_place_behind() -> None:
-    async def scenario() -> None:
-        bare = BareWorker()
-        stream = bare.open()
-        bare.session.mark_full()
-
-        bare.refuse(stream.id, cause="queue_timeout")
-
-        assert isinstance(stream.ended.exception(), Failure)
-        assert (bare.session.is_full(), bare.news) == (False, ["news"])
-
-    run_async(scenario())
-
-
-@pytest.mark.parametrize("event", ["report", "end"])
-def test_a_refusal_of_so_many_tokens_says_nothing_of_fewer_and_lasts_no_longer(event: str) -> None:
-    async def scenario() -> None:
-        bare = BareWorker()
-        stream, refused = bare.open(), bare.open()
-        bare.refuse(refused.id, cause="queue_tokens")
-        assert isinstance(refused.ended.exception(), Failure)
-        bare.session.mark_long(100)
-        assert [bare.session.is_full(1, tokens) for tokens in (0, 99, 100)] == [False, False, True]
-        assert bare.news == []
-
-        if event == "report":
-            bare.hear(load=REPORT)
-        else:
-            bare.session.close(stream)
-
-        assert (bare.session.is_full(1, 100), bare.news) == (False, ["news"])
-
-    run_async(scenario())
-
-
-def test_a_stream_that_was_refused_for_its_tokens_leaves_no_room_behind() -> None:
-    async def scenario() -> None:
-        bare = BareWorker()
-        stream = bare.open()
-        bare.session.mark_long(100)
-
-        bare.refuse(stream.id, cause="queue_tokens")
-
-        assert isinstance(stream.ended.exception(), Failure)
-        assert (bare.session.is_full(1, 100), bare.news) == (True, [])
-
-    run_async(scenario())
-
-
-def test_as_many_streams_of_our_own_as_it_takes_make_it_full_without_asking_it() -> None:
-    async def scenario() -> None:
-        bare = BareWorker()
-        streams = []
-        for _ in range(3):
-            assert not bare.session.is_full()
-            streams.append(bare.open())
-        assert bare.session.is_full()
-        assert bare.session.occupancy == Occupancy(slots=2, places=1, running=2, waiting=1)
-        bare.hear(load=REPORT)
-        assert bare.session.is_full()
-
-        bare.session.close(streams[1])
-
-        assert (bare.session.is_full(), bare.news) == (False, ["news"])
-
-    run_async(scenario())
-
-
-def test_a_worker_that_names_no_limit_is_full_only_when_it_says_so() -> None:
-    async def scenario() -> None:
-        bare = BareWorker()
-        bare.session._load.on_welcome(WELCOME)
-        for _ in range(50):
-            bare.open()
-        assert not bare.session.is_full()
-
-    run_async(scenario())
-
-
-def test_the_end_of_a_session_leaves_no_mark_and_no_timer() -> None:
-    async def scenario() -> None:
-        bare = BareWorker(config=WorkerSessionConfig(full_s=0.01))
-        for _ in range(2):
-            bare.session.mark_full()
-            bare.session.mark_long(100)
-            bare.session.lose(Failure(Reason.DISCONNECTED, "gone"))
-        assert not bare.session.is_full(1, 100)
-
-    run_async(scenario())
-
-
 def test_counts_a_cancel_for_each_stream_that_had_not_ended_and_the_tokens_that_came_all_the_same() -> None:
     async def scenario() -> None:
         bare = BareWorker()
@@ -664,19 +507,6 @@ def test_counts_a_cancel_for_each_stream_that_had_not_ended_and_the_tokens_that_
     run_async(scenario())
 
 
-def test_a_session_with_streams_believes_a_report_for_less_time_than_an_idle_one() -> None:
-    async def scenario() -> None:
-        bare = BareWorker()
-        bare.hear(load=REPORT)
-        stream = bare.open()
-        assert bare.session._load._is_in_use
-        assert len(bare.session.ranks()) == 1
-        bare.session.close(stream)
-        assert not bare.session._load._is_in_use
-
-    run_async(scenario())
-
-
 def test_a_goaway_marks_it_draining_and_lets_streams_finish() -> None:
     async def serve(peer: Peer) -> None:
         await peer.welcome()
@@ -686,7 +516,7 @@ def test_a_goaway_marks_it_draining_and_lets_streams_finish() -> None:
 
     async def use(client: Client) -> None:
         await client.open()[0].ended
-        assert client.session.is_draining
+        assert client.session.candidate.is_draining
 
     play(serve, use)
 
@@ -769,7 +599,7 @@ def test_a_request_too_large_to_send_is_refused_and_leaves_nothing() -> None:
         with pytest.raises(Failure) as caught:
             client.session.open(make_request(range(2**28, 2**28 + 2_000_000)), Call(request_id="r"), Collected())
         assert caught.value.reason is Reason.INVALID_ARGUMENT
-        assert client.session.in_flight_count == 0
+        assert client.session.candidate.in_flight_count == 0
         await client.open(deadline=1e300)[0].ended
 
     async def serve(peer: Peer) -> None:
@@ -779,19 +609,6 @@ def test_a_request_too_large_to_send_is_refused_and_leaves_nothing() -> None:
         await peer.finish(submits[0].stream_id)
 
     play(serve, use)
-
-
-def test_tells_who_routes_that_the_worker_has_room_again_or_leaves() -> None:
-    async def scenario() -> None:
-        bare = BareWorker(config=WorkerSessionConfig(full_s=0.01))
-        bare.session.mark_full()
-        while not bare.news:
-            await asyncio.sleep(0)
-        assert not bare.session.is_full()
-        bare.hear(goaway=worker_pb2.GoAway())
-        assert bare.news == ["news"] * 2
-
-    run_async(scenario())
 
 
 def test_takes_a_message_in_the_order_that_the_proto_says() -> None:
@@ -861,9 +678,9 @@ def test_all_of_them_count_from_the_first_message_on() -> None:
     async def scenario() -> None:
         bare = BareWorker(slots=2, places=2)
         join(bare, 0, ChoiceGroup(3))
-        assert bare.session.in_flight_count == 3
-        assert not bare.session.is_full()
-        assert bare.session.is_full(2)
+        assert bare.candidate.in_flight_count == 3
+        assert not bare.candidate.is_full()
+        assert bare.candidate.is_full(2)
 
     run_async(scenario())
 
@@ -917,7 +734,7 @@ def test_a_place_that_nobody_takes_is_given_back_with_a_cancel_if_the_worker_sti
         choice_group.end()
 
         assert bare.cancels.signals == signals
-        assert bare.session.in_flight_count == (1 if says == "nothing" else 0)
+        assert bare.candidate.in_flight_count == (1 if says == "nothing" else 0)
         if says == "nothing":
             assert (await bare.sent()).cancels == [2, 3]
         else:
@@ -953,7 +770,7 @@ def test_choices_that_are_too_large_to_send_are_all_told_and_leave_nothing() -> 
                     replace(large, choice=choice), Call(request_id="r", choice_group=choice_group), Collected()
                 )
             assert caught.value.reason is Reason.INVALID_ARGUMENT
-        assert bare.session.in_flight_count == 0
+        assert bare.candidate.in_flight_count == 0
 
     run_async(scenario())
 

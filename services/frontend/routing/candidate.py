@@ -1,0 +1,127 @@
+"""One worker as routing sees it: whether it stays, whether it has room, and what load it reports.
+
+A session feeds its candidate with events; admission and routing only read it.
+
+| event | what changes |
+| --- | --- |
+| the worker's welcome | its request limit |
+| requests sent, a request ended | the requests in flight; the end of one may leave room |
+| a load report | the load; it forgets refusals |
+| a refusal for capacity | the worker is full for as much, for a while |
+| the worker leaves; the session is lost | it takes no new request |
+"""
+
+from collections.abc import Callable, Sequence
+
+from services.core.call import RoutedSession
+from services.core.errors import RefusedFor
+from services.frontend.routing.capacity import Capacity
+from services.frontend.routing.load import Occupancy, WorkerLoad
+from services.runtime.loop import clock as monotonic
+from services.stubs import worker_pb2
+
+
+def _ignore(_: "Candidate") -> None:
+    """For a session that is not in a pool."""
+
+
+class Candidate:
+    """A worker that requests can be sent to on one session.
+
+    `quarantined_until`: absolute, in event-loop time; until then other workers are preferred.
+    """
+
+    def __init__(
+        self,
+        session: RoutedSession,
+        instance_id: str,
+        *,
+        full_s: float,
+        on_change: "Callable[[Candidate], None]" = _ignore,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """`session`: where requests to the worker are sent.
+
+        `on_change`: called when the worker may have room again, and when it leaves.
+        """
+        self.session = session
+        self.key = session.key
+        self.instance_id = instance_id
+        self.is_draining = False
+        self.is_lost = False
+        self.quarantined_until = 0.0
+        self.load = WorkerLoad(clock)
+        self.capacity = Capacity(full_s, self._notify)
+        self._on_change = on_change
+
+    def _notify(self) -> None:
+        self._on_change(self)
+
+    # What routing reads
+
+    @property
+    def in_flight_count(self) -> int:
+        """This frontend's own requests on the worker."""
+        return self.capacity.in_flight_count
+
+    @property
+    def request_limit(self) -> int | None:
+        """How many requests the worker takes, running and waiting; None if it does not say."""
+        return self.capacity.request_limit
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """How full the worker is, as far as is known."""
+        return self.load.occupancy(self.capacity.in_flight_count)
+
+    def ranks(self) -> Sequence[worker_pb2.RankLoad]:
+        """The load of each rank whose report still counts."""
+        return self.load.ranks()
+
+    def is_full(self, count: int = 1, tokens: int = 0) -> bool:
+        """See `Capacity.is_full`."""
+        return self.capacity.is_full(count, tokens)
+
+    # Events
+
+    def on_welcome(self, welcome: worker_pb2.Welcome) -> None:
+        """The first event."""
+        self.load.on_welcome(welcome)
+        self.capacity.on_welcome(welcome)
+
+    def on_opened(self, count: int) -> None:
+        """`count` requests were sent to the worker."""
+        if not self.capacity.in_flight_count:
+            self.load.set_in_use(True)
+        self.capacity.on_opened(count)
+
+    def on_closed(self, *, frees_room: bool) -> None:
+        """A request has ended. `frees_room`: it had a slot or a place, which another request can have now."""
+        if self.is_lost:
+            return
+        has_room_again = self.capacity.on_closed(frees_room=frees_room)
+        if not self.capacity.in_flight_count:
+            self.load.set_in_use(False)
+        if has_room_again:
+            self._notify()
+
+    def on_load(self, load: worker_pb2.Load) -> None:
+        """The worker reports its load. Without ranks it is only a heartbeat, and refusals keep counting."""
+        self.load.add(load)
+        if load.ranks and self.capacity.forget_refusals():
+            self._notify()
+
+    def on_refused(self, bound: RefusedFor, count: int, tokens: int) -> None:
+        """See `Capacity.on_refused`. Ignored once the session is lost."""
+        if not self.is_lost:
+            self.capacity.on_refused(bound, count, tokens)
+
+    def on_draining(self) -> None:
+        """The worker leaves: it ends the requests it has and takes no new ones."""
+        self.is_draining = True
+        self._notify()
+
+    def on_lost(self) -> None:
+        """The session is over."""
+        self.is_lost = True
+        self.capacity.on_lost()

@@ -1,0 +1,125 @@
+"""Whether one worker has room for a request, as far as this frontend knows.
+
+| a worker is full for | until |
+| --- | --- |
+| more choices than its request limit allows beside our own requests | one of these ends |
+| as many choices as it refused for capacity, or more | its refusals are forgotten |
+| as many prompt tokens as it refused to queue, or more | its refusals are forgotten |
+
+Refusals are forgotten when the worker reports its load, when a request of ours that had a slot or a place ends, and
+`full_s` after the last one at the latest.
+
+To add another reason, add it to `Capacity.is_full`, and to the events that end it.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from services.core.errors import Reason, RefusedFor
+from services.stubs import worker_pb2
+
+
+class Capacity:
+    """Counts our requests on one worker and remembers what it refused.
+
+    The methods named after events return whether the worker may have room again that it did not have before.
+    """
+
+    def __init__(self, full_s: float, on_room: Callable[[], None]) -> None:
+        """`full_s`: how long a refusal counts at most. `on_room`: called when one has expired."""
+        self.in_flight_count = 0
+        self.request_limit: int | None = None
+        """How many requests the worker takes, running and waiting; None if it does not say."""
+        self._refused_choices = Refusal(full_s, on_room)
+        self._refused_tokens = Refusal(full_s, on_room)
+
+    def is_full(self, count: int = 1, tokens: int = 0) -> bool:
+        """Whether there is no room for `count` more requests.
+
+        `tokens`: how many prompt tokens would wait with them; 0 ignores refusals for tokens.
+        """
+        if self._refused_choices.covers(count) or self._refused_tokens.covers(tokens):
+            return True
+        return self.request_limit is not None and self.in_flight_count + count > self.request_limit
+
+    def on_welcome(self, welcome: worker_pb2.Welcome) -> None:
+        """The worker tells its limits."""
+        slots = welcome.engine_request_limit
+        self.request_limit = slots + welcome.request_queue_limit if slots else None
+
+    def on_refused(self, bound: RefusedFor, count: int, tokens: int) -> None:
+        """The worker refused `count` choices, with `tokens` prompt tokens together, because of `bound`.
+
+        A request that waited too long leaves its place to the next, so it says nothing about room.
+        """
+        if bound is RefusedFor.QUEUE_TOKENS:
+            self._refused_tokens.remember(tokens)
+        elif bound is not RefusedFor.QUEUE_TIMEOUT:
+            self._refused_choices.remember(count)
+
+    def on_opened(self, count: int) -> None:
+        """`count` requests were sent to the worker."""
+        self.in_flight_count += count
+
+    def on_closed(self, *, frees_room: bool) -> bool:
+        """One request has ended. `frees_room`: it had a slot or a place, which another request can have now."""
+        was_full = self.is_full()
+        self.in_flight_count -= 1
+        was_refusing = frees_room and self.forget_refusals()
+        return (was_full or was_refusing) and not self.is_full()
+
+    def on_lost(self) -> None:
+        """The session is over, and every request on it with it."""
+        self.in_flight_count = 0
+        self.forget_refusals()
+
+    def forget_refusals(self) -> bool:
+        """Returns whether there was one."""
+        were_set = self._refused_choices.is_set or self._refused_tokens.is_set
+        self._refused_choices.forget()
+        self._refused_tokens.forget()
+        return were_set
+
+
+class Refusal:
+    """The smallest amount that a worker refused: it may have room for less, but not for as much.
+
+    The amount is a number of choices or of prompt tokens. It is forgotten after `full_s` in any case.
+    """
+
+    def __init__(self, full_s: float, on_expired: Callable[[], None]) -> None:
+        self._full_s = full_s
+        self._on_expired = on_expired
+        self._expiry: asyncio.TimerHandle | None = None
+        self._amount = 0  # Meaningless unless it is set.
+
+    @property
+    def is_set(self) -> bool:
+        return self._expiry is not None
+
+    def covers(self, amount: int) -> bool:
+        """Whether the worker refused as much or less."""
+        return self._expiry is not None and amount >= self._amount
+
+    def remember(self, amount: int) -> None:
+        """Counts for `full_s` from now on."""
+        self._amount = min(amount, self._amount) if self.is_set else amount
+        self.forget()
+        self._expiry = asyncio.get_running_loop().call_later(self._full_s, self._expire)
+
+    def forget(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+    def _expire(self) -> None:
+        self._expiry = None
+        self._on_expired()
+
+
+def had_place(reason: str, cause: str | None) -> bool:
+    """Whether a request that failed with `reason` had a slot or a place on its worker before.
+
+    One that is refused at once had none. One that waited too long had a place. `cause`: from the failure's metadata.
+    """
+    return reason != Reason.WORKER_AT_CAPACITY or cause == RefusedFor.QUEUE_TIMEOUT

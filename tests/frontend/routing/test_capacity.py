@@ -1,0 +1,92 @@
+"""Capacity: a worker is full for what it refused and beyond its request limit, until an event leaves room."""
+
+import asyncio
+
+import pytest
+
+from services.core.errors import Reason, RefusedFor
+from services.frontend.routing.capacity import Capacity, Refusal, had_place
+from services.stubs import worker_pb2
+from tests.support.doubles import run_async
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause", "had"),
+    [
+        (Reason.WORKER_AT_CAPACITY, RefusedFor.CAPACITY, False),
+        (Reason.WORKER_AT_CAPACITY, RefusedFor.QUEUE_TOKENS, False),
+        (Reason.WORKER_AT_CAPACITY, None, False),
+        (Reason.WORKER_AT_CAPACITY, RefusedFor.QUEUE_TIMEOUT, True),
+        (Reason.ENGINE_ERROR, None, True),
+    ],
+)
+def test_a_request_had_a_place_unless_it_was_refused_at_once(reason: str, cause: str | None, had: bool) -> None:
+    assert had_place(reason, cause) is had
+
+
+def test_a_request_that_waited_too_long_is_no_reason_to_count_as_full() -> None:
+    async def scenario() -> None:
+        capacity = Capacity(60, lambda: None)
+        capacity.on_refused(RefusedFor.QUEUE_TIMEOUT, 1, 5)
+        assert not capacity.is_full(1, 5)
+
+    run_async(scenario())
+
+
+@pytest.mark.parametrize(("slots", "places", "limit"), [(4, 2, 6), (4, 0, 4), (0, 0, None)])
+def test_the_request_limit_is_the_sum_of_slots_and_places_if_the_worker_names_them(
+    slots: int, places: int, limit: int | None
+) -> None:
+    capacity = Capacity(60, lambda: None)
+    capacity.on_welcome(worker_pb2.Welcome(engine_request_limit=slots, request_queue_limit=places))
+    assert capacity.request_limit == limit
+
+
+def test_losing_the_session_ends_all_requests_and_refusals() -> None:
+    async def scenario() -> None:
+        capacity = Capacity(60, lambda: None)
+        capacity.on_opened(3)
+        capacity.on_refused(RefusedFor.CAPACITY, 1, 0)
+        capacity.on_lost()
+        assert (capacity.in_flight_count, capacity.is_full()) == (0, False)
+
+    run_async(scenario())
+
+
+def test_a_refusal_expires_by_itself_and_reports_it_once() -> None:
+    async def scenario() -> None:
+        expired = asyncio.Event()
+        refusal = Refusal(0.01, expired.set)
+        refusal.remember(1)
+        refusal.remember(1)
+        assert refusal.is_set
+        await expired.wait()
+        assert not refusal.is_set
+
+    run_async(scenario())
+
+
+def test_a_refusal_covers_the_smallest_amount_refused_and_anything_above_it() -> None:
+    async def scenario() -> None:
+        refusal = Refusal(60, lambda: None)
+        held = []
+        for refused_count in (4, 8, 2, None, 8):
+            refusal.forget() if refused_count is None else refusal.remember(refused_count)
+            held.append([count for count in (1, 2, 4, 8) if refusal.covers(count)])
+        refusal.forget()
+        assert held == [[4, 8], [4, 8], [2, 4, 8], [], [8]]
+
+    run_async(scenario())
+
+
+def test_a_forgotten_refusal_does_not_expire_later() -> None:
+    async def scenario() -> None:
+        told: list[str] = []
+        refusal, later = Refusal(0.01, lambda: told.append("expired")), asyncio.Event()
+        refusal.remember(1)
+        refusal.forget()
+        asyncio.get_running_loop().call_later(0.02, later.set)
+        await later.wait()
+        assert (refusal.is_set, told) == (False, [])
+
+    run_async(scenario())
