@@ -22,7 +22,7 @@ from services.core.model_card import ModelCard
 from services.discovery.watcher import Watcher
 from services.frontend.api.admin.admin import Admin, AdminConfig
 from services.frontend.api.admin.grpc_service import SERVICE as ADMIN_SERVICE
-from services.frontend.api.admin.grpc_service import AdminService, RefuseStrangers
+from services.frontend.api.admin.grpc_service import AdminService, AdminTokenInterceptor
 from services.frontend.api.build import build_admin_app, build_app
 from services.frontend.control import LocalControl
 from services.frontend.layers.transport import Transport
@@ -218,7 +218,7 @@ def _grpc_server(services: Sequence[str], admin: Admin | None, *, is_shared: boo
     """A server of these services, and of Admin if there is one."""
     if admin is None:
         return GrpcServer(services, is_shared=is_shared)
-    guards = [RefuseStrangers(admin)]
+    guards = [AdminTokenInterceptor(admin)]
     server = GrpcServer(services, always=[ADMIN_SERVICE], guards=guards, is_shared=is_shared)
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(admin), server.server)
     return server

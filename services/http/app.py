@@ -6,7 +6,7 @@ from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason
 from services.http.cors import ALLOW, Cors, is_preflight, preflight
 from services.http.errors import error_response, no_route_response
-from services.http.headers import request_id_of
+from services.http.request_id import request_id_of
 from services.http.router import NoRoute, Router
 from services.http.server.config import HttpConfig
 from services.http.server.connection import Connection

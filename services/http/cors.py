@@ -7,7 +7,7 @@ Off unless origins are configured. Calls that ask for a token are never for page
 from collections.abc import Iterable, Mapping, Sequence
 
 from services.http.errors import SHOULD_RETRY
-from services.http.headers import REQUEST_ID
+from services.http.request_id import REQUEST_ID
 from services.http.server.messages import HttpRequest, Response
 
 ANY = "*"

@@ -1,10 +1,11 @@
-"""How a failure looks over HTTP: the status, the OpenAI error envelope, when to come back."""
+"""Failures as HTTP responses: the status, the OpenAI error envelope, and when to retry."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
 from services.core.errors import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN, TRAITS, Failure, Reason
 from services.http.router import NoRoute
@@ -13,43 +14,66 @@ from services.http.server.messages import Response
 JSON_TYPE = "application/json; charset=utf-8"
 RETRY_LATER_STATUSES = frozenset({429, 503})
 SHOULD_RETRY = "x-should-retry"
-"""OpenAI's SDKs heed it. Without it they send again what fails with 408, 409, 429 or 5xx, whatever the reason."""
+"""OpenAI's SDKs obey this header. Without it they retry after 408, 409, 429 and 5xx, whatever the reason."""
 OVERLOADED = "overloaded_error"
-"""The kind of failures for want of capacity."""
+"""The `type` of failures for lack of capacity."""
+
+
+class ErrorDetail(Struct, kw_only=True):
+    """type, code and metadata are for programs, message and hint for people.
+
+    param: the field at fault. partial: what had come of the answer, for a client that asks with X-Return-Partial.
+    """
+
+    message: str
+    type: str
+    code: str
+    param: str | None
+    retryable: bool
+    hint: str | None
+    request_id: str
+    metadata: Mapping[str, str] | UnsetType = UNSET
+    partial: dict[str, Any] | UnsetType = UNSET
+
+
+class Error(Struct, kw_only=True):
+    """The body of every failure. In a stream that has begun: the data of the event `error`."""
+
+    error: ErrorDetail
 
 
 def envelope(
-    failure: Failure, request_id: str, *, partial: Mapping[str, Any] | None = None, hint: str | None = None
+    failure: Failure, request_id: str, *, partial: dict[str, Any] | None = None, hint: str | None = None
 ) -> bytes:
-    """`{"error": {…}}` as JSON: `type`, `code` and `metadata` are for programs, `message` and `hint` for people.
+    """The failure as an `Error` in JSON.
 
-    partial: what had come of the answer, for a client that asks for it. hint: where the reason alone has none.
+    `partial`: what had come of the answer, if the client asked for it. `hint`: replaces the hint of the reason.
     """
     traits = failure.traits
-    error: dict[str, Any] = {
-        "message": failure.detail,
-        "type": traits.kind,
-        "code": failure.reason,
-        "param": failure.param,
-        "retryable": traits.retryable,
-        "hint": hint or traits.hint,
-        "request_id": request_id,
-    }
+    detail = ErrorDetail(
+        message=failure.detail,
+        type=traits.kind,
+        code=failure.reason,
+        param=failure.param,
+        retryable=traits.retryable,
+        hint=hint or traits.hint,
+        request_id=request_id,
+    )
     if failure.metadata:
-        error["metadata"] = failure.metadata
+        detail.metadata = failure.metadata
     if partial is not None:
-        error["partial"] = partial
-    return msgspec.json.encode({"error": error})
+        detail.partial = partial
+    return msgspec.json.encode(Error(error=detail))
 
 
 def error_response(
     failure: Failure,
     request_id: str,
     *,
-    partial: Mapping[str, Any] | None = None,
+    partial: dict[str, Any] | None = None,
     overload_status: int | None = None,
 ) -> Response:
-    """The failure as a whole response. overload_status: of failures for want of capacity; None: as the table says."""
+    """The response to a request that fails. `overload_status`: see `status_of`."""
     is_overload = failure.traits.kind == OVERLOADED
     status = status_of(failure.reason, overload_status)
     response = json_response(envelope(failure, request_id, partial=partial), status=status)
@@ -64,23 +88,23 @@ def error_response(
 
 
 def status_of(reason: Reason, overload_status: int | None) -> int:
-    """overload_status: of failures for want of capacity; None: as the table says."""
+    """The HTTP status of a reason. `overload_status`: replaces the status of failures for lack of capacity."""
     traits = TRAITS[reason]
     return (overload_status if traits.kind == OVERLOADED else None) or traits.http
 
 
 def json_response(body: bytes, *, status: int = 200) -> Response:
-    """A response of JSON that is encoded already."""
+    """A response with a body of encoded JSON."""
     return Response(body, status, {"Content-Type": JSON_TYPE})
 
 
 def retry_after_s_of(failure: Failure) -> float:
-    """When to come back: the failure's own time, at most RETRY_AFTER_S_MAX, else RETRY_AFTER_S_MIN."""
+    """When to retry: the failure's own time, at most RETRY_AFTER_S_MAX; RETRY_AFTER_S_MIN if it has none."""
     return min(failure.retry_after_s or RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX)
 
 
 def no_route_response(error: NoRoute, request_id: str) -> Response:
-    """What nothing here takes: 405 where another method would be taken, else 404."""
+    """The response to a request that no route takes: 405 if its path takes another method, otherwise 404."""
     body = envelope(Failure(Reason.INVALID_ARGUMENT, str(error)), request_id, hint=error.hint)
     response = json_response(body, status=405 if error.allowed else 404)
     if error.allowed:

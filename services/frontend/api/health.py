@@ -1,9 +1,10 @@
-"""What tells others how a frontend is: `/live`, `/health`, `/metrics`."""
+"""The state of a frontend over HTTP: `/live`, `/health`, `/metrics`."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
+from msgspec import Struct
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from services.core.errors import Failure, Reason
@@ -16,47 +17,63 @@ from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, Response
 
 
-class State(Protocol):
-    """How a frontend is."""
+class Live(Struct, kw_only=True):
+    """The body of /live."""
+
+    status: Literal["live"]
+
+
+class Ready(Struct, kw_only=True):
+    """The body of /health. models: those that can be served now."""
+
+    status: Literal["ready"]
+    models: list[str]
+
+
+_LIVE = msgspec.json.encode(Live(status="live"))
+
+
+class FrontendState(Protocol):
+    """What `/health` reports."""
 
     def models(self) -> Sequence[ModelCard]:
-        """Those that can be served now."""
+        """The models that can be served now."""
         ...
 
     @property
     def unreached_count(self) -> int:
-        """How many workers are registered that can't be sent requests."""
+        """How many workers are registered but not connected."""
         ...
 
     @property
     def is_draining(self) -> bool: ...
 
 
-class Ops:
-    """For any application of a frontend."""
+class HealthRoutes:
+    """The routes that every application of a frontend has."""
 
-    def __init__(self, state: State, whole: FrontendControl) -> None:
+    def __init__(self, state: FrontendState, control: FrontendControl) -> None:
         self._state = state
-        self._whole = whole
+        self._control = control
 
     def add_to(self, routes: Router) -> None:
-        """All of them."""
+        """Register the routes."""
         routes.get("/live", self._live)
         routes.get("/health", self._health)
-        routes.get("/metrics", self._expose)
+        routes.get("/metrics", self._metrics)
 
     async def _live(self, request: HttpRequest, connection: Connection) -> Response:
-        return json_response(b'{"status":"live"}')
+        return json_response(_LIVE)
 
     async def _health(self, request: HttpRequest, connection: Connection) -> Response:
-        """Ready for requests? 503 says why not."""
+        """200 if requests can be served. Raises Failure, which becomes a 503 with the reason, if not."""
         if self._state.is_draining:
-            raise Failure(Reason.DRAINING, "this frontend is leaving and takes no new requests")
+            raise Failure(Reason.DRAINING, "this frontend is shutting down and takes no new requests")
         if not (cards := self._state.models()):
             count = self._state.unreached_count
             why = f"no worker is reached, {of_registered(count)}" if count else "there is no worker at the moment"
             raise Failure(Reason.NO_WORKERS, f"no model can be served: {why}")
-        return json_response(msgspec.json.encode({"status": "ready", "models": [card.model for card in cards]}))
+        return json_response(msgspec.json.encode(Ready(status="ready", models=[card.model for card in cards])))
 
-    async def _expose(self, request: HttpRequest, connection: Connection) -> Response:
-        return Response(await self._whole.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def _metrics(self, request: HttpRequest, connection: Connection) -> Response:
+        return Response(await self._control.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})

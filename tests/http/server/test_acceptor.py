@@ -83,7 +83,7 @@ def test_a_crowd_is_served_and_a_probe_before_those_who_came_before_it() -> None
 
 
 @pytest.mark.parametrize("turns", [2, 6], ids=["before it has a seat", "after that"])
-def test_a_probe_that_speaks_a_little_late_does_not_stand_behind_those_who_came(start_limiter: int) -> None:
+def test_a_probe_that_speaks_a_little_late_does_not_stand_behind_those_who_came(turns: int) -> None:
     """It was let in between its connect and its first word."""
 
     async def test() -> None:
@@ -91,7 +91,7 @@ def test_a_probe_that_speaks_a_little_late_does_not_stand_behind_those_who_came(
         async with house.open() as port:
             probe = socket.create_connection(("127.0.0.1", port))
             socks = [knock(port, f"/{number}") for number in range(CLIENTS)]
-            for _ in range(start_limiter):
+            for _ in range(turns):
                 await asyncio.sleep(0)
             probe.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
             probe.setblocking(False)
@@ -145,7 +145,7 @@ def test_without_files_clients_wait_until_there_are_some(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("turns", range(8))
 @pytest.mark.parametrize("run_loop", [asyncio.run, run_on_loop])
-def test_who_still_waits_when_it_closes_is_sent_away(run_loop: Callable[[Any], None], start_limiter: int) -> None:
+def test_who_still_waits_when_it_closes_is_sent_away(run_loop: Callable[[Any], None], turns: int) -> None:
     """Whoever was seated just then had the next seated, who had been sent away: that ended the server with an error. Or
     the seat was taken away again, of which the connection heard nothing: it answered, and that was a bug."""
 
@@ -154,7 +154,7 @@ def test_who_still_waits_when_it_closes_is_sent_away(run_loop: Callable[[Any], N
         with capture_logs() as logs:
             async with house.open(free_port()) as port:
                 socks = [knock(port, f"/{number}") for number in range(CLIENTS)]
-                for _ in range(start_limiter):
+                for _ in range(turns):
                     await asyncio.sleep(0)
 
         for sock in socks:

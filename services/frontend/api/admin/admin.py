@@ -1,4 +1,4 @@
-"""What operators may read and set while a frontend runs, and who is one; alike over HTTP and gRPC."""
+"""The admin API, which HTTP and gRPC share: authorization, and busy thresholds to read and set."""
 
 import hmac
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,13 @@ SCHEME = "bearer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminConfig:
-    """listen: where HTTP admin calls are answered, grpc_listen: those over gRPC. With neither, both are answered where
-    those of clients are; with either, no admin call is answered there, so that what was put out of clients' reach can't
-    be had over the other protocol.
+    """Where admin calls are served, and to whom.
 
-    token: what each call must bring; None: nothing. is_on: False where there is to be no admin API at all.
+    `listen`, `grpc_listen`: addresses for admin calls alone, over HTTP and gRPC. If neither is set, the clients'
+    addresses serve admin calls. If either is set, neither protocol serves them there: an operator who moves the admin
+    API out of the clients' reach moves all of it.
+
+    `token`: what each call must bring; None: nothing. `is_on`: whether there is an admin API at all.
     """
 
     listen: str | None = None
@@ -33,24 +35,24 @@ class AdminConfig:
 
     @property
     def is_with_clients(self) -> bool:
-        """Whether admin calls are answered where those of clients are."""
+        """Whether the clients' addresses serve admin calls."""
         return self.is_on and self.listen is None and self.grpc_listen is None
 
 
 class Admin:
-    """The calls of operators. Each is for `authorize` first."""
+    """The calls of operators. Servers call `authorize` first."""
 
     def __init__(
-        self, config: AdminConfig, catalog: ModelCatalog, thresholds: BusyThresholds, whole: FrontendControl
+        self, config: AdminConfig, catalog: ModelCatalog, thresholds: BusyThresholds, control: FrontendControl
     ) -> None:
-        """thresholds: of this process, which are those of all. whole: sets them everywhere."""
+        """`thresholds`: of this process; all processes of a frontend have the same. `control`: sets them in all."""
         self._token = None if config.token is None else config.token.encode()
         self._catalog = catalog
         self._thresholds = thresholds
-        self._whole = whole
+        self._control = control
 
     def authorize(self, authorization: str | None) -> None:
-        """authorization: what the header or metadata of that name says. Raises UNAUTHENTICATED."""
+        """Check the `authorization` header or metadata of a call. Raises Failure(UNAUTHENTICATED)."""
         if self._token is None:
             return
         scheme, _, token = (authorization or "").partition(" ")
@@ -63,28 +65,28 @@ class Admin:
 
     @property
     def is_acting(self) -> bool:
-        """Whether thresholds act."""
+        """Whether requests are refused for busy thresholds."""
         return self._thresholds.is_on
 
     def thresholds(self) -> Sequence[tuple[str, Thresholds]]:
-        """Those of all models that some worker has ever served here, by name."""
+        """The thresholds of each model that a worker has ever served here, by the model's name."""
         return [(model, self._thresholds.of(model)) for model in self._catalog.names()]
 
     def thresholds_of(self, model: str) -> Thresholds:
-        """Those of one. Raises MODEL_NOT_FOUND."""
+        """The thresholds of one model. Raises Failure(MODEL_NOT_FOUND)."""
         self._catalog.find(model)
         return self._thresholds.of(model)
 
     async def set_thresholds(self, model: str, changes: Mapping[str, Any]) -> Thresholds:
-        """Change some of a model's thresholds, by the names that clients have for them; None: not looked at any more.
+        """Change thresholds of a model. `changes`: by the names that clients know; None disables a threshold.
 
-        Returns all of the model's, as they now are. Raises MODEL_NOT_FOUND, INVALID_ARGUMENT, and what
-        Whole.set_thresholds does.
+        Returns all thresholds of the model after the change. Raises Failure with MODEL_NOT_FOUND, INVALID_ARGUMENT, or
+        what FrontendControl.set_thresholds raises.
         """
         thresholds = self.thresholds_of(model)
         if changes:
-            thresholds.changed(changes)  # What is out of range is refused before anybody has it.
-            await self._whole.set_thresholds(model, changes)
+            thresholds.changed(changes)  # Refuses values out of range before any process has them.
+            await self._control.set_thresholds(model, changes)
             thresholds = self._thresholds.of(model)
             log.info("busy thresholds set", model=model, thresholds=thresholds, is_acting=self.is_acting)
         return thresholds

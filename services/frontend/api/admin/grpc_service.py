@@ -1,4 +1,4 @@
-"""The gRPC service `Admin`, and who keeps strangers from it."""
+"""The gRPC service `Admin`, and the interceptor that checks the token of its calls."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +16,8 @@ AUTHORIZATION = "authorization"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class RefuseStrangers(grpc.aio.ServerInterceptor):
-    """Above all that reads a request: who does not bring the token learns nothing but that."""
+class AdminTokenInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses admin calls without the token before the request is read, so that nothing else is disclosed."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
@@ -44,7 +44,7 @@ def _refusing(failure: Failure) -> "grpc.RpcMethodHandler[bytes, bytes]":
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """See admin.proto. Stands behind RefuseStrangers."""
+    """See admin.proto. Needs an AdminTokenInterceptor on its server."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
@@ -63,8 +63,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         model = request.threshold.model
         try:
             if not model:
-                raise invalid("threshold.model", "threshold.model is missing: whose thresholds are to change?")
-            self._admin.thresholds_of(model)  # First of all: who has its name wrong is not helped by a mask.
+                raise invalid("threshold.model", "threshold.model is missing: name the model")
+            self._admin.thresholds_of(model)  # An unknown model is reported before a wrong mask.
             thresholds = await self._admin.set_thresholds(model, _changes(request))
         except Failure as failure:
             await abort(context, failure)
@@ -79,7 +79,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
 
 def _changes(request: admin_pb2.SetBusyThresholdRequest) -> Mapping[str, Any]:
-    """What the mask names, with its values. Raises INVALID_ARGUMENT."""
+    """The fields that the mask names, with their values. Raises Failure(INVALID_ARGUMENT)."""
     paths = request.update_mask.paths
     if not paths or not set(paths) <= set(THRESHOLDS):
         given = "no field" if not paths else quoted(", ".join(sorted(set(paths) - set(THRESHOLDS))))

@@ -138,7 +138,7 @@ class Body(Struct, frozen=True, kw_only=True):
             logit_bias=_logit_bias(self.logit_bias) if self.logit_bias else (),
         )
 
-    def spellings(self) -> Mapping[str | None, str]:
+    def client_names(self) -> Mapping[str | None, str]:
         """What the plane calls a field → what this client calls it, where that differs: a failure may name it."""
         forms = self._forms()
         return {"guided": next(iter(forms))} if forms else _AS_IT_IS
@@ -236,11 +236,11 @@ class ChatBody(Body, frozen=True, kw_only=True):
             raise invalid("top_logprobs", "top_logprobs needs logprobs: set logprobs to true or leave it out")
         return None
 
-    def spellings(self) -> Mapping[str | None, str]:
-        spellings = {**super().spellings(), "prompt": "messages"}
+    def client_names(self) -> Mapping[str | None, str]:
+        names = {**super().client_names(), "prompt": "messages"}
         if self.max_completion_tokens is not None:
-            spellings["max_tokens"] = "max_completion_tokens"
-        return spellings
+            names["max_tokens"] = "max_completion_tokens"
+        return names
 
     def _limit(self) -> int | None:
         if self.max_completion_tokens is None:

@@ -1,77 +1,83 @@
-"""Log probabilities of tokens in the two shapes that OpenAI has for them."""
+"""Log probabilities of tokens in the two formats that OpenAI has for them."""
 
 import codecs
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from services.core.interface import TokenLogprobs
+from services.frontend.api.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
 
 LOGPROB_MIN = -9999.0
-"""What OpenAI's reference has for a token that is next to impossible; JSON has no infinity."""
+"""What OpenAI's API reference gives for a token that is nearly impossible; JSON has no infinity."""
+
+Logprobs = CompletionLogprobs | ChatLogprobs
 
 
 class LogprobsWriter(Protocol):
-    """Writes the log probabilities of one choice, piece by piece."""
+    """Converts the log probabilities of one choice, a few tokens at a time."""
 
-    def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """The choice's `logprobs` for its next tokens, of which each has one of `logprobs`."""
+    def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Logprobs:
+        """The `logprobs` field for the next tokens of the choice. `logprobs`: one for each token."""
         ...
 
 
-class ChatLogprobs:
-    """The shape of /v1/chat/completions."""
+class ChatLogprobsWriter:
+    """The format of /v1/chat/completions."""
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
-        """token_bytes: of each token id."""
+        """`token_bytes`: the bytes of each token id."""
         self._token_bytes = token_bytes
 
-    def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        content = [
-            self._entry(token, one.logprob) | {"top_logprobs": [self._entry(*rival) for rival in one.top]}
-            for token, one in zip(token_ids, logprobs, strict=True)
-        ]
-        return {"content": content, "refusal": None}
+    def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs:
+        token_bytes = self._token_bytes
+        content = []
+        for token, one in zip(token_ids, logprobs, strict=True):
+            raw, top = token_bytes[token], [self._top(*candidate) for candidate in one.top]
+            content.append(
+                ChatTokenLogprob(token=_text(raw), logprob=_finite(one.logprob), bytes=list(raw), top_logprobs=top)
+            )
+        return ChatLogprobs(content=content, refusal=None)
 
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+    def _top(self, token: int, logprob: float) -> TopLogprob:
         raw = self._token_bytes[token]
-        return {"token": _shown(raw), "logprob": _finite(logprob), "bytes": list(raw)}
+        return TopLogprob(token=_text(raw), logprob=_finite(logprob), bytes=list(raw))
 
 
-class CompletionLogprobs:
-    """The shape of /v1/completions. It counts the answer's characters, whole ones as present does.
+class CompletionLogprobsWriter:
+    """The format of /v1/completions. It counts the characters of the answer, whole ones as the detokenizer does.
 
-    Two tokens that look alike, halves of characters above all, are one key of `top_logprobs`: the likelier one's.
+    Two tokens with the same text, such as parts of characters, share one key of `top_logprobs`: the likelier one's.
     """
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
-        """token_bytes: of each token id."""
+        """`token_bytes`: the bytes of each token id."""
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
-    def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        return {
-            "tokens": [_shown(self._token_bytes[token]) for token in token_ids],
-            "token_logprobs": [_finite(one.logprob) for one in logprobs],
-            "top_logprobs": [self._top(token, one) for token, one in zip(token_ids, logprobs, strict=True)],
-            "text_offset": [self._pass(token) for token in token_ids],
-        }
+    def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+        return CompletionLogprobs(
+            tokens=[_text(self._token_bytes[token]) for token in token_ids],
+            token_logprobs=[_finite(one.logprob) for one in logprobs],
+            top_logprobs=[self._top(token, one) for token, one in zip(token_ids, logprobs, strict=True)],
+            text_offset=[self._advance(token) for token in token_ids],
+        )
 
     def _top(self, token: int, one: TokenLogprobs) -> dict[str, float]:
-        """The rivals, likeliest first, and the token itself, as OpenAI's always has it: one more than were asked."""
+        """The likeliest tokens, in order, and the token itself, which OpenAI always adds: one more than requested."""
         top: dict[str, float] = {}
-        for rival, logprob in (*one.top, (token, one.logprob)):
-            top.setdefault(_shown(self._token_bytes[rival]), _finite(logprob))
+        for candidate, logprob in (*one.top, (token, one.logprob)):
+            top.setdefault(_text(self._token_bytes[candidate]), _finite(logprob))
         return top
 
-    def _pass(self, token: int) -> int:
-        """Where the token begins, in characters of the answer; go on to the next."""
+    def _advance(self, token: int) -> int:
+        """Returns the offset of the token in characters of the answer, and moves to the next token."""
         offset = self._offset
         self._offset += len(self._decoder.decode(self._token_bytes[token]))
         return offset
 
 
-def _shown(raw: bytes) -> str:
+def _text(raw: bytes) -> str:
     return raw.decode(errors="replace")
 
 

@@ -1,132 +1,91 @@
-"""The bodies of answers, as OpenAI has them: whole, or as the events of a stream."""
+"""Builds the answers of OpenAI's endpoints from what a request has produced: whole bodies, and chunks of a stream."""
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
 from services.core.interface import Usage
 from services.core.model_card import ModelCard
-from services.core.request import FinishReason
-from services.frontend.api.openai.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
-from services.frontend.api.openai.unary import Collected, Echo
-
-DONE = b"data: [DONE]\n\n"
-_TEXT = "\0"
-_TEXT_ENCODED = msgspec.json.encode(_TEXT)
-encode_text = msgspec.json.Encoder().encode
-"""A text as a JSON string."""
-# JSON leaves these as they are, and SSE does not split lines at them, but clients that use str.splitlines do.
-_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+from services.core.request import FinishReason, Request
+from services.frontend.api.openai import schemas
+from services.frontend.api.openai.logprobs import (
+    ChatLogprobsWriter,
+    CompletionLogprobsWriter,
+    LogprobsWriter,
+)
+from services.frontend.api.openai.unary import Collected
 
 
-def json_text(text: str) -> bytes:
-    """`text` as a JSON string that holds no character at which any client would split a line."""
-    encoded: bytes = encode_text(text)
-    return encoded if text.isascii() else one_line(encoded)
+class Echo:
+    """The prompts of a request with `echo`, which each choice begins with."""
 
+    def __init__(self, request: Request, token_bytes: Callable[[], Sequence[bytes]]) -> None:
+        """`request`: as the client sent it. `token_bytes`: returns the bytes of each token id."""
+        self._prompts = request.parts or (request,)
+        self._n = request.n
+        self._token_bytes = token_bytes
 
-def one_line(encoded: bytes) -> bytes:
-    """JSON with no character in its strings at which any client would split a line."""
-    for raw, escaped in _LINE_ENDS:
-        encoded = encoded.replace(raw, escaped)
-    return encoded
+    def text_of(self, index: int) -> str:
+        """The prompt of the choice `index`. A single token that is a part of a character becomes U+FFFD."""
+        prompt = self._prompts[index // self._n]
+        if prompt.text is not None:
+            return prompt.text
+        token_bytes = self._token_bytes()
+        return b"".join([token_bytes[token] for token in prompt.prompt_token_ids]).decode(errors="replace")
 
 
 @dataclass(slots=True, kw_only=True)
 class Answer(ABC):
-    """One answer's envelope; the subclasses say what is in its choices."""
+    """One answer of an endpoint: what all its parts have in common, and the types that they are made of."""
 
     request_id: str
     model: str
     includes_usage: bool = False
     echo: Echo | None = None
     created: int = field(default_factory=lambda: int(time.time()))
-    _head: bytes = field(default=b"", init=False)
-    _tail: bytes = field(default=b"", init=False)
-
-    @property
-    @abstractmethod
-    def _names(self) -> tuple[str, str, str]:
-        """The prefix of the id, `object` of a whole answer, `object` of an event."""
 
     @abstractmethod
-    def opening(self, index: int) -> bytes:
-        """What comes before all else of a choice in a stream."""
+    def body(self, choices: Mapping[int, Collected], usage: Usage, token_bytes: Sequence[bytes] = ()) -> Struct:
+        """The whole answer. `token_bytes`: the bytes of each token id, needed for log probabilities."""
+
+    @abstractmethod
+    def partial(self, choices: Mapping[int, Collected]) -> dict[str, Any]:
+        """What a failed answer had so far."""
+
+    @abstractmethod
+    def chunk(self, choices: list[Any], usage: Usage | None = None) -> Struct:
+        """The data of one event. `usage`: on the last event, if the client asked for it."""
+
+    @abstractmethod
+    def opening(self, index: int) -> Struct | None:
+        """The choice of the event that comes before a choice's first text; None: there is no such event."""
+
+    @abstractmethod
+    def piece(self, index: int, text: str, logprobs: Any = None) -> Struct:
+        """The choice of an event with new text."""
+
+    @abstractmethod
+    def finish(self, index: int, reason: FinishReason) -> Struct:
+        """The choice of the event that ends a choice."""
 
     @abstractmethod
     def logprobs_writer(self, token_bytes: Sequence[bytes]) -> LogprobsWriter:
-        """For the log probabilities of one choice. token_bytes: of each token id."""
+        """A writer for the log probabilities of one choice. `token_bytes`: the bytes of each token id."""
 
-    @abstractmethod
-    def _piece(self, text: str | None) -> dict[str, Any]:
-        """What an event's choice has besides index, logprobs and finish_reason. None: the last one, without text."""
+    def _chunk_usage(self, usage: Usage | None) -> schemas.Usage | UnsetType | None:
+        """A client that asked for usage gets null on every event but the last; others do not get the field."""
+        if not self.includes_usage:
+            return UNSET
+        return None if usage is None else _usage(usage)
 
-    @abstractmethod
-    def _whole(self, index: int, text: str) -> dict[str, Any]:
-        """What a whole answer's choice has besides index, logprobs and finish_reason."""
-
-    def body(self, choices: Mapping[int, Collected], usage: Usage, token_bytes: Sequence[bytes] = ()) -> bytes:
-        """The whole answer. token_bytes: of each token id, where there are log probabilities."""
-        prefix, name, _ = self._names
-        written = [self._written(index, choice, token_bytes) for index, choice in choices.items()]
-        return msgspec.json.encode(self._envelope(prefix, name, written) | {"usage": _usage(usage)})
-
-    def _written(self, index: int, choice: Collected, token_bytes: Sequence[bytes]) -> dict[str, Any]:
-        logprobs = None
-        if choice.logprobs:
-            logprobs = self.logprobs_writer(token_bytes).write(choice.token_ids, choice.logprobs)
-        return _choice(index, self._whole(index, choice.text), choice.finish_reason, logprobs)
-
-    def partial(self, choices: Mapping[int, Collected]) -> dict[str, Any]:
-        """What had come of an answer that failed."""
-        written = [
-            {"index": index, **self._whole(index, choice.text), "finish_reason": choice.finish_reason}
-            for index, choice in choices.items()
-        ]
-        return {"choices": written}
-
-    def frame(self, index: int) -> tuple[bytes, bytes]:
-        """What stands before and after the JSON of the text in each event of a choice."""
-        head, _, tail = self._event(_choice(index, self._piece(_TEXT))).rpartition(_TEXT_ENCODED)
-        return head, tail
-
-    def piece(self, index: int, text: str, logprobs: dict[str, Any]) -> bytes:
-        """An event with the log probabilities of its tokens."""
-        return self._event(_choice(index, self._piece(text), logprobs=logprobs))
-
-    def finish(self, index: int, reason: FinishReason) -> bytes:
-        """The last event of a choice."""
-        return self._event(_choice(index, self._piece(None), reason))
-
-    def ending(self, usage: Usage) -> bytes:
-        """The last events of a stream."""
-        return (self._enveloped([], _usage(usage)) if self.includes_usage else b"") + DONE
-
-    def _event(self, choice: dict[str, Any]) -> bytes:
-        """What tells of one choice. What stands around that is the same in all events of a stream."""
-        if not self._head:
-            self._head, _, self._tail = self._enveloped([]).rpartition(b"[]")
-        return b"%b[%b]%b" % (self._head, one_line(msgspec.json.encode(choice)), self._tail)
-
-    def _enveloped(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
-        prefix, _, name = self._names
-        chunk = self._envelope(prefix, name, choices)
-        if self.includes_usage:
-            chunk["usage"] = usage
-        return b"data: " + one_line(msgspec.json.encode(chunk)) + b"\n\n"
-
-    def _envelope(self, prefix: str, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": f"{prefix}-{self.request_id}",
-            "object": name,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        }
+    def _logprobs(self, choice: Collected, token_bytes: Sequence[bytes]) -> Any:
+        if not choice.logprobs:
+            return None
+        return self.logprobs_writer(token_bytes).write(choice.token_ids, choice.logprobs)
 
 
 class CompletionAnswer(Answer):
@@ -134,23 +93,57 @@ class CompletionAnswer(Answer):
 
     __slots__ = ()
 
-    @property
-    def _names(self) -> tuple[str, str, str]:
-        return "cmpl", "text_completion", "text_completion"
+    def body(self, choices: Mapping[int, Collected], usage: Usage, token_bytes: Sequence[bytes] = ()) -> Struct:
+        written = [
+            schemas.CompletionChoice(
+                index=index,
+                text=self._whole_text(index, choice),
+                logprobs=self._logprobs(choice, token_bytes),
+                finish_reason=choice.finish_reason,
+            )
+            for index, choice in choices.items()
+        ]
+        return self._completion(written, _usage(usage))
 
-    def opening(self, index: int) -> bytes:
-        if self.echo is None:
-            return b""
-        return self._event(_choice(index, self._piece(self.echo.text_of(index))))
+    def partial(self, choices: Mapping[int, Collected]) -> dict[str, Any]:
+        return {
+            "choices": [
+                schemas.PartialCompletionChoice(
+                    index=index, text=self._whole_text(index, choice), finish_reason=choice.finish_reason
+                )
+                for index, choice in choices.items()
+            ]
+        }
+
+    def chunk(self, choices: list[schemas.CompletionChoice], usage: Usage | None = None) -> Struct:
+        return self._completion(choices, self._chunk_usage(usage))
+
+    def opening(self, index: int) -> Struct | None:
+        return None if self.echo is None else self.piece(index, self.echo.text_of(index))
+
+    def piece(self, index: int, text: str, logprobs: schemas.CompletionLogprobs | None = None) -> Struct:
+        return schemas.CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=None)
+
+    def finish(self, index: int, reason: FinishReason) -> Struct:
+        return schemas.CompletionChoice(index=index, text="", logprobs=None, finish_reason=reason)
 
     def logprobs_writer(self, token_bytes: Sequence[bytes]) -> LogprobsWriter:
-        return CompletionLogprobs(token_bytes)
+        return CompletionLogprobsWriter(token_bytes)
 
-    def _piece(self, text: str | None) -> dict[str, Any]:
-        return {"text": text or ""}
+    def _completion(
+        self, choices: list[schemas.CompletionChoice], usage: schemas.Usage | UnsetType | None
+    ) -> schemas.Completion:
+        return schemas.Completion(
+            id=f"cmpl-{self.request_id}",
+            object="text_completion",
+            created=self.created,
+            model=self.model,
+            choices=choices,
+            usage=usage,
+        )
 
-    def _whole(self, index: int, text: str) -> dict[str, Any]:
-        return {"text": text if self.echo is None else self.echo.text_of(index) + text}
+    def _whole_text(self, index: int, choice: Collected) -> str:
+        return choice.text if self.echo is None else self.echo.text_of(index) + choice.text
 
 
 class ChatAnswer(Answer):
@@ -158,52 +151,85 @@ class ChatAnswer(Answer):
 
     __slots__ = ()
 
-    @property
-    def _names(self) -> tuple[str, str, str]:
-        return "chatcmpl", "chat.completion", "chat.completion.chunk"
+    def body(self, choices: Mapping[int, Collected], usage: Usage, token_bytes: Sequence[bytes] = ()) -> Struct:
+        return schemas.ChatCompletion(
+            id=self._id,
+            object="chat.completion",
+            created=self.created,
+            model=self.model,
+            choices=[self._choice(index, choice, token_bytes) for index, choice in choices.items()],
+            usage=_usage(usage),
+        )
 
-    def opening(self, index: int) -> bytes:
-        return self._event(_choice(index, {"delta": {"role": "assistant", "content": ""}}))
+    def _choice(self, index: int, choice: Collected, token_bytes: Sequence[bytes]) -> schemas.ChatChoice:
+        assert choice.finish_reason is not None, "an answer is whole once all its choices have ended"
+        return schemas.ChatChoice(
+            index=index,
+            message=_message(choice),
+            logprobs=self._logprobs(choice, token_bytes),
+            finish_reason=choice.finish_reason,
+        )
+
+    def partial(self, choices: Mapping[int, Collected]) -> dict[str, Any]:
+        return {
+            "choices": [
+                schemas.PartialChatChoice(index=index, message=_message(choice), finish_reason=choice.finish_reason)
+                for index, choice in choices.items()
+            ]
+        }
+
+    def chunk(self, choices: list[schemas.ChatChunkChoice], usage: Usage | None = None) -> Struct:
+        return schemas.ChatCompletionChunk(
+            id=self._id,
+            object="chat.completion.chunk",
+            created=self.created,
+            model=self.model,
+            choices=choices,
+            usage=self._chunk_usage(usage),
+        )
+
+    def opening(self, index: int) -> Struct | None:
+        return _chat_piece(index, schemas.ChatDelta(role="assistant", content=""))
+
+    def piece(self, index: int, text: str, logprobs: schemas.ChatLogprobs | None = None) -> Struct:
+        return _chat_piece(index, schemas.ChatDelta(content=text), logprobs)
+
+    def finish(self, index: int, reason: FinishReason) -> Struct:
+        return schemas.ChatChunkChoice(index=index, delta=schemas.ChatDelta(), logprobs=None, finish_reason=reason)
 
     def logprobs_writer(self, token_bytes: Sequence[bytes]) -> LogprobsWriter:
-        return ChatLogprobs(token_bytes)
+        return ChatLogprobsWriter(token_bytes)
 
-    def _piece(self, text: str | None) -> dict[str, Any]:
-        return {"delta": {} if text is None else {"content": text}}
-
-    def _whole(self, index: int, text: str) -> dict[str, Any]:
-        del index
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    @property
+    def _id(self) -> str:
+        return f"chatcmpl-{self.request_id}"
 
 
-def _choice(
-    index: int,
-    content: dict[str, Any],
-    finish_reason: FinishReason | None = None,
-    logprobs: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+def _chat_piece(
+    index: int, delta: schemas.ChatDelta, logprobs: schemas.ChatLogprobs | None = None
+) -> schemas.ChatChunkChoice:
+    return schemas.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=None)
 
 
-def _usage(usage: Usage) -> dict[str, int]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }
+def _message(choice: Collected) -> schemas.AssistantMessage:
+    return schemas.AssistantMessage(role="assistant", content=choice.text, refusal=None)
 
 
-def model_object(card: ModelCard, created: int) -> dict[str, Any]:
-    """One model of /v1/models; `max_model_len` is vLLM's word for the context length."""
-    return {
-        "id": card.model,
-        "object": "model",
-        "created": created,
-        "owned_by": "unbroken",
-        "max_model_len": card.context_length,
-    }
+def _usage(usage: Usage) -> schemas.Usage:
+    return schemas.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+    )
 
 
-def model_list(cards: Sequence[ModelCard], created: int) -> bytes:
+def model_object(card: ModelCard, created: int) -> schemas.Model:
+    """One model of /v1/models."""
+    return schemas.Model(
+        id=card.model, object="model", created=created, owned_by="unbroken", max_model_len=card.context_length
+    )
+
+
+def model_list(cards: Sequence[ModelCard], created: int) -> schemas.ModelList:
     """The body of /v1/models."""
-    return msgspec.json.encode({"object": "list", "data": [model_object(card, created) for card in cards]})
+    return schemas.ModelList(object="list", data=[model_object(card, created) for card in cards])

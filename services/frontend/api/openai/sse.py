@@ -1,4 +1,4 @@
-"""A streamed answer as server-sent events: formatted once, written straight from the sink into the socket."""
+"""A streamed answer as server-sent events, written from the sink directly to the socket."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,35 +20,38 @@ from services.http.server.writer import finish_writing
 
 log = structlog.get_logger()
 
-Spellings = Mapping[str | None, str]
-_LEFT = "the client has closed the connection"
+ClientNames = Mapping[str | None, str]
+"""See Body.client_names."""
 
 
 class SseStream:
     """The sink of one streamed answer, and its response.
 
-    The response begins with the first event, so that a failure before it still has an HTTP status of its own. Its head
-    is sent together with that event, and the last event of all together with the end.
+    The response begins with the first event, so that a failure before it gets an HTTP status of its own. The head is
+    sent together with the first event, and the last event together with the end of the body.
 
-    | state | what deliver does | ends by |
+    | state | what `deliver` does | next states |
     | --- | --- | --- |
-    | waiting: nothing is sent | begins the response with the event | it has begun |
-    | open | writes into the transport; keeps the last event | too much is unsent, or the pipeline's end |
-    | slow: too much is unsent | gives it to the backlog | the client has caught up, or the pipeline's end |
-    | left: client too slow, or gone | nothing | failed from outside, with the reason |
+    | waiting: nothing is sent | begins the response with the event | open: it has begun; left: the client is gone |
+    | open | writes the event; keeps the last one | slow: too much is unsent; left: the client is gone |
+    | slow: too much is unsent | adds to the backlog | open: all is sent; left: a bound is passed, the client is gone |
+    | left: nothing more is sent | nothing | |
+
+    In every state, the pipeline's end ends the stream. `left` makes the pipeline end with the reason.
     """
 
     __slots__ = (
         "_answer",
-        "_asked",
         "_at_end",
         "_backlog",
         "_config",
         "_connection",
         "_cork",
         "_ending",
+        "_events",
         "_events_of",
         "_has_begun",
+        "_http_request",
         "_is_chunked",
         "_is_open",
         "_left",
@@ -57,21 +60,22 @@ class SseStream:
 
     def __init__(
         self,
-        asked: HttpRequest,
+        http_request: HttpRequest,
         connection: Connection,
         answer: Answer,
         config: HttpConfig,
         token_bytes: Callable[[], Sequence[bytes]],
     ) -> None:
-        """token_bytes: of each token id, for log probabilities."""
-        if not asked.is_chunkable:
-            connection.keeps_alive = False  # Without chunks its end is that of the answer.
-        self._asked = asked
+        """`token_bytes`: returns the bytes of each token id, for log probabilities."""
+        if not http_request.is_chunkable:
+            connection.keeps_alive = False  # Without chunks, the end of the connection ends the answer.
+        self._http_request = http_request
         self._connection = connection
         self._answer = answer
         self._config = config
-        self._is_chunked = asked.is_chunkable
-        self._events_of = Events(answer, token_bytes, is_chunked=asked.is_chunkable).of
+        self._is_chunked = http_request.is_chunkable
+        self._events = Events(answer, token_bytes, is_chunked=http_request.is_chunkable)
+        self._events_of = self._events.of
         self._is_open = self._has_begun = False
         self._cork = connection.cork
         self._transport = connection.transport
@@ -80,10 +84,19 @@ class SseStream:
         self._ending: Ending | None = None
         self._left: Reason | None = None
 
+    @property
+    def state(self) -> str:
+        """The state, by its name in the table."""
+        if self._left is not None:
+            return "left"
+        if not self._has_begun:
+            return "waiting"
+        return "open" if self._is_open else "slow"
+
     def deliver(self, delta: Delta) -> None:
         if not self._is_open:
-            self._deliver_aside(delta)
-        elif event := self._events_of(delta):  # From here on: what every token costs.
+            self._deliver_unless_open(delta)
+        elif event := self._events_of(delta):  # Every token takes this path.
             if self._transport.is_closing():
                 self._leave_gone()
             elif delta.usage is not None:
@@ -91,13 +104,12 @@ class SseStream:
             else:
                 self._cork.write(self._transport, event)
 
-    def _deliver_aside(self, delta: Delta) -> None:
-        """In every state but open."""
+    def _deliver_unless_open(self, delta: Delta) -> None:
         if self._left is not None:
             return
         if not self._has_begun:
             if event := self._events_of(delta):
-                self._begin(event, is_all=delta.usage is not None)
+                self._begin(event, is_last=delta.usage is not None)
         elif self._transport.is_closing():
             self._leave_gone()
         else:
@@ -107,11 +119,11 @@ class SseStream:
                 self._stop_backlog()
                 self._is_open = True
 
-    async def serve(self, pipeline: Layer, request: Request, call: Call, spellings: Spellings) -> None:
-        """Run the request and send its answer. Raises nothing but a cancel.
+    async def serve(self, pipeline: Layer, request: Request, call: Call, client_names: ClientNames) -> None:
+        """Run the request and send its answer. Raises only CancelledError.
 
-        A client that is too slow, or gone, has its request failed from outside, so that it ends with that reason below
-        whatever counts outcomes. spellings: see Body.spellings.
+        If the client is too slow or gone, the request is failed from outside, so that every layer, the one that counts
+        outcomes included, sees the reason.
         """
         self._ending = call.ending
         try:
@@ -123,10 +135,10 @@ class SseStream:
             self._stop_backlog()
         try:
             if self._left is None:
-                last = self._end_of(outcome, spellings)
+                last = self._end_of(outcome, client_names)
                 await finish_writing(self._connection, last, self._config.client, self._answer.request_id)
             elif self._left is Reason.SLOW_CLIENT:
-                self._cut()
+                self._abort()
         except Exception as error:
             self._transport.abort()
             bug_failure(error, call.request_id)
@@ -135,46 +147,47 @@ class SseStream:
         if self._backlog is not None:
             self._backlog.stop()
 
-    def _begin(self, event: bytes, *, is_all: bool) -> None:
-        """Send the head and the first event; is_all: with the end, for nothing more comes before that."""
+    def _begin(self, event: bytes, *, is_last: bool) -> None:
+        """Send the head and the first event. `is_last`: keep both, to send them together with the end."""
         if self._transport.is_closing():
             self._leave_gone()
             return
-        is_last = not self._connection.keeps_alive
-        head = stream_head(self._asked.id, self._asked.shared, is_chunked=self._is_chunked, is_last=is_last)
+        request = self._http_request
+        is_closing = not self._connection.keeps_alive
+        head = stream_head(request.id, request.shared, is_chunked=self._is_chunked, is_last=is_closing)
         self._has_begun = self._is_open = True
-        if is_all:
+        if is_last:
             self._at_end = head + event
             return
         self._connection.on_full = self._become_slow
         self._cork.write(self._transport, head + event)
 
     def _become_slow(self) -> None:
-        """Too much is unsent: what comes goes another way, until there is room again."""
+        """Too much is unsent: deliver to a backlog until the client has caught up."""
         if not self._is_open:
-            return  # It goes that way already.
+            return  # The backlog writes as well, and may fill the transport again.
         self._is_open = False
         self._backlog = Backlog(self._connection, self._events_of, self._config.client, self._leave_slow)
 
-    def _end_of(self, outcome: Finish | Failure, spellings: Spellings) -> bytes:
-        """The last bytes: those of the stream, or of a failure that came before its first event."""
+    def _end_of(self, outcome: Finish | Failure, client_names: ClientNames) -> bytes:
+        """The last bytes: the end of the stream, or an error response if the stream has not begun."""
         if isinstance(outcome, Failure):
-            outcome.param = spellings.get(outcome.param, outcome.param)
+            outcome.param = client_names.get(outcome.param, outcome.param)
             last = self._failed(outcome)
             outcome.forget_way()
             return last
-        assert outcome.usage is not None, "present sets usage"
-        return self._at_end + self._rest() + self._last(self._answer.ending(outcome.usage))
+        assert outcome.usage is not None, "the detokenize layer sets usage"
+        return self._at_end + self._rest() + self._last(self._events.ending(outcome.usage))
 
     def _failed(self, failure: Failure) -> bytes:
         if self._has_begun:
             event = b"event: error\ndata: %b\n\n" % envelope(failure, self._answer.request_id)
             return self._at_end + self._rest() + self._last(event)
         response = error_response(failure, self._answer.request_id, overload_status=self._config.overload_status)
-        return response.encode(self._asked, is_last=not self._connection.keeps_alive)
+        return response.encode(self._http_request, is_last=not self._connection.keeps_alive)
 
     def _rest(self) -> bytes:
-        """What the backlog holds still, room or not: it is within the bound."""
+        """What the backlog still holds. It is within the bound, so it is written whether there is room or not."""
         return b"" if self._backlog is None else self._backlog.rest()
 
     def _last(self, events: bytes) -> bytes:
@@ -184,16 +197,20 @@ class SseStream:
         self._leave(Failure(Reason.SLOW_CLIENT, why), Cause.SLOW_CLIENT)
 
     def _leave_gone(self) -> None:
-        self._leave(Failure(Reason.CANCELLED, _LEFT), Cause.CLIENT_DISCONNECT)
+        self._leave(Failure(Reason.CANCELLED, "the client has closed the connection"), Cause.CLIENT_DISCONNECT)
 
     def _leave(self, failure: Failure, cause: Cause) -> None:
-        """The client gets no more: end the request, and say why."""
+        """Send no more to the client, and end the request with `failure`."""
         self._is_open = False
         self._left = failure.reason
-        assert self._ending is not None, "nothing is delivered before it is served"
+        assert self._ending is not None, "nothing is delivered before `serve`"
         self._ending.fail(failure, cause)
 
-    def _cut(self) -> None:
-        """After the request has left the pipeline: a cancel by the connection would hide the reason from it."""
+    def _abort(self) -> None:
+        """Close the connection of a slow client.
+
+        Called after the request has left the pipeline: earlier, the connection would cancel the task, and the pipeline
+        would see a cancel instead of the reason.
+        """
         log.warning("client cut", reason=Reason.SLOW_CLIENT, request_id=self._answer.request_id)
         self._transport.abort()

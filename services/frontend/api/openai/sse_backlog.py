@@ -1,4 +1,4 @@
-"""A client that does not take its stream as fast as it comes: what comes is joined, and written once there is room."""
+"""Buffers the stream of a client that reads more slowly than tokens come, and writes once there is room again."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from services.http.server.writer import unsent_bytes
 
 
 class Backlog:
-    """What one client has left unsent. It exists, and costs something, only while that is too much for the transport.
+    """The unsent part of one stream. It exists, and costs something, only while the client is slow.
 
-    What comes is joined to what is held; once there is room, `_catch_up` writes it.
+    New deltas are merged with the buffered ones; when the transport has room, `_catch_up` writes them.
     """
 
     def __init__(
@@ -23,13 +23,13 @@ class Backlog:
         bounds: ClientBounds,
         on_slow: Callable[[str], None],
     ) -> None:
-        """on_slow: told, with the reason, that a bound is passed."""
+        """`on_slow`: called with the reason when the client passes one of `bounds`."""
         self._connection = connection
         self._transport = connection.transport
         self._events_of = events_of
         self._bounds = bounds
         self._on_slow = on_slow
-        self._held = DeltaBuffer()
+        self._buffer = DeltaBuffer()
         self._written_bytes = 0
         self._next: asyncio.Handle | None = None
         self._watch = StallWatch(bounds.stall_s_max, self._taken_bytes, self._on_stall)
@@ -39,36 +39,36 @@ class Backlog:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether nothing is held, and there is room."""
-        return not self._held and self._connection.has_room
+        """Whether nothing is buffered and the transport has room."""
+        return not self._buffer and self._connection.has_room
 
     def deliver(self, delta: Delta) -> None:
-        """Write it, or hold it."""
-        if self._held or not self._connection.has_room:
-            self._held.add(delta)
+        """Write the delta, or buffer it."""
+        if self._buffer or not self._connection.has_room:
+            self._buffer.add(delta)
         else:
             self._write(self._events_of(delta))
         self._check()
 
     def stop(self) -> None:
-        """Write nothing more, and look no more. Idempotent."""
+        """Stop writing, and stop watching the client. Idempotent."""
         self._watch.stop()
         self._connection.on_room = None
         if self._next is not None:
             self._next.cancel()
 
     def rest(self) -> bytes:
-        """All that is held, which is no longer."""
+        """Empties the buffer and returns its events."""
         events = []
-        while self._held:
-            events.append(self._events_of(self._held.pop()))
+        while self._buffer:
+            events.append(self._events_of(self._buffer.pop()))
         return b"".join(events)
 
     def _catch_up(self) -> None:
-        """There is room: write what is held, a piece in each turn of the loop so that others run between."""
+        """Write one buffered delta in each iteration of the event loop, so that other streams run in between."""
         self._next = None
-        if self._held and self._connection.has_room:
-            self._write(self._events_of(self._held.pop()))
+        if self._buffer and self._connection.has_room:
+            self._write(self._events_of(self._buffer.pop()))
             self._next = asyncio.get_running_loop().call_soon(self._catch_up)
 
     def _write(self, events: bytes) -> None:
@@ -77,11 +77,11 @@ class Backlog:
             self._written_bytes += len(events)
 
     def _check(self) -> None:
-        if self._transport.get_write_buffer_size() + self._held.size > self._bounds.buffer_bytes_max:
+        if self._transport.get_write_buffer_size() + self._buffer.size > self._bounds.buffer_bytes_max:
             self._on_slow(f"the client left more than {self._bounds.buffer_bytes_max} bytes of its stream unread")
 
     def _taken_bytes(self) -> int | None:
         return None if self.is_caught_up else self._written_bytes - unsent_bytes(self._transport)
 
     def _on_stall(self) -> None:
-        self._on_slow(f"the client has taken nothing of its stream for {self._bounds.stall_s_max:g} s")
+        self._on_slow(f"the client has read nothing of its stream for {self._bounds.stall_s_max:g} s")

@@ -1,16 +1,41 @@
-"""What a stream sends for each delta: the events of each choice, formatted once, as bytes for the socket."""
+"""Formats the events of a stream as bytes for the socket.
+
+Events are encoded from the types in schemas.py. Nearly all of them differ from the event before in the text alone, so
+the bytes around the text are made once for each choice.
+"""
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 from msgspec import Struct
 
-from services.core.interface import Delta
+from services.core.interface import Delta, Usage
 from services.frontend.api.openai.logprobs import LogprobsWriter
-from services.frontend.api.openai.responses import Answer, encode_text, json_text, one_line
+from services.frontend.api.openai.responses import Answer
+
+DONE = b"data: [DONE]\n\n"
+_PLACEHOLDER = "\0"
+_PLACEHOLDER_ENCODED = msgspec.json.encode(_PLACEHOLDER)
+_encode = msgspec.json.Encoder().encode
+# JSON and SSE allow these line separators inside a string, but clients that use str.splitlines split at them.
+_SEPARATORS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
-class _Begun(Struct):
-    """A choice that has had its opening. head, tail: what stands around the JSON of a text."""
+def json_text(text: str) -> bytes:
+    """`text` as a JSON string without characters at which a client might split a line."""
+    encoded: bytes = _encode(text)
+    return encoded if text.isascii() else one_line(encoded)
+
+
+def one_line(encoded: bytes) -> bytes:
+    """The same JSON without characters at which a client might split a line."""
+    for raw, escaped in _SEPARATORS:
+        encoded = encoded.replace(raw, escaped)
+    return encoded
+
+
+class _OpenChoice(Struct):
+    """A choice whose first event has been formatted. `head`, `tail`: the bytes around the text of each event."""
 
     head: bytes
     tail: bytes
@@ -22,52 +47,71 @@ class _Begun(Struct):
 
 
 class Events:
-    """The events of one stream, choice by choice."""
+    """The events of one stream."""
 
-    __slots__ = ("_answer", "_begun", "_is_chunked", "_token_bytes")
+    __slots__ = ("_answer", "_head", "_is_chunked", "_open", "_tail", "_token_bytes")
 
     def __init__(self, answer: Answer, token_bytes: Callable[[], Sequence[bytes]], *, is_chunked: bool) -> None:
-        """token_bytes: of each token id; asked once there are log probabilities. is_chunked: what is written together
-        is a chunk of the HTTP/1.1 body; HTTP/1.0 ends its body by closing and has no chunks.
+        """`token_bytes`: returns the bytes of each token id; called once there are log probabilities. `is_chunked`:
+        each result of `of` is a chunk of an HTTP/1.1 body. HTTP/1.0 has no chunks and ends the body by closing.
         """
         self._answer = answer
         self._token_bytes = token_bytes
         self._is_chunked = is_chunked
-        self._begun: dict[int, _Begun] = {}
+        self._open: dict[int, _OpenChoice] = {}
+        self._head = self._tail = b""
 
     def of(self, delta: Delta) -> bytes:
-        """Those that the delta makes, in order: empty if it has neither text, nor log probabilities, nor an end."""
-        choice = self._begun.get(delta.choice)
+        """The events of a delta, in order; empty if it has no text, no log probabilities and no finish reason."""
+        choice = self._open.get(delta.choice)
         if choice is None or delta.logprobs or delta.finish_reason is not None:
-            return self._rare(delta, choice)
+            return self._uncommon(delta, choice)
         if not delta.text:
             return b""
-        text = encode_text(delta.text)  # From here on without calls and copies: this is what every token costs.
+        text = _encode(delta.text)  # Every token takes this path: no further calls, no copies.
         if not text.isascii():
             text = one_line(text)
         if self._is_chunked:
             return b"%x\r\n%b%b%b\r\n" % (choice.size + len(text), choice.head, text, choice.tail)
         return choice.head + text + choice.tail
 
-    def _rare(self, delta: Delta, choice: _Begun | None) -> bytes:
-        """All but plain text in the midst of a choice."""
+    def ending(self, usage: Usage) -> bytes:
+        """The last events of the stream: usage, if the client asked for it, and the end marker."""
+        return (self._event([], usage) if self._answer.includes_usage else b"") + DONE
+
+    def _uncommon(self, delta: Delta, choice: _OpenChoice | None) -> bytes:
+        """The events of the first delta of a choice, of one with log probabilities, or of the last one."""
         if not (delta.text or delta.logprobs or delta.finish_reason is not None):
             return b""
         events = b""
         if choice is None:
-            choice = self._begun[delta.choice] = _Begun(*self._answer.frame(delta.choice))
-            events = self._answer.opening(delta.choice)
+            choice = self._open[delta.choice] = self._start(delta.choice)
+            if (opening := self._answer.opening(delta.choice)) is not None:
+                events = self._event_of(opening)
         if delta.logprobs:
             events += self._with_logprobs(delta, choice)
         elif delta.text:
             events += choice.head + json_text(delta.text) + choice.tail
         if delta.finish_reason is not None:
-            events += self._answer.finish(delta.choice, delta.finish_reason)
+            events += self._event_of(self._answer.finish(delta.choice, delta.finish_reason))
         return b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events
 
-    def _with_logprobs(self, delta: Delta, choice: _Begun) -> bytes:
+    def _start(self, index: int) -> _OpenChoice:
+        if not self._head:
+            self._head, _, self._tail = self._event([]).rpartition(b"[]")
+        head, _, tail = self._event_of(self._answer.piece(index, _PLACEHOLDER)).rpartition(_PLACEHOLDER_ENCODED)
+        return _OpenChoice(head, tail)
+
+    def _with_logprobs(self, delta: Delta, choice: _OpenChoice) -> bytes:
         assert delta.logprobs
         if choice.logprobs is None:
             choice.logprobs = self._answer.logprobs_writer(self._token_bytes())
         logprobs = choice.logprobs.write(delta.token_ids, delta.logprobs)
-        return self._answer.piece(delta.choice, delta.text, logprobs)
+        return self._event_of(self._answer.piece(delta.choice, delta.text, logprobs))
+
+    def _event_of(self, choice: Struct) -> bytes:
+        """An event about one choice. The bytes around the choice are the same in every event of the stream."""
+        return b"%b[%b]%b" % (self._head, one_line(_encode(choice)), self._tail)
+
+    def _event(self, choices: list[Struct], usage: Usage | None = None) -> bytes:
+        return b"data: " + one_line(_encode(self._answer.chunk(choices, usage))) + b"\n\n"

@@ -1,15 +1,15 @@
-"""Gathers an answer that is sent whole: what each choice has so far."""
+"""Collects the answer of a request without `stream`, choice by choice."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.core.interface import Delta, TokenLogprobs
-from services.core.request import FinishReason, Request
+from services.core.request import FinishReason
 
 
 @dataclass(slots=True)
 class Collected:
-    """One choice. token_ids and logprobs: of the tokens that came with log probabilities."""
+    """One choice. `token_ids`, `logprobs`: only of tokens that came with log probabilities."""
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -40,23 +40,5 @@ class Collector:
 
     @property
     def choices(self) -> Mapping[int, Collected]:
-        """By index, in order; those of which nothing has come are missing."""
+        """The choices in order of their index, without those that have produced nothing."""
         return dict(sorted(self._choices.items()))
-
-
-class Echo:
-    """What each choice begins with."""
-
-    def __init__(self, asked: Request, token_bytes: Callable[[], Sequence[bytes]]) -> None:
-        """asked: as the client wrote it. token_bytes: of each token id; asked once there is an answer."""
-        self._prompts = asked.parts or (asked,)
-        self._n = asked.n
-        self._token_bytes = token_bytes
-
-    def text_of(self, index: int) -> str:
-        """The prompt of a choice, by the choice's index. A token that is half a character alone shows as �."""
-        prompt = self._prompts[index // self._n]
-        if prompt.text is not None:
-            return prompt.text
-        token_bytes = self._token_bytes()
-        return b"".join([token_bytes[token] for token in prompt.prompt_token_ids]).decode(errors="replace")

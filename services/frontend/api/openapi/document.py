@@ -1,4 +1,4 @@
-"""The OpenAPI document at /openapi.json: made of the types that read requests and of the table of reasons."""
+"""The OpenAPI document at /openapi.json, made from the types of bodies and the table of reasons."""
 
 import re
 from collections import defaultdict
@@ -10,10 +10,9 @@ import msgspec
 
 from services import __version__
 from services.core.errors import Reason
-from services.frontend.api.openapi.operations import NAME_SCHEMA, OPERATIONS, Operation
-from services.frontend.api.openapi.schemas import Error
-from services.http.errors import RETRY_LATER_STATUSES, SHOULD_RETRY, json_response, status_of
-from services.http.headers import REQUEST_ID
+from services.frontend.api.openapi.operations import NAME_SCHEMA, OPERATIONS, Document, Operation
+from services.http.errors import RETRY_LATER_STATUSES, SHOULD_RETRY, Error, json_response, status_of
+from services.http.request_id import REQUEST_ID
 from services.http.router import Router
 from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, Response
@@ -23,29 +22,29 @@ _REFERENCE = "#/components/schemas/{name}"
 _ARGUMENT = re.compile(r"\{(\w+)\}")
 _ARGUMENT_SCHEMAS: dict[str, dict[str, Any]] = {"request_id": NAME_SCHEMA, "model": {"type": "string", "minLength": 1}}
 _NO_REQUEST = {
-    400: "no HTTP request",
+    400: "not an HTTP request",
     408: "the head did not arrive in time",
     431: "the head is too large",
     501: "an unknown Transfer-Encoding",
     505: "an unknown version of HTTP",
 }
-"""Of what can't be read as a request, whatever it asks. Source: where BrokenHead is raised."""
+"""Statuses of what cannot be read as a request, on any path. Source: where BrokenHead is raised."""
 _ABOUT = (
-    "An LLM request plane whose token streams do not break. Fields that are not listed are accepted and ignored, as"
-    " OpenAI does, but for those that other servers honour and this one cannot: they are refused by name. HEAD is"
-    " answered as GET, without the body. Bodies may come in Content-Encoding gzip or deflate."
+    "An LLM request plane whose token streams do not break. As with OpenAI, fields that are not listed are accepted and"
+    " ignored. The exception are fields that other servers support and this one does not: they are refused by name."
+    " HEAD is answered as GET, without the body. Bodies may use Content-Encoding gzip or deflate."
 )
 
 
-class OpenApi:
-    """Describes what an application has routes for."""
+class OpenApiRoute:
+    """Serves the document of an application, which describes the routes that it has."""
 
     def __init__(self, routes: Router, overload_status: int) -> None:
         self._routes = routes
         self._overload_status = overload_status
 
     def add(self) -> None:
-        """Answer it there, once all other routes are."""
+        """Register the route. Call this after all other routes are registered."""
         self._routes.get(PATH, self._answer)
 
     @cached_property
@@ -56,8 +55,8 @@ class OpenApi:
         return json_response(self._document)
 
 
-def describe(listed: Iterable[tuple[str, str]], overload_status: int) -> dict[str, Any]:
-    """The document. listed: paths and methods. overload_status: of failures for want of capacity."""
+def describe(listed: Iterable[tuple[str, str]], overload_status: int) -> Document:
+    """The document. `listed`: paths and methods. `overload_status`: the status of failures for lack of capacity."""
     operations = {(path, method): OPERATIONS[method, path] for path, method in listed}
     paths: dict[str, dict[str, Any]] = defaultdict(dict)
     for (path, method), operation in operations.items():
@@ -65,12 +64,8 @@ def describe(listed: Iterable[tuple[str, str]], overload_status: int) -> dict[st
     components: dict[str, Any] = {"schemas": _schemas(operations.values())}
     if any(operation.is_guarded for operation in operations.values()):
         components["securitySchemes"] = {"admin": {"type": "http", "scheme": "bearer"}}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Unbroken", "version": __version__, "description": _ABOUT},
-        "paths": paths,
-        "components": components,
-    }
+    info = {"title": "Unbroken", "version": __version__, "description": _ABOUT}
+    return Document(openapi="3.1.0", info=info, paths=paths, components=components)
 
 
 def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
@@ -88,7 +83,7 @@ def _described(path: str, operation: Operation, overload_status: int) -> dict[st
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": {"application/json": _schema(operation.body)}}
     if operation.is_guarded:
-        described["security"] = [{}, {"admin": []}]  # {}: a frontend may have no token.
+        described["security"] = [{}, {"admin": []}]  # {}: not every frontend has a token.
     return described
 
 
@@ -108,9 +103,9 @@ def _answered(operation: Operation) -> dict[str, Any]:
         content = {"application/json": _schema(operation.answer)}
     if operation.event is None:
         return _response("Done.", content)
-    content["text/event-stream"] = {}  # What is in an event is no matter of a schema before OpenAPI 3.2.
+    content["text/event-stream"] = {}  # OpenAPI can describe the data of events since 3.2.
     name = operation.event.__name__
-    return _response(f"With `stream` events, each a {name}, and [DONE] last or an event `error`.", content)
+    return _response(f"With `stream`: events, each with a {name}; the last is [DONE], or an event `error`.", content)
 
 
 def _failures(operation: Operation, overload_status: int) -> dict[str, Any]:

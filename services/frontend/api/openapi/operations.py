@@ -1,27 +1,38 @@
-"""What can be called over HTTP, for the OpenAPI document: what each call takes, answers, and can fail with."""
+"""Every call over HTTP as the OpenAPI document lists it: what it takes, what it answers, and how it can fail."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from services.core.errors import Reason
-from services.core.validation import MIGRATION_LIMIT, MIGRATION_LIMIT_DIGITS_MAX, NAME_FORM
-from services.frontend.api.admin.http_routes import ThresholdsChange
+from services.core.validation import NAME_FORM
+from services.frontend.api import health
+from services.frontend.api.admin import http_routes as admin
+from services.frontend.api.openai import schemas
 from services.frontend.api.openai.bodies import ChatBody, CompletionBody
-from services.frontend.api.openapi import schemas
-from services.http.headers import REQUEST_TIMEOUT, REQUEST_TIMEOUT_S_MAX, RETURN_PARTIAL
+from services.frontend.api.request_headers import HEADERS
 
 NAME_SCHEMA = {"type": "string", "pattern": f"^{NAME_FORM.pattern}$"}
+
+
+class Document(Struct, kw_only=True):
+    """This document."""
+
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """A method of a path.
 
-    answer: of status 200, in JSON; None: text. event: the data of the events, where it can be streamed. reasons: that
-    it can fail with, beside those of any request. headers: that it heeds, beside those of any request: → their schema.
+    `answer`: the JSON body of status 200; None: plain text. `event`: the data of each event, if the answer can be
+    streamed. `reasons`: how the call can fail, besides the reasons that every call has. `headers`: header → schema,
+    besides the headers that every call has. `is_guarded`: needs the admin token, if there is one.
     """
 
     summary: str
@@ -34,62 +45,58 @@ class Operation:
 
 
 _BODY = frozenset({Reason.INVALID_ARGUMENT, Reason.BODY_TOO_LARGE, Reason.DEADLINE_EXCEEDED})
-_OTHERS = frozenset({Reason.STALLED, Reason.DRAINING})
-"""Of a frontend that is several processes, where one does not answer another."""
+"""Reasons of calls with a body."""
+_OTHER_PROCESSES = frozenset({Reason.STALLED, Reason.DRAINING})
+"""Reasons of calls that ask all processes of a frontend: one of them may not answer."""
 _NOT_OF_REQUESTS = {Reason.INSTANCE_NOT_FOUND, Reason.STORE_AWAY, Reason.TAKEN_OVER, Reason.UNAUTHENTICATED}
 ANSWER_REASONS = frozenset(Reason) - _NOT_OF_REQUESTS
-_ANSWER_HEADERS: Mapping[str, Mapping[str, Any]] = {
-    REQUEST_TIMEOUT: {"type": "number", "exclusiveMinimum": 0, "maximum": REQUEST_TIMEOUT_S_MAX},
-    RETURN_PARTIAL: {"type": "string", "enum": ["true", "false"]},
-    MIGRATION_LIMIT: {"type": "integer", "minimum": 0, "exclusiveMaximum": 10**MIGRATION_LIMIT_DIGITS_MAX},
-}
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/completions"): Operation(
-        summary="Go on after a prompt",
+        summary="Complete a prompt",
         body=CompletionBody,
         answer=schemas.Completion,
         event=schemas.Completion,
         reasons=ANSWER_REASONS,
-        headers=_ANSWER_HEADERS,
+        headers=HEADERS,
     ),
     ("POST", "/v1/chat/completions"): Operation(
-        summary="Go on with a conversation",
+        summary="Complete a conversation",
         body=ChatBody,
         answer=schemas.ChatCompletion,
         event=schemas.ChatCompletionChunk,
         reasons=ANSWER_REASONS,
-        headers=_ANSWER_HEADERS,
+        headers=HEADERS,
     ),
     ("POST", "/v1/requests/{request_id}/cancel"): Operation(
-        summary="End every request of that name",
+        summary="Cancel all requests with this id",
         answer=schemas.Cancelled,
-        reasons=_OTHERS | {Reason.INVALID_ARGUMENT},
+        reasons=_OTHER_PROCESSES | {Reason.INVALID_ARGUMENT},
     ),
-    ("GET", "/v1/models"): Operation(summary="The models that can be served now", answer=schemas.ModelList),
+    ("GET", "/v1/models"): Operation(summary="List the models that can be served now", answer=schemas.ModelList),
     ("GET", "/v1/models/{model}"): Operation(
-        summary="One of them", answer=schemas.Model, reasons=frozenset({Reason.MODEL_NOT_FOUND})
+        summary="Get one model", answer=schemas.Model, reasons=frozenset({Reason.MODEL_NOT_FOUND})
     ),
-    ("GET", "/live"): Operation(summary="Whether this process answers", answer=schemas.Live),
+    ("GET", "/live"): Operation(summary="Whether this process answers", answer=health.Live),
     ("GET", "/health"): Operation(
-        summary="Whether it is ready for requests",
-        answer=schemas.Ready,
+        summary="Whether requests can be served",
+        answer=health.Ready,
         reasons=frozenset({Reason.DRAINING, Reason.NO_WORKERS}),
     ),
-    ("GET", "/metrics"): Operation(summary="Metrics in Prometheus's text format", reasons=_OTHERS),
+    ("GET", "/metrics"): Operation(summary="Metrics in Prometheus's text format", reasons=_OTHER_PROCESSES),
     ("GET", "/busy_threshold"): Operation(
-        summary="Above what load workers count as busy",
-        answer=schemas.AllThresholds,
+        summary="Read the load above which workers count as busy",
+        answer=admin.AllThresholds,
         reasons=frozenset({Reason.UNAUTHENTICATED}),
         is_guarded=True,
     ),
     ("POST", "/busy_threshold"): Operation(
-        summary="Change that for a model",
-        body=ThresholdsChange,
-        answer=schemas.ChangedThresholds,
-        reasons=_BODY | _OTHERS | {Reason.MODEL_NOT_FOUND, Reason.UNAUTHENTICATED},
+        summary="Change the busy thresholds of a model",
+        body=admin.ThresholdsChange,
+        answer=admin.ChangedThresholds,
+        reasons=_BODY | _OTHER_PROCESSES | {Reason.MODEL_NOT_FOUND, Reason.UNAUTHENTICATED},
         is_guarded=True,
     ),
-    ("GET", "/openapi.json"): Operation(summary="This document", answer=schemas.Document),
+    ("GET", "/openapi.json"): Operation(summary="This document", answer=Document),
 }
 """By method and path. HEAD is answered as GET, without the body."""

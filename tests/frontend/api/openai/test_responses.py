@@ -1,14 +1,15 @@
-"""Answers have OpenAI's shape, and no text can break the frame around it."""
+"""Answers have OpenAI's shape: whole, partial, or as the choices of events."""
 
 import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.core.interface import TokenLogprobs, Usage
-from services.core.request import FinishReason
-from services.frontend.api.openai.responses import Answer, ChatAnswer, CompletionAnswer, json_text
+from services.core.request import FinishReason, Request
+from services.frontend.api.openai.responses import Answer, ChatAnswer, CompletionAnswer, Echo
 from services.frontend.api.openai.unary import Collected
 from services.models.tokenizers.byte_level import ByteTokenizer
 
@@ -19,28 +20,12 @@ def choices(*texts: str, reason: FinishReason | None = FinishReason.LENGTH) -> d
     return {index: Collected([text], finish_reason=reason) for index, text in enumerate(texts)}
 
 
-@pytest.mark.parametrize("text", ["", "plain", '"\\\n\r\t', "\x00\x1c\x7f", "é😀", "\u0085\u2028\u2029", "\U0010ffff"])
-def test_text_comes_back_from_one_line_of_json(text: str) -> None:
-    encoded = json_text(text)
-
-    assert json.loads(encoded) == text
-    assert len(encoded.decode().splitlines()) == 1
+def encoded(value: Any) -> Any:
+    return json.loads(msgspec.json.encode(value))
 
 
-@pytest.mark.parametrize("kind", [CompletionAnswer, ChatAnswer])
-@pytest.mark.parametrize("model", ["m", "\0", '"\\u0000"', "\n\n"])
-def test_the_frame_fits_every_model_name(kind: type[Answer], model: str) -> None:
-    head, tail = kind(request_id="r", model=model).frame(7)
-
-    event = json.loads((head + json_text("hi") + tail).removeprefix(b"data: "))
-    assert event["model"] == model
-    assert event["choices"][0]["index"] == 7
-    assert "hi" in json.dumps(event["choices"][0])
-    assert tail.endswith(b"\n\n")
-
-
-def test_a_whole_completion() -> None:
-    body = json.loads(CompletionAnswer(request_id="r", model="m", created=5).body(choices("text"), USAGE))
+def test_completion_has_all_fields_of_openai() -> None:
+    body = encoded(CompletionAnswer(request_id="r", model="m", created=5).body(choices("text"), USAGE))
 
     assert body == {
         "id": "cmpl-r",
@@ -52,8 +37,8 @@ def test_a_whole_completion() -> None:
     }
 
 
-def test_a_whole_chat_completion() -> None:
-    body = json.loads(ChatAnswer(request_id="r", model="m", created=5).body(choices("text"), USAGE))
+def test_chat_completion_has_all_fields_of_openai() -> None:
+    body = encoded(ChatAnswer(request_id="r", model="m", created=5).body(choices("text"), USAGE))
 
     message = {"role": "assistant", "content": "text", "refusal": None}
     assert body == {
@@ -67,8 +52,8 @@ def test_a_whole_chat_completion() -> None:
 
 
 @pytest.mark.parametrize("kind", [CompletionAnswer, ChatAnswer])
-def test_choices_stand_in_order_under_one_usage(kind: type[Answer]) -> None:
-    body = json.loads(kind(request_id="r", model="m").body(choices("a", "b", "c"), USAGE))
+def test_choices_are_in_order_and_share_one_usage(kind: type[Answer]) -> None:
+    body = encoded(kind(request_id="r", model="m").body(choices("a", "b", "c"), USAGE))
 
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
     assert body["usage"]["total_tokens"] == 7
@@ -81,7 +66,7 @@ def test_choices_stand_in_order_under_one_usage(kind: type[Answer]) -> None:
         (ChatAnswer, lambda logprobs: [entry["token"] for entry in logprobs["content"]]),
     ],
 )
-def test_log_probabilities_are_whole_and_each_choices_own(
+def test_each_choice_has_log_probabilities_of_its_own_tokens(
     kind: type[Answer], tokens_of: Callable[[Any], list[str]]
 ) -> None:
     given = {
@@ -89,32 +74,65 @@ def test_log_probabilities_are_whole_and_each_choices_own(
         1: Collected(["c"], [99], [TokenLogprobs(-1.0)], FinishReason.STOP),
     }
 
-    body = json.loads(kind(request_id="r", model="m").body(given, USAGE, ByteTokenizer.token_bytes))
+    body = encoded(kind(request_id="r", model="m").body(given, USAGE, ByteTokenizer.token_bytes))
 
     assert [tokens_of(choice["logprobs"]) for choice in body["choices"]] == [["a", "b"], ["c"]]
 
 
-def test_a_partial_answer_says_what_had_come_and_which_choices_had_ended() -> None:
+def test_partial_answer_has_the_texts_so_far_and_the_finish_reasons_of_ended_choices() -> None:
     given = choices("a", "b", reason=None)
     given[1].finish_reason = FinishReason.STOP
 
-    assert CompletionAnswer(request_id="r", model="m").partial(given) == {
+    assert encoded(CompletionAnswer(request_id="r", model="m").partial(given)) == {
         "choices": [
             {"index": 0, "text": "a", "finish_reason": None},
             {"index": 1, "text": "b", "finish_reason": "stop"},
         ]
     }
     message = {"role": "assistant", "content": "a", "refusal": None}
-    assert ChatAnswer(request_id="r", model="m").partial(choices("a", reason=None)) == {
+    assert encoded(ChatAnswer(request_id="r", model="m").partial(choices("a", reason=None))) == {
         "choices": [{"index": 0, "message": message, "finish_reason": None}]
     }
 
 
 @pytest.mark.parametrize("kind", [CompletionAnswer, ChatAnswer])
-def test_usage_is_an_event_of_its_own_where_asked(kind: type[Answer]) -> None:
-    plain, asked = (kind(request_id="r", model="m", includes_usage=asks).ending(USAGE) for asks in (False, True))
+def test_chunks_have_null_usage_until_the_last_one_if_the_client_asked(kind: type[Answer]) -> None:
+    answer = kind(request_id="r", model="m", includes_usage=True)
 
-    assert plain == b"data: [DONE]\n\n"
-    assert b'"choices":[]' in asked
-    assert b'"total_tokens":7' in asked
-    assert asked.endswith(b"\n\n" + plain)
+    assert encoded(answer.chunk([]))["usage"] is None
+    assert encoded(answer.chunk([], USAGE))["usage"]["total_tokens"] == 7
+
+
+@pytest.mark.parametrize("kind", [CompletionAnswer, ChatAnswer])
+def test_chunks_have_no_usage_field_unless_the_client_asked(kind: type[Answer]) -> None:
+    assert "usage" not in encoded(kind(request_id="r", model="m").chunk([]))
+
+
+def test_echo_has_the_prompt_that_the_choice_answers() -> None:
+    parts = (Request(model="m", text="one", n=2), Request(model="m", token_ids=tuple(b"two"), n=2))
+    echo = Echo(Request(model="m", n=2, parts=parts), lambda: ByteTokenizer.token_bytes)
+
+    assert [echo.text_of(index) for index in range(4)] == ["one", "one", "two", "two"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ({"text": "Say "}, "Say "),
+        ({"token_ids": tuple("é€".encode())}, "é€"),
+        ({"token_ids": (0xC3,)}, "\N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_echo_is_the_text_of_the_prompt_or_of_its_tokens(prompt: Any, text: str) -> None:
+    echo = Echo(Request(model="m", **prompt), lambda: ByteTokenizer.token_bytes)
+
+    body = encoded(CompletionAnswer(request_id="r", model="m", echo=echo).body(choices("ok"), USAGE))
+
+    assert body["choices"][0]["text"] == text + "ok"
+
+
+def test_echo_opens_each_streamed_choice_of_a_completion() -> None:
+    echo = Echo(Request(model="m", text="Say "), lambda: ByteTokenizer.token_bytes)
+
+    assert encoded(CompletionAnswer(request_id="r", model="m", echo=echo).opening(0))["text"] == "Say "
+    assert CompletionAnswer(request_id="r", model="m").opening(0) is None

@@ -1,34 +1,90 @@
-"""Events: each choice opens once, goes on token by token and ends once, whatever comes between."""
+"""Events are one line of JSON each, exactly as schemas.py has them; a choice opens once and ends once."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
-from services.core.interface import Delta, TokenLogprobs
-from services.core.request import FinishReason
-from services.frontend.api.openai.responses import ChatAnswer, CompletionAnswer
-from services.frontend.api.openai.sse_events import Events
+from services.core.interface import Delta, TokenLogprobs, Usage
+from services.core.request import FinishReason, Request
+from services.frontend.api.openai.responses import Answer, ChatAnswer, CompletionAnswer, Echo
+from services.frontend.api.openai.schemas import ChatCompletionChunk, Completion
+from services.frontend.api.openai.sse_events import DONE, Events, json_text
 from services.models.tokenizers.byte_level import ByteTokenizer
+
+USAGE = Usage(prompt_tokens=3, completion_tokens=4)
+ROLE = {"role": "assistant", "content": ""}
+SHAPES: dict[type[Answer], type[msgspec.Struct]] = {CompletionAnswer: Completion, ChatAnswer: ChatCompletionChunk}
 
 
 def chat_events(*, is_chunked: bool = False) -> Events:
     return Events(ChatAnswer(request_id="r", model="m"), lambda: ByteTokenizer.token_bytes, is_chunked=is_chunked)
 
 
+def payloads(events: bytes) -> list[bytes]:
+    return [block.removeprefix(b"data: ") for block in events.split(b"\n\n") if block]
+
+
 def choices(events: bytes) -> list[dict[str, Any]]:
-    blocks = [block.removeprefix(b"data: ") for block in events.split(b"\n\n") if block]
-    return [choice for block in blocks for choice in json.loads(block)["choices"]]
+    return [choice for payload in payloads(events) for choice in json.loads(payload)["choices"]]
 
 
 def deltas(events: bytes) -> list[tuple[int, Any]]:
     return [(choice["index"], choice["delta"]) for choice in choices(events)]
 
 
-ROLE = {"role": "assistant", "content": ""}
+@pytest.mark.parametrize("text", ["", "plain", '"\\\n\r\t', "\x00\x1c\x7f", "é😀", "\u0085\u2028\u2029", "\U0010ffff"])
+def test_text_survives_as_one_line_of_json(text: str) -> None:
+    encoded = json_text(text)
+
+    assert json.loads(encoded) == text
+    assert len(encoded.decode().splitlines()) == 1
 
 
-def test_a_choice_opens_with_its_first_event_and_only_then() -> None:
+def whole_stream(kind: type[Answer], model: str, *, includes_usage: bool, echo: Echo | None) -> Iterator[bytes]:
+    """The payload of each event of a stream in which every way of making an event occurs."""
+    answer = kind(request_id="r", model=model, includes_usage=includes_usage, echo=echo, created=5)
+    events = Events(answer, lambda: ByteTokenizer.token_bytes, is_chunked=False)
+    logprobs = [TokenLogprobs(-0.5, ((97, -0.5), (0xE2, -2.0)))]
+    for delta in (
+        Delta(0, [97], "a"),
+        Delta(1, [98], 'b"\n'),
+        Delta(2, [99], "é\u2028"),
+        Delta(3, [97], "a", logprobs=logprobs),
+        Delta(4, [0xE2], "", logprobs=logprobs),
+        Delta(0, [100], "d", choice=1, logprobs=logprobs),
+        Delta(5, (), "held", finish_reason=FinishReason.LENGTH),
+        Delta(1, (), "", choice=1, finish_reason=FinishReason.STOP),
+    ):
+        yield from payloads(events.of(delta))
+    *last, done = payloads(events.ending(USAGE))
+    assert done == b"[DONE]"
+    yield from last
+
+
+ECHO = Echo(Request(model="m", text="Say \u2028", n=2), lambda: ByteTokenizer.token_bytes)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("model", ["m", "\0", '"\\u0000"', "\n\n", "[]", "\u2028é"])
+@pytest.mark.parametrize("includes_usage", [False, True])
+@pytest.mark.parametrize("echo", [None, ECHO])
+def test_every_event_is_the_encoding_of_its_schema(
+    kind: type[Answer], model: str, includes_usage: bool, echo: Echo | None
+) -> None:
+    """Most events are put together from bytes for speed: each must be what its struct would be encoded as."""
+    for payload in whole_stream(kind, model, includes_usage=includes_usage, echo=echo):
+        event: Any = msgspec.json.decode(payload, type=SHAPES[kind])
+
+        assert msgspec.to_builtins(event) == json.loads(payload)
+        assert list(msgspec.to_builtins(event)) == list(json.loads(payload))
+        assert event.model == model
+        assert len(payload.decode().splitlines()) == 1
+
+
+def test_first_event_of_a_choice_follows_its_opening() -> None:
     events = chat_events()
 
     assert deltas(events.of(Delta(0, [1], "a", choice=1))) == [(1, ROLE), (1, {"content": "a"})]
@@ -36,7 +92,7 @@ def test_a_choice_opens_with_its_first_event_and_only_then() -> None:
     assert deltas(events.of(Delta(1, [1], "c", choice=1))) == [(1, {"content": "c"})]
 
 
-def test_what_shows_nothing_makes_no_event_and_opens_nothing() -> None:
+def test_delta_that_shows_nothing_makes_no_event_and_no_opening() -> None:
     events = chat_events()
 
     assert events.of(Delta(0, [1], "")) == b""
@@ -45,7 +101,7 @@ def test_what_shows_nothing_makes_no_event_and_opens_nothing() -> None:
     assert events.of(Delta(2, [1], "")) == b""
 
 
-def test_an_end_is_an_event_after_the_text_that_was_held_back() -> None:
+def test_finish_event_follows_the_text_that_was_held_back() -> None:
     events = chat_events()
     events.of(Delta(0, [1], "a"))
 
@@ -57,11 +113,24 @@ def test_an_end_is_an_event_after_the_text_that_was_held_back() -> None:
     ]
 
 
-def test_a_choice_without_any_text_opens_and_ends() -> None:
+def test_choice_without_text_opens_and_ends() -> None:
     assert deltas(chat_events().of(Delta(0, (), "", finish_reason=FinishReason.STOP))) == [(0, ROLE), (0, {})]
 
 
-def test_tokens_whose_text_is_held_back_are_sent_for_their_log_probabilities() -> None:
+@pytest.mark.parametrize("kind", SHAPES)
+def test_stream_ends_with_usage_if_the_client_asked_and_with_done(kind: type[Answer]) -> None:
+    def ending(*, includes_usage: bool) -> bytes:
+        answer = kind(request_id="r", model="m", includes_usage=includes_usage)
+        return Events(answer, lambda: ByteTokenizer.token_bytes, is_chunked=False).ending(USAGE)
+
+    assert ending(includes_usage=False) == DONE == b"data: [DONE]\n\n"
+    usage, done = payloads(ending(includes_usage=True))
+    assert json.loads(usage)["choices"] == []
+    assert json.loads(usage)["usage"]["total_tokens"] == 7
+    assert done == b"[DONE]"
+
+
+def test_token_without_text_is_sent_for_its_log_probabilities() -> None:
     events = chat_events()
 
     [_, sent] = choices(events.of(Delta(0, [97], "", choice=1, logprobs=[TokenLogprobs(-1.0)])))
@@ -70,7 +139,7 @@ def test_tokens_whose_text_is_held_back_are_sent_for_their_log_probabilities() -
     assert sent["logprobs"]["content"][0]["token"] == "a"
 
 
-def test_each_choice_counts_its_own_characters() -> None:
+def test_text_offsets_are_counted_for_each_choice_separately() -> None:
     events = Events(CompletionAnswer(request_id="r", model="m"), lambda: ByteTokenizer.token_bytes, is_chunked=False)
 
     def offsets(text: str, choice: int) -> Any:
@@ -81,7 +150,7 @@ def test_each_choice_counts_its_own_characters() -> None:
     assert [offsets("ab", 0), offsets("c", 1), offsets("d", 0), offsets("e", 1)] == [[0, 1], [0], [2], [1]]
 
 
-def test_the_vocabulary_is_not_asked_for_without_need() -> None:
+def test_vocabulary_is_not_loaded_without_log_probabilities() -> None:
     def never() -> list[bytes]:
         raise AssertionError
 
@@ -92,12 +161,11 @@ def test_the_vocabulary_is_not_asked_for_without_need() -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "é", "\u2028" * 3])
-def test_chunked_the_bytes_are_one_chunk_of_the_very_same_events(text: str) -> None:
+def test_chunk_holds_the_same_events_as_without_chunks(text: str) -> None:
     plain, chunked = chat_events(), chat_events(is_chunked=True)
-    created = json.dumps(choices(plain.of(Delta(0, [1], text))))  # The first event opens the choice.
-    assert created == json.dumps(choices(_content(chunked.of(Delta(0, [1], text)))))
 
     for delta in (
+        Delta(0, [1], text),
         Delta(1, [1], text),
         Delta(2, [97], text, logprobs=[TokenLogprobs(-1.0)]),
         Delta(3, (), text, finish_reason=FinishReason.STOP),
@@ -112,7 +180,7 @@ def _content(chunk: bytes) -> bytes:
     return rest[:-2]
 
 
-def test_no_token_can_break_its_line() -> None:
+def test_log_probabilities_of_a_token_with_line_separators_stay_on_one_line() -> None:
     odd = "\u2028\u2029\u0085\n"
     events = Events(CompletionAnswer(request_id="r", model="m"), lambda: [odd.encode()], is_chunked=False)
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document: every call is in it, no other is, and answers are as it says."""
+"""The OpenAPI document lists every call and no other, and bodies are as it says."""
 
 import json
 from typing import Any
@@ -7,9 +7,12 @@ import msgspec
 import pytest
 
 from services.core.errors import Failure, Reason
-from services.frontend.api.openapi import schemas
+from services.frontend.api import health
+from services.frontend.api.admin import http_routes as admin
+from services.frontend.api.openai import schemas
 from services.frontend.api.openapi.document import describe
-from services.frontend.api.openapi.operations import ANSWER_REASONS, OPERATIONS
+from services.frontend.api.openapi.operations import ANSWER_REASONS, OPERATIONS, Document
+from services.http.errors import Error
 from services.http.server.config import HttpConfig
 from tests.http.support import End, Say, Script, admin_of, events, run, serving
 
@@ -20,7 +23,7 @@ STEPS = (Say("a", tokens=b"a", logprob=-1.0, top=((98, -2.0),)), Say("b"), End()
 
 
 def strict(body: bytes, shape: type[msgspec.Struct]) -> None:
-    """See that the body has all that the shape says, and nothing else."""
+    """Check that the body has all fields of the schema and no others."""
     value = msgspec.json.decode(body, type=shape)
 
     assert msgspec.to_builtins(value) == json.loads(body)
@@ -33,7 +36,7 @@ async def document_of(server: Any) -> dict[str, Any]:
     return document
 
 
-def test_every_path_and_method_is_described() -> None:
+def test_document_lists_every_operation() -> None:
     async def test() -> None:
         async with serving(Script(), admin=admin_of()) as server:
             document = await document_of(server)
@@ -44,7 +47,7 @@ def test_every_path_and_method_is_described() -> None:
     run(test)
 
 
-def test_what_is_described_is_there() -> None:
+def test_every_listed_operation_is_served() -> None:
     async def test() -> None:
         async with serving(Script(), admin=admin_of()) as server:
             for path, methods in (await document_of(server))["paths"].items():
@@ -58,7 +61,7 @@ def test_what_is_described_is_there() -> None:
     run(test)
 
 
-def test_a_call_that_is_turned_off_is_not_described() -> None:
+def test_disabled_admin_calls_are_not_listed() -> None:
     async def test() -> None:
         async with serving(Script()) as server:
             assert "/busy_threshold" not in (await document_of(server))["paths"]
@@ -74,11 +77,11 @@ def test_a_call_that_is_turned_off_is_not_described() -> None:
         ("/v1/chat/completions", CHAT, schemas.ChatCompletion),
         ("/v1/chat/completions", CHAT | {"logprobs": True}, schemas.ChatCompletion),
         ("/v1/requests/a/cancel", {}, schemas.Cancelled),
-        ("/busy_threshold", MODEL, schemas.ChangedThresholds),
-        ("/v1/completions", {}, schemas.Error),
+        ("/busy_threshold", MODEL, admin.ChangedThresholds),
+        ("/v1/completions", {}, Error),
     ],
 )
-def test_answers_are_as_described(path: str, body: Any, shape: type[msgspec.Struct]) -> None:
+def test_answers_to_post_match_their_schema(path: str, body: Any, shape: type[msgspec.Struct]) -> None:
     async def test() -> None:
         steps = STEPS if "logprobs" in body else ("ab",)
         async with serving(Script(*steps), admin=admin_of()) as server:
@@ -94,14 +97,14 @@ def test_answers_are_as_described(path: str, body: Any, shape: type[msgspec.Stru
     [
         ("/v1/models", schemas.ModelList),
         ("/v1/models/org/tiny", schemas.Model),
-        ("/live", schemas.Live),
-        ("/health", schemas.Ready),
-        ("/busy_threshold", schemas.AllThresholds),
-        ("/openapi.json", schemas.Document),
-        ("/nowhere", schemas.Error),
+        ("/live", health.Live),
+        ("/health", health.Ready),
+        ("/busy_threshold", admin.AllThresholds),
+        ("/openapi.json", Document),
+        ("/nowhere", Error),
     ],
 )
-def test_what_is_got_is_as_described(path: str, shape: type[msgspec.Struct]) -> None:
+def test_answers_to_get_match_their_schema(path: str, shape: type[msgspec.Struct]) -> None:
     async def test() -> None:
         async with serving(Script(), admin=admin_of()) as server:
             _, answer = await server.get(path)
@@ -118,22 +121,22 @@ def test_what_is_got_is_as_described(path: str, shape: type[msgspec.Struct]) -> 
         ("/v1/chat/completions", CHAT, schemas.ChatCompletionChunk),
     ],
 )
-def test_events_are_as_described(path: str, body: Any, shape: type[msgspec.Struct]) -> None:
+def test_events_match_their_schema(path: str, body: Any, shape: type[msgspec.Struct]) -> None:
     async def test() -> None:
         asked = body | {"stream": True, "logprobs": path != "/v1/completions" or 1}
         async with serving(Script(*STEPS)) as server:
             _, answer = await server.post(path, asked | {"stream_options": {"include_usage": True}})
 
-        *told, done = events(answer)
+        *chunks, done = events(answer)
         assert done == "[DONE]"
-        for event in told:
-            strict(json.dumps(event).encode(), shape)
+        for chunk in chunks:
+            strict(json.dumps(chunk).encode(), shape)
 
     run(test)
 
 
-def test_every_reason_that_a_request_can_fail_with_has_its_status() -> None:
-    responses = describe([("/v1/completions", "POST")], 529)["paths"]["/v1/completions"]["post"]["responses"]
+def test_reasons_are_listed_under_the_configured_overload_status() -> None:
+    responses = describe([("/v1/completions", "POST")], 529).paths["/v1/completions"]["post"]["responses"]
 
     assert "OVERLOADED" in responses["529"]["description"]
     assert "OVERLOADED" not in responses["503"]["description"]
@@ -141,7 +144,7 @@ def test_every_reason_that_a_request_can_fail_with_has_its_status() -> None:
 
 
 @pytest.mark.parametrize("reason", sorted(ANSWER_REASONS))
-def test_no_status_of_a_failed_request_is_missing(reason: Reason) -> None:
+def test_status_of_every_failure_of_a_completion_is_listed(reason: Reason) -> None:
     async def test() -> None:
         async with serving(Script(Failure(reason, "as scripted")), config=HttpConfig(overload_status=429)) as server:
             document = await document_of(server)
@@ -150,3 +153,9 @@ def test_no_status_of_a_failed_request_is_missing(reason: Reason) -> None:
         assert str(response.status) in document["paths"]["/v1/completions"]["post"]["responses"]
 
     run(test)
+
+
+def test_schema_of_a_finish_reason_lists_the_words_of_openai() -> None:
+    components = describe([("/v1/completions", "POST")], 503).components
+
+    assert set(components["schemas"]["FinishReason"]["enum"]) == {"stop", "length"}

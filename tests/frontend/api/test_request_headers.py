@@ -1,4 +1,4 @@
-"""Headers name the request, bound its time and its moves."""
+"""Request headers set the id, the deadline and the migration limit of a call; invalid ones are refused by name."""
 
 import asyncio
 import re
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.http.headers import IDS_AT_ONCE, new_request_id
+from services.frontend.api.openapi.operations import OPERATIONS
+from services.frontend.api.request_headers import HEADERS
 from services.http.server.config import HttpConfig
 from tests.http.support import Script, error_of, run, serving
 
@@ -20,7 +21,7 @@ async def ask(headers: dict[str, str], **config: Any) -> tuple[Any, bytes, Scrip
 
 
 @pytest.mark.parametrize("given", ["a", "A-b_c.d:9", "x" * 128])
-def test_a_good_request_id_is_kept(given: str) -> None:
+def test_request_id_of_the_client_names_the_call_and_the_response(given: str) -> None:
     async def test() -> None:
         response, _, script = await ask({"X-Request-Id": given})
 
@@ -30,7 +31,7 @@ def test_a_good_request_id_is_kept(given: str) -> None:
 
 
 @pytest.mark.parametrize("given", [None, "", "x" * 129, "a b", "a/b", "é"])
-def test_any_other_is_replaced(given: str | None) -> None:
+def test_new_request_id_names_the_call_and_the_response(given: str | None) -> None:
     async def test() -> None:
         response, _, script = await ask({} if given is None else {"X-Request-Id": given})
 
@@ -44,7 +45,7 @@ def test_any_other_is_replaced(given: str | None) -> None:
     ("header", "configured", "timeout_s"),
     [("2.5", None, 2.5), ("2.5", 9.0, 2.5), (None, 9.0, 9.0), ("86400", None, 86_400.0)],
 )
-def test_the_deadline_is_the_clients_else_the_configured(
+def test_deadline_comes_from_the_header_or_from_the_configuration(
     header: str | None, configured: float | None, timeout_s: float
 ) -> None:
     async def test() -> None:
@@ -59,7 +60,7 @@ def test_the_deadline_is_the_clients_else_the_configured(
     run(test)
 
 
-def test_there_is_none_unless_someone_sets_it() -> None:
+def test_call_has_no_deadline_without_header_and_configuration() -> None:
     async def test() -> None:
         assert (await ask({}))[2].calls[0].deadline is None
 
@@ -67,7 +68,7 @@ def test_there_is_none_unless_someone_sets_it() -> None:
 
 
 @pytest.mark.parametrize("given", ["", "0", "-1", "nan", "inf", "soon", "1s", "86401", "1e300"])
-def test_a_timeout_that_is_no_time_is_refused(given: str) -> None:
+def test_invalid_timeout_is_refused(given: str) -> None:
     async def test() -> None:
         response, body, script = await ask({"X-Request-Timeout": given})
 
@@ -79,7 +80,7 @@ def test_a_timeout_that_is_no_time_is_refused(given: str) -> None:
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, None), ("0", 0), ("3", 3), ("007", 7), ("9" * 9, 999_999_999)])
-def test_the_migration_limit_is_the_clients_or_none(given: str | None, expected: int | None) -> None:
+def test_migration_limit_comes_from_the_header(given: str | None, expected: int | None) -> None:
     async def test() -> None:
         _, _, script = await ask({} if given is None else {"x-migration-limit": given})
 
@@ -89,7 +90,7 @@ def test_the_migration_limit_is_the_clients_or_none(given: str | None, expected:
 
 
 @pytest.mark.parametrize("given", ["", "-1", "1.5", "many", "٣", "1" * 10])
-def test_a_migration_limit_that_is_no_number_of_moves_is_refused(given: str) -> None:
+def test_invalid_migration_limit_is_refused(given: str) -> None:
     async def test() -> None:
         response, body, script = await ask({"x-migration-limit": given})
 
@@ -101,7 +102,7 @@ def test_a_migration_limit_that_is_no_number_of_moves_is_refused(given: str) -> 
 
 
 @pytest.mark.parametrize("given", ["", "1", "yes"])
-def test_a_wish_for_partial_answers_is_true_or_false(given: str) -> None:
+def test_return_partial_is_refused_unless_true_or_false(given: str) -> None:
     async def test() -> None:
         response, body, script = await ask({"x-return-partial": given})
 
@@ -112,8 +113,6 @@ def test_a_wish_for_partial_answers_is_true_or_false(given: str) -> None:
     run(test)
 
 
-def test_ids_are_never_the_same_however_many_are_made_at_once() -> None:
-    ids = [new_request_id() for _ in range(3 * IDS_AT_ONCE)]
-
-    assert len(set(ids)) == len(ids)
-    assert {len(one) for one in ids} == {32}
+def test_openapi_document_lists_every_header_at_both_endpoints() -> None:
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        assert OPERATIONS["POST", path].headers == HEADERS

@@ -1,0 +1,163 @@
+"""The bodies of OpenAI's answers: responses are encoded from these types, and the OpenAPI document describes them.
+
+The order of fields is their order on the wire. UNSET: the field is left out.
+"""
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from services.core.request import FinishReason
+
+
+class Usage(Struct, kw_only=True, gc=False):
+    """Token counts of one answer, all its choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionLogprobs(Struct, kw_only=True):
+    """Log probabilities of a choice; in a stream, of the tokens of one event."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct, kw_only=True):
+    """finish_reason: null until the choice's last event."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class Completion(Struct, kw_only=True):
+    """A whole answer, or one event of a stream. usage: in a stream only if `stream_options` asks for it."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class TopLogprob(Struct, kw_only=True, gc=False):
+    """A likely token at a position. bytes: its text in UTF-8, which may be a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TopLogprob, kw_only=True, gc=False):
+    """A token of the answer, and the likeliest tokens at its position."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, kw_only=True):
+    """Log probabilities of a choice; in a stream, of the tokens of one event."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class AssistantMessage(Struct, kw_only=True):
+    """refusal: always null. OpenAI's API requires the field, and clients in typed languages rely on it."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Struct, kw_only=True):
+    """One of `n` answers."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(Struct, kw_only=True):
+    """A whole answer."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(Struct, kw_only=True):
+    """What an event adds to the message. The first one of a choice has the role, the last one is empty."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, kw_only=True):
+    """finish_reason: null until the choice's last event."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(Struct, kw_only=True):
+    """One event of a stream. usage: only if `stream_options` asks for it."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class PartialCompletionChoice(Struct, kw_only=True):
+    """What a failed answer had of a choice. finish_reason: null if the choice had not ended."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+
+
+class PartialChatChoice(Struct, kw_only=True):
+    """What a failed answer had of a choice. finish_reason: null if the choice had not ended."""
+
+    index: int
+    message: AssistantMessage
+    finish_reason: FinishReason | None
+
+
+class Model(Struct, kw_only=True):
+    """max_model_len: the most tokens of prompt and answer together, under vLLM's name for it."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(Struct, kw_only=True):
+    """All models that can be served now."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Cancelled(Struct, kw_only=True):
+    """cancelled: how many running requests had this id."""
+
+    id: str
+    cancelled: int

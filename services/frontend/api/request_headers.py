@@ -1,0 +1,72 @@
+"""Request headers of the OpenAI endpoints: the file to edit when a header is added.
+
+A header needs its name and JSON schema in `HEADERS`, which the OpenAPI document lists, and a function here that reads
+it. `call_of` reads headers that set how a request is carried out. `OpenAiEndpoints.serve` has the body's request at
+hand: a header that sets a part of it, such as a sampling setting, is applied there.
+`X-Request-Id`, which every path takes, is read in services/http/request_id.py.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from services.core.call import Call
+from services.core.errors import invalid
+from services.core.validation import MIGRATION_LIMIT, MIGRATION_LIMIT_DIGITS_MAX, migration_limit_of
+from services.http.server.config import HttpConfig
+from services.http.server.messages import HttpRequest
+from services.runtime.loop import clock
+
+REQUEST_TIMEOUT = "X-Request-Timeout"
+RETURN_PARTIAL = "X-Return-Partial"
+REQUEST_TIMEOUT_S_MAX = 86_400.0
+"""One day. The bound keeps the deadline from overflowing on the way to the worker."""
+
+HEADERS: Mapping[str, Mapping[str, Any]] = {
+    REQUEST_TIMEOUT: {"type": "number", "exclusiveMinimum": 0, "maximum": REQUEST_TIMEOUT_S_MAX},
+    RETURN_PARTIAL: {"type": "string", "enum": ["true", "false"]},
+    MIGRATION_LIMIT: {"type": "integer", "minimum": 0, "exclusiveMaximum": 10**MIGRATION_LIMIT_DIGITS_MAX},
+}
+"""Header → its JSON schema."""
+
+
+def call_of(request: HttpRequest, endpoint: str, config: HttpConfig) -> Call:
+    """The call that the headers describe. Raises Failure(INVALID_ARGUMENT)."""
+    return Call(
+        request_id=request.id,
+        deadline=deadline_of(request, config),
+        endpoint=endpoint,
+        migration_limit=migration_limit_of(request.headers.get(MIGRATION_LIMIT.lower())),
+    )
+
+
+def deadline_of(request: HttpRequest, config: HttpConfig) -> float | None:
+    """The deadline in event-loop time: `X-Request-Timeout` in seconds from now, or the configured default.
+
+    Raises Failure(INVALID_ARGUMENT) unless the header is a number above 0, up to REQUEST_TIMEOUT_S_MAX.
+    """
+    given = request.headers.get(REQUEST_TIMEOUT.lower())
+    timeout_s = config.request_timeout_s if given is None else _seconds(given)
+    return None if timeout_s is None else clock() + timeout_s
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= REQUEST_TIMEOUT_S_MAX:  # False for NaN as well.
+        bounds = f"above 0, up to {REQUEST_TIMEOUT_S_MAX:.0f}"
+        raise invalid(REQUEST_TIMEOUT, f"the header {REQUEST_TIMEOUT} must be a number of seconds {bounds}")
+    return seconds
+
+
+def wants_partial(request: HttpRequest) -> bool:
+    """`X-Return-Partial`: whether the error of an answer that fails halfway includes what had come of it.
+
+    Raises Failure(INVALID_ARGUMENT) unless the header is true or false.
+    """
+    given = request.headers.get(RETURN_PARTIAL.lower(), "false").lower()
+    if given not in {"true", "false"}:
+        raise invalid(RETURN_PARTIAL, f"the header {RETURN_PARTIAL} must be true or false")
+    return given == "true"
