@@ -3,8 +3,8 @@
 | event | one attempt | a second attempt is prepared |
 | --- | --- | --- |
 | the current attempt delivers | its tokens go to the client | its tokens go to the client |
-| the second attempt delivers | – | close behind: it replaces the current one; far behind: it starts again |
-| the worker of the current attempt leaves | a second attempt starts | – |
+| the second attempt delivers | – | close behind: it replaces the current one; far behind: another starts in its place |
+| the worker of the current attempt leaves | a second attempt starts | no other attempt starts |
 | the worker of the second attempt leaves | – | a third attempt starts once the second is the current one |
 | the current attempt fails | the next attempt starts, if it may | the second replaces it, if it has a worker |
 | the second attempt fails | – | another starts in its place, if it may; the current one goes on |

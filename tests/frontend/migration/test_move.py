@@ -1,4 +1,4 @@
-"""Move: each is counted once with its outcome, and one that led somewhere is told in the log."""
+"""Move: each is counted once with its outcome, and a successful one is logged."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,7 +14,7 @@ def move(reason: Reason = Reason.DISCONNECTED) -> Move:
 
 
 @pytest.mark.parametrize(("reason", "level"), [(Reason.DISCONNECTED, "warning"), (Reason.DRAINING, "info")])
-def test_one_that_led_somewhere_is_counted_and_told_and_a_planned_one_warns_nobody(reason: Reason, level: str) -> None:
+def test_a_successful_move_is_counted_and_logged_as_a_warning_unless_it_was_planned(reason: Reason, level: str) -> None:
     metrics = build_metrics()
 
     with capture_logs() as logs:
@@ -26,12 +26,12 @@ def test_one_that_led_somewhere_is_counted_and_told_and_a_planned_one_warns_nobo
     assert value("dynamo_frontend_model_migration_recomputed_tokens_total", {"model": "m"}) == 12
     seconds = "dynamo_frontend_model_migration_duration_seconds_count"
     assert value(seconds, labels | {"outcome": "success"}) == 1
-    told = [(one["log_level"], one["request_id"], one["away_from"], one["to"], one["position"]) for one in logs]
-    assert told == [(level, "r", "a#1", "b#2", 5)]
+    logged = [(one["log_level"], one["request_id"], one["away_from"], one["to"], one["position"]) for one in logs]
+    assert logged == [(level, "r", "a#1", "b#2", 5)]
 
 
 @pytest.mark.parametrize("outcome", ["failure", "cancelled"])
-def test_one_that_led_nowhere_took_its_time_and_is_no_move(outcome: str) -> None:
+def test_a_failed_move_reports_its_duration_and_is_not_counted(outcome: str) -> None:
     metrics = build_metrics()
 
     with capture_logs() as logs:
