@@ -1,7 +1,7 @@
-"""The choices of one request on their way to one worker, where they get slots or places together: all, or none.
+"""The choices of one request on their way to one worker, where they get slots or queue places together: all or none.
 
-One class for both ends of a session. In a frontend a place is a stream id, and whoever reserves sends the one message
-that starts them all. In a worker it is a key in the dispatcher, and whoever reserves asks for all of them at once.
+One class serves both ends of a session. In a frontend a place is a stream id, and reserving sends the one message that
+starts all choices. In a worker a place is a key in the dispatcher, and reserving asks it for all of them at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,63 +10,68 @@ from dataclasses import dataclass, field
 from services.core.errors import Failure
 
 Reservation = tuple[Sequence[int], Callable[[int], None]]
-"""One place for each choice, and how to give back one that nobody takes."""
+"""One place for each choice, and the callback that gives a place back which its choice does not claim."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ChoiceGroup:
-    """count: how many choices. first: the number of the first of them. worker: the session that the first to come was
-    routed to, for the others to follow.
+    """`count`: how many choices. `first`: the number of the first one.
+
+    `worker`: the key of the session that the first choice was routed to; the others follow it there.
     """
 
     count: int
     first: int = 0
     worker: str | None = None
-    _untaken: dict[int, int] | None = None  # choice → its place; None: nothing is reserved
-    _gone: set[int] = field(default_factory=set)
+    _unclaimed: dict[int, int] | None = None  # choice → its place; None: nothing is reserved
+    _left: set[int] = field(default_factory=set)
     _refusal: Failure | None = None
     _give_back: Callable[[int], None] | None = None
 
     @property
-    def is_whole(self) -> bool:
-        """Whether none has left."""
-        return not self._gone
+    def is_complete(self) -> bool:
+        """Whether no choice has left."""
+        return not self._left
 
-    def take(self, choice: int, reserve: Callable[[int], Reservation]) -> int:
-        """The place of a choice. The first to come reserves for all that may come: what it is refused with, all are.
+    def claim(self, choice: int, reserve: Callable[[int], Reservation]) -> int:
+        """Return the place of a choice. The first choice to claim reserves places for all that have not left.
 
-        choice: as in the request, from `first` on. Raises what `reserve(count)` raises.
+        `choice`: its number in the request, from `first` on. Raises what `reserve(count)` raises; every other choice
+        then gets the same failure.
         """
         if self._refusal is not None:
-            raise self._refusal.again()
-        if self._untaken is None:
-            self._untaken = self._reserve(reserve)
-        return self._untaken.pop(choice)
+            raise self._refusal.copy()
+        if self._unclaimed is None:
+            self._unclaimed = self._reserve(reserve)
+        return self._unclaimed.pop(choice)
 
     def _reserve(self, reserve: Callable[[int], Reservation]) -> dict[int, int]:
-        coming = [choice for choice in range(self.first, self.first + self.count) if choice not in self._gone]
+        choices = [choice for choice in range(self.first, self.first + self.count) if choice not in self._left]
         try:
-            places, self._give_back = reserve(len(coming))
+            places, self._give_back = reserve(len(choices))
         except Failure as failure:
-            self._refusal = failure.again()  # Without its traceback, which would hold this party in a circle.
+            self._refusal = failure.copy()  # A copy has no traceback, which would refer back to this group.
             raise
-        return dict(zip(coming, places, strict=True))
+        return dict(zip(choices, places, strict=True))
 
     def leave(self, choice: int) -> None:
-        """This choice has ended, or never comes: no place is kept for it, now or later. Idempotent."""
-        self._gone.add(choice)
-        if self._untaken and self._give_back is not None and (place := self._untaken.pop(choice, None)) is not None:
+        """Give up the place of a choice that has ended or will not come, now or later. Idempotent."""
+        self._left.add(choice)
+        if self._unclaimed and self._give_back is not None and (place := self._unclaimed.pop(choice, None)) is not None:
             self._give_back(place)
 
     def renew(self, worker: str) -> None:
-        """Refused by `worker`: all will try again elsewhere, together. Idempotent: each of them says so."""
-        if self.worker == worker:
-            self.end()
-            self.worker, self._untaken, self._refusal, self._give_back = None, None, None, None
+        """Forget the refusal of `worker`, so that all choices try another one together.
 
-    def end(self) -> None:
-        """Give back the places that nobody has taken: those of choices that were cancelled before they came."""
-        if self._untaken and self._give_back is not None:
-            untaken, self._untaken = self._untaken, {}
-            for place in untaken.values():
+        Idempotent: each refused choice calls it, and only the first call has an effect.
+        """
+        if self.worker == worker:
+            self.release()
+            self.worker, self._unclaimed, self._refusal, self._give_back = None, None, None, None
+
+    def release(self) -> None:
+        """Give back the places of choices that were cancelled before they claimed them."""
+        if self._unclaimed and self._give_back is not None:
+            unclaimed, self._unclaimed = self._unclaimed, {}
+            for place in unclaimed.values():
                 self._give_back(place)

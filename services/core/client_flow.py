@@ -1,4 +1,4 @@
-"""How slowly a client may read, alike over both protocols."""
+"""How slowly a client may read, over HTTP and over gRPC."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientBounds:
-    """buffer_bytes_max: what may be unsent to one client before its request is ended with SLOW_CLIENT.
+    """`buffer_bytes_max`: unsent bytes for one client above which its request is ended with SLOW_CLIENT.
 
-    stall_s_max: how long a client may take nothing at all while something is unsent. drain_s_max: how long it may take
-    to accept what is unsent when its answer has ended.
+    `stall_s_max`: how long a client may accept nothing while something is unsent. `drain_s_max`: how long it may take
+    to accept the rest after its answer has ended.
     """
 
     buffer_bytes_max: int = 4 * 1024 * 1024
@@ -19,36 +19,36 @@ class ClientBounds:
 
 
 LOOKS = 4
-"""In the time that a client may take nothing. It is cut at the first look after that: a fourth of it later at most.
+"""Looks in `stall_s_max`; a stall is noticed at the first look after it, so at most a fourth of that time later.
 
-They are counted, and not the time: while this process stood still itself, a client could take nothing.
+Looks are counted rather than time: while this process itself stands still, a client cannot send us its progress.
 """
 
 
 class StallWatch:
-    """Looks now and then at how much a client has taken; calls `on_stall` once that has not grown for `stall_s_max`.
+    """Looks at a client's progress at intervals, and calls `on_stall` after `stall_s_max` without any.
 
-    A client of whom nothing is wanted, because nothing is unsent, does not stall.
+    A client for which nothing is unsent does not stall.
     """
 
     def __init__(self, stall_s_max: float, taken: Callable[[], int | None], on_stall: Callable[[], None]) -> None:
-        """taken: a number that changes with all that the client takes; None: nothing is unsent."""
+        """`taken`: returns a number that changes whenever the client accepts data, or None if nothing is unsent."""
         self._stall_s_max = stall_s_max
         self._taken = taken
         self._on_stall = on_stall
         self._timer: asyncio.TimerHandle | None = None
         self._last: int | None = None
-        self._still_count = 0  # Looks in a row at which nothing more was taken.
+        self._still_count = 0  # Looks in a row without progress.
         self.has_stalled = False
 
     def start(self) -> None:
-        """Look from now on; nothing happens if that is so already."""
+        """Start looking. Does nothing if the watch runs already."""
         if self._timer is None:
             self._last = None
             self._look()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -219,13 +219,13 @@ class Failure(Exception):
     def traits(self) -> Traits:
         return TRAITS[self.reason]
 
-    def again(self) -> "Failure":
+    def copy(self) -> "Failure":
         """The same for one more request: an exception that several tasks raise would gather their tracebacks."""
         return Failure(
             self.reason, self.detail, param=self.param, retry_after_s=self.retry_after_s, metadata=self.metadata
         )
 
-    def forget_way(self) -> None:
+    def clear_tracebacks(self) -> None:
         """Let go of the frames that it came through, once it is answered. They hold it as it holds them: hundreds of
         objects a request, which would else stay until a collection of garbage that stops every stream.
         """

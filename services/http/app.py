@@ -53,7 +53,7 @@ class HttpApp:
         match error:
             case Failure() as failure:
                 response = error_response(failure, request_id, overload_status=self.config.overload_status)
-                failure.forget_way()
+                failure.clear_tracebacks()
                 return response
             case NoRoute() as no_route:
                 return no_route_response(no_route, request_id)

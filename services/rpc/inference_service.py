@@ -78,7 +78,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         call = Call(request_id=request_id, deadline=deadline, migration_limit=limit)
         ending = await self._attempt(asked, call, context)
         if ending is not None:
-            ending.forget_way()
+            ending.clear_tracebacks()
             _end(context, ending, request_id)
 
     async def _attempt(self, request: Request, call: Call, context: Context) -> Failure | None:

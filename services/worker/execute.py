@@ -162,14 +162,14 @@ class Execute:
     def fail_all(self, failure: Failure, cause: Cause | None = None) -> None:
         """End all that runs or waits. cause: who ends it early; None: the engine is gone, and nothing can go on."""
         for run in self._runs.values():
-            run.fail(failure.again(), cause)
+            run.fail(failure.copy(), cause)
 
     def _take_place(self, request: Request, call: Call) -> int:
         """The request's key in the dispatcher, where it has a slot or a place now. Raises what `admit` raises."""
         try:
             if call.choice_group is None:
                 return self._admit(1, request.token_count)[0]
-            return call.choice_group.take(request.choice, partial(self._reserve, request.token_count))
+            return call.choice_group.claim(request.choice, partial(self._reserve, request.token_count))
         except Failure as failure:
             self.counters.refused += failure.reason is Reason.WORKER_AT_CAPACITY
             raise

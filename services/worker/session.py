@@ -237,7 +237,7 @@ class FrontendSession:
                 choice_group=stream.choice_group,
             )
             if isinstance(request, Failure):
-                raise request.again()
+                raise request.copy()
             if stream.choice_group is not None:
                 request = replace(request, choice=stream.choice)
             finish: Finish = await self._pipeline(request, call, stream)

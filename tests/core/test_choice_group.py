@@ -24,7 +24,7 @@ class Places:
 def test_the_first_to_come_reserves_for_all_and_each_takes_its_own_whoever_comes_first() -> None:
     choice_group, places = ChoiceGroup(3, first=5), Places()
 
-    taken = [choice_group.take(choice, places.reserve) for choice in (6, 5, 7)]
+    taken = [choice_group.claim(choice, places.reserve) for choice in (6, 5, 7)]
 
     assert taken == [101, 100, 102]
     assert places.asked == [3]
@@ -36,7 +36,7 @@ def test_what_the_first_is_refused_with_all_are_each_with_an_exception_of_its_ow
 
     for choice in range(3):
         with pytest.raises(Failure) as one:
-            choice_group.take(choice, places.reserve)
+            choice_group.claim(choice, places.reserve)
         caught.append(one.value)
 
     assert [(failure.reason, failure.metadata) for failure in caught] == [
@@ -50,25 +50,25 @@ def test_who_leaves_before_the_others_come_has_no_place_reserved() -> None:
     choice_group, places = ChoiceGroup(3), Places()
 
     choice_group.leave(0)
-    taken = [choice_group.take(choice, places.reserve) for choice in (1, 2)]
+    taken = [choice_group.claim(choice, places.reserve) for choice in (1, 2)]
 
     assert (taken, places.asked, places.back) == ([100, 101], [2], [])
 
 
 def test_who_leaves_after_the_others_have_come_gives_its_place_back_once() -> None:
     choice_group, places = ChoiceGroup(3), Places()
-    choice_group.take(0, places.reserve)
+    choice_group.claim(0, places.reserve)
 
     choice_group.leave(2)
     choice_group.leave(2)
 
     assert places.back == [102]
-    assert choice_group.take(1, places.reserve) == 101
+    assert choice_group.claim(1, places.reserve) == 101
 
 
 def test_who_has_taken_its_place_gives_it_back_by_itself() -> None:
     choice_group, places = ChoiceGroup(2), Places()
-    choice_group.take(0, places.reserve)
+    choice_group.claim(0, places.reserve)
 
     choice_group.leave(0)
 
@@ -78,37 +78,37 @@ def test_who_has_taken_its_place_gives_it_back_by_itself() -> None:
 @pytest.mark.parametrize("refusal", [None, Failure(Reason.DRAINING, "leaving")])
 def test_the_end_gives_back_what_nobody_took_and_only_once(refusal: Failure | None) -> None:
     choice_group, places = ChoiceGroup(3), Places(refusal)
-    choice_group.end()
+    choice_group.release()
     if refusal is None:
-        choice_group.take(1, places.reserve)
+        choice_group.claim(1, places.reserve)
     else:
         with pytest.raises(Failure):
-            choice_group.take(1, places.reserve)
+            choice_group.claim(1, places.reserve)
 
-    choice_group.end()
-    choice_group.end()
+    choice_group.release()
+    choice_group.release()
 
     assert places.back == ([] if refusal else [100, 102])
 
 
 def test_a_place_is_taken_once() -> None:
     choice_group, places = ChoiceGroup(1), Places()
-    choice_group.take(0, places.reserve)
+    choice_group.claim(0, places.reserve)
 
     with pytest.raises(KeyError):
-        choice_group.take(0, places.reserve)
+        choice_group.claim(0, places.reserve)
 
 
 def test_a_party_that_tries_elsewhere_reserves_anew_however_many_say_so() -> None:
     choice_group, places = ChoiceGroup(2, worker="w1"), Places(Failure(Reason.WORKER_AT_CAPACITY, "full"))
     with pytest.raises(Failure):
-        choice_group.take(0, places.reserve)
+        choice_group.claim(0, places.reserve)
 
     choice_group.renew("w1")
     elsewhere = Places()
     choice_group.worker = "w2"
-    first = choice_group.take(0, elsewhere.reserve)
+    first = choice_group.claim(0, elsewhere.reserve)
     choice_group.renew("w1")
 
-    assert (first, choice_group.take(1, elsewhere.reserve), choice_group.worker) == (100, 101, "w2")
+    assert (first, choice_group.claim(1, elsewhere.reserve), choice_group.worker) == (100, 101, "w2")
     assert elsewhere.asked == [2]

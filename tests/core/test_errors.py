@@ -98,7 +98,7 @@ def test_a_failure_that_was_answered_holds_no_frame_any_more() -> None:
     except Failure as caught:
         failure = caught
 
-    failure.forget_way()
+    failure.clear_tracebacks()
 
     assert failure.__traceback__ is None
     assert failure.__cause__ is not None

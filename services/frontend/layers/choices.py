@@ -52,7 +52,7 @@ class Choices:
         except ExceptionGroup as failures:
             raise root_cause(failures) from None  # One that failed has had the others cancelled.
         finally:
-            choice_group.end()
+            choice_group.release()
         finishes = [choice.result() for choice in choices]
         return Finish(finishes[0].reason, _total([finish.usage for finish in finishes]))
 

@@ -100,6 +100,6 @@ def _tokens(request: Request, call: Call) -> int:
 
 def _alone_if_parted(call: Call) -> Call:
     """Choices go together all of them, or each alone: what is left of a party is none."""
-    if call.choice_group is None or call.choice_group.worker is not None or call.choice_group.is_whole:
+    if call.choice_group is None or call.choice_group.worker is not None or call.choice_group.is_complete:
         return call
     return replace(call, choice_group=None)

@@ -76,7 +76,7 @@ def of_registered(count: int) -> str:
 
 def jittered(failure: Failure, rng: random.Random) -> Failure:
     """The same for one request, with a time to come back of its own."""
-    own = failure.again()
+    own = failure.copy()
     if own.retry_after_s is not None:
         own.retry_after_s = jittered_s(own.retry_after_s, rng)
     return own

@@ -126,7 +126,7 @@ class WorkerSession:
         if call.choice_group is None:
             stream = self._start(request, call)
         else:
-            stream = self._streams.take(call.choice_group.take(request.choice, partial(self._reserve, request, call)))
+            stream = self._streams.take(call.choice_group.claim(request.choice, partial(self._reserve, request, call)))
         stream.join(call.attempt, sink)
         return stream
 

@@ -92,7 +92,7 @@ def test_they_set_out_together_and_no_place_is_kept_for_one_that_never_comes() -
         async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
             assert call.choice_group is not None
             if request.choice == 0:
-                call.choice_group.take(0, lambda count: (range(10, 10 + count), given_back.append))
+                call.choice_group.claim(0, lambda count: (range(10, 10 + count), given_back.append))
             return await super().__call__(request, call, sink)
 
     with pytest.raises(Failure):

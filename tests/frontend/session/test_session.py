@@ -731,7 +731,7 @@ def test_a_place_that_nobody_takes_is_given_back_with_a_cancel_if_the_worker_sti
         elif says == "lost":
             bare.vanish()
 
-        choice_group.end()
+        choice_group.release()
 
         assert bare.cancels.signals == signals
         assert bare.candidate.in_flight_count == (1 if says == "nothing" else 0)
@@ -754,7 +754,7 @@ def test_a_choice_that_comes_after_the_loss_is_told_of_it_and_its_place_leaves_n
             join(bare, 1, choice_group)
         assert caught.value.reason is Reason.CANNOT_CONNECT
         assert await failure_of(first) is Reason.DISCONNECTED
-        choice_group.end()
+        choice_group.release()
         assert bare.cancels.signals == 0
 
     run_async(scenario())

@@ -174,7 +174,7 @@ class SseStream:
         if isinstance(outcome, Failure):
             outcome.param = client_names.get(outcome.param, outcome.param)
             last = self._failed(outcome)
-            outcome.forget_way()
+            outcome.clear_tracebacks()
             return last
         assert outcome.usage is not None, "the detokenize layer sets usage"
         return self._at_end + self._rest() + self._last(self._events.ending(outcome.usage))

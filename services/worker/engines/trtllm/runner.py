@@ -126,7 +126,7 @@ class Runner:
 
     def _check_room(self) -> None:
         if self._death is not None:
-            raise self._death.again()
+            raise self._death.copy()
         if len(self._live) >= self._config.max_batch_size or len(self._leaving) >= LEAVING_MAX:
             detail = "Server overloaded: worker at capacity"
             raise Failure(Reason.WORKER_AT_CAPACITY, detail, metadata={CAUSE: RefusedFor.CAPACITY})
@@ -281,7 +281,7 @@ class Runner:
         if self._death is None:
             self._death = Failure(Reason.ENGINE_DEAD, f"TensorRT-LLM has failed: {_why(error)}")
             self._has_died.set()
-        return self._death.again()
+        return self._death.copy()
 
 
 def _why(error: Exception) -> str:
