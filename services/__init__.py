@@ -1,3 +1,3 @@
-"""Unbroken: an LLM request plane whose token streams do not break."""
+"""Unbroken: an LLM request plane whose token streams survive the loss of a worker."""
 
 __version__ = "0.1.0"

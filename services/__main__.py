@@ -1,4 +1,4 @@
-"""`python -m services` is `unbroken`."""
+"""Makes `python -m services` the same as `unbroken`."""
 
 from services.cli import main
 

@@ -34,7 +34,6 @@ CROWDED: Mapping[str, int] = {
 """Folders with more than MODULES_MAX modules, and how many they have. This list may only shrink."""
 
 LONG: Mapping[str, int] = {
-    "services/frontend/metrics/definitions.py:build_metrics": 72,
     "services/frontend/session/session.py:WorkerSession": 289,
 }
 """Functions and classes above their limit, by `path:name`, and their lines. This list may only shrink."""

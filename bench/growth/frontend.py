@@ -177,12 +177,12 @@ async def views(size: int, repeats: int) -> list[float]:
     pool, revisions = Pool(models_of(CARD), PoolConfig()), count(2)
     watcher = Watcher(["unused"], pool.on_change)
     everybody = [Instance(instance_id=f"w{number}", address="a:1", model="m") for number in range(size)]
-    watcher._take(WatchResponse(revision=1, epoch="e", snapshot=True, put=everybody))
+    watcher._apply(WatchResponse(revision=1, epoch="e", snapshot=True, put=everybody))
 
     def change() -> None:
         revision = next(revisions)
         one = Instance(instance_id=f"w{revision % size}", address=f"a:{revision}", model="m")
-        watcher._take(WatchResponse(revision=revision, epoch="e", put=[one]))
+        watcher._apply(WatchResponse(revision=revision, epoch="e", put=[one]))
 
     return [us_each(change, OPERATIONS) for _ in range(repeats)]
 

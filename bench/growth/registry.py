@@ -71,7 +71,7 @@ class Registry:
     async def wait_told(self) -> None:
         """Until all watchers know what the store knows."""
         for one in self.watchers:
-            await wait_until(partial(one.has_seen, self.store.view))
+            await wait_until(partial(one.has_seen, self.store.cache))
 
     async def us_to_watch(self) -> float:
         """Until one more watcher has all instances, the first since a change."""
@@ -104,7 +104,7 @@ async def registry_with(instances: int, watchers: int) -> AsyncIterator[Registry
     async with asyncio.TaskGroup() as group:
         keeping = group.create_task(store.run())
         if instances:
-            store.view.change(1, {f"w{number}": Entry(instance(f"w{number}"), 0) for number in range(instances)})
+            store.cache.change(1, {f"w{number}": Entry(instance(f"w{number}"), 0) for number in range(instances)})
         registry = Registry(group, store, watchers)
         await registry.wait_told()
         try:
@@ -137,7 +137,7 @@ async def registrations(size: int, repeats: int) -> list[float]:
             began = time.process_time()
             for number in range(size):
                 registry.register(f"w{number}")
-            await wait_until(lambda: len(registry.store.view.entries) == size)
+            await wait_until(lambda: len(registry.store.cache.entries) == size)
             await registry.wait_told()
             costs.append((time.process_time() - began) * 1e6 / size)
     return costs
@@ -165,7 +165,7 @@ async def etcd_store() -> AsyncIterator[Store]:
             async with asyncio.TaskGroup() as group:
                 store = EtcdStore(etcd.config)
                 keeping = group.create_task(store.run())
-                await until(lambda: store.view.is_known)
+                await until(lambda: store.cache.is_known)
                 yield store
                 keeping.cancel()
         finally:
@@ -201,8 +201,8 @@ async def fill(store: Store, size: int) -> None:
         async with asyncio.TaskGroup() as group:
             for number in range(start, min(size, start + PUTS_AT_ONCE)):
                 group.create_task(store.put(instance(f"w{number}"), lease, takes_over=True))
-    while len(store.view.entries) < size:
-        await store.view.wait_change()
+    while len(store.cache.entries) < size:
+        await store.cache.wait_change()
 
 
 SHOWN, TOLD = "an instance in a registry", "a change in a registry"

@@ -1,13 +1,13 @@
-"""`unbroken frontend` with more than one process: the part of the one that is started, and what it tells the others."""
+"""`unbroken frontend` with more than one process: the supervisor, and the command line of each process."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.cluster.commands import PROGRAM
 from services.runtime.log import configure_logging, log_config
 from services.runtime.process import run_process
+from services.runtime.supervision.program import PROGRAM
 
 LISTENS = {
     "--grpc-listen": "grpc_listen",
@@ -15,11 +15,11 @@ LISTENS = {
     "--admin-listen": "admin_listen",
     "--admin-grpc-listen": "admin_grpc_listen",
 }
-"""The options that say where, and their parameters."""
+"""The options that set listen addresses, with their parameter names."""
 
 
 def supervise(given: Mapping[str, Any], warn: Callable[[], None]) -> None:
-    """Be the supervisor of processes that are given all options that were given here. warn: of what is odd in them."""
+    """Supervise processes that get the same options as this process. `warn`: logs warnings about the options."""
     from services.frontend.processes.supervisor import Supervisor, SupervisorConfig
 
     configure_logging("frontend", level=given["log_level"], log_format=given["log_format"])
@@ -37,6 +37,6 @@ def supervise(given: Mapping[str, Any], warn: Callable[[], None]) -> None:
 
 
 def process_command(addresses: Mapping[str, str], member: Path, ready_file: Path) -> Sequence[str]:
-    """The command line of one of them: this one's, and then what the supervisor has settled, which counts."""
-    settled = {**addresses, "--member": member, "--ready-file": ready_file}
-    return [*PROGRAM, *sys.argv[1:], *(f"{option}={value}" for option, value in settled.items())]
+    """The command line of one process: this process's own, followed by options that override it."""
+    overrides = {**addresses, "--member": member, "--ready-file": ready_file}
+    return [*PROGRAM, *sys.argv[1:], *(f"{option}={value}" for option, value in overrides.items())]

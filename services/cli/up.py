@@ -10,11 +10,12 @@ import click
 from services.cli import frontend, worker
 from services.cli.options import env_option, logging_options
 from services.cluster.cluster import Cluster
-from services.cluster.commands import PROGRAM, ClusterConfig, frontend_command, worker_command
+from services.cluster.commands import ClusterConfig, frontend_command, worker_command
 from services.cluster.state import default_folder
 from services.runtime.log import configure_logging
 from services.runtime.process import run_process
 from services.runtime.supervision.child import ChildConfig
+from services.runtime.supervision.program import PROGRAM
 
 PORT = click.IntRange(0, 65535)
 READY_TIMEOUT_S = 120.0

@@ -11,7 +11,7 @@ from services.cli.trtllm import check_trtllm, trtllm_engine, trtllm_options
 from services.models.download import PUBLISHED, resolve
 from services.runtime.address import is_wildcard, split_address
 from services.runtime.log import configure_logging, log_config
-from services.runtime.process import StartupError, leaving_at_once, run_process
+from services.runtime.process import StartupError, exiting_at_once, run_process
 from services.worker.engine import Engine
 
 ENGINES = ("mocker", "llamacpp", "trtllm")
@@ -190,7 +190,7 @@ def command(**given: Any) -> None:
     async def serve(stopping: Any) -> None:
         await Worker(_engine(given), config).run(stopping)
 
-    with leaving_at_once() if given["engine"] == "trtllm" else nullcontext():
+    with exiting_at_once() if given["engine"] == "trtllm" else nullcontext():
         run_process(serve)
 
 

@@ -1,1 +1,1 @@
-"""The local cluster: a registry, workers and frontends as processes of this machine, kept alive by their parent."""
+"""The local cluster: a registry, workers and frontends as child processes on one machine."""

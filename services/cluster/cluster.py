@@ -1,4 +1,4 @@
-"""Brings a local cluster up, says where it is, keeps it alive and takes it down in order."""
+"""Starts a local cluster, reports its addresses, supervises it and stops it in order."""
 
 import asyncio
 import random
@@ -20,59 +20,63 @@ from services.cluster.commands import (
 from services.cluster.console import Console, table
 from services.cluster.health import wait_served
 from services.cluster.state import STATE_FILE, owned, write_state
-from services.runtime.supervision.child import Child, ChildConfig, Command, end_all, start_all, start_until
+from services.runtime.supervision.child import Child, ChildConfig, Command
+from services.runtime.supervision.children import start_all, start_until, stop_all
 
 SUPERVISOR = "up"
 
 
 class Cluster:
-    """One registry, workers and frontends as child processes of this one."""
+    """One registry, workers and frontends as child processes of this process."""
 
-    def __init__(self, config: ClusterConfig, members: ChildConfig, folder: Path) -> None:
+    def __init__(self, config: ClusterConfig, children: ChildConfig, folder: Path) -> None:
         self._config = config
-        self._member_config = members
+        self._child_config = children
         self._folder = folder
         workers = [f"worker-{number}" for number in range(1, config.workers + 1)]
         frontends = [f"frontend-{number}" for number in range(1, config.frontends + 1)]
         self._console = Console([SUPERVISOR, "registry", *workers, *frontends], sys.stderr)
-        streamless = replace(members, drain_timeout_s=0)
-        self._registry = self._member("registry", partial(registry_command, config), streamless)
-        self._workers = [self._member(name, self._worker_command, members) for name in workers]
+        without_drain = replace(children, drain_timeout_s=0)  # The registry has no streams of clients.
+        self._registry = self._child("registry", partial(registry_command, config), without_drain)
+        self._workers = [self._child(name, self._worker_command, children) for name in workers]
         self._frontends = [
-            self._member(name, partial(self._frontend_command, index), members) for index, name in enumerate(frontends)
+            self._child(name, partial(self._frontend_command, index), children) for index, name in enumerate(frontends)
         ]
         self._is_up = False
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Bring it up, keep it until `stopping`, take it down. Raises StartupError if it does not come up."""
+        """Start the cluster, supervise it until `stopping` is set, then stop it.
+
+        Raises StartupError, alone or in an exception group, if the cluster cannot start.
+        """
         with owned(self._folder):
             check_ports(self._config)
-            async with asyncio.TaskGroup() as lives:
+            async with asyncio.TaskGroup() as group:
                 try:
-                    await start_until(stopping, self._start(lives))
+                    await start_until(stopping, self._start(group))
                 finally:
-                    await self._end()
+                    await self._stop()
 
-    async def _start(self, lives: asyncio.TaskGroup) -> None:
+    async def _start(self, group: asyncio.TaskGroup) -> None:
         began = asyncio.get_running_loop().time()
-        await start_all([self._registry], lives)
-        await start_all([*self._workers, *self._frontends], lives)
+        await start_all([self._registry], group)
+        await start_all([*self._workers, *self._frontends], group)
         for frontend in self._frontends:
-            models = await wait_served(self._url(frontend), timeout_s=self._member_config.ready_timeout_s)
+            models = await wait_served(self._url(frontend), timeout_s=self._child_config.ready_timeout_s)
         self._is_up = True
         self._write_state()
-        self._say(f"up after {asyncio.get_running_loop().time() - began:.1f} s; Ctrl-C ends all")
+        self._note(f"up after {asyncio.get_running_loop().time() - began:.1f} s; Ctrl-C stops it")
         print(self._summary(models), flush=True)
 
-    async def _end(self) -> None:
-        """Frontends first, whose clients the others serve; the registry last."""
+    async def _stop(self) -> None:
+        """Stop the frontends first, because their streams need the workers, and the registry last."""
         if self._is_up:
-            drain_s = self._member_config.drain_timeout_s
-            self._say(f"ending: streams may go on for {drain_s:g} s; Ctrl-C once more ends all at once")
-        for row in (self._frontends, self._workers, [self._registry]):
-            await end_all(row)
+            drain_s = self._child_config.drain_timeout_s
+            self._note(f"stopping: streams have {drain_s:g} s to finish; a second Ctrl-C exits at once")
+        for children in (self._frontends, self._workers, [self._registry]):
+            await stop_all(children)
 
-    def _member(self, name: str, command: Command, config: ChildConfig) -> Child:
+    def _child(self, name: str, command: Command, config: ChildConfig) -> Child:
         return Child(
             name,
             command,
@@ -90,33 +94,33 @@ class Cluster:
         return frontend_command(self._config, index, ready_file, last, registry=self._registry_address())
 
     def _registry_address(self) -> str:
-        return self._registry.known["address"]
+        return self._registry.last_ready["address"]
 
     def _url(self, frontend: Child) -> str:
-        return f"http://{reachable(frontend.known['http'])}"
+        return f"http://{reachable(frontend.last_ready['http'])}"
 
     def _write_state(self) -> None:
-        """Bring `cluster.json` up to date; it is first written when all is up."""
+        """Update `cluster.json`. The file is first written when the whole cluster is up."""
         if not self._is_up:
             return
         registry, workers, frontends = (
-            [{"pid": serving.pid, **serving.ready} for member in row if (serving := member.serving) is not None]
-            for row in ([self._registry], self._workers, self._frontends)
+            [{"pid": serving.pid, **serving.ready} for child in children if (serving := child.serving) is not None]
+            for children in ([self._registry], self._workers, self._frontends)
         )
         write_state(self._folder, {"registry": next(iter(registry), None), "workers": workers, "frontends": frontends})
 
     def _summary(self, models: Sequence[str]) -> str:
         rows = [["name", "pid", "addresses"]]
-        for member in (self._registry, *self._workers, *self._frontends):
-            if (serving := member.serving) is not None:
+        for child in (self._registry, *self._workers, *self._frontends):
+            if (serving := child.serving) is not None:
                 addresses = [f"{kind} {value}" for kind, value in serving.ready.items() if kind != "instance_id"]
-                rows.append([member.name, str(serving.pid), ", ".join(addresses)])
+                rows.append([child.name, str(serving.pid), ", ".join(addresses)])
         body = f'{{"model": "{models[0]}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
         return (
-            f"\n{table(rows)}\n\nThe same for programs: {self._folder / STATE_FILE}\nTry:\n"
+            f"\n{table(rows)}\n\nAlso in {self._folder / STATE_FILE}\nTry:\n"
             f"  curl -N {self._url(self._frontends[0])}/v1/chat/completions -H 'content-type: application/json'"
             f" -d {shlex.quote(body)}\n"
         )
 
-    def _say(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         self._console.note(SUPERVISOR, text)

@@ -1,6 +1,5 @@
-"""The command lines of the processes of a local cluster, and the addresses they are given."""
+"""Command lines and listen addresses of the processes of a local cluster."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,17 +7,17 @@ from pathlib import Path
 from services.runtime.address import PORT_MAX
 from services.runtime.listen import bind_error, cannot_listen
 from services.runtime.process import StartupError
+from services.runtime.supervision.program import PROGRAM
 
 LOOPBACK = "127.0.0.1"
 WILDCARDS = {"0.0.0.0": LOOPBACK, "[::]": "[::1]"}
-"""Where a process of this machine reaches one that listens on all its addresses."""
-PROGRAM = (sys.executable, "-P", "-m", "services")
-"""-P: a folder `services` where the user happens to stand is not ours."""
+"""Wildcard address → the loopback address by which a process on this machine reaches it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """What runs. Ports of 0 are chosen by the system; frontends after the first take the ports that follow."""
+    """Which processes to run, and their options. Each frontend after the first takes the next port; with port 0 the
+    system chooses."""
 
     workers: int = 2
     frontends: int = 1
@@ -36,16 +35,16 @@ class ClusterConfig:
 
 
 def registry_command(config: ClusterConfig, ready_file: Path, last: Mapping[str, str]) -> Sequence[str]:
-    """A registry with the store in its memory; a later one listens where the first did."""
+    """A registry with its store in memory. A restarted registry listens at the address in `last`."""
     listen = last.get("address") or join(config.host, config.registry_port)
-    return [*_begin("registry", config, ready_file), "--store=memory", f"--listen={listen}"]
+    return [*_common("registry", config, ready_file), "--store=memory", f"--listen={listen}"]
 
 
 def worker_command(config: ClusterConfig, ready_file: Path, *, registry: str) -> Sequence[str]:
-    """A worker for the frontends of this machine; each takes a free port."""
+    """A worker for the frontends on this machine, on a free port."""
     named = {"--model": config.model, "--served-model-name": config.served_model_name}
     return [
-        *_begin("worker", config, ready_file),
+        *_common("worker", config, ready_file),
         f"--listen={join(LOOPBACK, 0)}",
         "--metrics-port=0",
         f"--registry={reachable(registry)}",
@@ -58,11 +57,11 @@ def worker_command(config: ClusterConfig, ready_file: Path, *, registry: str) ->
 def frontend_command(
     config: ClusterConfig, index: int, ready_file: Path, last: Mapping[str, str], *, registry: str
 ) -> Sequence[str]:
-    """Frontend `index`, from 0; a later one listens where the first of the same index did."""
+    """Frontend `index`, from 0. A restarted frontend listens at the addresses in `last`."""
     grpc = last.get("grpc") or join(config.host, port_of(config.grpc_port, index))
     http = last.get("http") or join(config.host, port_of(config.http_port, index))
     return [
-        *_begin("frontend", config, ready_file),
+        *_common("frontend", config, ready_file),
         f"--grpc-listen={grpc}",
         f"--http-listen={http}",
         f"--registry={reachable(registry)}",
@@ -70,29 +69,29 @@ def frontend_command(
     ]
 
 
-def _begin(subcommand: str, config: ClusterConfig, ready_file: Path) -> list[str]:
+def _common(subcommand: str, config: ClusterConfig, ready_file: Path) -> list[str]:
     logs = [f"--log-level={config.log_level}", f"--log-format={config.log_format}"]
     return [*PROGRAM, subcommand, *logs, f"--ready-file={ready_file}"]
 
 
 def port_of(first: int, index: int) -> int:
-    """The port of frontend `index`, from 0, where the first has `first`; 0: any."""
+    """The port of frontend `index`, from 0. `first`: the port of frontend 0; with 0 every frontend gets a free port."""
     return first + index if first else 0
 
 
 def join(host: str, port: int) -> str:
-    """host and port as one address; an IPv6 host gets its brackets."""
+    """Join host and port; an IPv6 host gets brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def reachable(address: str) -> str:
-    """The address to connect to on this machine for one that is listened on."""
+    """The address by which a process on this machine connects to the listen address `address`."""
     host, _, port = address.rpartition(":")
     return f"{WILDCARDS.get(host, host)}:{port}"
 
 
 def check_ports(config: ClusterConfig) -> None:
-    """Raises StartupError for a port that can't be had; the sentence names the option of `unbroken up`."""
+    """Check that every port is free. Raises StartupError; its text names the option of `unbroken up`."""
     _check_distinct(config)
     for option, what, port in _ports(config):
         address = join(config.host, port)
@@ -112,7 +111,7 @@ def _check_distinct(config: ClusterConfig) -> None:
 
 
 def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, int]]:
-    """Option, who listens there, port."""
+    """Yield (option, what listens there, port) for each listener."""
     yield "--registry-port", "the registry", config.registry_port
     for index in range(config.frontends):
         yield "--grpc-port", f"gRPC of frontend-{index + 1}", port_of(config.grpc_port, index)

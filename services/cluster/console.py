@@ -1,14 +1,14 @@
-"""What people see of a local cluster: every line marked with the process that says it, and a table at the end."""
+"""Terminal output of a local cluster: each line marked with the process that wrote it, and a table of addresses."""
 
 from collections.abc import Sequence
 from typing import TextIO
 
 COLOURS = (36, 33, 32, 35, 34, 31)
-"""Foreground codes of ECMA-48, one after another for the names."""
+"""Foreground colour codes of ECMA-48, assigned to the names in turn."""
 
 
 class Console:
-    """Writes whole lines to `stream`; coloured names on a terminal."""
+    """Writes whole lines to `stream`, with coloured names if it is a terminal."""
 
     def __init__(self, names: Sequence[str], stream: TextIO) -> None:
         self._stream = stream
@@ -20,20 +20,20 @@ class Console:
         }
 
     def line(self, name: str, text: str) -> None:
-        """`text` as said by `name`."""
+        """Write `text` as a line of the process `name`."""
         mark = self._marks.get(name) or f"{name:{self._width}}"
         self._stream.write(f"{mark} | {text}\n")
         self._stream.flush()
 
     def note(self, name: str, text: str) -> None:
-        """What becomes of `name`, as said by us."""
+        """Write an event in the life of the process `name`, in square brackets."""
         self.line(name, f"[{text}]")
 
     warn = note
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as aligned columns, the first row being the heads."""
+    """Format rows as aligned columns. The first row holds the headings."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -9,12 +9,14 @@ from services.runtime.process import StartupError
 
 HEALTH_POLL_S = 0.05
 HEALTH_TIMEOUT_S = 5.0
-"""For one question; the wait as a whole has its own."""
+"""For one HTTP request. `wait_served` has a timeout of its own for the whole wait."""
 
 
 async def wait_served(url: str, *, timeout_s: float) -> Sequence[str]:
-    """The names of the models that the frontend at `url` serves, once it serves any. Raises StartupError after
-    `timeout_s`."""
+    """Wait until the frontend at `url` serves a model. Returns the names of its models.
+
+    Raises StartupError after `timeout_s`.
+    """
     answer = "no answer"
     timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
     try:
@@ -25,7 +27,7 @@ async def wait_served(url: str, *, timeout_s: float) -> Sequence[str]:
                         if response.status == 200:
                             return await _models(session)
                         answer = f"status {response.status}: {await response.text()}"
-                except (aiohttp.ClientError, TimeoutError) as error:  # It is starting again, or not yet listening.
+                except (aiohttp.ClientError, TimeoutError) as error:  # It does not listen at the moment.
                     answer = f"{type(error).__name__}: {error}"
                 await asyncio.sleep(HEALTH_POLL_S)
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""The state folder of a local cluster: a lock, and `cluster.json`, which says what runs."""
+"""The state folder of a local cluster: a lock file, and `cluster.json` with the pids and addresses of its processes."""
 
 import fcntl
 import json
@@ -15,18 +15,21 @@ LOCK_FILE = "lock"
 
 
 def default_folder() -> Path:
-    """One folder per user, so that other programs find `cluster.json` without being told."""
+    """One folder per user, so that other programs can find `cluster.json`."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "unbroken" / "run"
 
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Make the folder and hold it alone; `cluster.json` is there only inside. Raises StartupError if it is taken."""
+    """Create the folder and lock it. `cluster.json` is removed on entry and on exit.
+
+    Raises StartupError if another cluster holds the lock or the folder cannot be used.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOCK_FILE).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # The system lets go of it when the process ends.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Released by the system when the process ends.
             (folder / STATE_FILE).unlink(missing_ok=True)
             try:
                 yield
@@ -34,14 +37,14 @@ def owned(folder: Path) -> Iterator[None]:
                 (folder / STATE_FILE).unlink(missing_ok=True)
     except BlockingIOError:
         raise StartupError(
-            f"another cluster runs in {folder}: end it, or give another --state-dir and other ports"
+            f"another cluster runs in {folder}: stop it, or use another --state-dir and other ports"
         ) from None
     except OSError as error:
         raise StartupError(f"cannot use the state folder {folder}: {error.strerror}") from error
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
-    """Replace `cluster.json` in one step: a reader sees the old state or the new one."""
+    """Replace `cluster.json` atomically: a reader sees either the old state or the new one."""
     scratch = folder / f"{STATE_FILE}.new"
     scratch.write_text(json.dumps(state, indent=2) + "\n")
     scratch.replace(folder / STATE_FILE)

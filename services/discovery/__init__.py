@@ -1,1 +1,1 @@
-"""Clients of the registry: a worker's registration and a frontend's watch."""
+"""Clients of the registry: the registration of a worker and the watch of a frontend."""

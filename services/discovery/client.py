@@ -1,7 +1,7 @@
-"""The registry's clients: a worker keeps itself registered, a frontend keeps a view of who is registered.
+"""What both clients of the registry share: the instance record, and a connection to any one of several registries.
 
-Both take the addresses of several registries and use one that answers. When all are away both go on with what they
-have, and come back with full jitter; an outage is logged now and then, not once per try.
+A client uses one registry at a time and moves to the next when it fails. While no registry answers, both clients keep
+what they know and reconnect with full jitter. An outage is logged periodically, not once per try.
 """
 
 import asyncio
@@ -34,22 +34,24 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 FIRST_ANSWER_TIMEOUT_S = 5.0
-"""A registry that has not answered a new stream by then is taken for lost; the next one is tried."""
+"""How long to wait for the first answer on a new stream before trying the next registry."""
 DEREGISTER_TIMEOUT_S = 2.0
-"""How long a worker that leaves waits for the registry. Without an answer its record goes with its lease."""
+"""How long a worker that leaves waits for the registry. Without an answer its record expires with its lease."""
 BACKOFF = Backoff()
 
 RegisterCall: TypeAlias = "grpc.aio.StreamStreamCall[RegisterRequest, RegisterResponse]"
 RegistryStream: TypeAlias = "Callable[[RegistryAsyncStub, Callable[[], None]], Awaitable[bool]]"
-"""One stream to one registry; calls the callback when it answers, returns True when there is nothing left to do."""
+"""Runs one stream to one registry. Calls the callback when the registry answers. Returns True to stop reconnecting."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceRecord:
-    """One worker. address: host:port of its gRPC services. model: the served model's name.
+    """One worker.
 
-    is_draining: what the registry says of it; a worker does not say so itself, it deregisters. session_address:
-    host:port where it takes sessions; empty: at `address`.
+    address: host:port of its gRPC services.
+    model: name of the served model.
+    is_draining: set by the registry. A worker does not report it; it deregisters.
+    session_address: host:port for sessions; empty if sessions use `address`.
     """
 
     instance_id: str
@@ -60,23 +62,23 @@ class InstanceRecord:
 
     @property
     def sessions_at(self) -> str:
-        """host:port where it takes sessions."""
+        """host:port for sessions."""
         return self.session_address or self.address
 
 
 OnChange: TypeAlias = "Callable[[Mapping[str, InstanceRecord], Collection[str]], None]"
-"""Told which instances are new or different, and the ids of those that are gone."""
+"""Parameters: the instances that are new or have changed, and the ids of those that are gone."""
 
 
-async def _stay_connected(addresses: Sequence[str], session: RegistryStream, what: str) -> None:
-    """Run `session` on one registry after the other until it returns True."""
+async def stay_connected(addresses: Sequence[str], stream: RegistryStream, what: str) -> None:
+    """Run `stream` on one registry after another, until it returns True. `what`: the client's name in the log."""
     rng, outage = random.Random(), _RegistryOutage(what)
-    first = rng.randrange(len(addresses))  # Not all clients on the first of them.
+    first = rng.randrange(len(addresses))  # Spreads the clients over the registries.
     for number in itertools.count(first):
         address = addresses[number % len(addresses)]
         try:
             async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-                if await session(RegistryStub(channel), partial(outage.end, address)):
+                if await stream(RegistryStub(channel), partial(outage.end, address)):
                     return
             outage.begin(address, "the registry ended the stream")
         except TimeoutError:
@@ -88,49 +90,50 @@ async def _stay_connected(addresses: Sequence[str], session: RegistryStream, wha
 
 def _why(error: grpc.aio.AioRpcError) -> str:
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return "something answers there that is no registry: check --registry"
+        return "the server at this address is not a registry: check --registry"
     return f"{error.code().name}: {error.details()}"
 
 
 class _RegistryOutage:
-    """Counts tries, and logs the first, some, and the last of them."""
+    """Counts reconnects. Logs the start of an outage, periodic reminders, and its end."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._is_out = True
         self._was_up = False
-        self._reminder = LogThrottle()
+        self._throttle = LogThrottle()
         self._up_at = 0.0
         self.tries = 0
 
     def end(self, address: str) -> None:
+        """A registry has answered."""
         if self._is_out:
             self._is_out, self._was_up = False, True
-            self._reminder.reset()
+            self._throttle.reset()
             self._up_at = asyncio.get_running_loop().time()
             log.info("registry answers", what=self._what, registry=address)
 
     def begin(self, address: str, why: str) -> None:
-        """A session ended. One that lasted begins the back-off anew; one that did not is another try."""
+        """A stream has failed. If it had lasted longer than the back-off's cap, the back-off starts again."""
         lasted_s = 0.0 if self._is_out else asyncio.get_running_loop().time() - self._up_at
         self.tries = 0 if lasted_s > BACKOFF.cap_s else self.tries + 1
         self._is_out = True
-        is_first = self._reminder.is_quiet
-        if self._reminder.take():
+        is_first = self._throttle.is_quiet
+        if self._throttle.should_log():
             log.warning(self._event(is_first=is_first), what=self._what, registry=address, why=why)
 
     def _event(self, *, is_first: bool) -> str:
         if not self._was_up:
             return "registry not reached yet: trying again"
-        return "registry lost: going on with what is known" if is_first else "registry still away: trying again"
+        return "registry lost: keeping the last state" if is_first else "registry still unavailable: trying again"
 
 
-def _record(instance: Instance) -> InstanceRecord:
+def record_from_wire(instance: Instance) -> InstanceRecord:
     is_draining = instance.state == INSTANCE_STATE_DRAINING
     return InstanceRecord(instance.instance_id, instance.address, instance.model, is_draining, instance.session_address)
 
 
-def _request(record: InstanceRecord, lease_s: int) -> RegisterRequest:
+def registration_request(record: InstanceRecord, lease_s: int) -> RegisterRequest:
     instance = Instance(
         instance_id=record.instance_id,
         address=record.address,

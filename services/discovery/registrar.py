@@ -1,4 +1,4 @@
-"""Keeps a worker registered."""
+"""Keeps a worker registered with the registry."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,9 +9,9 @@ from services.discovery.client import (
     FIRST_ANSWER_TIMEOUT_S,
     InstanceRecord,
     RegisterCall,
-    _request,
-    _stay_connected,
     log,
+    registration_request,
+    stay_connected,
 )
 from services.runtime.tasks import root_cause
 from services.stubs.registry_pb2 import (
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class Registrar:
-    """Keeps one worker registered: again after every loss, on whichever registry answers.
+    """Keeps one worker registered, and registers it again after every loss, with any registry that answers.
 
-    lease_s: whole seconds, 1 to 300: how long the record outlives this process. on_drain: called once, on the event
-    loop, when somebody asked the registry to drain this instance.
+    lease_s: how long the record outlives this process, in whole seconds from 1 to 300.
+    on_drain: called once, on the event loop, when the registry is asked to drain this instance.
     """
 
     def __init__(
@@ -40,42 +40,42 @@ class Registrar:
         self._record = record
         self._lease_s = lease_s
         self._on_drain: Callable[[], None] | None = on_drain
-        self._leave = asyncio.Event()
-        self._hung_up = asyncio.Event()
-        self._hung_up.set()
+        self._leaving = asyncio.Event()
+        self._disconnected = asyncio.Event()
+        self._disconnected.set()
         self._stopped = asyncio.Event()
         self._stopped.set()
 
     async def deregister(self) -> None:
-        """Leave: `run` ends, and nothing registers this instance again. Bounded by DEREGISTER_TIMEOUT_S; idempotent."""
-        self._leave.set()
+        """Deregister and end `run`. Idempotent. Takes at most DEREGISTER_TIMEOUT_S."""
+        self._leaving.set()
         await self._stopped.wait()
 
     async def run(self) -> None:
-        """Stay registered until cancelled, or until `deregister`."""
+        """Stay registered until cancelled or until `deregister` is called."""
         self._stopped.clear()
         try:
             async with asyncio.TaskGroup() as group:
-                staying = group.create_task(_stay_connected(self._addresses, self._register, "registration"))
-                await self._leave.wait()
-                await self._wait_hung_up()
-                staying.cancel()
+                connection = group.create_task(stay_connected(self._addresses, self._register, "registration"))
+                await self._leaving.wait()
+                await self._wait_disconnected()
+                connection.cancel()
         finally:
             self._stopped.set()
 
-    async def _wait_hung_up(self) -> None:
-        """Until the stream, if there is one, has said goodbye or broken."""
+    async def _wait_disconnected(self) -> None:
+        """Wait until the stream, if one is open, has deregistered or failed."""
         try:
             async with asyncio.timeout(DEREGISTER_TIMEOUT_S):
-                await self._hung_up.wait()
+                await self._disconnected.wait()
         except TimeoutError:
-            log.warning("the registry did not confirm the deregistration: the record goes with its lease")
+            log.warning("the registry did not confirm the deregistration: the record expires with its lease")
 
     async def _register(self, stub: "RegistryAsyncStub", on_up: Callable[[], None]) -> bool:
-        if self._leave.is_set():
+        if self._leaving.is_set():
             return True
         call = stub.Register()
-        self._hung_up.clear()
+        self._disconnected.clear()
         try:
             async with asyncio.TaskGroup() as group:
                 sending = group.create_task(self._send(call))
@@ -84,26 +84,27 @@ class Registrar:
         except BaseExceptionGroup as failures:
             raise root_cause(failures) from None
         finally:
-            self._hung_up.set()
-        return self._leave.is_set()
+            self._disconnected.set()
+        return self._leaving.is_set()
 
     async def _send(self, call: RegisterCall) -> None:
         try:
-            await call.write(_request(self._record, self._lease_s))
-            await self._leave.wait()
+            await call.write(registration_request(self._record, self._lease_s))
+            await self._leaving.wait()
             await call.write(RegisterRequest(deregister=Deregister()))
         except asyncio.InvalidStateError:
-            return  # The stream is over: `_receive` says why.
+            return  # The stream has ended: `_receive` raises the reason.
 
     async def _receive(self, call: RegisterCall, on_up: Callable[[], None]) -> None:
         async with asyncio.timeout(FIRST_ANSWER_TIMEOUT_S):
             response = await call.read()
         while isinstance(response, RegisterResponse):
             on_up()
-            self._heed(response.instance)
+            self._check_drain(response.instance)
             response = await call.read()
 
-    def _heed(self, instance: Instance) -> None:
+    def _check_drain(self, instance: Instance) -> None:
+        """Call `on_drain`, once, if the registry has marked the instance as draining."""
         if instance.state == INSTANCE_STATE_DRAINING and self._on_drain is not None:
             on_drain, self._on_drain = self._on_drain, None
             on_drain()

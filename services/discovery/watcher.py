@@ -1,10 +1,10 @@
-"""A frontend's view of the registered instances."""
+"""Watches the registered instances for a frontend."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from services.discovery.client import FIRST_ANSWER_TIMEOUT_S, InstanceRecord, OnChange, _record, _stay_connected
+from services.discovery.client import FIRST_ANSWER_TIMEOUT_S, InstanceRecord, OnChange, record_from_wire, stay_connected
 from services.stubs.registry_pb2 import (
     WatchRequest,
     WatchResponse,
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Watcher:
-    """Keeps the view of all instances; `on_change` is called, on the event loop, at each change of it, and when a
-    registry has answered for the first time, though nobody may be there.
+    """Keeps the set of registered instances and reports its changes.
 
-    While no registry answers, the last view stays. A registry that lost its memory is believed: what it says is the
-    view.
+    `on_change` is called on the event loop for each change. It is also called when a registry has answered for the
+    first time, even if no instance is registered. While no registry answers, the last set stays. A registry that lost
+    its data is believed: its set replaces the old one.
     """
 
     def __init__(self, addresses: Sequence[str], on_change: OnChange) -> None:
@@ -31,12 +31,12 @@ class Watcher:
 
     @property
     def is_synced(self) -> bool:
-        """Has there ever been a view?"""
+        """Whether a registry has ever answered."""
         return bool(self._epoch)
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        await _stay_connected(self._addresses, self._watch, "watch")
+        await stay_connected(self._addresses, self._watch, "watch")
 
     async def _watch(self, stub: "RegistryAsyncStub", on_up: Callable[[], None]) -> bool:
         call = stub.Watch(WatchRequest(revision=self._revision, epoch=self._epoch))
@@ -44,16 +44,16 @@ class Watcher:
             response = await call.read()
         on_up()
         while isinstance(response, WatchResponse):
-            self._take(response)
+            self._apply(response)
             response = await call.read()
         return False
 
-    def _take(self, response: WatchResponse) -> None:
-        """Costs what the response holds, however many instances there are."""
+    def _apply(self, response: WatchResponse) -> None:
+        """Apply a change or a snapshot. The cost depends on the response's size, not on the number of instances."""
         was_synced = self.is_synced
-        said = {instance.instance_id: _record(instance) for instance in response.put}
-        put = {name: record for name, record in said.items() if self._records.get(name) != record}
-        left = self._records.keys() - said.keys() if response.snapshot else response.deleted
+        received = {instance.instance_id: record_from_wire(instance) for instance in response.put}
+        put = {name: record for name, record in received.items() if self._records.get(name) != record}
+        left = self._records.keys() - received.keys() if response.snapshot else response.deleted
         gone = [instance_id for instance_id in left if self._records.pop(instance_id, None) is not None]
         self._records.update(put)
         self._revision, self._epoch = response.revision, response.epoch

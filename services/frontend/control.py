@@ -1,7 +1,7 @@
-"""What is asked of a frontend as a whole, which may be several processes that share their ports.
+"""Control of a frontend as a whole, which may consist of several processes that share its ports.
 
-A call of a client or an operator ends in one of them. What it asks may be in another (a request that is to be
-cancelled), in all (counters), or is to be alike in all (thresholds): then it goes by way of these.
+The kernel gives each connection to one of these processes. What a client or an operator asks for there may concern
+another process (a request to cancel) or all of them (metrics, thresholds), so it goes through a FrontendControl.
 """
 
 from collections.abc import Mapping
@@ -14,27 +14,27 @@ from services.core.gate import Gate
 from services.frontend.routing.thresholds import BusyThresholds
 
 Changes = Mapping[str, Any]
-"""Thresholds by the names that clients have for them; None: not looked at any more."""
+"""New thresholds by their names in the API. None unsets a threshold."""
 
 
 class FrontendControl(Protocol):
-    """All raise Failure where a process does not answer."""
+    """Acts on all processes of a frontend. Every method raises Failure if a process does not answer."""
 
     async def exposition(self) -> bytes:
-        """All metrics, as Prometheus reads them."""
+        """All metrics in the Prometheus text format."""
         ...
 
     async def cancel(self, request_id: str) -> int:
-        """End every request of that name that is under way. Returns how many those are. Idempotent."""
+        """End every running request with that id. Returns their number. Idempotent."""
         ...
 
     async def set_thresholds(self, model: str, changes: Changes) -> None:
-        """Change some of a model's thresholds. Values are in their ranges."""
+        """Change some thresholds of a model. The values have been validated."""
         ...
 
 
 class LocalControl:
-    """This process alone: a frontend as most are, or what one of several answers the others."""
+    """Controls this process only: the frontend's control if it is the only process, or one process of a group."""
 
     def __init__(self, metrics: CollectorRegistry, gate: Gate, thresholds: BusyThresholds) -> None:
         self._metrics = metrics

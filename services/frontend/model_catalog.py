@@ -1,4 +1,4 @@
-"""The models that this frontend knows: cards and tokenisers, as the workers sent them."""
+"""The models that this frontend knows: model cards and tokenisers, as received from the workers."""
 
 import asyncio
 import hashlib
@@ -24,46 +24,48 @@ FETCH_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What it takes to prepare a request for a model."""
+    """The model card and the tokeniser, which are needed to prepare a request."""
 
     card: ModelCard
     tokenizer: Tokenizer
 
 
 class ModelCatalog:
-    """Models by name. A model stays known when its workers are gone: its absence is then NO_WORKERS, not a wrong name.
-    Nor is one that workers are registered for, though none has told its card yet.
+    """Models by name.
 
-    All workers of one name must have the same card, or a stream could not move between them. The first card counts,
-    until a worker brings another while none of the old is left. Equal cards are one object.
+    A model stays known after its workers have left: requests for it then fail with NO_WORKERS, not MODEL_NOT_FOUND. The
+    same holds for a model that has registered workers but no card yet.
+
+    All workers of one model must have the same card, because streams move between them. The first card is used until a
+    worker brings a different one while no worker with the old card is left. Equal cards are stored as one object.
     """
 
     def __init__(self) -> None:
         self._models: dict[str, Model] = {}
         self._tokenizers: dict[TokenizerRef, Tokenizer] = {}
-        self._registered: Counter[str] = Counter()  # How many instances of discovery's view serve a name.
+        self._registered: Counter[str] = Counter()  # Number of registered instances by model name.
 
     def add(self, model: Model) -> None:
-        """Know the model from now on."""
+        """Add the model, or replace the one of the same name."""
         self._models[model.card.model] = model
 
     def names(self) -> Sequence[str]:
-        """All models that are known, in order."""
+        """The names of all known models, sorted."""
         return sorted(self._models)
 
     def find(self, name: str) -> Model:
-        """Raises MODEL_NOT_FOUND for a name that no worker has ever had."""
+        """The model of that name. Raises MODEL_NOT_FOUND if no worker has ever served it."""
         if name not in self._models:
             known = ", ".join(sorted(self._models)) or "none so far"
             raise Failure(Reason.MODEL_NOT_FOUND, f"there is no model {quoted(name)}; known: {known}", param="model")
         return self._models[name]
 
     def knows(self, name: str) -> bool:
-        """Whether `find` would find it."""
+        """Whether `find` would succeed."""
         return name in self._models
 
     def note_registered(self, came: Iterable[InstanceRecord], gone: Iterable[InstanceRecord]) -> None:
-        """Instances that discovery names, and those that it names no more."""
+        """Count instances that were registered (`came`) and that are no longer registered (`gone`)."""
         self._registered.update(one.model for one in came)
         for one in gone:
             self._registered[one.model] -= 1
@@ -71,18 +73,19 @@ class ModelCatalog:
                 del self._registered[one.model]
 
     def registered_count(self, name: str) -> int:
-        """How many workers are registered for it, whether they can be reached or not."""
+        """The number of workers registered for the model, reachable or not."""
         return self._registered[name]
 
     def is_name(self, name: str) -> bool:
-        """Whether workers have made the name, and not a client."""
+        """Whether the name comes from a worker; a client may send any name."""
         return name in self._models or name in self._registered
 
     async def learn(self, card: ModelCard, address: str, may_replace: Callable[[], bool]) -> ModelCard:
-        """Know the model from now on; returns our own copy of the card.
+        """Add the model and return the catalog's copy of its card.
 
-        address: of the worker that has the tokeniser. may_replace: whether no worker with another card for the name is
-        left. Raises Failure when the tokeniser can't be had or the card contradicts.
+        address: of a worker that has the tokeniser.
+        may_replace: returns whether no worker with a different card for the same model is left.
+        Raises Failure if the tokeniser cannot be loaded, or if the card differs from one that is in use.
         """
         if (known := self._settled(card, may_replace)) is not None:
             return known
@@ -90,7 +93,7 @@ class ModelCatalog:
         if len(tokenizer.token_bytes) < card.vocab_size:
             detail = f"its tokeniser has {len(tokenizer.token_bytes)} tokens where its card says {card.vocab_size}"
             raise Failure(Reason.PROTOCOL_VIOLATION, detail)
-        if (known := self._settled(card, may_replace)) is not None:  # Others learn, too, while a tokeniser is fetched.
+        if (known := self._settled(card, may_replace)) is not None:  # Another task may have added it meanwhile.
             return known
         self._tokenizers[card.tokenizer] = tokenizer
         self.add(Model(card, tokenizer))
@@ -98,7 +101,7 @@ class ModelCatalog:
         return card
 
     def _settled(self, card: ModelCard, may_replace: Callable[[], bool]) -> ModelCard | None:
-        """The card if it is known already. Raises if another is, and counts."""
+        """Return the known card if it equals `card`, or None if `card` is to be added. Raises Failure on a conflict."""
         known = self._models.get(card.model)
         if known is None:
             return None
@@ -111,7 +114,7 @@ class ModelCatalog:
 
 
 async def _load(ref: TokenizerRef, address: str) -> Tokenizer:
-    """Fetch and read a tokeniser. Raises Failure."""
+    """Fetch and parse a tokeniser. Raises Failure."""
     content = await _fetch(ref, address) if ref.sha256 else b""
     try:
         return await asyncio.to_thread(load_tokenizer, ref, content)
@@ -120,14 +123,14 @@ async def _load(ref: TokenizerRef, address: str) -> Tokenizer:
 
 
 async def _fetch(ref: TokenizerRef, address: str) -> bytes:
-    """The tokeniser's content, checked."""
+    """Fetch the tokeniser's file and verify its checksum. Raises Failure."""
     content = bytearray()
     try:
         async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
             request = worker_pb2.FetchTokenizerRequest(sha256=ref.sha256)
             call = worker_pb2_grpc.WorkerStub(channel).FetchTokenizer(request, timeout=FETCH_TIMEOUT_S)
-            while isinstance(piece := await call.read(), worker_pb2.FetchTokenizerResponse):
-                content += piece.data
+            while isinstance(chunk := await call.read(), worker_pb2.FetchTokenizerResponse):
+                content += chunk.data
                 if len(content) > TOKENIZER_BYTES_MAX:
                     detail = f"the tokeniser is larger than {TOKENIZER_BYTES_MAX} bytes"
                     raise Failure(Reason.PROTOCOL_VIOLATION, detail)

@@ -1,4 +1,4 @@
-"""The order of a request's layers: this list is the design of the frontend."""
+"""The layers that a request passes through, in order. This list is the design of the frontend."""
 
 import random
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from services.frontend.routing.thresholds import BusyThresholds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig:
-    """What the layers are configured with."""
+    """Configuration of the layers."""
 
     migrate: MigrateConfig = field(default_factory=MigrateConfig)
 
@@ -39,20 +39,20 @@ def frontend_layers(
     gate: Gate,
     rng: random.Random,
 ) -> list[Callable[[Layer], Layer]]:
-    """The layers over the transport, outermost first. For each two neighbours a test swaps them and fails."""
+    """The layers above the transport, outermost first. For each pair of neighbours a test fails if they are swapped."""
 
     admit = partial(Admit, catalog=catalog, pool=pool, busy=busy, rng=rng)
     migrate = partial(Migrate, config=config.migrate, metrics=metrics)
     return [
-        partial(Observe, metrics=metrics, is_known=catalog.is_name),  # Above all: bugs and refusals are outcomes too.
-        Guard,  # Above all that can have a bug.
-        partial(Accept, gate=gate),  # Above admit: a process that leaves takes nothing, whether there is room or not.
-        admit,  # Above the deadline: a refusal for want of room costs nothing, not even a timer.
-        Deadline,  # Above every wait, that for the tokeniser included.
-        partial(Preprocess, catalog=catalog, rng=rng),  # Above prompts: all are good before one is answered.
-        Prompts,  # Above choices: each prompt has as many answers as were asked for.
-        Choices,  # Above present: each choice has a text of its own.
-        partial(Detokenize, catalog=catalog),  # Above migrate: whoever ends the answer, its text ends here.
-        migrate,  # Above route: each attempt may choose anew.
+        partial(Observe, metrics=metrics, is_known=catalog.is_name),  # Above all: refusals and bugs are outcomes, too.
+        Guard,  # Above every layer that can have a bug.
+        partial(Accept, gate=gate),  # Above admit: a draining process refuses requests even if workers have room.
+        admit,  # Above the deadline: a refusal for lack of capacity must not cost even a timer.
+        Deadline,  # Above every wait, including the wait for the tokeniser.
+        partial(Preprocess, catalog=catalog, rng=rng),  # Above prompts: all prompts are valid before one is answered.
+        Prompts,  # Above choices: each prompt gets the requested number of answers.
+        Choices,  # Above detokenize: each choice has its own text.
+        partial(Detokenize, catalog=catalog),  # Above migrate: text that one worker began may end on another.
+        migrate,  # Above route: each attempt may choose another worker.
         partial(Route, pool=pool, busy=busy, rng=rng),  # Above the transport: the call names its worker.
     ]

@@ -1,7 +1,7 @@
-"""The frontend process: discovery, sessions, the pipeline, gRPC and HTTP, started and ended in order.
+"""The frontend process: starts and stops discovery, sessions, the pipeline, and the gRPC and HTTP servers, in order.
 
-End (SIGTERM): not ready → new requests are refused → streams finish within `drain_timeout_s` → what is left fails with
-DRAINING, as its clients are told → close.
+Stop (SIGTERM): report not ready → refuse new requests → let streams finish within `drain_timeout_s` → fail the rest
+with DRAINING, which their clients see → close.
 """
 
 import asyncio
@@ -18,21 +18,22 @@ import structlog
 from services.core.common_layers import stack
 from services.core.errors import Failure, Reason
 from services.core.gate import Gate
+from services.core.interface import Layer
 from services.core.model_card import ModelCard
 from services.discovery.watcher import Watcher
 from services.frontend.api.admin.admin import Admin, AdminConfig
 from services.frontend.api.admin.grpc_service import SERVICE as ADMIN_SERVICE
 from services.frontend.api.admin.grpc_service import AdminService, AdminTokenInterceptor
 from services.frontend.api.build import build_admin_app, build_app
-from services.frontend.control import LocalControl
+from services.frontend.control import FrontendControl, LocalControl
 from services.frontend.layers.transport import Transport
 from services.frontend.metrics.collectors import BusyMetrics, WorkerLoadMetrics
 from services.frontend.metrics.definitions import PREFIX, build_metrics
 from services.frontend.metrics.outcomes import observe_refused
 from services.frontend.model_catalog import ModelCatalog
 from services.frontend.pipeline import PipelineConfig, frontend_layers
-from services.frontend.processes.ipc import Welcome
-from services.frontend.processes.membership import enter, whole_of
+from services.frontend.processes.ipc import JoinResponse
+from services.frontend.processes.membership import group_control, join_group
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.frontend.session.pool import Pool, PoolConfig
 from services.http.app import HttpApp
@@ -49,15 +50,18 @@ from services.stubs import admin_pb2_grpc, inference_pb2_grpc
 log = structlog.get_logger()
 
 LEAVE_S = 1.0
-"""How long streams that are ended at the end of the drain may take to leave the pipeline. Their clients then still have
-the grace of both servers to be told why."""
+"""How long streams that are failed at the end of the drain may take to leave the pipeline. Afterwards the grace periods
+of both servers still let their clients read the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendConfig:
-    """drain_timeout_s: how long streams may go on after SIGTERM. member: of several processes that share the ports,
-    which one this is; None: it is the only one. settle_s_max: how long one that comes in place of another looks for
-    workers before it takes its share of clients, which until then the others have.
+    """Configuration of one frontend process.
+
+    drain_timeout_s: how long streams may continue after SIGTERM.
+    member: this process's path in its process group (see processes/membership.py); None if it is the only process.
+    settle_s_max: how long a process that replaces one that exited waits for sessions with workers before it accepts
+    clients. Until then the other processes serve all clients.
     """
 
     grpc_listen: str = "127.0.0.1:50051"
@@ -76,7 +80,7 @@ class FrontendConfig:
 
 
 class _Served:
-    """What the HTTP side asks about this frontend."""
+    """The state of this frontend that the HTTP API reads."""
 
     def __init__(self, catalog: ModelCatalog, pool: Pool, gate: Gate) -> None:
         self._catalog = catalog
@@ -99,42 +103,46 @@ class _Served:
 
 
 class Frontend:
-    """One frontend, from start to end."""
+    """One frontend process."""
 
     def __init__(self, config: FrontendConfig) -> None:
         self._config = config
         self._gate = Gate()
-        metrics = self._metrics = build_metrics(config.metrics_prefix)
-        catalog = ModelCatalog()
+        self._metrics = build_metrics(config.metrics_prefix)
+        self._catalog = ModelCatalog()
         self._cork = Cork()
-        self._pool = Pool(catalog, config.pool, self._cork)
-        busy = self._busy = BusyThresholds(config.admission)
-        metrics.registry.register(WorkerLoadMetrics(self._pool, config.metrics_prefix))
-        metrics.registry.register(BusyMetrics(catalog, busy, config.metrics_prefix))
+        self._pool = Pool(self._catalog, config.pool, self._cork)
+        self._busy = BusyThresholds(config.admission)
+        self._metrics.registry.register(WorkerLoadMetrics(self._pool, config.metrics_prefix))
+        self._metrics.registry.register(BusyMetrics(self._catalog, self._busy, config.metrics_prefix))
+        self._served = _Served(self._catalog, self._pool, self._gate)
+        self._process = LocalControl(self._metrics.registry, self._gate, self._busy)
+        self._control: FrontendControl = self._process if config.member is None else group_control(config.member)
+        self._admin = Admin(config.admin, self._catalog, self._busy, self._control)
+        admin = self._admin if config.admin.is_with_clients else None
+        pipeline = self._pipeline()
+        on_refused = partial(observe_refused, self._metrics)
+        self._app = build_app(pipeline, self._served, self._control, config.http, on_refused, admin)
+        self._server = _grpc_server(["unbroken.v1.Inference"], admin, is_shared=self._is_shared)
+        inference_pb2_grpc.add_InferenceServicer_to_server(
+            InferenceService(pipeline, self._gate, on_refused, config.http.client, self._control.cancel),
+            self._server.server,
+        )
+
+    def _pipeline(self) -> Layer:
         layers = frontend_layers(
-            config.pipeline,
-            catalog=catalog,
+            self._config.pipeline,
+            catalog=self._catalog,
             pool=self._pool,
-            busy=busy,
-            metrics=metrics,
+            busy=self._busy,
+            metrics=self._metrics,
             gate=self._gate,
             rng=random.Random(),
         )
-        pipeline = stack(*layers, innermost=Transport())
-        served = self._served = _Served(catalog, self._pool, self._gate)
-        on_refused = partial(observe_refused, metrics)
-        self._process = LocalControl(metrics.registry, self._gate, busy)
-        whole = self._whole = self._process if config.member is None else whole_of(config.member)
-        admin = self._admin = Admin(config.admin, catalog, busy, whole)
-        in_reach = admin if config.admin.is_with_clients else None
-        self._app = build_app(pipeline, served, whole, config.http, on_refused, in_reach)
-        self._server = _grpc_server(["unbroken.v1.Inference"], in_reach, is_shared=self._is_shared)
-        inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceService(pipeline, self._gate, on_refused, config.http.client, whole.cancel), self._server.server
-        )
+        return stack(*layers, innermost=Transport())
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Until `stopping` is set and all is drained. Raises StartupError when it can't start."""
+        """Serve until `stopping` is set and the process has drained. Raises StartupError if it cannot start."""
         try:
             async with asyncio.TaskGroup() as group, AsyncExitStack() as servers:
                 watcher = Watcher(self._config.registries, self._pool.on_change)
@@ -150,19 +158,19 @@ class Frontend:
         log.info("frontend stopped")
 
     async def _open(self, servers: AsyncExitStack) -> None:
-        """Listen, and say where."""
+        """Join the process group, if there is one, start listening, and report the addresses."""
         if self._config.member is not None:
-            await self._settle(await enter(servers, self._config.member, self._process))
+            await self._settle(await join_group(servers, self._config.member, self._process))
         addresses = await self._listen(servers)
         log.info("frontend ready", **addresses)
         if self._config.ready_file is not None:
             write_atomically(self._config.ready_file, json.dumps(addresses))
 
-    async def _settle(self, welcome: Welcome) -> None:
-        """Be as the other processes are: with their thresholds, and with workers if they have any."""
-        for model, changes in welcome.changes.items():
+    async def _settle(self, joined: JoinResponse) -> None:
+        """Adopt the group's thresholds. A process that replaces another also waits for sessions with all workers."""
+        for model, changes in joined.changes.items():
             await self._process.set_thresholds(model, changes)
-        if not welcome.is_successor:
+        if not joined.is_successor:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.settle_s_max):
@@ -170,14 +178,14 @@ class Frontend:
                     await self._pool.next_change.wait()
 
     async def _listen(self, servers: AsyncExitStack) -> dict[str, str]:
-        """Start all servers, those of operators first: they close last. Returns their real addresses."""
+        """Start all servers. Those for operators start first and therefore close last. Returns the real addresses."""
         config, admin, addresses = self._config, self._config.admin, {}
         if admin.is_on and admin.grpc_listen is not None:
             server = await servers.enter_async_context(_grpc_server([], self._admin, is_shared=self._is_shared))
             addresses["admin_grpc"] = await server.start(admin.grpc_listen, option="--admin-grpc-listen")
             await server.set_serving(is_serving=True)
         if admin.is_on and admin.listen is not None:
-            app = build_admin_app(self._admin, self._served, self._whole, config.http)
+            app = build_admin_app(self._admin, self._served, self._control, config.http)
             addresses["admin_http"] = await self._start_http(servers, app, admin.listen, "--admin-listen")
         await servers.enter_async_context(self._server)
         addresses["grpc"] = await self._server.start(config.grpc_listen, option="--grpc-listen")
@@ -198,7 +206,7 @@ class Frontend:
         return self._config.member is not None
 
     async def _report_health(self) -> None:
-        """The gRPC health service says what `/health` says: SERVING while some model can be served."""
+        """Keep the gRPC health service equal to `/health`: SERVING while at least one model can be served."""
         while True:
             change = self._pool.next_change
             await self._server.set_serving(is_serving=bool(self._pool.served_cards()) and not self._gate.is_draining)
@@ -209,13 +217,13 @@ class Frontend:
         self._gate.is_draining = True
         await self._server.set_serving(is_serving=False)
         if not await self._gate.wait_quiet(self._config.drain_timeout_s):
-            log.warning("ending what still runs", count=self._gate.count)
-            self._gate.fail_all(Failure(Reason.DRAINING, "the server left before the answer was complete"))
+            log.warning("drain timeout: ending the remaining streams", count=self._gate.count)
+            self._gate.fail_all(Failure(Reason.DRAINING, "the server stopped before the answer was complete"))
             await self._gate.wait_quiet(LEAVE_S)
 
 
 def _grpc_server(services: Sequence[str], admin: Admin | None, *, is_shared: bool) -> GrpcServer:
-    """A server of these services, and of Admin if there is one."""
+    """Build a server for `services`, and for the Admin service if `admin` is given."""
     if admin is None:
         return GrpcServer(services, is_shared=is_shared)
     guards = [AdminTokenInterceptor(admin)]

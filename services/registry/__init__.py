@@ -1,1 +1,1 @@
-"""The registry: which instances there are. Start with service.py."""
+"""The registry: the set of registered instances. Start reading at service.py."""

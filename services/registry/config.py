@@ -1,4 +1,4 @@
-"""What a registry is told when it starts."""
+"""Configuration of a registry process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,10 +7,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdConfig:
-    """How to reach etcd. ca, client_cert and client_key are PEM; the password never shows in a log.
+    """How to connect to etcd. The password and the keys are never logged.
 
-    endpoints: host:port each, members of one cluster; one at a time is used, the next when it fails. With is_tls and no
-    ca the system's roots are trusted. call_timeout_s: for each try of each call.
+    endpoints: host:port of members of one cluster. One is used at a time; the next one when it fails.
+    is_tls: without `ca` the system's root certificates are trusted.
+    ca, client_cert, client_key: PEM.
+    call_timeout_s: for each try of each call.
     """
 
     endpoints: Sequence[str]
@@ -25,9 +27,11 @@ class EtcdConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryConfig:
-    """listen: host:port, where port 0 takes a free one. etcd: None for the embedded store.
+    """Configuration of one registry.
 
-    ready_file: where to write `{"address": "host:port"}` once it listens, for whoever started this process.
+    listen: host:port; port 0 takes a free port.
+    etcd: None for the embedded store.
+    ready_file: written with `{"address": "host:port"}` when the registry listens.
     """
 
     listen: str = "127.0.0.1:50050"

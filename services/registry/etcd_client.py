@@ -1,9 +1,10 @@
-"""The seam to etcd: one call at a time on one member at a time, bounded, with the next member tried when one fails.
+"""The client of etcd: each call goes to one member, has a timeout, and is retried on the next member if it fails.
 
-This builds on etcd3aio's services and not on its client, which takes no host names (its target is `ipv4:`) and one TLS
-name for all members. Nor on its `watch`, which passes over a compaction in silence and, when it reconnects, resumes
-after the store's revision, not after the last event, so that events between are lost; nor on its lease keeper, which
-does not say that a lease is lost.
+It builds on the services of etcd3aio, but not on these parts:
+- its client: it takes no host names (its target is `ipv4:`) and only one TLS name for all members;
+- its `watch`: it ignores compaction, and on a reconnect it resumes after the store's revision rather than after the
+  last event, so events between the two are lost;
+- its lease keeper: it does not report a lost lease.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ log = structlog.get_logger()
 Result = TypeVar("Result")
 
 KEEPALIVE_TIME_MS = 6_000
-"""A member that hangs is noticed by its watch so soon; etcd breaks clients off that ping more than every 5 s."""
+"""How soon a watch notices that its member hangs. etcd disconnects clients that ping more often than every 5 s."""
 KEEPALIVE_TIMEOUT_MS = 2_000
 _TIMES = {
     "grpc.keepalive_time_ms": KEEPALIVE_TIME_MS,
@@ -37,7 +38,7 @@ _TIMES = {
 }
 OPTIONS = [*{**dict(CHANNEL_OPTIONS), **_TIMES}.items()]
 _STALE_TOKEN = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT)
-"""What etcd answers to a token that a restart or a change of rights made worthless, and to none at all."""
+"""Status codes of etcd for a missing token, and for a token that a restart or a change of permissions invalidated."""
 
 
 class NotFound(Exception):
@@ -45,7 +46,7 @@ class NotFound(Exception):
 
 
 class Member:
-    """One endpoint: a channel of its own, and etcd's services on it."""
+    """One endpoint of etcd, with its own channel and services."""
 
     def __init__(self, endpoint: str, config: EtcdConfig) -> None:
         self.endpoint = endpoint
@@ -63,7 +64,7 @@ class Member:
             service.set_token(token)
 
     async def keep_alive(self, lease_id: int) -> None:
-        """Renew once. Raises NotFound."""
+        """Renew the lease once. Raises NotFound."""
         stream = self.leases.keep_alive(lease_id)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -78,17 +79,18 @@ class Member:
     async def watch(
         self, key: bytes, range_end: bytes, revision: int, on_response: Callable[[WatchResponse], None]
     ) -> None:
-        """Hand over what happens from `revision` on, until the watch ends: etcd cancelled it, or compacted too far.
+        """Pass all events from `revision` on to `on_response`. Returns when etcd cancels the watch.
 
-        Nothing is skipped: after the end whoever watches reads everything again.
+        etcd also cancels a watch whose revision it has compacted. No event is skipped: after the watch has ended, the
+        caller must read everything again.
         """
-        # Without `hasleader` a member that lost the others would go on in silence.
+        # With `hasleader` a member that has lost its leader cancels the watch; without, it would send nothing.
         metadata = [("hasleader", "true"), *([("token", self._token)] if self._token else [])]
         stream = self._watches.Watch(metadata=metadata)
         try:
             async with asyncio.timeout(self._timeout_s):
                 create = WatchCreateRequest(key=key, range_end=range_end, start_revision=revision)
-                with contextlib.suppress(asyncio.InvalidStateError):  # It failed already: `read` says why.
+                with contextlib.suppress(asyncio.InvalidStateError):  # The call has failed: `read` raises the reason.
                     await stream.write(WatchRequest(create_request=create))
                 response = await stream.read()
             while response is not grpc.aio.EOF:
@@ -105,7 +107,7 @@ class Member:
 
 
 class EtcdClient:
-    """Calls the members of one cluster."""
+    """Calls the members of one etcd cluster."""
 
     def __init__(self, config: EtcdConfig) -> None:
         self._config = config
@@ -113,9 +115,10 @@ class EtcdClient:
         self._current = 0
 
     async def call(self, operation: Callable[[Member], Awaitable[Result]], *, members_max: int | None = None) -> Result:
-        """The operation's result from the first member that answers; each is tried once, up to `members_max` of them.
+        """Run `operation` on one member after another and return the first result.
 
-        `operation` may therefore happen twice. Raises NotFound, Failure(STORE_AWAY).
+        Each member is tried once, at most `members_max` of them. `operation` may therefore take effect more than once.
+        Raises NotFound, Failure(STORE_AWAY).
         """
         errors: list[str] = []
         for _ in self._members[:members_max]:
@@ -126,8 +129,8 @@ class EtcdClient:
                 if _code(error) is grpc.StatusCode.NOT_FOUND:
                     raise NotFound from error
                 errors.append(f"{member.endpoint}: {_text(error)}")
-                self._leave(member)
-        raise Failure(Reason.STORE_AWAY, f"etcd did not do it ({'; '.join(errors)})")
+                self._use_next(member)
+        raise Failure(Reason.STORE_AWAY, f"no etcd member completed the call ({'; '.join(errors)})")
 
     async def close(self) -> None:
         for member in self._members:
@@ -145,8 +148,8 @@ class EtcdClient:
         member.set_token(granted.token)
         return await operation(member)
 
-    def _leave(self, member: Member) -> None:
-        """Use the next member from now on, unless another call has seen to that."""
+    def _use_next(self, member: Member) -> None:
+        """Use the next member from now on, unless another call has already moved away from `member`."""
         if self._members[self._current] is member:
             self._current = (self._current + 1) % len(self._members)
 

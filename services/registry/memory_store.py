@@ -1,4 +1,4 @@
-"""The embedded store: records live in this process, and go with it."""
+"""The embedded store: keeps records in the memory of this process."""
 
 import asyncio
 import itertools
@@ -11,18 +11,19 @@ from services.stubs.registry_pb2 import Instance
 
 
 class MemoryStore:
-    """Each start is a history of its own: the epoch is drawn at random. Leases lapse by the event loop's clock."""
+    """Keeps records in memory. Each start begins a new history with a random epoch. Leases expire by the event loop's
+    clock."""
 
-    def __init__(self, view: WatchCache | None = None) -> None:
-        self._view = view or WatchCache()
-        self._view.replace(secrets.token_hex(8), 0, {})
+    def __init__(self, cache: WatchCache | None = None) -> None:
+        self._cache = cache or WatchCache()
+        self._cache.replace(secrets.token_hex(8), 0, {})
         self._lease_ids = itertools.count(1)
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._record_of: dict[int, str] = {}
 
     @property
-    def view(self) -> WatchCache:
-        return self._view
+    def cache(self) -> WatchCache:
+        return self._cache
 
     async def run(self) -> None:
         try:
@@ -43,16 +44,16 @@ class MemoryStore:
     async def put(self, instance: Instance, lease: Lease, *, takes_over: bool) -> Stored:
         self._check(lease)
         instance_id = instance.instance_id
-        record = merged(self._view.entries.get(instance_id), instance, lease, takes_over=takes_over)
+        record = merged(self._cache.entries.get(instance_id), instance, lease, takes_over=takes_over)
         self._record_of[lease.lease_id] = instance_id
         self._change({instance_id: Entry(record, lease.lease_id)})
-        return Stored(record, self._view.revision)
+        return Stored(record, self._cache.revision)
 
     async def revoke(self, lease: Lease) -> None:
         self._lapse(lease.lease_id)
 
     async def drain(self, instance_id: str) -> Instance:
-        old = self._view.entries.get(instance_id)
+        old = self._cache.entries.get(instance_id)
         if old is None:
             raise not_found(instance_id)
         marked = drained(old.instance)
@@ -61,7 +62,7 @@ class MemoryStore:
         return marked
 
     def _change(self, put: Mapping[str, Entry], deleted: tuple[str, ...] = ()) -> None:
-        self._view.change(self._view.revision + 1, put, deleted)
+        self._cache.change(self._cache.revision + 1, put, deleted)
 
     def _check(self, lease: Lease) -> None:
         if lease.lease_id not in self._timers:
@@ -77,6 +78,6 @@ class MemoryStore:
         if (timer := self._timers.pop(lease_id, None)) is not None:
             timer.cancel()
         instance_id = self._record_of.pop(lease_id, None)
-        entry = None if instance_id is None else self._view.entries.get(instance_id)
+        entry = None if instance_id is None else self._cache.entries.get(instance_id)
         if instance_id is not None and entry is not None and entry.lease_id == lease_id:
             self._change({}, (instance_id,))

@@ -1,4 +1,4 @@
-"""Keeps one instance's record in the store for as long as its stream lives, whatever the store does meanwhile."""
+"""Keeps the record of one instance in the store while its Register stream is open, across outages of the store."""
 
 import asyncio
 import random
@@ -16,58 +16,60 @@ from services.stubs.registry_pb2 import Instance, RegisterResponse
 log = structlog.get_logger()
 
 RENEWALS_PER_LEASE = 3
-"""Two renewals may be lost before the lease is."""
-TELL_TIMEOUT_S = 5.0
-"""A client that does not read its stream for so long is broken off."""
+"""The lease survives the loss of two renewals."""
+SEND_TIMEOUT_S = 5.0
+"""How long a message to a client may wait to be sent. The stream of a client that does not read it then ends."""
 LEASES_REMEMBERED_MAX = 8
 LINGER_TIMEOUT_S = 1.0
-"""For the last renewal, when a stream broke."""
+"""Timeout of the last renewal, when a stream has broken."""
 
 Message = TypeVar("Message")
-Tell = Callable[[RegisterResponse], Awaitable[None]]
+Send = Callable[[RegisterResponse], Awaitable[None]]
 
 
-async def tell_in_time(tell: Callable[[Message], Awaitable[None]], message: Message) -> None:
-    """Raises SLOW_CLIENT when the client has not taken it after TELL_TIMEOUT_S."""
+async def send_in_time(send: Callable[[Message], Awaitable[None]], message: Message) -> None:
+    """Send `message`. Raises SLOW_CLIENT if that takes longer than SEND_TIMEOUT_S."""
     try:
-        async with asyncio.timeout(TELL_TIMEOUT_S):
-            await tell(message)
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await send(message)
     except TimeoutError:
-        raise Failure(Reason.SLOW_CLIENT, f"the client has read nothing for {TELL_TIMEOUT_S:g} s") from None
+        raise Failure(Reason.SLOW_CLIENT, f"the client has read nothing for {SEND_TIMEOUT_S:g} s") from None
 
 
 class Registration:
-    """One Register stream's record.
+    """The record of one Register stream.
 
-    `run` grants, puts, renews, and does it again after every loss, until it is cancelled; it raises Failure when the
-    record was taken over or the client does not read. Whoever ran it then calls `linger` or `remove`.
+    `run` gets a lease, puts the record and renews the lease, and starts again after every loss, until it is cancelled.
+    It raises Failure if another stream took the record over or the client does not read. The caller of `run` must then
+    call `linger` or `remove`.
     """
 
-    def __init__(self, store: Store, instance: Instance, lease_s: int, tell: Tell) -> None:
+    def __init__(self, store: Store, instance: Instance, lease_s: int, send: Send) -> None:
         self._store = store
         self._wanted = instance
-        self._asked: Instance | None = None
+        self._put_last: Instance | None = None
         self._lease_s = lease_s
-        self._tell = tell
-        self._told: Instance | None = None
+        self._send = send
+        self._sent_last: Instance | None = None
         self._lease: Lease | None = None
         self._lease_ids: deque[int] = deque(maxlen=LEASES_REMEMBERED_MAX)
         self._revision = 0
         self._was_stored = False
-        self._news = asyncio.Event()
+        self._has_changed = asyncio.Event()
         self._backoff = Backoff()
         self._tries = 0
 
     def update(self, instance: Instance) -> None:
-        """Replace the record. Raises Failure(INVALID_ARGUMENT) for another instance id."""
+        """Replace the record. Raises Failure(INVALID_ARGUMENT) if the instance id differs."""
         if instance.instance_id != self._wanted.instance_id:
             raise Failure(Reason.INVALID_ARGUMENT, "a stream registers one instance id", param="instance.instance_id")
         self._wanted = instance
-        self._news.set()
+        self._has_changed.set()
 
     async def run(self) -> NoReturn:
+        """Keep the record in the store until cancelled. Raises Failure(TAKEN_OVER), Failure(SLOW_CLIENT)."""
         rng = random.Random()
-        with self._store.view.listening(self._wanted.instance_id, self._news.set):
+        with self._store.cache.listening(self._wanted.instance_id, self._has_changed.set):
             while True:
                 try:
                     await self._keep()
@@ -81,67 +83,68 @@ class Registration:
                 self._tries += 1
 
     async def remove(self) -> None:
-        """Take the record away. Raises Failure(STORE_AWAY): it then goes with its lease."""
+        """Remove the record. Raises Failure(STORE_AWAY); the record then expires with its lease."""
         if self._lease is not None:
             await self._store.revoke(self._lease)
 
     async def linger(self) -> None:
-        """Let the record stay for a whole lease from now. Best effort, within LINGER_TIMEOUT_S."""
+        """Renew the lease once more, so that the record stays for its full time. Gives up after LINGER_TIMEOUT_S."""
         try:
             async with asyncio.timeout(LINGER_TIMEOUT_S):
                 if self._lease is not None:
                     await self._store.keep_alive(self._lease)
         except (LeaseLost, Failure, TimeoutError) as error:
-            log.debug("the record may go early", instance_id=self._wanted.instance_id, why=str(error))
+            log.debug("the record may expire early", instance_id=self._wanted.instance_id, why=str(error))
 
     async def _keep(self) -> NoReturn:
         if self._lease is None:
             self._lease = await self._store.grant(self._lease_s)
             self._lease_ids.append(self._lease.lease_id)
-            self._asked = None
+            self._put_last = None
         else:
             await self._store.keep_alive(self._lease)
         while True:
-            if self._wanted is not self._asked:
+            if self._wanted is not self._put_last:
                 await self._put(self._wanted, self._lease)
-            await self._look(self._lease)
+            await self._check_stored(self._lease)
             self._tries = 0
-            if not await self._wait_news(self._lease.granted_s / RENEWALS_PER_LEASE):
+            if not await self._wait_change(self._lease.granted_s / RENEWALS_PER_LEASE):
                 await self._store.keep_alive(self._lease)
 
     async def _put(self, wanted: Instance, lease: Lease) -> None:
         stored = await self._store.put(wanted, lease, takes_over=not self._was_stored)
-        self._asked, self._was_stored, self._revision = wanted, True, stored.revision
-        await self._send(stored.instance, lease)
+        self._put_last, self._was_stored, self._revision = wanted, True, stored.revision
+        await self._send_state(stored.instance, lease)
 
-    async def _look(self, lease: Lease) -> None:
-        """What have others done to the record since the last put? A view that has not come so far does not know.
+    async def _check_stored(self, lease: Lease) -> None:
+        """React to changes that others have made to the record since the last put.
 
-        Nor does the view of an etcd that lost its data meanwhile: its revision is higher, but the lease in it is one
-        of ours from before.
+        A cache that has not reached that revision is ignored. After etcd has lost its data the cache may have a higher
+        revision with an older lease of this registration, which is ignored, too.
         """
-        view = self._store.view
-        if view.revision < self._revision:
+        cache = self._store.cache
+        if cache.revision < self._revision:
             return
-        entry = view.entries.get(self._wanted.instance_id)
+        entry = cache.entries.get(self._wanted.instance_id)
         if entry is None:
             raise LeaseLost
         if entry.lease_id not in self._lease_ids:
             raise Failure(Reason.TAKEN_OVER, f"a newer stream registered {self._wanted.instance_id}")
-        if entry.lease_id == lease.lease_id and entry.instance != self._told:
-            await self._send(entry.instance, lease)
+        if entry.lease_id == lease.lease_id and entry.instance != self._sent_last:
+            await self._send_state(entry.instance, lease)
 
-    async def _send(self, instance: Instance, lease: Lease) -> None:
+    async def _send_state(self, instance: Instance, lease: Lease) -> None:
         response = RegisterResponse(instance=instance, revision=self._revision)
         response.lease.FromMilliseconds(round(lease.granted_s * 1e3))
-        await tell_in_time(self._tell, response)
-        self._told = instance
+        await send_in_time(self._send, response)
+        self._sent_last = instance
 
-    async def _wait_news(self, timeout_s: float) -> bool:
+    async def _wait_change(self, timeout_s: float) -> bool:
+        """Wait for a change of the wanted or the stored record. Returns False on timeout."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._news.wait()
+                await self._has_changed.wait()
         except TimeoutError:
             return False
-        self._news.clear()
+        self._has_changed.clear()
         return True

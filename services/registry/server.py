@@ -1,4 +1,4 @@
-"""The registry's process: one store, one gRPC server."""
+"""The registry process: one store and one gRPC server."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ SERVICE = registry_pb2.DESCRIPTOR.services_by_name["Registry"].full_name
 
 
 async def serve(config: RegistryConfig, stopping: asyncio.Event) -> None:
-    """Serve until `stopping` is set. Raises StartupError, in a group, if the address cannot be had."""
+    """Serve until `stopping` is set. Raises an exception group with a StartupError if it cannot listen."""
     store = _store(config)
     async with asyncio.TaskGroup() as group:
         keeping = group.create_task(store.run())
@@ -34,21 +34,19 @@ async def serve(config: RegistryConfig, stopping: asyncio.Event) -> None:
             await stopping.wait()
             readiness.cancel()
             await server.set_serving(is_serving=False)
-        keeping.cancel()  # After the server: a registration whose stream breaks renews its lease once more.
+        keeping.cancel()  # After the server, because registrations renew their leases once more when their streams end.
     log.info("registry stopped")
 
 
 async def _serve_once_known(store: Store, server: GrpcServer) -> None:
-    """A registry that has never reached its store listens, to say so, but is not healthy."""
-    await store.view.wait_known()
+    """Report healthy once the store has been reached. Until then the registry listens, but answers UNAVAILABLE."""
+    await store.cache.wait_known()
     await server.set_serving(is_serving=True)
 
 
 def _store(config: RegistryConfig) -> Store:
     if config.etcd is None:
         return MemoryStore()
-    from services.registry.etcd_store import (
-        EtcdStore,
-    )  # brings an etcd client, which the embedded store must not need
+    from services.registry.etcd_store import EtcdStore  # Imports an etcd client: only when it is needed.
 
     return EtcdStore(config.etcd)

@@ -1,4 +1,4 @@
-"""The registry as its clients see it: Register, Watch, List and Drain over one store."""
+"""The gRPC service of the registry: Register, Watch, List and Drain on one store."""
 
 import asyncio
 import re
@@ -8,7 +8,7 @@ import grpc
 
 from services.core.errors import Failure, Reason, invalid, quoted
 from services.core.validation import NAME_FORM
-from services.registry.registration import Registration, tell_in_time
+from services.registry.registration import Registration, send_in_time
 from services.registry.store import Store
 from services.registry.watch_cache import WatchCache
 from services.rpc.interceptors import read
@@ -32,7 +32,7 @@ from services.stubs.registry_pb2_grpc import RegistryServicer
 LEASE_S_DEFAULT = 10
 LEASE_S_MAX = 300
 FIRST_RECORD_TIMEOUT_S = 10.0
-"""A client that opens Register and sends nothing is broken off."""
+"""How long a client may take to send the first record on a Register stream."""
 MODEL_CHARACTERS_MAX = 256
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:\[\]/]{1,253}):([0-9]{1,5})")
 
@@ -40,7 +40,7 @@ RegisterContext = grpc.aio.ServicerContext[RegisterRequest, RegisterResponse]
 
 
 class RegistryService(RegistryServicer):
-    """Serves one store. Handlers are coroutines, so that a hang-up cancels them in their own frame."""
+    """Serves one store. Handlers are coroutines, not generators, so that a hang-up cancels them in their own frame."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -62,20 +62,20 @@ class RegistryService(RegistryServicer):
     async def Watch(  # type: ignore[override]  # noqa: N802
         self, request: WatchRequest, context: grpc.aio.ServicerContext[WatchRequest, WatchResponse]
     ) -> None:
-        if not self._store.view.is_known:
+        if not self._store.cache.is_known:
             await abort(context, _not_known())
         try:
-            await _tell_changes(self._store.view, request, context)
+            await _send_changes(self._store.cache, request, context)
         except Failure as failure:
             await abort(context, failure)
 
     async def List(  # noqa: N802
         self, _request: ListRequest, context: grpc.aio.ServicerContext[ListRequest, ListResponse]
     ) -> ListResponse:
-        view = self._store.view
-        if not view.is_known:
+        cache = self._store.cache
+        if not cache.is_known:
             await abort(context, _not_known())
-        return ListResponse(instances=view.instances(), revision=view.revision)
+        return ListResponse(instances=cache.instances(), revision=cache.revision)
 
     async def Drain(  # noqa: N802
         self, request: DrainRequest, context: grpc.aio.ServicerContext[DrainRequest, DrainResponse]
@@ -86,16 +86,16 @@ class RegistryService(RegistryServicer):
             await abort(context, failure)
 
 
-async def _tell_changes(
-    view: WatchCache, request: WatchRequest, context: grpc.aio.ServicerContext[WatchRequest, WatchResponse]
+async def _send_changes(
+    cache: WatchCache, request: WatchRequest, context: grpc.aio.ServicerContext[WatchRequest, WatchResponse]
 ) -> NoReturn:
-    """All that comes after the revision that the watcher has seen. Raises SLOW_CLIENT."""
-    first = view.since(request.revision, request.epoch)
+    """Send all changes after the revision that the watcher has seen. Raises SLOW_CLIENT."""
+    first = cache.since(request.revision, request.epoch)
     last = first or WatchResponse(revision=request.revision, epoch=request.epoch)
     while True:
-        await tell_in_time(context.write, last)
-        while (response := view.since(last.revision, last.epoch)) is None:
-            await view.wait_change()
+        await send_in_time(context.write, last)
+        while (response := cache.since(last.revision, last.epoch)) is None:
+            await cache.wait_change()
         last = response
 
 
@@ -111,8 +111,8 @@ async def _first(context: RegisterContext) -> RegisterRequest:
 
 
 async def _serve(registration: Registration, context: RegisterContext) -> bool:
-    """Keep the record until the stream ends. True when the instance asked to leave."""
-    # By itself: a first write that is cancelled half-way leaves gRPC unable to end the call, and the client waiting.
+    """Keep the record until the stream ends. Returns True if the instance deregistered."""
+    # Sent separately: if the first write is cancelled midway, gRPC cannot end the call and the client waits.
     await context.send_initial_metadata(())
     try:
         async with asyncio.TaskGroup() as group:
@@ -137,7 +137,7 @@ async def _read(registration: Registration, context: RegisterContext) -> bool:
 
 
 def checked_instance(instance: Instance) -> Instance:
-    """The record, serving unless it says otherwise. Raises Failure(INVALID_ARGUMENT) if something is missing."""
+    """Validate the record and set a missing state to SERVING. Raises Failure(INVALID_ARGUMENT)."""
     if not NAME_FORM.fullmatch(instance.instance_id):
         raise invalid("instance.instance_id", "instance_id must be 1 to 128 letters, digits, '-', '_', '.' or ':'")
     _check_address("address", instance.address)
@@ -157,7 +157,7 @@ def _check_address(field: str, address: str) -> None:
 
 
 def checked_lease_s(request: RegisterRequest) -> int:
-    """The lease asked for, in seconds. Raises Failure(INVALID_ARGUMENT) outside 1 s to 300 s or for a fraction."""
+    """The requested lease in seconds. Raises Failure(INVALID_ARGUMENT) unless it is whole seconds from 1 to 300."""
     if not request.HasField("lease"):
         return LEASE_S_DEFAULT
     if request.lease.nanos or not 1 <= request.lease.seconds <= LEASE_S_MAX:

@@ -1,4 +1,4 @@
-"""What a store is: it keeps records that hang on leases, and a view of all of them."""
+"""The interface of a store, which keeps instance records on leases, and the rules that all stores share."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,12 +9,12 @@ from services.stubs.registry_pb2 import INSTANCE_STATE_DRAINING, Instance
 
 
 class LeaseLost(Exception):
-    """The lease is not there any more, and so neither is its record. To be granted and put anew."""
+    """The lease has expired, and its record is gone. The caller must get a new lease and put the record again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a record hangs on. It lapses `granted_s` seconds after the last `keep_alive`; its record goes with it."""
+    """A lease. It expires `granted_s` seconds after the last `keep_alive`, and its record is then removed."""
 
     lease_id: int
     granted_s: float
@@ -22,53 +22,53 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A record as it was stored. The view shows it once it has come to `revision`."""
+    """A record as it was stored. The cache contains it once the cache has reached `revision`."""
 
     instance: Instance
     revision: int
 
 
 class Store(Protocol):
-    """Keeps records. A method that needs the store while it is away raises Failure(STORE_AWAY), in bounded time."""
+    """Keeps instance records. While the storage is unavailable, methods raise Failure(STORE_AWAY) in bounded time."""
 
     @property
-    def view(self) -> WatchCache:
-        """The instances as last known. Stays as it is while the store is away."""
+    def cache(self) -> WatchCache:
+        """The instances as last known. Unchanged while the storage is unavailable."""
         ...
 
     async def run(self) -> None:
-        """Keep the view until cancelled."""
+        """Keep the cache up to date until cancelled."""
         ...
 
     async def grant(self, lease_s: int) -> Lease:
-        """A new lease. A store may grant more than was asked."""
+        """Create a lease. Its time may be longer than `lease_s`."""
         ...
 
     async def keep_alive(self, lease: Lease) -> None:
-        """Begin the lease's time again. Raises LeaseLost."""
+        """Renew the lease for its full time. Raises LeaseLost."""
         ...
 
     async def put(self, instance: Instance, lease: Lease, *, takes_over: bool) -> Stored:
-        """Store the record on the lease. See `merged` for what is stored, and what is refused.
+        """Store the record on the lease. See `merged` for what is stored and what is refused.
 
         Raises LeaseLost, Failure(TAKEN_OVER).
         """
         ...
 
     async def revoke(self, lease: Lease) -> None:
-        """End the lease and remove its record at once. A record that went over to another lease stays. Idempotent."""
+        """Revoke the lease and remove its record. A record that is now on another lease stays. Idempotent."""
         ...
 
     async def drain(self, instance_id: str) -> Instance:
-        """Mark the record as draining, on the lease that it has. Raises Failure(INSTANCE_NOT_FOUND)."""
+        """Mark the record as draining; it stays on its lease. Raises Failure(INSTANCE_NOT_FOUND)."""
         ...
 
 
 def merged(old: Entry | None, instance: Instance, lease: Lease, *, takes_over: bool) -> Instance:
-    """What to store when `instance` is put over `old`: draining is never undone.
+    """The record to store when `instance` is put over `old`. A draining instance stays draining.
 
-    Raises Failure(TAKEN_OVER) when the record hangs on another lease and `takes_over` is not given: a registration that
-    comes back late must not push out the one that followed it.
+    Raises Failure(TAKEN_OVER) if the record is on another lease and `takes_over` is false: a registration that
+    reconnects late must not replace its successor.
     """
     if old is None:
         return instance
@@ -78,7 +78,7 @@ def merged(old: Entry | None, instance: Instance, lease: Lease, *, takes_over: b
 
 
 def drained(instance: Instance) -> Instance:
-    """The same record, marked."""
+    """A copy of the record, marked as draining."""
     marked = Instance()
     marked.CopyFrom(instance)
     marked.state = INSTANCE_STATE_DRAINING

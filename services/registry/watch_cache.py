@@ -1,7 +1,7 @@
-"""The set of instances as of a revision, with its latest changes, so that any number of watchers can follow it.
+"""The set of instances at a revision, with its latest changes, for any number of watchers.
 
-Watchers have no queue: each remembers the revision it has seen and asks for what came after it. What a slow watcher has
-missed costs no memory, and more than the history holds comes to it as a snapshot.
+Watchers have no queue: each remembers the last revision it has seen and asks for later changes. A slow watcher
+therefore costs no memory. If it has missed more changes than the history holds, it gets a snapshot.
 """
 
 import asyncio
@@ -14,19 +14,22 @@ from itertools import takewhile
 from services.stubs.registry_pb2 import Instance, WatchResponse
 
 HISTORY_CHANGES_MAX = 10_000
-"""How many changes back a watcher can resume: an id and an int each."""
+"""How many changes back a watcher can resume. Each change takes an id and an int."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An instance and the id of the lease that its record hangs on."""
+    """An instance, and the id of the lease that its record is on."""
 
     instance: Instance
     lease_id: int
 
 
 class WatchCache:
-    """What one store knows. Changed on the event loop by that store alone; `epoch` is empty until it knows anything."""
+    """The instances that one store knows. Only that store changes it, on the event loop.
+
+    `epoch` is empty until the store has been reached for the first time.
+    """
 
     def __init__(self, *, history_changes_max: int = HISTORY_CHANGES_MAX) -> None:
         self.epoch = ""
@@ -38,27 +41,28 @@ class WatchCache:
         self._changed = asyncio.Event()
         self._listeners: dict[str, set[Callable[[], None]]] = {}
         self._snapshot: WatchResponse | None = None
-        self._news: tuple[int, WatchResponse] | None = None  # After which revision, and what.
+        self._latest: tuple[int, WatchResponse] | None = None  # The last result of `since`, and its revision.
 
     @property
     def is_known(self) -> bool:
+        """Whether the store has ever been reached."""
         return bool(self.epoch)
 
     def change(self, revision: int, put: Mapping[str, Entry], deleted: Collection[str] = ()) -> None:
-        """Go on to `revision`, which is higher than the one before."""
-        assert revision > self.revision, "a revision counts up"
+        """Apply changes and advance to `revision`."""
+        assert revision > self.revision, "revisions increase"
         self._entries.update(put)
         for instance_id in deleted:
             self._entries.pop(instance_id, None)
         self._remember(revision, (*put, *deleted))
-        self._go_to(revision)
+        self._set_revision(revision)
         self._wake((*put, *deleted))
 
     def replace(self, epoch: str, revision: int, entries: Mapping[str, Entry]) -> None:
-        """Begin a new history: whoever watches gets a snapshot."""
+        """Begin a new history. Every watcher gets a snapshot."""
         touched = {*self._entries, *entries}
         self.epoch = epoch
-        self._go_to(revision)
+        self._set_revision(revision)
         self._entries = dict(entries)
         self._history.clear()
         self._complete_after = revision
@@ -69,31 +73,31 @@ class WatchCache:
         return self._entries
 
     def instances(self) -> list[Instance]:
-        """All of them, in the order of their ids."""
+        """All instances, sorted by id."""
         return [self._entries[instance_id].instance for instance_id in sorted(self._entries)]
 
     def snapshot(self) -> WatchResponse:
-        """One message for all who ask at this revision: not to be changed."""
+        """All instances as one message. Callers share the message and must not modify it."""
         if self._snapshot is None:
-            whole = self.instances()
-            self._snapshot = WatchResponse(revision=self.revision, epoch=self.epoch, snapshot=True, put=whole)
+            put = self.instances()
+            self._snapshot = WatchResponse(revision=self.revision, epoch=self.epoch, snapshot=True, put=put)
         return self._snapshot
 
     def since(self, revision: int, epoch: str) -> WatchResponse | None:
-        """What came after `revision`, as one message; None for nothing, a snapshot where the changes are not known.
+        """The changes after `revision` as one message: None if there are none, a snapshot if they are not known.
 
-        A watcher that is ahead comes from another registry over the same store: nothing is news to it yet. Most have
-        seen the same, so they get the same message: not to be changed.
+        A watcher that is ahead of the cache comes from another registry on the same store, and gets None. Callers share
+        the message and must not modify it: most watchers have seen the same revision.
         """
         if epoch != self.epoch or revision < self._complete_after:
             return self.snapshot()
         if revision >= self.revision:
             return None
-        if self._news is None or self._news[0] != revision:
-            self._news = revision, self._news_after(revision)
-        return self._news[1]
+        if self._latest is None or self._latest[0] != revision:
+            self._latest = revision, self._changes_after(revision)
+        return self._latest[1]
 
-    def _news_after(self, revision: int) -> WatchResponse:
+    def _changes_after(self, revision: int) -> WatchResponse:
         touched = self._touched_after(revision)
         return WatchResponse(
             revision=self.revision,
@@ -103,22 +107,22 @@ class WatchCache:
         )
 
     def _touched_after(self, revision: int) -> list[str]:
-        """The ids of what changed, sorted. From the latest change on: most watchers have seen all but one."""
+        """The ids of changed instances, sorted. Searches backwards: most watchers lack only the latest change."""
         newer = takewhile(lambda change: change[0] > revision, reversed(self._history))
         return sorted({instance_id for _, ids in newer for instance_id in ids})
 
     async def wait_change(self) -> None:
-        """Until the next change. Check `since` first, without an await between."""
+        """Wait for the next change. Call `since` first, without an await in between."""
         await self._changed.wait()
 
     async def wait_known(self) -> None:
-        """Until the store was reached for the first time."""
+        """Wait until the store has been reached for the first time."""
         while not self.is_known:
             await self.wait_change()
 
     @contextmanager
     def listening(self, instance_id: str, listener: Callable[[], None]) -> Iterator[None]:
-        """Call `listener` after each change of this one instance."""
+        """Call `listener` after each change of this instance."""
         listeners = self._listeners.setdefault(instance_id, set())
         listeners.add(listener)
         try:
@@ -128,8 +132,8 @@ class WatchCache:
             if not listeners and self._listeners.get(instance_id) is listeners:
                 del self._listeners[instance_id]
 
-    def _go_to(self, revision: int) -> None:
-        self.revision, self._snapshot, self._news = revision, None, None
+    def _set_revision(self, revision: int) -> None:
+        self.revision, self._snapshot, self._latest = revision, None, None
 
     def _remember(self, revision: int, touched: tuple[str, ...]) -> None:
         self._history.append((revision, touched))

@@ -1,1 +1,1 @@
-"""What every process runs on: event loop, signals, logs, tasks and sockets."""
+"""The base of every process: event loop, signals, logs, tasks and sockets."""

@@ -1,4 +1,4 @@
-"""Addresses: `host:port`, split and checked."""
+"""Parses and validates addresses of the form `host:port`."""
 
 import ipaddress
 import re
@@ -9,7 +9,7 @@ _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:/\[\]]+):(?P<p
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """`host:port` → the two; the host of an IPv6 address keeps its brackets. Raises ValueError."""
+    """Split `host:port` into host and port. An IPv6 host keeps its brackets. Raises ValueError."""
     found = _ADDRESS.fullmatch(text)
     if found is None or int(found["port"]) > PORT_MAX:
         raise ValueError(f"{text!r} is not host:port")
@@ -17,7 +17,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether it stands for all addresses of a machine, so that nobody elsewhere can reach it by that name."""
+    """Whether `host` means all addresses of a machine, as `0.0.0.0` does. Other machines cannot connect to it."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_unspecified
     except ValueError:
@@ -25,7 +25,7 @@ def is_wildcard(host: str) -> bool:
 
 
 def split_addresses(text: str) -> Sequence[str]:
-    """`a:1,b:2` → the addresses. Raises ValueError for none and for one that is not host:port."""
+    """Split `a:1,b:2` into addresses. Raises ValueError if there is none, or if one is not host:port."""
     addresses = [part.strip() for part in text.split(",") if part.strip()]
     for address in addresses:
         split_address(address)

@@ -1,4 +1,4 @@
-"""How long to wait before trying again: exponential with full jitter, so that clients do not come back all at once."""
+"""Exponential back-off with full jitter, so that clients do not all retry at the same time."""
 
 import random
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """The wait before try n (from 0) is drawn evenly from 0 to `base_s` times 2 to the n, at most `cap_s`.
+    """Delays between tries. The delay before try n, counted from 0, is uniform in [0, min(`cap_s`, `base_s` · 2ⁿ)].
 
     Source: "full jitter" in Marc Brooker's "Exponential Backoff and Jitter".
     """

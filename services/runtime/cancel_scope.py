@@ -1,23 +1,24 @@
-"""Ends what a task is doing from outside of it: from a sink or a callback, which cannot raise into it."""
+"""Cancels part of a task from outside: from a sink or a callback, which cannot raise into the task."""
 
 import asyncio
 from types import TracebackType
 
 
 class CancelScope:
-    """`with CancelScope() as scope:` what runs in it can be ended by `scope.cancel()`; the task goes on after it.
+    """The body of `with CancelScope() as scope:` ends when `scope.cancel()` is called; the task continues after it.
 
-    A cancel of the whole task that comes at the same time, or of a scope around it, is passed on, whichever came first.
-    It is what asyncio.Timeout does, without a time: that one takes two coroutines, and asks twice for the loop.
+    If the task or an outer scope is cancelled at the same time, that cancellation is passed on, whichever came first.
+    Works as asyncio.Timeout does, without a timer, and costs less: asyncio.Timeout runs two coroutines and asks for the
+    running loop twice.
     """
 
     __slots__ = ("_cancelling", "_is_asked", "_is_cancelled", "_loop", "_task")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """loop: the running one, from whoever has it. To ask for it is a system call, before Python 3.12."""
+        """`loop`: the running loop, if the caller has it. Before Python 3.12, looking it up costs a system call."""
         self._loop = loop
-        self._task: asyncio.Task[object] | None = None  # While the scope is open.
-        self._cancelling = 0  # How many cancels of the task were under way already.
+        self._task: asyncio.Task[object] | None = None  # Set while the scope is open.
+        self._cancelling = 0  # Cancellations of the task that were pending when the scope was opened.
         self._is_asked = self._is_cancelled = False
 
     def __enter__(self) -> "CancelScope":
@@ -27,10 +28,11 @@ class CancelScope:
         return self
 
     def cancel(self) -> None:
-        """End what runs in the scope. Idempotent; does nothing once that has ended by itself."""
+        """End the body of the scope. Idempotent; does nothing if the body has ended."""
         if self._task is not None and not self._is_asked:
             self._is_asked = True
-            # The task may be who asks. Before Python 3.13 it can't take back a cancel that it has not met in the scope.
+            # Deferred, because the caller may be the task itself: before Python 3.13 a task cannot take back a
+            # cancellation that was not raised within the scope.
             self._task.get_loop().call_soon(self._cancel)
 
     def _cancel(self) -> None:
@@ -42,7 +44,7 @@ class CancelScope:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         task, self._task = self._task, None
-        assert task is not None, "it was entered"
+        assert task is not None, "the scope was entered"
         if not self._is_cancelled:
             return False
         is_ours_alone = task.uncancel() <= self._cancelling

@@ -1,10 +1,10 @@
-"""Collects cyclic garbage when that holds up the fewest.
+"""Runs full garbage collections when they delay the fewest clients.
 
-A full collection looks at every object there is, and for so long no stream moves: some 15 ms with few clients, 100 ms
-with 5,000. Left to itself Python makes one when the number of objects has grown by a quarter, which is in the midst of
-a storm. Here one is made while few clients are connected, or at last when there may be so much garbage that memory
-matters more than a pause. The younger generations, whose collections are short, are left to Python, but seldom: most of
-what a request makes lives as long as it does, and need not be looked at every few requests.
+A full collection visits every object, and no stream moves meanwhile: about 15 ms with few clients, 100 ms with 5,000.
+By default Python runs one when the number of objects has grown by a quarter, which is in the middle of a storm of
+requests. Here it runs while few clients are connected, or at the latest when so much garbage may exist that memory
+matters more than a pause. Python still collects the younger generations, whose collections are short, but rarely: most
+objects of a request live as long as the request and need not be visited every few requests.
 """
 
 import asyncio
@@ -14,41 +14,42 @@ from weakref import WeakSet
 
 CLIENTS_FEW = 256
 YOUNG_MAX = 7_000
-"""New objects before Python looks at them. Left alone it does at 700, which is 4 % of what a request costs."""
+"""Number of new objects that triggers a young collection. With Python's default of 700, collections take 4 % of the
+cost of a request."""
 ROUNDS_MIN = 1
-"""Collections of the middle generation, one for 10 of the young, that make a full one worthwhile."""
+"""Collections of the middle generation (one per 10 young ones) that make a full collection worthwhile."""
 ROUNDS_MAX = 20
-"""Of those at most: 1.4 million objects that may be garbage, four storms of 5,000 clients."""
-LOOK_S = 0.25
+"""The same, with many clients: up to 1.4 million objects of garbage, or four storms of 5,000 clients."""
+POLL_S = 0.25
 _NEVER = 2**31 - 1
-_crowds: WeakSet[Sized] = WeakSet()
+_client_sets: WeakSet[Sized] = WeakSet()
 
 
-def spare(clients: Sized) -> None:
-    """Make no full collection while these are many: it would hold them up. Of a process, as collections are."""
-    _crowds.add(clients)
+def count_clients_of(clients: Sized) -> None:
+    """Count `clients` as connected clients of this process: full collections are postponed while there are many."""
+    _client_sets.add(clients)
 
 
 def client_count() -> int:
-    """How many are to be spared."""
-    return sum(map(len, _crowds))
+    """The number of connected clients of this process."""
+    return sum(map(len, _client_sets))
 
 
 def is_due(rounds: int, clients: int) -> bool:
-    """Whether to collect all now. rounds: of the middle generation since the last time."""
+    """Whether to run a full collection. rounds: collections of the middle generation since the last full one."""
     return rounds >= (ROUNDS_MIN if clients < CLIENTS_FEW else ROUNDS_MAX)
 
 
 def take_over() -> None:
-    """From now on `collect_when_quiet` has to make the full collections of this process. What was imported stays."""
+    """Disable Python's own full collections; `collect_when_quiet` must run them. Imported modules are never visited."""
     gc.freeze()
     _, middle, _ = gc.get_threshold()
     gc.set_threshold(YOUNG_MAX, middle, _NEVER)
 
 
 async def collect_when_quiet(client_count: Callable[[], int] = client_count) -> None:
-    """Until cancelled."""
+    """Run full collections when they are due, until cancelled."""
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
         if is_due(gc.get_count()[2], client_count()):
             gc.collect()

@@ -1,4 +1,4 @@
-"""Where a process listens: whether an address can be had, and one sentence for people when it can't."""
+"""Listening sockets: checks, reserves and opens addresses, and explains why an address is unavailable."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from services.runtime.process import StartupError
 
 
 def split_listen(address: str) -> tuple[str, int]:
-    """`host:port` → the two; an IPv6 host keeps its brackets. Raises StartupError."""
+    """Split `host:port` into host and port. An IPv6 host keeps its brackets. Raises StartupError."""
     try:
         return split_address(address)
     except ValueError as error:
@@ -17,19 +17,19 @@ def split_listen(address: str) -> tuple[str, int]:
 
 
 def bare_host(host: str) -> str:
-    """A host as sockets take it: an IPv6 address without its brackets."""
+    """The host in the form that sockets expect: an IPv6 address without brackets."""
     return host.removeprefix("[").removesuffix("]")
 
 
 def bind_error(address: str) -> OSError | None:
-    """Why `host:port` can't be listened on; None if it can. Port 0 always can, on a host of this machine."""
+    """The error of binding to `host:port`, or None if the address is available. Port 0 only tests the host."""
     host, port = split_address(address)
     try:
         for family, kind, protocol, _name, found in socket.getaddrinfo(
             bare_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
             with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As servers do: the dead hold no port.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As servers do: TIME_WAIT does not count.
                 probe.bind(found)
     except OSError as error:
         return error
@@ -37,10 +37,10 @@ def bind_error(address: str) -> OSError | None:
 
 
 def reserve(address: str) -> tuple[str, list[socket.socket]]:
-    """Take `host:port` for processes of this user that are to share it; 0 takes any free port.
+    """Reserve `host:port` for processes of this user that will share it. Port 0 takes a free port.
 
-    Returns the real address, and what holds it until it is closed: nobody else gets the port, and no client comes to
-    the holders, for they do not listen. Raises OSError if it can't be had.
+    Returns the real address and the sockets that hold it until they are closed. No other program can use the port
+    meanwhile. The holders do not listen, so they receive no connections. Raises OSError if the port is unavailable.
     """
     host, port = split_address(address)
     holders: list[socket.socket] = []
@@ -50,7 +50,7 @@ def reserve(address: str) -> tuple[str, list[socket.socket]]:
         ):
             holders.append(holder := socket.socket(family, kind, protocol))
             _hold(holder, (found[0], port, *found[2:]))
-            port = holder.getsockname()[1]  # All addresses of the host get the one that the first was given.
+            port = holder.getsockname()[1]  # With port 0, all addresses of the host get the same port.
     except OSError:
         for holder in holders:
             holder.close()
@@ -59,20 +59,20 @@ def reserve(address: str) -> tuple[str, list[socket.socket]]:
 
 
 def _hold(holder: socket.socket, name: tuple[str | int, ...]) -> None:
-    """Bind as one who shares with nobody, and only then let others of this user in: whoever was there first is seen."""
+    """Bind without SO_REUSEPORT, so that a port in use is detected, then set it, so that other processes can share."""
     try:
         holder.bind(name)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # It may be in use by the dead alone.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # It may be in TIME_WAIT only.
         holder.bind(name)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
 
 def listening_socket(address: str) -> socket.socket:
-    """Bound to `host:port`, with any IPv6 address for IPv4 as well, as gRPC has it. Raises OSError."""
+    """Open a socket that listens on `host:port`. As with gRPC, `[::]` also accepts IPv4. Raises OSError."""
     host, port = split_address(address)
     found = socket.getaddrinfo(bare_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _kind, _protocol, _name, place = found[0]
@@ -81,9 +81,9 @@ def listening_socket(address: str) -> socket.socket:
 
 
 def listening_sockets(address: str, *, backlog: int, is_shared: bool = False) -> list[socket.socket]:
-    """One for each address of the host, all on the same port, for a loop. Raises OSError.
+    """Open non-blocking sockets that listen on each address of the host, all on the same port. Raises OSError.
 
-    backlog: connections that may wait to be accepted. is_shared: other processes of this user listen there too.
+    `backlog`: connections that may wait to be accepted. `is_shared`: other processes of this user listen there, too.
     """
     host, port = split_address(address)
     places = socket.getaddrinfo(bare_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -95,7 +95,7 @@ def listening_sockets(address: str, *, backlog: int, is_shared: bool = False) ->
             if is_shared:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own.
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has its own socket.
             listener.setblocking(False)
             listener.bind((found[0], port, *found[2:]))
             listener.listen(backlog)
@@ -108,11 +108,12 @@ def listening_sockets(address: str, *, backlog: int, is_shared: bool = False) ->
 
 
 def cannot_listen(what: str, address: str, error: OSError, *, option: str) -> StartupError:
-    """The sentence. what: who would listen there. option: which says where."""
+    """Explain `error` for people. `what`: what should listen there. `option`: the option that sets the address."""
     if error.errno == errno.EADDRINUSE:
         return StartupError(
-            f"cannot listen for {what} on {address}: the port is in use; stop what holds it, or give another {option}"
+            f"cannot listen for {what} on {address}: the port is in use; stop the program that uses it, or give another"
+            f" {option}"
         )
-    is_lookup = isinstance(error, socket.gaierror)  # It has error numbers of its own.
+    is_lookup = isinstance(error, socket.gaierror)  # Its error numbers are not those of errno.
     why = error.strerror if is_lookup or error.errno is None else os.strerror(error.errno)
     return StartupError(f"cannot listen for {what} on {address}: {why}; give another {option}")

@@ -1,38 +1,38 @@
-"""How often the log speaks of something that goes on: when it begins, and now and then while it lasts."""
+"""Limits how often the log repeats itself: reminders about a lasting condition, and lines per second of one kind."""
 
 import asyncio
 import math
 
 REMIND_S = 30.0
-"""Between two lines about the same outage: often enough to be seen in the last page of a log."""
+"""Time between two lines about the same outage: short enough that the last page of a log shows it."""
 
 
 class LogThrottle:
-    """Says when a line is due. Not for threads: it reads the event loop's clock."""
+    """Decides when to log a lasting condition: when it begins, and every REMIND_S while it lasts. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._said_at: float | None = None
+        self._logged_at: float | None = None
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing has been said since `reset`."""
-        return self._said_at is None
+        """Whether nothing has been logged since `reset`."""
+        return self._logged_at is None
 
-    def take(self) -> bool:
-        """Whether a line is due now; it then counts as said."""
+    def should_log(self) -> bool:
+        """Whether to log now. If so, the caller must log, and the next line is due after REMIND_S."""
         now = asyncio.get_running_loop().time()
-        if self._said_at is not None and now - self._said_at < REMIND_S:
+        if self._logged_at is not None and now - self._logged_at < REMIND_S:
             return False
-        self._said_at = now
+        self._logged_at = now
         return True
 
     def reset(self) -> None:
-        """It is over: the next time is a first one."""
-        self._said_at = None
+        """The condition has ended: the next call of `should_log` returns True."""
+        self._logged_at = None
 
 
-class Quota:
-    """So many lines of a kind in a second, and no more: the next one tells how many were left out. Not for threads."""
+class LineQuota:
+    """Limits lines of one kind to a number per second, and counts the lines that are left out. Not thread-safe."""
 
     def __init__(self, lines_per_s_max: int) -> None:
         self._lines_per_s_max = lines_per_s_max
@@ -40,8 +40,8 @@ class Quota:
         self._left = 0
         self._left_out = 0
 
-    def take(self) -> int | None:
-        """How many lines were left out before this one; None: this one is left out as well."""
+    def claim(self) -> int | None:
+        """Claim one line. Returns the number of lines left out before it, or None if this line must be left out."""
         now = asyncio.get_running_loop().time()
         if now - self._since >= 1:
             self._since, self._left = now, self._lines_per_s_max

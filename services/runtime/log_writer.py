@@ -1,6 +1,6 @@
-"""Writes lines to a file that may be read slowly, or by nobody any more: who has something to say waits for neither.
+"""Writes lines to a file without ever waiting for its reader, which may be slow or gone.
 
-A pipe holds some 64 KiB. A process that waits for room in it stands still with all its streams, because of its log.
+A pipe holds about 64 KiB. A process that waited for space in the pipe of its log would stall all its streams.
 """
 
 import os
@@ -9,98 +9,99 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-HELD_BYTES_MAX = 1024 * 1024
-"""Of lines that wait to be taken; what comes beyond is left out."""
+BUFFERED_BYTES_MAX = 1024 * 1024
+"""Size of the buffer for lines that the file has no space for. When it is full, lines are dropped."""
 EXIT_S_MAX = 1.0
-"""How long a process that ends waits for them to be taken."""
+"""How long an exiting process waits for the buffer to be written."""
 
 
 class LineWriter:
-    """Not only for one thread.
+    """Writes lines to a file descriptor. Thread-safe.
 
-    | state | a line is | ends by |
+    | state | a new line is | ends when |
     | --- | --- | --- |
-    | abreast | written | no room in the file |
-    | behind: a thread waits for room | held, or left out where too much is | all that is held has been written |
+    | direct | written | the file has no space |
+    | buffering: a thread waits for space | buffered, or dropped if the buffer is full | the buffer has been written |
     """
 
-    def __init__(self, fd: int, on_left_out: Callable[[int], None]) -> None:
-        """on_left_out: is told how many lines were, once those before them are written. From another thread."""
+    def __init__(self, fd: int, on_dropped: Callable[[int], None]) -> None:
+        """on_dropped: called with the number of dropped lines after the lines before them have been written, from
+        another thread."""
         self._fd = fd
-        self._on_left_out = on_left_out
+        self._on_dropped = on_dropped
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
-        self._lock = threading.RLock()  # A finaliser that the garbage collector runs in here may have a line, too.
-        self._held: deque[bytes] = deque()
-        self._held_bytes = 0
-        self._left_out = 0
-        self._behind: threading.Thread | None = None
+        self._lock = threading.RLock()  # Reentrant: the garbage collector may run a finalizer here that logs.
+        self._buffer: deque[bytes] = deque()
+        self._buffered_bytes = 0
+        self._dropped = 0
+        self._flusher: threading.Thread | None = None
 
     def write(self, lines: Iterable[str]) -> None:
-        """In few writes, each of whole lines. Never waits and never raises: there is nowhere to say so."""
+        """Write with few system calls, each of complete lines. Never waits and never raises."""
         with self._lock:
-            for piece in _pieces(lines):
-                rest = piece if self._behind else self._put(piece)
+            for block in _blocks(lines):
+                rest = block if self._flusher else self._write_now(block)
                 if rest:
-                    self._hold(rest)
+                    self._append(rest)
 
-    def _put(self, data: bytes) -> bytes:
-        """Write it. Returns what there is no room for."""
+    def _write_now(self, data: bytes) -> bytes:
+        """Write as much as the file has space for. Returns the rest."""
         while data and self._poll.poll(0):
             try:
-                data = data[os.write(self._fd, data[: select.PIPE_BUF]) :]  # So much has room, or nothing.
+                data = data[os.write(self._fd, data[: select.PIPE_BUF]) :]  # Always fits after POLLOUT.
             except BlockingIOError:
                 break
             except OSError:
-                return b""  # Nobody can read it.
+                return b""  # The reader is gone.
         return data
 
-    def _hold(self, data: bytes) -> None:
-        if self._held_bytes + len(data) > HELD_BYTES_MAX:
-            self._left_out += data.count(b"\n")
+    def _append(self, data: bytes) -> None:
+        if self._buffered_bytes + len(data) > BUFFERED_BYTES_MAX:
+            self._dropped += data.count(b"\n")
             return
-        self._held.append(data)
-        self._held_bytes += len(data)
-        if self._behind is None:
-            self._behind = threading.Thread(target=self._catch_up, name="log", daemon=True)
-            self._behind.start()
+        self._buffer.append(data)
+        self._buffered_bytes += len(data)
+        if self._flusher is None:
+            self._flusher = threading.Thread(target=self._flush, name="log", daemon=True)
+            self._flusher.start()
 
-    def _catch_up(self) -> None:
-        while (left_out := self._written_out()) is None:
+    def _flush(self) -> None:
+        while (dropped := self._flush_now()) is None:
             self._poll.poll()
-        if left_out:
-            self._on_left_out(left_out)
+        if dropped:
+            self._on_dropped(dropped)
 
-    def _written_out(self) -> int | None:
-        """How many lines were left out after those that were held; None: some are held still."""
+    def _flush_now(self) -> int | None:
+        """Write the buffer as far as possible. Returns the number of dropped lines, or None if data is left."""
         with self._lock:
-            while self._held:
-                data = self._held.popleft()
-                rest = self._put(data)
-                self._held_bytes -= len(data) - len(rest)
+            while self._buffer:
+                data = self._buffer.popleft()
+                rest = self._write_now(data)
+                self._buffered_bytes -= len(data) - len(rest)
                 if rest:
-                    self._held.appendleft(rest)
+                    self._buffer.appendleft(rest)
                     return None
-            self._behind = None
-            left_out, self._left_out = self._left_out, 0
-            return left_out
+            self._flusher = None
+            dropped, self._dropped = self._dropped, 0
+            return dropped
 
     def close(self) -> None:
-        """Give what is held a last chance."""
-        if (behind := self._behind) is not None:
-            behind.join(EXIT_S_MAX)
+        """Wait for the buffer to be written, at most EXIT_S_MAX."""
+        if (flusher := self._flusher) is not None:
+            flusher.join(EXIT_S_MAX)
 
 
-def _pieces(lines: Iterable[str]) -> Iterator[bytes]:
-    """Lines together, up to what a pipe takes at once: larger pieces are torn apart where several processes write into
-    it. Source: pipe(7), "PIPE_BUF".
+def _blocks(lines: Iterable[str]) -> Iterator[bytes]:
+    """Join lines into blocks of at most PIPE_BUF bytes, which a pipe with several writers does not interleave. A longer
+    line is a block of its own. Source: pipe(7), "PIPE_BUF".
     """
-    piece = b""
+    block = b""
     for line in lines:
         data = line.encode(errors="backslashreplace") + b"\n"
-        if piece and len(piece) + len(data) > select.PIPE_BUF:
-            yield piece
-            piece = b""
-        piece += data
-    if piece:
-        yield piece
+        if block and len(block) + len(data) > select.PIPE_BUF:
+            yield block
+            block = b""
+        block += data
+    if block:
+        yield block

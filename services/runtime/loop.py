@@ -1,4 +1,4 @@
-"""The event loop that every process runs on: uvloop's, with asyncio's clock, and timers that are never early."""
+"""The event loop of every process: uvloop with asyncio's clock, and with timers that never fire early."""
 
 import asyncio
 import time
@@ -13,17 +13,17 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 clock = time.monotonic
-"""That of every loop. To ask the running one for it is a system call, before Python 3.12."""
+"""The clock of every loop. Before Python 3.12, asking for the running loop costs a system call."""
 EXACT_S_MAX = 86_400.0
-"""Of a timer that is set for later than that nobody asks for the millisecond."""
+"""Longer timers are not rounded up to the millisecond."""
 
 
 class Loop(uvloop.Loop):
-    """For `asyncio.Runner(loop_factory=Loop)`.
+    """A uvloop with a precise clock, for `asyncio.Runner(loop_factory=Loop)`.
 
-    uvloop's own clock counts whole milliseconds, by which nothing can be measured that takes microseconds. And it
-    rounds a delay to the nearest one, so its timers fire up to 1.5 ms early: whoever is woken by a deadline, and asks
-    whether it has passed, would be told that it has not.
+    uvloop's own clock counts whole milliseconds, which is too coarse to measure microseconds. It also rounds a delay to
+    the nearest millisecond, so its timers fire up to 1.5 ms early: a task that is woken by its deadline would find that
+    the deadline has not passed.
     """
 
     time = staticmethod(clock)  # The clock that libuv rounds down: clock_gettime(2), CLOCK_MONOTONIC.
@@ -31,13 +31,13 @@ class Loop(uvloop.Loop):
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """uvloop's `call_at` comes here as well."""
+        """Round the delay up to a millisecond of uvloop's clock. uvloop's `call_at` calls this method, too."""
         if 0 < delay < EXACT_S_MAX:
             delay = ceil((self.time() - super().time() + delay) * 1000) / 1000
         return super().call_later(delay, callback, *args, context=context)
 
 
 def run_on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, on such a loop."""
+    """Run the coroutine on a Loop, as `asyncio.run` does."""
     with asyncio.Runner(loop_factory=Loop) as runner:
         return runner.run(coroutine)

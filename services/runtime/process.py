@@ -1,4 +1,4 @@
-"""How a process lives: one event loop, one root task, SIGTERM and SIGINT ask it to end, a second one insists."""
+"""Runs a process: one event loop, one root task, a stop on SIGTERM or SIGINT, and an immediate exit on a second one."""
 
 import asyncio
 import os
@@ -21,13 +21,13 @@ EXIT_FORCED = 130
 
 
 class StartupError(Exception):
-    """The process cannot start: one sentence that says what is wrong and what to do."""
+    """The process cannot start. The message is one sentence that says what is wrong and what to do."""
 
 
 def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run `main(stopping)` to its end; `stopping` is set by SIGTERM or SIGINT, a second signal exits at once.
+    """Run `main(stopping)` until it returns. SIGTERM or SIGINT sets `stopping`; a second signal exits at once.
 
-    `main` ends in order by itself: not ready → take nothing new → let what runs finish → close. A StartupError is
+    `main` stops in order by itself: report not ready → accept nothing new → finish what runs → close. A StartupError is
     printed as one sentence, with exit status 1.
     """
     gc_control.take_over()
@@ -42,10 +42,10 @@ def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 
 
 @contextmanager
-def leaving_at_once() -> Iterator[None]:
-    """The process ends where this does, with the status that it would have had, and without what is left to do at exit.
+def exiting_at_once() -> Iterator[None]:
+    """End the process at the end of the block, with the usual exit status, but without running exit handlers.
 
-    For libraries that register things to do then, and may wait for ever in them.
+    For libraries whose exit handlers may wait forever.
     """
     status = 0
     try:
@@ -56,7 +56,7 @@ def leaving_at_once() -> Iterator[None]:
         traceback.print_exc()
         status = 1
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # Nobody reads it any more.
+        with suppress(OSError, ValueError):  # The reader is gone.
             stream.flush()
     os._exit(status)
 
@@ -81,7 +81,7 @@ async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> Non
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees all of it or none: for ready files and state files."""
+    """Replace a file so that a reader sees either the old text or the new one. For ready files and state files."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(text)
     scratch.replace(path)

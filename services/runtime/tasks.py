@@ -1,4 +1,4 @@
-"""What stands in groups of exceptions: a TaskGroup wraps whatever ended it, and groups can stand in groups."""
+"""Helpers for asyncio tasks: which exception ended a TaskGroup, and tasks that run beside a request."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -6,26 +6,30 @@ from typing import Any
 
 
 def leaf_of(error: BaseException) -> BaseException:
-    """The first exception in it that is no group; the error itself if it is none."""
+    """Return the first exception in nested exception groups, or `error` itself if it is not a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def root_cause(group: BaseExceptionGroup[Any]) -> BaseException:
-    """The first exception in a group that is not a group: who opens a TaskGroup with one child that matters, asks.
+    """Return the exception that ended a TaskGroup in which only one child matters.
 
-    Raises CancelledError when the asking task was cancelled meanwhile: before Python 3.13 a TaskGroup that fails
-    forgets that, and a loop around it would go on for ever.
+    Raises CancelledError if the current task has been cancelled. Before Python 3.13 a failing TaskGroup swallows that
+    cancellation, and a loop around the group would never end.
     """
-    asking = asyncio.current_task()
-    if asking is not None and asking.cancelling():
+    current = asyncio.current_task()
+    if current is not None and current.cancelling():
         raise asyncio.CancelledError
     return leaf_of(group)
 
 
 class TaskSet:
-    """Its owner awaits `end` on every way out, and ends soon when it hears of a bug: `end` raises it."""
+    """Tasks that may start and end at any time while their owner runs.
+
+    The owner must await `end` on every way out. `on_bug` is called when a task raises; the owner should then end soon,
+    and `end` raises the exception.
+    """
 
     __slots__ = ("_has_ended", "_on_bug", "_tasks", "bug")
 
@@ -36,7 +40,7 @@ class TaskSet:
         self.bug: BaseException | None = None
 
     def start(self, work: Coroutine[object, object, None]) -> Callable[[], object]:
-        """Run it in a task. Returns what cancels it."""
+        """Run `work` in a task. Returns a function that cancels it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
@@ -50,24 +54,25 @@ class TaskSet:
             self._on_bug()
 
     async def wait_ended(self) -> None:
-        """Until one has ended since it was last waited for."""
+        """Wait until a task has ended since the previous call returned."""
         await self._has_ended.wait()
         self._has_ended.clear()
 
     async def end(self) -> None:
-        """Cancel them, and wait until they are gone. Raises a bug that one had, and CancelledError before that, if the
-        request was cancelled meanwhile.
+        """Cancel the tasks and wait until all have ended.
+
+        Raises CancelledError if the owner was cancelled, otherwise the first exception that a task raised.
         """
         for task in self._tasks:
-            if not task.cancelling():  # One that is on its way out already may be cleaning up.
+            if not task.cancelling():  # A task that is already cancelled may be cleaning up.
                 task.cancel()
         own = asyncio.current_task()
-        assert own is not None, "a request has a task"
+        assert own is not None, "the owner runs in a task"
         while self._tasks:
             try:
                 await asyncio.wait(self._tasks)
             except asyncio.CancelledError:
-                assert own.cancelling(), "it is raised as soon as they are gone"
+                assert own.cancelling(), "raised again below, once the tasks have ended"
         if own.cancelling():
             raise asyncio.CancelledError
         if self.bug is not None:

@@ -8,7 +8,7 @@ import pytest
 
 from services.cli.frontend import command
 from services.cli.processes import LISTENS, process_command
-from services.cluster.commands import PROGRAM
+from services.runtime.supervision.program import PROGRAM
 
 
 def _given(line: Sequence[str]) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def test_streams_go_on_after_the_first_ctrl_c(start: Callable[..., Up]) -> None:
         assert response.read().endswith(b"data: [DONE]\n\n")
 
     assert up.process.wait(WAIT_S) == 0
-    assert "[ending: streams may go on for 41 s" in up.log
+    assert "[stopping: streams have 41 s" in up.log
 
 
 def test_a_second_ctrl_c_ends_all_at_once(start: Callable[..., Up]) -> None:
@@ -226,7 +226,7 @@ def test_a_second_ctrl_c_ends_all_at_once(start: Callable[..., Up]) -> None:
 
     with streaming(state["frontends"][0]["http"], tokens=100_000):
         up.process.send_signal(signal.SIGINT)
-        until(lambda: "[ending: streams may go on for 30 s" in up.log)
+        until(lambda: "[stopping: streams have 30 s" in up.log)
 
         assert up.end(signal.SIGINT) == 130
         until(lambda: not any(map(is_alive, pids_in(state))))
@@ -247,7 +247,8 @@ def test_a_port_in_use_is_an_error_before_anything_is_started(start: Callable[..
 
         assert up.process.wait(WAIT_S) == 1
 
-    said = rf"error: cannot listen for .* on 127\.0\.0\.1:{port}: .*; stop what holds it, or give another {option}\n"
+    remedy = f"stop the program that uses it, or give another {option}"
+    said = rf"error: cannot listen for .* on 127\.0\.0\.1:{port}: .*; {remedy}\n"
     assert re.fullmatch(said, up.log)
 
 

@@ -1,12 +1,10 @@
 """The command lines of a cluster: processes find each other, and their successors are found where they were."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from services.cluster.commands import (
-    PROGRAM,
     ClusterConfig,
     check_ports,
     frontend_command,
@@ -45,13 +43,6 @@ def test_a_wildcard_is_reached_over_loopback() -> None:
     assert reachable("0.0.0.0:1") == "127.0.0.1:1"
     assert reachable("[::]:1") == "[::1]:1"
     assert reachable("host:1") == "host:1"
-
-
-def test_a_folder_of_the_same_name_where_the_user_stands_is_not_run(tmp_path: Path) -> None:
-    (tmp_path / "services").mkdir()
-    (tmp_path / "services" / "__init__.py").write_text("raise SystemExit(7)")
-
-    assert subprocess.run([*PROGRAM, "--version"], cwd=tmp_path, capture_output=True, check=False).returncode == 0
 
 
 def test_any_free_port_will_do() -> None:

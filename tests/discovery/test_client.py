@@ -208,7 +208,7 @@ def test_a_reconnect_without_news_is_not_told_and_a_registry_that_is_behind_does
                 await ahead.put(instance(instance_id), await ahead.grant(300), takes_over=True)
             async with served(ahead, port):
                 await until(lambda: len(views.last or ()) == 2)
-            behind.view.replace(ahead.view.epoch, 1, {"w1": ahead.view.entries["w1"]})
+            behind.cache.replace(ahead.cache.epoch, 1, {"w1": ahead.cache.entries["w1"]})
             async with served(behind, port):
                 await until(lambda: [line["event"] for line in logs].count("registry answers") == 2)
                 for instance_id in ("w2", "w3"):
@@ -240,13 +240,13 @@ def test_tells_only_what_has_changed_however_many_instances_there_are() -> None:
 
     async def scenario(cluster: Cluster) -> None:
         async with running(store := MemoryStore()), served(store) as address:
-            store.view.change(1, {str(number): Entry(instance(str(number)), 0) for number in range(100)})
+            store.cache.change(1, {str(number): Entry(instance(str(number)), 0) for number in range(100)})
             views = cluster.watch([address])
             await until(lambda: len(views.last or ()) == 100)
 
             await store.put(instance(), await store.grant(300), takes_over=True)
             await until(lambda: len(views.last or ()) == 101)
-            store.view.change(3, {}, ["7"])
+            store.cache.change(3, {}, ["7"])
             await until(lambda: len(views.last or ()) == 100)
 
             assert views.changes == [100, 1, 1]
@@ -258,12 +258,12 @@ def test_a_snapshot_tells_what_is_different_from_the_view_before() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with running(store := MemoryStore()), served(store) as address:
             before = {name: Entry(instance(name), 0) for name in ("stays", "moves", "goes")}
-            store.view.change(1, before)
+            store.cache.change(1, before)
             views = cluster.watch([address])
             await until(lambda: len(views.last or ()) == 3)
 
             moved = Entry(instance("moves", model="other"), 0)
-            store.view.replace("later", 1, {"stays": before["stays"], "moves": moved})
+            store.cache.replace("later", 1, {"stays": before["stays"], "moves": moved})
             await until(lambda: len(views.last or ()) == 2)
 
             assert views.changes == [3, 2]
@@ -361,8 +361,8 @@ def test_an_outage_that_lasts_is_spoken_of_again(monkeypatch: pytest.MonkeyPatch
         async with memory_registry(port):
             cluster.watch([f"127.0.0.1:{port}"])
             await until(lambda: said("registry answers"))
-        await until(lambda: said("registry lost: going on with what is known"))
-        await until(lambda: said("registry still away: trying again"))
+        await until(lambda: said("registry lost: keeping the last state"))
+        await until(lambda: said("registry still unavailable: trying again"))
 
     with capture_logs() as logs:
 
@@ -382,7 +382,7 @@ def test_what_answers_and_is_no_registry_is_told_from_a_registry_that_is_away() 
         run(scenario)
 
     assert logs[0]["event"] == "registry not reached yet: trying again"
-    assert logs[0]["why"] == "something answers there that is no registry: check --registry"
+    assert logs[0]["why"] == "the server at this address is not a registry: check --registry"
 
 
 def test_a_registry_that_is_slow_to_take_connections_is_reached() -> None:

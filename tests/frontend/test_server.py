@@ -148,7 +148,8 @@ def test_the_operators_grpc_address_serves_while_no_model_can_be(tmp_path: Path)
 def test_an_operators_address_in_use_is_one_sentence_that_names_the_option(name: str, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = f"cannot listen .* on {address}: the port is in use; stop what holds it, or give another {option}$"
+        remedy = f"stop the program that uses it, or give another {option}"
+        said = f"cannot listen .* on {address}: the port is in use; {remedy}$"
         with pytest.raises(StartupError, match=said):
             run_async(start_at(name, address))
 

@@ -177,7 +177,7 @@ async def running(*stores: Store) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(store.run()) for store in stores]
         try:
-            await until(lambda: all(store.view.is_known for store in stores))
+            await until(lambda: all(store.cache.is_known for store in stores))
             yield
         finally:
             for task in tasks:

@@ -32,7 +32,7 @@ async def put(store: Store, instance_id: str, lease_s: int = 300) -> None:
 
 
 def ids(store: Store) -> list[str]:
-    return [record.instance_id for record in store.view.instances()]
+    return [record.instance_id for record in store.cache.instances()]
 
 
 async def compact(etcd: Etcd, revision: int) -> None:
@@ -49,8 +49,8 @@ def test_two_registries_over_one_etcd_agree(etcd: Etcd) -> None:
             await put(two, "w2")
             await until(lambda: ids(one) == ids(two) == ["w1", "w2"])
 
-            assert one.view.epoch == two.view.epoch
-            assert one.view.revision == two.view.revision
+            assert one.cache.epoch == two.cache.epoch
+            assert one.cache.revision == two.cache.revision
 
     run_on_loop(scenario())
 
@@ -65,11 +65,11 @@ def test_an_etcd_that_is_down_at_the_start_is_waited_for(tmp_path: Path) -> None
             with pytest.raises(Failure) as failure:
                 await store.grant(10)
             assert failure.value.reason is Reason.STORE_AWAY
-            assert not store.view.is_known
+            assert not store.cache.is_known
 
             etcd.start()
 
-            await until(lambda: store.view.is_known)
+            await until(lambda: store.cache.is_known)
             following.cancel()
 
     try:
@@ -84,7 +84,7 @@ def test_the_view_outlives_a_killed_etcd_and_goes_on_after_its_restart(etcd: Etc
         async with running(store):
             await put(store, "w1")
             await until(lambda: ids(store) == ["w1"])
-            epoch = store.view.epoch
+            epoch = store.cache.epoch
 
             etcd.kill()
             with pytest.raises(Failure):
@@ -94,7 +94,7 @@ def test_the_view_outlives_a_killed_etcd_and_goes_on_after_its_restart(etcd: Etc
 
             await until_stored(store, "w2")
             await until(lambda: ids(store) == ["w1", "w2"])
-            assert store.view.epoch == epoch
+            assert store.cache.epoch == epoch
 
     run_on_loop(scenario())
 
@@ -117,17 +117,17 @@ def test_an_etcd_that_lost_its_data_is_a_new_epoch_and_living_registrations_come
                 await put(store, f"dead{number}")
             living = group.create_task(Registration(store, instance("living"), 1, ignore).run())
             await until(lambda: len(ids(store)) == 6)
-            epoch, revision = store.view.epoch, store.view.revision
+            epoch, revision = store.cache.epoch, store.cache.revision
 
             etcd.kill()
             etcd.wipe()
             etcd.start()
 
             await until(lambda: ids(store) == ["living"])
-            news = store.view.since(revision, epoch)
+            news = store.cache.since(revision, epoch)
             assert news is not None
             assert news.snapshot
-            assert store.view.revision < revision
+            assert store.cache.revision < revision
             living.cancel()
 
     run_on_loop(scenario())
@@ -139,7 +139,7 @@ def test_an_etcd_restored_from_a_backup_is_a_new_epoch(etcd: Etcd, tmp_path: Pat
         async with running(store):
             await put(store, "before")
             await until(lambda: ids(store) == ["before"])
-            epoch = store.view.epoch
+            epoch = store.cache.epoch
             etcd.kill()
             shutil.copytree(etcd.data, tmp_path / "backup")
             etcd.start()
@@ -152,7 +152,7 @@ def test_an_etcd_restored_from_a_backup_is_a_new_epoch(etcd: Etcd, tmp_path: Pat
             etcd.start()
 
             await until(lambda: ids(store) == ["before"])
-            assert store.view.epoch != epoch
+            assert store.cache.epoch != epoch
 
     run_on_loop(scenario())
 
@@ -191,7 +191,7 @@ def test_a_registration_that_comes_back_late_does_not_push_out_the_one_that_foll
 
             async with asyncio.timeout(WAIT_S):
                 assert await ended is Reason.TAKEN_OVER
-            await until(lambda: near.view.instances() == [instance(model="follower")] == far.view.instances())
+            await until(lambda: near.cache.instances() == [instance(model="follower")] == far.cache.instances())
 
     run_on_loop(scenario())
 
@@ -211,17 +211,17 @@ def test_changes_that_were_compacted_while_away_are_seen_all_the_same(etcd: Etcd
             await far.put(instance("goes"), lease, takes_over=True)
             await put(far, "stays")
             await until(lambda: ids(near) == ["goes", "stays"])
-            seen, epoch = near.view.revision, near.view.epoch
+            seen, epoch = near.cache.revision, near.cache.epoch
 
             proxy.cut()
             await far.revoke(lease)
             await put(far, "comes")
             await until(lambda: ids(far) == ["comes", "stays"])
-            await compact(etcd, far.view.revision)
+            await compact(etcd, far.cache.revision)
             proxy.mend()
 
             await until(lambda: ids(near) == ["comes", "stays"])
-            news = near.view.since(seen, epoch)
+            news = near.cache.since(seen, epoch)
             assert news is not None
             assert (news.snapshot, list(news.put), list(news.deleted)) == (False, [instance("comes")], ["goes"])
 
@@ -235,7 +235,7 @@ def test_a_watch_from_a_compacted_revision_ends_instead_of_passing_over_it(etcd:
             await put(store, "w1")
             await put(store, "w2")
             await until(lambda: ids(store) == ["w1", "w2"])
-            await compact(etcd, store.view.revision)
+            await compact(etcd, store.cache.revision)
 
             events: list[int] = []
             async with asyncio.timeout(5):
@@ -306,7 +306,7 @@ def test_concurrent_writes_of_one_record_all_take_effect(etcd: Etcd) -> None:
                 group.create_task(stores[1].drain("w1"))
 
             both = instance(model="new", state=INSTANCE_STATE_DRAINING)
-            await until(lambda: stores[0].view.instances() == stores[1].view.instances() == [both])
+            await until(lambda: stores[0].cache.instances() == stores[1].cache.instances() == [both])
 
     run_on_loop(scenario())
 

@@ -35,7 +35,7 @@ async def kept(registration: Registration) -> AsyncIterator[None]:
 
 
 def lease_of(store: MemoryStore) -> Lease:
-    return Lease(store.view.entries["w1"].lease_id, 10)
+    return Lease(store.cache.entries["w1"].lease_id, 10)
 
 
 def test_confirms_the_record_with_its_lease_and_revision() -> None:
@@ -47,7 +47,7 @@ def test_confirms_the_record_with_its_lease_and_revision() -> None:
 
         assert client.told[0].instance == instance()
         assert client.told[0].lease.ToSeconds() == 10
-        assert client.told[0].revision == store.view.revision == 1
+        assert client.told[0].revision == store.cache.revision == 1
 
     run_on_loop(scenario())
 
@@ -62,7 +62,7 @@ def test_an_update_replaces_the_record_and_is_confirmed() -> None:
             registration.update(instance(model="other"))
             await until(lambda: len(client.told) == 2)
 
-        assert store.view.instances() == [instance(model="other")] == [client.told[1].instance]
+        assert store.cache.instances() == [instance(model="other")] == [client.told[1].instance]
 
     run_on_loop(scenario())
 
@@ -84,8 +84,8 @@ def test_the_lease_is_renewed() -> None:
             await until(lambda: client.told)
             await asyncio.sleep(1.2)  # longer than the lease: nothing else shows that it was renewed
 
-            assert store.view.revision == 1
-            assert store.view.instances() == [instance()]
+            assert store.cache.revision == 1
+            assert store.cache.instances() == [instance()]
 
     run_on_loop(scenario())
 
@@ -99,7 +99,7 @@ def test_a_lost_lease_is_granted_anew_and_the_record_put_again() -> None:
             await store.revoke(lease_of(store))
             await until(lambda: len(client.told) == 2)
 
-        assert store.view.instances() == [instance()]
+        assert store.cache.instances() == [instance()]
 
     run_on_loop(scenario())
 
@@ -134,7 +134,7 @@ def test_ends_when_another_took_the_record_over() -> None:
 
         assert failures.group_contains(Failure, match=Reason.TAKEN_OVER)
         await registration.remove()
-        assert store.view.instances() == [instance(model="new")]
+        assert store.cache.instances() == [instance(model="new")]
 
     run_on_loop(scenario())
 
@@ -147,21 +147,21 @@ def test_a_view_that_is_behind_is_not_taken_for_a_loss_or_a_take_over() -> None:
 
         async with kept(Registration(store, instance(), 10, client.tell)):
             await until(lambda: client.told)
-            first = store.view.entries["w1"]
+            first = store.cache.entries["w1"]
             await store.revoke(lease_of(store))
             await until(lambda: len(client.told) == 2)
-            second = store.view.entries["w1"]
+            second = store.cache.entries["w1"]
 
-            store.view.replace(store.view.epoch, 99, {"w1": first})
+            store.cache.replace(store.cache.epoch, 99, {"w1": first})
             await settle()
-            store.view.replace(store.view.epoch, 1, {})
+            store.cache.replace(store.cache.epoch, 1, {})
             await settle()
-            store.view.replace(store.view.epoch, 100, {"w1": second})
+            store.cache.replace(store.cache.epoch, 100, {"w1": second})
             await store.drain("w1")
             await until(lambda: len(client.told) == 3)
 
         assert client.told[2].instance.state == INSTANCE_STATE_DRAINING
-        assert store.view.revision == 101
+        assert store.cache.revision == 101
 
     run_on_loop(scenario())
 
@@ -183,14 +183,14 @@ def test_lingering_begins_the_lease_again() -> None:
 
         await registration.linger()
 
-        await until(lambda: not store.view.entries)
+        await until(lambda: not store.cache.entries)
         assert asyncio.get_running_loop().time() - stored_at >= 2.3
 
     run_on_loop(scenario())
 
 
 def test_a_client_that_does_not_read_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration_module, "TELL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(registration_module, "SEND_TIMEOUT_S", 0.05)
 
     async def never(_: RegisterResponse) -> None:
         await asyncio.Event().wait()

@@ -220,7 +220,7 @@ def test_is_healthy_once_it_has_reached_its_store_and_stays_so(tmp_path: Path) -
                     pass
             finally:
                 etcd.kill()
-            await until(lambda: "the watch on etcd broke off" in registry.log())
+            await until(lambda: "the watch on etcd failed" in registry.log())
             assert await health_of(channel, SERVICE) == "SERVING", "it serves its last view"
 
     run_on_loop(asyncio.wait_for(scenario(), WAIT_S))

@@ -341,17 +341,17 @@ def test_a_watcher_that_does_not_read_gets_what_it_missed_in_bounded_messages() 
 
 def test_a_watcher_that_reads_nothing_for_long_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frontend that hung once held its place in the registry for as long as its connection stood."""
-    monkeypatch.setattr(registration, "TELL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(registration, "SEND_TIMEOUT_S", 0.1)
     is_broken_off = asyncio.Event()  # Nothing else shows that the buffers between the two are full.
 
     async def tell(*told: Any) -> None:
         try:
-            await registration.tell_in_time(*told)
+            await registration.send_in_time(*told)
         except Failure:
             is_broken_off.set()
             raise
 
-    monkeypatch.setattr(service, "tell_in_time", tell)
+    monkeypatch.setattr(service, "send_in_time", tell)
 
     async def main() -> None:
         async with running(store := MemoryStore()), served(store) as address, client(address) as stub:

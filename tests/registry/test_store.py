@@ -33,7 +33,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 def ids(store: Store) -> list[str]:
-    return [record.instance_id for record in store.view.instances()]
+    return [record.instance_id for record in store.cache.instances()]
 
 
 def test_a_record_that_is_put_comes_into_the_view(run: Run) -> None:
@@ -42,9 +42,9 @@ def test_a_record_that_is_put_comes_into_the_view(run: Run) -> None:
 
         stored = await store.put(instance(), lease, takes_over=True)
 
-        await until(lambda: store.view.revision >= stored.revision)
-        assert store.view.instances() == [instance()] == [stored.instance]
-        assert store.view.entries["w1"].lease_id == lease.lease_id
+        await until(lambda: store.cache.revision >= stored.revision)
+        assert store.cache.instances() == [instance()] == [stored.instance]
+        assert store.cache.entries["w1"].lease_id == lease.lease_id
 
     run(scenario)
 
@@ -105,9 +105,9 @@ def test_a_record_that_went_over_to_another_lease_outlives_the_first(run: Run) -
         await store.revoke(old)
 
         marker = await store.put(instance("marker"), await store.grant(10), takes_over=True)
-        await until(lambda: store.view.revision >= marker.revision)
-        assert store.view.entries["w1"].instance == taken.instance
-        assert store.view.entries["w1"].lease_id == new.lease_id
+        await until(lambda: store.cache.revision >= marker.revision)
+        assert store.cache.entries["w1"].instance == taken.instance
+        assert store.cache.entries["w1"].lease_id == new.lease_id
 
     run(scenario)
 
@@ -136,8 +136,8 @@ def test_draining_marks_the_record_on_the_lease_it_has(run: Run) -> None:
         again = await store.drain("w1")
 
         assert marked == again == instance(state=INSTANCE_STATE_DRAINING)
-        await until(lambda: store.view.instances() == [marked])
-        assert store.view.entries["w1"].lease_id == lease.lease_id
+        await until(lambda: store.cache.instances() == [marked])
+        assert store.cache.entries["w1"].lease_id == lease.lease_id
 
     run(scenario)
 

@@ -34,7 +34,7 @@ class Cycle:
 
 
 def test_old_garbage_stays_in_a_storm_and_goes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gc_control, "LOOK_S", 0.001)
+    monkeypatch.setattr(gc_control, "POLL_S", 0.001)
     thresholds = gc.get_threshold()
 
     async def scenario() -> None:

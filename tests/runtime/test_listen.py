@@ -32,7 +32,7 @@ def test_a_port_in_use_comes_with_what_to_do() -> None:
     error = OSError(errno.EADDRINUSE, "as asyncio words it")
 
     assert str(cannot_listen("HTTP", "h:1", error, option="--http-port")) == (
-        "cannot listen for HTTP on h:1: the port is in use; stop what holds it, or give another --http-port"
+        "cannot listen for HTTP on h:1: the port is in use; stop the program that uses it, or give another --http-port"
     )
 
 

@@ -140,13 +140,13 @@ def test_a_log_that_nobody_reads_any_more_fails_nothing() -> None:
 
 SAY = """
 import logging, structlog
-from services.runtime.log import configure_logging, say
+from services.runtime.log import configure_logging, log_event
 
 configure_logging("worker", level="{level}", log_format="{log_format}")
 log = structlog.get_logger()
 for level in (logging.DEBUG, logging.INFO, logging.WARNING):
     log.log(level, "request", count=3, why="it's late")
-    say(level, "request", {{"count": 3, "why": "it's late"}})
+    log_event(level, "request", {{"count": 3, "why": "it's late"}})
 """
 
 

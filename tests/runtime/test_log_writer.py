@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from services.runtime.log_writer import HELD_BYTES_MAX, LineWriter
+from services.runtime.log_writer import BUFFERED_BYTES_MAX, LineWriter
 
 PIPE_BYTES = 16 * 4096
 WAIT_S_MAX = 10.0
@@ -81,7 +81,7 @@ def test_lines_leave_together_in_pieces_that_a_pipe_of_several_processes_takes_w
 
 
 def test_lines_that_nobody_reads_are_held_and_come_in_order_once_somebody_does(pipe: Pipe) -> None:
-    rounds, lines = 3, HELD_BYTES_MAX // 200  # In all more than it holds at a time.
+    rounds, lines = 3, BUFFERED_BYTES_MAX // 200  # In all more than it holds at a time.
     for _ in range(rounds):
         for first in range(lines):
             pipe.writer.write(numbered(first, 1))
@@ -107,7 +107,7 @@ def test_what_is_too_much_to_hold_is_left_out_and_told_once_the_rest_is_read(pip
     lines = pipe.read_until_told()
     assert lines == numbered(0, len(lines))
     assert pipe.left_out == [count - len(lines)]
-    assert HELD_BYTES_MAX < len(lines) * 100 <= HELD_BYTES_MAX + PIPE_BYTES
+    assert BUFFERED_BYTES_MAX < len(lines) * 100 <= BUFFERED_BYTES_MAX + PIPE_BYTES
 
 
 def test_a_reader_that_leaves_fails_nothing(pipe: Pipe) -> None:
@@ -137,11 +137,11 @@ def test_a_line_that_comes_up_while_others_are_written_is_not_waited_for_for_eve
 
 LEAVING = """
 import logging
-from services.runtime.log import configure_logging, say
+from services.runtime.log import configure_logging, log_event
 
 configure_logging("worker", level="info", log_format="json")
 for number in range(3000):
-    say(logging.INFO, "line", {"number": number, "text": "x" * 50})
+    log_event(logging.INFO, "line", {"number": number, "text": "x" * 50})
 print("said", flush=True)
 """
 

@@ -86,14 +86,14 @@ def test_a_bug_is_a_traceback(error: str) -> None:
 
 LEAVE = """
 import atexit, sys, time
-from services.runtime.process import StartupError, leaving_at_once, run_process
+from services.runtime.process import StartupError, exiting_at_once, run_process
 
 atexit.register(time.sleep, 60)
 
 async def main(stopping):
     {body}
 
-with leaving_at_once():
+with exiting_at_once():
     run_process(main)
 """
 

@@ -311,9 +311,9 @@ def test_a_worker_whose_engine_died_leaves_the_registry_at_once_and_not_with_its
             worker = Worker(engine, WorkerConfig(registries=(registry,), lease_s=300))
             async with asyncio.TaskGroup() as group:
                 ended = group.create_task(_to_its_end(worker))
-                await until(lambda: len(store.view.instances()) == 1)
+                await until(lambda: len(store.cache.instances()) == 1)
                 engine.death.set()
-                await until(lambda: not store.view.instances())
+                await until(lambda: not store.cache.instances())
                 assert await ended == "the engine died: boom"
 
     run_async(scenario())

@@ -1,4 +1,4 @@
-"""Turns tokens into text: whole characters, nothing of a stop string, and the usage of the whole answer."""
+"""Turns tokens into text: delivers complete characters only, ends the answer at a stop string, and counts its usage."""
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -16,9 +16,9 @@ _UtfDecoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """The text of one answer so far.
+    """A sink that adds the text to the deltas of one answer.
 
-    on_stopped: called once when a stop string ends it.
+    on_stopped: called once when a stop string ends the answer.
     """
 
     __slots__ = ("_decoder", "_is_whole", "_sink", "_stops", "_token_bytes", "is_stopped", "on_stopped", "token_count")
@@ -27,14 +27,14 @@ class Detokenizer:
         self._sink = sink
         self._token_bytes = token_bytes
         self._decoder: codecs.IncrementalDecoder | None = None
-        self._is_whole = True  # No half a character stands at the end of what was decoded.
+        self._is_whole = True  # The bytes decoded so far end with a complete character.
         self._stops = StopStrings(strings) if strings else None
         self.on_stopped: Callable[[], None] | None = None
         self.is_stopped = False
         self.token_count = 0
 
     def prime(self, token_ids: Sequence[int]) -> None:
-        """Take tokens that the client has already: half a character, or half a stop string, may stand at their end."""
+        """Feed the tokens that the client already has: they may end within a character or within a stop string."""
         for token in token_ids:
             text = self._decode(self._token_bytes[token])
             if self._stops is not None:
@@ -54,7 +54,7 @@ class Detokenizer:
         self._sink.deliver(delta)
 
     def _decode(self, encoded: bytes) -> str:
-        """What is complete so far. The most of it is ASCII, which takes no decoder."""
+        """The characters that are complete so far. Most text is ASCII, which needs no decoder."""
         if self._is_whole and encoded.isascii():
             return encoded.decode("ascii")
         if self._decoder is None:
@@ -64,7 +64,7 @@ class Detokenizer:
         return text
 
     def _deliver_until_stop(self, stops: StopStrings, delta: Delta) -> None:
-        """Token by token, so that the answer ends with the same token however the tokens were joined."""
+        """Feed one token at a time, so that the answer ends with the same token however tokens were coalesced."""
         if self.is_stopped:
             return
         shown = []
@@ -82,7 +82,7 @@ class Detokenizer:
         self._sink.deliver(delta)
 
     def finish(self, request: Request, reason: FinishReason) -> Finish:
-        """Deliver what was held back, for nothing more comes to complete it, and why the answer ended."""
+        """Deliver the text that was held back and the finish reason."""
         text = "" if self.is_stopped else self._flush()
         finish = Finish(
             FinishReason.STOP if self.is_stopped else reason,
@@ -101,7 +101,7 @@ class Detokenizer:
 
 
 class Detokenize:
-    """Above migrate: half a character, and half a stop string, outlive the worker that sent them."""
+    """Must be above migrate: a partial character or stop string is completed by tokens of the next worker."""
 
     def __init__(self, inner: Layer, catalog: ModelCatalog) -> None:
         self._inner = inner
@@ -109,17 +109,17 @@ class Detokenize:
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         token_bytes = self._catalog.find(request.model).tokenizer.token_bytes
-        presenter = Detokenizer(sink, token_bytes, request.stop.strings)
-        presenter.prime(request.generated_token_ids)
+        detokenizer = Detokenizer(sink, token_bytes, request.stop.strings)
+        detokenizer.prime(request.generated_token_ids)
         if not request.stop.strings:
-            return presenter.finish(request, (await self._inner(request, call, presenter)).reason)
+            return detokenizer.finish(request, (await self._inner(request, call, detokenizer)).reason)
         reason = FinishReason.STOP
         with CancelScope() as scope:
-            presenter.on_stopped = scope.cancel  # A sink can't raise into the request.
-            reason = (await self._inner(_without_strings(request), call, presenter)).reason
-        return presenter.finish(request, reason)
+            detokenizer.on_stopped = scope.cancel  # A sink cannot raise into the request.
+            reason = (await self._inner(_without_strings(request), call, detokenizer)).reason
+        return detokenizer.finish(request, reason)
 
 
 def _without_strings(request: Request) -> Request:
-    """Stop strings are found here: no worker has to look for them."""
+    """The request for the worker: stop strings are matched here."""
     return replace(request, stop=replace(request.stop, strings=()))

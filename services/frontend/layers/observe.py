@@ -1,4 +1,4 @@
-"""Counts every request once, with the outcome that its client saw, and has one line written about it."""
+"""Counts and logs every request exactly once, with the outcome that its client saw."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from services.frontend.metrics.outcomes import Outcome, Outcomes
 from services.runtime.loop import clock
 
 DEADLINE_SLACK = 0.01
-"""gRPC rounds a timeout up on the wire, by at most this part of it: a client's own timer may be so much earlier."""
+"""gRPC rounds a timeout up on the wire by at most this fraction, so a client's own timer may fire that much earlier."""
 DEADLINE_SLACK_S = 0.01
-"""The same for clocks and for the way."""
+"""Allowance for differences between clocks and for network latency."""
 
 
-_PROCESS_ENDED = Failure(Reason.CANCELLED, "the process was ended")
-"""Of requests that neither end nor fail. Never raised."""
+_PROCESS_ENDED = Failure(Reason.CANCELLED, "the process was stopped")
+"""The outcome of requests that neither finish nor fail. Never raised."""
 
 
 class _FirstToken:
-    """Notes when the first token passed."""
+    """Records the time of the first token."""
 
     __slots__ = ("_sink", "at")
 
@@ -40,7 +40,7 @@ class _FirstToken:
 
 
 class _Inflight:
-    """How many requests of a model are under way: a number, and no more before somebody asks."""
+    """The number of running requests of a model. A plain integer, which the gauge reads only when it is scraped."""
 
     __slots__ = ("count",)
 
@@ -50,7 +50,7 @@ class _Inflight:
 
 
 class Observe:
-    """Above all: a refusal and a timeout are outcomes too."""
+    """Must be outermost: refusals and timeouts are outcomes, too."""
 
     def __init__(self, inner: Layer, metrics: Metrics, is_known: Callable[[str], bool]) -> None:
         self._inner = inner
@@ -83,18 +83,19 @@ class Observe:
 
 
 def cause_of(failure: Failure, ending: Ending) -> Cause | None:
-    """Who had the request ended before its answer was complete; None: nobody, it failed by itself."""
+    """What ended the request before its answer was complete. None if it failed by itself."""
     if ending.failure is not None and ending.failure.reason is failure.reason:
         return ending.cause
     if failure.reason is Reason.CANCELLED:
-        return Cause.EXPLICIT  # It was not this frontend that was asked, but the worker.
+        return Cause.EXPLICIT  # The cancel was sent to the worker, not to this frontend.
     return Cause.DEADLINE if failure.reason is Reason.DEADLINE_EXCEEDED else None
 
 
 def why_cancelled(call: Call, began_s: float, now_s: float) -> tuple[Failure, Cause | None]:
-    """What became of a request whose task was cancelled: gRPC does that for a hang-up and for a deadline alike.
+    """The outcome of a request whose task was cancelled. gRPC does that both for a hang-up and for a deadline.
 
-    Who had ended it already counts before a client that leaves meanwhile. Times are the event loop's.
+    If something had already ended the request, that is the cause, even if the client leaves meanwhile. Times are in
+    event-loop time.
     """
     if call.ending.failure is not None:
         return call.ending.failure, call.ending.cause

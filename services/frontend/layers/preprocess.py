@@ -1,4 +1,4 @@
-"""Makes of what a client wrote what a worker can run: token ids, checked limits, a seed."""
+"""Prepares a request for a worker: checks it, turns its prompt into token ids, and settles its limits and seed."""
 
 import random
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from services.models.chat_template import render_chat
 
 LONG_TEXT_CHARACTERS = 32_768
 MANY_MESSAGES = 256
-"""Longer texts and longer conversations are prepared in a thread, so that they do not stop the other streams."""
+"""Longer texts and conversations are prepared in a thread, so that they do not delay other streams."""
 
 
 class Preprocess:
-    """Above migrate: a continuation needs token ids, and every attempt the same seed."""
+    """Must be above migrate: a continuation needs token ids, and every attempt needs the same seed."""
 
     def __init__(self, inner: Layer, catalog: ModelCatalog, rng: random.Random) -> None:
         self._inner = inner
@@ -36,7 +36,7 @@ class Preprocess:
         return await self._inner(prepared, replace(call, card=model.card), sink)
 
     async def _prepare_parts(self, request: Request, model: Model) -> Request:
-        """Those of a request with several prompts."""
+        """Prepare all prompts of a request with several."""
         size = sum(len(part.text or "") for part in request.parts)
         parts = []
         for index, part in enumerate(request.parts):
@@ -45,7 +45,7 @@ class Preprocess:
         return replace(request, parts=tuple(parts))
 
     async def _prepare(self, request: Request, model: Model, size: int = 0) -> Request:
-        """size: in characters, of all that is prepared with it."""
+        """`size`: characters of all prompts of the request. Determines whether a thread is used."""
         if request.token_ids is None:
             size = max(size, _check_characters(request, model))
             is_long = size > LONG_TEXT_CHARACTERS or len(request.messages or ()) > MANY_MESSAGES
@@ -55,7 +55,7 @@ class Preprocess:
 
 
 def _check(request: Request) -> None:
-    """All that can be said without the model. Raises INVALID_ARGUMENT."""
+    """Check everything that does not depend on the model. Raises INVALID_ARGUMENT."""
     if not request.parts:
         check_request(request)
         return
@@ -67,7 +67,7 @@ def _check(request: Request) -> None:
 
 @contextmanager
 def _naming(index: int) -> Iterator[None]:
-    """Say of a failure which of several prompts it is about."""
+    """Add the index of the prompt to a failure's `param`."""
     try:
         yield
     except Failure as failure:
@@ -77,7 +77,7 @@ def _naming(index: int) -> Iterator[None]:
 
 
 def _check_characters(request: Request, model: Model) -> int:
-    """How many characters the client's own text has. Raises PROMPT_TOO_LONG, without tokenising, if it can't fit."""
+    """Count the characters of the client's text. Raises PROMPT_TOO_LONG, without tokenising, if it cannot fit."""
     size = len(request.text or "") + sum(len(turn.name) + len(turn.content) for turn in request.messages or ())
     context = model.card.context_length
     if size > context * model.tokenizer.token_characters_max:
@@ -90,5 +90,5 @@ def _check_characters(request: Request, model: Model) -> int:
 def _encode(request: Request, model: Model) -> tuple[int, ...]:
     is_chat = request.messages is not None
     text = render_chat(model.card, request.messages) if request.messages is not None else request.text
-    assert text is not None, "check_request lets no request without a prompt through"
+    assert text is not None, "check_request refuses requests without a prompt"
     return tuple(model.tokenizer.encode(text, add_special=not is_chat))

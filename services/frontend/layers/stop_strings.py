@@ -1,42 +1,43 @@
-"""Stop strings in a text that arrives in pieces."""
+"""Finds stop strings in a text that arrives in parts."""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Finds the first stop string to be completed in a text that comes in pieces, and holds back what may become one.
+    """Finds the first stop string that is completed, and holds back text that may be the start of one.
 
-    Each string is searched by Knuth, Morris and Pratt's algorithm: what a character costs does not grow with the
-    strings' length, so that nobody can make it cost more than it is worth.
+    Each string is matched with the Knuth–Morris–Pratt algorithm: the cost of a character does not grow with the length
+    of the strings, so clients cannot make it arbitrarily expensive.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
-        self._searches = [_Search(string) for string in strings]
+        self._matchers = [_Matcher(string) for string in strings]
         self._firsts = {string[0] for string in strings}
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """What may be shown now, and whether a stop string has come: then it is what stood before it."""
+        """Add `text`. Returns the text that may be delivered now, and whether a stop string was completed; the text
+        then ends before it."""
         if not self._held and self._firsts.isdisjoint(text):
             return text, False
         text, begin = self._held + text, len(self._held)
         for end in range(begin, len(text)):
-            completed = [search.length for search in self._searches if search.take(text[end])]
+            completed = [matcher.length for matcher in self._matchers if matcher.feed(text[end])]
             if completed:
                 self._held = ""
                 return text[: end + 1 - max(completed)], True
-        held = max((search.matched for search in self._searches), default=0)
+        held = max((matcher.matched for matcher in self._matchers), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], False
 
     def flush(self) -> str:
-        """What was held back, when nothing more comes."""
+        """Return the text that was held back, at the end of the answer."""
         held, self._held = self._held, ""
         return held
 
 
-class _Search:
-    """The search for one string: how much of it stands at the end of the text so far."""
+class _Matcher:
+    """Matches one stop string. `matched`: how many of its characters the text so far ends with."""
 
     def __init__(self, string: str) -> None:
         self._string = string
@@ -44,8 +45,8 @@ class _Search:
         self.length = len(string)
         self.matched = 0
 
-    def take(self, character: str) -> bool:
-        """One more character. Returns whether it completes the string."""
+    def feed(self, character: str) -> bool:
+        """Add one character. Returns whether it completes the string."""
         matched = self.matched
         while matched and self._string[matched] != character:
             matched = self._fallback[matched - 1]
@@ -54,7 +55,7 @@ class _Search:
 
 
 def _fallback(string: str) -> list[int]:
-    """For each prefix the length of the longest other prefix that is its end."""
+    """The failure function: for each prefix, the length of its longest proper prefix that is also its suffix."""
     fallback = [0] * len(string)
     length = 0
     for at in range(1, len(string)):

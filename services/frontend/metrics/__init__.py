@@ -1,1 +1,1 @@
-"""The frontend's metrics."""
+"""The metrics of a frontend, and the log line of each request."""

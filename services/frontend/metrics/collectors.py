@@ -1,4 +1,4 @@
-"""What a frontend tells Prometheus of the thresholds at which workers count as busy."""
+"""Collectors of values that exist elsewhere and are read on each scrape: busy thresholds, and the load of workers."""
 
 from collections.abc import Iterator
 
@@ -9,9 +9,11 @@ from services.frontend.model_catalog import ModelCatalog
 from services.frontend.routing.thresholds import THRESHOLDS, BusyThresholds
 from services.frontend.session.pool import Pool
 
+WORKER_LABELS = ["worker_id", "dp_rank"]
+
 
 class BusyMetrics(Collector):
-    """Read when somebody scrapes it. A threshold that is not set has no value."""
+    """The thresholds above which workers count as busy. A threshold that is not set has no sample."""
 
     def __init__(self, catalog: ModelCatalog, thresholds: BusyThresholds, prefix: str) -> None:
         self._catalog = catalog
@@ -29,11 +31,8 @@ class BusyMetrics(Collector):
         yield family
 
 
-LABELS = ["worker_id", "dp_rank"]
-
-
 class WorkerLoadMetrics(Collector):
-    """Read from the pool when somebody scrapes it. A rank that is unknown has no value, rather than an old one."""
+    """The load that workers report, and the cancels sent to them. A rank whose load is unknown has no sample."""
 
     def __init__(self, pool: Pool, prefix: str) -> None:
         self._pool = pool
@@ -60,4 +59,4 @@ class WorkerLoadMetrics(Collector):
         yield from (blocks, total, tokens)
 
     def _gauge(self, name: str, text: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"{self._prefix}_worker_{name}", text, labels=LABELS)
+        return GaugeMetricFamily(f"{self._prefix}_worker_{name}", text, labels=WORKER_LABELS)

@@ -1,4 +1,4 @@
-"""The frontend's metrics, under the names that dashboards for this kind of system know."""
+"""Definitions of the frontend's metrics, under names that existing dashboards for LLM frontends use."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 PREFIX = "dynamo_frontend"
 UNKNOWN_MODEL = "unknown"
-"""What metrics call a model that does not exist: names that clients make up must not become time series."""
+"""The model label of requests for unknown models: names that clients make up must not become time series."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Nothing here is touched for a token: only when a request begins, starts to answer, moves or ends."""
+    """The metrics of one frontend process. Updated when a request begins, moves or ends, never for a single token."""
 
     registry: CollectorRegistry
     requests: Counter
@@ -54,75 +54,75 @@ def _kind(has_tokens: bool) -> str:
     return "ongoing_request" if has_tokens else "new_request"
 
 
+class _Factory:
+    """Creates metrics with a common prefix in a registry of their own."""
+
+    def __init__(self, prefix: str) -> None:
+        self.registry = CollectorRegistry()
+        self._prefix = prefix
+
+    def counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
+        return Counter(f"{self._prefix}_{name}", text, labels, registry=self.registry)
+
+    def gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+        return Gauge(f"{self._prefix}_{name}", text, labels, registry=self.registry)
+
+    def histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ("model",)
+    ) -> Histogram:
+        return Histogram(f"{self._prefix}_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+
 def build_metrics(prefix: str = PREFIX) -> Metrics:
-    """A set of its own for each frontend process."""
-    registry = CollectorRegistry()
-
-    def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"{prefix}_{name}", text, ["model"], buckets=buckets, registry=registry)
-
+    """Create the metrics of one frontend process, in a registry of their own."""
+    make = _Factory(prefix)
     return Metrics(
-        registry=registry,
-        requests=Counter(
-            f"{prefix}_requests",
+        registry=make.registry,
+        requests=make.counter(
+            "requests",
             "Requests by outcome; error_type is the reason of a failure.",
-            ["model", "endpoint", "request_type", "status", "error_type"],
-            registry=registry,
+            ("model", "endpoint", "request_type", "status", "error_type"),
         ),
-        rejections=Counter(
-            f"{prefix}_model_rejection",
+        rejections=make.counter(
+            "model_rejection",
             "Requests refused for want of capacity, before their first token or after.",
-            ["model", "endpoint"],
-            registry=registry,
+            ("model", "endpoint"),
         ),
-        rejection_causes=Counter(
-            f"{prefix}_model_rejection_cause",
+        rejection_causes=make.counter(
+            "model_rejection_cause",
             "Requests refused for want of capacity, by the bound that was met.",
-            ["model", "cause"],
-            registry=registry,
+            ("model", "cause"),
         ),
-        cancellations=Counter(
-            f"{prefix}_model_cancellation",
+        cancellations=make.counter(
+            "model_cancellation",
             "Requests ended before their answer was complete, by cause.",
-            ["model", "endpoint", "request_type", "cause"],
-            registry=registry,
+            ("model", "endpoint", "request_type", "cause"),
         ),
-        disconnected=Gauge(
-            f"{prefix}_disconnected_clients",
+        disconnected=make.gauge(
+            "disconnected_clients",
             "Clients that left before their answer was complete, since the start: a gauge by tradition, it only grows.",
-            registry=registry,
         ),
-        inflight=Gauge(f"{prefix}_inflight_requests", "Requests under way.", ["model"], registry=registry),
-        first_token_s=histogram("time_to_first_token_seconds", "From the request to its first token.", _SECONDS),
-        duration_s=histogram("request_duration_seconds", "From the request to its end.", _SECONDS),
-        prompt_tokens=histogram("input_sequence_tokens", "Tokens of the prompt.", _TOKENS),
-        completion_tokens=histogram("output_sequence_tokens", "Tokens of the answer.", _TOKENS),
-        migrations=Counter(
-            f"{prefix}_model_migration",
+        inflight=make.gauge("inflight_requests", "Requests under way.", ("model",)),
+        first_token_s=make.histogram("time_to_first_token_seconds", "From the request to its first token.", _SECONDS),
+        duration_s=make.histogram("request_duration_seconds", "From the request to its end.", _SECONDS),
+        prompt_tokens=make.histogram("input_sequence_tokens", "Tokens of the prompt.", _TOKENS),
+        completion_tokens=make.histogram("output_sequence_tokens", "Tokens of the answer.", _TOKENS),
+        migrations=make.counter(
+            "model_migration",
             "Moves of a request to another worker, before its first token or after.",
-            ["model", "migration_type"],
-            registry=registry,
+            ("model", "migration_type"),
         ),
-        migration_s=Histogram(
-            f"{prefix}_model_migration_duration_seconds",
+        migration_s=make.histogram(
+            "model_migration_duration_seconds",
             "From the loss of a worker to the next token, the wait for room elsewhere included.",
-            ["model", "migration_type", "outcome"],
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
+            ("model", "migration_type", "outcome"),
         ),
-        migration_exceeded=Counter(
-            f"{prefix}_model_migration_max_seq_len_exceeded",
-            "Requests too long to be moved any more.",
-            ["model"],
-            registry=registry,
+        migration_exceeded=make.counter(
+            "model_migration_max_seq_len_exceeded", "Requests too long to be moved any more.", ("model",)
         ),
-        migration_limit=Gauge(
-            f"{prefix}_model_migration_limit", "Moves that a request may make.", ["model"], registry=registry
-        ),
-        recomputed_tokens=Counter(
-            f"{prefix}_model_migration_recomputed_tokens",
-            "Tokens that a second worker had to compute again.",
-            ["model"],
-            registry=registry,
+        migration_limit=make.gauge("model_migration_limit", "Moves that a request may make.", ("model",)),
+        recomputed_tokens=make.counter(
+            "model_migration_recomputed_tokens", "Tokens that a second worker had to compute again.", ("model",)
         ),
     )

@@ -1,7 +1,7 @@
-"""Counts and writes down how requests ended: those of one turn of the event loop together, in the next.
+"""Counts and logs how requests ended. Requests that end in one turn of the event loop are processed in the next turn.
 
-Many end at once, for a worker's step is one message; and what runs many times in a row takes half as long. No client is
-ahead of it: whoever has its answer, and asks for the metrics, is read after that.
+Many requests end together, because a step of a worker is one message, and processing them in a batch takes half the
+time. A client cannot observe the delay: its next request, such as a scrape, is read after the batch.
 """
 
 import asyncio
@@ -16,21 +16,23 @@ from services.core.call import Call, Cause
 from services.core.errors import REJECTIONS, Failure, Reason, refused_for
 from services.core.interface import Finish
 from services.frontend.metrics.definitions import UNKNOWN_MODEL, Metrics
-from services.runtime.log import Event, say, say_all
-from services.runtime.log_throttle import Quota
+from services.runtime.log import Event, log_event, log_events
+from services.runtime.log_throttle import LineQuota
 
 WHY_CHARS_MAX = 300
-"""Of a failure's detail in the log: what a client sent may be part of it, at any length."""
+"""Length limit of a failure's detail in the log, since it may contain text that the client sent."""
 SERVER_FAULT = 500
 REFUSALS = frozenset({Reason.WORKER_AT_CAPACITY, Reason.OVERLOADED, Reason.DRAINING, Reason.SLOW_CLIENT})
-"""Statuses of a server, for what is nobody's fault or the client's."""
+"""Reasons that have a status of 500 or above, but are not faults of the server, so they are not logged as warnings."""
 REJECTION_LINES_PER_S_MAX = 100
-"""A line is an eighth of what a rejection costs, and thousands a second help nobody: the metrics count them all."""
+"""A log line is an eighth of the cost of a rejection, and thousands per second are useless: metrics count them all."""
 
 
 class Outcome(Struct, frozen=True):
-    """How a request ended. cause: who had it ended before its answer was complete, if anybody had. Times in seconds
-    from its beginning.
+    """How a request ended.
+
+    cause: what ended it before its answer was complete, or None.
+    first_s, duration_s: seconds from its start to its first token (None without a token) and to its end.
     """
 
     model: str
@@ -42,38 +44,38 @@ class Outcome(Struct, frozen=True):
 
 
 class Outcomes:
-    """Of all requests, each once. Of rejections for want of capacity only so many lines a second are written, and how
-    many were left out.
+    """Counts and logs each request once. Log lines about rejections are limited to REJECTION_LINES_PER_S_MAX; the next
+    line reports how many were left out.
     """
 
     def __init__(self, metrics: Metrics) -> None:
         self._counts = _Counts(metrics)
-        self._rejection_lines = Quota(REJECTION_LINES_PER_S_MAX)
-        self._new: list[Outcome] = []  # Of one turn: no more than there are requests.
+        self._rejection_lines = LineQuota(REJECTION_LINES_PER_S_MAX)
+        self._new: list[Outcome] = []  # Bounded by the number of running requests.
 
     def add(self, outcome: Outcome) -> None:
-        """A request has ended."""
+        """Count and log the outcome in the next turn of the event loop."""
         if not self._new:
-            asyncio.get_running_loop().call_soon(self._settle)
+            asyncio.get_running_loop().call_soon(self._process_new)
         self._new.append(outcome)
 
-    def _settle(self) -> None:
+    def _process_new(self) -> None:
         outcomes, self._new = self._new, []
         for outcome in outcomes:
             self._counts.add(outcome)
-        say_all(self._lines(outcomes))
+        log_events(self._lines(outcomes))
 
     def _lines(self, outcomes: list[Outcome]) -> Iterator[Event]:
         for outcome in outcomes:
             result = outcome.result
             if not (isinstance(result, Failure) and result.reason in REJECTIONS):
                 yield _line(outcome)
-            elif (unlogged := self._rejection_lines.take()) is not None:
+            elif (unlogged := self._rejection_lines.claim()) is not None:
                 yield _line(outcome, **({"unlogged": unlogged} if unlogged else {}))
 
 
 class _Counts:
-    """The metrics of outcomes. Each series is looked up once; there are as many as models, endpoints and reasons."""
+    """Counts outcomes in the metrics. Looks up each series once; models, endpoints and reasons bound their number."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._requests = cache(metrics.requests.labels)
@@ -87,7 +89,7 @@ class _Counts:
         self._completion_tokens = cache(metrics.completion_tokens.labels)
 
     def add(self, outcome: Outcome) -> None:
-        """Count a request."""
+        """Count one request."""
         model, call, result = outcome.model, outcome.call, outcome.result
         request_type = "stream" if call.is_streamed else "unary"
         self._duration_s(model).observe(outcome.duration_s)
@@ -110,8 +112,8 @@ class _Counts:
 
 
 def _line(outcome: Outcome, **more: int) -> Event:
-    level, said = _said_of(outcome.result)
-    fields = {"request_id": outcome.call.request_id, "model": outcome.model, "endpoint": outcome.call.endpoint} | said
+    level, result = _result_fields(outcome.result)
+    fields = {"request_id": outcome.call.request_id, "model": outcome.model, "endpoint": outcome.call.endpoint} | result
     if outcome.cause is not None:
         fields["cause"] = outcome.cause
     fields |= more
@@ -121,21 +123,21 @@ def _line(outcome: Outcome, **more: int) -> Event:
 
 
 def observe_refused(metrics: Metrics, endpoint: str, request_id: str, failure: Failure) -> None:
-    """Count and log a request that was too broken for the pipeline: neither its model nor its type is known.
+    """Count and log a request that was too malformed for the pipeline, so that its model and type are unknown.
 
-    request_id: empty if that is what was broken.
+    request_id: empty if the id itself was malformed.
     """
     metrics.requests.labels(UNKNOWN_MODEL, endpoint, "unary", "error", failure.reason).inc()
     if failure.reason in REJECTIONS:
         metrics.rejections.labels(UNKNOWN_MODEL, endpoint).inc()
         metrics.rejection_causes.labels(UNKNOWN_MODEL, refused_for(failure)).inc()
-    level, fields = _said_of(failure)
-    whose = {"request_id": request_id} if request_id else {}
-    say(level, "request", {**whose, "endpoint": endpoint, **fields})
+    level, fields = _result_fields(failure)
+    request = {"request_id": request_id} if request_id else {}
+    log_event(level, "request", {**request, "endpoint": endpoint, **fields})
 
 
-def _said_of(outcome: Finish | Failure) -> tuple[int, dict[str, Any]]:
-    """The level and the fields of the log line. A warning is for whoever runs this, not for a client's mistake."""
+def _result_fields(outcome: Finish | Failure) -> tuple[int, dict[str, Any]]:
+    """The level and the fields of the log line. Warnings are for the operator; a client's mistake is not one."""
     if isinstance(outcome, Finish):
         tokens = {} if outcome.usage is None else {"tokens": outcome.usage.completion_tokens}
         return logging.INFO, {"outcome": outcome.reason, **tokens}

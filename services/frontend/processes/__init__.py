@@ -1,1 +1,1 @@
-"""A frontend of several processes that share its ports."""
+"""A frontend that runs as several processes on the same ports."""

@@ -1,7 +1,7 @@
-"""How the processes of one frontend speak with each other: HTTP over sockets in a folder that is theirs alone.
+"""Communication between the processes of one frontend: HTTP over Unix sockets in a private folder.
 
-The supervisor asks each process what a whole frontend is asked, and each process asks the supervisor, which asks all.
-Nothing here is near a token: only scrapes, cancels by name and what operators set go this way.
+The supervisor sends each process what is asked of the frontend as a whole. Each process sends such requests to the
+supervisor, which asks all. No token takes this way, only metrics, cancels by request id and threshold changes.
 """
 
 import errno
@@ -23,22 +23,22 @@ from services.http.ops_server import exposition_response
 
 SUPERVISOR_SOCKET = "supervisor.sock"
 PROCESS_ANSWER_S_MAX = 1.0
-"""How long the supervisor waits for a process."""
+"""How long the supervisor waits for the answer of a process."""
 SUPERVISOR_ANSWER_S_MAX = 3.0
-"""How long a process waits for the supervisor, which may have to wait for others first."""
+"""How long a process waits for the answer of the supervisor, which may itself be waiting for other processes."""
 SHUTDOWN_S_MAX = 0.5
-_ENDS = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE})
-"""What connections to a process that has ended fail with. Anything else is want of something, here or there."""
+_EXITED_ERRNOS = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE})
+"""Errors of a connection to a process that has exited. Any other error means a lack of resources on either side."""
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class _Setting(msgspec.Struct):
+class _SetThresholds(msgspec.Struct):
     model: str
     changes: dict[str, Any]
 
 
-class _Cancelling(msgspec.Struct):
+class _Cancel(msgspec.Struct):
     request_id: str
 
 
@@ -46,40 +46,41 @@ class _Cancelled(msgspec.Struct):
     cancelled: int
 
 
-class _Joining(msgspec.Struct):
+class _Join(msgspec.Struct):
     name: str
     path: str
     pid: int
 
 
-class Welcome(msgspec.Struct, frozen=True):
-    """What a process is told that joins the others.
+class JoinResponse(msgspec.Struct, frozen=True):
+    """The supervisor's answer to a process that joins.
 
-    changes: of thresholds, by model, since the frontend began. is_successor: whether it comes in place of another.
+    changes: threshold changes by model name, since the frontend started.
+    is_successor: whether the process replaces one that has exited.
     """
 
     changes: dict[str, dict[str, Any]]
     is_successor: bool
 
 
-class _Refusal(msgspec.Struct):
+class _Error(msgspec.Struct):
     code: str
     message: str
 
 
-class _Refused(msgspec.Struct):
-    error: _Refusal
+class _ErrorBody(msgspec.Struct):
+    error: _Error
 
 
-class Gone(Failure):
-    """Nobody listens there any more."""
+class ProcessGone(Failure):
+    """The process at the other end of the socket has exited."""
 
     def __init__(self) -> None:
-        super().__init__(Reason.DRAINING, "the process that was asked has ended")
+        super().__init__(Reason.DRAINING, "the process of this frontend has exited")
 
 
-class Remote:
-    """The whole of a frontend, or one process of it, through its socket."""
+class RemoteControl:
+    """FrontendControl over a socket: of the whole frontend (the supervisor's socket) or of one process."""
 
     def __init__(self, path: Path, answer_s_max: float) -> None:
         self.path = path
@@ -89,17 +90,20 @@ class Remote:
         return await self._ask("GET", "/metrics")
 
     async def cancel(self, request_id: str) -> int:
-        return _decode(await self._ask("POST", "/cancel", _Cancelling(request_id)), _Cancelled).cancelled
+        return _decode(await self._ask("POST", "/cancel", _Cancel(request_id)), _Cancelled).cancelled
 
     async def set_thresholds(self, model: str, changes: Changes) -> None:
-        await self._ask("POST", "/thresholds", _Setting(model, dict(changes)))
+        await self._ask("POST", "/thresholds", _SetThresholds(model, dict(changes)))
 
-    async def join(self, name: str, path: Path) -> Welcome:
-        """Have this process be asked, as `name`, at `path` from now on. The supervisor alone takes it."""
-        return _decode(await self._ask("POST", "/join", _Joining(name, str(path), os.getpid())), Welcome)
+    async def join(self, name: str, path: Path) -> JoinResponse:
+        """Register this process, which answers at `path`, as `name`. Only the supervisor's socket supports this."""
+        return _decode(await self._ask("POST", "/join", _Join(name, str(path), os.getpid())), JoinResponse)
 
     async def _ask(self, method: str, route: str, body: msgspec.Struct | None = None) -> bytes:
-        """The answer. Raises Gone, STALLED, and what the other side did."""
+        """Send one request and return the answer's body.
+
+        Raises ProcessGone, Failure(STALLED), and the failure that the other process answered with.
+        """
         data = None if body is None else msgspec.json.encode(body)
         try:
             async with (
@@ -113,14 +117,14 @@ class Remote:
             detail = f"a process of this frontend has not answered within {self._timeout.total:g} s"
             raise Failure(Reason.STALLED, detail) from error
         except aiohttp.ClientOSError as error:
-            if error.errno in _ENDS:
-                raise Gone from error
-            detail = f"a process of this frontend cannot be asked now: {error.strerror}"
+            if error.errno in _EXITED_ERRNOS:
+                raise ProcessGone from error
+            detail = f"cannot connect to a process of this frontend: {error.strerror}"
             raise Failure(Reason.STALLED, detail) from error
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
-            raise Gone from error
+            raise ProcessGone from error
         if response.status != 200:
-            refusal = _decode(answer, _Refused).error
+            refusal = _decode(answer, _ErrorBody).error
             raise Failure(Reason(refusal.code), refusal.message)
         return answer
 
@@ -129,27 +133,32 @@ def _decode(answer: bytes, kind: type[T]) -> T:
     return msgspec.json.decode(answer, type=kind)
 
 
-def control_app(whole: FrontendControl, join: Callable[[str, Path, int], Welcome] | None = None) -> web.Application:
-    """Answers for `whole`. join: takes a process in, by its name, its socket and its pid."""
+def control_app(
+    control: FrontendControl, join: Callable[[str, Path, int], JoinResponse] | None = None
+) -> web.Application:
+    """Build the app that answers a RemoteControl from `control`.
+
+    join: adds a process to the group, given its name, its socket and its pid. Only the supervisor has it.
+    """
 
     async def on_metrics(_: web.Request) -> web.Response:
-        return exposition_response(await whole.exposition())
+        return exposition_response(await control.exposition())
 
     async def on_cancel(request: web.Request) -> web.Response:
-        cancelling = _decode(await request.read(), _Cancelling)
-        return _answer(_Cancelled(await whole.cancel(cancelling.request_id)))
+        cancel = _decode(await request.read(), _Cancel)
+        return _answer(_Cancelled(await control.cancel(cancel.request_id)))
 
     async def on_thresholds(request: web.Request) -> web.Response:
-        setting = _decode(await request.read(), _Setting)
-        await whole.set_thresholds(setting.model, setting.changes)
+        thresholds = _decode(await request.read(), _SetThresholds)
+        await control.set_thresholds(thresholds.model, thresholds.changes)
         return web.Response()
 
     async def on_join(request: web.Request) -> web.Response:
-        assert join is not None, "its route is there for a supervisor alone"
-        joining = _decode(await request.read(), _Joining)
-        return _answer(join(joining.name, Path(joining.path), joining.pid))
+        assert join is not None, "only the supervisor has this route"
+        new = _decode(await request.read(), _Join)
+        return _answer(join(new.name, Path(new.path), new.pid))
 
-    app = web.Application(middlewares=[_tell_failures])
+    app = web.Application(middlewares=[_send_failures])
     app.add_routes(
         [
             web.get("/metrics", on_metrics),
@@ -162,19 +171,19 @@ def control_app(whole: FrontendControl, join: Callable[[str, Path, int], Welcome
 
 
 @web.middleware
-async def _tell_failures(
+async def _send_failures(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """As envelopes, from which the other side makes them again."""
+    """Answer a Failure as an error body, which RemoteControl turns back into a Failure."""
     try:
         return await handler(request)
     except Failure as failure:
-        return _refuse(failure, request.path)
+        return _error_response(failure, request.path)
     except Exception as error:
-        return _refuse(bug_failure(error, request.path), request.path)
+        return _error_response(bug_failure(error, request.path), request.path)
 
 
-def _refuse(failure: Failure, path: str) -> web.Response:
+def _error_response(failure: Failure, path: str) -> web.Response:
     return web.Response(body=envelope(failure, path), status=failure.traits.http)
 
 
@@ -183,8 +192,8 @@ def _answer(body: msgspec.Struct) -> web.Response:
 
 
 @asynccontextmanager
-async def answering(app: web.Application, path: Path) -> AsyncIterator[None]:
-    """Serve it at `path`; whoever asks no longer is not answered, and waits for nobody. Raises OSError."""
+async def serve_control(app: web.Application, path: Path) -> AsyncIterator[None]:
+    """Serve `app` on the socket `path`. A handler is cancelled when its client disconnects. Raises OSError."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX, handler_cancellation=True)
     await runner.setup()
     try:

@@ -1,7 +1,7 @@
-"""A frontend process's place among the others: where it answers them, and where it asks them.
+"""Makes a frontend process a member of a process group: it serves its own control and uses that of the group.
 
-`member` is a path without an ending, `FOLDER/NAME`: the folder is the supervisor's, the name is this process's and
-that of those that come in its place.
+`member` is a path without a suffix, `FOLDER/NAME`. The folder belongs to the supervisor. The name stays the same when
+the process is restarted.
 """
 
 import os
@@ -13,31 +13,31 @@ from services.frontend.control import FrontendControl, LocalControl
 from services.frontend.processes.ipc import (
     SUPERVISOR_ANSWER_S_MAX,
     SUPERVISOR_SOCKET,
-    Remote,
-    Welcome,
-    answering,
+    JoinResponse,
+    RemoteControl,
     control_app,
+    serve_control,
 )
 from services.runtime.process import StartupError
 
 
-def whole_of(member: Path) -> FrontendControl:
-    """The frontend that this process is a part of."""
+def group_control(member: Path) -> FrontendControl:
+    """The control of the whole process group, through its supervisor."""
     return _supervisor(member)
 
 
-async def enter(servers: AsyncExitStack, member: Path, process: LocalControl) -> Welcome:
-    """Answer for this process until `servers` close, and tell the supervisor. Raises StartupError.
+async def join_group(servers: AsyncExitStack, member: Path, process: LocalControl) -> JoinResponse:
+    """Serve the control of this process until `servers` close, and join the group. Raises StartupError.
 
-    Each life has a socket of its own, so that nobody takes it for the one before.
+    The socket's name contains the pid, so that a restarted process is not mistaken for the one before it.
     """
     path = member.with_name(f"{member.name}.{os.getpid()}.sock")
     try:
-        await servers.enter_async_context(answering(control_app(process), path))
+        await servers.enter_async_context(serve_control(control_app(process), path))
         return await _supervisor(member).join(member.name, path)
     except (OSError, Failure) as error:
         raise StartupError(f"cannot join the other processes of this frontend in {member.parent}: {error}") from error
 
 
-def _supervisor(member: Path) -> Remote:
-    return Remote(member.with_name(SUPERVISOR_SOCKET), SUPERVISOR_ANSWER_S_MAX)
+def _supervisor(member: Path) -> RemoteControl:
+    return RemoteControl(member.with_name(SUPERVISOR_SOCKET), SUPERVISOR_ANSWER_S_MAX)

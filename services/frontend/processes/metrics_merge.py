@@ -1,6 +1,6 @@
-"""What the metrics of several processes come to: one exposition, as if there were one process.
+"""Merges the metrics of several processes into one exposition, as if one process had counted everything.
 
-Counters and histograms are summed. What a gauge says decides what becomes of it: see GAUGES.
+Counters and histograms are summed. How a gauge is merged depends on what it measures: see GAUGES.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,77 +12,77 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-Reading = Sequence[Metric]
-"""What one process exposed."""
+Families = Sequence[Metric]
+"""The metric families that one process exposed."""
 
 
-class Way(Enum):
-    """How the values of one series become one.
+class Aggregation(Enum):
+    """How the values of one series are merged.
 
-    | way | value | a process that is gone |
+    | aggregation | value | after a process has exited |
     | --- | --- | --- |
-    | TOTAL | sum | counts on: a counter never falls |
-    | AT_WORK | sum | counts no more |
-    | ALIKE | the highest: all see the same, though not at the same moment | counts no more |
-    | FIRST | the lowest: when a series began | counts on |
+    | SUM_OF_ALL | sum | its value still counts: a counter never falls |
+    | SUM_OF_RUNNING | sum | its value is dropped |
+    | MAX_OF_RUNNING | maximum: all processes report the same, but not at the same moment | its value is dropped |
+    | MIN_OF_ALL | minimum: the time at which a series began | its value still counts |
     """
 
-    TOTAL = "total"
-    AT_WORK = "at work"
-    ALIKE = "alike"
-    FIRST = "first"
+    SUM_OF_ALL = "sum of all"
+    SUM_OF_RUNNING = "sum of running"
+    MAX_OF_RUNNING = "max of running"
+    MIN_OF_ALL = "min of all"
 
 
 GAUGES = {
-    "inflight_requests": Way.AT_WORK,
-    "disconnected_clients": Way.TOTAL,
-    "model_migration_limit": Way.ALIKE,
-    "model_busy_threshold": Way.ALIKE,
-    "worker_active_decode_blocks": Way.ALIKE,
-    "worker_total_decode_blocks": Way.ALIKE,
-    "worker_active_prefill_tokens": Way.ALIKE,
+    "inflight_requests": Aggregation.SUM_OF_RUNNING,
+    "disconnected_clients": Aggregation.SUM_OF_ALL,
+    "model_migration_limit": Aggregation.MAX_OF_RUNNING,
+    "model_busy_threshold": Aggregation.MAX_OF_RUNNING,
+    "worker_active_decode_blocks": Aggregation.MAX_OF_RUNNING,
+    "worker_total_decode_blocks": Aggregation.MAX_OF_RUNNING,
+    "worker_active_prefill_tokens": Aggregation.MAX_OF_RUNNING,
 }
-"""Of a frontend, without the prefix. Each process is told the whole load of a worker, not its own part of it."""
+"""The frontend's gauges, without the prefix. A worker reports its whole load to each process, not a share of it."""
 CREATED = "_created"
-"""How the gauges end that say when a counter or a histogram began."""
-_COMBINE: dict[Way, Callable[[float, float], float]] = {
-    Way.TOTAL: lambda one, other: one + other,
-    Way.AT_WORK: lambda one, other: one + other,
-    Way.ALIKE: max,
-    Way.FIRST: min,
+"""The suffix of gauges that hold the time at which a counter or a histogram began."""
+_COMBINE: dict[Aggregation, Callable[[float, float], float]] = {
+    Aggregation.SUM_OF_ALL: lambda one, other: one + other,
+    Aggregation.SUM_OF_RUNNING: lambda one, other: one + other,
+    Aggregation.MAX_OF_RUNNING: max,
+    Aggregation.MIN_OF_ALL: min,
 }
-_OUTLIVING = frozenset({Way.TOTAL, Way.FIRST})
+_KEPT_AFTER_EXIT = frozenset({Aggregation.SUM_OF_ALL, Aggregation.MIN_OF_ALL})
 
 
-def parsed(exposition: bytes) -> Reading:
-    """A process's exposition, in Prometheus' text format."""
+def parsed(exposition: bytes) -> Families:
+    """Parse a process's exposition in the Prometheus text format."""
     return list(text_string_to_metric_families(exposition.decode()))
 
 
-def way_of(family: Metric, prefix: str) -> Way:
-    """How it is joined. A gauge that is not in the table is summed."""
+def aggregation_of(family: Metric, prefix: str) -> Aggregation:
+    """How to merge the family. A gauge that GAUGES does not list is summed over the running processes."""
     if family.type != "gauge":
-        return Way.TOTAL
+        return Aggregation.SUM_OF_ALL
     if family.name.endswith(CREATED):
-        return Way.FIRST
-    return GAUGES.get(family.name.removeprefix(f"{prefix}_"), Way.AT_WORK)
+        return Aggregation.MIN_OF_ALL
+    return GAUGES.get(family.name.removeprefix(f"{prefix}_"), Aggregation.SUM_OF_RUNNING)
 
 
-def outliving(reading: Reading, prefix: str) -> Reading:
-    """What still counts when the process is gone."""
-    return [family for family in reading if way_of(family, prefix) in _OUTLIVING]
+def kept_after_exit(families: Families, prefix: str) -> Families:
+    """The families that still count after their process has exited."""
+    return [family for family in families if aggregation_of(family, prefix) in _KEPT_AFTER_EXIT]
 
 
-def merged(readings: Iterable[Reading], prefix: str) -> Reading:
-    """All of them as one."""
+def merged(by_process: Iterable[Families], prefix: str) -> Families:
+    """Merge the families of several processes."""
     by_name: dict[str, list[Metric]] = {}
-    for reading in readings:
-        for family in reading:
+    for families in by_process:
+        for family in families:
             by_name.setdefault(family.name, []).append(family)
-    return [_joined_family(families, _COMBINE[way_of(families[0], prefix)]) for families in by_name.values()]
+    return [_merged_family(same, _COMBINE[aggregation_of(same[0], prefix)]) for same in by_name.values()]
 
 
-def _joined_family(families: Sequence[Metric], combine: Callable[[float, float], float]) -> Metric:
+def _merged_family(families: Sequence[Metric], combine: Callable[[float, float], float]) -> Metric:
     series: dict[tuple[str, frozenset[tuple[str, str]]], list[Sample]] = {}
     for family in families:
         for sample in family.samples:
@@ -94,10 +94,10 @@ def _joined_family(families: Sequence[Metric], combine: Callable[[float, float],
 
 
 class MergedMetrics(Collector):
-    """A reading as something to be exposed."""
+    """Exposes merged families as a collector."""
 
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
+    def __init__(self, families: Families) -> None:
+        self._families = families
 
-    def collect(self) -> Reading:
-        return self._reading
+    def collect(self) -> Families:
+        return self._families

@@ -1,4 +1,4 @@
-"""All processes of a frontend, as their supervisor asks them: what it answers is the answer of all."""
+"""The processes of one frontend, addressed as one: the supervisor asks all of them and combines their answers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,8 +12,8 @@ from prometheus_client.exposition import generate_latest
 
 from services.core.errors import Failure, Reason
 from services.frontend.control import Changes
-from services.frontend.processes.ipc import PROCESS_ANSWER_S_MAX, Gone, Remote, Welcome
-from services.frontend.processes.metrics_merge import MergedMetrics, Reading, merged, outliving, parsed
+from services.frontend.processes.ipc import PROCESS_ANSWER_S_MAX, JoinResponse, ProcessGone, RemoteControl
+from services.frontend.processes.metrics_merge import Families, MergedMetrics, kept_after_exit, merged, parsed
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Answers(Generic[T]):
-    """Of those that live: what they answered, and who did not in time."""
+    """What the running processes answered, and the processes that did not answer in time."""
 
     by_process: dict["_Process", T]
     silent: Sequence["_Process"]
@@ -29,60 +29,64 @@ class _Answers(Generic[T]):
 
 @dataclass(eq=False)
 class _Process:
-    """One that lives, as far as is known. last: what it exposed when it was last asked."""
+    """A process that is believed to run. last: the metrics that it last exposed."""
 
     name: str
     pid: int
-    remote: Remote
-    last: Reading = field(default_factory=list)
+    control: RemoteControl
+    last: Families = field(default_factory=list)
 
 
 class ProcessGroup:
-    """A Whole. A process that has died is forgotten when it does not answer, but for what it had counted."""
+    """Implements FrontendControl over all processes. A process that has exited is removed; its counters are kept."""
 
     def __init__(self, metrics_prefix: str, answer_s_max: float = PROCESS_ANSWER_S_MAX) -> None:
-        """answer_s_max: how long a process is waited for."""
+        """answer_s_max: how long to wait for the answer of one process."""
         self._answer_s_max = answer_s_max
         self._prefix = metrics_prefix
         self._processes: list[_Process] = []
-        self._names: set[str] = set()  # Of all that ever joined.
-        self._past: Reading = []
-        self._changes: dict[str, dict[str, object]] = {}  # Of thresholds, by model: few, since a worker served each.
-        self._scraping = asyncio.Lock()  # An older reading must not take the place of a newer one.
-        self._setting = asyncio.Lock()  # All processes get the same changes in the same order.
+        self._names: set[str] = set()  # Of all processes that ever joined.
+        self._exited: Families = []  # The merged metrics of processes that have exited.
+        self._changes: dict[str, dict[str, object]] = {}  # Threshold changes by model name.
+        self._scraping = asyncio.Lock()  # An older exposition must not replace a newer one in `_Process.last`.
+        self._setting = asyncio.Lock()  # Every process gets the same changes in the same order.
 
-    def join(self, name: str, path: Path, pid: int) -> Welcome:
-        """Ask the process at `path` from now on. Whoever had its name is dead: the next question will show it."""
-        welcome = Welcome(dict(self._changes), is_successor=name in self._names)
+    def join(self, name: str, path: Path, pid: int) -> JoinResponse:
+        """Add the process that answers at `path`. Any earlier process of that name has exited; the next request to it
+        removes it."""
+        response = JoinResponse(dict(self._changes), is_successor=name in self._names)
         self._names.add(name)
-        self._processes.append(_Process(name, pid, Remote(path, self._answer_s_max)))
-        return welcome
+        self._processes.append(_Process(name, pid, RemoteControl(path, self._answer_s_max)))
+        return response
 
     async def exposition(self) -> bytes:
-        """What all have counted, the dead included; gauges of those that answer."""
+        """The merged metrics: counters of all processes, exited ones included, and gauges of those that answer."""
         async with self._scraping:
-            answers = (await self._ask_all(Remote.exposition)).by_process
+            answers = (await self._ask_all(RemoteControl.exposition)).by_process
             for process, exposition in answers.items():
                 process.last = parsed(exposition)
             silent = [process for process in self._processes if process not in answers]
-            readings = [*(one.last for one in answers), *(outliving(one.last, self._prefix) for one in silent)]
-            reading = merged([self._past, *readings], self._prefix)
+            current = [*(one.last for one in answers), *(kept_after_exit(one.last, self._prefix) for one in silent)]
+            families = merged([self._exited, *current], self._prefix)
         count = GaugeMetricFamily(f"{self._prefix}_processes", "Processes of this frontend that answer.", len(answers))
-        return generate_latest(MergedMetrics([*reading, count]))
+        return generate_latest(MergedMetrics([*families, count]))
 
     async def cancel(self, request_id: str) -> int:
-        """See Whole. Raises STALLED where nothing was found and a process has not said."""
-        answers = await self._ask_all(lambda remote: remote.cancel(request_id))
+        """See FrontendControl. Raises STALLED if no request was found and a process has not answered."""
+        answers = await self._ask_all(lambda control: control.cancel(request_id))
         count = sum(answers.by_process.values())
         if not count:
             self._check_all_answered(answers, "the others have no such request")
         return count
 
     async def set_thresholds(self, model: str, changes: Changes) -> None:
-        """See Whole; also in processes that join later. Raises STALLED where one has not said."""
+        """See FrontendControl. Processes that join later get the changes, too.
+
+        Raises STALLED if a process has not answered.
+        """
         async with self._setting:
             self._changes.setdefault(model, {}).update(changes)
-            answers = await self._ask_all(lambda remote: remote.set_thresholds(model, changes))
+            answers = await self._ask_all(lambda control: control.set_thresholds(model, changes))
             self._check_all_answered(answers, "the others have done it")
 
     def _check_all_answered(self, answers: _Answers[Any], others: str) -> None:
@@ -94,16 +98,16 @@ class ProcessGroup:
                 f" {self._answer_s_max:g} s (pid {pids}), {others}: ask again",
             )
 
-    async def _ask_all(self, ask: Callable[[Remote], Awaitable[T]]) -> _Answers[T]:
-        """Who is gone is buried; who joins meanwhile is not asked."""
+    async def _ask_all(self, ask: Callable[[RemoteControl], Awaitable[T]]) -> _Answers[T]:
+        """Ask every process. Drops exited processes; skips those that join during the call."""
         answers: dict[_Process, T] = {}
         silent: list[_Process] = []
 
         async def ask_one(process: _Process) -> None:
             try:
-                answers[process] = await ask(process.remote)
-            except Gone:
-                self._bury(process)
+                answers[process] = await ask(process.control)
+            except ProcessGone:
+                self._drop(process)
             except Failure as failure:
                 if failure.reason is not Reason.STALLED:
                     raise
@@ -113,12 +117,12 @@ class ProcessGroup:
         async with asyncio.TaskGroup() as group:
             for process in self._processes:
                 group.create_task(ask_one(process))
-        living = {process: answer for process, answer in answers.items() if process in self._processes}
-        return _Answers(living, silent)
+        running = {process: answer for process, answer in answers.items() if process in self._processes}
+        return _Answers(running, silent)
 
-    def _bury(self, process: _Process) -> None:
-        """Keep what it had counted. Idempotent."""
+    def _drop(self, process: _Process) -> None:
+        """Remove an exited process and keep its counters. Idempotent."""
         if process in self._processes:
             self._processes.remove(process)
-            self._past = merged([self._past, outliving(process.last, self._prefix)], self._prefix)
-            process.remote.path.unlink(missing_ok=True)
+            self._exited = merged([self._exited, kept_after_exit(process.last, self._prefix)], self._prefix)
+            process.control.path.unlink(missing_ok=True)

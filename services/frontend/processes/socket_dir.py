@@ -1,4 +1,4 @@
-"""Where the sockets of a frontend's processes are: a folder that no other user can enter, and that none is left of."""
+"""The folder for the sockets of a frontend's processes: private to its user, and removed when the supervisor ends."""
 
 import shutil
 import socket
@@ -9,28 +9,27 @@ from pathlib import Path
 
 from services.frontend.processes.ipc import SUPERVISOR_SOCKET
 
-FOLDERS = "unbroken-processes-"
-"""What the names of the folders begin with."""
-KNOCK_S_MAX = 0.1
+FOLDER_PREFIX = "unbroken-processes-"
+CONNECT_TIMEOUT_S = 0.1
 
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """A folder for sockets that no other user can enter. First those go that killed supervisors have left behind."""
-    for left in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
-        if _is_deserted(left / SUPERVISOR_SOCKET):
+    """Create a folder that no other user can enter. Removes the folders of supervisors that were killed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        if _is_stale(left / SUPERVISOR_SOCKET):
             shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=FOLDERS, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
-def _is_deserted(path: Path) -> bool:
-    """Whether there is a socket where nobody listens."""
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as knocking:  # Of another user not even that can be seen.
-        if path.is_socket():  # Else not yet.
-            knocking.settimeout(KNOCK_S_MAX)
+def _is_stale(path: Path) -> bool:
+    """Whether `path` is a socket on which no process listens. False if another user owns it."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        if path.is_socket():  # Otherwise the supervisor may be about to create it.
+            probe.settimeout(CONNECT_TIMEOUT_S)
             try:
-                knocking.connect(str(path))
+                probe.connect(str(path))
             except ConnectionRefusedError:
                 return True
     return False

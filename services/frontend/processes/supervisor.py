@@ -1,7 +1,7 @@
-"""Keeps several processes that are one frontend: they share its ports, and the kernel gives each client to one of them.
+"""Runs one frontend as several processes that share its ports; the kernel gives each connection to one of them.
 
-Start: take the ports → start all → ready once all are. A process that dies is started again; what it had counted stays
-counted. End (SIGTERM): all drain, side by side, as a single process does; who has not ended in time is killed.
+Start: reserve the ports → start all processes → report ready once all are ready. A process that exits is restarted, and
+its counters are kept. Stop (SIGTERM): all processes drain at the same time; one that does not exit in time is killed.
 """
 
 import asyncio
@@ -15,28 +15,33 @@ from pathlib import Path
 
 import structlog
 
-from services.frontend.processes.ipc import SUPERVISOR_SOCKET, answering, control_app
+from services.frontend.processes.ipc import SUPERVISOR_SOCKET, control_app, serve_control
 from services.frontend.processes.process_group import ProcessGroup
 from services.frontend.processes.socket_dir import private_folder
 from services.runtime.listen import cannot_listen, reserve
 from services.runtime.process import StartupError, write_atomically
-from services.runtime.supervision.child import Child, ChildConfig, end_all, start_all, start_until
+from services.runtime.supervision.child import Child, ChildConfig
+from services.runtime.supervision.children import start_all, start_until, stop_all
 
 log = structlog.get_logger()
 
 SOCKET_PATH_BYTES_MAX = 107
 """Source: unix(7)."""
-ROOM_FOR_NAMES = 16
-"""By how much the name of a process's socket may be longer."""
+NAME_BYTES_MARGIN = 16
+"""How much longer the name of a process's socket may be than the supervisor's."""
 
 Command = Callable[[Mapping[str, str], Path, Path], Sequence[str]]
-"""The command line of a process, given its addresses by their options, which member it is, and its ready file."""
+"""Returns the command line of a process. Parameters: addresses by option, the value of `--member`, the ready file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorConfig:
-    """processes: how many. listens: where, by the option that says so; port 0 is one free port for all.
-    drain_timeout_s: how long streams may go on after SIGTERM. ready_file: written when all processes are ready.
+    """How to run the processes.
+
+    processes: their number.
+    listens: listen addresses by option. Port 0: one free port, the same for all processes.
+    drain_timeout_s: how long streams may continue after SIGTERM.
+    ready_file: written with the real addresses when all processes are ready.
     """
 
     processes: int
@@ -48,10 +53,10 @@ class SupervisorConfig:
 
 
 class _Log:
-    """The console of members that write their lines themselves."""
+    """Writes events of the child processes to the log. The children inherit stderr and write their own lines."""
 
     def line(self, name: str, text: str) -> None:
-        raise AssertionError("nothing is relayed")
+        raise AssertionError("no output is relayed")
 
     def note(self, name: str, text: str) -> None:
         log.info("frontend process", name=name, what=text)
@@ -61,27 +66,31 @@ class _Log:
 
 
 class Supervisor:
-    """One frontend of several processes, from start to end."""
+    """Starts, supervises and stops the processes of one frontend."""
 
     def __init__(self, config: SupervisorConfig) -> None:
         self._config = config
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Until `stopping` is set and all is drained. Raises StartupError when it can't start."""
-        family = ProcessGroup(self._config.metrics_prefix)
+        """Run until `stopping` is set and all processes have drained and exited.
+
+        Raises StartupError, alone or in an exception group, if the frontend cannot start.
+        """
+        processes = ProcessGroup(self._config.metrics_prefix)
+        app = control_app(processes, processes.join)
         with ExitStack() as held:
             addresses = self._reserve(held)
             folder = held.enter_context(private_folder())
-            members = self._members(folder, addresses)
-            async with answering(control_app(family, family.join), _socket_in(folder)), asyncio.TaskGroup() as lives:
+            children = self._children(folder, addresses)
+            async with serve_control(app, _socket_in(folder)), asyncio.TaskGroup() as group:
                 try:
-                    await start_until(stopping, self._start(members, lives))
+                    await start_until(stopping, self._start(children, group))
                 finally:
-                    await end_all(members)
+                    await stop_all(children)
         log.info("frontend stopped")
 
     def _reserve(self, held: ExitStack) -> Mapping[str, str]:
-        """Take the ports until `held` closes. Returns the real addresses. Raises StartupError."""
+        """Reserve the ports until `held` closes. Returns the real addresses. Raises StartupError."""
         addresses = {}
         for option, listen in self._config.listens.items():
             try:
@@ -92,10 +101,10 @@ class Supervisor:
                 held.enter_context(holder)
         return addresses
 
-    def _members(self, folder: Path, addresses: Mapping[str, str]) -> Sequence[Child]:
+    def _children(self, folder: Path, addresses: Mapping[str, str]) -> Sequence[Child]:
         config = ChildConfig(drain_timeout_s=self._config.drain_timeout_s, is_relayed=False)
 
-        def member(name: str) -> Child:
+        def child(name: str) -> Child:
             command = partial(self._config.command, addresses, folder / name)
             return Child(
                 name,
@@ -107,19 +116,19 @@ class Supervisor:
                 rng=random.Random(),
             )
 
-        return [member(f"frontend-{number}") for number in range(1, self._config.processes + 1)]
+        return [child(f"frontend-{number}") for number in range(1, self._config.processes + 1)]
 
-    async def _start(self, members: Sequence[Child], lives: asyncio.TaskGroup) -> None:
-        await start_all(members, lives)
-        addresses = members[0].known  # Those of all.
-        log.info("frontend ready", processes=len(members), **addresses)
+    async def _start(self, children: Sequence[Child], group: asyncio.TaskGroup) -> None:
+        await start_all(children, group)
+        addresses = children[0].last_ready  # All processes have the same addresses.
+        log.info("frontend ready", processes=len(children), **addresses)
         if self._config.ready_file is not None:
             write_atomically(self._config.ready_file, json.dumps(addresses))
 
 
 def _socket_in(folder: Path) -> Path:
-    """Raises StartupError for a folder that no socket can be in."""
+    """The path of the supervisor's socket. Raises StartupError if the folder's path is too long for sockets."""
     path = folder / SUPERVISOR_SOCKET
-    if len(str(path)) + ROOM_FOR_NAMES > SOCKET_PATH_BYTES_MAX:
-        raise StartupError(f"{folder} is too long a name for a folder with sockets: give another TMPDIR")
+    if len(str(path)) + NAME_BYTES_MARGIN > SOCKET_PATH_BYTES_MAX:
+        raise StartupError(f"the path {folder} is too long for Unix sockets: set TMPDIR to a shorter path")
     return path

@@ -62,7 +62,7 @@ class _WorkerOutage:
         if loss.was_found:
             self._was_found = True
             self._reminder.reset()
-        if not self._reminder.take():
+        if not self._reminder.should_log():
             return
         facts = {
             "instance": record.instance_id,

@@ -44,7 +44,7 @@ async def http_server(
         raise cannot_listen("HTTP", f"{host}:{port}", error, option=option) from error
     async with asyncio.TaskGroup() as group:
         clients = Clients(app, config, group, cork or Cork())
-        gc_control.spare(clients)
+        gc_control.count_clients_of(clients)
         acceptor = Acceptor(listeners, clients, group)
         try:
             yield HttpServer(listeners[0].getsockname()[1], clients)

@@ -1,1 +1,1 @@
-"""Child processes: started, watched, restarted and stopped."""
+"""Supervision of child processes: start, watch, restart and stop."""

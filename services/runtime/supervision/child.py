@@ -1,4 +1,4 @@
-"""One process of a local cluster and its successors: started, watched until it serves, started again when it dies."""
+"""Keeps one child process running: starts it, waits until it is ready, restarts it when it exits, and stops it."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import os
 import random
 import signal
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,56 +14,62 @@ from typing import Protocol
 
 from services.runtime.backoff import Backoff
 from services.runtime.process import StartupError
-from services.runtime.supervision.pdeathsig import tethered
+from services.runtime.supervision.pdeathsig import with_parent_death_signal
 
 READY_POLL_S = 0.02
 READ_BYTES_MAX = 64 * 1024
 LINE_BYTES_MAX = 64 * 1024
-"""A longer line is cut, so that a process cannot fill its supervisor's memory."""
+"""A longer line is split, so that a child cannot fill the memory of its supervisor."""
 LINES_KEPT_MAX = 15
-LOG_REST_TIMEOUT_S = 1.0
-"""How long the last lines of a dead process are waited for."""
+OUTPUT_TIMEOUT_S = 1.0
+"""How long to wait for the last output of a process that has exited."""
 KILL_TIMEOUT_S = 5.0
-"""How long a process may take to vanish after SIGKILL."""
+"""How long to wait for a process to exit after SIGKILL."""
 
 Command = Callable[[Path, Mapping[str, str]], Sequence[str]]
-"""The program and its arguments, given the file to write when ready and what the predecessor wrote there (or {})."""
+"""Returns the program and its arguments. Parameters: the ready file to write, and what the previous process of the
+same name wrote there, or {}."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildConfig:
-    """ready_timeout_s: from start to readiness. drain_timeout_s: how long its streams may go on after SIGTERM.
-    end_timeout_s: from then to SIGKILL. stable_s: a process that served for so long is started again as if it were its
-    first death. is_relayed: whether its lines go through the console; otherwise they go where its supervisor's do."""
+    """How to start, restart and stop a child.
+
+    ready_timeout_s: from start to readiness.
+    drain_timeout_s: how long the child may drain its streams after SIGTERM.
+    stop_timeout_s: from the end of the drain to SIGKILL.
+    stable_s: a process that served for at least this long restarts the back-off when it exits.
+    is_relayed: whether the child's output goes through the console. Otherwise the child inherits stdout and stderr.
+    """
 
     is_restarted: bool = True
     ready_timeout_s: float = 120.0
     drain_timeout_s: float = 0.0
-    end_timeout_s: float = 10.0
+    stop_timeout_s: float = 10.0
     stable_s: float = 10.0
     is_relayed: bool = True
     backoff: Backoff = field(default_factory=lambda: Backoff(base_s=0.1, cap_s=5.0))
 
 
 class Console(Protocol):
-    """Where people see what members say, and what becomes of them."""
+    """Shows the output of child processes and what happens to them."""
 
     def line(self, name: str, text: str) -> None:
-        """A line of a member's own."""
+        """Show one line that the child wrote."""
         ...
 
     def note(self, name: str, text: str) -> None:
-        """What is as it should be."""
+        """Show an expected event in the child's life."""
         ...
 
     def warn(self, name: str, text: str) -> None:
-        """What is not."""
+        """Show an unexpected event in the child's life."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A process that serves, and what it said of itself: `address`, or what its kind says else."""
+    """A process that is ready. ready: the content of its ready file, such as `address`."""
 
     pid: int
     ready: Mapping[str, str]
@@ -72,8 +78,8 @@ class Serving:
 class Child:
     """Keeps one process running under one name.
 
-    A process that dies before it ever served is a mistake to be reported, not repeated: `wait_serving` raises. One that
-    dies later is started again, for ever, after a wait that is bounded by `config.backoff`.
+    A process that exits before it was ever ready is a configuration error: it is not restarted, and `wait_serving`
+    raises. A process that exits later is restarted without a limit, after a wait that `config.backoff` bounds.
     """
 
     def __init__(
@@ -87,11 +93,13 @@ class Child:
         on_change: Callable[[], None],
         rng: random.Random,
     ) -> None:
+        """on_change: called when `serving` has changed."""
         self.name = name
         self.serving: Serving | None = None
-        """The process that serves; while its successor starts, the one that did. None: none did, or none will again."""
-        self.known: Mapping[str, str] = {}
-        """What the last process that served said of itself, also after its death."""
+        """The process that serves. During a restart: the previous one. None before the first is ready, and once no
+        other will follow."""
+        self.last_ready: Mapping[str, str] = {}
+        """What the last ready process wrote to its ready file. Kept after the process has exited."""
         self._command = command
         self._config = config
         self._console = console
@@ -102,92 +110,93 @@ class Child:
         self._serving_since: float | None = None
         self._lines: deque[str] = deque(maxlen=LINES_KEPT_MAX)
         self._error: StartupError | None = None
-        self._settled = asyncio.Event()
-        self._ending = asyncio.Event()
-        self._ended = asyncio.Event()
-        self._ended.set()
+        self._has_started = asyncio.Event()  # Or has failed to.
+        self._stopping = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._stopped.set()
 
-    def start(self, lives: asyncio.TaskGroup) -> None:
-        """Live in `lives` until `end`, or until a death that is not followed by another life."""
-        self._ended.clear()
-        lives.create_task(self._run())
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Supervise the process in a task of `group`, until `stop` or until an exit that no restart follows."""
+        self._stopped.clear()
+        group.create_task(self._run())
 
     async def wait_serving(self) -> None:
-        """Return once it serves. Raises StartupError with its last lines when it died before."""
-        await self._settled.wait()
+        """Wait until the first process is ready. Raises StartupError with its last output if it exited before that."""
+        await self._has_started.wait()
         if self._error is not None:
             raise self._error
 
     async def _run(self) -> None:
         tries = 0
         try:
-            while not self._ending.is_set():
-                await self._live()
-                if self._ending.is_set() or not self._goes_on():
+            while not self._stopping.is_set():
+                await self._run_process()
+                if self._stopping.is_set() or not self._should_restart():
                     return
                 tries = 0 if self._was_stable() else tries + 1
                 await self._wait_before_restart(tries)
         finally:
             self._ready_file.unlink(missing_ok=True)
-            self._ended.set()
-            self._settled.set()
+            self._stopped.set()
+            self._has_started.set()
 
-    async def end(self) -> None:
-        """SIGTERM, and SIGKILL once its time is over. Returns once the process is gone, at once if it never was."""
-        timeout_s = self._config.drain_timeout_s + self._config.end_timeout_s
-        self._ending.set()
+    async def stop(self) -> None:
+        """Send SIGTERM, and SIGKILL after the timeout. Returns when the process has exited or if none was started."""
+        timeout_s = self._config.drain_timeout_s + self._config.stop_timeout_s
+        self._stopping.set()
         self._signal(signal.SIGTERM)
-        self._signal(signal.SIGCONT)  # A stopped process takes its SIGTERM only when it goes on.
-        if await self._has_ended_within(timeout_s):
+        self._signal(signal.SIGCONT)  # A stopped process handles SIGTERM only after it continues.
+        if await self._has_stopped_within(timeout_s):
             return
-        self._warn(f"did not end within {timeout_s:g} s: killed")
+        self._warn(f"did not exit within {timeout_s:g} s: killed")
         self._signal(signal.SIGKILL)
-        if not await self._has_ended_within(KILL_TIMEOUT_S):
-            self._warn("is not gone after SIGKILL: the system holds it")
+        if not await self._has_stopped_within(KILL_TIMEOUT_S):
+            self._warn(f"did not exit within {KILL_TIMEOUT_S:g} s of SIGKILL")
 
-    async def _has_ended_within(self, timeout_s: float) -> bool:
+    async def _has_stopped_within(self, timeout_s: float) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
-                await self._ended.wait()
+                await self._stopped.wait()
         except TimeoutError:
             return False
         return True
 
-    async def _live(self) -> None:
-        """One process from start to end."""
+    async def _run_process(self) -> None:
+        """Start one process and return when it has exited."""
         self._ready_file.unlink(missing_ok=True)
         self._serving_since = None
         is_relayed = self._config.is_relayed
         process = self._process = await asyncio.create_subprocess_exec(
-            *tethered(self._command(self._ready_file, self.known)),
+            *with_parent_death_signal(self._command(self._ready_file, self.last_ready)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE if is_relayed else None,
             stderr=asyncio.subprocess.STDOUT if is_relayed else None,
-            start_new_session=True,  # Ctrl-C in the terminal is for the supervisor alone, which ends all in order.
+            start_new_session=True,  # Only the supervisor receives Ctrl-C; it stops its children in order.
         )
-        if self._ending.is_set():
+        if self._stopping.is_set():
             self._signal(signal.SIGTERM)
         try:
-            await self._attend(process)
-        except asyncio.CancelledError:  # The supervisor falls: nothing may be left behind.
+            await self._watch_process(process)
+        except asyncio.CancelledError:  # The supervisor failed: leave no process behind.
             self._signal(signal.SIGKILL)
             with suppress(TimeoutError):
                 async with asyncio.timeout(KILL_TIMEOUT_S):
                     await process.wait()
             raise
 
-    async def _attend(self, process: asyncio.subprocess.Process) -> None:
+    async def _watch_process(self, process: asyncio.subprocess.Process) -> None:
+        """Relay its output and watch for its readiness, until it exits."""
         async with asyncio.TaskGroup() as group:
-            logs = [] if process.stdout is None else [group.create_task(self._relay(process.stdout))]
-            readiness = group.create_task(self._watch_readiness(process.pid))
+            output = [] if process.stdout is None else [group.create_task(self._relay(process.stdout))]
+            readiness = group.create_task(self._wait_ready(process.pid))
             await process.wait()
             readiness.cancel()
-            if logs:
-                await asyncio.wait(logs, timeout=LOG_REST_TIMEOUT_S)
-                logs[0].cancel()  # Something that the process left behind may hold its log open.
+            if output:
+                await asyncio.wait(output, timeout=OUTPUT_TIMEOUT_S)
+                output[0].cancel()  # A grandchild may hold the pipe open.
 
-    async def _watch_readiness(self, pid: int) -> None:
-        """Return once it serves, or after killing it because that takes too long."""
+    async def _wait_ready(self, pid: int) -> None:
+        """Return once the process is ready. Kill it after `ready_timeout_s`."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
@@ -198,80 +207,80 @@ class Child:
             self._warn(f"was not ready within {self._config.ready_timeout_s:g} s: killed")
             self._signal(signal.SIGKILL)
             return
-        self.serving, self.known = Serving(pid, ready), ready
+        self.serving, self.last_ready = Serving(pid, ready), ready
         self._serving_since = loop.time()
         addresses = ", ".join(f"{kind} {address}" for kind, address in ready.items())
-        self._say(f"ready after {loop.time() - started:.1f} s as pid {pid}: {addresses}")
-        self._settled.set()
+        self._note(f"ready after {loop.time() - started:.1f} s as pid {pid}: {addresses}")
+        self._has_started.set()
         self._on_change()
 
     async def _relay(self, output: asyncio.StreamReader) -> None:
-        """Pass the process's lines on to the console."""
+        """Pass the output of the process to the console, line by line."""
         rest = b""
         while block := await output.read(READ_BYTES_MAX):
             *lines, rest = (rest + block).split(b"\n")
             if len(rest) > LINE_BYTES_MAX:
                 lines, rest = [*lines, rest], b""
             for line in lines:
-                self._take_line(line)
+                self._show_line(line)
         if rest:
-            self._take_line(rest)
+            self._show_line(rest)
 
-    def _take_line(self, line: bytes) -> None:
+    def _show_line(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
         self._lines.append(text)
         self._console.line(self.name, text)
 
     def _was_stable(self) -> bool:
-        """Whether the process that just ended had served for long, so that its death starts a new row of tries."""
+        """Whether the process that just exited had served long enough to restart the back-off."""
         since = self._serving_since
         return since is not None and asyncio.get_running_loop().time() - since >= self._config.stable_s
 
-    def _goes_on(self) -> bool:
-        """Whether another life follows the one that just ended; says so, and why."""
+    def _should_restart(self) -> bool:
+        """Report how the process exited. Returns whether to start another."""
         assert self._process is not None
         assert self._process.returncode is not None
         how = describe_exit(self._process.returncode)
         if self.serving is None:
-            self._error = StartupError(f"{self.name} {how} before it was ready; {self._last_words()}")
+            self._error = StartupError(f"{self.name} {how} before it was ready; {self._last_output()}")
             return False
         if not self._config.is_restarted:
-            self._warn(f"{how}; left dead")
+            self._warn(f"{how}; not restarted")
             self.serving = None
             self._on_change()
             return False
         self._warn(how)
         return True
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         if not self._config.is_relayed:
-            return "it has said why, above"
+            return "the reason is in the lines above"
         lines = "\n".join(f"  {line}" for line in self._lines) or "  (none)"
         return f"its last lines:\n{lines}"
 
     async def _wait_before_restart(self, tries: int) -> None:
-        """Sleep, but not through `end`."""
+        """Wait for the back-off; `stop` ends the wait."""
         delay_s = self._config.backoff.delay_s(tries, self._rng)
-        self._say(f"starting again in {delay_s:.2f} s")
+        self._note(f"starting again in {delay_s:.2f} s")
         with suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
-                await self._ending.wait()
+                await self._stopping.wait()
 
-    def _say(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         self._console.note(self.name, text)
 
     def _warn(self, text: str) -> None:
         self._console.warn(self.name, text)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send to the whole process group; nothing if the process is gone."""
+        """Send the signal to the whole process group, unless the process has exited."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
 
 def read_ready(path: Path) -> Mapping[str, str] | None:
-    """What a process wrote when it became ready: a JSON object of strings. None: not yet, or not the whole of it."""
+    """Read a ready file: a JSON object of strings. Returns None if the file is missing or incomplete."""
     try:
         ready: dict[str, str] = json.loads(path.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
@@ -287,26 +296,3 @@ def describe_exit(returncode: int) -> str:
         return f"was killed by {signal.Signals(-returncode).name}"
     except ValueError:
         return f"was killed by signal {-returncode}"
-
-
-async def start_all(members: Sequence[Child], lives: asyncio.TaskGroup) -> None:
-    """Start them, and return once all serve. Raises the StartupError of the first that fails, in a group."""
-    async with asyncio.TaskGroup() as waits:
-        for member in members:
-            member.start(lives)
-            waits.create_task(member.wait_serving())
-
-
-async def end_all(members: Sequence[Child]) -> None:
-    """End them side by side."""
-    async with asyncio.TaskGroup() as group:
-        for member in members:
-            group.create_task(member.end())
-
-
-async def start_until(stopping: asyncio.Event, start: Coroutine[None, None, None]) -> None:
-    """Run `start`, and return once `stopping` is set, be `start` done or not. Raises what it does, in a group."""
-    async with asyncio.TaskGroup() as group:
-        starting = group.create_task(start)
-        await stopping.wait()
-        starting.cancel()

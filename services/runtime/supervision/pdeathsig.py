@@ -1,11 +1,11 @@
-"""Runs a command that dies with its parent: `python tether.py PARENT_PID PROGRAM ARGUMENT…`.
+"""Runs a command that the kernel kills when its parent process ends: `pdeathsig.py PARENT_PID PROGRAM ARGUMENT…`.
 
-The kernel kills the command when the parent ends, however it ends, so `kill -9` of a supervisor leaves nothing behind.
-The wish is made by this process for itself, before it becomes the command: code between fork and exec, the other way to
-make it, is unsafe in a parent with threads. Linux alone has it; elsewhere the command just runs, and only an orderly
-end of the parent ends it.
+The command dies however the parent ends, so `kill -9` of a supervisor leaves no child behind. This process sets its own
+parent-death signal and then becomes the command with exec. The alternative, code between fork and exec, is unsafe in a
+parent with threads. Only Linux has this signal; on other systems the command runs without it, and ends only when the
+parent stops it.
 
-Run by path rather than as a module, so that it starts without the rest of the package.
+Run by path rather than as a module, so that it starts without importing the rest of the package.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ PR_SET_PDEATHSIG = 1
 """Source: prctl(2)."""
 
 
-def tethered(command: Sequence[str]) -> list[str]:
-    """`command` as a child of this process that dies with the thread that starts it: start it from the main thread."""
+def with_parent_death_signal(command: Sequence[str]) -> list[str]:
+    """Wrap `command` so that it dies with the thread that starts it. Start it from the main thread."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
@@ -29,7 +29,7 @@ def main() -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent_pid:  # It ended before the wish was made.
+    if os.getppid() != parent_pid:  # The parent ended before the signal was set.
         sys.exit(1)
     os.execv(program[0], program)
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from services.core.gate import Gate
 from services.frontend.control import Changes, LocalControl
-from services.frontend.processes.ipc import SUPERVISOR_SOCKET, answering, control_app
+from services.frontend.processes.ipc import SUPERVISOR_SOCKET, control_app, serve_control
 from services.frontend.processes.process_group import ProcessGroup
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 
@@ -64,14 +64,14 @@ class Process:
 
     @asynccontextmanager
     async def living(self, path: Path) -> AsyncIterator[None]:
-        async with answering(control_app(self.whole), path):
+        async with serve_control(control_app(self.whole), path):
             yield
 
 
 @asynccontextmanager
 async def supervised(answer_s_max: float) -> AsyncIterator[tuple[ProcessGroup, Path]]:
-    """A family that answers, and its folder."""
-    family = ProcessGroup(PREFIX, answer_s_max)
+    """A group that answers, and its folder."""
+    group = ProcessGroup(PREFIX, answer_s_max)
     with short_folder() as folder:
-        async with answering(control_app(family, family.join), folder / SUPERVISOR_SOCKET):
-            yield family, folder
+        async with serve_control(control_app(group, group.join), folder / SUPERVISOR_SOCKET):
+            yield group, folder

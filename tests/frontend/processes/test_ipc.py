@@ -13,7 +13,14 @@ from structlog.testing import capture_logs
 from services.core.call import Call
 from services.core.errors import Failure, Reason, invalid
 from services.frontend.control import Changes
-from services.frontend.processes.ipc import SUPERVISOR_SOCKET, Gone, Remote, Welcome, answering, control_app
+from services.frontend.processes.ipc import (
+    SUPERVISOR_SOCKET,
+    JoinResponse,
+    ProcessGone,
+    RemoteControl,
+    control_app,
+    serve_control,
+)
 from services.frontend.routing.thresholds import Thresholds
 from tests.frontend.processes.support import Hushed, Process, short_folder, supervised
 from tests.support.doubles import run_async
@@ -48,7 +55,7 @@ def test_what_is_asked_is_answered_by_the_other_side(caplog: pytest.LogCaptureFi
         with short_folder() as folder:
             path = folder / "one.sock"
             async with process.living(path):
-                remote = Remote(path, answer_s_max=10)
+                remote = RemoteControl(path, answer_s_max=10)
                 await remote.set_thresholds("org/a model", {PREFILL: 2**64 - 1})
 
                 assert b"p_requests_total 3.0" in await remote.exposition()
@@ -67,8 +74,8 @@ def test_where_nobody_listens_the_process_is_gone(was_there: bool) -> None:
             if was_there:
                 async with Process().living(path):
                     pass
-            with pytest.raises(Gone):
-                await Remote(path, answer_s_max=10).exposition()
+            with pytest.raises(ProcessGone):
+                await RemoteControl(path, answer_s_max=10).exposition()
 
     run_async(scenario())
 
@@ -81,8 +88,8 @@ def test_one_that_dies_before_it_answers_is_gone() -> None:
         with short_folder() as folder:
             path = folder / "one.sock"
             async with await asyncio.start_unix_server(hang_up, path):
-                with pytest.raises(Gone):
-                    await Remote(path, answer_s_max=10).cancel("r")
+                with pytest.raises(ProcessGone):
+                    await RemoteControl(path, answer_s_max=10).cancel("r")
 
     run_async(scenario())
 
@@ -97,8 +104,8 @@ def test_one_that_dies_in_the_midst_of_its_answer_is_gone() -> None:
         with short_folder() as folder:
             path = folder / "one.sock"
             async with await asyncio.start_unix_server(hang_up, path):
-                with pytest.raises(Gone):
-                    await Remote(path, answer_s_max=10).exposition()
+                with pytest.raises(ProcessGone):
+                    await RemoteControl(path, answer_s_max=10).exposition()
 
     run_async(scenario())
 
@@ -111,7 +118,7 @@ def test_one_that_says_nothing_is_late_and_not_gone() -> None:
             path = folder / "one.sock"
             async with process.living(path):
                 with pytest.raises(Failure) as caught:
-                    await Remote(path, answer_s_max=0.05).exposition()
+                    await RemoteControl(path, answer_s_max=0.05).exposition()
                 process.whole.speaks.set()
 
         assert caught.value.reason is Reason.STALLED
@@ -128,8 +135,8 @@ def test_one_that_takes_no_more_connections_is_not_gone() -> None:
             full.listen(0)
             with socket.socket(socket.AF_UNIX) as waiting:
                 waiting.connect(str(folder / "one.sock"))
-                with pytest.raises(Failure, match="cannot be asked now") as caught:
-                    await Remote(folder / "one.sock", answer_s_max=10).exposition()
+                with pytest.raises(Failure, match="cannot connect to a process") as caught:
+                    await RemoteControl(folder / "one.sock", answer_s_max=10).exposition()
 
         assert caught.value.reason is Reason.STALLED
 
@@ -139,13 +146,13 @@ def test_one_that_takes_no_more_connections_is_not_gone() -> None:
 def test_nor_is_one_that_can_t_be_asked_for_want_of_files() -> None:
     async def scenario() -> None:
         process = Process()
-        async with supervised(answer_s_max=10) as (family, folder), process.living(folder / "one.1.sock"):
-            family.join("one", folder / "one.1.sock", pid=1)
+        async with supervised(answer_s_max=10) as (group, folder), process.living(folder / "one.1.sock"):
+            group.join("one", folder / "one.1.sock", pid=1)
             with no_more_files(), pytest.raises(Failure, match="1 of 1 processes"):
-                await family.cancel("r")
+                await group.cancel("r")
             process.gate.enter(Call(request_id="r"))
 
-            assert await family.cancel("r") == 1
+            assert await group.cancel("r") == 1
 
     run_async(scenario())
 
@@ -154,12 +161,12 @@ def test_who_asks_no_longer_keeps_nobody_waiting() -> None:
     async def scenario() -> None:
         process = Process()
         process.whole.speaks.clear()
-        async with supervised(answer_s_max=10) as (family, folder), process.living(folder / "one.1.sock"):
-            family.join("one", folder / "one.1.sock", pid=1)
-            supervisor = Remote(folder / SUPERVISOR_SOCKET, answer_s_max=10)
-            async with asyncio.TaskGroup() as group:
+        async with supervised(answer_s_max=10) as (group, folder), process.living(folder / "one.1.sock"):
+            group.join("one", folder / "one.1.sock", pid=1)
+            supervisor = RemoteControl(folder / SUPERVISOR_SOCKET, answer_s_max=10)
+            async with asyncio.TaskGroup() as tasks:
                 for count in (1, 2):
-                    asking = group.create_task(supervisor.exposition())
+                    asking = tasks.create_task(supervisor.exposition())
                     while process.whole.asked_count < count:  # The second does not stand behind the first.
                         await asyncio.sleep(0)
                     asking.cancel()
@@ -174,9 +181,9 @@ def test_a_refusal_comes_back_as_it_was() -> None:
         whole = Refusing(process.registry, process.gate, process.thresholds)
         with short_folder() as folder:
             path = folder / "one.sock"
-            async with answering(control_app(whole), path):
+            async with serve_control(control_app(whole), path):
                 with pytest.raises(Failure) as caught:
-                    await Remote(path, answer_s_max=10).set_thresholds("m", {})
+                    await RemoteControl(path, answer_s_max=10).set_thresholds("m", {})
 
         assert (caught.value.reason, caught.value.detail) == (Reason.INVALID_ARGUMENT, "m is as it should be")
 
@@ -194,7 +201,7 @@ def test_a_bug_of_the_other_side_is_told_as_one_and_logged_there() -> None:
             path = folder / "one.sock"
             async with process.living(path):
                 with pytest.raises(Failure) as caught:
-                    await Remote(path, answer_s_max=10).exposition()
+                    await RemoteControl(path, answer_s_max=10).exposition()
 
         assert caught.value.reason is Reason.INTERNAL
         assert [line["event"] for line in logs] == ["bug"]
@@ -206,12 +213,12 @@ def test_one_who_joins_is_asked_from_then_on() -> None:
     async def scenario() -> None:
         process = Process()
         process.requests.inc(3)
-        async with supervised(answer_s_max=10) as (family, folder), process.living(folder / "one.1.sock"):
-            await family.set_thresholds("m", {PREFILL: 7})
-            supervisor = Remote(folder / SUPERVISOR_SOCKET, answer_s_max=10)
+        async with supervised(answer_s_max=10) as (group, folder), process.living(folder / "one.1.sock"):
+            await group.set_thresholds("m", {PREFILL: 7})
+            supervisor = RemoteControl(folder / SUPERVISOR_SOCKET, answer_s_max=10)
             welcome = await supervisor.join("one", folder / "one.1.sock")
 
-            assert welcome == Welcome({"m": {PREFILL: 7}}, is_successor=False)
+            assert welcome == JoinResponse({"m": {PREFILL: 7}}, is_successor=False)
             assert b"p_requests_total 3.0" in await supervisor.exposition()
 
     run_async(scenario())

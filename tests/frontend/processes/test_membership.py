@@ -95,8 +95,8 @@ def test_each_answers_for_all() -> None:
 
 def test_thresholds_that_were_set_before_it_came_are_its_own() -> None:
     async def scenario() -> None:
-        async with supervised(ANSWER_S_MAX) as (family, folder):
-            await family.set_thresholds("m", {"active_decode_blocks_threshold": 0.25})
+        async with supervised(ANSWER_S_MAX) as (group, folder):
+            await group.set_thresholds("m", {"active_decode_blocks_threshold": 0.25})
             frontend = Frontend(configured(folder / "one"))
             stopping = asyncio.Event()
             stopping.set()
@@ -113,9 +113,9 @@ def test_who_comes_in_place_of_another_looks_for_workers_first(comes_second: boo
     settle_s_max = SETTLE_S_MAX if comes_second else 10 * TEST_S_MAX  # Nobody waits so long here.
 
     async def scenario() -> float:
-        async with supervised(ANSWER_S_MAX) as (family, folder):
+        async with supervised(ANSWER_S_MAX) as (group, folder):
             if comes_second:
-                family.join("one", folder / "one.0.sock", pid=1)
+                group.join("one", folder / "one.0.sock", pid=1)
             clock = asyncio.get_running_loop().time
             began = clock()
             async with running(folder / "one", settle_s_max=settle_s_max):

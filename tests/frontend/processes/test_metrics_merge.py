@@ -6,21 +6,29 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
-from services.frontend.processes.metrics_merge import GAUGES, MergedMetrics, Reading, Way, merged, outliving, parsed
+from services.frontend.processes.metrics_merge import (
+    GAUGES,
+    Aggregation,
+    Families,
+    MergedMetrics,
+    kept_after_exit,
+    merged,
+    parsed,
+)
 from services.frontend.server import Frontend, FrontendConfig
 from tests.support.doubles import run_async
 
 PREFIX = "p"
 
 
-def reading(fill: Callable[[CollectorRegistry], object]) -> Reading:
+def reading(fill: Callable[[CollectorRegistry], object]) -> Families:
     """What a process exposes whose registry was filled so."""
     registry = CollectorRegistry()
     fill(registry)
     return parsed(generate_latest(registry))
 
 
-def counter(**by_model: float) -> Reading:
+def counter(**by_model: float) -> Families:
     def fill(registry: CollectorRegistry) -> None:
         one = Counter("p_requests", "Requests.", ["model"], registry=registry)
         for model, value in by_model.items():
@@ -29,7 +37,7 @@ def counter(**by_model: float) -> Reading:
     return reading(fill)
 
 
-def gauge(name: str, **by_model: float) -> Reading:
+def gauge(name: str, **by_model: float) -> Families:
     def fill(registry: CollectorRegistry) -> None:
         one = Gauge(f"p_{name}", "A gauge.", ["model"], registry=registry)
         for model, value in by_model.items():
@@ -38,10 +46,10 @@ def gauge(name: str, **by_model: float) -> Reading:
     return reading(fill)
 
 
-def value(of: Reading, name: str, **labels: str) -> float | None:
+def value(of: Families, name: str, **labels: str) -> float | None:
     """As Prometheus would see it once it is exposed again."""
     exposed = parsed(generate_latest(MergedMetrics(of)))
-    for sample in (sample for family in exposed for sample in family.samples):
+    for sample in (sample for group in exposed for sample in group.samples):
         if (sample.name, sample.labels) == (name, labels):
             return sample.value
     return None
@@ -54,7 +62,7 @@ def test_counters_are_summed_series_by_series() -> None:
 
 
 def test_histograms_are_summed_bucket_by_bucket() -> None:
-    def observed(*values: float) -> Reading:
+    def observed(*values: float) -> Families:
         def fill(registry: CollectorRegistry) -> None:
             one = Histogram("p_seconds", "How long.", buckets=(1, 2), registry=registry)
             for each in values:
@@ -86,7 +94,7 @@ def test_of_the_dead_what_only_grows_counts_on_and_the_rest_does_not() -> None:
     dead = [*counter(m=1), *gauge("inflight_requests", m=3), *gauge("disconnected_clients", m=2)]
     alive = [*counter(m=10), *gauge("inflight_requests", m=4), *gauge("disconnected_clients", m=1)]
 
-    left = merged([outliving(dead, PREFIX), alive], PREFIX)
+    left = merged([kept_after_exit(dead, PREFIX), alive], PREFIX)
 
     names = ("p_requests_total", "p_inflight_requests", "p_disconnected_clients")
     assert [value(left, name, model="m") for name in names] == [11, 4, 3]
@@ -117,13 +125,15 @@ def test_each_gauge_of_a_frontend_is_in_the_table_and_no_other() -> None:
 
     async def scenario() -> set[str]:
         registry = Frontend(FrontendConfig())._metrics.registry
-        families = [family for collector in registry._collector_to_names for family in collector.collect()]
-        return {family.name.removeprefix("dynamo_frontend_") for family in families if family.type == "gauge"}
+        families = [group for collector in registry._collector_to_names for group in collector.collect()]
+        return {group.name.removeprefix("dynamo_frontend_") for group in families if group.type == "gauge"}
 
     assert run_async(scenario()) == GAUGES.keys()
 
 
 def test_the_table_of_ways_is_whole() -> None:
-    rows = [line.split("|")[1].strip() for line in (Way.__doc__ or "").splitlines() if line.strip().startswith("| ")]
+    rows = [
+        line.split("|")[1].strip() for line in (Aggregation.__doc__ or "").splitlines() if line.strip().startswith("| ")
+    ]
 
-    assert rows[2:] == [way.name for way in Way]
+    assert rows[2:] == [way.name for way in Aggregation]

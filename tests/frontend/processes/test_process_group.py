@@ -1,4 +1,4 @@
-"""A family answers as one: what any process has is found, what is set is set in all, what was counted stays."""
+"""A group answers as one: what any process has is found, what is set is set in all, what was counted stays."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from services.core.call import Call
 from services.core.errors import Failure, Reason
-from services.frontend.processes.ipc import Remote, Welcome
+from services.frontend.processes.ipc import JoinResponse, RemoteControl
 from services.frontend.processes.metrics_merge import parsed
 from services.frontend.processes.process_group import ProcessGroup
 from services.frontend.routing.thresholds import Thresholds
@@ -26,28 +26,28 @@ PIDS = {"one": 101, "other": 102, "third": 103}
 
 
 class Stage:
-    """A family and the processes that joined it."""
+    """A group and the processes that joined it."""
 
-    def __init__(self, family: ProcessGroup, folder: Path) -> None:
-        self.family = family
+    def __init__(self, group: ProcessGroup, folder: Path) -> None:
+        self.group = group
         self.folder = folder
         self.lives: dict[str, AsyncExitStack] = {}
 
-    async def join(self, name: str) -> tuple[Process, Welcome]:
+    async def join(self, name: str) -> tuple[Process, JoinResponse]:
         process = Process()
         path = self.folder / f"{name}.{len(list(self.folder.iterdir()))}.sock"
         life = self.lives[name] = AsyncExitStack()
         await life.enter_async_context(process.living(path))
-        return process, self.family.join(name, path, PIDS[name])
+        return process, self.group.join(name, path, PIDS[name])
 
-    def remote(self, name: str) -> Remote:
+    def remote(self, name: str) -> RemoteControl:
         (path,) = self.folder.glob(f"{name}.*.sock")
-        return Remote(path, answer_s_max=10)
+        return RemoteControl(path, answer_s_max=10)
 
     @contextmanager
     def hushed(self, name: str, process: Process) -> Iterator[None]:
         """It answers nothing meanwhile, and is not waited for for long: the others are."""
-        (remote,) = (one.remote for one in self.family._processes if one.name == name)
+        (remote,) = (one.control for one in self.group._processes if one.name == name)
         patience, remote._timeout = remote._timeout, aiohttp.ClientTimeout(total=SOON_S)
         process.whole.speaks.clear()
         yield
@@ -58,8 +58,8 @@ class Stage:
         await self.lives.pop(name).aclose()
 
     async def value(self, name: str) -> float | None:
-        for family in parsed(await self.family.exposition()):
-            for sample in family.samples:
+        for group in parsed(await self.group.exposition()):
+            for sample in group.samples:
                 if sample.name == name:
                     return sample.value
         return None
@@ -67,8 +67,8 @@ class Stage:
 
 def play(scene: Callable[[Stage], Awaitable[Any]]) -> None:
     async def run() -> None:
-        async with supervised(answer_s_max=10) as (family, folder):
-            stage = Stage(family, folder)
+        async with supervised(answer_s_max=10) as (group, folder):
+            stage = Stage(group, folder)
             try:
                 await scene(stage)
             finally:
@@ -160,7 +160,7 @@ def test_a_cancel_by_name_finds_the_request_wherever_it_is() -> None:
         other.gate.enter(calls[1])
         other.gate.enter(calls[2])
 
-        assert [await stage.family.cancel("mine"), await stage.family.cancel("mine")] == [2, 0]
+        assert [await stage.group.cancel("mine"), await stage.group.cancel("mine")] == [2, 0]
         assert [call.ending.failure is not None for call in calls] == [True, True, False]
 
     play(scene)
@@ -173,9 +173,9 @@ def test_a_cancel_that_found_nothing_says_if_somebody_did_not_answer() -> None:
             with pytest.raises(
                 Failure, match=r"1 of 2 processes .*\(pid 102\), the others have no such request: ask again"
             ) as caught:
-                await stage.family.cancel("mine")
+                await stage.group.cancel("mine")
             one.gate.enter(Call(request_id="mine"))
-            found = await stage.family.cancel("mine")
+            found = await stage.group.cancel("mine")
 
         assert caught.value.reason is Reason.STALLED
         assert caught.value.traits.retryable
@@ -190,8 +190,8 @@ def test_a_cancel_that_found_nothing_says_if_somebody_did_not_answer() -> None:
 def test_what_is_set_is_set_in_all_and_in_who_joins_later() -> None:
     async def scene(stage: Stage) -> None:
         processes = [(await stage.join(name))[0] for name in ("one", "other")]
-        await stage.family.set_thresholds("m", {DECODE: 0.5, PREFILL: 7})
-        await stage.family.set_thresholds("m", {DECODE: None})
+        await stage.group.set_thresholds("m", {DECODE: 0.5, PREFILL: 7})
+        await stage.group.set_thresholds("m", {DECODE: None})
         _, welcome = await stage.join("third")
 
         for process in processes:
@@ -207,7 +207,7 @@ def test_changes_come_to_all_in_the_same_order_for_the_next_waits_for_the_last()
         one.whole.speaks.clear()
         async with asyncio.TaskGroup() as group:
             for value in (1, 2):
-                group.create_task(stage.family.set_thresholds("m", {PREFILL: value}))
+                group.create_task(stage.group.set_thresholds("m", {PREFILL: value}))
             while not one.whole.asked_count:
                 await asyncio.sleep(0)
             await stage.remote("other").cancel("r")  # The second change would have come there before it.
@@ -227,7 +227,7 @@ def test_who_sets_is_told_if_a_process_has_not_said_that_it_has_it() -> None:
             stage.hushed("other", other),
             pytest.raises(Failure, match=r"1 of 2 processes .*\(pid 102\), the others have done it: ask again"),
         ):
-            await stage.family.set_thresholds("m", {PREFILL: 1})
+            await stage.group.set_thresholds("m", {PREFILL: 1})
 
         assert one.thresholds.of("m") == Thresholds(active_prefill_tokens=1)
 
@@ -239,7 +239,7 @@ def test_who_joins_while_something_is_set_has_it_and_is_not_waited_for() -> None
         one, _ = await stage.join("one")
         one.whole.speaks.clear()
         async with asyncio.TaskGroup() as group:
-            setting = group.create_task(stage.family.set_thresholds("m", {PREFILL: 1}))
+            setting = group.create_task(stage.group.set_thresholds("m", {PREFILL: 1}))
             while not one.whole.asked_count:
                 await asyncio.sleep(0)
             _, welcome = await stage.join("other")
@@ -256,10 +256,10 @@ def test_the_dead_hold_up_nobody() -> None:
         one, _ = await stage.join("one")
         await stage.join("other")
         await stage.die("other")
-        await stage.family.set_thresholds("m", {PREFILL: 1})
+        await stage.group.set_thresholds("m", {PREFILL: 1})
 
         assert one.thresholds.of("m") == Thresholds(active_prefill_tokens=1)
-        assert await stage.family.cancel("mine") == 0
+        assert await stage.group.cancel("mine") == 0
 
     play(scene)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.frontend.processes.ipc import SUPERVISOR_SOCKET
-from services.frontend.processes.socket_dir import FOLDERS, private_folder
+from services.frontend.processes.socket_dir import FOLDER_PREFIX, private_folder
 from tests.frontend.processes.support import short_folder
 
 NOBODY = 65534
@@ -44,7 +44,7 @@ def test_the_folder_is_for_its_user_alone_and_goes_with_its_supervisor(temporary
 
 
 def test_what_a_killed_supervisor_left_goes_with_the_next_and_what_a_living_one_has_stays(temporary: Path) -> None:
-    dead, living, new, foreign = (temporary / f"{FOLDERS}{name}" for name in ("dead", "living", "new", "foreign"))
+    dead, living, new, foreign = (temporary / f"{FOLDER_PREFIX}{name}" for name in ("dead", "living", "new", "foreign"))
     for folder in (dead, living, new, foreign):
         folder.mkdir()
     (foreign / SUPERVISOR_SOCKET).touch()  # No socket at all.
@@ -57,7 +57,7 @@ def test_what_a_killed_supervisor_left_goes_with_the_next_and_what_a_living_one_
 
 
 def test_a_folder_of_another_user_is_passed_by(temporary: Path) -> None:
-    theirs = temporary / f"{FOLDERS}theirs"
+    theirs = temporary / f"{FOLDER_PREFIX}theirs"
     theirs.mkdir(mode=0)
     temporary.chmod(0o777)
     with without_privileges(), private_folder() as folder:

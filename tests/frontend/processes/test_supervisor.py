@@ -109,7 +109,7 @@ def test_one_that_cannot_start_ends_all_with_its_name() -> None:
         run_async(scenario())
 
     assert isinstance(error := leaf_of(caught.value), StartupError)
-    assert str(error) == "frontend-2 exited with status 3 before it was ready; it has said why, above"
+    assert str(error) == "frontend-2 exited with status 3 before it was ready; the reason is in the lines above"
 
 
 @pytest.mark.parametrize(("option", "what"), [(GRPC, "gRPC"), (HTTP, "HTTP")])
@@ -126,7 +126,7 @@ def test_a_folder_that_no_socket_can_be_in_is_one_sentence(tmp_path: Path, monke
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
 
-    with pytest.raises(StartupError, match="give another TMPDIR"):
+    with pytest.raises(StartupError, match="set TMPDIR to a shorter path"):
         run_async(Supervisor(configured(running(SERVES))).run(asyncio.Event()))
 
 

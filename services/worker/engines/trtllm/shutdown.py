@@ -2,7 +2,7 @@
 
 Its shutdown waits for its processes, of which one may be dead or stuck. A call into it can hold up the event loop, and
 then nothing that the loop does can help. And what it has registered for the interpreter's exit may wait for ever, too,
-which is why the process is left by `os._exit`: see `leaving_at_once` in services/runtime/process.py.
+which is why the process is left by `os._exit`: see `exiting_at_once` in services/runtime/process.py.
 """
 
 import asyncio
