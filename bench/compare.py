@@ -1,12 +1,12 @@
-"""Our frontend beside the peer's, alternating round by round: what each costs for a token, how soon and how evenly
-tokens come, and what clients see of a lost worker.
+"""Compare this frontend with the peer's: CPU cost per token, latency and evenness of tokens, and the effect of a lost
+worker.
 
     python -m bench.compare --streams 1,16,64,256,512,1024 --rounds 3
 
-In each round and part each system is started afresh, with nothing of the other running, does the same work, and is
-ended. Prints a Markdown page and writes it to `latest.md`, all figures of all rounds to `latest.json`, the picture to
-`latest.png`. What fails is named there, and the rest goes on: without the peer its columns are empty. The exit status
-is 1 if anything but the peer failed.
+The two systems alternate. For each part of each round a system is started afresh, with no process of the other running;
+it does the same work and is stopped. Prints a Markdown page and writes it to `latest.md`, all figures of all rounds to
+`latest.json`, and a chart to `latest.png`. A part that fails is named on the page, and the rest continues: without the
+peer its columns stay empty. The exit status is 1 if anything other than the peer failed.
 """
 
 import json
@@ -31,18 +31,18 @@ from bench.measure.errors import BenchError
 
 Command = Callable[..., Any]
 TOKENS_MAX = 410_000
-"""Of a run: some ten seconds where a frontend is saturated."""
+"""Tokens in one run at most: about ten seconds for a saturated frontend."""
 RESULTS = Path(__file__).parent / "results"
 
 
 def load_for(streams: int, seconds: float, tokens: int) -> Load:
-    """As many answers as a stream gets in so many seconds if nothing holds it up; fewer where those are too many."""
+    """Return as many answers as fit into `seconds` on an undisturbed stream, at most TOKENS_MAX tokens in all."""
     answers = min(round(seconds * 1e3 / (tokens * ITL_MS)), TOKENS_MAX // (streams * tokens))
     return Load(streams, max(1, answers), tokens)
 
 
 def parse_streams(text: str) -> list[int]:
-    """Raises click.BadParameter for anything but positive numbers with commas between."""
+    """Parse a list of numbers. Raises click.BadParameter unless all are positive and separated by commas."""
     words = text.split(",")
     if not all(word.isdecimal() and int(word) for word in words):
         raise click.BadParameter(f"{text!r} is not a list like 16,64,256")
@@ -50,7 +50,7 @@ def parse_streams(text: str) -> list[int]:
 
 
 def about(comparison: Comparison, load_before: float) -> dict[str, str]:
-    """What a reader must know of how the figures came about."""
+    """Return what a reader must know about how the figures were measured."""
     load = comparison.plan.saturated
     versions = comparison.versions | {"Python": platform.python_version()}
     return {
@@ -65,12 +65,12 @@ def about(comparison: Comparison, load_before: float) -> dict[str, str]:
 
 
 def write(folder: Path, comparison: Comparison, load_before: float) -> str:
-    """All three files. Returns the page."""
+    """Write the page, the figures and the chart to the folder. Returns the page."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         draw(comparison.rounds, folder / "latest.png")
     except ImportError as error:
-        comparison.failures.append(f"the picture: {error}")
+        comparison.failures.append(f"the chart: {error}")
     facts = about(comparison, load_before)
     page = document(comparison.rounds, facts, comparison.failures)
     (folder / "latest.md").write_text(page, encoding="utf-8")
@@ -83,17 +83,19 @@ def streams_option(name: str, default: str, about: str) -> Callable[[Command], C
     return click.option(name, default=default, callback=lambda *given: parse_streams(given[-1]), help=about)
 
 
-@click.command(help="Measure our frontend beside the peer's.", context_settings={"show_default": True})
-@streams_option("--streams", "1,16,64,256,512,1024", "At a time; over gRPC those up to 256.")
-@streams_option("--lost-streams", "100,200", "At a time when a worker is lost.")
-@click.option("--saturated-streams", type=click.IntRange(1), default=512, help="At a time, with fast mockers.")
-@click.option("--rounds", type=click.IntRange(1), default=3, help="Of each system, alternating.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=3.6, help="Of answers for each stream.")
-@click.option("--tokens", type=click.IntRange(1), default=200, help="Of an answer.")
+@click.command(help="Compare this frontend with the peer's.", context_settings={"show_default": True})
+@streams_option("--streams", "1,16,64,256,512,1024", "Concurrent streams; over gRPC only those up to 256.")
+@streams_option("--lost-streams", "100,200", "Concurrent streams when a worker is lost.")
+@click.option("--saturated-streams", type=click.IntRange(1), default=512, help="Concurrent streams on fast mockers.")
+@click.option("--rounds", type=click.IntRange(1), default=3, help="Rounds for each system; the systems alternate.")
 @click.option(
-    "--peer/--no-peer", "with_peer", default=True, help="Measure NVIDIA Dynamo too; see bench/peer/dynamo.sh."
+    "--seconds", type=click.FloatRange(0, min_open=True), default=3.6, help="Duration of each stream's answers."
 )
-@click.option("--results", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where they go.")
+@click.option("--tokens", type=click.IntRange(1), default=200, help="Tokens in an answer.")
+@click.option(
+    "--peer/--no-peer", "with_peer", default=True, help="Also measure NVIDIA Dynamo; see bench/peer/dynamo.sh."
+)
+@click.option("--results", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Output folder.")
 def main(
     streams: list[int],
     lost_streams: list[int],
@@ -107,7 +109,7 @@ def main(
     load_before = os.getloadavg()[0]
     try:
         require_wrk()
-        why_missing = peer_is_missing() if with_peer else "Dynamo: not asked for"
+        why_missing = peer_is_missing() if with_peer else "Dynamo: not requested"
     except BenchError as error:
         sys.exit(f"error: {error}")
     plan = Plan(
@@ -124,7 +126,7 @@ def main(
 
 
 def peer_is_missing() -> str | None:
-    """Why, if it is."""
+    """Return why the peer cannot be measured; None if it can."""
     try:
         require_peer()
     except BenchError as error:

@@ -1,11 +1,12 @@
-"""Many slow streams held by one frontend: the memory that each takes, what a token costs, and how evenly tokens come.
+"""Hold many slow streams on one frontend: measures memory per stream, CPU per token, and how evenly tokens arrive.
 
     python -m bench.hold --streams 10000 --seconds 60
 
-Streams are opened at a bounded rate over HTTP, and once each has had a token all are held for `--seconds`, at a token a
-second each. Engines step all their streams at once, so tokens come in as many bursts a second as there are workers.
-Then the clients hang up, and whatever the plane counts must come back to 0. Prints a report and writes it to `hold.md`,
-and the figures to `hold.json`. The exit status is 1 if a stream was lost, or anything was left or logged as a bug.
+Streams are opened over HTTP at a bounded rate. Once each has received a token, all are held for `--seconds` at one
+token per second each. An engine steps all of its streams at once, so tokens arrive in as many bursts per second as
+there are workers. Then the clients hang up, and every gauge of the system must return to 0. Prints a report and writes
+it to `hold.md`, and the figures to `hold.json`. The exit status is 1 if a stream was lost, a gauge did not return to 0,
+or a process logged an error.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from typing import Any
 import click
 
 from bench.clients.held_streams import HeldStreams
-from bench.clients.observers import Observation, observers
+from bench.clients.observers import Observation, observing
 from bench.clients.requests import PATH, request_body
 from bench.clients.wires import http_message
 from bench.compare import RESULTS
@@ -41,7 +42,7 @@ from tests.integration.harness.plane.processes import Process
 from tests.integration.harness.waiting import until
 
 GAP_S_MAX = 1.5
-"""Of a stream's own p99: more is told."""
+"""A stream whose own p99 exceeds this is reported as slow."""
 BEGIN_S_MAX = 30.0
 QUIET_S_MAX = 60.0
 SPARE_FILES = 200
@@ -51,7 +52,7 @@ ENDLESS_TOKENS = 100_000
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process has used: CPU since its start, memory now."""
+    """Resources used by a process: CPU since its start, memory now."""
 
     cpu_s: float
     rss_mib: float
@@ -63,9 +64,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run. Gaps are times between two tokens of one stream: of all streams together, and of each its own p99.
+    """The figures of one run. A gap is the time between two tokens of one stream.
 
-    slow_streams: whose own p99 is over GAP_S_MAX. cores: CPU time by time. left: the sum of the gauges at the end.
+    `gap_ms`: over all streams together. `own_p99_ms`: over the streams' own p99 values. `slow_streams`: streams whose
+    own p99 exceeds GAP_S_MAX. `cores`: CPU seconds per second. `left`: the sum of the gauges at the end.
     """
 
     streams: int
@@ -91,7 +93,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Hold:
-    """A plane, and what is held on it."""
+    """A plane and the streams to hold on it."""
 
     plane: Plane
     workers: Sequence[Process]
@@ -104,15 +106,15 @@ class Hold:
         return self.plane.frontend
 
     def run(self) -> Figures:
-        asyncio.run(answer(self.plane.frontend, Request(max_tokens=1)))  # What the first request loads is no stream's.
+        asyncio.run(answer(self.plane.frontend, Request(max_tokens=1)))  # Loads what only the first request loads.
         address = self._frontend.metrics_address
         empty = Usage.of(self._frontend)
         with HeldStreams(address, http_message(PATH, request_body(ENDLESS_TOKENS))) as held:
             held.open(self.streams, self.rate)
             held.wait_begun(BEGIN_S_MAX)
-            with observers(Observation({"/live": (address, "/live")}, address, b"", 0, PROBE_EVERY_S), 0) as observed:
+            with observing(Observation({"/live": (address, "/live")}, address, b"", 0, PROBE_EVERY_S), 0) as observed:
                 before, began = self._usages(), time.monotonic()
-                held.forget()
+                held.reset()
                 held.read(self.seconds)
                 gaps_s, elapsed_s, after = held.gaps_s(), time.monotonic() - began, self._usages()
         left = asyncio.run(self._left())
@@ -138,12 +140,12 @@ class Hold:
         return [Usage.of(one) for one in (self._frontend, *self.workers)]
 
     async def _left(self) -> float:
-        """The sum of all gauges of requests, once it is 0 or has had its time."""
+        """Return the sum of all request gauges, once it is 0 or QUIET_S_MAX has passed."""
         with suppress(TimeoutError):
-            await until(self._is_quiet, QUIET_S_MAX)
+            await until(self._is_idle, QUIET_S_MAX)
         return await self._gauges()
 
-    async def _is_quiet(self) -> bool:
+    async def _is_idle(self) -> bool:
         return not await self._gauges()
 
     async def _gauges(self) -> float:
@@ -152,7 +154,7 @@ class Hold:
 
 
 def gap_figures(gaps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Those of `Figures` that are about gaps. gaps_s: of each stream."""
+    """Return the fields of `Figures` that concern gaps. `gaps_s`: the gaps of each stream."""
     own_p99_ms = [quantiles_ms(gaps)["p99"] for gaps in gaps_s]
     return {
         "gap_ms": quantiles_ms([gap for gaps in gaps_s for gap in gaps]),
@@ -170,7 +172,7 @@ def run(
         f"--engine-request-limit={streams}",
         f"--mocker-itl-ms={itl_ms}",
         "--mocker-kv-block-tokens=1024",
-        "--mocker-prefill-chunk-tokens=1000000",  # Else each step would begin a hundred streams and no more.
+        "--mocker-prefill-chunk-tokens=1000000",  # Otherwise a step would start at most about a hundred streams.
     )
     try:
         started = [asyncio.run(plane.worker(*options)) for _ in range(workers)]
@@ -179,39 +181,42 @@ def run(
         plane.close()
 
 
-def allow_files(number: int) -> None:
-    """For this process and those that it starts. Exits where the system allows fewer."""
+def raise_file_limit(number: int) -> None:
+    """Raise the limit of open files for this process and its children. Exits if the system does not allow it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < number:
         if hard != resource.RLIM_INFINITY and hard < number:
-            sys.exit(f"error: {number} open files are needed, and {hard} allowed: raise it with ulimit -Hn {number}")
+            sys.exit(
+                f"error: {number} open files are needed, and {hard} are allowed: "
+                f"raise the limit with ulimit -Hn {number}"
+            )
         resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
 
 
 def document(figures: Figures, about: Mapping[str, str]) -> str:
-    """The report. about: what was measured, where and with what, a line each."""
+    """Return the report. `about`: what was measured, where and how, one line each."""
     facts = "\n".join(f"- {name}: {value}" for name, value in about.items())
     rss, gap, own, live = figures.rss_mib, figures.gap_ms, figures.own_p99_ms, figures.live_ms
     lines = {
-        "streams held, and lost": f"{figures.streams:,}, {sum(figures.lost.values())}",
+        "streams held, streams lost": f"{figures.streams:,}, {sum(figures.lost.values())}",
         "tokens": f"{figures.tokens:,}",
-        "frontend memory (RSS): before, with them, after": f"{rss['before']}, {rss['held']}, {rss['after']} MiB",
+        "frontend memory (RSS): before, with the streams, after": f"{rss['before']}, {rss['held']}, {rss['after']} MiB",
         "memory per stream": f"{figures.kib_per_stream} KiB",
         "frontend CPU": f"{figures.cpu_us_per_token} µs per token, {figures.cores:.1%} of a core",
-        "between two tokens: p50, p99, most": f"{gap['p50']}, {gap['p99']}, {gap['max']} ms",
-        "each stream's own p99: median, most": f"{own['p50']}, {own['max']} ms",
-        f"streams whose own p99 is over {GAP_S_MAX} s": str(figures.slow_streams),
-        "`/live` meanwhile: p50, p99, most": f"{live['p50']}, {live['p99']}, {live['max']} ms",
+        "time between two tokens: p50, p99, maximum": f"{gap['p50']}, {gap['p99']}, {gap['max']} ms",
+        "each stream's own p99: median, maximum": f"{own['p50']}, {own['max']} ms",
+        f"streams whose own p99 exceeds {GAP_S_MAX} s": str(figures.slow_streams),
+        "latency of `/live` meanwhile: p50, p99, maximum": f"{live['p50']}, {live['p99']}, {live['max']} ms",
         "workers' memory (RSS)": ", ".join(f"{mib} MiB" for mib in figures.worker_rss_mib),
-        "workers' CPU, the mocker's own work included": f"{figures.worker_cpu_us_per_token} µs per token",
+        "workers' CPU, including the mocker's own work": f"{figures.worker_cpu_us_per_token} µs per token",
         "requests still counted after the clients hung up": f"{figures.left:.0f}",
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in lines.items())
-    return f"# Streams held\n\n{facts}\n\n| what | |\n| --- | --- |\n{table}\n"
+    return f"# Held streams\n\n{facts}\n\n| figure | |\n| --- | --- |\n{table}\n"
 
 
 def about(options: Mapping[str, Any], load_before: float) -> dict[str, str]:
-    """What a reader must know of how the figures came about."""
+    """Return what a reader must know about how the figures were measured."""
     mockers = f"{options['workers']} mockers at {options['itl_ms']:g} ms per token"
     return {
         "machine": machine(),
@@ -224,15 +229,15 @@ def about(options: Mapping[str, Any], load_before: float) -> dict[str, str]:
 
 @click.command(help="Hold many slow streams on one frontend.", context_settings={"show_default": True})
 @click.option("--streams", type=click.IntRange(1), default=10_000, help="At a time.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=60.0, help="How long all are held.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=60.0, help="How long to hold the streams.")
 @click.option("--workers", type=click.IntRange(1), default=2)
-@click.option("--rate", type=click.FloatRange(0, min_open=True), default=500.0, help="Streams opened in a second.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), default=500.0, help="Streams to open per second.")
 @click.option(
-    "--itl-ms", type=click.FloatRange(0, min_open=True), default=1000.0, help="Between two tokens of a stream."
+    "--itl-ms", type=click.FloatRange(0, min_open=True), default=1000.0, help="Time between two tokens of a stream."
 )
-@click.option("--results", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where they go.")
+@click.option("--results", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Output folder.")
 def main(results: Path, **options: Any) -> None:
-    allow_files(options["streams"] + SPARE_FILES)
+    raise_file_limit(options["streams"] + SPARE_FILES)
     load_before = os.getloadavg()[0]
     with ForkServer() as fork_server, tempfile.TemporaryDirectory() as folder:
         figures = run(fork_server, Path(folder), **options)

@@ -1,11 +1,11 @@
-"""Kill one worker after the other with SIGKILL under load, and count what its clients notice.
+"""Kill one worker after another with SIGKILL under load, and count what the clients notice.
 
     python -m bench.kill_loop --kills 500
 
-Each second one of the workers dies and another is started in its place, while so many clients ask without pause, over
-gRPC, SSE and unary HTTP. Each answer is compared with the one that the same request got before anything was killed:
-text, token ids, finish reason and usage. The last line says what was counted; the exit status is 1 if anything was lost
-or wrong.
+Once per second a worker is killed and another is started in its place, while `--streams` clients send requests without
+pause, over gRPC, SSE and unary HTTP. Each answer is compared with the answer to the same request before the first kill:
+text, token ids, finish reason and usage. The last line shows the counts. The exit status is 1 if any answer was lost or
+wrong.
 """
 
 import asyncio
@@ -30,28 +30,28 @@ from tests.integration.harness.plane.processes import Process
 
 TOKENS = 150
 ITL_MS = 10
-"""An answer takes 1.5 s, so each sees a kill or two, and not every one hits its worker."""
+"""An answer takes 1.5 s, so one or two kills fall into it, and not every kill hits its worker."""
 SEEDS = 4
 REPORT_EVERY = 20
-ASKS = [
+REQUESTS = [
     Request(protocol, is_chat=is_chat, temperature=temperature, seed=seed, prompt=f"Prompt {seed}", max_tokens=TOKENS)
     for protocol, is_chat, temperature, seed in product(PROTOCOLS, (False, True), (0.0, 0.8), range(SEEDS))
 ]
 
 
 @dataclass
-class Tally:
-    """What the clients saw. gaps_s: of each streamed answer the longest time between two tokens."""
+class Counters:
+    """What the clients observed. `gaps_s`: for each streamed answer, the longest time between two tokens."""
 
     kills: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     gaps_s: list[float] = field(default_factory=list)
-    first: dict[str, str] = field(default_factory=dict)
+    first_of_kind: dict[str, str] = field(default_factory=dict)
 
-    def note(self, kind: str, what: str) -> None:
-        """One more of a kind that should not be; the first of them is told at the end."""
+    def record(self, kind: str, what: str) -> None:
+        """Count one more problem of this kind. The first of each kind is printed at the end."""
         self.counts[kind] += 1
-        self.first.setdefault(kind, what)
+        self.first_of_kind.setdefault(kind, what)
 
     @property
     def is_clean(self) -> bool:
@@ -65,7 +65,7 @@ class Tally:
 
 @dataclass
 class Gap:
-    """The longest time between two tokens of one answer."""
+    """Measures the longest time between two tokens of one answer."""
 
     longest_s: float = 0.0
     last_at: float | None = None
@@ -79,62 +79,64 @@ class Gap:
 
 @dataclass(frozen=True)
 class Load:
-    """Clients that ask without pause until `is_over`."""
+    """Clients that send requests without pause until `is_over` is set."""
 
     plane: Plane
     expected: Mapping[int, Answer]
-    tally: Tally
+    counters: Counters
     is_over: asyncio.Event
     numbers: Iterator[int] = field(default_factory=count)
 
     async def run_client(self) -> None:
         while not self.is_over.is_set():
             number = next(self.numbers)
-            await self._ask(number % len(ASKS), f"loop-{number}")
+            await self._send(number % len(REQUESTS), f"loop-{number}")
 
-    async def _ask(self, which: int, request_id: str) -> None:
+    async def _send(self, index: int, request_id: str) -> None:
         gap = Gap()
-        got = await outcome(self.plane.frontend, ASKS[which].named(request_id), gap)
-        self.tally.counts["requests"] += 1
+        got = await outcome(self.plane.frontend, REQUESTS[index].named(request_id), gap)
+        self.counters.counts["requests"] += 1
         if isinstance(got, Refused):
-            self.tally.note("lost", f"{request_id}: {got}")
+            self.counters.record("lost", f"{request_id}: {got}")
             if got.reason == "POISON_REQUEST":
-                self.tally.note("poison", request_id)
-        elif got != self.expected[which]:
-            self.tally.note("wrong", f"{request_id}: {got} instead of {self.expected[which]}")
-        elif ASKS[which].protocol != "unary":
-            self.tally.gaps_s.append(gap.longest_s)
+                self.counters.record("poison", request_id)
+        elif got != self.expected[index]:
+            self.counters.record("wrong", f"{request_id}: {got} instead of {self.expected[index]}")
+        elif REQUESTS[index].protocol != "unary":
+            self.counters.gaps_s.append(gap.longest_s)
 
 
 async def start_workers(plane: Plane, number: int) -> list[Process]:
     return await run_together(plane.worker(f"--mocker-itl-ms={ITL_MS}") for _ in range(number))
 
 
-async def kill_in_turn(plane: Plane, workers: Sequence[Process], kills: int, period_s: float, tally: Tally) -> None:
-    """One worker every `period_s`, each replaced at once."""
+async def kill_in_turn(
+    plane: Plane, workers: Sequence[Process], kills: int, period_s: float, counters: Counters
+) -> None:
+    """Kill one worker every `period_s`, and start another in its place at once."""
     alive = list(workers)
     for number in range(1, kills + 1):
         await asyncio.sleep(period_s)
         alive.pop(0).kill()
         alive.append(plane.launch(f"--mocker-itl-ms={ITL_MS}"))
-        tally.kills = number
+        counters.kills = number
         if number % REPORT_EVERY == 0:
-            print(tally, flush=True)
+            print(counters, flush=True)
 
 
-async def run(plane: Plane, workers: int, streams: int, kills: int, period_s: float) -> Tally:
+async def run(plane: Plane, workers: int, streams: int, kills: int, period_s: float) -> Counters:
     alive = await start_workers(plane, workers)
-    answers = await run_together(answer(plane.frontend, request) for request in ASKS)
-    load = Load(plane, dict(enumerate(answers)), Tally(), asyncio.Event())
+    answers = await run_together(answer(plane.frontend, request) for request in REQUESTS)
+    load = Load(plane, dict(enumerate(answers)), Counters(), asyncio.Event())
     async with asyncio.TaskGroup() as group:
         for _ in range(streams):
             group.create_task(load.run_client())
-        await kill_in_turn(plane, alive, kills, period_s, load.tally)
+        await kill_in_turn(plane, alive, kills, period_s, load.counters)
         load.is_over.set()
-    return load.tally
+    return load.counters
 
 
-def run_with(fork_server: ForkServer, folder: Path, **options: float) -> Tally:
+def run_with(fork_server: ForkServer, folder: Path, **options: float) -> Counters:
     plane = Plane(fork_server, folder)
     try:
         return asyncio.run(run(plane, **options))  # type: ignore[arg-type]  # click gives the right types
@@ -145,15 +147,15 @@ def run_with(fork_server: ForkServer, folder: Path, **options: float) -> Tally:
 @click.command(help="Kill workers under load, and count what clients notice.", context_settings={"show_default": True})
 @click.option("--kills", type=click.IntRange(1), default=500)
 @click.option("--workers", type=click.IntRange(2), default=4)
-@click.option("--streams", type=click.IntRange(1), default=64, help="Clients that ask at a time.")
-@click.option("--period-s", type=click.FloatRange(0, min_open=True), default=1.0, help="Seconds from kill to kill.")
+@click.option("--streams", type=click.IntRange(1), default=64, help="Concurrent clients.")
+@click.option("--period-s", type=click.FloatRange(0, min_open=True), default=1.0, help="Seconds between two kills.")
 def main(**options: float) -> None:
     with ForkServer() as fork_server, tempfile.TemporaryDirectory() as folder:
-        tally = run_with(fork_server, Path(folder), **options)
-    for kind, what in tally.first.items():
+        counters = run_with(fork_server, Path(folder), **options)
+    for kind, what in counters.first_of_kind.items():
         print(f"the first {kind}: {what}")
-    print(tally)
-    sys.exit(0 if tally.is_clean else 1)
+    print(counters)
+    sys.exit(0 if counters.is_clean else 1)
 
 
 if __name__ == "__main__":

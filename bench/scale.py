@@ -1,8 +1,8 @@
-"""What a frontend and a registry cost as they grow: 1,000 workers, 10,000 streams, 10,000 instances, in one process.
+"""Measure what a frontend and a registry cost as they grow to 1,000 workers, 10,000 streams and 10,000 instances.
 
-No sockets (but those to etcd) and no other processes: what is measured is our own code, against the number of what it
-has to do with. A cost that grows with that number, where it should not, is a bug. Garbage is collected between the
-measurements only.
+Everything runs in one process, without sockets except those to etcd: only this project's own code is measured, against
+the number of things that it manages. A cost that grows with a number on which it should not depend is a bug. Garbage is
+collected only between the measurements.
 """
 
 import gc
@@ -26,7 +26,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 async def measure(curve: Curve, repeats: int, size_max: int) -> Costs:
-    """A loop for each curve: what one leaves behind is not the next one's."""
+    """Measure one curve on an event loop of its own, so that no curve affects the next."""
     costs = {}
     for size in curve.sizes:
         if size <= size_max or size == curve.sizes[0]:
@@ -36,27 +36,27 @@ async def measure(curve: Curve, repeats: int, size_max: int) -> Costs:
 
 
 def curves() -> Sequence[Curve]:
-    """Those of etcd only where it is installed."""
+    """Return all curves; those over etcd only where etcd is installed."""
     etcd = registry.ETCD_CURVES if shutil.which("etcd") else ()
     return [*frontend.CURVES, *registry.CURVES, *etcd]
 
 
-def those_named(part: str) -> Sequence[Curve]:
-    """Those with that in their names. Raises UsageError where there is none."""
+def curves_named(part: str) -> Sequence[Curve]:
+    """Return the curves whose names contain `part`. Raises UsageError if there are none."""
     every = curves()
     if not (chosen := [curve for curve in every if part in curve.name]):
         names = "; ".join(curve.name for curve in every)
-        raise click.UsageError(f"--only {part}: nothing has this in its name. There are: {names}")
+        raise click.UsageError(f"--only {part}: no name contains this. The names are: {names}")
     return chosen
 
 
 def about(repeats: int, load_before: float) -> dict[str, str]:
-    """What a reader must know of how the figures came about."""
+    """Return what a reader must know about how the figures were measured."""
     return {
         "machine": machine(),
         "Python": platform.python_version(),
         "load average before": f"{load_before:.2f}",
-        "setup": f"one process, no sockets but those to etcd; CPU time of this process; medians of {repeats} repeats",
+        "setup": f"one process, no sockets except to etcd; CPU time of this process; medians of {repeats} repeats",
         "command": command("bench.scale"),
     }
 
@@ -64,17 +64,17 @@ def about(repeats: int, load_before: float) -> dict[str, str]:
 def document(costs: Mapping[Curve, Costs], facts: Mapping[str, str]) -> str:
     lines = [f"- {name}: {value}" for name, value in facts.items()]
     return "\n".join(
-        ["# Cost against size", "", table(costs), "", *lines, "", "![The same as a picture](scale.png)", ""]
+        ["# Cost against size", "", table(costs), "", *lines, "", "![The same figures as a chart](scale.png)", ""]
     )
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})
-@click.option("--repeats", type=click.IntRange(1), default=5, help="Of each measurement.")
-@click.option("--size-max", type=click.IntRange(1), default=10_000, help="Leave out what is larger.")
-@click.option("--only", default="", help="Only what has this in its name.")
-@click.option("--results", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where they go.")
+@click.option("--repeats", type=click.IntRange(1), default=5, help="Repeats of each measurement.")
+@click.option("--size-max", type=click.IntRange(1), default=10_000, help="Largest size to measure.")
+@click.option("--only", default="", help="Measure only the curves whose names contain this.")
+@click.option("--results", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Output folder.")
 def main(repeats: int, size_max: int, only: str, results: Path) -> None:
-    chosen = those_named(only)
+    chosen = curves_named(only)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     load_before = os.getloadavg()[0]
     gc.disable()

@@ -1,10 +1,11 @@
-"""A storm of requests on one worker with room for few: what it costs the clients, the bystanders and the memory.
+"""Send a storm of requests to one worker with few slots, and measure the effect on clients, bystanders and memory.
 
     python -m bench.storm --requests 5000
 
-Three storms, each `--rounds` times: requests on connections that are opened for it, on connections that were open, and
-over gRPC. Then the time to be refused: clients that ask again and again while no slot comes free. The last line is all
-figures as JSON; the exit status is 1 if a request was lost, a refusal was not honest, or anything was left at the end.
+There are three storms, each repeated `--rounds` times: requests on new connections, requests on open connections, and
+requests over gRPC. Then the time to refuse is measured: clients retry at once while no slot comes free. The last line
+is all figures as JSON. The exit status is 1 if a request was lost, a refusal lacked its status, reason or retry delay,
+or a process logged an error.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from typing import Any
 import click
 
 from bench.clients.client_pool import ClientPool, Replies
-from bench.clients.observers import Observation, observers
+from bench.clients.observers import Observation, observing
 from bench.clients.wires import ANSWERED, REFUSED, GrpcWire, HttpWire, Wire, http_message
 from bench.measure.process_usage import cpu_seconds
 from bench.measure.quantiles import quantiles_ms
@@ -36,10 +37,10 @@ from tests.integration.harness.waiting import until
 SLOTS = PLACES = 32
 ITL_MS = 20
 TOKENS = 20
-"""Of an answer: 0.4 s, so that slots come free during a storm."""
+"""Tokens in an answer: 0.4 s, so that slots come free during a storm."""
 ENDLESS_TOKENS = 100_000
 WATCHED = 8
-"""Streams under way during a storm. They hold slots."""
+"""Running streams that are observed during a storm. They hold slots."""
 GRPC_CONNECTIONS = 50
 GRPC_PATH = "/unbroken.v1.Inference/Generate"
 SPARE_FILES = 200
@@ -59,7 +60,7 @@ def _grpc(max_tokens: int) -> bytes:
 
 
 def wires(max_tokens: int) -> dict[str, Callable[[], Wire]]:
-    """How requests for so many tokens travel."""
+    """Return the ways to send a request for this many tokens, by name."""
     streamed, unary = (_http(max_tokens, is_streamed=flag) for flag in (True, False))
     return {
         "stream": lambda: HttpWire(streamed),
@@ -70,7 +71,7 @@ def wires(max_tokens: int) -> dict[str, Callable[[], Wire]]:
 
 @dataclass(frozen=True)
 class Storms:
-    """A plane with one worker, and what is thrown at it."""
+    """A plane with one worker, and the storms to send to it."""
 
     plane: Plane
     worker: Process
@@ -94,29 +95,29 @@ class Storms:
             probes |= {f"admin {path}": (admin, path) for path in ("/live", "/health")}
         return probes
 
-    def _watch(self, streams: int, probes: Mapping[str, tuple[str, str]]) -> Observation:
+    def _observation(self, streams: int, probes: Mapping[str, tuple[str, str]]) -> Observation:
         return Observation(probes, self.http, _http(ENDLESS_TOKENS, is_streamed=True), streams)
 
     def storm(self, name: str, *, is_open: bool) -> dict[str, Any]:
-        """All at once, among bystanders."""
+        """Send all requests at once, while observers watch."""
         number = GRPC_CONNECTIONS if name == "grpc" else self.requests
         address = self.frontend.grpc if name == "grpc" else self.http
         with ClientPool(address, number, wires(TOKENS)[name]) as pool:
             if is_open:
                 pool.connect()
             asyncio.run(until(self._takes_requests))
-            with observers(self._watch(WATCHED, self._probes), WATCHED) as observed:
+            with observing(self._observation(WATCHED, self._probes), WATCHED) as observed:
                 before = self._memory_mib("VmRSS")
-                self._forget_peak()
+                self._reset_peak()
                 replies = pool.send_all(self.requests // number)
                 peak = self._memory_mib("VmHWM")
-        return _told(replies) | observed | {"rss_mib": {"before": before, "peak": peak}} | self._quiet()
+        return _reply_figures(replies) | observed | {"rss_mib": {"before": before, "peak": peak}} | self._after_idle()
 
     def refusals(self, name: str) -> dict[str, Any]:
-        """Clients that ask again and again while nothing has room."""
+        """Send requests again and again from all clients while no slot is free."""
         address = self.frontend.grpc if name == "grpc" else self.http
-        asyncio.run(until(self._takes_requests))  # The worker may count as full still.
-        with observers(self._watch(SLOTS + PLACES, probes={}), SLOTS) as observed:
+        asyncio.run(until(self._takes_requests))  # The worker may still count as full.
+        with observing(self._observation(SLOTS + PLACES, probes={}), SLOTS) as observed:
             asyncio.run(until(lambda: self._is_full()))
             with ClientPool(address, self.clients, wires(TOKENS)[name]) as pool:
                 pool.connect()
@@ -124,8 +125,8 @@ class Storms:
                 before_s = cpu_seconds(self.frontend.pid)
                 replies = pool.send_all(for_s=self.seconds)
                 cpu_s = cpu_seconds(self.frontend.pid) - before_s
-        told = _told(replies) | {"frontend_cpu_us_each": round(cpu_s / sum(replies.counts.values()) * 1e6)}
-        return told | observed | self._quiet()
+        results = _reply_figures(replies) | {"frontend_cpu_us_each": round(cpu_s / sum(replies.counts.values()) * 1e6)}
+        return results | observed | self._after_idle()
 
     async def _takes_requests(self) -> bool:
         return isinstance(await outcome(self.frontend, Request(max_tokens=1)), Answer)
@@ -133,40 +134,40 @@ class Storms:
     async def _is_full(self) -> bool:
         return await self.worker.metric("dynamo_request_queue") == PLACES
 
-    def _quiet(self) -> dict[str, Any]:
-        """When all gauges are 0 again: what is left of it. Raises TimeoutError when they do not come to that."""
-        asyncio.run(until(self._is_quiet))
-        return {"files_left": self._files, "rss_mib_after": self._memory_mib("VmRSS")}
+    def _after_idle(self) -> dict[str, Any]:
+        """Return what is left once all gauges are 0. Raises TimeoutError if they do not return to 0."""
+        asyncio.run(until(self._is_idle))
+        return {"files_left": self._open_file_count, "rss_mib_after": self._memory_mib("VmRSS")}
 
-    async def _is_quiet(self) -> bool:
+    async def _is_idle(self) -> bool:
         addresses = (self.http, self.worker.metrics_address)
         return not sum([await Process.metric_at(address, gauge) for address in addresses for gauge in GAUGES])
 
     @property
-    def _files(self) -> int:
+    def _open_file_count(self) -> int:
         return len(list(Path(f"/proc/{self.frontend.pid}/fd").iterdir()))
 
     def _memory_mib(self, field: str) -> dict[str, float]:
         return {one.name.partition("-")[0]: memory_mib(one.pid, field) for one in (self.frontend, self.worker)}
 
-    def _forget_peak(self) -> None:
+    def _reset_peak(self) -> None:
         for one in (self.frontend, self.worker):
             Path(f"/proc/{one.pid}/clear_refs").write_text("5")
 
 
 def bugs_in(process: Process) -> list[str]:
-    """Lines of its log that should not be."""
+    """Return the lines of the process's log that report a bug."""
     return [line for line in process.log_file.read_text().splitlines() if any(word in line for word in BUGS)]
 
 
 def memory_mib(pid: int, field: str) -> float:
-    """Of a process. Source: proc_pid_status(5)."""
+    """Return a memory field of a process. Source: proc_pid_status(5)."""
     _, _, rest = Path(f"/proc/{pid}/status").read_text().partition(f"{field}:")
     return round(int(rest.split()[0]) / 1024, 1)
 
 
-def _told(replies: Replies) -> dict[str, Any]:
-    """Their number, and how long they took."""
+def _reply_figures(replies: Replies) -> dict[str, Any]:
+    """Return the counts of the replies, and their durations."""
     total = sum(replies.counts.values())
     return {
         "replies": dict(replies.counts),
@@ -190,33 +191,37 @@ def run(fork_server: ForkServer, folder: Path, frontend: tuple[str, ...], only: 
         }
         steps = {f"{name} {n}": step for n in range(1, storms.rounds + 1) for name, step in steps.items()}
         steps |= {f"refused {name}": lambda name=name: storms.refusals(name) for name in wires(TOKENS)}  # type: ignore[misc]
-        told: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for name, step in steps.items():
             if only in name:
-                told[name] = step()
-                print(name, json.dumps(told[name]), flush=True)
-        return told | {"bugs": bugs_in(plane.frontend) + bugs_in(worker)}
+                results[name] = step()
+                print(name, json.dumps(results[name]), flush=True)
+        return results | {"bugs": bugs_in(plane.frontend) + bugs_in(worker)}
     finally:
         plane.close()
 
 
-@click.command(help="Storm one worker, and count what everybody notices.", context_settings={"show_default": True})
+@click.command(help="Send a storm of requests to one worker.", context_settings={"show_default": True})
 @click.option("--requests", type=click.IntRange(GRPC_CONNECTIONS), default=5000, help="All at once.")
-@click.option("--rounds", type=click.IntRange(1), default=3, help="Of each storm: memory must not grow with them.")
-@click.option("--clients", type=click.IntRange(1), default=64, help="That are refused again and again.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=5.0, help="How long they are.")
-@click.option("--only", default="", help="What the names of the steps to run must contain.")
+@click.option("--rounds", type=click.IntRange(1), default=3, help="Repeats of each storm: memory must not grow.")
+@click.option("--clients", type=click.IntRange(1), default=64, help="Clients that are refused again and again.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=5.0, help="How long to refuse them.")
+@click.option("--only", default="", help="Run only the steps whose names contain this.")
 @click.option("--frontend", multiple=True, help="An option of the frontend, such as --stall-ms=3000.")
 def main(**options: Any) -> None:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files < options["requests"] + SPARE_FILES:
         needed = options["requests"] + SPARE_FILES
-        sys.exit(f"error: {needed} open files are needed, and {files} allowed: raise it with ulimit -n {needed}")
+        sys.exit(
+            f"error: {needed} open files are needed, and {files} are allowed: raise the limit with ulimit -n {needed}"
+        )
     with ForkServer() as fork_server, tempfile.TemporaryDirectory() as folder:
-        told = run(fork_server, Path(folder), **options)
-    print(json.dumps(told))
+        results = run(fork_server, Path(folder), **options)
+    print(json.dumps(results))
     sys.exit(
-        0 if all(step["is_honest"] for step in told.values() if isinstance(step, dict)) and not told["bugs"] else 1
+        0
+        if all(step["is_honest"] for step in results.values() if isinstance(step, dict)) and not results["bugs"]
+        else 1
     )
 
 

@@ -1,4 +1,4 @@
-"""A crowd of clients in one thread: raw sockets and epoll, so that they cost little beside what they measure."""
+"""Many clients in one thread, with raw sockets and epoll, so that they cost little beside what they measure."""
 
 import select
 import socket
@@ -11,12 +11,12 @@ from bench.clients.wires import ANSWERED, REFUSED, Wire
 
 RECEIVE_BYTES = 65_536
 REPLY_S_MAX = 120.0
-"""Who has no reply by then never gets one."""
+"""A request without a reply by then counts as lost."""
 
 
 @dataclass(slots=True)
 class Replies:
-    """What the crowd got. seconds: of each reply, from the connect or the request to its last byte."""
+    """The replies that all clients received. `seconds`: from the connect or the request to the reply's last byte."""
 
     counts: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, list[float]] = field(default_factory=lambda: {ANSWERED: [], REFUSED: []})
@@ -28,12 +28,12 @@ class Replies:
 
     @property
     def is_honest(self) -> bool:
-        """Nothing but whole answers and refusals."""
+        """Whether every reply is a complete answer or a proper refusal."""
         return self.counts.keys() <= {ANSWERED, REFUSED}
 
 
 class _Client:
-    """One connection and its wire."""
+    """One connection, with the protocol that it speaks."""
 
     __slots__ = ("is_connected", "sock", "unsent", "waits_for", "wire")
 
@@ -48,7 +48,7 @@ class _Client:
 
 
 class ClientPool:
-    """Clients of one address; a context: leaving it hangs up."""
+    """Clients of one address. As a context manager it closes all connections on exit."""
 
     def __init__(self, address: str, number: int, wire: Callable[[], Wire]) -> None:
         host, _, port = address.rpartition(":")
@@ -59,7 +59,7 @@ class ClientPool:
         self._replies = Replies()
 
     def connect(self) -> None:
-        """Have all connections before anything is asked."""
+        """Open all connections before the first request."""
         for client in self._clients.values():
             client.sock.setblocking(True)
             client.sock.connect(self._address)
@@ -68,9 +68,10 @@ class ClientPool:
             self._epoll.register(client.sock, select.EPOLLIN)
 
     def send_all(self, each: int = 1, *, for_s: float = 0.0) -> Replies:
-        """`each` requests on every connection at once; who has a reply asks again until `for_s` are over.
+        """Send `each` requests on every connection at once, and read all replies.
 
-        Connections that are not there yet are made first, all at once.
+        A connection whose request is answered sends another one until `for_s` have passed. Connections that are not
+        open yet are opened first, all at once.
         """
         began = time.monotonic()
         self._replies = Replies()
@@ -89,7 +90,7 @@ class ClientPool:
             for fd, events in self._epoll.poll(1.0):
                 self._on_event(self._clients[fd], events, again_until=began + for_s)
         self._replies.counts["no reply"] += self._pending
-        self._replies.counts += Counter()  # Without zeros.
+        self._replies.counts += Counter()  # Drops the zeros.
         self._replies.total_s = time.monotonic() - began
         return self._replies
 

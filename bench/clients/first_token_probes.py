@@ -1,4 +1,4 @@
-"""A few more clients that ask for short answers again and again, and take the time to the first token."""
+"""A few clients that send short requests again and again and measure the time to the first token."""
 
 import http.client
 import threading
@@ -19,9 +19,9 @@ CLIENTS = 4
 
 @contextmanager
 def probing(url: str) -> Iterator[list[float]]:
-    """Seconds to the first token of short answers, for as long as the context is open.
+    """Probe while the context is open; yields the list that collects the seconds to the first token.
 
-    Raises BenchError at its end if a probe was refused.
+    Raises BenchError on exit if a probe was refused.
     """
     first_tokens_s: list[float] = []
     is_over = threading.Event()
@@ -42,7 +42,7 @@ def probing(url: str) -> Iterator[list[float]]:
 
 
 def first_token_seconds(url: str) -> float:
-    """From the request, on a new connection, to the first event. Raises BenchError if it is refused."""
+    """Return the time from a request on a new connection to the first event. Raises BenchError if it is refused."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=REPLY_S_MAX)
     try:
         began = time.perf_counter()

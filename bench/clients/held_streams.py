@@ -1,4 +1,4 @@
-"""Streams that stay open: raw sockets and epoll in one thread, and of each stream the times between its tokens."""
+"""Streams that stay open, read by one thread with raw sockets and epoll; records the gaps between their tokens."""
 
 import select
 import socket
@@ -13,11 +13,11 @@ EVENT = b"data: "
 ENDS = (b"event: error", b"[DONE]")
 OK = b"HTTP/1.1 200 "
 TICK_S = 0.01
-"""How finely the opening of streams is spread over time."""
+"""Interval between two batches of new streams."""
 
 
 class _Stream:
-    """One connection and its one request."""
+    """One connection with its only request."""
 
     __slots__ = ("gaps_s", "has_head", "last_at", "sock")
 
@@ -27,28 +27,28 @@ class _Stream:
         self.last_at: float | None = None
         self.gaps_s = array("f")
 
-    def take(self, count: int, now: float) -> None:
-        """So many tokens have come."""
+    def record_tokens(self, count: int, now: float) -> None:
+        """Record that `count` tokens have arrived."""
         if self.last_at is not None:
             self.gaps_s.append(now - self.last_at)
         self.gaps_s.extend([0.0] * (count - 1))
         self.last_at = now
 
     def gaps_until(self, now: float) -> list[float]:
-        """Between its tokens; the one that is not over, too, if it is the longest already."""
+        """Return the gaps between the tokens, and the current gap if it is already the longest."""
         gaps, unfinished = self.gaps_s.tolist(), now - (self.last_at or 0.0)
         return [*gaps, unfinished] if unfinished > max(gaps, default=0.0) else gaps
 
 
 class HeldStreams:
-    """The streams of one address; a context: leaving it hangs up.
+    """Streams from one address. As a context manager it closes all connections on exit.
 
-    errors: of streams that were refused, broke or ended, with how many of each. tokens: since the last `forget`; each
-    must come as an event of its own.
+    `errors`: why streams were refused, broke or ended, and how many. `tokens`: since the last `reset`; each must arrive
+    as an event of its own.
     """
 
     def __init__(self, address: str, message: bytes) -> None:
-        """message: the request that each connection makes."""
+        """`message`: the request to send on each connection."""
         host, _, port = address.rpartition(":")
         self._address = host, int(port)
         self._message = message
@@ -59,7 +59,7 @@ class HeldStreams:
         self.tokens = 0
 
     def open(self, number: int, per_s: float) -> None:
-        """Open so many, spread evenly over time."""
+        """Open `number` streams, spread evenly over time."""
         began, opened = time.monotonic(), 0
         while opened < number:
             due = min(number, int((time.monotonic() - began) * per_s) + 1)
@@ -71,20 +71,20 @@ class HeldStreams:
     def _open_one(self) -> None:
         sock = socket.create_connection(self._address)
         sock.setblocking(False)
-        sock.send(self._message)  # It fits an empty buffer.
+        sock.send(self._message)  # It fits into an empty socket buffer.
         self._streams[sock.fileno()] = _Stream(sock)
         self._epoll.register(sock, select.EPOLLIN)
 
     def wait_begun(self, seconds_max: float) -> None:
-        """Until each has had its first token, or has failed."""
+        """Wait until each stream has received its first token or has failed."""
         give_up_at = time.monotonic() + seconds_max
         while self.begun < len(self._streams) and time.monotonic() < give_up_at:
             self.read(TICK_S)
         self.errors["no token"] += len(self._streams) - self.begun
-        self.errors += Counter()  # Without zeros.
+        self.errors += Counter()  # Drops the zeros.
 
     def read(self, seconds: float) -> None:
-        """Take what comes, for so long."""
+        """Read whatever arrives within this time."""
         over_at = time.monotonic() + seconds
         while (left_s := over_at - time.monotonic()) > 0:
             for fd, _ in self._epoll.poll(left_s):
@@ -94,9 +94,9 @@ class HeldStreams:
                 except OSError as error:
                     self._lose(fd, str(error))
                 else:
-                    self._take(stream, fd, data)
+                    self._on_data(stream, fd, data)
 
-    def _take(self, stream: _Stream, fd: int, data: bytes) -> None:
+    def _on_data(self, stream: _Stream, fd: int, data: bytes) -> None:
         if why := _why_lost(data, has_head=stream.has_head):
             self._lose(fd, why)
             return
@@ -104,7 +104,7 @@ class HeldStreams:
         if count := data.count(EVENT):
             self.begun += stream.last_at is None
             self.tokens += count
-            stream.take(count, time.monotonic())
+            stream.record_tokens(count, time.monotonic())
 
     def _lose(self, fd: int, why: str) -> None:
         stream = self._streams.pop(fd)
@@ -113,14 +113,14 @@ class HeldStreams:
         self._epoll.unregister(fd)
         stream.sock.close()
 
-    def forget(self) -> None:
-        """Count tokens, and gaps between them, from now on."""
+    def reset(self) -> None:
+        """Restart the count of tokens and the recording of gaps."""
         self.tokens = 0
         for stream in self._streams.values():
             stream.gaps_s = array("f")
 
     def gaps_s(self) -> list[list[float]]:
-        """Of each stream that still is, between its tokens."""
+        """Return the gaps of each stream that is still open."""
         now = time.monotonic()
         return [stream.gaps_until(now) for stream in self._streams.values()]
 
@@ -134,7 +134,7 @@ class HeldStreams:
 
 
 def _why_lost(data: bytes, *, has_head: bool) -> str | None:
-    """What of these bytes says that the stream goes no further."""
+    """Return why the stream cannot continue after these bytes; None if it can."""
     if not data:
         return "hung up"
     if not has_head and not data.startswith(OK):

@@ -1,5 +1,6 @@
-"""Who should notice nothing of a storm: probes of /live and /health, and streams under way. In a process of their own,
-so that what keeps the crowd busy delays nobody here.
+"""Observes a frontend during a storm with probes and running streams, which the storm must not affect.
+
+The observers run in a process of their own, so that the load on the clients' process does not delay them.
 """
 
 import multiprocessing
@@ -22,9 +23,10 @@ PROBE_S_MAX = 60.0
 
 @dataclass(frozen=True)
 class Observation:
-    """probes: by the name to report, an address and a path. streams: how many requests `message` asks `address` for.
+    """What to observe.
 
-    probe_every_s: how long a probe waits after the one before it.
+    `probes`: address and path of each probe, by the name to report. `streams`: how many streams to open at `address`
+    with `message`. `probe_every_s`: the pause between two probes of a name.
     """
 
     probes: Mapping[str, tuple[str, str]]
@@ -40,7 +42,7 @@ def _connect(address: str) -> socket.socket:
 
 
 def _probe(address: str, path: str, every_s: float, over: threading.Event, seconds: list[float]) -> None:
-    """One after the other, each on a connection of its own; raises what must not happen."""
+    """Probe again and again, each time on a new connection. Raises AssertionError unless the status is 200."""
     while not over.wait(every_s):
         began = time.monotonic()
         with _connect(address) as sock:
@@ -51,7 +53,7 @@ def _probe(address: str, path: str, every_s: float, over: threading.Event, secon
 
 
 class _Streams:
-    """Streams under way, and the longest time that one of them got nothing."""
+    """Running streams, and the longest time that each of them received nothing."""
 
     def __init__(self, observation: Observation) -> None:
         self._epoll = select.epoll()
@@ -64,13 +66,13 @@ class _Streams:
             self._socks[sock.fileno()] = sock
             self._epoll.register(sock, select.EPOLLIN)
 
-    def has_begun(self, number: int) -> bool:
+    def have_begun(self, number: int) -> bool:
         return len(self._last_at) >= number
 
     def read(self, over: threading.Event) -> None:
         while not over.is_set():
             for fd, _ in self._epoll.poll(0.1):
-                assert self._socks[fd].recv(RECEIVE_BYTES), "a stream under way was ended"
+                assert self._socks[fd].recv(RECEIVE_BYTES), "a running stream was ended"
                 now = time.monotonic()
                 self.longest[fd] = max(self.longest.get(fd, 0.0), now - self._last_at.get(fd, now))
                 self._last_at[fd] = now
@@ -80,8 +82,8 @@ class _Streams:
             sock.close()
 
 
-def _stand_by(observation: Observation, running: int, pipe: Connection) -> None:
-    """The process: say when `running` streams have begun, and at the end what was noticed."""
+def _observe(observation: Observation, running: int, pipe: Connection) -> None:
+    """The body of the process: reports when `running` streams have begun, and the figures at the end."""
     over, streams = threading.Event(), _Streams(observation)
     seconds: dict[str, list[float]] = {name: [] for name in observation.probes}
     threads = [threading.Thread(target=streams.read, args=(over,))]
@@ -91,7 +93,7 @@ def _stand_by(observation: Observation, running: int, pipe: Connection) -> None:
     ]
     for thread in threads:
         thread.start()
-    while not streams.has_begun(running):
+    while not streams.have_begun(running):
         time.sleep(PROBE_EVERY_S)
     pipe.send(None)
     pipe.recv()
@@ -104,15 +106,17 @@ def _stand_by(observation: Observation, running: int, pipe: Connection) -> None:
 
 
 @contextmanager
-def observers(observation: Observation, running: int) -> Iterator[dict[str, Any]]:
-    """Have them while the context lasts; what they noticed is in the dict afterwards. running: of the streams."""
+def observing(observation: Observation, running: int) -> Iterator[dict[str, Any]]:
+    """Observe while the context is open; the yielded dict has the figures afterwards. `running`: streams that must
+    begin.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_stand_by, args=(observation, running, theirs), daemon=True)
+    process = context.Process(target=_observe, args=(observation, running, theirs), daemon=True)
     process.start()
     theirs.close()
     observed: dict[str, Any] = {}
-    ours.recv()  # Raises EOFError when it has failed, as the other one does; its traceback is on stderr.
+    ours.recv()  # Raises EOFError if the process has failed; its traceback is on standard error.
     try:
         yield observed
     finally:

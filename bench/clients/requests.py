@@ -1,4 +1,4 @@
-"""What the bench asks for: answers of an exact number of tokens, each token a character, so that each is an event."""
+"""The requests of the bench: answers have an exact number of tokens, each one character, so that each is an event."""
 
 import json
 from collections.abc import Mapping
@@ -10,12 +10,15 @@ PATH = "/v1/completions"
 MODEL = "mocker"
 PROMPT = "The capital of France is"
 SPLIT_CHARACTERS = (0xC3, 0xD0, 0xD7, 0xE5, 0xE6, 0xE8, 0xF0)
-"""First bytes of the characters that our mocker would split over several tokens. A frontend holds half a character
-back, so such text would come in fewer events than the peer's, and a token would seem to cost less."""
+"""First bytes of the characters that the mocker would split into several tokens.
+
+A frontend holds an incomplete character back. Such text would arrive in fewer events than the peer's, and a token would
+seem to cost less.
+"""
 
 
 def request_body(tokens: int, prompt: str = PROMPT, **more: Any) -> bytes:
-    """A streamed completion over HTTP. more: fields of the API."""
+    """Return the HTTP body of a streamed completion. `more`: further fields of the API."""
     asked: Mapping[str, Any] = {
         "model": MODEL,
         "prompt": prompt,
@@ -29,6 +32,6 @@ def request_body(tokens: int, prompt: str = PROMPT, **more: Any) -> bytes:
 
 
 def grpc_request(tokens: int) -> inference_pb2.GenerateRequest:
-    """The same over gRPC."""
+    """Return the same request for gRPC."""
     stop = inference_pb2.Stop(max_tokens=tokens, min_tokens=tokens, token_ids=SPLIT_CHARACTERS, ignore_eos=True)
     return inference_pb2.GenerateRequest(model=MODEL, text=PROMPT, stop=stop)

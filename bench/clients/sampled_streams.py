@@ -1,4 +1,4 @@
-"""Some streams beside those of `wrk`, which can't tell when an event came: read by a process of its own.
+"""Streams that are read by a process of their own, to time each event: `wrk`, which makes the load, cannot.
 
 python -m bench.clients.sampled_streams URL STREAMS ANSWERS TOKENS
 """
@@ -20,43 +20,43 @@ STREAMS_MAX = 4
 
 @dataclass(frozen=True)
 class Sample:
-    """ended_at: by `time.perf_counter`, which all processes of a machine share. gaps_s: between events."""
+    """`ended_at`: by `time.perf_counter`, which all processes of a machine share. `gaps_s`: between two events."""
 
     ended_at: float
     tokens_per_event: float
     gaps_s: list[float]
 
 
-def sampled_streams(streams: int) -> int:
-    """How many of a run's streams are read here: one at least, and so few that `wrk` has the load."""
+def sampled_count(streams: int) -> int:
+    """Return how many of a run's streams to sample: at least one, and few enough to leave the load to `wrk`."""
     return min(STREAMS_MAX, max(1, streams // 4))
 
 
 class Sampler:
-    """The process, as a context; it is ready then, and reads nothing before `begin`."""
+    """The sampling process as a context manager. On entry it is ready; it sends nothing before `start`."""
 
     def __init__(self, url: str, load: Load) -> None:
-        self._helper = ChildProcess("clients.sampled_streams", url, load.streams, load.answers, load.tokens)
-        self.begin = self._helper.begin
+        self._child = ChildProcess("clients.sampled_streams", url, load.streams, load.answers, load.tokens)
+        self.start = self._child.start
 
     def sample(self) -> Sample:
-        """Wait for it. Raises BenchError if an answer was refused or cut off."""
-        seen: dict[str, Any] = self._helper.receive()
-        if "failed" in seen:
-            raise BenchError(f"a sampled answer {seen['failed']}")
-        return Sample(**seen)
+        """Wait for the process to finish. Raises BenchError if an answer was refused or cut off."""
+        received: dict[str, Any] = self._child.receive()
+        if "failed" in received:
+            raise BenchError(f"a sampled answer {received['failed']}")
+        return Sample(**received)
 
     def __enter__(self) -> "Sampler":
-        self._helper.__enter__()
-        self._helper.receive()
+        self._child.__enter__()
+        self._child.receive()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._helper.__exit__(*error)
+        self._child.__exit__(*error)
 
 
 def summary(answers: Iterable[Answer], tokens: int, ended_at: float) -> dict[str, Any]:
-    """A Sample's fields, or what `failed`."""
+    """Return the fields of a Sample, or `failed` with the reason."""
     gaps_s, events, count = [], 0, 0
     for answer in answers:
         if not answer.is_complete:

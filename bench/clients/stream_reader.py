@@ -1,5 +1,6 @@
-"""Reads streamed answers with raw sockets and epoll, and notes when each piece came: so little work for a token that it
-disturbs neither what it measures nor its own clock. What the pieces say is looked at afterwards.
+"""Reads streamed answers with raw sockets and epoll, and records when each piece of data arrived.
+
+Parsing happens afterwards, so the work per token is small enough to disturb neither the measured system nor the clock.
 """
 
 import json
@@ -18,26 +19,26 @@ from bench.clients.wrk import REPLY_S_MAX, post
 
 RECEIVE_BYTES = 65_536
 QUIET_S_MAX = 15.0
-"""Who has got nothing for so long, when nobody has, gets nothing any more."""
+"""If no stream receives anything for this long, all are given up."""
 _EVENT = re.compile(rb"^data: (\{.*\})\r?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Event:
-    """One server-sent event. at: when its last byte came, by `time.perf_counter`."""
+    """One server-sent event. `at`: arrival of its last byte, by `time.perf_counter`."""
 
     at: float
     content: Any
 
     @property
     def text(self) -> str:
-        """Empty if it has none, or no choice at all."""
+        """The text of the event; empty if it has no text or no choice."""
         return "".join(choice.get("text") or "" for choice in self.content.get("choices") or ())
 
 
 @dataclass
 class Answer:
-    """One answer as it came. pieces: when, and which bytes. over_at: when it ended, or was waited for no longer."""
+    """One answer as it arrived. `pieces`: arrival times and bytes. `over_at`: when it ended or was given up."""
 
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     over_at: float = 0.0
@@ -48,7 +49,7 @@ class Answer:
 
     @property
     def events(self) -> list[Event]:
-        """All but the last, `[DONE]`. Relies on servers that cut no event into HTTP chunks."""
+        """All events except the last, `[DONE]`. Relies on servers that do not split an event over HTTP chunks."""
         ends = list(accumulate(len(data) for _, data in self.pieces))
         return [
             Event(self.pieces[bisect_left(ends, found.end(1))][0], json.loads(found[1]))
@@ -57,7 +58,7 @@ class Answer:
 
     @property
     def is_complete(self) -> bool:
-        """It says so itself, and tells no error."""
+        """Whether the answer ends with `[DONE]` and contains no error."""
         return b"\ndata: [DONE]" in self.raw and not any("error" in event.content for event in self.events)
 
     @property
@@ -66,7 +67,7 @@ class Answer:
 
     @property
     def usage(self) -> tuple[int, int] | None:
-        """Tokens of prompt and of answer, if it tells them."""
+        """Tokens of the prompt and of the answer; None if the answer does not report them."""
         for event in reversed(self.events):
             if used := event.content.get("usage"):
                 return used["prompt_tokens"], used["completion_tokens"]
@@ -74,16 +75,16 @@ class Answer:
 
     @property
     def token_times(self) -> list[float]:
-        """Of each event that brought text."""
+        """Arrival times of the events with text."""
         return [event.at for event in self.events if event.text]
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between two events that brought text."""
+        """Gaps between two events with text."""
         return [after - before for before, after in pairwise(self.token_times)]
 
     def longest_gap_s(self, since: float) -> float:
-        """Of those that ended after `since`; where an answer does not end well, the wait for more counts."""
+        """The longest gap that ended after `since`. For an incomplete answer, the final wait counts as a gap."""
         times = self.token_times
         ends = times if self.is_complete else [*times, self.over_at]
         return max((after - before for before, after in pairwise(ends) if after > since), default=0.0)
@@ -91,14 +92,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Something to do so many seconds after all were asked."""
+    """An action to take `after_s` seconds after all requests were sent."""
 
     after_s: float
     act: Callable[[], None]
 
 
 def read_answers(url: str, bodies: Sequence[bytes], disturbance: Disturbance | None = None) -> list[Answer]:
-    """Ask all at once, each on a connection of its own; return when all have ended or nobody got anything for long."""
+    """Send all requests at once, each on its own connection; return when all have ended or were given up."""
     place = urlsplit(url)
     answers = [Answer() for _ in bodies]
     under_way: dict[int, tuple[socket.socket, Answer]] = {}
@@ -119,7 +120,7 @@ def read_answers(url: str, bodies: Sequence[bytes], disturbance: Disturbance | N
 def _read(
     epoll: select.epoll, under_way: dict[int, tuple[socket.socket, Answer]], disturbance: Disturbance | None
 ) -> None:
-    """Takes out those that end."""
+    """Read until every stream has ended or was given up; removes those that have ended."""
     last_at = began = time.perf_counter()
     while under_way and last_at + QUIET_S_MAX > (now := time.perf_counter()):
         if disturbance is not None and now >= began + disturbance.after_s:
@@ -139,7 +140,9 @@ def _read(
 
 
 def _received(sock: socket.socket) -> bytes:
-    """Empty at the end, also where it is a broken connection: the answer then does not say that it is complete."""
+    """Return the received bytes. Empty at the end of the connection and for a broken one: then the answer is
+    incomplete.
+    """
     try:
         return sock.recv(RECEIVE_BYTES)
     except ConnectionError:

@@ -1,4 +1,5 @@
--- For wrk: so many whole answers in all, then silence. Tells on standard output when the last is there, or what failed.
+-- A script for wrk: sends as many requests as given, then stays silent. Reports on standard output when the last answer
+-- has arrived, or which one failed.
 --   wrk … --script whole_answers.lua URL -- BODY-FILE ANSWERS
 
 local begun, answered, total = 0, 0, 0
@@ -13,13 +14,13 @@ function init(arguments)
   total = tonumber(arguments[2])
 end
 
--- wrk asks before each request how many milliseconds to wait.
+-- wrk calls this before each request for the delay in milliseconds.
 function delay()
   begun = begun + 1
   return begun > total and NEVER_MS or 0
 end
 
-local function tell(line)
+local function report(line)
   io.stdout:write(line, "\n")
   io.stdout:flush()
 end
@@ -27,8 +28,8 @@ end
 function response(status, _, body)
   answered = answered + 1
   if status ~= 200 or not body:find("data: [DONE]", -40, true) then
-    tell("failed: status " .. status .. ", ends in " .. string.format("%q", body:sub(-200)))
+    report("failed: status " .. status .. ", ends in " .. string.format("%q", body:sub(-200)))
   elseif answered == total then
-    tell("all answered")
+    report("all answered")
   end
 end

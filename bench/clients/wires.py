@@ -28,13 +28,13 @@ class Wire(Protocol):
 
 
 class HttpWire:
-    """One HTTP/1.1 request at a time, streamed or not."""
+    """HTTP/1.1: one request at a time, streamed or not."""
 
     reply = b""
 
     def __init__(self, message: bytes) -> None:
         self._message = message
-        self._got = b""
+        self._received = b""
         self._asked_at = 0.0
 
     def next_request(self, now: float) -> bytes:
@@ -42,21 +42,21 @@ class HttpWire:
         return self._message
 
     def feed(self, data: bytes) -> Iterator[tuple[str, float]]:
-        self._got += data
-        head, found, body = self._got.partition(b"\r\n\r\n")
-        if not found or not _is_whole(head, body):
+        self._received += data
+        head, found, body = self._received.partition(b"\r\n\r\n")
+        if not found or not _is_complete(head, body):
             return
-        self._got = b""
+        self._received = b""
         yield _http_outcome(head, body), self._asked_at
 
 
-def _is_whole(head: bytes, body: bytes) -> bool:
+def _is_complete(head: bytes, body: bytes) -> bool:
     _, is_sized, length = head.lower().partition(b"content-length: ")
     return len(body) >= int(length.split(b"\r\n")[0]) if is_sized else body.endswith(b"0\r\n\r\n")
 
 
 def _http_outcome(head: bytes, body: bytes) -> str:
-    """A refusal has its status, its reason and a time to come back; an answer its end."""
+    """Classify a response. A refusal needs its status, its reason and a retry delay; an answer needs its end."""
     if head.startswith(b"HTTP/1.1 200") and (b"[DONE]" in body or b'"finish_reason":"length"' in body):
         return ANSWERED
     has_reason = b'"OVERLOADED"' in body or b'"WORKER_AT_CAPACITY"' in body
@@ -66,7 +66,7 @@ def _http_outcome(head: bytes, body: bytes) -> str:
 
 
 def http_message(path: str, body: bytes) -> bytes:
-    """A POST as it goes over the wire."""
+    """Return a POST request as it goes over the wire."""
     return b"POST %b HTTP/1.1\r\nHost: storm\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
 
 
@@ -78,17 +78,17 @@ _MARKER = inference_pb2.GenerateResponse(complete_final=True).SerializeToString(
 
 
 def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
-    """Source: RFC 9113, 4.1."""
+    """Return an HTTP/2 frame. Source: RFC 9113, 4.1."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream_id) + payload
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """A header field without compression. Source: RFC 7541, 6.2.2."""
+    """Return a header field without compression. Source: RFC 7541, 6.2.2."""
     return bytes([0, len(name)]) + name + bytes([len(value)]) + value
 
 
 class GrpcWire:
-    """Any number of gRPC calls at a time. HTTP/2 without a header table, so that a status can be read as it stands."""
+    """gRPC: any number of concurrent calls. Turns off HPACK's dynamic table, so that a status is literal."""
 
     def __init__(self, path: str, message: bytes) -> None:
         fields = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", b"storm"))
@@ -101,8 +101,8 @@ class GrpcWire:
         self._reply = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + greeting
         self._next_id = 1
         self._asked_at: dict[int, float] = {}
-        self._got: dict[int, bytes] = {}
-        self._rest = b""
+        self._received: dict[int, bytes] = {}
+        self._unparsed = b""
 
     @property
     def reply(self) -> bytes:
@@ -111,28 +111,28 @@ class GrpcWire:
 
     def next_request(self, now: float) -> bytes:
         stream_id, self._next_id = self._next_id, self._next_id + 2
-        self._asked_at[stream_id], self._got[stream_id] = now, b""
+        self._asked_at[stream_id], self._received[stream_id] = now, b""
         headers = _frame(_HEADERS, _END_HEADERS, stream_id, self._headers)
         return self.reply + headers + _frame(_DATA, _END_STREAM, stream_id, self._data)
 
     def feed(self, data: bytes) -> Iterator[tuple[str, float]]:
-        self._rest += data
-        while len(self._rest) >= 9:
-            length = int.from_bytes(self._rest[:3], "big")
-            if len(self._rest) < 9 + length:
+        self._unparsed += data
+        while len(self._unparsed) >= 9:
+            length = int.from_bytes(self._unparsed[:3], "big")
+            if len(self._unparsed) < 9 + length:
                 return
-            kind, flags, stream_id = struct.unpack(">BBI", self._rest[3:9])
-            payload, self._rest = self._rest[9 : 9 + length], self._rest[9 + length :]
-            if self._take(kind, flags, stream_id, payload):
-                yield _grpc_outcome(self._got.pop(stream_id), payload), self._asked_at.pop(stream_id)
+            kind, flags, stream_id = struct.unpack(">BBI", self._unparsed[3:9])
+            payload, self._unparsed = self._unparsed[9 : 9 + length], self._unparsed[9 + length :]
+            if self._on_frame(kind, flags, stream_id, payload):
+                yield _grpc_outcome(self._received.pop(stream_id), payload), self._asked_at.pop(stream_id)
 
-    def _take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> bool:
-        """True when the call has ended."""
+    def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> bool:
+        """Handle one frame. Returns whether it ends a call."""
         assert kind != _GOAWAY, payload
         if kind in (_SETTINGS, _PING) and not flags & _ACK:
             self._reply += _frame(kind, _ACK, 0, payload if kind == _PING else b"")
         if kind == _DATA and payload:
-            self._got[stream_id] = payload
+            self._received[stream_id] = payload
         ends = kind == _RST_STREAM or (kind == _HEADERS and bool(flags & _END_STREAM))
         return ends and stream_id in self._asked_at  # A server may reset a stream that it has ended.
 

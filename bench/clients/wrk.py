@@ -1,7 +1,7 @@
-"""Loads a frontend with OpenAI streams over HTTP: so many connections, and whole answers one after the other on each.
+"""Loads a frontend with OpenAI streams over HTTP, with `wrk` as the client because it costs little beside the frontend.
 
-Nothing is cut off, so that the tokens are exact, and every system does the same work however slow it is. `wrk` is the
-client, because it costs little beside the frontend.
+Every connection receives complete answers, one after another. No answer is cut off, so the number of tokens is exact
+and every system does the same work however slow it is.
 """
 
 import shutil
@@ -18,13 +18,13 @@ from bench.measure.errors import BenchError
 
 REPLY_S_MAX = 60.0
 RUN_S_MAX = 120
-"""That one run may take. `wrk` is ended as soon as all answers are there."""
+"""Longest duration of a run. `wrk` is stopped as soon as all answers have arrived."""
 SCRIPT = Path(__file__).with_name("whole_answers.lua")
 
 
 @dataclass(frozen=True)
 class Load:
-    """streams: connections at a time. answers: on each of them. tokens: of each answer."""
+    """`streams`: concurrent connections. `answers`: on each of them. `tokens`: in each answer."""
 
     streams: int
     answers: int
@@ -45,7 +45,7 @@ def require_wrk() -> None:
 
 
 def run_wrk(url: str, load: Load) -> None:
-    """Until all answers are there. Raises BenchError if one was refused or came short."""
+    """Run until all answers have arrived. Raises BenchError if one was refused or incomplete."""
     with tempfile.NamedTemporaryFile(suffix=".json") as body:
         body.write(request_body(load.tokens))
         body.flush()
@@ -60,7 +60,7 @@ def run_wrk(url: str, load: Load) -> None:
 
 
 def check_outcome(lines: Iterator[str] | Sequence[str]) -> None:
-    """Return where they say that all answers came. Raises BenchError where they tell a failure, or at their end."""
+    """Return at the line that reports all answers. Raises BenchError at one that reports a failure, or at the end."""
     seen = []
     for line in lines:
         if line.startswith("all answered"):
@@ -68,11 +68,11 @@ def check_outcome(lines: Iterator[str] | Sequence[str]) -> None:
         if line.startswith("failed: "):
             raise BenchError(f"an answer under load {line.strip()}")
         seen.append(line)
-    raise BenchError(f"wrk ended before all answers were there: {' '.join(seen).strip()}")
+    raise BenchError(f"wrk ended before all answers had arrived: {' '.join(seen).strip()}")
 
 
 def wire_bytes_per_event(url: str, tokens: int) -> float:
-    """Of one undisturbed answer, framing and all: what the frontend writes for each event."""
+    """Return the size of an event on the wire, framing included, measured on one undisturbed answer."""
     place = urlsplit(url)
     with socket.create_connection((place.hostname, place.port), timeout=REPLY_S_MAX) as connection:
         connection.sendall(post(place.netloc, request_body(tokens)))
@@ -84,6 +84,6 @@ def wire_bytes_per_event(url: str, tokens: int) -> float:
 
 
 def post(host: str, body: bytes) -> bytes:
-    """One request as it goes over the wire, on a connection that ends with it."""
+    """Return a request as it goes over the wire; the connection closes after the response."""
     head = f"POST {PATH} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
     return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body

@@ -1,4 +1,4 @@
-"""One comparison: the rounds, their parts in turn, and what of them failed."""
+"""One comparison: its rounds, the parts of each round, and the parts that failed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,9 +13,9 @@ from bench.comparison.grpc_figures import grpc_figures
 from bench.comparison.http_figures import probed, steady
 from bench.comparison.rounds import ECHO, MACHINE, OURS, PEER, Figures, Round
 from bench.comparison.systems import ITL_MS, SYSTEMS
-from bench.comparison.worker_loss import SIGNALS, lose
+from bench.comparison.worker_loss import SIGNALS, measure_worker_loss
 from bench.floor.bare_engine import engine_us
-from bench.floor.bare_grpc import echo
+from bench.floor.bare_grpc import serving_bare_grpc
 from bench.floor.bare_send import FRONTEND_PAUSE_US, send_us
 from bench.measure.errors import BenchError
 from bench.measure.process_usage import memory_kib
@@ -23,12 +23,14 @@ from bench.measure.process_usage import memory_kib
 SATURATED_ITL_MS = 1.0
 
 Add = Callable[[object, Figures], None]
-"""Takes the figures of a row."""
+"""Takes the figures of one row."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. loads: over HTTP, one for each number of streams. lost: streams at a time when a worker is."""
+    """What to measure. `loads`: over HTTP, one for each number of streams. `lost`: numbers of streams when a worker is
+    lost.
+    """
 
     loads: Sequence[Load]
     saturated: Load
@@ -46,7 +48,7 @@ class Plan:
 
 @dataclass
 class Comparison:
-    """What was measured so far. failures: what was not, and why."""
+    """The figures so far. `failures`: the parts that could not be measured, and why."""
 
     plan: Plan
     rounds: list[Round] = field(default_factory=list)
@@ -56,19 +58,19 @@ class Comparison:
     is_complete: bool = True
 
     def run_round(self) -> None:
-        """Who is first changes from round to round."""
+        """Measure all parts. The system that goes first alternates from round to round."""
         self.rounds.append(Round())
         systems = self.plan.systems[:: -1 if len(self.rounds) % 2 == 0 else 1]
-        for part, run in (("http", self._http), ("saturated", self._saturated), ("losses", self._losses)):
+        for part, run in (("http", self._http), ("saturated", self._saturated), ("losses", self._worker_loss)):
             for name in systems:
-                self.attempt(part, name, partial(run, name))
-        self.attempt("floor", MACHINE, self._floor)
-        self.attempt("grpc", OURS, self._grpc)
-        self.attempt("grpc", ECHO, self._grpc_echo)
+                self.measure_part(part, name, partial(run, name))
+        self.measure_part("floor", MACHINE, self._floor)
+        self.measure_part("grpc", OURS, self._grpc)
+        self.measure_part("grpc", ECHO, self._grpc_echo)
         self.rounds[-1].derive()
 
-    def attempt(self, part: str, system: str, run: Callable[[Add], None]) -> None:
-        """One part of the round under way. What has been added by then stays when it fails."""
+    def measure_part(self, part: str, system: str, run: Callable[[Add], None]) -> None:
+        """Measure one part of the current round. If it fails, the figures added before the failure stay."""
 
         def add(row: object, figures: Figures) -> None:
             self.rounds[-1].add(part, row, system, figures)
@@ -77,7 +79,7 @@ class Comparison:
 
         try:
             run(add)
-        except (BenchError, HTTPException, OSError) as error:  # The last two: it broke off or never answered.
+        except (BenchError, HTTPException, OSError) as error:  # The last two: a connection broke or never answered.
             self.failures.append(f"round {len(self.rounds)}, {part}, {system}: {str(error) or type(error).__name__}")
             self.is_complete &= system == PEER
             click.echo(self.failures[-1], err=True)
@@ -94,7 +96,7 @@ class Comparison:
 
     def _floor(self, add: Add) -> None:
         if not self.bytes_per_event:
-            raise BenchError("how many bytes an event of ours has is not known")
+            raise BenchError("the size of one of our events is not known")
         for load in self.plan.loads:
             for name, pause_us in (("send_us", FRONTEND_PAUSE_US), ("burst_us", 0.0)):
                 one_answer = replace(load, answers=1)
@@ -105,11 +107,11 @@ class Comparison:
         with SYSTEMS[name](SATURATED_ITL_MS) as running:
             add(self.plan.saturated.streams, steady(running, self.plan.saturated, memory_kib(running.pid)))
 
-    def _losses(self, name: str, add: Add) -> None:
+    def _worker_loss(self, name: str, add: Add) -> None:
         for signal in SIGNALS:
             for streams in self.plan.lost:
                 with SYSTEMS[name](ITL_MS) as running:
-                    add(f"{signal.name}, {streams}", lose(running, signal, streams, self.plan.tokens))
+                    add(f"{signal.name}, {streams}", measure_worker_loss(running, signal, streams, self.plan.tokens))
 
     def _grpc(self, add: Add) -> None:
         with SYSTEMS[OURS](ITL_MS) as running:
@@ -119,5 +121,5 @@ class Comparison:
 
     def _grpc_echo(self, add: Add) -> None:
         for load in self.plan.grpc_loads:
-            with echo(load.tokens, ITL_MS) as (address, pid):
+            with serving_bare_grpc(load.tokens, ITL_MS) as (address, pid):
                 add(load.streams, grpc_figures(address, pid, load))

@@ -1,7 +1,7 @@
-"""What gRPC clients' streams cost a server, for each token.
+"""What gRPC streams cost a server, per token.
 
-The client is that of the storm: HTTP/2 frames read from raw sockets, many streams on a few connections. One of grpc.aio
-takes as much for a message as the server does, so that it would be what limits.
+The client is the one of the storm: it reads HTTP/2 frames from raw sockets, with many streams on a few connections. A
+grpc.aio client takes as much CPU per message as the server does, so it would be the bottleneck.
 """
 
 import time
@@ -18,30 +18,30 @@ from bench.measure.process_usage import cpu_seconds
 PATH = "/unbroken.v1.Inference/Generate"
 CONNECTIONS_MAX = 8
 STREAMS_MAX = 256
-"""Beyond it the bare server, which sends each token by itself, would take minutes."""
+"""With more streams the bare server, which sends each token by itself, would take minutes."""
 _DATA = 0
 _PREFIX_BYTES = 5
 
 
 class CountingWire(GrpcWire):
-    """Counts the messages of the answers that have ended."""
+    """Counts the messages of all answers that have ended."""
 
     def __init__(self, path: str, message: bytes) -> None:
         super().__init__(path, message)
         self._bodies: dict[int, list[bytes]] = {}
         self.message_count = 0
 
-    def _take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> bool:
+    def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> bool:
         if kind == _DATA and payload:
             self._bodies.setdefault(stream_id, []).append(payload)
-        has_ended = super()._take(kind, flags, stream_id, payload)
+        has_ended = super()._on_frame(kind, flags, stream_id, payload)
         if has_ended:
-            self.message_count += sum(1 for _ in split(b"".join(self._bodies.pop(stream_id, []))))
+            self.message_count += sum(1 for _ in split_messages(b"".join(self._bodies.pop(stream_id, []))))
         return has_ended
 
 
-def split(body: bytes) -> Iterator[bytes]:
-    """The messages of a stream. Source: gRPC over HTTP/2, Length-Prefixed-Message."""
+def split_messages(body: bytes) -> Iterator[bytes]:
+    """Yield the messages of a stream's body. Source: gRPC over HTTP/2, Length-Prefixed-Message."""
     start = 0
     while start < len(body):
         size = int.from_bytes(body[start + 1 : start + _PREFIX_BYTES], "big")
@@ -50,7 +50,7 @@ def split(body: bytes) -> Iterator[bytes]:
 
 
 def grpc_figures(address: str, pid: int, load: Load) -> Figures:
-    """One run against the server with this pid. Raises BenchError if an answer was refused or cut off."""
+    """Measure one run against the server process `pid`. Raises BenchError if an answer was refused or cut off."""
     connections = min(load.streams, CONNECTIONS_MAX)
     message = grpc_request(load.tokens).SerializeToString()
     wires: list[CountingWire] = []

@@ -1,10 +1,10 @@
-"""What a system's HTTP streams cost, and how soon and how evenly their tokens come."""
+"""What HTTP streams cost a system, and how soon and how evenly their tokens arrive."""
 
 import time
 from dataclasses import replace
 
 from bench.clients.first_token_probes import probing
-from bench.clients.sampled_streams import Sampler, sampled_streams
+from bench.clients.sampled_streams import Sampler, sampled_count
 from bench.clients.wrk import Load, run_wrk
 from bench.comparison.rounds import Figures
 from bench.comparison.systems import Running
@@ -13,16 +13,16 @@ from bench.measure.quantiles import milliseconds
 
 
 def steady(running: Running, load: Load, idle_kib: float) -> Figures:
-    """One run with nothing beside its streams: some are read by a process that takes the times, the others by wrk.
+    """Measure one run of streams with no other load; a few of them are read by the sampling process, the others by wrk.
 
-    idle_kib: the frontend's memory when it had served next to nothing. Raises BenchError if an answer was not whole.
+    `idle_kib`: the frontend's memory before its first load. Raises BenchError if an answer was not complete.
     """
-    sampled = sampled_streams(load.streams)
+    sampled = sampled_count(load.streams)
     others = replace(load, streams=load.streams - sampled)
     with Sampler(running.url, replace(load, streams=sampled)) as sampler, memory_peak(running.pid) as peak:
         cpu_s, workers_s = cpu_seconds(running.pid), cpu_seconds_of(running.workers)
         began = time.perf_counter()
-        sampler.begin()
+        sampler.start()
         if others.streams:
             run_wrk(running.url, others)
         ended_at = time.perf_counter() if others.streams else began
@@ -42,7 +42,9 @@ def steady(running: Running, load: Load, idle_kib: float) -> Figures:
 
 
 def probed(running: Running, load: Load) -> Figures:
-    """Another run, with probes of the time to the first token beside its streams: they cost something too."""
+    """Measure the time to the first token beside the same streams, in a run of its own because the probes cost CPU,
+    too.
+    """
     with probing(running.url) as first_tokens_s:
         run_wrk(running.url, load)
     return milliseconds(first_tokens_s, "first_token_ms")

@@ -1,4 +1,4 @@
-"""The most telling figures as a picture: cost for a token, tokens per second, and time to the first token."""
+"""The chart of the main figures: cost per token, tokens per second, and time to the first token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ DOTS_PER_INCH = 120
 
 @dataclass(frozen=True)
 class Line:
-    """One system's figure against the number of streams. label: if not the system's name."""
+    """One system's figure against the number of streams. `label`: shown instead of the system's name."""
 
     system: str
     figure: str
@@ -37,24 +37,24 @@ PANELS = {
         Line(PEER, "first_token_ms_p99", label="Dynamo p99", style="--"),
     ),
 }
-"""The first is the large one."""
+"""The first panel is the large one."""
 
 
 def draw(rounds: Sequence[Round], file: Path) -> None:
-    """Write the picture. Raises ImportError without matplotlib."""
+    """Write the chart to a file. Raises ImportError if matplotlib is not installed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.subplot_mosaic([["large", "upper"], ["large", "lower"]], width_ratios=[3, 2])
     for place, (title, lines) in zip(("large", "upper", "lower"), PANELS.items(), strict=True):
         fill(axes[place], title, lines, rounds)
-    axes["large"].set_xlabel("streams at a time")
-    axes["lower"].set_xlabel("streams at a time")
+    axes["large"].set_xlabel("concurrent streams")
+    axes["lower"].set_xlabel("concurrent streams")
     figure.savefig(file)
 
 
 def fill(axes: Any, title: str, lines: Sequence[Line], rounds: Sequence[Round]) -> None:
-    """Medians as lines, ranges as bars, on logarithmic scales. Nothing where nothing was measured."""
+    """Draw medians as lines and ranges as bars, on logarithmic scales. Hides the panel if nothing was measured."""
     measured = {line: points for line in lines if (points := series(rounds, line))}
     if not measured:
         axes.set_visible(False)
@@ -69,7 +69,7 @@ def fill(axes: Any, title: str, lines: Sequence[Line], rounds: Sequence[Round]) 
 
 
 def scale(axes: Any, streams: Sequence[int]) -> None:
-    """Numbers that people read, on both axes."""
+    """Label both axes with plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_xscale("log", base=2)
@@ -82,7 +82,7 @@ def scale(axes: Any, streams: Sequence[int]) -> None:
 
 
 def series(rounds: Sequence[Round], line: Line) -> list[tuple[int, float, float, float]]:
-    """(streams, median, how far the range goes below it, and above) where there is something."""
+    """Return (streams, median, distance down to the minimum, distance up to the maximum) for each measured row."""
     known = ((row, spread(values(rounds, line.part, row, line.system, line.figure))) for row in rows(rounds, line.part))
     return [
         (int(row), one.median, one.median - one.least, one.most - one.median) for row, one in known if one is not None

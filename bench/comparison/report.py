@@ -1,4 +1,4 @@
-"""What all rounds come to, as a Markdown page: for each part a table of medians with their ranges, and ratios."""
+"""The results of all rounds as a Markdown page: for each part a table of medians with their ranges, and ratios."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,11 @@ MISSING = "—"
 
 @dataclass(frozen=True)
 class Part:
-    """A table. row: what its rows are. systems: its columns; of two the ratio is one more. figures: name and title."""
+    """A table of the page.
+
+    `row`: what its rows are. `systems`: its columns; two systems add a column with their ratio. `figures`: names of
+    figures and their titles.
+    """
 
     name: str
     title: str
@@ -24,19 +28,19 @@ PARTS = (
     Part(
         "http",
         "OpenAI streams over HTTP",
-        "A few of the streams are read by a process that takes the times, the others by wrk. Times to the first "
-        "token are those of four more clients that ask again and again, in a run of its own: in all others "
-        "nothing is beside the streams. All begin at once, and the highest percentiles are of that moment. A "
-        "frontend that joins tokens sends fewer events: so there are figures for an event, too. The plane's share "
-        "of the workers' CPU is all of it less what the mocker takes alone (below); Dynamo's mocker can't be "
-        "measured alone. Memory is the frontend's most in the run less what it had before all runs: with few "
-        "streams it says little. A p99 stands where a round had 20 values at least, and is the largest of fewer "
-        "than 100; p99.9 likewise of 200 and 1,000.",
+        "A separate process reads a few of the streams and times their events; wrk reads the others. The time to "
+        "the first token is measured in a run of its own, by four more clients that send requests again and again; "
+        "all other runs have no load beside the streams. All streams begin at once, and the highest percentiles "
+        "fall into that moment. A frontend that combines tokens sends fewer events, so some figures are per event "
+        "as well. The workers' CPU beyond the mocker is their total less what the mocker takes alone (below); "
+        "Dynamo's mocker cannot be measured alone. Memory is the frontend's maximum during the run less its memory "
+        "before all runs: with few streams it says little. A p99 needs at least 20 values per round, and is the "
+        "largest of fewer than 100; a p99.9 needs 200, and is the largest of fewer than 1,000.",
         "streams",
         (OURS, PEER),
         {
             "cpu_us_per_token": "frontend CPU, µs per token",
-            "cpu_in_sends": "the same in bare sends",
+            "cpu_in_sends": "frontend CPU per token, in bare sends",
             "tokens_per_event": "tokens per event",
             "cpu_us_per_event": "frontend CPU, µs per event",
             "tokens_per_s": "tokens per second",
@@ -47,30 +51,31 @@ PARTS = (
             "event_gap_ms_p99": "time between events p99, ms",
             "event_gap_ms_p99.9": "time between events p99.9, ms",
             "workers_us_per_token": "both workers' CPU, µs per token",
-            "plane_us_per_token": "of it the plane's, µs per token",
+            "plane_us_per_token": "both workers' CPU beyond the mocker, µs per token",
             "memory_kib_per_stream": "frontend memory, KiB per stream",
         },
     ),
     Part(
         "floor",
-        "What nothing can cost less than",
-        "A bare send is one event of as many bytes as ours, written to its client's socket by a server that does "
-        "nothing else, under the same load from the same client; only the sends are counted. It spins for 10 µs "
-        "after each, as a frontend has other things to do: in a burst without that the reader is woken once for "
-        "many. The mocker alone is two engines with as many sequences, each in a process with nothing else.",
+        "Lower bounds",
+        "A bare send writes one event of the same size as ours to its client's socket, from a server that does "
+        "nothing else, under the same load from the same client; only the sends are counted. The server spins for "
+        "10 µs after each, because a frontend has other work to do: in a burst without pauses, the kernel wakes "
+        "the reader once for many events. The mocker alone is two engines with the same number of sequences, each "
+        "alone in its process.",
         "streams",
         (MACHINE,),
         {
             "send_us": "bare send, CPU µs per event",
-            "burst_us": "the same in a burst, CPU µs per event",
+            "burst_us": "bare send in a burst, CPU µs per event",
             "engine_us": "mocker alone, CPU µs per token",
         },
     ),
     Part(
         "saturated",
         "Saturated",
-        "The mockers are several times faster, so that something else limits. Frontend, workers and clients share "
-        "the machine's cores: where the frontend has less than one core busy, it is not what limits.",
+        "The mockers are several times faster, so that something else is the bottleneck. Frontend, workers and "
+        "clients share the machine's cores: a frontend that keeps less than one core busy is not the bottleneck.",
         "streams",
         (OURS, PEER),
         {
@@ -78,54 +83,55 @@ PARTS = (
             "cpu_us_per_token": "frontend CPU, µs per token",
             "tokens_per_event": "tokens per event",
             "cpu_us_per_event": "frontend CPU, µs per event",
-            "cores": "cores that the frontend had busy",
+            "cores": "cores kept busy by the frontend",
         },
     ),
     Part(
         "losses",
         "One of two workers lost",
-        "By SIGKILL, or SIGSTOP as if it were frozen, in the midst of all answers. Half of the streams are on it, "
-        "so the p75 of all is about the median of those. A stream that never goes on counts as long as it was "
-        "waited for. Text and usage are compared with the same requests undisturbed; Dynamo's mocker draws at "
-        "random, so its text can't be.",
+        "The worker is lost by SIGKILL, or by SIGSTOP as if it were frozen, in the middle of all answers. Half of "
+        "the streams run on it, so the p75 of all streams is about the median of the affected ones. A stream that "
+        "never continues counts with the time that it was waited for. Text and usage are compared with those of "
+        "the same requests without a fault; Dynamo's mocker samples at random, so its text cannot be compared.",
         "signal, streams",
         (OURS, PEER),
         {
             "gap_ms_p50": "longest gap of a stream p50, ms",
             "gap_ms_p75": "longest gap of a stream p75, ms",
             "gap_ms_p99": "longest gap of a stream p99, ms",
-            "gap_ms_max": "longest gap of all, ms",
+            "gap_ms_max": "longest gap of all streams, ms",
             "complete": "streams complete",
-            "text_equal": "streams with the right text",
-            "usage_right": "streams with the right usage",
+            "text_equal": "streams with the correct text",
+            "usage_right": "streams with the correct usage",
         },
     ),
     Part(
         "grpc",
         "gRPC streams",
-        "Beside a bare grpc.aio server that writes each token as a message made beforehand, each 6 ms and no "
-        "more. Both have the same client: raw sockets, up to eight connections. Our frontend joins tokens that "
-        "come while a message is being written; the bare server does not.",
+        "Compared with a bare grpc.aio server, which writes each token as a message made beforehand, every 6 ms. "
+        "Both have the same client: raw sockets, up to eight connections. Our frontend combines the tokens that "
+        "arrive while a message is being written; the bare server does not.",
         "streams",
         (OURS, ECHO),
         {
             "cpu_us_per_token": "server CPU, µs per token",
             "tokens_per_message": "tokens per message",
             "tokens_per_s": "tokens per second",
-            "cores": "cores that the server had busy",
-            "client_cores": "cores that the client had busy",
+            "cores": "cores kept busy by the server",
+            "client_cores": "cores kept busy by the client",
         },
     ),
 )
 
 
 def document(rounds: Sequence[Round], about: Mapping[str, str], failures: Sequence[str]) -> str:
-    """The whole page. about: what was measured, where and with what. failures: what is missing, and why."""
+    """Return the whole page. `about`: what was measured, where and how. `failures`: what is missing, and why."""
     sections = [section(part, rounds) for part in PARTS if rows(rounds, part.name)]
     missing = ["## What failed", "\n".join(f"- {failure}" for failure in failures)] if failures else []
     facts = "\n".join(f"- {name}: {value}" for name, value in about.items())
     note = (
-        "Medians of the rounds, and their range in parentheses. A ratio is that of one round, the first to the second."
+        "Each figure is the median of the rounds, with their range in parentheses. A ratio is the first system's "
+        "figure divided by the second's in the same round."
     )
     return "\n\n".join(["# Side by side", facts, note, *missing, *sections]) + "\n"
 
@@ -135,7 +141,7 @@ def section(part: Part, rounds: Sequence[Round]) -> str:
 
 
 def table(part: Part, rounds: Sequence[Round]) -> str:
-    """Figure by figure, and row by row in each."""
+    """Return the table's lines, figure by figure and row by row."""
     columns = ["figure", part.row, *part.systems, *(["ratio"] if len(part.systems) == 2 else [])]
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)]]
     for figure, title in part.figures.items():

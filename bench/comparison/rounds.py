@@ -1,4 +1,4 @@
-"""What was measured in each round, and what follows from it: medians with their ranges, ratios of one round each."""
+"""The figures of each round, and what follows from them: medians with their ranges, and ratios within a round."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 OURS, PEER, ECHO, MACHINE = "Unbroken", "Dynamo", "bare grpc.aio", "this machine"
 
 Figures = Mapping[str, float | None]
-"""By name. None: there was too little to say."""
+"""By name. None: too few values to tell."""
 Values = Sequence[float | None]
-"""One of each round."""
+"""One value for each round."""
 
 
 @dataclass
 class Round:
-    """parts: by part, row and system. A system that was not there, or failed, has none."""
+    """`parts`: figures by part, row and system. A system that was missing or failed has none."""
 
     parts: dict[str, dict[str, dict[str, dict[str, float | None]]]] = field(default_factory=dict)
 
@@ -25,18 +25,18 @@ class Round:
         return self.parts.get(part, {}).get(row, {}).get(system, {}).get(figure)
 
     def derive(self) -> None:
-        """What follows from several figures of the round."""
+        """Add the figures that follow from several others of the round."""
         for row, systems in self.parts.get("http", {}).items():
             send_us = self.get("floor", row, MACHINE, "send_us")
             engine_us = self.get("floor", row, MACHINE, "engine_us")
             for figures in systems.values():
                 figures["cpu_in_sends"] = ratio(figures.get("cpu_us_per_token"), send_us)
             if OURS in systems:
-                systems[OURS]["plane_us_per_token"] = less(systems[OURS].get("workers_us_per_token"), engine_us)
+                systems[OURS]["plane_us_per_token"] = difference(systems[OURS].get("workers_us_per_token"), engine_us)
 
 
 def rows(rounds: Sequence[Round], part: str) -> list[str]:
-    """In the order of their first coming."""
+    """Return the rows in the order in which they first appear."""
     return list(dict.fromkeys(row for one in rounds for row in one.parts.get(part, {})))
 
 
@@ -45,17 +45,17 @@ def values(rounds: Sequence[Round], part: str, row: str, system: str, figure: st
 
 
 def ratio(one: float | None, other: float | None) -> float | None:
-    """None of nothing, and to nothing."""
+    """Return None if either value is missing or the divisor is 0."""
     return None if one is None or not other else one / other
 
 
-def less(one: float | None, other: float | None) -> float | None:
-    """The difference; None if there is not both."""
+def difference(one: float | None, other: float | None) -> float | None:
+    """Return the difference; None if either value is missing."""
     return None if one is None or other is None else one - other
 
 
 def ratios(ours: Values, others: Values) -> list[float | None]:
-    """Ours to theirs, round by round: the machine drifts, and less within a round than from the first to the last."""
+    """Return the ratios round by round: the machine's speed drifts less within a round than between rounds."""
     return [ratio(one, other) for one, other in zip(ours, others, strict=True)]
 
 
@@ -73,7 +73,7 @@ class Spread:
 
 
 def spread(values: Values) -> Spread | None:
-    """Of those that are there; None of none."""
+    """Ignores missing values. Returns None if all are missing."""
     known = [value for value in values if value is not None]
     return Spread(statistics.median(known), min(known), max(known)) if known else None
 

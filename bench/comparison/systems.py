@@ -1,4 +1,4 @@
-"""The systems that the bench compares: each a frontend and two workers with mockers, in processes of their own."""
+"""The systems that the bench compares: each has a frontend and two workers with mockers, in processes of their own."""
 
 import json
 import subprocess
@@ -17,20 +17,22 @@ from bench.measure.errors import BenchError
 
 WORKERS = 2
 ITL_MS = 6.0
-"""Between two tokens: about what the peer's mocker takes for a step as it is."""
+"""Time between two tokens: about the step time of the peer's mocker at its own speed."""
 START_S_MAX = 20.0
 PEER_START_S_MAX = 90.0
 END_S_MAX = 10.0
 POLL_S = 0.02
 LOG_SHOWN = 400
-"""Characters of the end of a log, of a process that did not come up."""
+"""Characters to show of the end of a log, if the process did not start."""
 PEER_SCRIPT = Path(__file__).parents[1] / "peer" / "dynamo.sh"
 
 
 @dataclass(frozen=True)
 class Running:
-    """A system that serves. url: of its HTTP API; grpc: where clients call it so, if they can. pid: of its frontend;
-    workers: of those. repeats: its mocker gives the same request the same text.
+    """A running system.
+
+    `url`: of its HTTP API. `grpc`: its gRPC address, if it has one. `pid`: of its frontend. `workers`: their pids.
+    `repeats`: whether its mocker gives the same request the same text.
     """
 
     url: str
@@ -42,9 +44,9 @@ class Running:
 
 
 System = Callable[[float], AbstractContextManager[Running]]
-"""Starts a system whose mockers take so many ms for a token, and ends it with the context.
+"""Starts a system whose mockers take this many ms per token, and stops it when the context ends.
 
-Raises BenchError if it does not come up.
+Raises BenchError if the system does not start.
 """
 
 
@@ -68,7 +70,7 @@ def ours(itl_ms: float) -> Iterator[Running]:
 
 
 class Process:
-    """One process of `unbroken`, ended with the context."""
+    """One process of `unbroken`, killed when the context ends."""
 
     def __init__(self, folder: Path, name: str, *arguments: str) -> None:
         self._log = folder / f"{name}.log"
@@ -82,19 +84,19 @@ class Process:
         return self._process.pid
 
     def ready(self) -> Any:
-        """What it wrote when it served: its addresses. Raises BenchError if it does not within START_S_MAX."""
+        """Return the addresses from its ready file. Raises BenchError if there is none within START_S_MAX."""
         self._wait(self._ready.exists)
         return json.loads(self._ready.read_text())
 
     def wait_log(self, event: str, times: int) -> None:
-        """Until it has logged that so often. Raises BenchError if it does not within START_S_MAX."""
+        """Wait until it has logged this event that many times. Raises BenchError after START_S_MAX."""
         self._wait(lambda: self._log.read_text().count(f'"{event}"') >= times)
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         give_up_at = time.monotonic() + START_S_MAX
         while not condition():
             if self._process.poll() is not None or time.monotonic() > give_up_at:
-                raise BenchError(f"did not come up: … {' '.join(self._log.read_text().split())[-LOG_SHOWN:]}")
+                raise BenchError(f"did not start: … {' '.join(self._log.read_text().split())[-LOG_SHOWN:]}")
             time.sleep(POLL_S)
 
     def __enter__(self) -> "Process":
@@ -107,7 +109,7 @@ class Process:
 
 @contextmanager
 def peer(itl_ms: float) -> Iterator[Running]:
-    """NVIDIA Dynamo with its own mocker, whose tokens are random; see peer.sh."""
+    """Start NVIDIA Dynamo with its own mocker, whose tokens are random; see bench/peer/dynamo.sh."""
     try:
         yield Running(**json.loads(_peer("up", f"{ITL_MS / itl_ms:g}")))
     finally:
@@ -115,7 +117,7 @@ def peer(itl_ms: float) -> Iterator[Running]:
 
 
 def require_peer() -> None:
-    """Raises BenchError where it can't be started."""
+    """Raises BenchError if the peer cannot be started here."""
     _peer("check")
 
 

@@ -14,15 +14,15 @@ from bench.measure.errors import BenchError
 from bench.measure.quantiles import milliseconds
 
 SIGNALS = (Signals.SIGKILL, Signals.SIGSTOP)
-STRIKE_AT = 1 / 3
-"""Of the time that an answer takes."""
+DISTURB_AT = 1 / 3
+"""The signal is sent after this part of an answer's duration."""
 SHARES = (0.5, 0.75, 0.99)
-"""Half of the streams lose their worker: the third quarter's end is about the median of those."""
+"""Half of the streams lose their worker, so the p75 of all streams is about the median of those."""
 
 
 @dataclass
-class SentSignal:
-    """A signal to a process. struck_at: by `time.perf_counter`."""
+class SignalWorker:
+    """Sends a signal to a worker when called. `sent_at`: by `time.perf_counter`."""
 
     pid: int
     signal: Signals
@@ -33,20 +33,22 @@ class SentSignal:
         self.sent_at = time.perf_counter()
 
 
-def lose(running: Running, signal: Signals, streams: int, tokens: int) -> Figures:
-    """All streams undisturbed, and once more with the signal to a worker. Raises BenchError if the first fail."""
+def measure_worker_loss(running: Running, signal: Signals, streams: int, tokens: int) -> Figures:
+    """Run all streams undisturbed, then again with a signal to a worker. Raises BenchError if the first run fails."""
     prompts = [f"Stream number {number:04} begins" for number in range(streams)]
     bodies = [request_body(tokens, prompt, stream_options={"include_usage": True}) for prompt in prompts]
-    sent = SentSignal(running.workers[0], signal)
+    sent = SignalWorker(running.workers[0], signal)
     undisturbed = read_answers(running.url, bodies)
     if not all(answer.is_complete for answer in undisturbed):
         raise BenchError("undisturbed answers were not complete")
-    disturbed = read_answers(running.url, bodies, Disturbance(tokens * ITL_MS * 1e-3 * STRIKE_AT, sent))
-    return seen(undisturbed, disturbed, sent.sent_at, repeats=running.repeats)
+    disturbed = read_answers(running.url, bodies, Disturbance(tokens * ITL_MS * 1e-3 * DISTURB_AT, sent))
+    return compare_answers(undisturbed, disturbed, sent.sent_at, repeats=running.repeats)
 
 
-def seen(undisturbed: Sequence[Answer], disturbed: Sequence[Answer], sent_at: float, *, repeats: bool) -> Figures:
-    """Counts of streams, and their longest gaps from then on. repeats: the same request always gets the same text."""
+def compare_answers(
+    undisturbed: Sequence[Answer], disturbed: Sequence[Answer], sent_at: float, *, repeats: bool
+) -> Figures:
+    """Return counts of streams, and their longest gaps after the signal. `repeats`: equal requests get equal text."""
     gaps_s = [answer.longest_gap_s(sent_at) for answer in disturbed]
     pairs = list(zip(undisturbed, disturbed, strict=True))
     return {

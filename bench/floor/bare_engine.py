@@ -1,8 +1,8 @@
-"""What the mocker itself takes for a token: two engines as in two workers, each in its process, with nothing around.
+"""The cost of the mocker itself, per token: two engines as in two workers, each alone in a process.
 
     python -m bench.floor.bare_engine SEQUENCES TOKENS ITL_MS
 
-What two workers cost beyond that is the plane's: requests, sessions, load reports, and what travels to the frontend.
+What two workers cost beyond that is the request plane's: requests, sessions, load reports, and sending to the frontend.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ ENGINES = 2
 
 
 def engine_us(load: Load, itl_ms: float) -> float:
-    """CPU microseconds for a token, one answer for each stream. Raises BenchError if an engine fails."""
-    shares = [share for share in shared(load.streams) if share]
+    """Return the CPU microseconds per token, with one answer for each stream. Raises BenchError if an engine fails."""
+    counts = [count for count in streams_per_engine(load.streams) if count]
     cpu_s = []
-    for share in shares:
-        with ChildProcess("floor.bare_engine", share, load.tokens, itl_ms) as child:
+    for count in counts:
+        with ChildProcess("floor.bare_engine", count, load.tokens, itl_ms) as child:
             cpu_s.append(float(child.receive()))
     return sum(cpu_s) * 1e6 / (load.streams * load.tokens)
 
 
-def shared(streams: int) -> list[int]:
-    """How many each engine gets."""
+def streams_per_engine(streams: int) -> list[int]:
+    """Divide the streams evenly among the engines."""
     return [(streams + number) // ENGINES for number in range(ENGINES)]
 
 
 def request(tokens: int) -> Request:
-    """What bench.clients.requests asks for, as it comes to a worker."""
+    """Return the request of bench.clients.requests as it arrives at a worker."""
     return Request(
         model=MODEL,
         token_ids=tuple(PROMPT.encode()),
@@ -47,7 +47,7 @@ def request(tokens: int) -> Request:
 
 
 async def run(sequences: int, tokens: int, itl_ms: float) -> float:
-    """CPU seconds for all of them."""
+    """Run one engine with this many sequences; return the CPU seconds."""
     engine = MockerEngine(MockerConfig(itl_ms=itl_ms))
     is_ready, is_over = asyncio.Event(), asyncio.Event()
     left = sequences

@@ -1,8 +1,8 @@
-"""A bare grpc.aio server: answers `Inference.Generate` with messages made beforehand, one for each token, and no more.
+"""A bare grpc.aio server: answers `Inference.Generate` with messages made beforehand, one for each token.
 
     python -m bench.floor.bare_grpc TOKENS ITL_MS
 
-Each stream has a timer of its own and gets a message each ITL_MS; one that is late does not catch up.
+Each stream has its own timer and receives a message every ITL_MS. A late stream does not catch up.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ HOST = "127.0.0.1"
 
 
 @contextmanager
-def echo(tokens: int, itl_ms: float) -> Iterator[tuple[str, int]]:
-    """Its address and pid."""
+def serving_bare_grpc(tokens: int, itl_ms: float) -> Iterator[tuple[str, int]]:
+    """Run the server while the context is open; yields its address and pid."""
     with ChildProcess("floor.bare_grpc", tokens, itl_ms) as child:
         yield f"{HOST}:{child.receive()}", child.pid
 
 
 def messages(tokens: int) -> list[bytes]:
-    """As a frontend sends them: a token, its text and its place, then the marker."""
+    """Return messages as a frontend sends them: one token, its text and its position each; the marker comes last."""
     deltas = (inference_pb2.Delta(position=position, token_ids=[101], text="e") for position in range(tokens))
     items = [inference_pb2.GenerateResponse(delta=delta) for delta in deltas]
     return [item.SerializeToString() for item in (*items, inference_pb2.GenerateResponse(complete_final=True))]
 
 
 async def serve(answer: Sequence[bytes], itl_s: float) -> None:
-    """Until cancelled."""
+    """Serve until cancelled."""
     import grpc
 
     async def generate(_: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
@@ -55,5 +55,5 @@ async def serve(answer: Sequence[bytes], itl_s: float) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")  # as `unbroken` has it: see services/cli
+    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")  # As `unbroken` sets it: see services/cli.
     run_on_loop(serve(messages(int(sys.argv[1])), float(sys.argv[2]) * 1e-3))

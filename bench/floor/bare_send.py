@@ -1,14 +1,14 @@
-"""What the kernel takes for one event: a server that does nothing but a `send()` for each, under the very same load.
+"""The kernel's cost for one event: a server that calls `send()` for each event and does nothing else.
 
     python -m bench.floor.bare_send BYTES TOKENS ANSWERS ITL_MS PAUSE_US
 
-It answers each request with TOKENS events of BYTES, framing and all. Two groups of streams, as if of two workers, get
-an event each ITL_MS. What it says at the end, after ANSWERS, is the CPU time of the sends alone: not of accepting,
-reading requests, waiting, and keeping count. No frontend that writes each token by itself costs less.
+The server answers each request with TOKENS events of BYTES, framing included. Two groups of streams, as if from two
+workers, receive one event every ITL_MS. After ANSWERS the server reports the CPU time of the sends alone, without
+accepting, reading requests, waiting and bookkeeping. No frontend that writes each token by itself costs less.
 
-A send on loopback includes what the kernel does to wake the reader. In a burst (PAUSE_US 0) the first one does that for
-many; a frontend, which has something to do for each token, finds the reader asleep most of the time. So the measure of
-a frontend are sends with a pause after each, in which it spins.
+A send on loopback includes the kernel's work to wake the reader. In a burst (PAUSE_US 0) the first send wakes it for
+many. A frontend has other work to do for each token, and mostly finds the reader asleep, so the fair comparison is a
+send that is followed by a pause. The server spins during the pause.
 """
 
 import select
@@ -25,26 +25,26 @@ GROUPS = 2
 BACKLOG = 4096
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 FRONTEND_PAUSE_US = 10.0
-"""What a good frontend has to do for each token besides."""
+"""The other work that a good frontend does for each token."""
 END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
 def send_us(load: Load, size: int, itl_ms: float, pause_us: float) -> float:
-    """CPU microseconds for one event of `size` bytes. Raises BenchError if a client failed."""
+    """Return the CPU microseconds for one event of `size` bytes. Raises BenchError if a client failed."""
     with ChildProcess("floor.bare_send", size, load.tokens, load.total_answers, itl_ms, pause_us) as child:
         run_wrk(f"http://127.0.0.1:{child.receive()}", load)
         return float(child.receive())
 
 
 def event_of(size: int) -> bytes:
-    """An HTTP chunk of exactly so many bytes, at least 20, that is one event."""
+    """Return one event as an HTTP chunk of exactly `size` bytes, at least 20."""
     width = len(f"{size:x}")
     payload = size - width - len("\r\n\r\n")
     return f"{payload:0{width}x}\r\ndata: {'x' * (payload - len('data: ') - 2)}\n\n\r\n".encode()
 
 
 def clock_seconds() -> float:
-    """What taking the time takes, and would be taken for a part of the send."""
+    """Return the cost of reading the clock, which would otherwise count as a part of the send."""
     spans_s = []
     for _ in range(1000):
         before = time.process_time()
@@ -60,7 +60,7 @@ def spin(pause_s: float) -> None:
 
 @dataclass
 class Group:
-    """The streams that get their events at the same time. left: of each, how many more."""
+    """Streams that receive their events at the same time. `left`: events still to send, by connection."""
 
     due: float
     left: dict[socket.socket, int] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Group:
     cpu_s: float = 0.0
 
     def step(self, event: bytes, pause_s: float) -> list[socket.socket]:
-        """Returns those that have had all."""
+        """Send one event to each stream. Returns the streams that have received all of theirs."""
         for connection in self.left:
             before = time.process_time()
             connection.send(event)
@@ -80,7 +80,7 @@ class Group:
 
 
 class Server:
-    """One thread, one epoll."""
+    """A server with one thread and one epoll."""
 
     def __init__(self, size: int, tokens: int, itl_s: float, pause_s: float) -> None:
         self._event, self._tokens, self._itl_s, self._pause_s = event_of(size), tokens, itl_s, pause_s
@@ -94,7 +94,7 @@ class Server:
         self.port = self._listener.getsockname()[1]
 
     def serve(self, answers: int) -> float:
-        """Until so many are given. Returns the microseconds of CPU time for an event."""
+        """Serve this many answers. Returns the CPU microseconds per event."""
         give_up_at = time.monotonic() + RUN_S_MAX
         while answers and time.monotonic() < give_up_at:
             for fd, _ in self._epoll.poll(max(0.0, min(group.due for group in self._groups) - time.monotonic())):
@@ -104,7 +104,7 @@ class Server:
         return (cpu_s / events - clock_seconds()) * 1e6
 
     def _step(self, group: Group) -> int:
-        """Returns how many answers it has ended. One that is late does not catch up."""
+        """Send one event to a group. Returns how many answers this ended. A late group does not catch up."""
         group.due = max(group.due + self._itl_s, time.monotonic())
         over = group.step(self._event, self._pause_s)
         for connection in over:
@@ -120,7 +120,7 @@ class Server:
         self._epoll.register(connection, select.EPOLLIN)
 
     def _read(self, fd: int) -> None:
-        """A request: they are small, and come whole. An end: `wrk` leaves when it has all."""
+        """Handle a request, which is small and arrives in one piece, or the end of a connection that `wrk` closed."""
         connection = self._connections[fd]
         if not connection.recv(1 << 16):
             self._epoll.unregister(fd)

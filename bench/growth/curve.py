@@ -1,6 +1,6 @@
-"""Cost against size: what is measured, how often, and what it comes to as a table and as a picture.
+"""Cost against size: the measurements of an operation at several sizes, as a table and as a chart.
 
-Times are this process's CPU time: what else runs on the machine is not in them.
+Times are CPU times of this process, so other load on the machine does not count.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ DOTS_PER_INCH = 120
 MISSING = ""
 
 Measure = Callable[[int, int], Awaitable[Sequence[float]]]
-"""(size, repeats) → the cost of one operation at that size, once for each repeat."""
+"""(size, repeats) → the cost of one operation at that size, once per repeat."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One operation. of: what there are `sizes` of. unit: of its cost. group: which picture it is in."""
+    """One operation. `of`: what `sizes` counts. `unit`: of the cost. `group`: the panel of the chart."""
 
     group: str
     name: str
@@ -36,7 +36,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Cost:
-    """The median over the repeats, and their range."""
+    """The median of the repeats, and their range."""
 
     median: float
     least: float
@@ -53,7 +53,7 @@ async def cost_of(curve: Curve, size: int, repeats: int) -> Cost:
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    """Turn the loop for as long as it takes: all that is waited for happens in this process."""
+    """Yield to the event loop until the condition holds. The condition depends on this process alone."""
     while True:
         if condition():
             return
@@ -61,7 +61,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def us_each(operation: Callable[[], object], times: int) -> float:
-    """CPU microseconds that one of so many took."""
+    """Return the mean CPU microseconds of one call."""
     began = time.process_time()
     for _ in range(times):
         operation()
@@ -69,7 +69,7 @@ def us_each(operation: Callable[[], object], times: int) -> float:
 
 
 def table(costs: Mapping[Curve, Costs]) -> str:
-    """A row for each curve, a column for each size that some curve has; the last says how far the cost grows."""
+    """Return a row for each curve and a column for each size. The last column shows how much the cost grows."""
     sizes = sorted({size for each in costs.values() for size in each})
     head = ["cost of", "against", *(f"{size:,}" for size in sizes), "grows"]
     rows = [head, ["---"] * len(head), *(_row(curve, each, sizes) for curve, each in costs.items())]
@@ -86,12 +86,12 @@ def _shown(value: float) -> str:
 
 
 def growth(costs: Costs) -> float:
-    """How many times the least cost is the one at the largest size."""
+    """Return the cost at the largest size as a multiple of the lowest cost."""
     return costs[max(costs)].median / min(one.median for one in costs.values())
 
 
 def draw(costs: Mapping[Curve, Costs], file: Path) -> None:
-    """Write the picture, a panel for each group. Raises ImportError without matplotlib."""
+    """Write the chart, one panel for each group. Raises ImportError if matplotlib is not installed."""
     from matplotlib.figure import Figure
 
     groups = list(dict.fromkeys(curve.group for curve in costs))
@@ -104,18 +104,18 @@ def draw(costs: Mapping[Curve, Costs], file: Path) -> None:
 
 
 def _fill(panel: Any, costs: Mapping[Curve, Costs]) -> None:
-    """Medians as lines, ranges as bars."""
+    """Draw medians as lines and ranges as bars."""
     for curve, each in costs.items():
         medians = [one.median for one in each.values()]
         ranges = [one.median - one.least for one in each.values()], [one.most - one.median for one in each.values()]
         panel.errorbar(list(each), medians, yerr=ranges, fmt="o-", markersize=4, capsize=2, label=curve.name)
         panel.set_title(f"{curve.group}, {curve.unit}", fontsize="medium", loc="left")
-        panel.set_xlabel(curve.of if len({one.of for one in costs}) == 1 else "how many there are")
+        panel.set_xlabel(curve.of if len({one.of for one in costs}) == 1 else "size")
         panel.legend(fontsize="x-small")
     panel.set_xscale("log")
     panel.set_yscale("log")
     low, high = panel.get_ylim()
-    panel.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))  # What is flat looks flat.
+    panel.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))  # A flat curve looks flat.
     for axis in (panel.xaxis, panel.yaxis):
         axis.set_major_formatter("{x:,.6g}")
     panel.grid(visible=True, which="major", alpha=0.25)

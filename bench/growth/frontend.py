@@ -1,4 +1,4 @@
-"""What a frontend's parts cost against the number of its workers and streams: real sessions that no wire leads to."""
+"""The costs of a frontend's parts against the number of workers and streams, with real sessions but without sockets."""
 
 import asyncio
 import os
@@ -33,9 +33,9 @@ WORKERS = (1, 10, 100, 1_000)
 STREAMS = (1, 10, 100, 1_000, 10_000)
 INSTANCES = (10, 100, 1_000, 10_000)
 OPERATIONS = 1_000
-"""Of what is cheap, for each repeat."""
+"""Calls of a cheap operation per repeat."""
 ROUNDS = 10
-"""Of what is done to all workers, for each repeat."""
+"""Calls of an operation on all workers per repeat."""
 SLOTS = 16
 FOREVER_S = 3600.0
 CALM, BUSY = RankLoad(kv_blocks_used=1, kv_blocks_total=100), RankLoad(kv_blocks_used=99, kv_blocks_total=100)
@@ -43,8 +43,8 @@ THRESHOLDS = AdmissionConfig(is_on=True, thresholds=Thresholds(active_decode_blo
 NO_THRESHOLDS = AdmissionConfig()
 
 
-class Silent:
-    """A sink that only counts."""
+class CountingSink:
+    """A sink that counts tokens."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -54,12 +54,12 @@ class Silent:
 
 
 async def answer(_request: Request, _call: Call, _sink: Sink) -> Finish:
-    """A worker that is done at once."""
+    """A worker that answers at once."""
     return Finish(FinishReason.STOP)
 
 
 class Frontend:
-    """The parts of one that have to do with workers, and so many of these."""
+    """The parts of a frontend that deal with workers, with this many workers."""
 
     def __init__(self, workers: int, *, rank: RankLoad = CALM, slots: int = SLOTS) -> None:
         self.catalog = models_of(CARD)
@@ -74,7 +74,7 @@ class Frontend:
         return Admit(Route(answer, self.pool, busy, rng), self.catalog, self.pool, busy, rng)
 
     def pipeline(self) -> Layer:
-        """All of a request's layers, without HTTP."""
+        """Return all layers of a request, without HTTP."""
         layers = frontend_layers(
             PipelineConfig(),
             catalog=self.catalog,
@@ -88,7 +88,7 @@ class Frontend:
 
 
 def bare_worker(name: str, rank: RankLoad, slots: int) -> BareWorker:
-    """One that has reported its load, and is believed for as long as a measurement takes."""
+    """Return a worker that has reported its load. The report stays valid during the measurement."""
     worker = BareWorker(name, slots=slots, places=0, config=WorkerSessionConfig(full_s=FOREVER_S))
     worker.hear(load=Load(ranks=[rank]))
     return worker
@@ -97,9 +97,9 @@ def bare_worker(name: str, rank: RankLoad, slots: int) -> BareWorker:
 # Workers
 
 
-async def us_asked(frontend: Frontend, admission: AdmissionConfig, times: int) -> float:
-    """Of a request from admission to its worker's name, or to its refusal."""
-    layer, request, sink = frontend.admit_and_route(admission), make_request(), Silent()
+async def us_per_request(frontend: Frontend, admission: AdmissionConfig, times: int) -> float:
+    """Return the cost of a request from admission to the choice of its worker, or to its refusal."""
+    layer, request, sink = frontend.admit_and_route(admission), make_request(), CountingSink()
     began = time.process_time()
     for _ in range(times):
         try:
@@ -109,7 +109,7 @@ async def us_asked(frontend: Frontend, admission: AdmissionConfig, times: int) -
     return (time.process_time() - began) * 1e6 / times
 
 
-def routed(
+def measure_routing(
     admission: AdmissionConfig, *, rank: RankLoad = CALM, slots_taken: int = 0
 ) -> Callable[..., Awaitable[list[float]]]:
     async def measure(size: int, repeats: int) -> list[float]:
@@ -117,13 +117,13 @@ def routed(
         for worker in frontend.workers:
             for _ in range(slots_taken):
                 worker.open()
-        return [await us_asked(frontend, admission, OPERATIONS) for _ in range(repeats)]
+        return [await us_per_request(frontend, admission, OPERATIONS) for _ in range(repeats)]
 
     return measure
 
 
-async def reports(size: int, repeats: int) -> list[float]:
-    """One report of each worker."""
+async def load_reports(size: int, repeats: int) -> list[float]:
+    """Each worker reports its load once."""
     workers = Frontend(size).workers
 
     def report() -> None:
@@ -133,7 +133,7 @@ async def reports(size: int, repeats: int) -> list[float]:
     return [us_each(report, ROUNDS) / size for _ in range(repeats)]
 
 
-async def sweeps(size: int, repeats: int) -> list[float]:
+async def silence_checks(size: int, repeats: int) -> list[float]:
     sessions, now = [one.session for one in Frontend(size).workers], asyncio.get_running_loop().time()
 
     def sweep() -> None:
@@ -143,8 +143,8 @@ async def sweeps(size: int, repeats: int) -> list[float]:
     return [us_each(sweep, ROUNDS) / size for _ in range(repeats)]
 
 
-async def finds(size: int, repeats: int) -> list[float]:
-    """Workers that are found one after the other, each told to whoever asks which models there are."""
+async def discoveries(size: int, repeats: int) -> list[float]:
+    """Workers are discovered one after another, and the list of models is read after each."""
     costs = []
     for _ in range(repeats):
         frontend = Frontend(0)
@@ -158,11 +158,11 @@ async def finds(size: int, repeats: int) -> list[float]:
 
 
 async def resident_kib(size: int, repeats: int) -> list[float]:
-    """Of an idle worker's session, without its socket."""
-    costs, kept = [], [Frontend(size)]  # What the first of a kind costs more is not a worker's.
-    for _ in range(repeats):  # All are kept: memory that one gave back would cost the next nothing.
+    """The memory of an idle worker's session, without its socket."""
+    costs, frontends = [], [Frontend(size)]  # The first frontend pays one-time costs, which are not a worker's.
+    for _ in range(repeats):  # All frontends are kept: memory that one freed would make the next one look free.
         before = resident_bytes()
-        kept.append(Frontend(size))
+        frontends.append(Frontend(size))
         costs.append((resident_bytes() - before) / size / 1024)
     return costs
 
@@ -172,8 +172,8 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def views(size: int, repeats: int) -> list[float]:
-    """One changed instance among so many, from the registry's message to the pool's list."""
+async def instance_changes(size: int, repeats: int) -> list[float]:
+    """One of many instances changes: from the registry's message to the pool's list."""
     pool, revisions = Pool(models_of(CARD), PoolConfig()), count(2)
     watcher = Watcher(["unused"], pool.on_change)
     everybody = [Instance(instance_id=f"w{number}", address="a:1", model="m") for number in range(size)]
@@ -190,29 +190,29 @@ async def views(size: int, repeats: int) -> list[float]:
 # Requests
 
 
-async def places(size: int, repeats: int) -> list[float]:
-    """A place that comes free while so many wait for one: until it is taken again."""
+async def freed_slots(size: int, repeats: int) -> list[float]:
+    """A slot comes free while many requests wait for one: until it is taken again."""
     frontend, order = Frontend(1, slots=1), asyncio.Queue[int]()
     (worker,) = frontend.workers
 
-    async def take(_request: Request, _call: Call, _sink: Sink) -> Finish:
+    async def open_stream(_request: Request, _call: Call, _sink: Sink) -> Finish:
         stream = worker.open()
         order.put_nowait(stream.id)
         return await stream.ended
 
-    layer: Layer = Route(take, frontend.pool, BusyThresholds(NO_THRESHOLDS), random.Random(1))
+    layer: Layer = Route(open_stream, frontend.pool, BusyThresholds(NO_THRESHOLDS), random.Random(1))
     call = Call(request_id="r", card=CARD, replacement_deadline=asyncio.get_running_loop().time() + FOREVER_S)
     rounds = [min(10, size) for _ in range(repeats)]
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(layer(make_request(), call, Silent())) for _ in range(size + sum(rounds) + 1)]
-        await wait_until(lambda: not order.empty())  # All have asked, in one turn, and one was let in.
-        costs = [await us_to_take(worker, order, number) for number in rounds]
+        tasks = [group.create_task(layer(make_request(), call, CountingSink())) for _ in range(size + sum(rounds) + 1)]
+        await wait_until(lambda: not order.empty())  # All requests are queued after one turn, and one is admitted.
+        costs = [await us_to_fill(worker, order, number) for number in rounds]
         for task in tasks:
             task.cancel()
     return costs
 
 
-async def us_to_take(worker: BareWorker, taken: "asyncio.Queue[int]", times: int) -> float:
+async def us_to_fill(worker: BareWorker, taken: "asyncio.Queue[int]", times: int) -> float:
     began = time.process_time()
     for _ in range(times):
         worker.finish(await taken.get())
@@ -220,21 +220,21 @@ async def us_to_take(worker: BareWorker, taken: "asyncio.Queue[int]", times: int
 
 
 async def tokens(size: int, repeats: int) -> list[float]:
-    """One token for each of so many streams in one message, through all layers."""
+    """One message with one token for each stream passes through all layers."""
     frontend = Frontend(1, slots=size)
-    (worker,), layer, sink = frontend.workers, frontend.pipeline(), Silent()
+    (worker,), layer, sink = frontend.workers, frontend.pipeline(), CountingSink()
     steps = max(1, OPERATIONS // size)
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(layer(stream_request(), Call(request_id=str(one)), sink)) for one in range(size)]
         await wait_until(lambda: worker.candidate.in_flight_count == size)
-        costs = [await us_to_hear(worker, step, sink) for step in steps_for(size, steps * repeats)]
+        costs = [await us_to_deliver(worker, step, sink) for step in steps_for(size, steps * repeats)]
         for task in asked:
             task.cancel()
     return [sum(costs[start : start + steps]) / steps / size for start in range(0, len(costs), steps)]
 
 
-async def us_to_hear(worker: BareWorker, step: Step, sink: Silent) -> float:
-    """Until every token has arrived: those of very many streams take several turns of the loop."""
+async def us_to_deliver(worker: BareWorker, step: Step, sink: CountingSink) -> float:
+    """Return the time until every token has arrived. Tokens of very many streams take several turns of the loop."""
     due = sink.count + len(step.stream_ids)
     began = time.process_time()
     worker.hear(step=step)
@@ -255,24 +255,26 @@ def steps_for(streams: int, number: int) -> list[Step]:
 
 
 async def requests(size: int, repeats: int) -> list[float]:
-    """A request of one token beside so many streams, through all layers."""
+    """A request of one token passes through all layers beside many open streams."""
     frontend = Frontend(1, slots=size + 1)
     (worker,), layer = frontend.workers, frontend.pipeline()
     async with asyncio.TaskGroup() as group:
-        held = [group.create_task(layer(stream_request(), Call(request_id=str(one)), Silent())) for one in range(size)]
+        held = [
+            group.create_task(layer(stream_request(), Call(request_id=str(one)), CountingSink())) for one in range(size)
+        ]
         await wait_until(lambda: worker.candidate.in_flight_count == size)
         ids = count(size + 1)
-        costs = [await us_to_end(worker, layer, ids, size, OPERATIONS // 10) for _ in range(repeats)]
+        costs = [await us_to_answer(worker, layer, ids, size, OPERATIONS // 10) for _ in range(repeats)]
         for task in held:
             task.cancel()
     return costs
 
 
-async def us_to_end(worker: BareWorker, layer: Layer, ids: "count[int]", held: int, times: int) -> float:
+async def us_to_answer(worker: BareWorker, layer: Layer, ids: "count[int]", held: int, times: int) -> float:
     began = time.process_time()
     async with asyncio.TaskGroup() as group:
         for _ in range(times):
-            task = group.create_task(layer(make_request(), Call(request_id="short"), Silent()))
+            task = group.create_task(layer(make_request(), Call(request_id="short"), CountingSink()))
             stream_id = next(ids)
             await wait_until(lambda: worker.candidate.in_flight_count > held)
             worker.tokens(stream_id, 0, 65)
@@ -281,19 +283,19 @@ async def us_to_end(worker: BareWorker, layer: Layer, ids: "count[int]", held: i
     return (time.process_time() - began) * 1e6 / times
 
 
-ASKED, KEPT, CARRIED = "a request's way to its worker", "a worker that is kept", "a frontend with streams"
+ROUTING, WORKER, STREAMING = "routing a request", "managing a worker", "streaming"
 CURVES: Sequence[Curve] = (
-    # First, for what others free would hide it.
+    # First: memory that the others free would hide the cost.
     Curve("memory", "keep an idle worker", "workers", WORKERS[2:], resident_kib, unit="KiB"),
-    Curve(ASKED, "admit and route", "workers", WORKERS, routed(NO_THRESHOLDS)),
-    Curve(ASKED, "admit and route, with thresholds", "workers", WORKERS, routed(THRESHOLDS)),
-    Curve(ASKED, "refuse, all full", "workers", WORKERS, routed(NO_THRESHOLDS, slots_taken=SLOTS)),
-    Curve(ASKED, "refuse, all busy", "workers", WORKERS, routed(THRESHOLDS, rank=BUSY)),
-    Curve(KEPT, "take a load report", "workers", WORKERS, reports),
-    Curve(KEPT, "look for its silence", "workers", WORKERS, sweeps),
-    Curve(KEPT, "find it, one after the other", "workers", WORKERS, finds),
-    Curve(KEPT, "take one changed instance of the view", "instances", INSTANCES, views),
-    Curve(CARRIED, "give a place that comes free to those that wait", "waiting", STREAMS, places),
-    Curve(CARRIED, "carry a token", "streams", STREAMS, tokens),
-    Curve(CARRIED, "carry a request of one token", "streams", STREAMS, requests),
+    Curve(ROUTING, "admit and route", "workers", WORKERS, measure_routing(NO_THRESHOLDS)),
+    Curve(ROUTING, "admit and route, with thresholds", "workers", WORKERS, measure_routing(THRESHOLDS)),
+    Curve(ROUTING, "refuse, all workers full", "workers", WORKERS, measure_routing(NO_THRESHOLDS, slots_taken=SLOTS)),
+    Curve(ROUTING, "refuse, all workers busy", "workers", WORKERS, measure_routing(THRESHOLDS, rank=BUSY)),
+    Curve(WORKER, "handle a load report", "workers", WORKERS, load_reports),
+    Curve(WORKER, "check a worker for silence", "workers", WORKERS, silence_checks),
+    Curve(WORKER, "discover a worker", "workers", WORKERS, discoveries),
+    Curve(WORKER, "apply one changed instance", "instances", INSTANCES, instance_changes),
+    Curve(STREAMING, "give a freed slot to a waiting request", "waiting", STREAMS, freed_slots),
+    Curve(STREAMING, "deliver a token", "streams", STREAMS, tokens),
+    Curve(STREAMING, "serve a request of one token", "streams", STREAMS, requests),
 )

@@ -1,4 +1,4 @@
-"""What a registry costs against the number of instances and watchers: its own handlers, with clients that are fakes."""
+"""The costs of a registry against the number of instances and watchers: its real handlers, with fake clients."""
 
 import asyncio
 import tempfile
@@ -21,38 +21,38 @@ from tests.registry.support import Etcd, instance, register, until
 INSTANCES = (10, 100, 1_000, 10_000)
 WATCHERS = (1, 10, 100, 1_000)
 CHANGES = 20
-"""For each repeat."""
+"""Changes per repeat."""
 LEASE_S = 300
 PUTS_AT_ONCE = 50
 
 
 class Client:
-    """The far end of one rpc. What it is told is encoded, as for the wire, and counted."""
+    """The client end of one rpc. Encodes each message it receives, as for the wire, and counts it."""
 
     def __init__(self, *requests: RegisterRequest) -> None:
         self._requests = list(requests)
-        self.told = 0
+        self.message_count = 0
         self.revision = 0
 
     async def read(self) -> Any:
         if self._requests:
             return self._requests.pop()
-        return await asyncio.Event().wait()  # It stays, and says nothing more.
+        return await asyncio.Event().wait()  # Keeps the rpc open and sends nothing more.
 
     async def write(self, message: WatchResponse | RegisterResponse) -> None:
         message.SerializeToString()
-        self.told += 1
+        self.message_count += 1
         self.revision = message.revision
 
     def has_seen(self, view: WatchCache) -> bool:
-        return self.told > 0 and self.revision >= view.revision
+        return self.message_count > 0 and self.revision >= view.revision
 
     async def send_initial_metadata(self, _metadata: object) -> None:
         pass
 
 
 class Registry:
-    """A registry with so many watchers."""
+    """A registry with this many watchers."""
 
     def __init__(self, group: asyncio.TaskGroup, store: Store, watchers: int) -> None:
         self.store = store
@@ -68,28 +68,28 @@ class Registry:
         context: Any = Client(register(instance(name), LEASE_S))
         self._tasks.append(self._group.create_task(self._service.Register(None, context)))
 
-    async def wait_told(self) -> None:
-        """Until all watchers know what the store knows."""
+    async def wait_notified(self) -> None:
+        """Wait until all watchers have the store's latest revision."""
         for one in self.watchers:
             await wait_until(partial(one.has_seen, self.store.cache))
 
     async def us_to_watch(self) -> float:
-        """Until one more watcher has all instances, the first since a change."""
+        """Return the time until one more watcher, the first since a change, has all instances."""
         await self.store.put(instance("w0"), await self.store.grant(LEASE_S), takes_over=True)
-        await self.wait_told()
+        await self.wait_notified()
         began = time.process_time()
         self.watchers.append(client := Client())
         self._tasks.append(self._watch(client))
-        await self.wait_told()
+        await self.wait_notified()
         return (time.process_time() - began) * 1e6
 
     async def us_to_change(self, size: int) -> float:
-        """Until one change is known to all watchers; the mean of several."""
+        """Return the mean time until all watchers have received one change."""
         leases = [await self.store.grant(LEASE_S) for _ in range(CHANGES)]
         began = time.process_time()
         for number, lease in enumerate(leases):
             await self.store.put(instance(f"w{number % size}", model=f"m{number}"), lease, takes_over=True)
-            await self.wait_told()
+            await self.wait_notified()
         return (time.process_time() - began) * 1e6 / CHANGES
 
     def stop(self) -> None:
@@ -99,14 +99,14 @@ class Registry:
 
 @asynccontextmanager
 async def registry_with(instances: int, watchers: int) -> AsyncIterator[Registry]:
-    """Over a store in memory that knows so many instances already."""
+    """Start a registry over a store in memory that already has this many instances."""
     store = MemoryStore()
     async with asyncio.TaskGroup() as group:
         keeping = group.create_task(store.run())
         if instances:
             store.cache.change(1, {f"w{number}": Entry(instance(f"w{number}"), 0) for number in range(instances)})
         registry = Registry(group, store, watchers)
-        await registry.wait_told()
+        await registry.wait_notified()
         try:
             yield registry
         finally:
@@ -124,13 +124,13 @@ async def changes(size: int, repeats: int) -> list[float]:
         return [await registry.us_to_change(size) for _ in range(repeats)]
 
 
-async def changes_told(size: int, repeats: int) -> list[float]:
+async def changes_per_watcher(size: int, repeats: int) -> list[float]:
     async with registry_with(100, size) as registry:
         return [await registry.us_to_change(100) / size for _ in range(repeats)]
 
 
 async def registrations(size: int, repeats: int) -> list[float]:
-    """So many instances that register together, while ten watch."""
+    """Many instances register at once while ten watchers are connected."""
     costs = []
     for _ in range(repeats):
         async with registry_with(0, 10) as registry:
@@ -138,17 +138,17 @@ async def registrations(size: int, repeats: int) -> list[float]:
             for number in range(size):
                 registry.register(f"w{number}")
             await wait_until(lambda: len(registry.store.cache.entries) == size)
-            await registry.wait_told()
+            await registry.wait_notified()
             costs.append((time.process_time() - began) * 1e6 / size)
     return costs
 
 
 async def etcd_changes(size: int, repeats: int) -> list[float]:
-    """One change, from the store's call to the view, among so many keys in a real etcd."""
+    """One change in a real etcd with many keys: from the store's call to the watch cache."""
     async with etcd_store() as store, asyncio.TaskGroup() as group:
-        await fill(store, size)
+        await put_instances(store, size)
         registry = Registry(group, store, 1)
-        await registry.wait_told()
+        await registry.wait_notified()
         costs = [await registry.us_to_change(size) for _ in range(repeats)]
         registry.stop()
     return costs
@@ -156,7 +156,7 @@ async def etcd_changes(size: int, repeats: int) -> list[float]:
 
 @asynccontextmanager
 async def etcd_store() -> AsyncIterator[Store]:
-    """Over a real etcd of its own."""
+    """Start an etcd of its own, and a store over it."""
     with tempfile.TemporaryDirectory() as folder:
         etcd = Etcd(Path(folder))
         etcd.start()
@@ -173,7 +173,7 @@ async def etcd_store() -> AsyncIterator[Store]:
 
 
 async def renewals(size: int, repeats: int) -> list[float]:
-    """So many leases, one after the other."""
+    """Many leases are renewed one after another."""
     async with registry_with(0, 0) as registry:
         return await us_to_renew(registry.store, size, repeats)
 
@@ -194,8 +194,8 @@ async def us_to_renew(store: Store, leases: int, repeats: int) -> list[float]:
     return costs
 
 
-async def fill(store: Store, size: int) -> None:
-    """Put so many instances, all on one lease."""
+async def put_instances(store: Store, size: int) -> None:
+    """Put this many instances, all on one lease."""
     lease = await store.grant(LEASE_S)
     for start in range(0, size, PUTS_AT_ONCE):
         async with asyncio.TaskGroup() as group:
@@ -205,15 +205,15 @@ async def fill(store: Store, size: int) -> None:
         await store.cache.wait_change()
 
 
-SHOWN, TOLD = "an instance in a registry", "a change in a registry"
+INSTANCE, CHANGE = "an instance in a registry", "a change in a registry"
 CURVES: Sequence[Curve] = (
-    Curve(SHOWN, "show a new watcher all, for each instance", "instances", INSTANCES, snapshots),
-    Curve(TOLD, "tell one change", "instances", INSTANCES, changes),
-    Curve(TOLD, "tell one change, for each watcher", "watchers", WATCHERS, changes_told),
-    Curve(SHOWN, "register, all at once", "instances", INSTANCES, registrations),
-    Curve(SHOWN, "renew its lease", "instances", INSTANCES, renewals),
+    Curve(INSTANCE, "send all instances to a new watcher, per instance", "instances", INSTANCES, snapshots),
+    Curve(CHANGE, "send one change", "instances", INSTANCES, changes),
+    Curve(CHANGE, "send one change, per watcher", "watchers", WATCHERS, changes_per_watcher),
+    Curve(INSTANCE, "register, all at once", "instances", INSTANCES, registrations),
+    Curve(INSTANCE, "renew a lease", "instances", INSTANCES, renewals),
 )
 ETCD_CURVES: Sequence[Curve] = (
-    Curve(TOLD, "tell one change, over etcd", "instances", INSTANCES, etcd_changes),
-    Curve(SHOWN, "renew its lease, over etcd", "instances", INSTANCES[:-1], etcd_renewals),
+    Curve(CHANGE, "send one change, over etcd", "instances", INSTANCES, etcd_changes),
+    Curve(INSTANCE, "renew a lease, over etcd", "instances", INSTANCES[:-1], etcd_renewals),
 )

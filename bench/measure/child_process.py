@@ -1,4 +1,4 @@
-"""A process of the bench's own, which says what it has to say in lines of JSON."""
+"""A child process of the bench that reports in lines of JSON."""
 
 import json
 import subprocess
@@ -9,11 +9,11 @@ from typing import Any
 from bench.measure.errors import BenchError
 
 LIFE_S_MAX = 180.0
-"""It is killed after so long: then whoever waits for its word learns that it is gone."""
+"""The child is killed after this time, so that a parent that waits for a line is woken up."""
 
 
 class ChildProcess:
-    """`python -m bench.NAME ARGUMENTS`, ended with the context."""
+    """Runs `python -m bench.NAME ARGUMENTS`; killed on exit from the context."""
 
     def __init__(self, name: str, *arguments: object) -> None:
         self._name = name
@@ -26,15 +26,15 @@ class ChildProcess:
         return self._process.pid
 
     def receive(self) -> Any:
-        """Its next line. Raises BenchError if it ends without one; why, it has said on standard error."""
+        """Return the next line, decoded. Raises BenchError if the process ends first; standard error shows why."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise BenchError(f"bench.{self._name} ended too early")
         return json.loads(line)
 
-    def begin(self) -> None:
-        """What it waits for in `wait_begin`."""
+    def start(self) -> None:
+        """Release the child from `wait_for_start`."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -50,10 +50,10 @@ class ChildProcess:
 
 
 def send(what: object) -> None:
-    """In the process: one line."""
+    """In the child: write one line."""
     print(json.dumps(what), flush=True)
 
 
 def wait_for_start() -> None:
-    """In the process: until its owner says so."""
+    """In the child: wait until the parent calls `start`."""
     sys.stdin.readline()

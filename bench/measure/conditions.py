@@ -1,4 +1,4 @@
-"""Where and how figures were measured: what every page of results says alike."""
+"""Where and how figures were measured: the facts that every page of results states."""
 
 import os
 import platform
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """Its processor, cores and kernel."""
+    """Return the processor, the number of cores and the kernel."""
     return f"{processor()}, {os.cpu_count()} cores, Linux {platform.release()}"
 
 
 def processor() -> str:
-    """As /proc/cpuinfo names it; the architecture where it does not."""
+    """Return the processor's name from /proc/cpuinfo; the architecture if it has none."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -21,5 +21,5 @@ def processor() -> str:
 
 
 def command(module: str) -> str:
-    """The one that this process was started with, as one can type it again."""
+    """Return the command line of this process in a form that can be typed again."""
     return shlex.join(["python", "-m", module, *sys.argv[1:]])

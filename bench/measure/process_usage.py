@@ -1,4 +1,4 @@
-"""What a process uses, read from outside of it: CPU time and memory; and quantiles of what was seen."""
+"""CPU time and memory of a process, read from outside."""
 
 import os
 import threading
@@ -15,9 +15,10 @@ MEMORY_EVERY_S = 0.05
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of all threads, in nanoseconds' steps. Raises BenchError if the process is gone.
+    """Return the user and system time of all threads, with nanosecond resolution. Raises BenchError if the process is
+    gone.
 
-    Source of the clock's number: `clock_getcpuclockid(3)`; Linux has MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
+    Source of the clock id: `clock_getcpuclockid(3)`; Linux has MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
     """
     try:
         return time.clock_gettime(~pid << 3 | 2)
@@ -30,7 +31,7 @@ def cpu_seconds_of(pids: Iterable[int]) -> float:
 
 
 def memory_kib(pid: int) -> float:
-    """Resident. Raises BenchError if the process is gone. Source: proc(5), `statm`."""
+    """Return the resident memory. Raises BenchError if the process is gone. Source: proc(5), `statm`."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_KIB
     except (OSError, IndexError) as error:
@@ -39,22 +40,22 @@ def memory_kib(pid: int) -> float:
 
 @dataclass
 class Peak:
-    """The most that was resident at a time."""
+    """The highest resident memory that was seen."""
 
     kib: float = 0.0
 
 
 @contextmanager
 def memory_peak(pid: int) -> Iterator[Peak]:
-    """Looked at every MEMORY_EVERY_S while the context is open and the process is there."""
+    """Sample the resident memory every MEMORY_EVERY_S until the context ends or the process is gone."""
     peak, is_over = Peak(memory_kib(pid)), threading.Event()
 
-    def observation() -> None:
-        with suppress(BenchError):  # Gone: there is nothing more to see, and whoever asks it notices.
+    def watch() -> None:
+        with suppress(BenchError):  # The process is gone; whoever sends it a request notices.
             while not is_over.wait(MEMORY_EVERY_S):
                 peak.kib = max(peak.kib, memory_kib(pid))
 
-    thread = threading.Thread(target=observation)
+    thread = threading.Thread(target=watch)
     thread.start()
     try:
         yield peak

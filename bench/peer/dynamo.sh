@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The peer that we measure ourselves by: NVIDIA Dynamo with its own mocker, apart from everything else on this machine.
+# The peer that the bench compares with: NVIDIA Dynamo with its own mocker, isolated from everything else on this machine.
 #
-#   bench/peer/dynamo.sh install   its virtual environment and a tokeniser for it, under $PEER_HOME; nothing if it is there
-#   bench/peer/dynamo.sh check     fails and says why if it can't be started
-#   bench/peer/dynamo.sh up [R]    etcd, two mockers that are R times as fast as they are by themselves (1.0), a frontend; prints
-#                           {"url": …, "pid": of the frontend, "workers": [their pids], "version": …}
-#   bench/peer/dynamo.sh down      ends what `up` started
+#   bench/peer/dynamo.sh install GGUF  installs its virtual environment and a tokeniser for it below $PEER_HOME, once
+#   bench/peer/dynamo.sh check         fails with the reason if the peer cannot be started
+#   bench/peer/dynamo.sh up [R]        starts etcd, two mockers that are R times as fast as by default (1.0) and a
+#                                      frontend; prints {"url": …, "pid": of the frontend, "workers": [pids], "version": …}
+#   bench/peer/dynamo.sh down          stops what `up` started
 set -euo pipefail
 
 readonly VERSION=1.6.1
@@ -26,11 +26,11 @@ install() {
   [ ! -e "$PEER_HOME/installed-$VERSION" ] || return 0
   mkdir -p "$PEER_HOME"
   python3 -m venv "$PEER_HOME/venv"
-  # Without its dependencies, which bring engines for GPUs: frontend and mocker do with these.
+  # ai-dynamo is installed without its dependencies, which include GPU engines. The frontend and the mocker need only these.
   "$PYTHON" -m pip install --quiet --disable-pip-version-check "ai-dynamo-runtime==$VERSION" aiohttp certifi gguf \
     'kubernetes<33' msgspec numpy prometheus-client pyyaml pyzmq redis tokenizers tqdm transformers zstandard
   "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps "ai-dynamo==$VERSION"
-  "$PYTHON" "$HERE/tokenizer.py" "${1:?the GGUF file whose tokeniser it gets}" "$MODEL"
+  "$PYTHON" "$HERE/tokenizer.py" "${1:?a GGUF file, for its tokeniser}" "$MODEL"
   touch "$PEER_HOME/installed-$VERSION"
 }
 

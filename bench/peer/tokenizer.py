@@ -2,7 +2,7 @@
 
     python bench/peer/tokenizer.py smollm2.gguf FOLDER
 
-The peer's mocker computes nothing, but its frontend tokenises and decodes: so it gets a real vocabulary.
+The peer's mocker computes nothing, but its frontend tokenises and decodes, so it gets a real vocabulary.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _CONTROL = 3
-"""A token that stands for no text. Source: `llama_token_type` in llama.h."""
+"""The type of a token that stands for no text. Source: `llama_token_type` in llama.h."""
 _CONTEXT_TOKENS = 8192
 
 
@@ -40,7 +40,7 @@ def main(gguf_file: str, folder: str) -> None:
 
 
 def tokenizer(tokens: Sequence[str], merges: Sequence[str], special: Sequence[int]) -> dict[str, Any]:
-    """A byte-level BPE in the format of the `tokenizers` library. special: ids that stand for no text."""
+    """Return a byte-level BPE in the format of the `tokenizers` library. `special`: ids that stand for no text."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
@@ -64,7 +64,7 @@ def tokenizer(tokens: Sequence[str], merges: Sequence[str], special: Sequence[in
 
 
 def config(vocabulary: int) -> dict[str, Any]:
-    """The shape of SmolLM2-135M, which the peer asks for and its mocker hardly uses."""
+    """Return the shape of SmolLM2-135M. The peer requires it, and its mocker hardly uses it."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -1,4 +1,4 @@
-"""Scale: every cost can be measured, here at the smallest sizes, for breakage only: nothing is timed in tests."""
+"""Every cost of the scale command can be measured. Tests use the smallest sizes, and time nothing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,18 +21,18 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("curve", [one for one in curves() if "etcd" not in one.name], ids=lambda one: one.name)
-def test_can_be_measured(curve: Curve) -> None:
+def test_every_cost_can_be_measured(curve: Curve) -> None:
     costs = run_async(measure(replace(curve, sizes=(1, SIZE, 10 * SIZE)), repeats=2, size_max=SIZE))
 
     assert set(costs) == {1, SIZE}
 
 
-def test_tokens_of_very_many_streams_are_measured_until_the_last_has_arrived() -> None:
-    """Once they were taken for lost: a session passes them on over several turns of the loop."""
+def test_delivery_to_very_many_streams_is_measured_to_the_last_token() -> None:
+    """Regression: a session delivers them over several turns of the loop, and they once counted as lost."""
     assert len(run_async(frontend.tokens(STREAMS_AT_ONCE_MAX + 1, 1))) == 1
 
 
-def test_a_name_that_nothing_has_is_refused_with_those_there_are(tmp_path: Path) -> None:
+def test_unknown_curve_name_is_refused_with_the_known_names(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["--only=nonsense", f"--results={tmp_path}"])
 
     assert done.exit_code == 2
@@ -40,7 +40,7 @@ def test_a_name_that_nothing_has_is_refused_with_those_there_are(tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_page_says_how_its_figures_came_about() -> None:
+def test_page_states_how_its_figures_were_measured() -> None:
     text = document({}, {"machine": "a small one"})
 
     assert "- machine: a small one" in text

@@ -1,4 +1,4 @@
-"""Held streams: each token is counted with its time, and a stream that goes no further is lost with its reason."""
+"""HeldStreams counts each token with its time, and reports why a stream that cannot continue was lost."""
 
 import socket
 import threading
@@ -17,7 +17,7 @@ SECONDS_MAX = 10.0
 
 @contextmanager
 def held(*pieces: bytes, is_closed: bool = False) -> Iterator[tuple[HeldStreams, Callable[[bytes], None]]]:
-    """Streams of a server that has sent each of them these pieces, and what sends them more."""
+    """Open streams to a server that sends these pieces on each; yields the streams and a function to send more."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ends: list[socket.socket] = []
 
@@ -45,7 +45,7 @@ def held(*pieces: bytes, is_closed: bool = False) -> Iterator[tuple[HeldStreams,
             end.close()
 
 
-def test_a_stream_has_begun_with_its_first_token() -> None:
+def test_stream_has_begun_once_its_first_token_arrives() -> None:
     with held(HEAD) as (streams, send):
         streams.read(0.01)
         assert streams.begun == 0
@@ -56,10 +56,10 @@ def test_a_stream_has_begun_with_its_first_token() -> None:
         assert (streams.begun, streams.errors) == (STREAMS, {})
 
 
-def test_tokens_are_counted_from_forget_on_and_each_has_its_gap() -> None:
+def test_reset_restarts_the_count_of_tokens_and_gaps() -> None:
     with held(HEAD, b"data: 1\n\n") as (streams, send):
         streams.wait_begun(SECONDS_MAX)
-        streams.forget()
+        streams.reset()
 
         send(b"data: 2\n\ndata: 3\n\n")
         while streams.tokens < 2 * STREAMS:
@@ -68,10 +68,10 @@ def test_tokens_are_counted_from_forget_on_and_each_has_its_gap() -> None:
         assert all(gaps[0] > 0 and gaps[1] == 0 for gaps in streams.gaps_s())
 
 
-def test_a_stream_that_falls_silent_has_a_gap_all_the_same() -> None:
+def test_silent_stream_has_a_gap_up_to_now() -> None:
     with held(HEAD, b"data: 1\n\n") as (streams, _):
         streams.wait_begun(SECONDS_MAX)
-        streams.forget()
+        streams.reset()
 
         streams.read(0.02)
 
@@ -86,21 +86,21 @@ def test_a_stream_that_falls_silent_has_a_gap_all_the_same() -> None:
         (HEAD + b"data: 1\n\ndata: [DONE]\n\n", "[DONE]"),
     ],
 )
-def test_a_stream_that_goes_no_further_is_lost_with_its_reason(piece: bytes, why: str) -> None:
+def test_stream_that_cannot_continue_is_lost_with_its_reason(piece: bytes, why: str) -> None:
     with held(piece) as (streams, _):
         streams.wait_begun(SECONDS_MAX)
 
         assert (streams.begun, streams.errors) == (0, {why: STREAMS})
 
 
-def test_a_stream_that_is_hung_up_on_is_lost() -> None:
+def test_stream_whose_connection_closes_is_lost() -> None:
     with held(HEAD, is_closed=True) as (streams, _):
         streams.wait_begun(SECONDS_MAX)
 
         assert streams.errors == {"hung up": STREAMS}
 
 
-def test_a_stream_without_a_token_is_lost() -> None:
+def test_stream_without_a_token_in_time_is_lost() -> None:
     with held(HEAD) as (streams, _):
         streams.wait_begun(0.02)
 

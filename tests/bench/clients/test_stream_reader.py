@@ -1,36 +1,20 @@
-"""Answers read raw: each event has the time of its last byte, and what a stream lacks is seen."""
+"""The stream reader records when each event arrived, and notices incomplete answers."""
 
-import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from bench.clients import stream_reader
 from bench.clients.stream_reader import Answer, Disturbance, read_answers
-
-HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
-
-
-def chunk(**content: Any) -> bytes:
-    event = b"data: %b\n\n" % json.dumps(content).encode()
-    return b"%x\r\n%b\r\n" % (len(event), event)
-
-
-def token(text: str) -> bytes:
-    return chunk(choices=[{"index": 0, "text": text}])
-
-
-USAGE = chunk(choices=[], usage={"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7})
+from tests.bench.sse import DONE, HEAD, USAGE, chunk, token
 
 
 @contextmanager
 def serving(serve: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A server of one connection after the other."""
+    """A server that accepts two connections, one after the other."""
 
     def run() -> None:
         for _ in range(2):
@@ -46,7 +30,7 @@ def serving(serve: Callable[[socket.socket], None]) -> Iterator[str]:
         thread.join()
 
 
-def test_an_event_has_the_time_of_the_piece_with_its_last_byte() -> None:
+def test_event_has_the_arrival_time_of_its_last_byte() -> None:
     half = len(HEAD) + 10
     raw = HEAD + token("a") + token("b")
     answer = Answer([(1.0, raw[:half]), (2.0, raw[half:]), (3.0, token("c") + token("d"))])
@@ -62,29 +46,29 @@ def test_only_events_with_text_have_gaps() -> None:
     assert answer.gaps_s == [3.0]
 
 
-def test_usage_is_there_if_it_was_told() -> None:
+def test_usage_is_read_if_the_answer_reports_it() -> None:
     assert Answer([(1.0, HEAD + token("a") + USAGE + DONE)]).usage == (5, 2)
     assert Answer([(1.0, HEAD + token("a") + DONE)]).usage is None
 
 
-def test_an_answer_is_complete_with_its_end_and_without_an_error() -> None:
+def test_answer_is_complete_if_it_ends_with_done_and_has_no_error() -> None:
     assert Answer([(1.0, HEAD + token("a") + DONE)]).is_complete
     assert not Answer([(1.0, HEAD + token("a"))]).is_complete
     assert not Answer([(1.0, HEAD + chunk(error={"message": "lost"}) + DONE)]).is_complete
 
 
-def test_the_longest_gap_is_that_of_what_came_later() -> None:
+def test_longest_gap_ignores_gaps_that_ended_before_the_given_time() -> None:
     pieces = [(at, token("a")) for at in (1.0, 3.0, 3.5, 4.5)]
 
     assert Answer([*pieces, (4.6, DONE)]).longest_gap_s(since=3.2) == 1.0
     assert Answer([*pieces, (4.6, DONE)]).longest_gap_s(since=2.0) == 2.0
 
 
-def test_an_answer_that_never_went_on_has_a_gap_as_long_as_it_was_waited_for() -> None:
+def test_incomplete_answer_has_a_gap_until_it_was_given_up() -> None:
     assert Answer([(1.0, token("a")), (2.0, token("b"))], over_at=12.0).longest_gap_s(since=1.5) == 10.0
 
 
-def test_answers_are_read_to_their_ends() -> None:
+def test_answers_are_read_until_they_end() -> None:
     def serve(connection: socket.socket) -> None:
         connection.sendall(HEAD + token("a"))
         connection.sendall(token("b") + USAGE + DONE)
@@ -95,8 +79,8 @@ def test_answers_are_read_to_their_ends() -> None:
     assert [(answer.is_complete, answer.text) for answer in read] == [(True, "ab")] * 2
 
 
-def test_a_strike_comes_in_the_midst_and_who_gets_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server goes on once it was struck, and then hangs."""
+def test_disturbance_happens_mid_stream_and_silent_streams_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server continues after the disturbance and then hangs."""
     monkeypatch.setattr(stream_reader, "QUIET_S_MAX", 0.2)
     was_struck, is_over = threading.Event(), threading.Event()
 

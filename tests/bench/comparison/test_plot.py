@@ -1,4 +1,4 @@
-"""The picture: a line for each system where it was measured, with the ranges of its rounds."""
+"""The chart has a line for each measured system, with the ranges of its rounds."""
 
 from pathlib import Path
 
@@ -17,15 +17,15 @@ def measured(cpu_us: float) -> Round:
     return one
 
 
-def test_a_point_is_a_median_with_its_range() -> None:
+def test_point_is_a_median_with_its_range() -> None:
     assert series([measured(10.0), measured(30.0), measured(12.0)], LINE) == [(16, 12.0, 2.0, 18.0)]
 
 
-def test_what_was_not_measured_has_no_point() -> None:
+def test_figure_that_was_not_measured_has_no_point() -> None:
     assert series([measured(1.0)], Line(PEER, "cpu_in_sends")) == []
 
 
-def test_it_is_drawn(tmp_path: Path) -> None:
+def test_chart_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
 
     draw([measured(10.0)], tmp_path / "it.png")

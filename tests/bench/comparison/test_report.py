@@ -1,4 +1,4 @@
-"""The report: a line for each figure of each row, and what is missing is said."""
+"""The report has a line for each figure of each row, and names what is missing."""
 
 from bench.comparison.report import PARTS, Part, document, table
 from bench.comparison.rounds import MACHINE, OURS, PEER, Round
@@ -14,7 +14,7 @@ def measured(ours: float, other: float | None = None) -> Round:
     return one
 
 
-def test_each_figure_has_a_line_for_each_row_with_both_and_their_ratio() -> None:
+def test_each_figure_has_a_line_per_row_with_both_systems_and_their_ratio() -> None:
     lines = table(PART, [measured(10, 20), measured(20, 40), measured(30, 60)]).splitlines()
 
     assert lines == [
@@ -25,25 +25,25 @@ def test_each_figure_has_a_line_for_each_row_with_both_and_their_ratio() -> None
     ]
 
 
-def test_without_the_peer_its_column_is_empty() -> None:
+def test_peers_column_is_empty_without_the_peer() -> None:
     assert "| CPU | 16 | 10 | — | — |" in table(PART, [measured(10)])
 
 
-def test_a_part_of_one_system_has_no_ratio() -> None:
+def test_part_with_one_system_has_no_ratio() -> None:
     one = Round()
     one.add("floor", 16, MACHINE, {"send_us": 4.0})
 
     assert "| bare send, CPU µs per event | 16 | 4 |" in document([one], {}, []).splitlines()
 
 
-def test_the_document_says_what_was_measured_where_and_what_failed() -> None:
-    page = document([measured(10)], {"machine": "a machine"}, ["round 1, losses, Dynamo: it did not come up"])
+def test_page_states_what_was_measured_where_and_what_failed() -> None:
+    page = document([measured(10)], {"machine": "a machine"}, ["round 1, losses, Dynamo: it did not start"])
 
     assert "- machine: a machine" in page
-    assert "## What failed\n\n- round 1, losses, Dynamo: it did not come up" in page
+    assert "## What failed\n\n- round 1, losses, Dynamo: it did not start" in page
 
 
-def test_parts_that_were_not_measured_have_no_table() -> None:
+def test_part_that_was_not_measured_has_no_table() -> None:
     page = document([measured(10)], {}, [])
 
     assert [part.title for part in PARTS if f"## {part.title}\n" in page] == ["OpenAI streams over HTTP"]

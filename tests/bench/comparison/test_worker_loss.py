@@ -1,8 +1,8 @@
-"""What clients saw of a lost worker: streams counted, and the gaps that came after."""
+"""The effect of a lost worker: which streams were complete and correct, and the gaps after the loss."""
 
 from bench.clients.stream_reader import Answer
-from bench.comparison.worker_loss import seen
-from tests.bench.clients.test_stream_reader import DONE, HEAD, USAGE, token
+from bench.comparison.worker_loss import compare_answers
+from tests.bench.sse import DONE, HEAD, USAGE, token
 
 
 def answer(*pieces: tuple[float, bytes], over_at: float = 99.0) -> Answer:
@@ -12,10 +12,10 @@ def answer(*pieces: tuple[float, bytes], over_at: float = 99.0) -> Answer:
 CALM = answer((1.0, token("a")), (2.0, token("b") + USAGE + DONE))
 
 
-def test_a_stream_that_went_on_is_complete_and_right_whatever_its_gap() -> None:
+def test_stream_that_continued_is_complete_and_correct_whatever_its_gap() -> None:
     moved = answer((1.0, token("a")), (4.0, token("b") + USAGE + DONE))
 
-    figures = seen([CALM], [moved], sent_at=1.5, repeats=True)
+    figures = compare_answers([CALM], [moved], sent_at=1.5, repeats=True)
 
     assert figures == {
         "gap_ms_p50": 3000.0, "gap_ms_p75": 3000.0, "gap_ms_p99": None, "gap_ms_max": 3000.0,
@@ -23,22 +23,22 @@ def test_a_stream_that_went_on_is_complete_and_right_whatever_its_gap() -> None:
     }  # fmt: skip
 
 
-def test_a_stream_that_never_went_on_is_none_of_it_and_has_its_wait_for_a_gap() -> None:
+def test_stream_that_never_continued_counts_its_wait_as_a_gap() -> None:
     lost = answer((1.0, token("a")), over_at=16.0)
 
-    figures = seen([CALM], [lost], sent_at=1.5, repeats=True)
+    figures = compare_answers([CALM], [lost], sent_at=1.5, repeats=True)
 
     assert (figures["complete"], figures["text_equal"], figures["usage_right"]) == (0, 0, 0)
     assert figures["gap_ms_max"] == 15_000.0
 
 
 def test_random_texts_are_not_compared() -> None:
-    assert seen([CALM], [CALM], sent_at=1.5, repeats=False)["text_equal"] is None
+    assert compare_answers([CALM], [CALM], sent_at=1.5, repeats=False)["text_equal"] is None
 
 
-def test_gaps_are_those_of_all_streams() -> None:
+def test_gap_quantiles_are_over_all_streams() -> None:
     moved = answer((1.0, token("a")), (4.0, token("b") + DONE))
 
-    figures = seen([CALM] * 4, [CALM, CALM, CALM, moved], sent_at=1.5, repeats=True)
+    figures = compare_answers([CALM] * 4, [CALM, CALM, CALM, moved], sent_at=1.5, repeats=True)
 
     assert (figures["gap_ms_p50"], figures["gap_ms_p75"]) == (1000.0, 3000.0)

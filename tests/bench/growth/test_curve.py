@@ -1,4 +1,4 @@
-"""Growth: costs at several sizes come to a table and a picture that show which of them grow."""
+"""Costs at several sizes become a table and a chart that show which of them grow."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,15 +24,15 @@ def cost(median: float) -> Cost:
 COSTS = {FLAT: {1: cost(5.0), 10: cost(4.0)}, STEEP: {10: cost(20.0), 100: cost(2000.0)}}
 
 
-def test_a_cost_is_the_median_of_its_repeats_with_their_range() -> None:
+def test_cost_is_the_median_of_its_repeats_with_their_range() -> None:
     assert run_async(cost_of(FLAT, 10, 5)) == Cost(7.0, 5.0, 9.0)
 
 
-def test_growth_is_from_the_least_cost_to_that_of_the_largest_size() -> None:
+def test_growth_compares_the_largest_size_with_the_lowest_cost() -> None:
     assert [growth(each) for each in COSTS.values()] == [1.0, 100.0]
 
 
-def test_the_table_has_a_column_for_each_size_and_leaves_out_what_was_not_measured() -> None:
+def test_table_has_a_column_per_size_and_empty_cells_for_unmeasured_sizes() -> None:
     assert table(COSTS).splitlines() == [
         "| cost of | against | 1 | 10 | 100 | grows |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -41,7 +41,7 @@ def test_the_table_has_a_column_for_each_size_and_leaves_out_what_was_not_measur
     ]
 
 
-def test_it_is_drawn(tmp_path: Path) -> None:
+def test_chart_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
 
     draw(COSTS, tmp_path / "picture.png")

@@ -1,4 +1,4 @@
-"""What a process uses is read right from outside, and a quantile says nothing of what was not seen."""
+"""CPU time and memory of a process are read correctly from outside."""
 
 import os
 import subprocess
@@ -15,12 +15,12 @@ from bench.measure.process_usage import cpu_seconds, cpu_seconds_of, memory_kib,
 WAIT_S = 15.0
 
 
-def test_cpu_time_of_a_process_is_its_own_measure() -> None:
+def test_cpu_time_equals_what_the_process_itself_measures() -> None:
     assert cpu_seconds(os.getpid()) == pytest.approx(time.process_time(), abs=0.01)
     assert cpu_seconds_of([os.getpid(), os.getpid()]) == pytest.approx(2 * time.process_time(), abs=0.01)
 
 
-def test_a_process_that_is_gone_is_told() -> None:
+def test_missing_process_is_reported() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
 
@@ -29,7 +29,7 @@ def test_a_process_that_is_gone_is_told() -> None:
             measure(child.pid)
 
 
-def test_the_peak_of_memory_is_at_least_what_there_was_at_first() -> None:
+def test_memory_peak_is_at_least_the_memory_at_the_start() -> None:
     before = memory_kib(os.getpid())
 
     with memory_peak(os.getpid()) as peak:
@@ -38,7 +38,7 @@ def test_the_peak_of_memory_is_at_least_what_there_was_at_first() -> None:
     assert peak.kib >= before > 1024
 
 
-def test_the_peak_of_a_process_that_ends_meanwhile_is_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_peak_of_a_process_that_exits_is_what_was_seen_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_usage, "MEMORY_EVERY_S", 0.001)
     others = set(threading.enumerate())
     with subprocess.Popen([sys.executable], stdin=subprocess.PIPE) as child, memory_peak(child.pid) as peak:

@@ -1,4 +1,4 @@
-"""Quantiles: a quantile is one of the values, and too few values have none."""
+"""A quantile is one of the values, and too few values have none."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from bench.measure.quantiles import milliseconds, quantile
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.75, 75), (0.99, 99), (0.0, 0)])
-def test_a_quantile_is_one_of_the_values_in_any_order(share: float, expected: float) -> None:
+def test_quantile_is_one_of_the_unsorted_values(share: float, expected: float) -> None:
     assert quantile([*range(99, -1, -1)], share) == expected
 
 
@@ -16,5 +16,5 @@ def test_too_few_values_have_no_high_quantile() -> None:
     assert quantile([], 0.5) is None
 
 
-def test_quantiles_go_by_name_and_in_milliseconds() -> None:
+def test_quantiles_are_named_and_in_milliseconds() -> None:
     assert milliseconds([0.25] * 100, "gap_ms") == {"gap_ms_p50": 250.0, "gap_ms_p99": 250.0, "gap_ms_p99.9": None}

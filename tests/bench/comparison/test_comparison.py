@@ -1,0 +1,29 @@
+"""A comparison continues after a part that fails, and keeps what was measured before the failure."""
+
+import pytest
+
+from bench.clients.wrk import Load
+from bench.comparison.comparison import Add, Comparison, Plan
+from bench.comparison.rounds import OURS, PEER, Round
+from bench.measure.errors import BenchError
+
+
+def test_grpc_is_measured_up_to_its_maximum_of_streams() -> None:
+    loads = [Load(streams, 1, 10) for streams in (1, 256, 512)]
+
+    assert [load.streams for load in Plan(loads, loads[0], [], [OURS]).grpc_loads] == [1, 256]
+
+
+@pytest.mark.parametrize("system", [OURS, PEER])
+def test_part_that_fails_is_reported_and_only_the_peer_may_fail(system: str) -> None:
+    comparison = Comparison(Plan([], Load(1, 1, 1), [], [system]), rounds=[Round()])
+
+    def fails(add: Add) -> None:
+        add(16, {"tokens_per_s": 5.0})
+        raise BenchError("no such thing")
+
+    comparison.measure_part("saturated", system, fails)
+
+    assert comparison.failures == [f"round 1, saturated, {system}: no such thing"]
+    assert comparison.is_complete == (system == PEER)
+    assert comparison.rounds[0].get("saturated", "16", system, "tokens_per_s") == 5.0
