@@ -1,4 +1,4 @@
-"""The engine that the tests of llama.cpp share: loading is most of their time, so there is one for each module."""
+"""Fixtures for the tests of the llama.cpp engine: one engine for each module, because loading it takes seconds."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="module")
 def bench(runner: asyncio.Runner) -> Iterator["Bench"]:
-    from tests.worker.engines.llamacpp.support import TIMEOUT_S, Bench  # Needs the extra, which other tests do not.
+    from tests.worker.engines.llamacpp.support import TIMEOUT_S, Bench  # Needs the extra `llamacpp`.
 
     async def start() -> tuple["Bench", asyncio.Task[None]]:
         bench, ready = Bench(), asyncio.Event()

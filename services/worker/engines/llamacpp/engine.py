@@ -1,10 +1,11 @@
-"""The engine as the event loop sees it: one thread that steps, a mailbox to it, and outputs back, a batch per step."""
+"""The llama.cpp engine on the event loop: one thread steps, a mailbox leads to it, and each step sends outputs back."""
 
 import asyncio
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -17,26 +18,29 @@ from services.worker.engine import Emit, EngineLoad, Output, RankLoad
 
 try:
     from services.models.tokenizers.gguf import tokenizer_content
-    from services.worker.engines.llamacpp.batch import PIECE_TOKENS_MAX, PIECE_TOKENS_MIN, Batch, Running, blocks_of
-    from services.worker.engines.llamacpp.grammar import KINDS, Form
-    from services.worker.engines.llamacpp.grammar_compiler import GrammarCompiler, Making
+    from services.worker.engines.llamacpp.batch import CHUNK_TOKENS_MAX, CHUNK_TOKENS_MIN, Batch
+    from services.worker.engines.llamacpp.grammar import KINDS, Grammar
+    from services.worker.engines.llamacpp.grammar_compiler import Compilation, GrammarCompiler
+    from services.worker.engines.llamacpp.mailbox import Mailbox
     from services.worker.engines.llamacpp.model import Llama
+    from services.worker.engines.llamacpp.sequence import LlamaSequence, blocks_of
 except (ImportError, Failure) as error:
     raise StartupError("the llamacpp engine needs llama.cpp: pip install 'unbroken[llamacpp]'") from error
 
 log = structlog.get_logger()
 
 END_TIMEOUT_S = 10.0
-"""How long ending waits for the step, or the loading, that is under way."""
-_IDLE_WAIT_S = 1.0
+"""How long a shutdown waits for the step, or the loading, in progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppConfig:
-    """context_length: tokens of prompt and answer of one sequence, at most the model's own; by default 2048 of them.
+    """Settings of the llama.cpp engine.
 
-    sequences: how many run at a time. threads: a second one is a gain on a core of its own only, and costs a filler in
-    each step of a lone sequence. prefill_chunk_tokens: how much of a prompt is computed between two tokens of others.
+    `context_length`: tokens of prompt and answer of one sequence, at most the model's own; None: at most 2048.
+    `sequences`: how many run at a time. `threads`: a second thread is faster only on a core of its own, and adds a
+    filler row to each step of a single sequence. `prefill_chunk_tokens`: prompt tokens computed in one step, between
+    two tokens of the other sequences.
     """
 
     path: Path
@@ -48,66 +52,20 @@ class LlamaCppConfig:
 
     def __post_init__(self) -> None:
         assert self.sequences >= 1
-        assert PIECE_TOKENS_MIN <= self.prefill_chunk_tokens <= PIECE_TOKENS_MAX
-
-
-@dataclass(slots=True)
-class _Mail:
-    """What the loop asks of the thread."""
-
-    submitted: dict[int, Running]
-    cancelled: set[int]
-    is_closed: bool = False
-
-
-class _Mailbox:
-    """Takes orders without waiting; its lock is held for no longer than it takes to note one."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._mail = _Mail({}, set())
-
-    def submit(self, running: Running) -> None:
-        with self._changed:
-            self._mail.submitted[running.key] = running
-            self._changed.notify()
-
-    def cancel(self, key: int) -> None:
-        with self._changed:
-            if self._mail.submitted.pop(key, None) is None:
-                self._mail.cancelled.add(key)
-            self._changed.notify()
-
-    def is_cancelled(self, key: int) -> bool:
-        """Whether it was cancelled since the last time that the mail was taken."""
-        with self._changed:
-            return key in self._mail.cancelled
-
-    def close(self) -> None:
-        with self._changed:
-            self._mail.is_closed = True
-            self._changed.notify()
-
-    def take(self, *, wait: bool) -> _Mail:
-        """All orders since the last time. wait: for one, but at most a second."""
-        with self._changed:
-            if wait and not (self._mail.submitted or self._mail.cancelled or self._mail.is_closed):
-                self._changed.wait(_IDLE_WAIT_S)
-            mail, self._mail = self._mail, _Mail({}, set(), self._mail.is_closed)
-        return mail
+        assert CHUNK_TOKENS_MIN <= self.prefill_chunk_tokens <= CHUNK_TOKENS_MAX
 
 
 class LlamaCppEngine:
-    """See the package for what makes its answers exact."""
+    """Serves a GGUF model. The package docstring explains what makes its answers exact."""
 
     def __init__(self, config: LlamaCppConfig) -> None:
         self._config = config
-        self._mailbox = _Mailbox()
-        self._live: dict[int, Running] = {}  # What may be emitted, by key. Only the event loop changes it.
-        self._making: dict[int, Making] = {}  # Forms on their way, of some of those.
+        self._mailbox = Mailbox()
+        self._live: dict[int, LlamaSequence] = {}  # By key: requests that may emit. Only the event loop changes it.
+        self._compilations: dict[int, Compilation] = {}  # GrammarBuilder on their way, of some of those.
         self._loaded: tuple[Llama, ModelCard, bytes] | None = None
         self._batch: Batch | None = None
-        self._form_maker: GrammarCompiler | None = None
+        self._grammar_compiler: GrammarCompiler | None = None
         self._emit: Emit = lambda _: None
         self.request_limit = config.sequences
 
@@ -119,16 +77,16 @@ class LlamaCppEngine:
         return self._get_loaded()[2]
 
     def load(self) -> EngineLoad:
-        """Of all that were submitted and have neither ended nor been cancelled, wherever they stand.
+        """The load of all requests that were submitted and have neither ended nor been cancelled.
 
-        kv_blocks_total: what N sequences of a whole context take. llama.cpp allocates that and some padding, which no
-        request can fill: each sequence's cache is rounded up to 256 tokens.
+        `kv_blocks_total` is the number of blocks that N sequences with a full context take. llama.cpp rounds each
+        sequence's cache up to 256 tokens; no request can fill that padding, so it is not counted.
         """
         if self._batch is None:
             return EngineLoad(0, (RankLoad(0, 0, 0),))
-        used = sum(running.block_count for running in self._live.values())
+        used = sum(sequence.block_count for sequence in self._live.values())
         total = self.request_limit * blocks_of(self.card.context_length)
-        prefill = sum(running.prefill_left for running in self._live.values())
+        prefill = sum(sequence.prefill_left for sequence in self._live.values())
         return replace(self._batch.counts, ranks=(RankLoad(used, total, prefill),))
 
     def submit(self, key: int, request: Request) -> None:
@@ -136,49 +94,50 @@ class LlamaCppEngine:
         if len(self._live) >= self.request_limit:
             detail = "Server overloaded: worker at capacity"
             raise Failure(Reason.WORKER_AT_CAPACITY, detail, metadata={CAUSE: RefusedFor.CAPACITY})
-        running = Running(key, request, self._get_loaded()[0].end_ids)
+        sequence = LlamaSequence(key, request, self._get_loaded()[0].end_ids)
         if request.guided is None:
-            self._mailbox.submit(running)
+            self._mailbox.submit(sequence)
         else:
-            assert self._form_maker is not None, "the engine is not ready"
-            self._making[key] = self._form_maker.start(request, lambda result: self._take_form(running, result))
-        self._live[key] = running
+            assert self._grammar_compiler is not None, "the engine is not ready"
+            on_done = partial(self._on_grammar, sequence)
+            self._compilations[key] = self._grammar_compiler.compile(request, on_done)
+        self._live[key] = sequence
 
-    def _take_form(self, running: Running, result: Form | Failure) -> None:
-        del self._making[running.key]
+    def _on_grammar(self, sequence: LlamaSequence, result: Grammar | Failure) -> None:
+        del self._compilations[sequence.key]
         if isinstance(result, Failure):
-            self._deliver([Output(running.key, failure=result)])
+            self._deliver([Output(sequence.key, failure=result)])
         else:
-            running.form = result
-            self._mailbox.submit(running)
+            sequence.grammar = result
+            self._mailbox.submit(sequence)
 
     def cancel(self, key: int) -> None:
         if self._live.pop(key, None) is None:
             return
-        making = self._making.pop(key, None)
-        if making is None:
+        compilation = self._compilations.pop(key, None)
+        if compilation is None:
             self._mailbox.cancel(key)
         else:
-            assert self._form_maker is not None, "it makes this form"
-            self._form_maker.cancel(making)
+            assert self._grammar_compiler is not None, "it has started this compilation"
+            self._grammar_compiler.cancel(compilation)
 
     async def run(self, emit: Emit, ready: asyncio.Event) -> None:
-        """Raises Failure(ENGINE_DEAD) when loading or a step fails.
+        """Load the model, set `ready`, and step until cancelled. Raises Failure(ENGINE_DEAD) when either fails.
 
-        cyllama holds Python's global lock while it reads a file, so loading stops the event loop, too, for up to 0.7 s
-        with 100 MB. Nobody waits for it then: a worker is announced, and takes sessions, only once `ready` is set.
+        cyllama holds the GIL while it reads a file, so loading also blocks the event loop: up to 0.7 s for 100 MB. No
+        request waits then, because a worker registers and accepts sessions only once `ready` is set.
         """
         self._emit = emit
         loop = asyncio.get_running_loop()
         died: asyncio.Future[None] = loop.create_future()
         ended = asyncio.Event()
 
-        def tell(callback: Callable[..., object], *args: object) -> None:
+        def call_on_loop(callback: Callable[..., object], *args: object) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(callback, *args)
 
         def start() -> None:
-            self._form_maker = GrammarCompiler(loop, self._get_loaded()[0].forms)
+            self._grammar_compiler = GrammarCompiler(loop, self._get_loaded()[0].grammars)
             ready.set()
 
         def fail(error: BaseException) -> None:
@@ -187,12 +146,12 @@ class LlamaCppEngine:
 
         def work() -> None:
             try:
-                self._work(lambda: tell(start), lambda outputs: tell(self._deliver, outputs))
-            except BaseException as error:  # A panic in Rust is no Exception.
-                log.exception("the engine's thread died")
-                tell(fail, error)
+                self._work(lambda: call_on_loop(start), lambda outputs: call_on_loop(self._deliver, outputs))
+            except BaseException as error:  # A panic in Rust does not derive from Exception.
+                log.exception("the engine thread failed")
+                call_on_loop(fail, error)
             finally:
-                tell(ended.set)
+                call_on_loop(ended.set)
 
         thread = threading.Thread(target=work, name="llamacpp", daemon=True)
         thread.start()
@@ -203,21 +162,21 @@ class LlamaCppEngine:
             await _wait_ended(thread, ended)
 
     def _work(self, on_ready: Callable[[], None], on_outputs: Callable[[Sequence[Output]], None]) -> None:
-        """The thread: load, then step while there is work, until the mailbox is closed."""
+        """Run in the thread: load the model, then step while there is work, until the mailbox is closed."""
         llama = self._load_model()
         try:
             batch = self._batch = Batch(
                 llama,
-                streams=self._config.sequences,
-                piece_tokens=self._config.prefill_chunk_tokens,
+                sequences=self._config.sequences,
+                chunk_tokens=self._config.prefill_chunk_tokens,
                 is_cancelled=self._mailbox.is_cancelled,
             )
             on_ready()
-            while not (mail := self._mailbox.take(wait=batch.is_empty)).is_closed:
-                for key in mail.cancelled:  # First, to make place for what was submitted instead.
+            while not (mail := self._mailbox.collect(wait=batch.is_empty)).is_closed:
+                for key in mail.cancelled:  # First: a new request may need the place of a cancelled one.
                     batch.remove(key)
-                for running in mail.submitted.values():
-                    batch.add(running)
+                for sequence in mail.submitted.values():
+                    batch.add(sequence)
                 if outputs := batch.step():
                     on_outputs(outputs)
         finally:
@@ -228,10 +187,10 @@ class LlamaCppEngine:
         content = tokenizer_content(config.path)
         llama = Llama(
             config.path,
-            streams=config.sequences,
+            sequences=config.sequences,
             context_length=config.context_length,
             threads=config.threads,
-            decode_tokens_max=max(PIECE_TOKENS_MAX, config.sequences + 1),
+            decode_tokens_max=max(CHUNK_TOKENS_MAX, config.sequences + 1),
         )
         self._loaded = (llama, _card_of(llama, config, content), content)
         return llama
@@ -266,18 +225,18 @@ def _card_of(llama: Llama, config: LlamaCppConfig, content: bytes) -> ModelCard:
 
 
 async def _wait_ended(thread: threading.Thread, ended: asyncio.Event) -> None:
-    """Wait for the thread, but not for ever, while the event loop goes on. ended: its last act is to set this."""
+    """Wait at most END_TIMEOUT_S for the thread, without blocking the event loop. It sets `ended` when it returns."""
     try:
         async with asyncio.timeout(END_TIMEOUT_S):
             await ended.wait()
     except TimeoutError:
-        log.warning("the engine's thread is still in a step; leaving it behind")
+        log.warning("the engine thread did not end in time, continuing without it", timeout_s=END_TIMEOUT_S)
     else:
         thread.join()
 
 
 def _check(request: Request, card: ModelCard) -> None:
-    """Refuse what llama.cpp would crash on. Raises Failure."""
+    """Refuse values that would crash llama.cpp. Raises Failure."""
     prompt_count = len(request.prompt_token_ids)
     if prompt_count == 0:
         raise invalid("tokens", "the prompt is empty: send at least one token")
@@ -292,5 +251,5 @@ def _check(request: Request, card: ModelCard) -> None:
     if prompt_count >= card.context_length or total > card.context_length:
         raise Failure(
             Reason.PROMPT_TOO_LONG,
-            f"the prompt has {total} tokens where the model's context has {card.context_length}, with the answer",
+            f"the prompt has {total} tokens: it must fit, with the answer, in a context of {card.context_length}",
         )

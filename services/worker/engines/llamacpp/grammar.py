@@ -1,18 +1,19 @@
-r"""Guided decoding: which tokens an answer that is held to a form may go on with.
+r"""Guided decoding: grammars that say which tokens may continue an answer.
 
-The automata are llguidance's, an optional dependency of 3 MB. llama.cpp has a grammar sampler of its own, but a grammar
-that it cannot parse, or that allows no token, or a token that the grammar forbids, make it abort the process, and its
-wrapper offers no way to ask first. llguidance refuses all of them with a message, and bounds its work.
+The automata come from llguidance, an optional dependency of 3 MB. llama.cpp has its own grammar sampler, but it aborts
+the process on a grammar that it cannot parse or that allows no token, and on a token that the grammar forbids; its
+wrapper offers no way to check first. llguidance refuses all of these with a message, and bounds its work.
 
-A form is a pure function of its text, the vocabulary and the tokens before, so a continuation stands where the cut was.
-A grammar is in GBNF. Its rules without recursion are read as the words of a lexer, longest first: of
-`root ::= ab "b"` and `ab ::= "a" "b"*` the first takes every b, so that the answer never ends. An expression is one of
-the Rust crate `regex`, over the whole answer, without look-around and references.
+The state of a grammar is a pure function of its text, the vocabulary and the tokens before, so a continuation has the
+same state as the uncut answer. A guided grammar is written in GBNF. Its rules without recursion become lexemes of a
+lexer, which matches the longest first: with `root ::= ab "b"` and `ab ::= "a" "b"*`, `ab` matches every b, and the
+answer never ends. A regular expression has the syntax of the Rust crate `regex`, without look-around and
+back-references, and must match the whole answer.
 
-Seen with a vocabulary of 49,152 tokens: 130 ms for the vocabulary, once; 0.3 to 6 ms for a usual form; for each token
-10 µs to take it and 10 to 900 µs for the mask. These run outside of Python's global lock.
+Measured with a vocabulary of 49,152 tokens: 130 ms for the vocabulary, once; 0.3 to 6 ms to compile a usual grammar;
+for each token, 10 µs to accept it and 10 to 900 µs for the mask. All of these run without the GIL.
 
-Raises ImportError where llguidance is not installed; who imports this says what that means there.
+Importing this module raises ImportError if llguidance is not installed. `engine.py` turns that into a StartupError.
 """
 
 import json
@@ -35,18 +36,18 @@ _LIMITS = llguidance.LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
-"""The first four are the defaults, and cost at most some 20 ms each; a lexer's state takes 1 to 2 kB."""
+"""The first four are llguidance's defaults and cost at most about 20 ms each. A lexer state takes 1 to 2 kB."""
 _ERROR_CHARACTERS_MAX = 300
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
 _ASCII_COUNT = 0x80
 _HEADER = '%llguidance {"no_forcing": true}\n'
-"""Without it, where the form leaves one byte only, the next such bytes are looked for, without end in `"a"+ "a"`."""
+"""Without `no_forcing`, llguidance follows every byte that has no alternative: for `"a"+ "a"` this never ends."""
 _JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
-"""A small model between two values would write line breaks for ever."""
+"""Bounds the white space between two values: a small model would otherwise write line breaks without end."""
 
 
 class _Vocabulary:
-    """What `LLTokenizer` asks of a tokeniser."""
+    """The attributes that `LLTokenizer` needs from a tokeniser."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -60,8 +61,8 @@ class _Vocabulary:
         raise AssertionError("nothing is tokenised: `no_forcing` is set")
 
 
-class Forms:
-    """Makes forms for one vocabulary. token_bytes: by token id; b"" for those that are no text."""
+class GrammarBuilder:
+    """Builds grammars for one vocabulary. `token_bytes`: by token id; b"" for tokens without text."""
 
     def __init__(self, token_bytes: Sequence[bytes], end_ids: Iterable[int]) -> None:
         ends = sorted(end_ids)
@@ -71,39 +72,37 @@ class Forms:
             eos_token=ends,
         )
 
-    def start(self, guided: Guided, generated: Sequence[int]) -> "Form":
-        """The form after the tokens that exist. Raises Failure: INVALID_ARGUMENT, GRAMMAR_REPLAY_MISMATCH."""
+    def build(self, guided: Guided, generated: Sequence[int]) -> "Grammar":
+        """Return the grammar after the `generated` tokens. Raises INVALID_ARGUMENT or GRAMMAR_REPLAY_MISMATCH."""
         matcher = llguidance.LLMatcher(self._tokenizer, _lark_of(guided), log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise _refusal(guided.kind, matcher.get_error())
         if matcher.try_consume_tokens(list(generated)) != len(generated):
-            raise Failure(
-                Reason.GRAMMAR_REPLAY_MISMATCH, f"the answer so far does not fit the guided {guided.kind} it began with"
-            )
-        return Form(guided.kind, matcher)
+            raise Failure(Reason.GRAMMAR_REPLAY_MISMATCH, f"the answer so far does not match its guided.{guided.kind}")
+        return Grammar(guided.kind, matcher)
 
 
-class Form:
-    """Where one answer stands in its form."""
+class Grammar:
+    """The grammar of one guided answer, and its state after the tokens so far."""
 
     def __init__(self, kind: GuidedKind, matcher: llguidance.LLMatcher) -> None:
         self._kind = kind
         self._matcher = matcher
 
-    def allowed(self) -> bytes:
-        """Which tokens may follow: bit `id % 8` of byte `id // 8`. An end token may if the form is complete.
+    def token_mask(self) -> bytes:
+        """The tokens that may follow: bit `id % 8` of byte `id // 8`. End tokens are set if the grammar is complete.
 
-        Raises Failure(INVALID_ARGUMENT) if that takes more work than the bounds allow.
+        Raises Failure(INVALID_ARGUMENT) if computing the mask exceeds the bounds on work.
         """
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise _refusal(self._kind, self._matcher.get_error())
         return mask
 
-    def take(self, token: int) -> None:
-        """Go on by an allowed token that does not end the answer."""
-        taken = self._matcher.consume_token(token)
-        assert taken, "only what is allowed is taken"
+    def accept_token(self, token: int) -> None:
+        """Advance by one token of the mask that is not an end token."""
+        is_accepted = self._matcher.consume_token(token)
+        assert is_accepted, "the token was not in the mask"
 
     @property
     def is_complete(self) -> bool:
@@ -112,11 +111,11 @@ class Form:
 
 
 def _lark_of(guided: Guided) -> str:
-    """The form in llguidance's dialect of Lark. Raises Failure(INVALID_ARGUMENT)."""
+    """The guided field in llguidance's dialect of Lark. Raises Failure(INVALID_ARGUMENT)."""
     try:
         return _HEADER + _rules_of(guided)
     except Exception as error:
-        # The converter raises bare exceptions of many kinds at what it cannot read.
+        # The converter raises exceptions of many classes for invalid input.
         raise _refusal(guided.kind, str(error)) from error
 
 
@@ -135,7 +134,7 @@ def _rules_of(guided: Guided) -> str:
 
 
 def _spell(escaped: re.Match[str]) -> str:
-    """Write a character for its number, because the converter cuts the zeros off that a number begins with."""
+    """Replace an escaped code point by its character: the converter drops leading zeros of the number."""
     number = escaped[1] or escaped[2]
     if number is None:
         return escaped[0]

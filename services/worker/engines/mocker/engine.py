@@ -9,8 +9,8 @@ from services.core.model_card import ModelCard, Resume, TokenizerRef
 from services.core.request import Request
 from services.models.tokenizers.byte_level import VOCAB_SIZE
 from services.worker.engine import Emit, EngineLoad, Output
-from services.worker.engines.mocker.faults import Faults, Saboteur
-from services.worker.engines.mocker.rank import Piece, Rank, next_pieces
+from services.worker.engines.mocker.faults import FaultInjector, Faults
+from services.worker.engines.mocker.rank import Chunk, Rank, next_chunks
 from services.worker.engines.mocker.sequence import MockerSequence
 
 
@@ -54,7 +54,7 @@ class MockerEngine:
         ]
         self._rank_of: dict[int, Rank] = {}  # By key.
         self._has_work = asyncio.Event()
-        self._saboteur = Saboteur(config.faults)
+        self._fault_injector = FaultInjector(config.faults)
         self._quorum = config.faults.hold
         self._steps = self._prefill_tokens = self._generated_tokens = self._tokens_after_cancel = 0
         self.request_limit = config.request_limit
@@ -74,7 +74,7 @@ class MockerEngine:
         return b""
 
     def submit(self, key: int, request: Request) -> None:
-        self._saboteur.refuse()
+        self._fault_injector.refuse()
         assert len(request.prompt_token_ids) < self.card.context_length, "see services/worker/validate.py"
         rank = self._ranks[0] if len(self._ranks) == 1 else min(self._ranks, key=attrgetter("token_count"))
         rank.add(MockerSequence(key, request))
@@ -91,7 +91,7 @@ class MockerEngine:
         return None if rank is None else rank.remove(key)
 
     def load(self) -> EngineLoad:
-        ranks = (rank.load() for number, rank in enumerate(self._ranks) if not self._saboteur.is_muted(number))
+        ranks = (rank.load() for number, rank in enumerate(self._ranks) if not self._fault_injector.is_muted(number))
         return EngineLoad(
             self._steps, tuple(ranks), self._prefill_tokens, self._generated_tokens, self._tokens_after_cancel
         )
@@ -105,15 +105,15 @@ class MockerEngine:
             if await self._wait_work():
                 due = loop.time()
             fitting = [rank.fit() for rank in self._ranks]
-            pieces = [next_pieces(residents, self._config.prefill_chunk_tokens) for residents in fitting]
+            chunks = [next_chunks(residents, self._config.prefill_chunk_tokens) for residents in fitting]
             due = max(due, loop.time() - self._config.itl_ms * 1e-3)  # Late by more than a step: don't catch up.
-            due += self._step_s(pieces)
+            due += self._step_s(chunks)
             await asyncio.sleep(due - loop.time())
-            self._take(piece for of_rank in pieces for piece in of_rank)
-            await self._saboteur.act(_ready(fitting))
+            self._take(piece for of_rank in chunks for piece in of_rank)
+            await self._fault_injector.act(_ready(fitting))
             running = _ready(fitting)  # Again: one may have been cancelled meanwhile.
             self._step(running, emit)
-            await self._saboteur.act(running)
+            await self._fault_injector.act(running)
 
     async def _wait_work(self) -> bool:
         """Returns whether there was something to wait for."""
@@ -125,14 +125,14 @@ class MockerEngine:
         self._quorum = 1
         return has_waited
 
-    def _step_s(self, pieces: Sequence[Sequence[Piece]]) -> float:
-        """How long a step takes that computes these pieces, for each rank."""
-        prefilled = max(sum(size for _, size in of_rank) for of_rank in pieces)
+    def _step_s(self, chunks: Sequence[Sequence[Chunk]]) -> float:
+        """How long a step takes that computes these chunks, for each rank."""
+        prefilled = max(sum(size for _, size in of_rank) for of_rank in chunks)
         return self._config.itl_ms * 1e-3 + prefilled * self._config.prefill_us_per_token * 1e-6
 
-    def _take(self, pieces: Iterable[Piece]) -> None:
-        """The pieces are computed, also those of whom nobody wants any more: a step can't be cut short."""
-        for sequence, size in pieces:
+    def _take(self, chunks: Iterable[Chunk]) -> None:
+        """The chunks are computed, also those of whom nobody wants any more: a step can't be cut short."""
+        for sequence, size in chunks:
             sequence.prefill_left -= size
             self._prefill_tokens += size
             if sequence.is_cancelled:
@@ -149,7 +149,7 @@ class MockerEngine:
             emit(outputs)
 
     def _output(self, sequence: MockerSequence) -> Output:
-        failure = self._saboteur.failure_of(sequence)
+        failure = self._fault_injector.failure_of(sequence)
         if failure is not None:
             return Output(sequence.key, failure=failure)
         return sequence.step(self.card.context_length)

@@ -36,7 +36,7 @@ class Faults:
     mute_rank: int | None = None
 
 
-class Saboteur:
+class FaultInjector:
     """Does what the faults say, when their time has come."""
 
     def __init__(self, faults: Faults) -> None:

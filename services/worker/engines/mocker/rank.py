@@ -11,7 +11,7 @@ from operator import attrgetter
 from services.worker.engine import RankLoad
 from services.worker.engines.mocker.sequence import MockerSequence
 
-Piece = tuple[MockerSequence, int]
+Chunk = tuple[MockerSequence, int]
 """How many tokens a step computes of a prompt."""
 
 
@@ -63,14 +63,14 @@ class Rank:
         return -(-sequence.token_count // self._block_tokens)
 
 
-def next_pieces(residents: list[MockerSequence], chunk_tokens: int) -> list[Piece]:
+def next_chunks(residents: list[MockerSequence], chunk_tokens: int) -> list[Chunk]:
     """What the next step computes of prompts: at most `chunk_tokens`, of the oldest first."""
-    pieces = []
+    chunks = []
     for sequence in residents:
         if chunk_tokens == 0:
             break
         if sequence.prefill_left:
             size = min(chunk_tokens, sequence.prefill_left)
-            pieces.append((sequence, size))
+            chunks.append((sequence, size))
             chunk_tokens -= size
-    return pieces
+    return chunks

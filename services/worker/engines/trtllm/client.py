@@ -6,7 +6,7 @@ from services.core.errors import Failure, Reason
 from services.core.request import Request
 from services.worker.engines.trtllm.installation import Installation
 from services.worker.engines.trtllm.options import TrtLlmConfig, llm_arguments
-from services.worker.engines.trtllm.sampling_params import EngineRequest, ModelFacts, engine_request
+from services.worker.engines.trtllm.sampling_params import GenerateArguments, ModelFacts, generate_arguments
 
 
 class Client:
@@ -31,7 +31,7 @@ class Client:
 
         rank: the data-parallel rank that it goes to, and waits for, so that what is told of its load is true.
         """
-        asked = engine_request(request, self._facts)
+        asked = generate_arguments(request, self._facts)
         scheduling = None
         if self._is_ranked:
             scheduling = self._package.scheduling_params(attention_dp_rank=rank, attention_dp_relax=False)
@@ -42,7 +42,7 @@ class Client:
             scheduling_params=scheduling,
         )
 
-    def _sampling_params(self, asked: EngineRequest) -> Any:
+    def _sampling_params(self, asked: GenerateArguments) -> Any:
         """A fresh one for each request, because the engine writes into it."""
         more: dict[str, Any] = {}
         if asked.guided is not None:

@@ -32,16 +32,16 @@ ERROR_CHARACTERS_MAX = 300
 class Listener(Protocol):
     """Who is told of results."""
 
-    def on_result(self, run: "Run", *, prefilled: int, drawn: int) -> None:
+    def on_result(self, run: "EngineRequest", *, prefilled: int, drawn: int) -> None:
         """There is news. prefilled: tokens that the request brought and that are computed now; drawn: new tokens."""
         ...
 
-    def on_output(self, run: "Run", output: Output) -> None:
+    def on_output(self, run: "EngineRequest", output: Output) -> None:
         """For the client. With a finish or a failure it is the last."""
         ...
 
 
-class Run:
+class EngineRequest:
     """See the module. result: of `generate_async`. rank: the data-parallel rank that it is on.
 
     heard_at: when the engine last said something of it, in the loop's time. has_begun: its prompt has been computed.

@@ -13,7 +13,7 @@ from services.core.errors import Failure, Reason
 from services.core.interface import TokenLogprobs
 from services.core.request import FinishReason, Request
 from services.worker.engine import Output
-from services.worker.engines.trtllm.sampling_params import ModelFacts, enders, tokens_left
+from services.worker.engines.trtllm.sampling_params import ModelFacts, answer_end_ids, tokens_left
 
 
 class ResultCursor:
@@ -29,7 +29,7 @@ class ResultCursor:
         self.drawn = 0
         self._left = tokens_left(request, facts.context_length)
         self._min_left = request.stop.min_tokens - len(request.generated_token_ids)
-        self._enders = enders(request, facts.end_ids)
+        self._enders = answer_end_ids(request, facts.end_ids)
         self._logprobs = request.logprobs
 
     def take(self, completion: Any, *, is_finished: bool) -> Output | None:

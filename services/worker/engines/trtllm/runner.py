@@ -24,7 +24,7 @@ from services.core.request import FinishReason, Request, Sampling, Stop
 from services.runtime.tasks import root_cause
 from services.worker.engine import Emit, EngineLoad, Output
 from services.worker.engines.trtllm.client import Client
-from services.worker.engines.trtllm.engine_request import ERROR_CHARACTERS_MAX, Run
+from services.worker.engines.trtllm.engine_request import ERROR_CHARACTERS_MAX, EngineRequest
 from services.worker.engines.trtllm.health import Health
 from services.worker.engines.trtllm.load import Counts, Sample, emptiest_rank, rank_loads, read_stats, sample_of
 from services.worker.engines.trtllm.options import TrtLlmConfig
@@ -58,8 +58,8 @@ class Runner:
         self._health = Health(config, self._ask_for_token, lambda: bool(self._live))
         self._death: Failure | None = None
         self._has_died = asyncio.Event()
-        self._live: dict[int, Run] = {}  # What may be emitted, by key.
-        self._leaving: set[Run] = set()
+        self._live: dict[int, EngineRequest] = {}  # What may be emitted, by key.
+        self._leaving: set[EngineRequest] = set()
         self._failed: dict[int, Output] = {}  # Not told yet: it may be the engine that has failed.
         self._counts = Counts()
         self._sample: Sample | None = None
@@ -108,7 +108,7 @@ class Runner:
             self._health.asked()
         rank = emptiest_rank(self._live.values(), self._config.rank_count)
         result = self._start(request, rank)
-        run = Run(
+        run = EngineRequest(
             ResultCursor(key, request, self._facts), request, result, self, rank=rank, abort_s=self._config.abort_s
         )
         self._live[key] = run
@@ -144,7 +144,7 @@ class Runner:
         except Exception as error:
             raise self._die(error) from error
 
-    async def _follow(self, run: Run) -> None:
+    async def _follow(self, run: EngineRequest) -> None:
         try:
             await run.follow(self._client.request_error)
         except asyncio.CancelledError:
@@ -157,7 +157,7 @@ class Runner:
             self._live.pop(run.key, None)
             self._leaving.discard(run)
 
-    def on_result(self, run: Run, *, prefilled: int, drawn: int) -> None:
+    def on_result(self, run: EngineRequest, *, prefilled: int, drawn: int) -> None:
         """See run.Listener."""
         self._gathering.step_soon()
         self._health.heard()
@@ -170,7 +170,7 @@ class Runner:
         if run.is_cancelled:
             self._counts.tokens_after_cancel += prefilled + drawn
 
-    def on_output(self, run: Run, output: Output) -> None:
+    def on_output(self, run: EngineRequest, output: Output) -> None:
         """See run.Listener."""
         if run.key == CANARY_KEY:
             if output.failure is not None:
@@ -251,7 +251,7 @@ class Runner:
 
     async def _has_made_token(self) -> bool:
         result = self._client.start(CANARY)
-        run = Run(
+        run = EngineRequest(
             ResultCursor(CANARY_KEY, CANARY, self._facts), CANARY, result, self, rank=0, abort_s=self._config.abort_s
         )
         try:

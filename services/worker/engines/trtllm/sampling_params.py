@@ -55,7 +55,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequest:
+class GenerateArguments:
     """For `generate_async`. sampling: of SamplingParams, but for two that have classes of their own.
 
     guided: of GuidedDecodingParams. bias: what is added to the scores of which token, for `embedding_bias`.
@@ -72,11 +72,11 @@ def guided_kinds(backend: str | None) -> tuple[GuidedKind, ...]:
     return () if backend is None else _KINDS[backend]
 
 
-def engine_request(request: Request, facts: ModelFacts) -> EngineRequest:
+def generate_arguments(request: Request, facts: ModelFacts) -> GenerateArguments:
     """The whole mapping, of a request that has tokens left. Raises Failure(INVALID_ARGUMENT)."""
     assert tokens_left(request, facts.context_length) > 0, "it has ended already"
     _refuse_ignored(request.sampling)
-    return EngineRequest(
+    return GenerateArguments(
         token_ids=[*request.prompt_token_ids, *request.generated_token_ids],
         sampling={
             "detokenize": False,
@@ -96,7 +96,7 @@ def tokens_left(request: Request, context_length: int) -> int:
     return max(0, min(by_limit, context_length - request.token_count))
 
 
-def enders(request: Request, end_ids: tuple[int, ...]) -> frozenset[int]:
+def answer_end_ids(request: Request, end_ids: tuple[int, ...]) -> frozenset[int]:
     """The tokens that end this answer, and are not part of it."""
     return frozenset(request.stop.token_ids + (() if request.stop.ignore_eos else end_ids))
 
@@ -122,7 +122,7 @@ def _ending(request: Request, end_ids: tuple[int, ...]) -> dict[str, Any]:
     """Where the answer ends. An `end_id` is given always: without one the engine would ask for a tokeniser."""
     first, *more = end_ids
     stop = request.stop
-    stop_ids = sorted(enders(request, end_ids) - (frozenset() if stop.ignore_eos else {first}))
+    stop_ids = sorted(answer_end_ids(request, end_ids) - (frozenset() if stop.ignore_eos else {first}))
     ending = {"end_id": first, "pad_id": first, "ignore_eos": stop.ignore_eos, "stop_token_ids": stop_ids or None}
     min_left = stop.min_tokens - len(request.generated_token_ids)
     if min_left > 0 and (stop_ids or not stop.ignore_eos):

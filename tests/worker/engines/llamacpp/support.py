@@ -1,4 +1,4 @@
-"""What the tests of the llama.cpp engine share: one engine on one event loop, and requests to it."""
+"""Shared by the tests of the llama.cpp engine: one engine on one event loop, and requests to it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ YES_OR_NO = Guided(GuidedKind.CHOICE, ("yes", "no"))
 
 
 class Bench:
-    """One engine on one event loop for all tests: loading is most of the time. Keeps what was emitted, by key."""
+    """One engine on one event loop for all tests, because loading it takes seconds. Records the outputs by key."""
 
     def __init__(self) -> None:
         config = LlamaCppConfig(
@@ -55,7 +55,7 @@ class Bench:
         return outputs[-1].finish if outputs else None
 
     async def failure(self, request: Request) -> Failure:
-        """Run one request to its failure."""
+        """Run one request until it fails. Returns the failure."""
         key = self.submit(request)
         await self.until(lambda: any(output.failure for output in self.of(key)))
         failure = self.of(key)[-1].failure
@@ -63,7 +63,7 @@ class Bench:
         return failure
 
     async def answer(self, request: Request) -> tuple[list[int], FinishReason | None]:
-        """Run one request to its end: its tokens, and why it ended."""
+        """Run one request to its end. Returns its tokens and its finish reason."""
         key = self.submit(request)
         await self.until(lambda: self.finish(key) is not None)
         return self.tokens(key), self.finish(key)

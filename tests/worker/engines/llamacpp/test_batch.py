@@ -1,6 +1,6 @@
-"""The batch: an answer does not depend on where it was cut, nor on what else is computed with it; not by one bit.
+"""The batch: an answer does not depend, by one bit, on where it was cut or on the other requests in the batch.
 
-At temperature 2 a draw falls among thousands of tokens of like probability, so the least change of a score shows.
+At temperature 2, thousands of tokens are about equally likely, so the smallest change of a score changes the answer.
 """
 
 import json
@@ -17,21 +17,22 @@ from services.core.request import FinishReason, Guided, GuidedKind, Request, Sam
 from services.models.download import resolve
 from services.models.tokenizers.gguf import GgufTokenizer, tokenizer_content
 from services.worker.engine import EngineLoad, Output
-from services.worker.engines.llamacpp.batch import PIECE_TOKENS_MAX, Batch, Running
-from services.worker.engines.llamacpp.grammar import Form
+from services.worker.engines.llamacpp.batch import CHUNK_TOKENS_MAX, Batch
+from services.worker.engines.llamacpp.grammar import Grammar
 from services.worker.engines.llamacpp.model import Llama
+from services.worker.engines.llamacpp.sequence import LlamaSequence
 
 pytestmark = pytest.mark.model
 
-STREAMS = 4
+SEQUENCES = 4
 SHORT = (504, 3575, 282, 4649, 314)  # "The capital of France is"
-LONG = SHORT * 52  # beyond 256 tokens, from where on several threads would compute one token alone another way
+LONG = SHORT * 52  # Past 256 tokens, where several threads would compute a single token differently.
 
 
 @contextmanager
 def load(threads: int) -> Iterator[Llama]:
     llama = Llama(
-        resolve("smollm2"), streams=STREAMS, context_length=512, threads=threads, decode_tokens_max=PIECE_TOKENS_MAX
+        resolve("smollm2"), sequences=SEQUENCES, context_length=512, threads=threads, decode_tokens_max=CHUNK_TOKENS_MAX
     )
     try:
         yield llama
@@ -45,8 +46,8 @@ def llama() -> Iterator[Llama]:
         yield llama
 
 
-def make_batch(llama: Llama, piece_tokens: int = PIECE_TOKENS_MAX) -> Batch:
-    return Batch(llama, streams=STREAMS, piece_tokens=piece_tokens)
+def make_batch(llama: Llama, chunk_tokens: int = CHUNK_TOKENS_MAX) -> Batch:
+    return Batch(llama, sequences=SEQUENCES, chunk_tokens=chunk_tokens)
 
 
 def request(prompt: tuple[int, ...], max_tokens: int, temperature: float = 2.0, seed: int = 1) -> Request:
@@ -59,22 +60,22 @@ def request(prompt: tuple[int, ...], max_tokens: int, temperature: float = 2.0, 
 
 
 def outputs_of(llama: Llama, batch: Batch, requests: list[Request]) -> list[list[Output]]:
-    """Run the requests at the same time: what was said of each."""
+    """Run the requests at the same time. Returns the outputs of each."""
     outputs: list[list[Output]] = [[] for _ in requests]
     for key, one in enumerate(requests):
-        batch.add(Running(key, one, llama.end_ids, form_of(llama, one)))
+        batch.add(LlamaSequence(key, one, llama.end_ids, grammar_of(llama, one)))
     while not batch.is_empty:
         for output in batch.step():
             outputs[output.key].append(output)
     return outputs
 
 
-def form_of(llama: Llama, request: Request) -> Form | None:
-    return None if request.guided is None else llama.forms.start(request.guided, request.generated_token_ids)
+def grammar_of(llama: Llama, request: Request) -> Grammar | None:
+    return None if request.guided is None else llama.grammars.build(request.guided, request.generated_token_ids)
 
 
 def answers(llama: Llama, batch: Batch, requests: list[Request]) -> list[list[int]]:
-    """Run the requests at the same time: their tokens."""
+    """Run the requests at the same time. Returns the tokens of each."""
     outputs = outputs_of(llama, batch, requests)
     assert all(output.failure is None for one in outputs for output in one)
     return [tokens_of(one) for one in outputs]
@@ -89,7 +90,7 @@ def logprobs_of(outputs: list[Output]) -> list[TokenLogprobs]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 2.0])
-def test_a_continuation_from_any_cut_in_company_equals_the_uncut_answer_alone(llama: Llama, temperature: float) -> None:
+def test_continuations_in_one_batch_equal_the_uncut_answer(llama: Llama, temperature: float) -> None:
     whole = request(SHORT, 10, temperature)
     [uncut] = answers(llama, make_batch(llama), [whole])
 
@@ -101,32 +102,32 @@ def test_a_continuation_from_any_cut_in_company_equals_the_uncut_answer_alone(ll
 
 @pytest.fixture(scope="module")
 def long_answer(llama: Llama) -> list[int]:
-    """The answer to LONG, alone and uncut."""
+    """The uncut answer to LONG, computed alone in its batch."""
     [tokens] = answers(llama, make_batch(llama), [request(LONG, 10)])
     return tokens
 
 
-def test_a_long_answer_is_the_same_with_more_threads_in_other_pieces_after_a_cut(long_answer: list[int]) -> None:
+def test_long_answer_is_the_same_after_a_cut_with_more_threads_and_other_chunks(long_answer: list[int]) -> None:
     with load(threads=2) as threaded:
         cut = request(LONG, 10).after(long_answer[:2])
-        [continued] = answers(threaded, make_batch(threaded, piece_tokens=31), [cut])
+        [continued] = answers(threaded, make_batch(threaded, chunk_tokens=31), [cut])
 
     assert continued == long_answer[2:]
 
 
-def test_a_long_answer_is_the_same_in_company(llama: Llama, long_answer: list[int]) -> None:
-    _, in_company = answers(llama, make_batch(llama), [request(SHORT, 20), request(LONG, 10)])
+def test_long_answer_is_the_same_beside_another_request(llama: Llama, long_answer: list[int]) -> None:
+    _, beside_another = answers(llama, make_batch(llama), [request(SHORT, 20), request(LONG, 10)])
 
-    assert in_company == long_answer
+    assert beside_another == long_answer
 
 
-def test_streams_left_idle_below_the_highest_in_use_change_nothing(llama: Llama) -> None:
+def test_unused_sequence_numbers_below_the_highest_in_use_do_not_change_an_answer(llama: Llama) -> None:
     whole = request(SHORT, 8)
     [uncut] = answers(llama, make_batch(llama), [whole])
     batch = make_batch(llama)
     for key in (1, 2):
-        batch.add(Running(key, request(LONG[:20], 99), llama.end_ids))
-    batch.add(Running(3, whole, llama.end_ids))
+        batch.add(LlamaSequence(key, request(LONG[:20], 99), llama.end_ids))
+    batch.add(LlamaSequence(3, whole, llama.end_ids))
     outputs = batch.step()
 
     batch.remove(1)
@@ -137,13 +138,13 @@ def test_streams_left_idle_below_the_highest_in_use_change_nothing(llama: Llama)
     assert [token for output in outputs if output.key == 3 for token in output.token_ids] == uncut
 
 
-def test_a_fault_in_drawing_ends_that_request_alone(llama: Llama) -> None:
+def test_bug_in_one_draw_ends_only_that_request(llama: Llama) -> None:
     unseeded = Request(
         model="m", token_ids=SHORT, sampling=Sampling(temperature=1.0, seed=None), stop=Stop(max_tokens=2)
     )
     batch = make_batch(llama)
-    batch.add(Running(1, unseeded, llama.end_ids))
-    batch.add(Running(2, request(SHORT, 2), llama.end_ids))
+    batch.add(LlamaSequence(1, unseeded, llama.end_ids))
+    batch.add(LlamaSequence(2, request(SHORT, 2), llama.end_ids))
     outputs: list[Output] = []
 
     while not batch.is_empty:
@@ -157,7 +158,9 @@ RIVALS = 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
-def test_log_probabilities_are_the_same_to_the_bit_after_a_cut_and_in_company(llama: Llama, temperature: float) -> None:
+def test_log_probabilities_are_identical_after_a_cut_and_beside_other_requests(
+    llama: Llama, temperature: float
+) -> None:
     whole = replace(request(SHORT, 8, temperature), logprobs=RIVALS)
     [uncut] = outputs_of(llama, make_batch(llama), [whole])
     tokens = tokens_of(uncut)
@@ -169,13 +172,13 @@ def test_log_probabilities_are_the_same_to_the_bit_after_a_cut_and_in_company(ll
     assert all(len(one.top) == RIVALS for one in logprobs_of(uncut))
 
 
-def test_log_probabilities_are_the_models_own_whatever_is_asked_of_it(llama: Llama) -> None:
+def test_log_probabilities_ignore_biases_and_grammars(llama: Llama) -> None:
     plain = replace(request(SHORT, 1, temperature=0), logprobs=1)
-    bent = replace(plain, sampling=Sampling(temperature=0, logit_bias=((7, 100.0),)))
-    held = replace(plain, guided=Guided(GuidedKind.CHOICE, ("!",)))
+    biased_request = replace(plain, sampling=Sampling(temperature=0, logit_bias=((7, 100.0),)))
+    guided_request = replace(plain, guided=Guided(GuidedKind.CHOICE, ("!",)))
 
     likeliest, biased, forced = (
-        logprobs_of(one)[0] for one in outputs_of(llama, make_batch(llama), [plain, bent, held])
+        logprobs_of(one)[0] for one in outputs_of(llama, make_batch(llama), [plain, biased_request, guided_request])
     )
 
     assert biased.top == forced.top == likeliest.top
@@ -183,7 +186,7 @@ def test_log_probabilities_are_the_models_own_whatever_is_asked_of_it(llama: Lla
     assert 0 < math.exp(likeliest.logprob) < 1
 
 
-def test_no_log_probabilities_come_unasked(llama: Llama) -> None:
+def test_log_probabilities_are_absent_unless_requested(llama: Llama) -> None:
     [outputs] = outputs_of(llama, make_batch(llama), [request(SHORT, 2)])
 
     assert [output.logprobs for output in outputs] == [None, None]
@@ -207,24 +210,24 @@ def text_of(vocabulary: GgufTokenizer, tokens: list[int]) -> str:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_json_answer_that_is_cut_at_any_token_goes_on_as_the_same_json(
+def test_json_answer_that_is_cut_at_any_token_continues_as_the_same_json(
     llama: Llama, vocabulary: GgufTokenizer, temperature: float
 ) -> None:
-    held = Request(
+    asked = Request(
         model="m",
         token_ids=SHORT,
         guided=Guided(GuidedKind.JSON_SCHEMA, (json.dumps(SCHEMA),)),
         sampling=Sampling(temperature=temperature, seed=5),
         stop=Stop(max_tokens=60),
     )
-    [whole] = outputs_of(llama, make_batch(llama), [held])
+    [whole] = outputs_of(llama, make_batch(llama), [asked])
     tokens = tokens_of(whole)
     assert json.loads(text_of(vocabulary, tokens)).keys() == {"city"}
     assert whole[-1].finish is FinishReason.STOP
 
-    for start in range(0, len(tokens) + 1, STREAMS):
-        cuts = range(start, min(start + STREAMS, len(tokens) + 1))
-        continued = outputs_of(llama, make_batch(llama), [held.after(tokens[:cut]) for cut in cuts])
+    for start in range(0, len(tokens) + 1, SEQUENCES):
+        cuts = range(start, min(start + SEQUENCES, len(tokens) + 1))
+        continued = outputs_of(llama, make_batch(llama), [asked.after(tokens[:cut]) for cut in cuts])
         assert [tokens_of(one) for one in continued] == [tokens[cut:] for cut in cuts]
         assert all(one[-1].finish is FinishReason.STOP for one in continued)
 
@@ -237,24 +240,24 @@ def test_a_json_answer_that_is_cut_at_any_token_goes_on_as_the_same_json(
         (Stop(max_tokens=9, ignore_eos=True), "no no no"),
     ],
 )
-def test_a_form_ends_when_the_model_ends_it_or_else_when_it_is_complete(
+def test_guided_answer_ends_where_the_model_ends_it_or_where_its_grammar_is_complete(
     llama: Llama, vocabulary: GgufTokenizer, stop: Stop, text: str
 ) -> None:
     ending = Sampling(temperature=0, logit_bias=tuple((token, 100.0) for token in llama.end_ids))
-    held = Request(
+    asked = Request(
         model="m", token_ids=SHORT, guided=Guided(GuidedKind.REGEX, ("no( no){0,2}",)), sampling=ending, stop=stop
     )
 
-    [outputs] = outputs_of(llama, make_batch(llama), [held])
+    [outputs] = outputs_of(llama, make_batch(llama), [asked])
 
     assert text_of(vocabulary, tokens_of(outputs)) == text
     assert outputs[-1].finish is FinishReason.STOP
 
 
-def test_a_form_that_nothing_fits_ends_that_request_alone(llama: Llama) -> None:
-    barren = replace(request(SHORT, 2), guided=Guided(GuidedKind.GRAMMAR, ("root ::= root",)))
+def test_grammar_without_any_text_ends_only_its_request(llama: Llama) -> None:
+    unfulfillable = replace(request(SHORT, 2), guided=Guided(GuidedKind.GRAMMAR, ("root ::= root",)))
 
-    failed, other = outputs_of(llama, make_batch(llama), [barren, request(SHORT, 2)])
+    failed, other = outputs_of(llama, make_batch(llama), [unfulfillable, request(SHORT, 2)])
 
     assert [output.failure and output.failure.reason for output in failed] == [Reason.INVALID_ARGUMENT]
     assert len(tokens_of(other)) == 2
@@ -264,29 +267,29 @@ def test_a_form_that_nothing_fits_ends_that_request_alone(llama: Llama) -> None:
 
 
 def step_cancelled_at(llama: Llama, ask: int, prompt: tuple[int, ...]) -> tuple[Batch, list[Output]]:
-    """A step of one request, that is found to be cancelled when the batch asks for the time number `ask`, from 0."""
-    asked = iter(range(100))
-    batch = Batch(llama, streams=STREAMS, piece_tokens=16, is_cancelled=lambda _: next(asked) >= ask)
-    batch.add(Running(1, request(prompt, 9), llama.end_ids))
+    """Run a step of one request. Check number `ask` of `is_cancelled`, counted from 0, finds it cancelled."""
+    checks = iter(range(100))
+    batch = Batch(llama, sequences=SEQUENCES, chunk_tokens=16, is_cancelled=lambda _: next(checks) >= ask)
+    batch.add(LlamaSequence(1, request(prompt, 9), llama.end_ids))
     return batch, batch.step()
 
 
-PIECE_AND_MORE = SHORT * 4
+CHUNK_AND_MORE = SHORT * 4
 
 
 @pytest.mark.parametrize(
     ("ask", "prompt", "counts"),
     [
-        (0, PIECE_AND_MORE, EngineLoad(0, ())),  # Before the step.
-        (1, PIECE_AND_MORE, EngineLoad(1, (), 16, 0, 16)),  # During the piece: no more is computed.
-        (2, PIECE_AND_MORE, EngineLoad(1, (), 16, 0, 0)),  # Right after it.
-        (2, SHORT[:1], EngineLoad(1, (), 1, 0, 1)),  # During the last token of the prompt: none is drawn.
+        (0, CHUNK_AND_MORE, EngineLoad(0, ())),  # Before the step.
+        (1, CHUNK_AND_MORE, EngineLoad(1, (), 16, 0, 16)),  # During the chunk: nothing more is computed.
+        (2, CHUNK_AND_MORE, EngineLoad(1, (), 16, 0, 0)),  # Right after it.
+        (2, SHORT[:1], EngineLoad(1, (), 1, 0, 1)),  # During the last token of the prompt: no token is drawn.
         (3, SHORT[:1], EngineLoad(1, (), 1, 0, 0)),  # Right after it.
-        (4, SHORT[:1], EngineLoad(1, (), 1, 1, 1)),  # While the next is drawn.
+        (4, SHORT[:1], EngineLoad(1, (), 1, 1, 1)),  # During the draw of the next token.
         (5, SHORT[:1], EngineLoad(1, (), 1, 1, 0)),  # Not in this step.
     ],
 )
-def test_who_is_cancelled_costs_the_part_of_the_step_that_is_under_way(
+def test_cancelled_request_costs_at_most_the_part_of_the_step_in_progress(
     llama: Llama, ask: int, prompt: tuple[int, ...], counts: EngineLoad
 ) -> None:
     batch, outputs = step_cancelled_at(llama, ask, prompt)
@@ -296,7 +299,7 @@ def test_who_is_cancelled_costs_the_part_of_the_step_that_is_under_way(
     assert len(tokens_of(outputs)) == counts.generated_tokens
 
 
-def test_the_cancelled_leave_the_batch_by_the_next_step(llama: Llama) -> None:
+def test_cancelled_request_leaves_the_batch_by_the_next_step(llama: Llama) -> None:
     for ask in range(6):
         batch, _ = step_cancelled_at(llama, ask, SHORT[:1])
         batch.step()

@@ -1,4 +1,4 @@
-"""The llama.cpp engine: limits over the whole answer, a thread that ends with its run."""
+"""The llama.cpp engine: limits count the whole answer, and its thread ends when its run ends."""
 
 import asyncio
 import subprocess
@@ -29,7 +29,7 @@ def greedy(bench: Bench, runner: asyncio.Runner) -> list[int]:
     return tokens
 
 
-def test_the_card_says_what_the_file_says(bench: Bench) -> None:
+def test_card_has_the_values_of_the_file(bench: Bench) -> None:
     card = bench.engine.card
 
     assert (card.model, card.engine, card.context_length, card.vocab_size) == ("tiny", "llamacpp", 96, 49_152)
@@ -37,7 +37,7 @@ def test_the_card_says_what_the_file_says(bench: Bench) -> None:
     assert "<|im_start|>" in card.chat_template
 
 
-def test_the_card_says_what_the_engine_can_do(bench: Bench) -> None:
+def test_card_has_the_capabilities_of_the_engine(bench: Bench) -> None:
     card = bench.engine.card
 
     assert set(card.guided) == set(GuidedKind)
@@ -45,7 +45,7 @@ def test_the_card_says_what_the_engine_can_do(bench: Bench) -> None:
     assert card.resume == Resume(sampling=True, penalties=True, guided=True, logprobs=True)
 
 
-def test_an_answer_ends_with_its_last_token_at_max_tokens(bench: Bench, runner: asyncio.Runner) -> None:
+def test_finish_length_comes_with_the_last_token_at_max_tokens(bench: Bench, runner: asyncio.Runner) -> None:
     key = bench.submit(request(max_tokens=3))
 
     runner.run(bench.until(lambda: bench.finish(key) is not None))
@@ -54,7 +54,9 @@ def test_an_answer_ends_with_its_last_token_at_max_tokens(bench: Bench, runner: 
     assert [output.finish for output in bench.of(key)] == [None, None, FinishReason.LENGTH]
 
 
-def test_a_stop_token_ends_the_answer_before_itself(bench: Bench, runner: asyncio.Runner, greedy: list[int]) -> None:
+def test_stop_token_ends_the_answer_and_is_not_part_of_it(
+    bench: Bench, runner: asyncio.Runner, greedy: list[int]
+) -> None:
     third = greedy[2]
 
     answer = runner.run(bench.answer(request(token_ids=(third,))))
@@ -69,7 +71,7 @@ def test_stop_tokens_are_not_drawn_before_min_tokens(bench: Bench, runner: async
     assert greedy[0] not in tokens
 
 
-def test_the_end_token_ends_the_answer_unless_it_is_ignored(bench: Bench, runner: asyncio.Runner) -> None:
+def test_end_token_ends_the_answer_unless_ignore_eos_is_set(bench: Bench, runner: asyncio.Runner) -> None:
     ending = Sampling(temperature=0, logit_bias=((EOS, 100.0),))
 
     ended = runner.run(bench.answer(request(sampling=ending)))
@@ -86,7 +88,7 @@ def test_limits_count_the_whole_continuation(bench: Bench, runner: asyncio.Runne
     assert finish is FinishReason.LENGTH
 
 
-def test_a_request_whose_limit_is_met_finishes_without_a_token(
+def test_request_that_is_at_its_limit_finishes_without_a_token(
     bench: Bench, runner: asyncio.Runner, greedy: list[int]
 ) -> None:
     answer = runner.run(bench.answer(request(max_tokens=4).after(greedy[:4])))
@@ -94,7 +96,7 @@ def test_a_request_whose_limit_is_met_finishes_without_a_token(
     assert answer == ([], FinishReason.LENGTH)
 
 
-def test_a_full_context_ends_the_answer(bench: Bench, runner: asyncio.Runner) -> None:
+def test_full_context_ends_the_answer(bench: Bench, runner: asyncio.Runner) -> None:
     prompt = (PROMPT * 20)[: CONTEXT_LENGTH - 2]
 
     tokens, finish = runner.run(bench.answer(request(prompt=prompt, max_tokens=9, ignore_eos=True)))
@@ -103,7 +105,7 @@ def test_a_full_context_ends_the_answer(bench: Bench, runner: asyncio.Runner) ->
     assert finish is FinishReason.LENGTH
 
 
-def test_penalties_count_what_was_generated_before_a_cut(bench: Bench, runner: asyncio.Runner) -> None:
+def test_penalties_count_tokens_generated_before_a_cut(bench: Bench, runner: asyncio.Runner) -> None:
     penalised = Sampling(temperature=0, repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.5)
     whole, _ = runner.run(bench.answer(request(sampling=penalised, max_tokens=8, ignore_eos=True)))
 
@@ -115,26 +117,26 @@ def test_penalties_count_what_was_generated_before_a_cut(bench: Bench, runner: a
 
 REFUSED = {
     "an empty prompt": (request(prompt=()), Reason.INVALID_ARGUMENT),
-    "a prompt that leaves no place": (request(prompt=(PROMPT * 20)[:CONTEXT_LENGTH]), Reason.PROMPT_TOO_LONG),
+    "a prompt that fills the context": (request(prompt=(PROMPT * 20)[:CONTEXT_LENGTH]), Reason.PROMPT_TOO_LONG),
     "a continuation beyond the context": (request().after(PROMPT * 20), Reason.PROMPT_TOO_LONG),
-    "a token outside of the vocabulary": (request(prompt=(49_152,)), Reason.INVALID_ARGUMENT),
-    "a bias outside of it": (
+    "a token outside the vocabulary": (request(prompt=(49_152,)), Reason.INVALID_ARGUMENT),
+    "a bias for a token outside the vocabulary": (
         request(sampling=Sampling(temperature=0, logit_bias=((49_152, 1.0),))),
         Reason.INVALID_ARGUMENT,
     ),
-    "a stop token outside of it": (request(token_ids=(49_152,)), Reason.INVALID_ARGUMENT),
+    "a stop token outside the vocabulary": (request(token_ids=(49_152,)), Reason.INVALID_ARGUMENT),
 }
 
 
 @pytest.mark.parametrize(("refused", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_is_refused(bench: Bench, refused: Request, reason: Reason) -> None:
+def test_invalid_request_is_refused(bench: Bench, refused: Request, reason: Reason) -> None:
     with pytest.raises(Failure) as raised:
         bench.submit(refused)
 
     assert raised.value.reason is reason
 
 
-def test_a_guided_answer_is_one_of_its_form(bench: Bench, runner: asyncio.Runner) -> None:
+def test_guided_answer_is_one_of_its_choices(bench: Bench, runner: asyncio.Runner) -> None:
     tokens, finish = runner.run(bench.answer(request(guided=YES_OR_NO)))
 
     spelling = GgufTokenizer(bench.engine.tokenizer_content()).token_bytes
@@ -150,7 +152,7 @@ def test_a_guided_answer_is_one_of_its_form(bench: Bench, runner: asyncio.Runner
         (request(guided=YES_OR_NO).after((EOS,)), Reason.GRAMMAR_REPLAY_MISMATCH),
     ],
 )
-def test_a_form_that_cannot_be_made_fails_and_the_engine_goes_on(
+def test_grammar_that_cannot_be_compiled_fails_its_request_and_the_engine_continues(
     bench: Bench, runner: asyncio.Runner, failing: Request, reason: Reason
 ) -> None:
     failure = runner.run(bench.failure(failing))
@@ -174,7 +176,7 @@ def test_more_requests_than_sequences_are_refused(bench: Bench, runner: asyncio.
     runner.run(scenario())
 
 
-def test_a_long_prompt_does_not_stop_the_others(bench: Bench, runner: asyncio.Runner) -> None:
+def test_long_prompt_does_not_block_other_requests(bench: Bench, runner: asyncio.Runner) -> None:
     async def scenario() -> int:
         talking = bench.submit(request(max_tokens=80, ignore_eos=True))
         await bench.until(lambda: bool(bench.of(talking)))
@@ -184,10 +186,10 @@ def test_a_long_prompt_does_not_stop_the_others(bench: Bench, runner: asyncio.Ru
         bench.engine.cancel(talking)
         return len(bench.of(talking)) - start
 
-    assert runner.run(scenario()) >= 80 // 17  # a step takes a piece of 16 tokens, and one with all others
+    assert runner.run(scenario()) >= 80 // 17  # A step computes a chunk of 16 tokens, and one token of each sequence.
 
 
-def test_a_file_that_is_no_model_ends_the_run_with_engine_dead(tmp_path: Path) -> None:
+def test_file_that_is_not_a_model_ends_the_run_with_engine_dead(tmp_path: Path) -> None:
     file = tmp_path / "readme.gguf"
     file.write_text("not a model")
     engine = LlamaCppEngine(LlamaCppConfig(path=file, served_model_name="none"))
@@ -198,12 +200,12 @@ def test_a_file_that_is_no_model_ends_the_run_with_engine_dead(tmp_path: Path) -
     assert raised.value.reason is Reason.ENGINE_DEAD
 
 
-def test_the_event_loop_goes_on_while_the_engine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_loop_keeps_running_while_the_engine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     has_turned = threading.Event()
     close = Llama.close
 
     def close_late(llama: Llama) -> None:
-        assert has_turned.wait(TIMEOUT_S), "the loop stood still meanwhile"
+        assert has_turned.wait(TIMEOUT_S), "the loop was blocked meanwhile"
         close(llama)
 
     async def scenario() -> None:
@@ -225,7 +227,7 @@ def test_the_event_loop_goes_on_while_the_engine_ends(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("missing", ["cyllama", "llguidance"])
-def test_without_llama_cpp_the_refusal_says_how_to_install_it(missing: str) -> None:
+def test_error_without_llama_cpp_says_how_to_install_it(missing: str) -> None:
     blocked = f"import sys; sys.modules['{missing}'] = None; import services.worker.engines.llamacpp"
 
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Forms: an answer can be nothing else than what it is held to, and a client's nonsense is refused with a sentence."""
+"""Grammars: a guided answer always matches its grammar, and an invalid grammar is refused with a clear message."""
 
 import json
 import time
@@ -8,14 +8,14 @@ import pytest
 from services.core.errors import Failure, Reason
 from services.core.request import Guided, GuidedKind
 from services.models.tokenizers.byte_level import EOS, ByteTokenizer
-from services.worker.engines.llamacpp.grammar import KINDS, Form, Forms
+from services.worker.engines.llamacpp.grammar import KINDS, Grammar, GrammarBuilder
 
 QUICK_S_MAX = 5.0
 
 
 @pytest.fixture(scope="module")
-def forms() -> Forms:
-    return Forms(ByteTokenizer.token_bytes, [EOS])
+def grammars() -> GrammarBuilder:
+    return GrammarBuilder(ByteTokenizer.token_bytes, [EOS])
 
 
 def guided(kind: GuidedKind, *texts: str) -> Guided:
@@ -47,55 +47,57 @@ def token_ids(text: str) -> list[int]:
     return list(text.encode())
 
 
-def allows(form: Form, token: int) -> bool:
-    return bool(form.allowed()[token >> 3] >> (token & 7) & 1)
+def allows(grammar: Grammar, token: int) -> bool:
+    return bool(grammar.token_mask()[token >> 3] >> (token & 7) & 1)
 
 
-def test_every_kind_of_guidance_is_taken() -> None:
+def test_every_kind_of_guidance_is_supported() -> None:
     assert {one.kind for one, _, _ in FITTING} == set(KINDS) == set(GuidedKind)
 
 
-@pytest.mark.parametrize(("form", "fits", "differs"), FITTING)
-def test_a_form_allows_what_fits_and_nothing_else(forms: Forms, form: Guided, fits: str, differs: str) -> None:
-    state = forms.start(form, ())
+@pytest.mark.parametrize(("field", "fits", "differs"), FITTING)
+def test_grammar_allows_matching_text_and_nothing_else(
+    grammars: GrammarBuilder, field: Guided, fits: str, differs: str
+) -> None:
+    state = grammars.build(field, ())
     for token in token_ids(fits):
         assert allows(state, token)
-        state.take(token)
+        state.accept_token(token)
 
     assert state.is_complete
     with pytest.raises(Failure) as raised:
-        forms.start(form, token_ids(differs))
+        grammars.build(field, token_ids(differs))
     assert raised.value.reason is Reason.GRAMMAR_REPLAY_MISMATCH
 
 
-@pytest.mark.parametrize(("form", "fits", "_"), FITTING)
-def test_a_form_that_is_started_after_tokens_stands_where_one_does_that_took_them(
-    forms: Forms, form: Guided, fits: str, _: str
+@pytest.mark.parametrize(("field", "fits", "_"), FITTING)
+def test_grammar_built_after_tokens_equals_one_that_accepted_them(
+    grammars: GrammarBuilder, field: Guided, fits: str, _: str
 ) -> None:
     tokens = token_ids(fits)
-    state = forms.start(form, ())
+    state = grammars.build(field, ())
 
     for position, token in enumerate(tokens):
-        assert forms.start(form, tokens[:position]).allowed() == state.allowed()
-        state.take(token)
+        assert grammars.build(field, tokens[:position]).token_mask() == state.token_mask()
+        state.accept_token(token)
 
-    assert forms.start(form, tokens).allowed() == state.allowed()
+    assert grammars.build(field, tokens).token_mask() == state.token_mask()
 
 
-def test_the_end_is_allowed_when_the_form_is_complete_and_not_before(forms: Forms) -> None:
-    state = forms.start(guided(GuidedKind.CHOICE, "no", "no way"), token_ids("n"))
+def test_end_token_is_allowed_only_when_the_grammar_is_complete(grammars: GrammarBuilder) -> None:
+    state = grammars.build(guided(GuidedKind.CHOICE, "no", "no way"), token_ids("n"))
     assert not allows(state, EOS)
 
-    state.take(ord("o"))
+    state.accept_token(ord("o"))
 
     assert allows(state, EOS)
     assert allows(state, ord(" "))
 
 
-def test_the_white_space_of_json_is_bounded(forms: Forms) -> None:
-    state = forms.start(OBJECT, token_ids("{"))
+def test_white_space_in_json_is_bounded(grammars: GrammarBuilder) -> None:
+    state = grammars.build(OBJECT, token_ids("{"))
     for _ in range(20):
-        state.take(ord("\n"))
+        state.accept_token(ord("\n"))
 
     assert not allows(state, ord("\n"))
 
@@ -104,11 +106,13 @@ def test_the_white_space_of_json_is_bounded(forms: Forms) -> None:
     "endless",
     [guided(GuidedKind.GRAMMAR, 'root ::= ab "b"\nab ::= "a" "b"*'), guided(GuidedKind.GRAMMAR, 'root ::= "a" root')],
 )
-def test_a_form_that_leaves_one_token_for_ever_is_told_so_token_by_token(forms: Forms, endless: Guided) -> None:
+def test_grammar_with_one_possible_token_for_ever_is_computed_token_by_token(
+    grammars: GrammarBuilder, endless: Guided
+) -> None:
     start = time.process_time()
 
-    state = forms.start(endless, token_ids("a"))
-    mask = state.allowed()
+    state = grammars.build(endless, token_ids("a"))
+    mask = state.token_mask()
 
     assert sum(byte.bit_count() for byte in mask) == 1
     assert time.process_time() - start < QUICK_S_MAX
@@ -118,29 +122,29 @@ REFUSED = {
     "an empty grammar": guided(GuidedKind.GRAMMAR, ""),
     "garbage": guided(GuidedKind.GRAMMAR, "garbage \0 ::"),
     "a grammar without a root": guided(GuidedKind.GRAMMAR, 'a ::= "a"'),
-    "a rule that there is not": guided(GuidedKind.GRAMMAR, "root ::= a"),
-    "a class that is left open": guided(GuidedKind.GRAMMAR, "root ::= [a"),
-    "a range the wrong way round": guided(GuidedKind.GRAMMAR, "root ::= [z-a]"),
-    "a character that there is not": guided(GuidedKind.GRAMMAR, r'root ::= "\UFFFFFFFF"'),
+    "an unknown rule": guided(GuidedKind.GRAMMAR, "root ::= a"),
+    "an unclosed class": guided(GuidedKind.GRAMMAR, "root ::= [a"),
+    "a reversed range": guided(GuidedKind.GRAMMAR, "root ::= [z-a]"),
+    "an invalid code point": guided(GuidedKind.GRAMMAR, r'root ::= "\UFFFFFFFF"'),
     "half a surrogate pair": guided(GuidedKind.CHOICE, "\ud800"),
-    "another language inside of a literal": guided(GuidedKind.GRAMMAR, 'root ::= "a\n%llguidance {}"'),
-    "a tower of brackets": guided(GuidedKind.GRAMMAR, "root ::= " + "(" * 20_000),
+    "a directive inside a literal": guided(GuidedKind.GRAMMAR, 'root ::= "a\n%llguidance {}"'),
+    "deeply nested brackets": guided(GuidedKind.GRAMMAR, "root ::= " + "(" * 20_000),
     "a huge grammar": guided(GuidedKind.GRAMMAR, "root ::= " + " ".join(["[a-z]{0,50}"] * 5_000)),
     "an expression with look-ahead": guided(GuidedKind.REGEX, "(?=a)b"),
-    "an expression that is left open": guided(GuidedKind.REGEX, "(a"),
-    "a tower of groups": guided(GuidedKind.REGEX, "(" * 20_000),
-    "no JSON": guided(GuidedKind.JSON_SCHEMA, "nope"),
-    "a schema that is no object": guided(GuidedKind.JSON_SCHEMA, "false"),
-    "a type that there is not": guided(GuidedKind.JSON_SCHEMA, '{"type": "nope"}'),
-    "a schema elsewhere": guided(GuidedKind.JSON_SCHEMA, '{"$ref": "http://example.org/schema"}'),
-    "a tower of schemas": guided(GuidedKind.JSON_SCHEMA, '{"items":' * 5_000 + "{}" + "}" * 5_000),
+    "an unclosed expression": guided(GuidedKind.REGEX, "(a"),
+    "deeply nested groups": guided(GuidedKind.REGEX, "(" * 20_000),
+    "invalid JSON": guided(GuidedKind.JSON_SCHEMA, "nope"),
+    "a schema that is not an object": guided(GuidedKind.JSON_SCHEMA, "false"),
+    "an unknown type": guided(GuidedKind.JSON_SCHEMA, '{"type": "nope"}'),
+    "a schema at another address": guided(GuidedKind.JSON_SCHEMA, '{"$ref": "http://example.org/schema"}'),
+    "deeply nested schemas": guided(GuidedKind.JSON_SCHEMA, '{"items":' * 5_000 + "{}" + "}" * 5_000),
 }
 
 
 @pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED.keys())
-def test_is_refused(forms: Forms, refused: Guided) -> None:
+def test_invalid_guided_field_is_refused(grammars: GrammarBuilder, refused: Guided) -> None:
     with pytest.raises(Failure) as raised:
-        forms.start(refused, ())
+        grammars.build(refused, ())
 
     assert (raised.value.reason, raised.value.param) == (Reason.INVALID_ARGUMENT, "guided")
     assert raised.value.detail.startswith(f"guided.{refused.kind} cannot be used: ")
@@ -148,17 +152,19 @@ def test_is_refused(forms: Forms, refused: Guided) -> None:
 
 
 @pytest.mark.parametrize(
-    "barren",
+    "unfulfillable",
     [
         guided(GuidedKind.GRAMMAR, "root ::= root"),
         guided(GuidedKind.GRAMMAR, r"root ::= [^\x00-\U0010FFFF]"),
         guided(GuidedKind.JSON_SCHEMA, '{"$ref": "#"}'),
     ],
 )
-def test_a_form_that_nothing_fits_is_refused_when_it_is_asked(forms: Forms, barren: Guided) -> None:
-    state = forms.start(barren, ())
+def test_grammar_without_any_text_is_refused_when_its_mask_is_computed(
+    grammars: GrammarBuilder, unfulfillable: Guided
+) -> None:
+    state = grammars.build(unfulfillable, ())
 
     with pytest.raises(Failure) as raised:
-        state.allowed()
+        state.token_mask()
 
     assert (raised.value.reason, raised.value.param) == (Reason.INVALID_ARGUMENT, "guided")

@@ -1,4 +1,4 @@
-"""What the llama.cpp engine reports is true at each moment; what is cancelled costs it the decode under way at most."""
+"""The load of the llama.cpp engine is always correct, and a cancelled request costs at most the decode in progress."""
 
 import asyncio
 import time
@@ -16,15 +16,15 @@ pytestmark = pytest.mark.model
 SLOTS = 3
 QUIET = RankLoad(0, SLOTS * 3, 0)  # Blocks of 32 tokens.
 LONG = (PROMPT * 20)[:80]
-PIECE_TOKENS = 16
+CHUNK_TOKENS = 16
 TALK = request(max_tokens=CONTEXT_LENGTH, ignore_eos=True)
 READ = request(prompt=LONG, max_tokens=1)
-HELD = request(prompt=LONG, guided=YES_OR_NO)
+GUIDED = request(prompt=LONG, guided=YES_OR_NO)
 
 
 @dataclass
 class Cost:
-    """What the counters grew by."""
+    """The growth of the counters."""
 
     prefill: int
     generated: int
@@ -40,27 +40,27 @@ def cost(before: EngineLoad, after: EngineLoad) -> Cost:
 
 
 def spin(condition: Callable[[], bool]) -> None:
-    """Wait for the engine's thread without letting the event loop hear of it."""
+    """Wait for the engine's thread while the event loop is blocked."""
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline
 
 
 async def settle(bench: Bench) -> list[int]:
-    """One more answer: when it has come, the thread has read all mail that was sent before. Costs 5 tokens and 4."""
+    """Run one more answer, so that the thread has read all earlier mail. Costs 5 prompt tokens and 4 generated ones."""
     tokens, _ = await bench.answer(request(max_tokens=4))
     return tokens
 
 
-def left(bench: Bench) -> int:
+def prefill_left(bench: Bench) -> int:
     return bench.engine.load().ranks[0].active_prefill_tokens
 
 
-def test_a_request_counts_from_its_submission_until_it_is_cancelled(bench: Bench, runner: asyncio.Runner) -> None:
-    """In the mailbox, and while its form is made, too: no heartbeat shows an idle engine that has work."""
+def test_request_counts_in_the_load_from_submission_until_its_cancel(bench: Bench, runner: asyncio.Runner) -> None:
+    """In the mailbox and during the compilation of its grammar, too: no heartbeat reports such an engine as idle."""
 
     async def scenario() -> None:
-        for waiting in (READ, HELD):
+        for waiting in (READ, GUIDED):
             assert bench.engine.load().ranks == (QUIET,)
             key = bench.submit(waiting)
             assert bench.engine.load().ranks == (RankLoad(3, SLOTS * 3, 80),)
@@ -72,7 +72,7 @@ def test_a_request_counts_from_its_submission_until_it_is_cancelled(bench: Bench
     runner.run(scenario())
 
 
-def test_the_load_goes_down_with_the_prompt_and_up_with_the_answer(bench: Bench, runner: asyncio.Runner) -> None:
+def test_prefill_load_falls_and_cache_use_grows_while_requests_run(bench: Bench, runner: asyncio.Runner) -> None:
     async def scenario() -> list[RankLoad]:
         seen = []
         key = bench.submit(request(prompt=LONG, max_tokens=CONTEXT_LENGTH - 80, ignore_eos=True))
@@ -87,14 +87,14 @@ def test_the_load_goes_down_with_the_prompt_and_up_with_the_answer(bench: Bench,
     prefill = [rank.active_prefill_tokens for rank in seen]
     assert prefill == sorted(prefill, reverse=True)
     assert (prefill[0], prefill[-1]) == (85, 0)
-    assert len(set(prefill)) >= 4, "it was seen on its way"
+    assert len(set(prefill)) >= 4, "the load was not observed during the prefill"
     assert {rank.kv_blocks_total for rank in seen} == {SLOTS * 3}
     assert seen[0].kv_blocks_used == 3 + 1
     assert max(rank.kv_blocks_used for rank in seen) <= 3 + 2
     assert bench.engine.load().ranks == (QUIET,)
 
 
-def test_a_full_engine_reads_as_full(bench: Bench, runner: asyncio.Runner) -> None:
+def test_full_engine_reports_all_blocks_used(bench: Bench, runner: asyncio.Runner) -> None:
     async def scenario() -> RankLoad:
         keys = [bench.submit(request(prompt=(PROMPT * 20)[: CONTEXT_LENGTH - 1])) for _ in range(SLOTS)]
         full = bench.engine.load().ranks[0]
@@ -107,12 +107,12 @@ def test_a_full_engine_reads_as_full(bench: Bench, runner: asyncio.Runner) -> No
     assert full.kv_blocks_used == full.kv_blocks_total
 
 
-def test_the_counters_are_what_was_asked_and_got_when_nobody_left(bench: Bench, runner: asyncio.Runner) -> None:
+def test_counters_equal_the_tokens_of_requests_that_ran_to_their_end(bench: Bench, runner: asyncio.Runner) -> None:
     async def scenario() -> Cost:
-        await settle(bench)  # Of what other tests have cancelled nothing is under way any more.
+        await settle(bench)  # Afterwards no work for requests that other tests cancelled is in progress.
         before = bench.engine.load()
         whole = await settle(bench)
-        keys = [bench.submit(one) for one in (request(max_tokens=4).after(whole[:2]), READ, HELD)]
+        keys = [bench.submit(one) for one in (request(max_tokens=4).after(whole[:2]), READ, GUIDED)]
         await bench.until(lambda: all(bench.finish(key) is not None for key in keys))
         grown = cost(before, bench.engine.load())
         grown.generated -= len(bench.tokens(keys[2]))
@@ -125,13 +125,13 @@ def in_the_mailbox(bench: Bench) -> int:
     return bench.submit(READ)
 
 
-def while_its_form_is_made(bench: Bench) -> int:
-    return bench.submit(HELD)
+def while_its_grammar_is_compiled(bench: Bench) -> int:
+    return bench.submit(GUIDED)
 
 
 def in_prefill(bench: Bench) -> int:
-    key, before = bench.submit(READ), left(bench)
-    spin(lambda: left(bench) < before)
+    key, before = bench.submit(READ), prefill_left(bench)
+    spin(lambda: prefill_left(bench) < before)
     return key
 
 
@@ -140,31 +140,31 @@ def running(bench: Bench) -> int:
 
 
 def at_its_last_token(bench: Bench) -> int:
-    """Drawn, but on its way to the event loop."""
+    """The token is drawn, and its output has not reached the event loop yet."""
     return _drawn(bench, request(max_tokens=1))
 
 
-def _drawn(bench: Bench, asked: Request) -> int:
-    before, key = bench.engine.load().generated_tokens, bench.submit(asked)
+def _drawn(bench: Bench, request: Request) -> int:
+    before, key = bench.engine.load().generated_tokens, bench.submit(request)
     spin(lambda: bench.engine.load().generated_tokens > before)
     return key
 
 
-# How many tokens, of prompts and answers, are computed at most after it is cancelled there.
+# The largest number of tokens, of prompts and answers, that are computed after a cancel in this state.
 STATES: dict[Callable[[Bench], int], int] = {
     in_the_mailbox: 0,
-    while_its_form_is_made: 0,
-    in_prefill: PIECE_TOKENS,
+    while_its_grammar_is_compiled: 0,
+    in_prefill: CHUNK_TOKENS,
     running: 1,
     at_its_last_token: 0,
 }
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_cancel_stops_the_work_and_harms_nobody(
+def test_cancel_stops_the_work_and_leaves_other_answers_intact(
     bench: Bench, runner: asyncio.Runner, state: Callable[[Bench], int]
 ) -> None:
-    """An abort for an id that had just finished took a whole backend down elsewhere."""
+    """In other systems, an abort for an id that had just finished took a whole backend down."""
     late_max = STATES[state]
 
     async def scenario() -> tuple[list[int], list[int], Cost]:
@@ -173,7 +173,7 @@ def test_a_cancel_stops_the_work_and_harms_nobody(
         bench.engine.cancel(key)
         before = bench.engine.load()
         bench.engine.cancel(key)
-        neighbours = [bench.submit(request(max_tokens=4)) for _ in range(SLOTS)]  # All places are free again.
+        neighbours = [bench.submit(request(max_tokens=4)) for _ in range(SLOTS)]  # All slots are free again.
         bench.engine.cancel(key)
         await bench.until(lambda: all(bench.finish(one) is not None for one in neighbours))
         bench.engine.cancel(neighbours[0])
@@ -189,9 +189,11 @@ def test_a_cancel_stops_the_work_and_harms_nobody(
     assert grown.late <= late_max
 
 
-def test_what_the_thread_computes_for_whom_has_left_is_counted(bench: Bench, runner: asyncio.Runner) -> None:
-    """The loop sees that a piece is done while the next decode is under way, so its cancel comes during that; almost
-    always, whence several tries."""
+def test_tokens_computed_after_a_cancel_are_counted(bench: Bench, runner: asyncio.Runner) -> None:
+    """The loop sees that a chunk is done while the next decode runs, so its cancel arrives during that decode.
+
+    This holds almost always, so the test tries several times.
+    """
 
     async def scenario() -> int:
         before = bench.engine.load()
@@ -202,10 +204,10 @@ def test_what_the_thread_computes_for_whom_has_left_is_counted(bench: Bench, run
                 return late
         return 0
 
-    assert 1 <= runner.run(scenario()) <= PIECE_TOKENS
+    assert 1 <= runner.run(scenario()) <= CHUNK_TOKENS
 
 
-def test_an_unknown_key_is_ignored(bench: Bench, runner: asyncio.Runner) -> None:
+def test_cancel_of_an_unknown_key_is_ignored(bench: Bench, runner: asyncio.Runner) -> None:
     async def scenario() -> None:
         bench.engine.cancel(10**9)
         await settle(bench)
@@ -213,26 +215,26 @@ def test_an_unknown_key_is_ignored(bench: Bench, runner: asyncio.Runner) -> None
     runner.run(scenario())
 
 
-def test_a_cancelled_form_that_waits_is_never_made(bench: Bench, runner: asyncio.Runner) -> None:
-    """Else those who have left hold up, for seconds, the forms of those who have come."""
-    held = request(guided=Guided(GuidedKind.REGEX, ("[a-z ]{200}",)))
+def test_cancelled_grammar_that_waits_is_never_compiled(bench: Bench, runner: asyncio.Runner) -> None:
+    """Otherwise the grammars of cancelled requests would delay those of new requests by seconds."""
+    waiting = request(guided=Guided(GuidedKind.REGEX, ("[a-z ]{200}",)))
 
     async def scenario() -> None:
-        for _ in range(2000):  # More than may wait.
-            bench.engine.cancel(bench.submit(held))
-        key = bench.submit(HELD)
+        for _ in range(2000):  # More than WAITING_MAX.
+            bench.engine.cancel(bench.submit(waiting))
+        key = bench.submit(GUIDED)
         await bench.until(lambda: bench.finish(key) is not None)
 
     runner.run(scenario())
 
 
-def test_a_cancelled_request_emits_nothing_more_and_leaves_its_place(bench: Bench, runner: asyncio.Runner) -> None:
+def test_cancelled_request_emits_nothing_more_and_frees_its_slot(bench: Bench, runner: asyncio.Runner) -> None:
     async def scenario() -> tuple[int, int]:
         keys = [bench.submit(TALK) for _ in range(SLOTS)]
         await bench.until(lambda: all(bench.of(key) for key in keys))
         bench.engine.cancel(keys[0])
         count = len(bench.of(keys[0]))
-        after = bench.submit(request(max_tokens=3))  # takes the place that was left
+        after = bench.submit(request(max_tokens=3))  # Uses the freed slot.
         await bench.until(lambda: bench.finish(after) is not None)
         for key in keys:
             bench.engine.cancel(key)

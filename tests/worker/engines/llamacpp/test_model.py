@@ -1,4 +1,4 @@
-"""Log probabilities: the softmax of the scores as they are, the same in every process."""
+"""Log probabilities: the softmax of the raw scores, identical in every process."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from services.worker.engines.llamacpp.model import token_logprobs
 
 
-def test_they_are_the_natural_logarithms_of_the_softmax() -> None:
+def test_log_probabilities_are_the_natural_logarithms_of_the_softmax() -> None:
     scores = [math.log(1), math.log(6), math.log(3)]
 
     found = token_logprobs(scores, 0, 2)
@@ -17,26 +17,26 @@ def test_they_are_the_natural_logarithms_of_the_softmax() -> None:
     assert [value for _, value in found.top] == pytest.approx([math.log(0.6), math.log(0.3)])
 
 
-def test_the_drawn_token_counts_among_the_likeliest() -> None:
+def test_drawn_token_counts_among_the_likeliest() -> None:
     found = token_logprobs([1.0, 3.0, 2.0], 1, 1)
 
     assert found.top == ((1, found.logprob),)
 
 
-def test_of_equals_the_lower_id_comes_first() -> None:
+def test_equally_likely_tokens_are_ordered_by_id() -> None:
     assert [token for token, _ in token_logprobs([1.0, 2.0, 2.0, 2.0], 0, 2).top] == [1, 2]
 
 
-def test_without_rivals_there_is_the_tokens_own_alone() -> None:
+def test_zero_rivals_give_an_empty_top_list() -> None:
     assert token_logprobs([0.0, 0.0], 1, 0).top == ()
 
 
-def test_scores_beyond_what_an_exponential_holds_are_no_matter() -> None:
+def test_scores_that_would_overflow_an_exponential_give_exact_log_probabilities() -> None:
     found = token_logprobs([5000.0, 4000.0, -math.inf], 0, 3)
 
     assert found.logprob == 0.0
     assert [value for _, value in found.top] == [0.0, -1000.0, -math.inf]
 
 
-def test_more_rivals_than_tokens_are_all_tokens() -> None:
+def test_more_rivals_than_tokens_give_all_tokens() -> None:
     assert len(token_logprobs([0.0, 1.0], 0, 20).top) == 2

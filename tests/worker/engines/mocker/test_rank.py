@@ -1,6 +1,6 @@
 """A rank of the mocker: the cache goes to the oldest, as many as fit, and is never more than full."""
 
-from services.worker.engines.mocker.rank import Rank, next_pieces
+from services.worker.engines.mocker.rank import Rank, next_chunks
 from services.worker.engines.mocker.sequence import MockerSequence
 from tests.support.doubles import make_request
 
@@ -57,5 +57,5 @@ def test_a_chunk_goes_to_the_oldest_prompts() -> None:
     done, first, second, third = (sequence(key, 10) for key in range(4))
     done.prefill_left = 0
 
-    assert next_pieces([done, first, second, third], 15) == [(first, 10), (second, 5)]
-    assert next_pieces([done], 15) == []
+    assert next_chunks([done, first, second, third], 15) == [(first, 10), (second, 5)]
+    assert next_chunks([done], 15) == []

@@ -5,7 +5,7 @@ from typing import Any
 
 from services.core.request import Guided, GuidedKind
 from services.worker.engines.trtllm.options import TrtLlmConfig, llm_arguments
-from services.worker.engines.trtllm.sampling_params import ModelFacts, engine_request
+from services.worker.engines.trtllm.sampling_params import ModelFacts, generate_arguments
 from tests.contracts.manifest import CLASSES
 from tests.support.doubles import make_request
 from tests.worker.engines.trtllm.support import SAMPLED
@@ -18,7 +18,7 @@ def known(name: str) -> set[str]:
 
 
 def passed(**fields: Any) -> set[str]:
-    return set(engine_request(make_request(**fields), FACTS).sampling)
+    return set(generate_arguments(make_request(**fields), FACTS).sampling)
 
 
 def test_every_parameter_of_a_request_is_on_the_list() -> None:
@@ -29,7 +29,7 @@ def test_every_parameter_of_a_request_is_on_the_list() -> None:
 
 
 def test_every_kind_of_form_is_on_the_list() -> None:
-    asked = [engine_request(make_request(guided=Guided(kind, ("x",))), FACTS).guided or {} for kind in GuidedKind]
+    asked = [generate_arguments(make_request(guided=Guided(kind, ("x",))), FACTS).guided or {} for kind in GuidedKind]
 
     assert {name for one in asked for name in one} == known("GuidedDecodingParams")
 

@@ -10,10 +10,10 @@ from msgspec.structs import fields, replace
 from services.core.errors import Failure, Reason
 from services.core.request import Guided, GuidedKind, Request, Sampling, Stop
 from services.worker.engines.trtllm.sampling_params import (
-    EngineRequest,
+    GenerateArguments,
     ModelFacts,
-    enders,
-    engine_request,
+    answer_end_ids,
+    generate_arguments,
     guided_kinds,
     tokens_left,
 )
@@ -134,7 +134,7 @@ def test_each_field_becomes_what_the_table_says(owner: type, name: str, row: Row
         expected = PLAIN | row.sampling
         if "temperature" not in row.sampling and row.base is SAMPLED:
             expected |= DRAWN
-        assert engine_request(request, FACTS) == EngineRequest(
+        assert generate_arguments(request, FACTS) == GenerateArguments(
             token_ids=row.token_ids, sampling=expected, guided=row.guided, bias=row.bias
         )
     else:
@@ -143,7 +143,7 @@ def test_each_field_becomes_what_the_table_says(owner: type, name: str, row: Row
 
 def refused(request: Request, facts: ModelFacts = FACTS) -> str | None:
     with pytest.raises(Failure) as caught:
-        engine_request(request, facts)
+        generate_arguments(request, facts)
     assert caught.value.reason is Reason.INVALID_ARGUMENT
     return caught.value.param
 
@@ -152,11 +152,11 @@ def refused(request: Request, facts: ModelFacts = FACTS) -> str | None:
 
 
 def test_greedy_is_said_and_not_left_to_a_default() -> None:
-    assert engine_request(make_request(sampling=GREEDY), FACTS).sampling["top_k"] == 1
+    assert generate_arguments(make_request(sampling=GREEDY), FACTS).sampling["top_k"] == 1
 
 
 def test_all_that_a_draw_depends_on_is_said_for_the_engines_defaults_are_greedy() -> None:
-    sampling = engine_request(make_request(sampling=Sampling(temperature=1.0)), FACTS).sampling
+    sampling = generate_arguments(make_request(sampling=Sampling(temperature=1.0)), FACTS).sampling
 
     assert {name: sampling[name] for name in ("temperature", "top_p", "top_k")} == DRAWN | {"temperature": 1.0}
 
@@ -167,13 +167,13 @@ def test_all_that_a_draw_depends_on_is_said_for_the_engines_defaults_are_greedy(
 def test_limits_are_what_is_left_of_them_after_a_move() -> None:
     moved = make_request(max_tokens=10, min_tokens=6).after([5, 5, 5, 5])
 
-    sampling = engine_request(moved, FACTS).sampling
+    sampling = generate_arguments(moved, FACTS).sampling
 
     assert (sampling["max_tokens"], sampling["min_tokens"]) == (6, 2)
 
 
 def test_min_tokens_that_are_there_already_are_not_mentioned() -> None:
-    assert "min_tokens" not in engine_request(make_request(min_tokens=2).after([5, 5]), FACTS).sampling
+    assert "min_tokens" not in generate_arguments(make_request(min_tokens=2).after([5, 5]), FACTS).sampling
 
 
 @pytest.mark.parametrize(
@@ -192,20 +192,20 @@ def test_all_ends_of_a_model_with_several_are_passed() -> None:
     """The engine knows one end id; chat models have another for the end of a turn."""
     facts = ModelFacts(context_length=100, vocab_size=400, end_ids=(END, TURN_END))
 
-    sampling = engine_request(make_request(stop_token_ids=(9,)), facts).sampling
+    sampling = generate_arguments(make_request(stop_token_ids=(9,)), facts).sampling
 
     assert (sampling["end_id"], sampling["stop_token_ids"]) == (END, [9, TURN_END])
-    assert enders(make_request(stop_token_ids=(9,)), facts.end_ids) == {END, TURN_END, 9}
+    assert answer_end_ids(make_request(stop_token_ids=(9,)), facts.end_ids) == {END, TURN_END, 9}
 
 
 def test_ignore_eos_leaves_only_the_clients_own_stop_tokens() -> None:
     facts = ModelFacts(context_length=100, vocab_size=400, end_ids=(END, TURN_END))
     request = make_request(ignore_eos=True, stop_token_ids=(9,))
 
-    sampling = engine_request(request, facts).sampling
+    sampling = generate_arguments(request, facts).sampling
 
     assert (sampling["ignore_eos"], sampling["stop_token_ids"]) == (True, [9])
-    assert enders(request, facts.end_ids) == {9}
+    assert answer_end_ids(request, facts.end_ids) == {9}
 
 
 @pytest.mark.parametrize("facts", [FACTS, ModelFacts(context_length=100, vocab_size=400, end_ids=(1, 2))])
@@ -216,11 +216,11 @@ def test_min_tokens_with_an_end_that_the_engine_does_not_hold_off_is_refused(fac
 
 
 def test_min_tokens_without_any_end_means_nothing() -> None:
-    assert "min_tokens" not in engine_request(make_request(min_tokens=5, ignore_eos=True), FACTS).sampling
+    assert "min_tokens" not in generate_arguments(make_request(min_tokens=5, ignore_eos=True), FACTS).sampling
 
 
 def test_stop_strings_never_reach_the_engine() -> None:
-    assert "stop" not in engine_request(make_request(strings=("x",)), FACTS).sampling
+    assert "stop" not in generate_arguments(make_request(strings=("x",)), FACTS).sampling
 
 
 # Guided
@@ -248,7 +248,7 @@ def test_llguidance_is_given_no_grammar_for_it_reads_another_language() -> None:
 
 @pytest.mark.parametrize("text", ["plain", "a.b", "(x)|[y]", "$1^2", r"back\slash", "a b-c", "{}", "漢字 🎉", "\n"])
 def test_the_expression_of_a_choice_fits_that_text_alone(text: str) -> None:
-    asked = engine_request(make_request(guided=Guided(GuidedKind.CHOICE, (text, "other"))), FACTS)
+    asked = generate_arguments(make_request(guided=Guided(GuidedKind.CHOICE, (text, "other"))), FACTS)
 
     assert asked.guided is not None
     assert re.fullmatch(asked.guided["regex"], text)
