@@ -1,1 +1,1 @@
-"""The engines: each makes tokens in its own way, behind the protocol of ../engine.py."""
+"""The engines: implementations of the protocol in ../engine.py."""

@@ -1,4 +1,4 @@
-"""What the tests of the mocker share: an engine that runs, and requests to it."""
+"""Shared by the tests of the mocker: a running engine, and requests to it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,22 +14,22 @@ SEEDED = Sampling(temperature=0.8, seed=1)
 PROMPT = tuple(b"Tell me of the sea.")
 
 
-class Running:
-    """An engine that runs, and what it has emitted, step by step."""
+class RunningEngine:
+    """A running engine, and the outputs that it has emitted, step by step."""
 
     def __init__(self, config: MockerConfig) -> None:
         self.engine = MockerEngine(config)
         self.steps: list[Sequence[Output]] = []
-        self._news = asyncio.Event()
+        self._has_output = asyncio.Event()
 
     def emit(self, outputs: Sequence[Output]) -> None:
         self.steps.append(outputs)
-        self._news.set()
+        self._has_output.set()
 
     async def until(self, condition: Callable[[], Any]) -> None:
         while not condition():
-            self._news.clear()
-            await self._news.wait()
+            self._has_output.clear()
+            await self._has_output.wait()
 
     def token_ids(self, key: int) -> list[int]:
         return [token for step in self.steps for output in step if output.key == key for token in output.token_ids]
@@ -42,11 +42,13 @@ class Running:
         return ends[0] if ends else None
 
 
-def run(scenario: Callable[[Running], Any], *requests: Request, faults: Faults | None = None, **config: Any) -> Any:
-    """Submit the requests under keys 1, 2, …, then play the scenario on the running engine."""
+def run(
+    scenario: Callable[[RunningEngine], Any], *requests: Request, faults: Faults | None = None, **config: Any
+) -> Any:
+    """Submit the requests with keys 1, 2, …, then play the scenario on the running engine."""
 
     async def play() -> Any:
-        running = Running(MockerConfig(**({"itl_ms": 0.0} | config), faults=faults or Faults()))
+        running = RunningEngine(MockerConfig(**({"itl_ms": 0.0} | config), faults=faults or Faults()))
         async with asyncio.TaskGroup() as group:
             engine = group.create_task(running.engine.run(running.emit, asyncio.Event()))
             for key, request in enumerate(requests, start=1):

@@ -1,4 +1,4 @@
-"""The mocker's steps: requests on one or several data-parallel ranks, prompts in chunks, a token for each at a time."""
+"""The mocker's step loop: data-parallel ranks, chunked prefill, and one token for each sequence in a step."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -16,11 +16,14 @@ from services.worker.engines.mocker.sequence import MockerSequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockerConfig:
-    """itl_ms: time between tokens. prefill_us_per_token: on top of it, for each prompt token. startup_s: loading.
+    """Settings of the mocker.
 
-    dp_ranks: each has `kv_blocks_total` blocks of `kv_block_tokens` and computes up to `prefill_chunk_tokens` of its
-    prompts in a step. They step together, as ranks do that share experts: a step takes as long as the one with most to
-    compute. request_limit: of all ranks together. The context is at most what the blocks of one rank hold.
+    `itl_ms`: time between tokens. `prefill_us_per_token`: additional time of a step for each prompt token that it
+    computes. `startup_s`: how long loading takes.
+
+    `dp_ranks`: each rank has `kv_blocks_total` blocks of `kv_block_tokens` and computes up to `prefill_chunk_tokens` of
+    its prompts in a step. Ranks step together, like ranks that share experts: a step takes as long as the rank with the
+    most to compute. `request_limit`: for all ranks together. The blocks of one rank bound the context.
     """
 
     served_model_name: str = "mocker"
@@ -41,9 +44,10 @@ class MockerConfig:
 
 
 class MockerEngine:
-    """See the package. Prompts are computed in chunks, first come first served, while the others go on.
+    """The mocker; the package docstring describes its tokens.
 
-    A request goes to the rank with the fewest tokens, and its answer does not depend on where it went.
+    Prompts are computed in chunks, first come, first served, while other sequences continue. A request goes to the rank
+    with the fewest tokens; its answer does not depend on the rank.
     """
 
     def __init__(self, config: MockerConfig) -> None:
@@ -55,7 +59,7 @@ class MockerEngine:
         self._rank_of: dict[int, Rank] = {}  # By key.
         self._has_work = asyncio.Event()
         self._fault_injector = FaultInjector(config.faults)
-        self._quorum = config.faults.hold
+        self._requests_min = config.faults.hold  # 1 after the first step.
         self._steps = self._prefill_tokens = self._generated_tokens = self._tokens_after_cancel = 0
         self.request_limit = config.request_limit
         self.card = ModelCard(
@@ -74,7 +78,7 @@ class MockerEngine:
         return b""
 
     def submit(self, key: int, request: Request) -> None:
-        self._fault_injector.refuse()
+        self._fault_injector.check_submission()
         assert len(request.prompt_token_ids) < self.card.context_length, "see services/worker/validate.py"
         rank = self._ranks[0] if len(self._ranks) == 1 else min(self._ranks, key=attrgetter("token_count"))
         rank.add(MockerSequence(key, request))
@@ -106,32 +110,32 @@ class MockerEngine:
                 due = loop.time()
             fitting = [rank.fit() for rank in self._ranks]
             chunks = [next_chunks(residents, self._config.prefill_chunk_tokens) for residents in fitting]
-            due = max(due, loop.time() - self._config.itl_ms * 1e-3)  # Late by more than a step: don't catch up.
+            due = max(due, loop.time() - self._config.itl_ms * 1e-3)  # Do not make up for a delay of more than a step.
             due += self._step_s(chunks)
             await asyncio.sleep(due - loop.time())
-            self._take(piece for of_rank in chunks for piece in of_rank)
+            self._finish_prefill(chunk for of_rank in chunks for chunk in of_rank)
             await self._fault_injector.act(_ready(fitting))
-            running = _ready(fitting)  # Again: one may have been cancelled meanwhile.
+            running = _ready(fitting)  # Again: a request may have been cancelled meanwhile.
             self._step(running, emit)
             await self._fault_injector.act(running)
 
     async def _wait_work(self) -> bool:
-        """Returns whether there was something to wait for."""
+        """Wait until there are enough requests for a step. Returns whether it had to wait."""
         has_waited = False
-        while len(self._rank_of) < self._quorum:
+        while len(self._rank_of) < self._requests_min:
             has_waited = True
             self._has_work.clear()
             await self._has_work.wait()
-        self._quorum = 1
+        self._requests_min = 1
         return has_waited
 
     def _step_s(self, chunks: Sequence[Sequence[Chunk]]) -> float:
-        """How long a step takes that computes these chunks, for each rank."""
+        """The duration of a step that computes these chunks, given for each rank."""
         prefilled = max(sum(size for _, size in of_rank) for of_rank in chunks)
         return self._config.itl_ms * 1e-3 + prefilled * self._config.prefill_us_per_token * 1e-6
 
-    def _take(self, chunks: Iterable[Chunk]) -> None:
-        """The chunks are computed, also those of whom nobody wants any more: a step can't be cut short."""
+    def _finish_prefill(self, chunks: Iterable[Chunk]) -> None:
+        """Record the computed chunks, including those of cancelled requests: a step cannot be interrupted."""
         for sequence, size in chunks:
             sequence.prefill_left -= size
             self._prefill_tokens += size
@@ -156,5 +160,5 @@ class MockerEngine:
 
 
 def _ready(fitting: Sequence[Sequence[MockerSequence]]) -> list[MockerSequence]:
-    """Those that draw a token in this step, rank by rank: their prompt is computed, and they are still wanted."""
+    """The sequences that draw a token in this step: their prompt is computed, and they are not cancelled."""
     return [one for residents in fitting for one in residents if one.prefill_left == 0 and not one.is_cancelled]

@@ -1,4 +1,4 @@
-"""What goes wrong in the mocker on command."""
+"""Fault injection: what fails in the mocker, and when."""
 
 import asyncio
 import os
@@ -12,15 +12,17 @@ from services.worker.engines.mocker.sequence import MockerSequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What goes wrong on command, once some request has got so many tokens from this process (None: never).
+    """The faults to inject.
 
-    0 is before its first token. die_after: the process kills itself. freeze_after: it stops itself (SIGSTOP).
-    leave_after: it asks itself to leave (SIGTERM). hang_after: the engine stops for good, under a live server.
-    raise_after: the request fails. Others: die_on_token: a prompt with this token kills the process at its first step.
-    refuse: this many submissions are refused first. hold: no step is made before there are so many requests, so that
-    all of them stand at the same position when something happens. linger_ms: how long it waits before it dies or
-    stops, so that all it has drawn has been sent. mute_after: from then on no rank's load is reported; 0: from the
-    first submission on. mute_rank: this rank's load never is.
+    Those with `_after` happen once a request has this many tokens from this process; 0: before its first token; None:
+    never. `die_after`: the process kills itself. `freeze_after`: it stops itself (SIGSTOP). `leave_after`: it sends
+    itself SIGTERM. `hang_after`: the engine stops stepping for good, while the server continues. `raise_after`: the
+    request fails. `mute_after`: no rank reports its load from then on; 0: from the first submission on.
+
+    `die_on_token`: a prompt with this token kills the process at its first step. `refuse`: the number of submissions
+    that are refused, from the first on. `hold`: the first step waits for this many requests, so that all of them are at
+    the same position when a fault happens. `linger_ms`: delay before the process dies or stops, so that the tokens
+    drawn before have been sent. `mute_rank`: this rank never reports its load.
     """
 
     die_after: int | None = None
@@ -37,7 +39,7 @@ class Faults:
 
 
 class FaultInjector:
-    """Does what the faults say, when their time has come."""
+    """Injects the configured faults when their conditions are met."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -45,11 +47,11 @@ class FaultInjector:
         self._has_left = False
         self._is_mute = False
 
-    def refuse(self) -> None:
-        """Called for each submission. Raises Failure(WORKER_AT_CAPACITY) for the first ones."""
+    def check_submission(self) -> None:
+        """Called for each submission. Raises Failure(WORKER_AT_CAPACITY) for the first `refuse` of them."""
         if self._refusals_left > 0:
             self._refusals_left -= 1
-            detail = "Server overloaded: worker at capacity (on command)"
+            detail = "Server overloaded: worker at capacity (injected fault)"
             raise Failure(Reason.WORKER_AT_CAPACITY, detail, metadata={CAUSE: RefusedFor.CAPACITY})
         self._is_mute |= self._faults.mute_after == 0
 
@@ -57,14 +59,14 @@ class FaultInjector:
         return self._is_mute or rank == self._faults.mute_rank
 
     def failure_of(self, sequence: MockerSequence) -> Failure | None:
-        """What a request fails with now, if it does."""
+        """The failure of a request that has as many tokens as `raise_after`; otherwise None."""
         after = self._faults.raise_after
         if after is None or sequence.emitted_count < after:
             return None
-        return Failure(Reason.ENGINE_ERROR, f"the mocker failed after {after} tokens, on command")
+        return Failure(Reason.ENGINE_ERROR, f"the mocker failed after {after} tokens (injected fault)")
 
     async def act(self, running: Sequence[MockerSequence]) -> None:
-        """Called before and after each step, with those that take part in it."""
+        """Called before and after each step, with the sequences that draw a token in it."""
         faults = self._faults
         self._is_mute |= _has_one_at(faults.mute_after, running)
         if _has_one_at(faults.die_after, running) or _has_one_with(faults.die_on_token, running):

@@ -1,8 +1,9 @@
 """One data-parallel rank of the mocker: its requests, and the key-value cache that they share.
 
-The cache goes to the oldest requests, as many as fit; one has the blocks of its whole prompt at once, and further ones
-as its answer grows. The others wait. When the answers outgrow the cache, the youngest gives its blocks back and waits
-like one that has just come: all its tokens, drawn ones too, are then computed again. So `used` never exceeds `total`.
+The cache goes to the oldest requests, as many as fit. A request takes the blocks of its whole prompt at once, and more
+blocks as its answer grows; requests that do not fit wait. When the answers outgrow the cache, the youngest request
+gives its blocks back and waits like a new one: all its tokens, including those drawn, are computed again. `used` thus
+never exceeds `total`.
 """
 
 from itertools import islice
@@ -12,11 +13,11 @@ from services.worker.engine import RankLoad
 from services.worker.engines.mocker.sequence import MockerSequence
 
 Chunk = tuple[MockerSequence, int]
-"""How many tokens a step computes of a prompt."""
+"""A sequence and the number of its prompt tokens that a step computes."""
 
 
 class Rank:
-    """See the module. blocks_total: of `block_tokens` tokens each. No request alone may need more than all of them."""
+    """One rank with `blocks_total` blocks of `block_tokens` tokens. No request may need more than all of them."""
 
     def __init__(self, number: int, *, blocks_total: int, block_tokens: int) -> None:
         self._number = number
@@ -26,17 +27,19 @@ class Rank:
 
     @property
     def token_count(self) -> int:
-        return sum(map(attrgetter("token_count"), self._sequences.values()))  # For each submission: so it is cheap.
+        return sum(
+            map(attrgetter("token_count"), self._sequences.values())
+        )  # Called for each submission, so it must be fast.
 
     def add(self, sequence: MockerSequence) -> None:
         self._sequences[sequence.key] = sequence
 
     def remove(self, key: int) -> MockerSequence | None:
-        """Idempotent. Returns what it removed."""
+        """Remove the sequence and return it; None if there is none."""
         return self._sequences.pop(key, None)
 
     def fit(self) -> list[MockerSequence]:
-        """Those that have their part of the cache. What was computed of the others is lost."""
+        """Return the sequences that fit in the cache. The others lose what was computed of them."""
         residents = self._residents()
         for sequence in islice(self._sequences.values(), len(residents), None):
             sequence.prefill_left = sequence.token_count
@@ -64,7 +67,7 @@ class Rank:
 
 
 def next_chunks(residents: list[MockerSequence], chunk_tokens: int) -> list[Chunk]:
-    """What the next step computes of prompts: at most `chunk_tokens`, of the oldest first."""
+    """The prompt chunks of the next step: at most `chunk_tokens` tokens in all, oldest sequence first."""
     chunks = []
     for sequence in residents:
         if chunk_tokens == 0:

@@ -1,4 +1,4 @@
-"""One request in the mocker: each token follows from all tokens before it."""
+"""One request in the mocker. Each token is a function of all tokens before it."""
 
 import hashlib
 import math
@@ -12,12 +12,12 @@ from services.worker.engine import Output
 
 _CHARACTERS = [*"etaoinshrdlcumwfgypb", *" " * 6, ",", ".", "\n", *"éßдא", *"漢字語", *"🎉🚀"]
 _EOS_ODDS = 400
-"""At the start of a character the answer ends with a chance of one in this."""
-_SHAPE = struct.Struct("3dI3d")  # To write floats out as text takes most of what a request costs the mocker.
+"""At the start of a character, the answer ends with a probability of one in this number."""
+_SHAPE = struct.Struct("3dI3d")  # Formatting the floats as text would take most of the time of a submission.
 
 
 def _next_bytes() -> dict[bytes, bytes]:
-    """For each beginning of a character the bytes that may follow, as often as they are to be likely."""
+    """Map each incomplete character to the bytes that may follow; a byte that occurs twice is twice as likely."""
     follow: dict[bytes, bytes] = {}
     for character in _CHARACTERS:
         encoded = character.encode()
@@ -30,16 +30,16 @@ _FOLLOW = _next_bytes()
 
 
 def _advance(begun: bytes, token: int) -> bytes:
-    """What has begun of a character after one more token; nothing if that ends it, or is none of ours."""
+    """The incomplete character after one more token; empty if the token completes it or starts none of ours."""
     begun = begun + bytes((token,)) if token < EOS else b""
     return begun if begun in _FOLLOW else b""
 
 
 class MockerSequence:
-    """One request: the hash over all its tokens so far, what has begun of a character, and what is to be computed.
+    """One request: the hash over all its tokens, the character that is incomplete, and the tokens left to compute.
 
-    token_count: tokens of prompt and answer. prefill_left: those to compute before the next can be drawn.
-    emitted_count: those that came from this process.
+    `token_count`: tokens of prompt and answer. `prefill_left`: tokens to compute before the next one can be drawn.
+    `emitted_count`: tokens that this process has drawn.
     """
 
     def __init__(self, key: int, request: Request) -> None:
@@ -50,14 +50,14 @@ class MockerSequence:
         self.emitted_count = 0
         self.is_cancelled = False
         self.token_count = self.prefill_left = request.token_count
-        self._hash = hashlib.blake2b(_draw(request), digest_size=8)
+        self._hash = hashlib.blake2b(_sampling_bytes(request), digest_size=8)
         self._hash.update(array("I", request.prompt_token_ids + request.generated_token_ids).tobytes())
         self._begun = b""
         for token in request.generated_token_ids:
             self._begun = _advance(self._begun, token)
 
     def step(self, context_length: int) -> Output:
-        """One token, or the end."""
+        """Draw one token, or end the answer."""
         if self._is_at_limit(context_length):
             return Output(self.key, finish=FinishReason.LENGTH)
         token = self._draw_token()
@@ -76,14 +76,14 @@ class MockerSequence:
         return self.generated_count >= self._max_tokens or self.token_count >= context_length
 
     def _logprobs(self, token: int, top: int) -> TokenLogprobs:
-        """Made up of all tokens so far, like the token itself: each rival is half as likely as the one before it."""
+        """Derived from all tokens so far, like the token itself. Each rival is half as likely as the one before it."""
         rivals = list(dict.fromkeys((token, *_candidates(_FOLLOW[self._begun], self._value()))))
         shift = self._value() % 1000 * 1e-3
         values = [(rival, -math.log(2) * (rank + 1) - shift) for rank, rival in enumerate(rivals)]
         return TokenLogprobs(values[0][1], tuple(values[:top]))
 
     def _value(self) -> int:
-        """The hash of all so far."""
+        """The hash of all tokens so far."""
         return int.from_bytes(self._hash.copy().digest(), "little")
 
     def _draw_token(self) -> int | None:
@@ -97,7 +97,7 @@ class MockerSequence:
                 return token
             if may_stop:
                 return None
-        return None  # Every token is a stop token, so not even min_tokens can be reached.
+        return None  # Every candidate is a stop token, so min_tokens cannot be reached.
 
 
 def _candidates(follow: bytes, value: int) -> bytes:
@@ -105,8 +105,8 @@ def _candidates(follow: bytes, value: int) -> bytes:
     return follow[start:] + follow[:start]
 
 
-def _draw(request: Request) -> bytes:
-    """All that the draw depends on besides the tokens. At temperature 0 the seed and the choice do not matter."""
+def _sampling_bytes(request: Request) -> bytes:
+    """Everything but the tokens that a draw depends on. At temperature 0, seed and choice are left out."""
     sampling = request.sampling
     shape = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k)
     penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)

@@ -1,4 +1,4 @@
-"""The seam to `tensorrt_llm.LLM`: requests of ours become calls of its own, with keywords only."""
+"""The adapter to `tensorrt_llm.LLM`: translates requests to its calls, with keyword arguments only."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from services.worker.engines.trtllm.sampling_params import GenerateArguments, Mo
 
 
 class Client:
-    """Loads the model when it is made, and blocks for minutes. Raises ENGINE_DEAD when it can't be loaded."""
+    """A loaded model. The constructor loads it and blocks for minutes; it raises ENGINE_DEAD if loading fails."""
 
     def __init__(self, package: Installation, config: TrtLlmConfig, facts: ModelFacts) -> None:
         self._package = package
@@ -23,33 +23,36 @@ class Client:
 
     @property
     def request_error(self) -> type[Exception]:
-        """What fails one request alone, when its result is iterated over."""
+        """The exception, raised by iterating over a result, that fails only that request."""
         return self._package.request_error
 
     def start(self, request: Request, rank: int = 0) -> Any:
-        """A result to iterate over, on the loop that runs now. Raises INVALID_ARGUMENT, and whatever the engine raises.
+        """Start a request. Returns a result to iterate over on the running event loop.
 
-        rank: the data-parallel rank that it goes to, and waits for, so that what is told of its load is true.
+        Raises INVALID_ARGUMENT, and the exceptions of the engine.
+
+        `rank`: the data-parallel rank of the request. It waits for this rank even if others are free, so that the
+        reported load of each rank is correct.
         """
-        asked = generate_arguments(request, self._facts)
+        arguments = generate_arguments(request, self._facts)
         scheduling = None
         if self._is_ranked:
             scheduling = self._package.scheduling_params(attention_dp_rank=rank, attention_dp_relax=False)
         return self.llm.generate_async(
-            inputs=asked.token_ids,
-            sampling_params=self._sampling_params(asked),
+            inputs=arguments.token_ids,
+            sampling_params=self._sampling_params(arguments),
             streaming=True,
             scheduling_params=scheduling,
         )
 
-    def _sampling_params(self, asked: GenerateArguments) -> Any:
-        """A fresh one for each request, because the engine writes into it."""
+    def _sampling_params(self, arguments: GenerateArguments) -> Any:
+        """A new object for each request, because the engine modifies it."""
         more: dict[str, Any] = {}
-        if asked.guided is not None:
-            more["guided_decoding"] = self._package.guided_params(**asked.guided)
-        if asked.bias:
+        if arguments.guided is not None:
+            more["guided_decoding"] = self._package.guided_params(**arguments.guided)
+        if arguments.bias:
             values = [0.0] * self._facts.vocab_size
-            for token, bias in asked.bias:
+            for token, bias in arguments.bias:
                 values[token] += bias
             more["embedding_bias"] = self._package.vector(values)
-        return self._package.sampling_params(**asked.sampling, **more)
+        return self._package.sampling_params(**arguments.sampling, **more)

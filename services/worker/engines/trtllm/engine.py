@@ -1,4 +1,4 @@
-"""The engine as the worker sees it: the model's folder is read at once, TensorRT-LLM is loaded when the engine runs."""
+"""The engine as the worker sees it: it reads the model's folder at once, and loads TensorRT-LLM when it runs."""
 
 import asyncio
 import math
@@ -20,15 +20,15 @@ from services.worker.engines.trtllm.shutdown import exiting_on_signals
 log = structlog.get_logger()
 
 SEQ_LEN_DEFAULT_MAX = 8192
-"""Tokens of prompt and answer where nobody says: a model may be made for a million, and no cache would hold that."""
+"""Tokens of prompt and answer by default: a model may support a million, and no cache would hold that many."""
 
 
 class TrtLlmEngine:
-    """See the package. Raises StartupError when the model's folder or TensorRT-LLM is not what it has to be.
+    """Serves a model with TensorRT-LLM. Raises StartupError if the model's folder or TensorRT-LLM is unusable.
 
-    All that touches the engine runs on one loop in one thread, for its client wakes all readers by way of one loop.
-    Loading, too: it holds the loop up for minutes while nobody waits for it, since a worker is announced and takes
-    sessions only once `ready` is set.
+    All calls into TensorRT-LLM run on one event loop in one thread, because its client wakes all readers through one
+    loop. This includes loading, which blocks the loop for minutes; no request waits then, because a worker registers
+    and accepts sessions only once `ready` is set.
     """
 
     def __init__(self, config: TrtLlmConfig) -> None:
@@ -36,7 +36,7 @@ class TrtLlmEngine:
         self._config = config
         self._folder = _read_folder(config)
         self._facts = _facts_of(self._folder, config)
-        self._serving: Runner | None = None
+        self._runner: Runner | None = None
         self.request_limit = config.max_batch_size
         self.card = _card_of(self._folder, self._facts, config)
 
@@ -44,24 +44,24 @@ class TrtLlmEngine:
         return self._folder.tokenizer_content
 
     async def run(self, emit: Emit, ready: asyncio.Event) -> None:
-        """Raises StartupError, too, and returns no later than `shutdown_s` after it is cancelled."""
+        """See Engine. Also raises StartupError. Returns at most `shutdown_s` after it is cancelled."""
         log.info("loading the model", model=str(self._config.model), context_length=self._facts.context_length)
         with exiting_on_signals():
             client = Client(load_package(), self._config, self._facts)
-        self._serving = Runner(client, self._config, self._facts, emit)
-        await self._serving.run(ready)
+        self._runner = Runner(client, self._config, self._facts, emit)
+        await self._runner.run(ready)
 
     def submit(self, key: int, request: Request) -> None:
-        assert self._serving is not None, "the engine is not ready"
-        self._serving.submit(key, request)
+        assert self._runner is not None, "the engine is not ready"
+        self._runner.submit(key, request)
 
     def cancel(self, key: int) -> None:
-        if self._serving is not None:
-            self._serving.cancel(key)
+        if self._runner is not None:
+            self._runner.cancel(key)
 
     def load(self) -> EngineLoad:
-        """No rank before it has loaded."""
-        return EngineLoad(0, ()) if self._serving is None else self._serving.load()
+        """See Engine. There are no ranks before the model is loaded."""
+        return EngineLoad(0, ()) if self._runner is None else self._runner.load()
 
 
 def _read_folder(config: TrtLlmConfig) -> ModelFolder:
@@ -74,10 +74,12 @@ def _read_folder(config: TrtLlmConfig) -> ModelFolder:
 def _facts_of(folder: ModelFolder, config: TrtLlmConfig) -> ModelFacts:
     """Raises StartupError."""
     if not folder.end_ids:
-        raise StartupError(f"--model {folder.path} names no end token, so no answer would end: set eos_token_id in it")
+        raise StartupError(
+            f"--model {folder.path} has no end token, so answers would not end: set eos_token_id in its config.json"
+        )
     if config.max_seq_len is not None and config.max_seq_len > (folder.context_length or math.inf):
         raise StartupError(
-            f"--max-seq-len {config.max_seq_len} is more than the {folder.context_length} the model was made for"
+            f"--max-seq-len {config.max_seq_len} is more than the {folder.context_length} that the model supports"
         )
     return ModelFacts(
         context_length=config.max_seq_len or min(folder.context_length or SEQ_LEN_DEFAULT_MAX, SEQ_LEN_DEFAULT_MAX),
@@ -88,9 +90,10 @@ def _facts_of(folder: ModelFolder, config: TrtLlmConfig) -> ModelFacts:
 
 
 def _card_of(folder: ModelFolder, facts: ModelFacts, config: TrtLlmConfig) -> ModelCard:
-    """It carries over nothing that needs the state of a draw, a count or a form, for the engine exports none.
+    """The model card.
 
-    Log probabilities need none: they follow from the tokens before, as far as anything does on a GPU.
+    It promises no exact continuation of sampled, penalised or guided answers: the engine does not export the state that
+    they need. Log probabilities need no state: they depend on the tokens before, as far as a GPU is deterministic.
     """
     return ModelCard(
         model=config.served_model_name,

@@ -1,17 +1,17 @@
 """One request on the engine, from its submission until the engine is done with it.
 
-| event | wanted | not wanted any more |
+| event | while wanted | no longer wanted |
 | --- | --- | --- |
-| a result | what is new is emitted | its tokens are counted, and nothing else |
-| the answer is over before the engine's last result | aborted, and waited for | – |
-| cancel | aborted, and waited for | – |
-| the engine's last result | the answer ends with it | it is forgotten |
-| no last result in time | – | it is forgotten: the engine never says that it dropped one from its queue |
-| RequestError | this request fails | it is forgotten |
+| a result | its new tokens are emitted | its new tokens are only counted |
+| the answer ends before the engine's last result | abort, and wait for the last result | – |
+| cancel | abort, and wait for the last result | – |
+| the engine's last result | the answer ends with it | the request is removed |
+| no last result in time | – | removed: the engine never reports a request that it drops from its queue |
+| RequestError | this request fails | the request is removed |
 | any other error | the engine is dead | the engine is dead |
 
-After an error the result is never asked again: it would keep its reader waiting for ever. However a run ends, `abort`
-has been called for it, unless the engine has said that it is finished or is dead.
+After an error the result is not read again: it would block its reader for ever. `abort` is called for every request
+that ends, unless the engine has reported that the request is finished, or is dead.
 """
 
 import asyncio
@@ -30,26 +30,27 @@ ERROR_CHARACTERS_MAX = 300
 
 
 class Listener(Protocol):
-    """Who is told of results."""
+    """Callbacks for the results of a request."""
 
-    def on_result(self, run: "EngineRequest", *, prefilled: int, drawn: int) -> None:
-        """There is news. prefilled: tokens that the request brought and that are computed now; drawn: new tokens."""
+    def on_result(self, active: "EngineRequest", *, prefilled: int, drawn: int) -> None:
+        """The engine sent a result. `prefilled`: prompt tokens that are now computed. `drawn`: new tokens."""
         ...
 
-    def on_output(self, run: "EngineRequest", output: Output) -> None:
-        """For the client. With a finish or a failure it is the last."""
+    def on_output(self, active: "EngineRequest", output: Output) -> None:
+        """There is an output for the client. One with a finish or a failure is the last."""
         ...
 
 
 class EngineRequest:
-    """See the module. result: of `generate_async`. rank: the data-parallel rank that it is on.
+    """One request on the engine; the module docstring has its states and events.
 
-    heard_at: when the engine last said something of it, in the loop's time. has_begun: its prompt has been computed.
+    `result`: the result of `generate_async`. `rank`: its data-parallel rank. `heard_at`: when the last result arrived,
+    in event-loop time. `has_begun`: its prompt has been computed.
     """
 
     __slots__ = (
         "_abort_s",
-        "_answer",
+        "_cursor",
         "_is_aborted",
         "_leave_by",
         "_listener",
@@ -67,9 +68,9 @@ class EngineRequest:
     )
 
     def __init__(
-        self, answer: ResultCursor, request: Request, result: Any, listener: Listener, *, rank: int, abort_s: float
+        self, cursor: ResultCursor, request: Request, result: Any, listener: Listener, *, rank: int, abort_s: float
     ) -> None:
-        self.key = answer.key
+        self.key = cursor.key
         self.request = request
         self.rank = rank
         self.is_wanted = True
@@ -77,7 +78,7 @@ class EngineRequest:
         self.is_cancelled = False
         self._loop = asyncio.get_running_loop()
         self.begun_at = self.heard_at = self._loop.time()
-        self._answer = answer
+        self._cursor = cursor
         self._result = result
         self._listener = listener
         self._abort_s = abort_s
@@ -87,26 +88,29 @@ class EngineRequest:
 
     @property
     def token_count(self) -> int:
-        """Of prompt and answer so far: what it has in the key-value cache, or will have."""
-        return self.request.token_count + self._answer.drawn
+        """Tokens of prompt and answer so far: those that are, or will be, in the key-value cache."""
+        return self.request.token_count + self._cursor.drawn
 
     @property
     def prefill_left(self) -> int:
-        """Tokens that it brought, until there is news that they are computed."""
+        """Prompt tokens that are not computed yet, as far as the engine's results tell."""
         return 0 if self.has_begun else self.request.token_count
 
     @property
     def drawn(self) -> int:
-        """Tokens that the engine has drawn for it here."""
-        return self._answer.drawn
+        """Tokens that this engine has drawn for the request."""
+        return self._cursor.drawn
 
     def cancel(self) -> None:
-        """Its client wants it no more."""
+        """Abort the request at its client's wish."""
         self.is_cancelled = True
         self.leave()
 
     def leave(self) -> None:
-        """Nobody wants it any more: abort it, and give the engine `abort_s` to say that it has. Idempotent."""
+        """Mark the request as no longer wanted, abort it, and give the engine `abort_s` for the last result.
+
+        Idempotent.
+        """
         if not self.is_wanted:
             return
         self.is_wanted = False
@@ -116,58 +120,58 @@ class EngineRequest:
         self.abort()
 
     def abort(self) -> None:
-        """Returns at once. Does nothing for one that has finished, or whose engine is gone. Idempotent."""
+        """Ask the engine to abort the request, without waiting. Does nothing if it has finished. Idempotent."""
         if self._result.finished or self._is_aborted:
             return
         self._is_aborted = True
         try:
             self._result.abort()
-        except Exception as error:  # The executor is gone: there is nothing left to abort.
-            log.debug("a request could not be aborted", key=self.key, why=str(error))
+        except Exception as error:  # The executor has shut down, so there is nothing to abort.
+            log.debug("aborting a request failed", key=self.key, why=str(error))
 
     def fail(self, failure: Failure) -> None:
-        """End it from here."""
+        """End the request with this failure."""
         self._end(Output(self.key, failure=failure))
 
     async def follow(self, request_error: type[Exception]) -> None:
-        """Read its results to the end. Raises whatever the engine died of."""
+        """Read the results to the end. Raises the error that the engine died of."""
         try:
             await self._read()
         except TimeoutError:
             if self._leave_by is None:
                 raise
-            log.debug("nothing was heard of a request that was aborted", key=self.key)
+            log.debug("no last result for an aborted request", key=self.key)
         except StopAsyncIteration:
             self._end(Output(self.key, failure=_ended_early()))
         except request_error as error:
             self._end(Output(self.key, failure=self._failure_of(error)))
 
     async def _read(self) -> None:
-        """To the engine's last result, or until `leave` lets the time be over. Raises TimeoutError then."""
+        """Read until the engine's last result. Raises TimeoutError if it does not come in time after `leave`."""
         async with asyncio.timeout_at(self._leave_by) as scope:
             self._scope = scope
             try:
                 while not self._result.finished:
                     await anext(self._result)
-                    self._take()
+                    self._read_result()
             finally:
                 self._scope = None
 
-    def _take(self) -> None:
+    def _read_result(self) -> None:
         self.heard_at = self._loop.time()
         completion = self._result.outputs[0]
         before, output = self.drawn, None
         if self.is_wanted:
-            output = self._answer.take(completion, is_finished=self._result.finished)
+            output = self._cursor.read(completion, is_finished=self._result.finished)
         else:
-            self._answer.skip(completion)
+            self._cursor.skip(completion)
         drawn = self.drawn - before
         self._listener.on_result(self, prefilled=self._prefilled(has_news=output is not None or drawn > 0), drawn=drawn)
         if output is not None:
             self._pass(output)
 
     def _prefilled(self, *, has_news: bool) -> int:
-        """What the engine has computed of what the request brought, once: before its first token or end."""
+        """The prompt tokens that the engine has computed; reported once, before the first token or the end."""
         if self.has_begun or not has_news:
             return 0
         self.has_begun = True
@@ -192,4 +196,4 @@ class EngineRequest:
 
 
 def _ended_early() -> Failure:
-    return Failure(Reason.ENGINE_ERROR, "TensorRT-LLM ended the answer without saying so")
+    return Failure(Reason.ENGINE_ERROR, "TensorRT-LLM ended the answer without a last result")

@@ -1,26 +1,95 @@
-"""Whether the engine lives. Its processes may be gone, and everything still look as ever: only a token proves anything.
+"""Health checks of the engine. Its processes may be gone without any visible sign: only a token proves that it lives.
 
-| the engine has said nothing for `canary_after_s`, with requests for `probe_after_s`, or is in doubt | then |
+| event | consequence |
 | --- | --- |
-| | it has to make a token: the canary |
-| the canary's token comes, or any other meanwhile | it lives |
-| the canary cannot be asked for | it is dead, with the error that it died of |
-| the canary fails, time after time | it is dead |
-| nothing comes, where no request runs, for `canary_s` | it is dead |
-| nothing comes, where some run, for `stall_s` | it is dead |
+| no result for `canary_after_s` while idle, or for `probe_after_s` with requests, or a doubt | the canary is asked |
+| the canary gets its token, or any request a result meanwhile | the engine lives |
+| asking the canary raises | the engine is dead, with this error |
+| the canary fails CANARY_TRIES times in a row | the engine is dead |
+| no result for `canary_s` while no request runs | the engine is dead |
+| no result for `stall_s` while requests run | the engine is dead |
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import structlog
+
 from services.core.errors import Failure, Reason
+from services.core.request import Request, Sampling, Stop
+from services.worker.engine import Output
+from services.worker.engines.trtllm.client import Client
+from services.worker.engines.trtllm.engine_request import EngineRequest
 from services.worker.engines.trtllm.options import TrtLlmConfig
+from services.worker.engines.trtllm.result_cursor import ResultCursor
+from services.worker.engines.trtllm.sampling_params import ModelFacts
+
+log = structlog.get_logger()
+
+CANARY_TRIES = 3
+"""How often in a row the canary may fail: an error of one request may fail all requests of its step."""
+CANARY = Request(model="", token_ids=(0,), sampling=Sampling(temperature=0.0), stop=Stop(max_tokens=1, ignore_eos=True))
+_CANARY_KEY = -1
+
+
+class Canary:
+    """Our own request for one token. Nothing of it is emitted or counted.
+
+    `on_result`: called with the number of new tokens in each result. `is_dead`: whether the engine is known to be dead.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        facts: ModelFacts,
+        abort_s: float,
+        on_result: Callable[[int], None],
+        is_dead: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._facts = facts
+        self._abort_s = abort_s
+        self._on_result = on_result
+        self._is_dead = is_dead
+
+    async def ask(self) -> None:
+        """Return once the engine has made a token.
+
+        Raises the error that the engine died of, or ENGINE_DEAD if the request fails CANARY_TRIES times.
+        """
+        for _ in range(CANARY_TRIES):
+            if await self._has_made_token():
+                return
+        raise Failure(Reason.ENGINE_DEAD, f"it failed {CANARY_TRIES} times on a request for one token")
+
+    async def _has_made_token(self) -> bool:
+        result = self._client.start(CANARY)
+        cursor = ResultCursor(_CANARY_KEY, CANARY, self._facts)
+        active = EngineRequest(cursor, CANARY, result, self, rank=0, abort_s=self._abort_s)
+        try:
+            await active.follow(self._client.request_error)
+        finally:
+            if not self._is_dead():  # A call into a dead engine may not return.
+                active.abort()
+        return active.drawn > 0
+
+    def on_result(self, active: EngineRequest, *, prefilled: int, drawn: int) -> None:
+        """See engine_request.Listener."""
+        del active, prefilled
+        self._on_result(drawn)
+
+    def on_output(self, active: EngineRequest, output: Output) -> None:
+        """See engine_request.Listener."""
+        del active
+        if output.failure is not None:
+            log.warning("the engine failed its health check", why=output.failure.detail)
 
 
 class Health:
-    """ask: makes the engine make a token, and returns when it has; raises what the engine died of.
+    """Watches the engine, and asks for a token when it is silent or in doubt.
 
-    is_busy: whether requests run.
+    `ask`: returns once the engine has made a token; raises the error that the engine died of. `is_busy`: whether
+    requests run.
     """
 
     def __init__(self, config: TrtLlmConfig, ask: Callable[[], Awaitable[None]], is_busy: Callable[[], bool]) -> None:
@@ -32,19 +101,19 @@ class Health:
         self._is_in_doubt = asyncio.Event()
 
     def asked(self) -> None:
-        """It has something to do, after a time without."""
+        """A request was submitted to an idle engine."""
         self._asked_at = self._loop.time()
 
     def heard(self) -> None:
-        """The engine has said something."""
+        """The engine sent a result."""
         self._heard_at = self._loop.time()
 
     def doubt(self) -> None:
-        """Something odd has happened: have it proven now."""
+        """An error makes it doubtful that the engine lives: ask for a token now."""
         self._is_in_doubt.set()
 
     async def watch(self) -> None:
-        """Until the engine is dead: raises Failure(ENGINE_DEAD), or what the engine raises."""
+        """Watch until the engine is dead. Raises Failure(ENGINE_DEAD) or the error of the engine."""
         while True:
             await self._wait_silent()
             self._is_in_doubt.clear()
@@ -62,7 +131,7 @@ class Health:
                 async with asyncio.timeout(min(left, self._config.probe_after_s)):
                     await self._is_in_doubt.wait()
             except TimeoutError:
-                continue  # It may have been heard meanwhile, or have something to do.
+                continue  # A result may have arrived meanwhile, or a request.
 
     async def _prove(self) -> None:
         asked_at = self._loop.time()
@@ -70,6 +139,7 @@ class Health:
         try:
             async with asyncio.timeout(limit_s):
                 await self._ask()
+            self.heard()
         except TimeoutError:
             if self._heard_at <= asked_at:
                 raise Failure(Reason.ENGINE_DEAD, f"it made no token for {limit_s:g} s") from None

@@ -1,7 +1,7 @@
-"""Finds the package `tensorrt_llm`: whether it is there, whether we know this version, and the names we use of it.
+"""Finds the package `tensorrt_llm`, checks that its version is one that was tested, and imports the names we use.
 
-It is looked for without being imported, because to import any part of it loads all of its native libraries, and those
-of another version may do anything.
+The check does not import the package: importing any part of it loads all of its native libraries, and those of an
+untested version may do anything.
 """
 
 import ast
@@ -25,7 +25,7 @@ HOW_TO_GET = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """What the engine uses. request_error: one request failed, and the engine goes on."""
+    """The names of TensorRT-LLM that the engine uses. `request_error`: one request failed, and the engine continues."""
 
     llm: Any
     sampling_params: Any
@@ -34,13 +34,13 @@ class Installation:
     request_error: type[Exception]
 
     def vector(self, values: Sequence[float]) -> Any:
-        """As the engine takes it: torch comes with it."""
+        """A tensor as the engine expects it. torch is a dependency of TensorRT-LLM."""
         torch = importlib.import_module("torch")
         return torch.tensor(values, dtype=torch.float32)
 
 
 def load_package() -> Installation:
-    """Import it, with some seconds of work and a banner on standard output. Raises StartupError."""
+    """Import the package, which takes seconds and prints a banner. Raises StartupError."""
     check_package()
     try:
         root = importlib.import_module("tensorrt_llm")
@@ -62,7 +62,7 @@ def load_package() -> Installation:
 
 
 def check_package() -> None:
-    """Whether it is there, in a version that was tested. Imports nothing. Raises StartupError."""
+    """Raise StartupError unless the package is installed in a tested version. Imports nothing."""
     spec = importlib.util.find_spec("tensorrt_llm")
     if spec is None or not spec.submodule_search_locations:
         raise StartupError(f"--engine trtllm needs TensorRT-LLM, which is not installed here: {HOW_TO_GET}")
@@ -70,16 +70,16 @@ def check_package() -> None:
 
 
 def check_version(version: str | None) -> None:
-    """Raises StartupError for one that was not tested; None: it does not say."""
+    """Raise StartupError if `version` was not tested; None: the package does not say its version."""
     if version is None or not TESTED.fullmatch(version):
         raise StartupError(
-            f"this worker knows TensorRT-LLM {TESTED_NAME}, and {version or 'an unknown version'} is installed, whose"
-            f" traps may be others: {HOW_TO_GET}"
+            f"this worker supports TensorRT-LLM {TESTED_NAME}, and {version or 'an unknown version'} is installed,"
+            f" which was not tested: {HOW_TO_GET}"
         )
 
 
 def _version_in(folder: Path) -> str | None:
-    """What version.py assigns to `__version__`."""
+    """The value that version.py assigns to `__version__`."""
     try:
         tree = ast.parse((folder / "version.py").read_text())
     except (OSError, SyntaxError):

@@ -1,8 +1,8 @@
-"""What the engine is doing: counted by us, request by request, and supplemented by what it says itself.
+"""The load of the engine: our own count of its requests, corrected by the engine's statistics.
 
-The engine says something only of iterations, so what it last said is stale as soon as it is idle; with several
-data-parallel ranks it does not say which one it speaks of. Our own count is complete, but does not know that requests
-share the blocks of a common beginning. So the lower of the two counts, as long as what the engine said is fresh.
+The engine reports statistics of iterations only, so they are stale as soon as it is idle; with several data-parallel
+ranks it does not say which rank they belong to. Our own count is complete, but does not know that requests with a
+common prefix share blocks. The load is therefore the lower of the two, as long as the statistics are fresh.
 """
 
 import asyncio
@@ -15,7 +15,14 @@ import structlog
 from services.worker.engine import EngineLoad, RankLoad
 
 SAMPLE_FRESH_S = 1.0
-"""The engine's statistics are sampled each 0.2 s while it works."""
+"""How long a sample counts as fresh. The engine samples its statistics every 0.2 s while it works."""
+PAUSE_S = 0.2
+"""Pause between two reads of the statistics."""
+WAIT_S = 0.5
+"""How long one read waits for statistics."""
+_NO_STATS = (IndexError, asyncio.QueueEmpty, TimeoutError)
+
+log = structlog.get_logger()
 
 
 class Resident(Protocol):
@@ -36,7 +43,7 @@ class Resident(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What the engine said of its key-value cache. at: when it came, in the loop's time."""
+    """The engine's statistics of its key-value cache. `at`: when they arrived, in event-loop time."""
 
     at: float
     blocks_total: int
@@ -45,7 +52,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Counts:
-    """Since the start: see EngineLoad."""
+    """Totals since the start: see EngineLoad."""
 
     steps: int = 0
     prefill_tokens: int = 0
@@ -59,7 +66,7 @@ class Counts:
 
 
 def sample_of(stats: Mapping[str, Any], at: float) -> Sample | None:
-    """Of one iteration's statistics; None: they say nothing of the cache."""
+    """The sample in one iteration's statistics; None if they do not mention the cache."""
     cache = stats.get("kvCacheStats") or {}
     total = cache.get("maxNumBlocks")
     if not total:
@@ -70,7 +77,10 @@ def sample_of(stats: Mapping[str, Any], at: float) -> Sample | None:
 def rank_loads(
     residents: Iterable[Resident], sample: Sample | None, *, ranks: int, block_tokens: int, now: float
 ) -> list[RankLoad]:
-    """Of each rank. All have caches of one size; without a sample nobody knows which, and no block counts as used."""
+    """The load of each rank.
+
+    All ranks have caches of the same size. Without a sample the size is unknown, and no block counts as used.
+    """
     here: list[list[Resident]] = [[] for _ in range(ranks)]
     for resident in residents:
         here[resident.rank].append(resident)
@@ -86,7 +96,7 @@ def rank_loads(
 
 
 def emptiest_rank(residents: Iterable[Resident], ranks: int) -> int:
-    """Where the fewest tokens are."""
+    """The rank with the fewest tokens."""
     tokens = [0] * ranks
     for resident in residents:
         tokens[resident.rank] += resident.token_count
@@ -97,27 +107,19 @@ def _blocks(resident: Resident, block_tokens: int) -> int:
     return -(-resident.token_count // block_tokens)
 
 
-log = structlog.get_logger()
-PAUSE_S = 0.2
-"""Between two looks: the engine takes a sample as often."""
-WAIT_S = 0.5
-"""How long one look waits for news."""
-_NO_NEWS = (IndexError, asyncio.QueueEmpty, TimeoutError)
+async def read_stats(llm: Any, on_stats: Callable[[Mapping[str, Any]], None], on_error: Callable[[], None]) -> None:
+    """Read the engine's statistics until cancelled, calling `on_stats` with each.
 
-
-async def read_stats(llm: Any, take: Callable[[Mapping[str, Any]], None], doubt: Callable[[], None]) -> None:
-    """Until cancelled, or until the engine raises, which may be the error that it died of: then `doubt` is called.
-
-    take: gets each. Without statistics what we count ourselves has to do.
+    If the engine raises, possibly because it has died, calls `on_error` and returns; the load is then our own count.
     """
     while True:
         try:
             async for stats in llm.get_stats_async(timeout=WAIT_S):
-                take(stats)
-        except _NO_NEWS:
+                on_stats(stats)
+        except _NO_STATS:
             pass
         except Exception as error:
-            log.warning("the engine's statistics cannot be read, and are not asked for any more", why=str(error))
-            doubt()
+            log.warning("reading the engine's statistics failed, reading stops", why=str(error))
+            on_error()
             return
         await asyncio.sleep(PAUSE_S)

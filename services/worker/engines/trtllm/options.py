@@ -1,7 +1,7 @@
-"""What the worker tells TensorRT-LLM at its start: flags, and a file for everything that has no flag.
+"""The settings of TensorRT-LLM: flags, and a file for everything that has no flag.
 
-All that a request rests on is passed explicitly. Where the engine would settle it by itself it does so in another
-process, and we would never know: see `max_seq_len`.
+Every setting that requests depend on is passed explicitly. If the engine chose it, it would do so in another process,
+and the worker would not learn the value: see `max_seq_len`.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from typing import Any
 from services.runtime.process import StartupError
 
 BLOCK_TOKENS_DEFAULT = 32
-"""Tokens that a block of the key-value cache holds, unless the file says otherwise."""
+"""Tokens in a block of the key-value cache, unless the file sets another value."""
 _FLAGS = {
     "model": "--model",
     "tokenizer": "--model",
@@ -26,29 +26,31 @@ _FLAGS = {
 }
 _FRACTION = "free_gpu_memory_fraction"
 _OURS = {
-    "skip_tokenizer_init": "the worker decides it: guided decoding needs the engine's tokeniser",
-    "enable_chunked_prefill": "always on: prompt and answer so far of a moved request may exceed --max-num-tokens",
-    "backend": "the PyTorch backend is the one whose traps are known",
+    "skip_tokenizer_init": "the worker sets it, because guided decoding needs the engine's tokeniser",
+    "enable_chunked_prefill": "it is always on, because a moved request may be longer than --max-num-tokens",
+    "backend": "only the PyTorch backend is supported",
     "max_beam_width": "beams cannot be streamed",
     "num_postprocess_workers": "results of such workers cannot be aborted in 1.2",
     "cache_transceiver_config": "prefill and decode in different workers is not supported",
     "batched_logits_processor": "it would run for every request of every client",
 }
-"""Fields that nobody may set, and why."""
+"""Fields that the file must not set, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrtLlmConfig:
-    """max_batch_size: how many requests run at a time; max_num_tokens: tokens computed in a step, of prompts too.
+    """Settings of the TensorRT-LLM engine.
 
-    max_seq_len: prompt and answer together; None: as many as the model was made for, SEQ_LEN_DEFAULT_MAX at most.
-    extra: other arguments of `tensorrt_llm.LLM`, by their names there.
+    `max_batch_size`: how many requests run at a time. `max_num_tokens`: tokens computed in a step, including prompts.
+    `max_seq_len`: tokens of prompt and answer; None: as many as the model supports, at most SEQ_LEN_DEFAULT_MAX.
+    `extra`: other arguments of `tensorrt_llm.LLM`, by their names there.
 
-    warm_up_s: how long the first token of all may take. stall_s: how long nothing may come of an engine that has
-    requests; silence_s: of one request while others go on; first_token_s: the same before its first token, while the
-    prompts before it are computed. canary_after_s: how long an idle engine may say nothing before it has to make a
-    token, within canary_s; probe_after_s: the same for one that has requests. abort_s: how long an aborted request is
-    waited for; shutdown_s: the engine's end. loop_s: how long a call into the engine may hold up the event loop.
+    Bounds on waiting, in seconds. `warm_up_s`: for the very first token. `stall_s`: for any token of an engine that has
+    requests. `silence_s`: for the next result of one request while others continue; `first_token_s`: the same before
+    its first token, while earlier prompts are computed. `canary_after_s`: how long an idle engine may be silent before
+    it has to make a token, which may take `canary_s`; `probe_after_s`: the same for an engine that has requests.
+    `abort_s`: for the last result of an aborted request. `shutdown_s`: for the engine's shutdown. `loop_s`: how long a
+    call into the engine may block the event loop.
     """
 
     model: Path
@@ -76,7 +78,7 @@ class TrtLlmConfig:
         check_extra(self.extra)
         if self.guided_decoding_backend is not None and self.extra.get("speculative_config") is not None:
             raise StartupError(
-                "guided decoding and speculative decoding do not go together in TensorRT-LLM 1.2: leave out"
+                "guided decoding and speculative decoding cannot be combined in TensorRT-LLM 1.2: leave out"
                 " --guided-decoding-backend, or speculative_config in the file of --extra-llm-api-options"
             )
 
@@ -91,15 +93,15 @@ class TrtLlmConfig:
 
     @property
     def has_stats(self) -> bool:
-        """Whether the engine tells what it does, which costs it some of each step."""
+        """Whether the engine reports statistics, which takes some time of each step."""
         return bool(self.extra.get("enable_iter_perf_stats", True))
 
 
 def llm_arguments(config: TrtLlmConfig, max_seq_len: int) -> dict[str, Any]:
     """Keyword arguments of `tensorrt_llm.LLM`.
 
-    The engine's tokeniser stays away unless guided decoding makes its table of it: end ids are passed with each
-    request, and text is the frontend's.
+    The engine loads its tokeniser only for guided decoding: end ids are passed with each request, and text is handled
+    by the frontend.
     """
     backend = config.guided_decoding_backend
     cache = {_FRACTION: config.kv_cache_free_gpu_memory_fraction, **config.extra.get("kv_cache_config", {})}
@@ -119,31 +121,31 @@ def llm_arguments(config: TrtLlmConfig, max_seq_len: int) -> dict[str, Any]:
 
 
 def read_extra(path: Path) -> dict[str, Any]:
-    """The arguments in a file of YAML, or of JSON, which needs no library. Raises StartupError."""
+    """Read arguments from a YAML or JSON file. Raises StartupError. JSON needs no additional library."""
     try:
         content = _parsed(path.read_text())
     except (OSError, ValueError) as error:
         raise StartupError(f"--extra-llm-api-options {path} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise StartupError(f"--extra-llm-api-options {path} must hold names and values")
+        raise StartupError(f"--extra-llm-api-options {path} must contain a mapping of names to values")
     check_extra(content)
     return content
 
 
 def check_extra(extra: Mapping[str, Any]) -> None:
-    """Raises StartupError for what has a flag, and for what the worker cannot let be changed."""
+    """Raise StartupError for arguments that have a flag, and for those that only the worker may set."""
     for name, flag in _FLAGS.items():
         if name in extra:
-            raise StartupError(f"{name} in --extra-llm-api-options: give it by {flag}")
+            raise StartupError(f"{name} in --extra-llm-api-options: use {flag} instead")
     for name, why in _OURS.items():
         if name in extra:
-            raise StartupError(f"{name} in --extra-llm-api-options: leave it out, {why}")
+            raise StartupError(f"{name} in --extra-llm-api-options: leave it out: {why}")
     cache = extra.get("kv_cache_config", {})
     if not isinstance(cache, Mapping):
-        raise StartupError("kv_cache_config in --extra-llm-api-options must hold names and values")
+        raise StartupError("kv_cache_config in --extra-llm-api-options must be a mapping of names to values")
     if _FRACTION in cache:
         raise StartupError(
-            f"kv_cache_config.{_FRACTION} in --extra-llm-api-options: give it by --kv-cache-free-gpu-memory-fraction"
+            f"kv_cache_config.{_FRACTION} in --extra-llm-api-options: use --kv-cache-free-gpu-memory-fraction instead"
         )
 
 
@@ -155,7 +157,7 @@ def _parsed(text: str) -> Any:
         try:
             yaml: Any = importlib.import_module("yaml")
         except ImportError:
-            raise ValueError(f"it is no JSON ({not_json}), and YAML needs PyYAML, which TensorRT-LLM brings") from None
+            raise ValueError(f"it is not JSON ({not_json}), and YAML needs PyYAML, a part of TensorRT-LLM") from None
         try:
             return yaml.safe_load(text)
         except yaml.YAMLError as error:

@@ -1,9 +1,9 @@
-"""Reads one answer off the engine's results: what is new in each, by a cursor of our own.
+"""Reads the new tokens from the engine's results of one request, with its own cursor.
 
-The engine yields the same object again and again. Its lists are cumulative, and they shrink when it cuts a stop token
-off that was in them before; what it calls new is what was new to this sequence when it last had something. So only
-`token_ids` and `logprobs` are read, and only from the cursor on. The ends are looked for here as well, whatever the
-engine does about them: no end token reaches a client, and none is missed.
+The engine yields the same object for every result. Its lists are cumulative, and they shrink when the engine removes a
+stop token that they contained before; its own field for the latest tokens refers to the last time this sequence had
+any. The cursor therefore reads only `token_ids` and `logprobs`, from its own position on. It also looks for end tokens
+itself, whatever the engine does about them, so that no end token reaches a client and none is missed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ from services.worker.engines.trtllm.sampling_params import ModelFacts, answer_en
 
 
 class ResultCursor:
-    """Where one request's answer stands. It is over once `take` has returned an output with a finish or a failure.
+    """The position in the answer of one request. The answer is over once `read` returns a finish or a failure.
 
-    drawn: tokens that have come of the engine, wanted or not, end tokens not counted.
+    `drawn`: tokens received from the engine, including those of a cancelled request, without end tokens.
     """
 
     __slots__ = ("_enders", "_left", "_logprobs", "_min_left", "drawn", "key")
@@ -32,20 +32,20 @@ class ResultCursor:
         self._enders = answer_end_ids(request, facts.end_ids)
         self._logprobs = request.logprobs
 
-    def take(self, completion: Any, *, is_finished: bool) -> Output | None:
-        """What is new of the engine's only completion of this request; None: nothing. What can't be read fails it."""
+    def read(self, completion: Any, *, is_finished: bool) -> Output | None:
+        """Return what is new in the engine's completion; None: nothing. An unreadable result is a failure."""
         try:
-            return self._take(completion, is_finished=is_finished)
+            return self._read(completion, is_finished=is_finished)
         except Failure as failure:
             return Output(self.key, failure=failure)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             return Output(self.key, failure=_failed(f"its result cannot be read: {error!r}"))
 
     def skip(self, completion: Any) -> None:
-        """Nobody wants it any more: what is new is only counted."""
+        """Count the new tokens of a request that is no longer wanted, without reading them."""
         self.drawn = max(self.drawn, len(completion.token_ids))
 
-    def _take(self, completion: Any, *, is_finished: bool) -> Output | None:
+    def _read(self, completion: Any, *, is_finished: bool) -> Output | None:
         start = self.drawn
         given = completion.token_ids[start : start + self._left]
         count = next((index for index, token in enumerate(given) if token in self._enders), len(given))
@@ -58,7 +58,7 @@ class ResultCursor:
         elif finish is None and is_finished:
             finish = _finish_of(completion.finish_reason)
         if finish is FinishReason.STOP and self.drawn < self._min_left:
-            raise _failed(f"it ended after {self.drawn} tokens of at least {self._min_left} that were asked for")
+            raise _failed(f"it ended after {self.drawn} tokens, and min_tokens requires {self._min_left}")
         if not count and finish is None:
             return None
         return Output(self.key, given[:count], finish, logprobs=logprobs)
@@ -68,30 +68,33 @@ class ResultCursor:
             return None
         entries = (given or ())[self.drawn : self.drawn + len(token_ids)]
         if len(entries) < len(token_ids):
-            raise _failed("it gave tokens without their log probabilities")
+            raise _failed("it returned tokens without their log probabilities")
         return [_logprobs_of(entry, token, self._logprobs) for entry, token in zip(entries, token_ids, strict=True)]
 
 
 def _logprobs_of(entry: Mapping[int, Any] | float, token: int, rival_count: int) -> TokenLogprobs:
-    """Of `token`, and of as many of the likeliest as were asked for. The engine gives one more if it drew another."""
+    """The log probabilities of `token` and of the `rival_count` likeliest tokens.
+
+    The engine's entry has one more if the token drawn is not among the likeliest.
+    """
     if not isinstance(entry, Mapping):
         if rival_count:
-            raise _failed("it gave no log probabilities of other tokens")
+            raise _failed("it returned no log probabilities of other tokens")
         return TokenLogprobs(float(entry))
     if token not in entry:
-        raise _failed("it gave no log probability of the token that it drew")
+        raise _failed("it returned no log probability of the token that it drew")
     ranked = sorted(((one, float(rival.logprob)) for one, rival in entry.items()), key=lambda one: (-one[1], one[0]))
     return TokenLogprobs(float(entry[token].logprob), tuple(ranked[:rival_count]))
 
 
 def _finish_of(reason: str | None) -> FinishReason:
-    """Raises Failure for an end that is none: cut off, out of time, or without a reason."""
+    """Translate the engine's finish reason. Raises Failure for one that is not an ordinary end, such as a timeout."""
     match reason:
         case "stop":
             return FinishReason.STOP
         case "length":
             return FinishReason.LENGTH
-    raise _failed(f"it ended the answer by itself: {reason or 'without a reason'}")
+    raise _failed(f"it ended the answer early: {reason or 'without a reason'}")
 
 
 def _failed(why: str) -> Failure:

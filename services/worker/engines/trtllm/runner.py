@@ -1,16 +1,16 @@
-"""A loaded engine at work: requests in, results out, and a watch over whether it still lives.
+"""A loaded engine at work: starts requests, emits their results, and watches whether the engine is alive.
 
-| what goes wrong | what follows |
+| failure | consequence |
 | --- | --- |
-| RequestError | the engine has to prove itself: with its next token this request fails, without one all go elsewhere |
-| the engine takes a request for wrong (TypeError, ValueError) | the request fails, and the engine has to prove itself |
-| nothing is heard of one request while others go on | this request fails, and is aborted |
-| any other exception, of whatever call | the engine is dead |
+| RequestError | the engine has to make a token: if it does, this request fails; if not, all requests move elsewhere |
+| the engine rejects a request (TypeError, ValueError) | the request fails, and the engine has to make a token |
+| no result for one request while others continue | this request fails, and is aborted |
+| any other exception, of any call | the engine is dead |
 | no token of the whole engine: see health.py | the engine is dead |
-| the event loop is held up: see ending.py | the process ends |
+| the event loop is blocked: see shutdown.py | the process ends |
 
-A dead engine is dead for good: `run` raises, every request fails with ENGINE_DEAD and goes on elsewhere, and the
-process ends with exit status 1.
+A dead engine stays dead: `run` raises, every request fails with ENGINE_DEAD and continues elsewhere, and the process
+ends with exit status 1.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from typing import Any
 import structlog
 
 from services.core.errors import CAUSE, Failure, Reason, RefusedFor
-from services.core.request import FinishReason, Request, Sampling, Stop
+from services.core.request import FinishReason, Request
 from services.runtime.tasks import root_cause
 from services.worker.engine import Emit, EngineLoad, Output
 from services.worker.engines.trtllm.client import Client
 from services.worker.engines.trtllm.engine_request import ERROR_CHARACTERS_MAX, EngineRequest
-from services.worker.engines.trtllm.health import Health
+from services.worker.engines.trtllm.health import Canary, Health
 from services.worker.engines.trtllm.load import Counts, Sample, emptiest_rank, rank_loads, read_stats, sample_of
 from services.worker.engines.trtllm.options import TrtLlmConfig
 from services.worker.engines.trtllm.result_cursor import ResultCursor
@@ -36,17 +36,13 @@ from services.worker.engines.trtllm.step_buffer import StepBuffer
 log = structlog.get_logger()
 
 LEAVING_MAX = 4096
-"""How many aborted requests may be waited for at a time; one more new request is refused then."""
-LOOK_S = 1.0
-"""How often it is looked for requests of which nothing is heard."""
-CANARY_TRIES = 3
-"""How often the canary may fail in a row: what is wrong with one request may fail all that are in its step."""
-CANARY = Request(model="", token_ids=(0,), sampling=Sampling(temperature=0.0), stop=Stop(max_tokens=1, ignore_eos=True))
-CANARY_KEY = -1
+"""How many aborted requests may wait for their last result at a time; above it, new requests are refused."""
+SILENCE_CHECK_S = 1.0
+"""Interval of the check for requests without results."""
 
 
 class Runner:
-    """See the module. `run` once, on the loop that it is made on."""
+    """Runs requests on a loaded engine. `run` is called once, on the event loop that the runner was created on."""
 
     def __init__(self, client: Client, config: TrtLlmConfig, facts: ModelFacts, emit: Emit) -> None:
         self._client = client
@@ -54,19 +50,20 @@ class Runner:
         self._facts = facts
         self._loop = asyncio.get_running_loop()
         self._group: asyncio.TaskGroup | None = None
-        self._gathering = StepBuffer(emit, self._count_step)
-        self._health = Health(config, self._ask_for_token, lambda: bool(self._live))
+        self._steps = StepBuffer(emit, self._count_step)
+        self._canary = Canary(client, facts, config.abort_s, self._on_engine_result, lambda: self._death is not None)
+        self._health = Health(config, self._canary.ask, lambda: bool(self._live))
         self._death: Failure | None = None
         self._has_died = asyncio.Event()
-        self._live: dict[int, EngineRequest] = {}  # What may be emitted, by key.
+        self._live: dict[int, EngineRequest] = {}  # By key: requests that may emit.
         self._leaving: set[EngineRequest] = set()
-        self._failed: dict[int, Output] = {}  # Not told yet: it may be the engine that has failed.
+        self._held_failures: dict[int, Output] = {}  # By key: not emitted until a token proves that the engine lives.
         self._counts = Counts()
         self._sample: Sample | None = None
 
     async def run(self, ready: asyncio.Event) -> None:
-        """Until cancelled. Raises ENGINE_DEAD."""
-        with LoopWatch(self._config.loop_s):  # Around every call into the engine, the first and the last one too.
+        """Run until cancelled. Raises ENGINE_DEAD."""
+        with LoopWatch(self._config.loop_s):  # Around all calls into the engine, including the first and the last.
             await self._work(ready)
 
     async def _work(self, ready: asyncio.Event) -> None:
@@ -76,21 +73,31 @@ class Runner:
                 self._start_watching(self._group)
                 ready.set()
                 await self._has_died.wait()
-                assert self._death is not None, "it comes before the event"
+                assert self._death is not None, "it is set before the event"
                 raise self._death
         except BaseExceptionGroup as failures:
             raise root_cause(failures) from None
         finally:
             await self._end()
 
+    async def _warm_up(self) -> None:
+        """Make the first token: the engine reports its cache only after one. Raises ENGINE_DEAD."""
+        try:
+            async with asyncio.timeout(self._config.warm_up_s):
+                await self._canary.ask()
+                self._health.heard()
+        except Exception as error:
+            why = "timed out" if isinstance(error, TimeoutError) else _why(error)
+            raise Failure(Reason.ENGINE_DEAD, f"TensorRT-LLM cannot make a token: {why}") from error
+
     def _start_watching(self, group: asyncio.TaskGroup) -> None:
         group.create_task(self._watch_health())
         group.create_task(self._watch_silent())
         if self._config.has_stats:
-            group.create_task(read_stats(self._client.llm, self._take_stats, self._health.doubt))
+            group.create_task(read_stats(self._client.llm, self._record_stats, self._health.doubt))
 
     async def _end(self) -> None:
-        """A dead engine must not hold up its requests, which go on elsewhere."""
+        """Shut the engine down. A dead one is not waited for, because its requests wait to continue elsewhere."""
         if self._death is None:
             await shut_down(self._client.llm, self._config.shutdown_s)
         else:
@@ -99,30 +106,29 @@ class Runner:
     # Requests
 
     def submit(self, key: int, request: Request) -> None:
-        """See Engine. Raises ENGINE_DEAD, too."""
+        """See Engine. Also raises ENGINE_DEAD."""
         self._check_room()
         if tokens_left(request, self._facts.context_length) == 0:
-            self._gathering.add(Output(key, finish=FinishReason.LENGTH))
+            self._steps.add(Output(key, finish=FinishReason.LENGTH))
             return
         if not self._live:
             self._health.asked()
         rank = emptiest_rank(self._live.values(), self._config.rank_count)
         result = self._start(request, rank)
-        run = EngineRequest(
-            ResultCursor(key, request, self._facts), request, result, self, rank=rank, abort_s=self._config.abort_s
-        )
-        self._live[key] = run
+        cursor = ResultCursor(key, request, self._facts)
+        active = EngineRequest(cursor, request, result, self, rank=rank, abort_s=self._config.abort_s)
+        self._live[key] = active
         assert self._group is not None, "the engine is not ready"
-        self._group.create_task(self._follow(run))
+        self._group.create_task(self._follow(active))
 
     def cancel(self, key: int) -> None:
         """See Engine."""
-        self._gathering.forget(key)
-        self._failed.pop(key, None)
-        run = self._live.pop(key, None)
-        if run is not None:
-            self._leaving.add(run)
-            run.cancel()
+        self._steps.forget(key)
+        self._held_failures.pop(key, None)
+        active = self._live.pop(key, None)
+        if active is not None:
+            self._leaving.add(active)
+            active.cancel()
 
     def _check_room(self) -> None:
         if self._death is not None:
@@ -132,67 +138,69 @@ class Runner:
             raise Failure(Reason.WORKER_AT_CAPACITY, detail, metadata={CAUSE: RefusedFor.CAPACITY})
 
     def _start(self, request: Request, rank: int) -> Any:
-        """A result to iterate over. Raises ENGINE_ERROR where it may be the request's fault, ENGINE_DEAD otherwise."""
+        """Start the request and return its result. Raises ENGINE_ERROR if the request may be at fault, or ENGINE_DEAD.
+
+        A request may be at fault if the engine raises a RequestError, TypeError or ValueError.
+        """
         try:
             return self._client.start(request, rank)
         except Failure:
             raise
         except (self._client.request_error, TypeError, ValueError) as error:
-            self._health.doubt()  # What an engine died of may be of any class.
+            self._health.doubt()  # The error that an engine died of may have any of these classes.
             detail = f"TensorRT-LLM refused this request: {str(error)[:ERROR_CHARACTERS_MAX]}"
             raise Failure(Reason.ENGINE_ERROR, detail) from error
         except Exception as error:
             raise self._die(error) from error
 
-    async def _follow(self, run: EngineRequest) -> None:
+    async def _follow(self, active: EngineRequest) -> None:
         try:
-            await run.follow(self._client.request_error)
+            await active.follow(self._client.request_error)
         except asyncio.CancelledError:
             if self._death is None:  # A call into a dead engine may not return.
-                run.abort()
+                active.abort()
             raise
         except Exception as error:
             self._die(error)
         finally:
-            self._live.pop(run.key, None)
-            self._leaving.discard(run)
+            self._live.pop(active.key, None)
+            self._leaving.discard(active)
 
-    def on_result(self, run: EngineRequest, *, prefilled: int, drawn: int) -> None:
-        """See run.Listener."""
-        self._gathering.step_soon()
-        self._health.heard()
-        if drawn:
-            self._tell_failed()
-        if run.key == CANARY_KEY:
-            return
+    def on_result(self, active: EngineRequest, *, prefilled: int, drawn: int) -> None:
+        """See engine_request.Listener."""
+        self._on_engine_result(drawn)
         self._counts.prefill_tokens += prefilled
         self._counts.generated_tokens += drawn
-        if run.is_cancelled:
+        if active.is_cancelled:
             self._counts.tokens_after_cancel += prefilled + drawn
 
-    def on_output(self, run: EngineRequest, output: Output) -> None:
-        """See run.Listener."""
-        if run.key == CANARY_KEY:
-            if output.failure is not None:
-                log.warning("the engine failed a request of our own", why=output.failure.detail)
-            return
+    def _on_engine_result(self, drawn: int) -> None:
+        """The engine sent a result of any request, the canary included. `drawn`: new tokens in it."""
+        self._steps.step_soon()
+        self._health.heard()
+        if drawn:
+            self._emit_held_failures()
+
+    def on_output(self, active: EngineRequest, output: Output) -> None:
+        """See engine_request.Listener."""
         if output.failure is None:
-            self._gathering.add(output)
+            self._steps.add(output)
         else:
-            self._failed[run.key] = output
+            self._held_failures[active.key] = output
             self._health.doubt()
-        if not run.is_wanted:
-            del self._live[run.key]
-            self._leaving.add(run)
+        if not active.is_wanted:
+            del self._live[active.key]
+            self._leaving.add(active)
 
-    def _tell_failed(self) -> None:
-        """The engine lives, so it was these requests that failed.
+    def _emit_held_failures(self) -> None:
+        """Emit the failures held back: the engine has made a token, so only these requests failed.
 
-        After some errors of a GPU each request fails, and nothing else is said. Who was told so would not go elsewhere.
+        After some errors of a GPU, the engine fails every request and reports nothing else. A client that was sent such
+        a failure would not continue elsewhere.
         """
-        for output in self._failed.values():
-            self._gathering.add(output)
-        self._failed.clear()
+        for output in self._held_failures.values():
+            self._steps.add(output)
+        self._held_failures.clear()
 
     # Load
 
@@ -208,7 +216,7 @@ class Runner:
         )
         return self._counts.load(ranks)
 
-    def _take_stats(self, stats: Mapping[str, Any]) -> None:
+    def _record_stats(self, stats: Mapping[str, Any]) -> None:
         sample = sample_of(stats, self._loop.time())
         if sample is None:
             return
@@ -217,7 +225,7 @@ class Runner:
         self._sample = sample
 
     def _check_cache(self, tokens: int) -> None:
-        """A longer request than it holds would end early, or be refused by the engine."""
+        """Warn if the cache is smaller than one context: the engine would end or refuse longer requests."""
         if tokens < self._facts.context_length:
             advice = "lower --max-seq-len, or raise --kv-cache-free-gpu-memory-fraction"
             log.warning(
@@ -230,36 +238,7 @@ class Runner:
     def _count_step(self) -> None:
         self._counts.steps += 1
 
-    # Life
-
-    async def _warm_up(self) -> None:
-        """The engine says nothing of its cache before the first token. Raises ENGINE_DEAD."""
-        try:
-            async with asyncio.timeout(self._config.warm_up_s):
-                await self._ask_for_token()
-        except Exception as error:
-            why = "there was none in time" if isinstance(error, TimeoutError) else _why(error)
-            raise Failure(Reason.ENGINE_DEAD, f"TensorRT-LLM cannot make a token: {why}") from error
-
-    async def _ask_for_token(self) -> None:
-        """Raises what the engine died of, or ENGINE_DEAD when it fails the simplest request each time it is asked."""
-        for _ in range(CANARY_TRIES):
-            if await self._has_made_token():
-                self._health.heard()
-                return
-        raise Failure(Reason.ENGINE_DEAD, f"it failed {CANARY_TRIES} times on a request for one token")
-
-    async def _has_made_token(self) -> bool:
-        result = self._client.start(CANARY)
-        run = EngineRequest(
-            ResultCursor(CANARY_KEY, CANARY, self._facts), CANARY, result, self, rank=0, abort_s=self._config.abort_s
-        )
-        try:
-            await run.follow(self._client.request_error)
-        finally:
-            if self._death is None:  # A call into a dead engine may not return.
-                run.abort()
-        return run.drawn > 0
+    # Health
 
     async def _watch_health(self) -> None:
         try:
@@ -268,16 +247,17 @@ class Runner:
             self._die(error)
 
     async def _watch_silent(self) -> None:
-        """A response may get lost within the engine: its request must not wait for ever while others go on."""
+        """Fail requests that get no results: a response may be lost within the engine while other requests continue."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            for run in list(self._live.values()):
-                limit_s = self._config.silence_s if run.has_begun else self._config.first_token_s
-                if self._loop.time() - run.heard_at > limit_s:
-                    run.fail(Failure(Reason.ENGINE_ERROR, f"TensorRT-LLM said nothing of it for {limit_s:g} s"))
+            await asyncio.sleep(SILENCE_CHECK_S)
+            for active in list(self._live.values()):
+                limit_s = self._config.silence_s if active.has_begun else self._config.first_token_s
+                if self._loop.time() - active.heard_at > limit_s:
+                    detail = f"TensorRT-LLM sent no result of this request for {limit_s:g} s"
+                    active.fail(Failure(Reason.ENGINE_ERROR, detail))
 
     def _die(self, error: Exception) -> Failure:
-        """The engine is dead: `run` raises the failure that this returns. Of several errors the first counts."""
+        """Mark the engine as dead. Returns the failure that `run` raises; the first of several errors counts."""
         if self._death is None:
             self._death = Failure(Reason.ENGINE_DEAD, f"TensorRT-LLM has failed: {_why(error)}")
             self._has_died.set()

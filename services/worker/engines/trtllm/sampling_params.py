@@ -1,22 +1,22 @@
-"""What a request becomes for TensorRT-LLM 1.2: pure, from values to keyword arguments.
+"""Maps a request to keyword arguments of TensorRT-LLM 1.2. Pure functions.
 
-| of the request | becomes |
+| request | arguments |
 | --- | --- |
-| token_ids, generated_token_ids | the prompt, one list of ids |
+| token_ids, generated_token_ids | the prompt, as one list of ids |
 | max_tokens, min_tokens | what is left of them after generated_token_ids |
-| temperature 0 | `top_k=1` alone, since without any of the three the engine is greedy and says so |
-| temperature, top_p, top_k | themselves, all three, since one that is missing has another default |
-| a temperature below TEMPERATURE_MIN | TEMPERATURE_MIN, at which the likeliest token is drawn but for a near tie |
-| the model's end ids, stop.token_ids | `end_id`, `stop_token_ids`: the engine ends there, and the cursor looks, too |
+| temperature 0 | `top_k=1` alone: the engine also samples greedily without any of the three, but logs a warning |
+| temperature, top_p, top_k | all three, because a missing one has another default |
+| a temperature below TEMPERATURE_MIN | TEMPERATURE_MIN, which draws the likeliest token except for near ties |
+| the model's end ids, stop.token_ids | `end_id`, `stop_token_ids`: the engine ends there, and the cursor checks too |
 | ignore_eos | `ignore_eos`, and no end id among the stop ids |
-| logprobs k | `logprobs` of at least 1, for 0 means none; the cursor cuts what is too many |
+| logprobs k | `logprobs` of at least 1, because 0 means none; the cursor drops the excess |
 | logit_bias | a vector over the vocabulary |
-| guided | GuidedDecodingParams; a choice becomes an expression |
-| strings, n, choice, text, messages, parts | nothing: settled above the worker |
-| seed, penalties, min_p | refused unless neutral: the sampler of 1.2 takes them and does nothing with them |
+| guided | GuidedDecodingParams; a choice becomes a regular expression |
+| strings, n, choice, text, messages, parts | nothing: handled above the worker |
+| seed, penalties, min_p | refused unless neutral: the sampler of 1.2 accepts and ignores them |
 
-Raises INVALID_ARGUMENT for what the engine would ignore, or might not survive. Never names `stop`: the engine would
-look for strings by ids of its own making.
+Raises INVALID_ARGUMENT for values that the engine would ignore or might crash on. `stop` is never passed: the engine
+would search for stop strings by token ids of its own encoding.
 """
 
 from dataclasses import dataclass
@@ -26,16 +26,16 @@ from services.core.errors import invalid
 from services.core.request import Guided, GuidedKind, Request, Sampling
 
 TEMPERATURE_MIN = 0.01
-"""Scores divided by much less are infinite in the engine's arithmetic, and what it draws from then may end it for all.
+"""Scores divided by much less are infinite in the engine's arithmetic, and sampling from them may crash the engine.
 Source of the number: vLLM's sampling parameters.
 """
 _META = frozenset(r"\.+*?()|[]{}^$")
-"""What means something in an expression. Python's `re.escape` escapes more, which not every dialect reads."""
+"""The metacharacters of a regular expression. `re.escape` escapes more, which not every dialect accepts."""
 _KINDS = {
     "xgrammar": tuple(GuidedKind),
     "llguidance": tuple(kind for kind in GuidedKind if kind is not GuidedKind.GRAMMAR),
 }
-"""A grammar of ours is in GBNF. xgrammar reads that, llguidance only a language of its own."""
+"""The guided fields that each backend supports. Our grammars are in GBNF: xgrammar reads it, llguidance does not."""
 _NEUTRAL: dict[str, float] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -46,7 +46,10 @@ _NEUTRAL: dict[str, float] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the mapping has to know. end_ids: the model's own, the tokeniser's first. guided_backend: if one is on."""
+    """What the mapping needs to know of the model.
+
+    `end_ids`: the model's end tokens, the tokeniser's own first. `guided_backend`: None if guided decoding is off.
+    """
 
     context_length: int
     vocab_size: int
@@ -56,9 +59,10 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateArguments:
-    """For `generate_async`. sampling: of SamplingParams, but for two that have classes of their own.
+    """Arguments of `generate_async`.
 
-    guided: of GuidedDecodingParams. bias: what is added to the scores of which token, for `embedding_bias`.
+    `sampling`: keyword arguments of SamplingParams, except for `guided`, keyword arguments of GuidedDecodingParams, and
+    `bias`, pairs of a token and the value that `embedding_bias` adds to its score.
     """
 
     token_ids: list[int]
@@ -68,21 +72,21 @@ class GenerateArguments:
 
 
 def guided_kinds(backend: str | None) -> tuple[GuidedKind, ...]:
-    """The forms that a backend for guided decoding keeps, for the model card."""
+    """The guided fields that a backend supports, for the model card."""
     return () if backend is None else _KINDS[backend]
 
 
 def generate_arguments(request: Request, facts: ModelFacts) -> GenerateArguments:
-    """The whole mapping, of a request that has tokens left. Raises Failure(INVALID_ARGUMENT)."""
-    assert tokens_left(request, facts.context_length) > 0, "it has ended already"
+    """Map a request that has tokens left to arguments. Raises Failure(INVALID_ARGUMENT)."""
+    assert tokens_left(request, facts.context_length) > 0, "the request has no tokens left"
     _refuse_ignored(request.sampling)
     return GenerateArguments(
         token_ids=[*request.prompt_token_ids, *request.generated_token_ids],
         sampling={
             "detokenize": False,
             "max_tokens": tokens_left(request, facts.context_length),
-            **_drawing(request.sampling, facts.vocab_size),
-            **_ending(request, facts.end_ids),
+            **_sampling(request.sampling, facts.vocab_size),
+            **_stopping(request, facts.end_ids),
             **({} if request.logprobs is None else {"logprobs": max(request.logprobs, 1)}),
         },
         guided=None if request.guided is None else _guided(request, request.guided, facts.guided_backend),
@@ -97,7 +101,7 @@ def tokens_left(request: Request, context_length: int) -> int:
 
 
 def answer_end_ids(request: Request, end_ids: tuple[int, ...]) -> frozenset[int]:
-    """The tokens that end this answer, and are not part of it."""
+    """The tokens that end this answer and are not part of it."""
     return frozenset(request.stop.token_ids + (() if request.stop.ignore_eos else end_ids))
 
 
@@ -106,11 +110,11 @@ def _refuse_ignored(sampling: Sampling) -> None:
         if getattr(sampling, name) != neutral:
             raise invalid(name, f"{name} has no effect in TensorRT-LLM 1.2: leave it out")
     if sampling.seed is not None and not sampling.is_greedy:
-        raise invalid("seed", "TensorRT-LLM 1.2 draws from no seed: leave seed out, or set temperature to 0")
+        raise invalid("seed", "TensorRT-LLM 1.2 ignores seeds: leave seed out, or set temperature to 0")
 
 
-def _drawing(sampling: Sampling, vocab_size: int) -> dict[str, Any]:
-    """How a token is drawn."""
+def _sampling(sampling: Sampling, vocab_size: int) -> dict[str, Any]:
+    """The arguments that control how a token is drawn."""
     if sampling.is_greedy:
         return {"top_k": 1}
     top_k = sampling.top_k if sampling.top_k < vocab_size else 0
@@ -118,8 +122,11 @@ def _drawing(sampling: Sampling, vocab_size: int) -> dict[str, Any]:
     return {"temperature": max(sampling.temperature, TEMPERATURE_MIN), "top_p": sampling.top_p, "top_k": top_k}
 
 
-def _ending(request: Request, end_ids: tuple[int, ...]) -> dict[str, Any]:
-    """Where the answer ends. An `end_id` is given always: without one the engine would ask for a tokeniser."""
+def _stopping(request: Request, end_ids: tuple[int, ...]) -> dict[str, Any]:
+    """The arguments that control where the answer ends.
+
+    `end_id` is always passed: without it, the engine would require a tokeniser.
+    """
     first, *more = end_ids
     stop = request.stop
     stop_ids = sorted(answer_end_ids(request, end_ids) - (frozenset() if stop.ignore_eos else {first}))
@@ -127,22 +134,26 @@ def _ending(request: Request, end_ids: tuple[int, ...]) -> dict[str, Any]:
     min_left = stop.min_tokens - len(request.generated_token_ids)
     if min_left > 0 and (stop_ids or not stop.ignore_eos):
         if stop_ids:
-            raise invalid("min_tokens", _held_off_one(stop.token_ids, more))
+            raise invalid("min_tokens", _min_tokens_detail(stop.token_ids, more))
         ending["min_tokens"] = min_left
     return ending
 
 
-def _held_off_one(stop_ids: tuple[int, ...], more_ends: list[int]) -> str:
-    other = "stop_token_ids" if stop_ids else f"the model's further end tokens {more_ends}"
-    return f"TensorRT-LLM holds off one end token until min_tokens, and not {other}: leave min_tokens out"
+def _min_tokens_detail(stop_ids: tuple[int, ...], more_ends: list[int]) -> str:
+    other = "stop_token_ids" if stop_ids else f"the model's other end tokens {more_ends}"
+    return f"TensorRT-LLM suppresses one end token until min_tokens, but not {other}: leave min_tokens out"
 
 
 def _guided(request: Request, guided: Guided, backend: str | None) -> dict[str, Any]:
-    """The form. Ends that are held off may leave a form without any token, of which the whole engine dies."""
+    """The arguments of guided decoding.
+
+    Refuses `ignore_eos` and `min_tokens`: a suppressed end may leave a grammar without any token, which crashes the
+    whole engine.
+    """
     if guided.kind not in guided_kinds(backend):
-        raise invalid("guided", f"this worker can't do guided.{guided.kind}: see --guided-decoding-backend")
+        raise invalid("guided", f"this worker does not support guided.{guided.kind}: see --guided-decoding-backend")
     if request.stop.ignore_eos or request.stop.min_tokens > len(request.generated_token_ids):
-        raise invalid("guided", "guided goes with neither ignore_eos nor min_tokens here: leave them out")
+        raise invalid("guided", "guided cannot be combined with ignore_eos or min_tokens here: leave them out")
     match guided.kind:
         case GuidedKind.JSON_OBJECT:
             return {"json_object": True}

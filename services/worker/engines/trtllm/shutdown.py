@@ -1,8 +1,8 @@
-"""Ends an engine that may not want to end: nothing here waits for it without a bound.
+"""Shuts down an engine that may hang: every wait for it here is bounded.
 
-Its shutdown waits for its processes, of which one may be dead or stuck. A call into it can hold up the event loop, and
-then nothing that the loop does can help. And what it has registered for the interpreter's exit may wait for ever, too,
-which is why the process is left by `os._exit`: see `exiting_at_once` in services/runtime/process.py.
+The engine's shutdown waits for its processes, one of which may be dead or stuck. A call into the engine can block the
+event loop, and then no task on the loop can help. Its handlers for the interpreter's exit may also wait for ever, so
+the process ends by `os._exit`: see `exiting_at_once` in services/runtime/process.py.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ EXIT_STUCK = 1
 
 
 def begin_shutdown(llm: Any, on_end: Callable[[], None] = lambda: None) -> None:
-    """In a thread that nobody has to wait for. on_end: called in it, however it ends."""
+    """Shut the engine down in a daemon thread. `on_end`: called in that thread, however the shutdown ends."""
 
     def work() -> None:
         try:
             llm.shutdown()
         except Exception as error:
-            log.warning("the engine could not be shut down", why=str(error))
+            log.warning("engine shutdown failed", why=str(error))
         finally:
             on_end()
 
@@ -41,31 +41,31 @@ def begin_shutdown(llm: Any, on_end: Callable[[], None] = lambda: None) -> None:
 
 
 async def shut_down(llm: Any, limit_s: float) -> None:
-    """Shut it down, or leave it behind after `limit_s`."""
+    """Shut the engine down, waiting at most `limit_s`."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
-    def tell() -> None:
+    def set_ended() -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(ended.set)
 
-    begin_shutdown(llm, tell)
+    begin_shutdown(llm, set_ended)
     try:
         async with asyncio.timeout(limit_s):
             await ended.wait()
     except TimeoutError:
-        log.warning("the engine does not shut down: leaving it behind", waited_s=limit_s)
+        log.warning("engine shutdown timed out, continuing without it", waited_s=limit_s)
 
 
 @contextmanager
 def exiting_on_signals() -> Iterator[None]:
-    """While the event loop is held up by loading: whoever wants the process to end need not wait for minutes.
+    """Exit at once on SIGTERM and SIGINT, while loading blocks the event loop for minutes.
 
-    Nothing is served yet, so there is nothing to finish.
+    No request is served yet, so there is nothing to finish.
     """
 
     def leave(number: int, _: FrameType | None) -> None:
-        print(f"leaving while the model is being loaded: {signal.Signals(number).name}", file=sys.stderr, flush=True)
+        print(f"exiting during model loading: {signal.Signals(number).name}", file=sys.stderr, flush=True)
         os._exit(EXIT_FORCED)
 
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -78,14 +78,14 @@ def exiting_on_signals() -> Iterator[None]:
 
 
 def _exit_stuck(silent_s: float) -> None:
-    log.error("the event loop is stuck in a call into the engine: exiting", silent_s=silent_s)
+    log.error("the event loop is stuck in a call into the engine, exiting", silent_s=silent_s)
     os._exit(EXIT_STUCK)
 
 
 class LoopWatch:
-    """A thread that ends the process when the event loop has stood still for `limit_s`.
+    """A watchdog thread that ends the process once the event loop has been blocked for `limit_s`.
 
-    It counts its own looks, not the clock, so a process that was stopped (SIGSTOP) as a whole is not taken for stuck.
+    It counts its own ticks and does not read a clock, so a process that was stopped (SIGSTOP) does not count as stuck.
     """
 
     def __init__(self, limit_s: float, on_stuck: Callable[[float], None] = _exit_stuck, tick_s: float = TICK_S) -> None:
@@ -96,7 +96,7 @@ class LoopWatch:
         self._is_over = threading.Event()
 
     def __enter__(self) -> None:
-        """Watch the loop that runs, from now on."""
+        """Start watching the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._beat()
         threading.Thread(target=self._watch, name="trtllm-loop-watch", daemon=True).start()
@@ -110,10 +110,10 @@ class LoopWatch:
             self._loop.call_later(self._tick_s, self._beat)
 
     def _watch(self) -> None:
-        seen, looks = -1, 0
+        seen, ticks = -1, 0  # `ticks`: since the last beat of the loop.
         while not self._is_over.is_set():
-            seen, looks = (seen, looks + 1) if self._beats == seen else (self._beats, 0)
-            if looks * self._tick_s >= self._limit_s:
-                self._on_stuck(looks * self._tick_s)
+            seen, ticks = (seen, ticks + 1) if self._beats == seen else (self._beats, 0)
+            if ticks * self._tick_s >= self._limit_s:
+                self._on_stuck(ticks * self._tick_s)
                 return
             time.sleep(self._tick_s)

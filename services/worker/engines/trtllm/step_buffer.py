@@ -1,7 +1,7 @@
-"""Gathers what comes for all requests in one turn of the event loop into one step.
+"""Collects the outputs of one turn of the event loop and emits them as one step.
 
-The engine sends one message for a step, and its client wakes the readers of all its requests in one turn. What they
-have read by the end of that turn leaves together: a step of a thousand requests is emitted once.
+The engine sends one message for each step, and its client wakes the readers of all requests in one turn of the loop.
+The outputs that they read in that turn are emitted together: a step of a thousand requests is one call.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from services.worker.engine import Emit, Output
 
 
 class StepBuffer:
-    """on_step: called before each step is emitted, also when nobody wants anything of it any more."""
+    """Buffers the outputs of a step. `on_step`: called once for each step, even if it has no outputs left to emit."""
 
     def __init__(self, emit: Emit, on_step: Callable[[], None]) -> None:
         self._emit = emit
@@ -21,19 +21,19 @@ class StepBuffer:
         self._is_due = False
 
     def step_soon(self) -> None:
-        """There is news of the engine: a step has been made."""
+        """Record that the engine has made a step; it is emitted at the end of this turn of the loop."""
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._step)
 
     def add(self, output: Output) -> None:
-        """To be emitted with the step that is under way. Several of one request become one."""
+        """Emit the output with the current step. Several outputs of one request are merged."""
         self.step_soon()
         earlier = self._outputs.get(output.key)
-        self._outputs[output.key] = output if earlier is None else _joined(earlier, output)
+        self._outputs[output.key] = output if earlier is None else _merged(earlier, output)
 
     def forget(self, key: int) -> None:
-        """Nothing of it is to be emitted any more."""
+        """Discard the request's outputs that are not emitted yet."""
         self._outputs.pop(key, None)
 
     def _step(self) -> None:
@@ -44,7 +44,7 @@ class StepBuffer:
             self._emit(list(outputs.values()))
 
 
-def _joined(first: Output, second: Output) -> Output:
+def _merged(first: Output, second: Output) -> Output:
     logprobs = None
     if first.logprobs is not None or second.logprobs is not None:
         logprobs = [*(first.logprobs or ()), *(second.logprobs or ())]

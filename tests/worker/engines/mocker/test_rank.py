@@ -1,4 +1,4 @@
-"""A rank of the mocker: the cache goes to the oldest, as many as fit, and is never more than full."""
+"""A rank of the mocker: the cache goes to the oldest requests, as many as fit, and never overflows."""
 
 from services.worker.engines.mocker.rank import Rank, next_chunks
 from services.worker.engines.mocker.sequence import MockerSequence
@@ -10,7 +10,7 @@ def sequence(key: int, token_count: int) -> MockerSequence:
 
 
 def rank_of(*sequences: MockerSequence, blocks: int = 4) -> Rank:
-    """With blocks of 10 tokens."""
+    """A rank with blocks of 10 tokens."""
     rank = Rank(3, blocks_total=blocks, block_tokens=10)
     for one in sequences:
         rank.add(one)
@@ -21,13 +21,13 @@ def keys(sequences: list[MockerSequence]) -> list[int]:
     return [one.key for one in sequences]
 
 
-def test_a_request_holds_the_blocks_of_its_whole_prompt_from_the_start() -> None:
+def test_request_holds_the_blocks_of_its_whole_prompt_from_the_start() -> None:
     load = rank_of(sequence(1, 10), sequence(2, 11)).load()
 
     assert (load.kv_blocks_used, load.kv_blocks_total, load.active_prefill_tokens, load.dp_rank) == (3, 4, 21, 3)
 
 
-def test_one_that_does_not_fit_waits_and_all_behind_it_do() -> None:
+def test_request_that_does_not_fit_waits_and_blocks_those_behind_it() -> None:
     rank = rank_of(sequence(1, 20), sequence(2, 30), sequence(3, 1))
 
     assert keys(rank.fit()) == [1]
@@ -38,7 +38,7 @@ def test_one_that_does_not_fit_waits_and_all_behind_it_do() -> None:
     assert keys(rank.fit()) == [2, 3]
 
 
-def test_the_youngest_gives_its_blocks_back_when_the_answers_outgrow_the_cache() -> None:
+def test_youngest_request_gives_its_blocks_back_when_answers_outgrow_the_cache() -> None:
     older, younger = sequence(1, 20), sequence(2, 20)
     rank = rank_of(older, younger)
     assert keys(rank.fit()) == [1, 2]
@@ -53,7 +53,7 @@ def test_the_youngest_gives_its_blocks_back_when_the_answers_outgrow_the_cache()
     assert (older.prefill_left, younger.prefill_left) == (0, 20)
 
 
-def test_a_chunk_goes_to_the_oldest_prompts() -> None:
+def test_chunk_goes_to_the_oldest_prompts() -> None:
     done, first, second, third = (sequence(key, 10) for key in range(4))
     done.prefill_left = 0
 

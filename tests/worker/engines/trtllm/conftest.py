@@ -1,4 +1,4 @@
-"""Every test of the engine runs on the fake TensorRT-LLM: see tests/fakes/tensorrt_llm."""
+"""Runs every test of the engine on the fake TensorRT-LLM: see tests/fakes/tensorrt_llm."""
 
 import sys
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ NAMES = ("tensorrt_llm", "torch")
 
 @pytest.fixture(autouse=True)
 def fake_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Importable for the length of a test, and fast."""
+    """Make the fake package importable during a test, with steps of 0.5 ms."""
     monkeypatch.syspath_prepend(FAKES)
     monkeypatch.setenv("TLLM_FAKE_STEP_MS", "0.5")
     yield
@@ -24,5 +24,5 @@ def fake_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of bytes."""
+    """The folder of a model whose tokens are bytes."""
     return make_model_folder(tmp_path_factory.mktemp("model"), context_length=1024)

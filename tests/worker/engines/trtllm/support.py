@@ -1,4 +1,4 @@
-"""What the tests of the engine share: an engine that runs on the fake, and all that it has emitted."""
+"""Shared by the tests of the TensorRT-LLM engine: an engine that runs on the fake package, and its outputs."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,24 +16,24 @@ PROMPT = tuple(b"Tell me of the sea.")
 WITHOUT_STATS = {"enable_iter_perf_stats": False}
 
 
-class Running:
-    """An engine that runs, and what it has emitted, step by step."""
+class RunningEngine:
+    """A running engine, and the outputs that it has emitted, step by step."""
 
     def __init__(self, config: TrtLlmConfig) -> None:
         self.engine = TrtLlmEngine(config)
         self.steps: list[Sequence[Output]] = []
-        self._news = asyncio.Event()
+        self._has_output = asyncio.Event()
 
     def emit(self, outputs: Sequence[Output]) -> None:
         self.steps.append(outputs)
-        self._news.set()
+        self._has_output.set()
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        """Until it is true; looked at after each step, and now and then."""
+        """Wait until the condition holds. It is checked after each step, and every 20 ms."""
         while not condition():
-            self._news.clear()
+            self._has_output.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), 0.02)
+                await asyncio.wait_for(self._has_output.wait(), 0.02)
             except TimeoutError:
                 continue
 
@@ -46,7 +46,7 @@ class Running:
     def end(self, key: int) -> Output | None:
         ends = [output for output in self.outputs(key) if output.finish or output.failure]
         assert len(ends) <= 1
-        assert not ends or ends[0] is self.outputs(key)[-1], "nothing comes after an end"
+        assert not ends or ends[0] is self.outputs(key)[-1], "an output followed the end"
         return ends[0] if ends else None
 
     async def wait_end(self, key: int) -> Output:
@@ -56,19 +56,19 @@ class Running:
         return end
 
     async def answer(self, key: int, request: Request) -> tuple[list[int], Output]:
-        """Submit it and wait for its end."""
+        """Submit the request and wait for its end."""
         self.engine.submit(key, request)
         end = await self.wait_end(key)
         return self.token_ids(key), end
 
 
-def play(folder: Path, scenario: Callable[[Running], Any], **config: Any) -> Any:
-    """Play the scenario on a running engine, and end it. Raises what its `run` raises."""
+def play(folder: Path, scenario: Callable[[RunningEngine], Any], **config: Any) -> Any:
+    """Play the scenario on a running engine, then cancel the engine. Raises the exceptions of its `run`."""
 
     async def played() -> Any:
         fast = {"abort_s": 0.2, "shutdown_s": 2.0, "extra": WITHOUT_STATS}
         given = {"model": folder, "served_model_name": "m", **fast, **config}
-        running, ready = Running(TrtLlmConfig(**given)), asyncio.Event()
+        running, ready = RunningEngine(TrtLlmConfig(**given)), asyncio.Event()
         async with asyncio.TaskGroup() as group:
             engine = group.create_task(running.engine.run(running.emit, ready))
             await ready.wait()
@@ -83,8 +83,8 @@ def asked(sampling: Sampling = GREEDY, *, max_tokens: int = 64, **fields: Any) -
     return make_request(PROMPT, sampling=sampling, max_tokens=max_tokens, **({"ignore_eos": True} | fields))
 
 
-def llm_of(running: Running) -> Any:
-    """The fake itself, to see what was asked of it."""
-    serving = running.engine._serving
-    assert serving is not None
-    return serving._client.llm
+def llm_of(running: RunningEngine) -> Any:
+    """The fake `LLM` of the engine."""
+    runner = running.engine._runner
+    assert runner is not None
+    return runner._client.llm

@@ -1,4 +1,4 @@
-"""The TensorRT-LLM engine: answers that go on from any cut, ends that are ours, and nothing that is pretended."""
+"""The TensorRT-LLM engine: exact greedy continuations, our own end tokens, and a model card that promises no more."""
 
 import re
 import subprocess
@@ -16,13 +16,13 @@ from services.runtime.process import StartupError
 from services.worker.engine import Output
 from services.worker.engines.trtllm import TrtLlmConfig, TrtLlmEngine
 from tests.support.model_folder import make_model_folder
-from tests.worker.engines.trtllm.support import GREEDY, PROMPT, SAMPLED, Running, asked, llm_of, play
+from tests.worker.engines.trtllm.support import GREEDY, PROMPT, SAMPLED, RunningEngine, asked, llm_of, play
 
 
 def answers(folder: Path, *requests: Request, **config: Any) -> list[tuple[list[int], FinishReason | None]]:
-    """Each by itself: its tokens, and why it ended."""
+    """Run the requests one after the other. Returns the tokens and the finish reason of each."""
 
-    async def scenario(running: Running) -> list[tuple[list[int], FinishReason | None]]:
+    async def scenario(running: RunningEngine) -> list[tuple[list[int], FinishReason | None]]:
         ended = []
         for key, request in enumerate(requests, start=1):
             token_ids, end = await running.answer(key, request)
@@ -33,7 +33,7 @@ def answers(folder: Path, *requests: Request, **config: Any) -> list[tuple[list[
     return found
 
 
-def test_a_greedy_continuation_from_any_cut_equals_the_uncut_answer(folder: Path) -> None:
+def test_greedy_continuation_from_any_cut_equals_the_uncut_answer(folder: Path) -> None:
     [(uncut, _)] = answers(folder, asked())
     cuts = range(0, 64, 7)
 
@@ -42,17 +42,17 @@ def test_a_greedy_continuation_from_any_cut_equals_the_uncut_answer(folder: Path
     assert continued == [(uncut[cut:], FinishReason.LENGTH) for cut in cuts]
 
 
-def test_a_request_whose_limit_is_met_already_finishes_without_a_token(folder: Path) -> None:
+def test_request_that_is_at_its_limit_finishes_without_a_token(folder: Path) -> None:
     assert answers(folder, asked(max_tokens=3).after([97, 98, 99])) == [([], FinishReason.LENGTH)]
 
 
-def test_the_context_ends_an_answer(folder: Path) -> None:
+def test_full_context_ends_the_answer(folder: Path) -> None:
     [(token_ids, finish)] = answers(folder, asked(), max_seq_len=len(PROMPT) + 5)
 
     assert (len(token_ids), finish) == (5, FinishReason.LENGTH)
 
 
-def test_a_stop_token_ends_the_answer_before_it(folder: Path) -> None:
+def test_stop_token_ends_the_answer_and_is_not_part_of_it(folder: Path) -> None:
     [(uncut, _)] = answers(folder, asked())
     stop = uncut[30]
 
@@ -61,12 +61,12 @@ def test_a_stop_token_ends_the_answer_before_it(folder: Path) -> None:
     assert (token_ids, finish) == (uncut[: uncut.index(stop)], FinishReason.STOP)
 
 
-@pytest.mark.parametrize("is_told", ["0", "1"])
-def test_the_end_token_ends_an_answer_whether_the_engine_tells_it_or_not(
-    folder: Path, is_told: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_returned", ["0", "1"])
+def test_end_token_ends_the_answer_whether_or_not_the_engine_returns_it(
+    folder: Path, is_returned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TLLM_FAKE_END_ODDS", "20")
-    monkeypatch.setenv("TLLM_FAKE_END_IN_TOKENS", is_told)
+    monkeypatch.setenv("TLLM_FAKE_END_IN_TOKENS", is_returned)
     prompts = [tuple(b"prompt %d" % number) for number in range(8)]
 
     ended = answers(folder, *(replace(asked(ignore_eos=False), token_ids=prompt) for prompt in prompts))
@@ -75,7 +75,7 @@ def test_the_end_token_ends_an_answer_whether_the_engine_tells_it_or_not(
     assert all(EOS not in token_ids for token_ids, _ in ended)
 
 
-def test_an_end_of_turn_that_only_the_model_names_ends_an_answer(tmp_path: Path) -> None:
+def test_end_token_from_the_generation_config_ends_the_answer(tmp_path: Path) -> None:
     turn_end = ord(" ")
     folder = make_model_folder(tmp_path, {"generation_config.json": {"eos_token_id": [EOS, turn_end]}})
 
@@ -85,7 +85,7 @@ def test_an_end_of_turn_that_only_the_model_names_ends_an_answer(tmp_path: Path)
     assert turn_end not in token_ids
 
 
-def test_min_tokens_holds_the_end_token_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_min_tokens_suppresses_the_end_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_END_ODDS", "5")
 
     [(short, _), (long, _)] = answers(folder, asked(ignore_eos=False), asked(ignore_eos=False, min_tokens=40))
@@ -93,23 +93,23 @@ def test_min_tokens_holds_the_end_token_off(folder: Path, monkeypatch: pytest.Mo
     assert len(short) < 40 <= len(long)
 
 
-def test_sampled_answers_come_too(folder: Path) -> None:
+def test_sampled_request_is_answered(folder: Path) -> None:
     [(token_ids, finish)] = answers(folder, asked(SAMPLED))
 
     assert (len(token_ids), finish) == (64, FinishReason.LENGTH)
 
 
-def test_a_bias_changes_what_is_likely(folder: Path) -> None:
+def test_logit_bias_changes_the_answer(folder: Path) -> None:
     request = replace(asked(max_tokens=8), sampling=replace(GREEDY, logit_bias=((ord("z"), 100.0),)))
 
     assert answers(folder, request) == [([ord("z")] * 8, FinishReason.LENGTH)]
 
 
-def test_requests_run_together_and_do_not_disturb_each_other(folder: Path) -> None:
+def test_concurrent_requests_do_not_affect_each_other(folder: Path) -> None:
     requests = [replace(asked(), token_ids=tuple(b"prompt %d" % number)) for number in range(6)]
     alone = answers(folder, *requests)
 
-    async def scenario(running: Running) -> list[list[int]]:
+    async def scenario(running: RunningEngine) -> list[list[int]]:
         for key, request in enumerate(requests):
             running.engine.submit(key, request)
         for key in range(6):
@@ -119,10 +119,10 @@ def test_requests_run_together_and_do_not_disturb_each_other(folder: Path) -> No
     assert play(folder, scenario) == [token_ids for token_ids, _ in alone]
 
 
-def test_one_step_of_the_engine_is_emitted_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_step_of_the_engine_is_emitted_in_one_call(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_STEP_MS", "5")
 
-    async def scenario(running: Running) -> list[int]:
+    async def scenario(running: RunningEngine) -> list[int]:
         for key in range(8):
             running.engine.submit(key, asked())
         for key in range(8):
@@ -130,7 +130,7 @@ def test_one_step_of_the_engine_is_emitted_once(folder: Path, monkeypatch: pytes
         return [len({output.key for output in step}) for step in running.steps]
 
     sizes = play(folder, scenario)
-    apart = [size for size in sizes if size < 8]  # The first steps, until all are in.
+    apart = [size for size in sizes if size < 8]  # The first steps, until all requests have joined the batch.
     assert len(apart) < 14, sizes
 
 
@@ -138,8 +138,8 @@ def test_one_step_of_the_engine_is_emitted_once(folder: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("rivals", [0, 3])
-def test_each_token_has_its_log_probability_and_the_rivals_that_were_asked_for(folder: Path, rivals: int) -> None:
-    async def scenario(running: Running) -> list[Any]:
+def test_each_token_has_its_log_probability_and_the_requested_rivals(folder: Path, rivals: int) -> None:
+    async def scenario(running: RunningEngine) -> list[Any]:
         token_ids, _ = await running.answer(1, asked(logprobs=rivals))
         logprobs = [one for output in running.outputs(1) for one in output.logprobs or ()]
         return [token_ids, logprobs]
@@ -152,8 +152,8 @@ def test_each_token_has_its_log_probability_and_the_rivals_that_were_asked_for(f
         assert all(one.top[0] == (token, one.logprob) for token, one in zip(token_ids, logprobs, strict=True))
 
 
-def test_log_probabilities_go_on_exactly_from_any_cut(folder: Path) -> None:
-    async def scenario(running: Running) -> list[Any]:
+def test_log_probabilities_of_a_continuation_equal_the_uncut_ones(folder: Path) -> None:
+    async def scenario(running: RunningEngine) -> list[Any]:
         found = []
         whole = asked(logprobs=2)
         uncut, _ = await running.answer(1, whole)
@@ -169,10 +169,10 @@ def test_log_probabilities_go_on_exactly_from_any_cut(folder: Path) -> None:
     assert forty == uncut[40:]
 
 
-# What it says of itself
+# The model card and the model folder
 
 
-def test_its_card_promises_no_more_than_it_keeps(folder: Path) -> None:
+def test_card_promises_only_what_the_engine_supports(folder: Path) -> None:
     engine = TrtLlmEngine(TrtLlmConfig(model=folder, served_model_name="m", max_batch_size=7))
     card = engine.card
 
@@ -184,7 +184,7 @@ def test_its_card_promises_no_more_than_it_keeps(folder: Path) -> None:
     assert engine.request_limit == 7
 
 
-def test_the_context_of_a_model_made_for_a_million_is_bounded_unless_asked_for(tmp_path: Path) -> None:
+def test_context_length_is_bounded_unless_configured(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path, context_length=1_000_000)
 
     def context_length(**config: Any) -> int:
@@ -196,7 +196,7 @@ def test_the_context_of_a_model_made_for_a_million_is_bounded_unless_asked_for(t
         context_length(max_seq_len=1_000_001)
 
 
-def test_a_folder_without_an_end_token_is_refused(tmp_path: Path) -> None:
+def test_model_folder_without_an_end_token_is_refused(tmp_path: Path) -> None:
     config = {"vocab_size": 257, "max_position_embeddings": 64}
     empty = {"config.json": config, "generation_config.json": {}, "tokenizer_config.json": {}}
     folder = make_model_folder(tmp_path, empty)
@@ -205,22 +205,22 @@ def test_a_folder_without_an_end_token_is_refused(tmp_path: Path) -> None:
         TrtLlmEngine(TrtLlmConfig(model=folder, served_model_name="m"))
 
 
-def test_a_folder_that_is_none_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_model_is_refused_with_a_clear_message(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"tokenizer\.json"):
         TrtLlmEngine(TrtLlmConfig(model=tmp_path, served_model_name="m"))
 
 
-def test_it_can_be_imported_where_there_is_no_package() -> None:
+def test_engine_package_can_be_imported_without_tensorrt_llm() -> None:
     code = "import sys, services.worker.engines.trtllm; assert not any(n.startswith('tensorrt') for n in sys.modules)"
 
     subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
 
 
-# Room
+# Capacity
 
 
-def test_one_request_more_than_the_batch_holds_is_refused(folder: Path) -> None:
-    async def scenario(running: Running) -> Reason:
+def test_request_beyond_the_batch_size_is_refused(folder: Path) -> None:
+    async def scenario(running: RunningEngine) -> Reason:
         running.engine.submit(1, asked(max_tokens=500))
         running.engine.submit(2, asked(max_tokens=500))
         with pytest.raises(Failure) as caught:
@@ -230,17 +230,17 @@ def test_one_request_more_than_the_batch_holds_is_refused(folder: Path) -> None:
     assert play(folder, scenario, max_batch_size=2) is Reason.WORKER_AT_CAPACITY
 
 
-def test_nothing_is_left_of_requests_that_have_ended(folder: Path) -> None:
-    async def scenario(running: Running) -> None:
+def test_ended_requests_leave_no_state_behind(folder: Path) -> None:
+    async def scenario(running: RunningEngine) -> None:
         for key in range(4):
             running.engine.submit(key, asked())
         running.engine.cancel(3)
         for key in range(3):
             await running.wait_end(key)
-        serving: Any = running.engine._serving
-        await running.until(lambda: not serving._leaving)
+        runner: Any = running.engine._runner
+        await running.until(lambda: not runner._leaving)
 
-        assert not serving._live
+        assert not runner._live
 
     play(folder, scenario)
 
@@ -248,11 +248,11 @@ def test_nothing_is_left_of_requests_that_have_ended(folder: Path) -> None:
 # Requests that fail
 
 
-def test_a_request_error_fails_that_request_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_error_fails_only_that_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", "7")
     monkeypatch.setenv("TLLM_FAKE_ERROR_AFTER", "3")
 
-    async def scenario(running: Running) -> tuple[Output, Output]:
+    async def scenario(running: RunningEngine) -> tuple[Output, Output]:
         running.engine.submit(1, asked())
         _, bad = await running.answer(2, replace(asked(), token_ids=(7,)))
         return await running.wait_end(1), bad
@@ -264,10 +264,10 @@ def test_a_request_error_fails_that_request_alone(folder: Path, monkeypatch: pyt
     assert bad.failure.reason is Reason.ENGINE_ERROR
 
 
-def test_what_the_engine_takes_for_wrong_fails_that_request_and_the_engine_proves_itself(
+def test_request_that_the_engine_rejects_fails_and_the_engine_is_asked_for_a_token(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(running: Running) -> Reason:
+    async def scenario(running: RunningEngine) -> Reason:
         llm, start = llm_of(running), llm_of(running).generate_async
 
         def refuse(**_: Any) -> None:
@@ -298,7 +298,7 @@ def test_what_the_engine_takes_for_wrong_fails_that_request_and_the_engine_prove
     ],
     ids=lambda value: value.kind if isinstance(value, Guided) else None,
 )
-def test_an_answer_keeps_to_its_form(folder: Path, guided: Guided, pattern: str) -> None:
+def test_guided_answer_matches_its_grammar(folder: Path, guided: Guided, pattern: str) -> None:
     request = asked(ignore_eos=False, guided=guided)
 
     [(token_ids, finish)] = answers(folder, request, guided_decoding_backend="xgrammar")
@@ -307,10 +307,10 @@ def test_an_answer_keeps_to_its_form(folder: Path, guided: Guided, pattern: str)
     assert re.fullmatch(pattern, bytes(token_ids).decode())
 
 
-def test_a_form_that_cannot_be_read_is_its_clients_fault_alone(folder: Path) -> None:
+def test_invalid_grammar_fails_only_its_request(folder: Path) -> None:
     bad = asked(ignore_eos=False, guided=Guided(GuidedKind.JSON_SCHEMA, ('{"type": "nonsense"}',)))
 
-    async def scenario(running: Running) -> tuple[Output, Output]:
+    async def scenario(running: RunningEngine) -> tuple[Output, Output]:
         running.engine.submit(1, asked())
         _, failed = await running.answer(2, bad)
         return await running.wait_end(1), failed
@@ -322,7 +322,7 @@ def test_a_form_that_cannot_be_read_is_its_clients_fault_alone(folder: Path) -> 
     assert (failed.failure.reason, failed.failure.param) == (Reason.INVALID_ARGUMENT, "guided")
 
 
-def test_the_card_names_the_forms_of_the_backend(folder: Path) -> None:
+def test_card_lists_the_guided_fields_of_the_backend(folder: Path) -> None:
     config = TrtLlmConfig(model=folder, served_model_name="m", guided_decoding_backend="xgrammar")
 
     assert set(TrtLlmEngine(config).card.guided) == set(GuidedKind)

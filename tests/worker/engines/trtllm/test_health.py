@@ -1,4 +1,4 @@
-"""Whether the engine lives: only a token proves it, and without one it is dead in bounded time."""
+"""Health checks: only a result proves that the engine lives; without one it counts as dead in bounded time."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ CONFIG = TrtLlmConfig(
 
 
 class Engine:
-    """Asked for tokens, of which the test decides what becomes. is_busy: whether it has requests."""
+    """An engine that is asked for tokens; the test completes each one. `is_busy`: whether it has requests."""
 
     def __init__(self, *, is_busy: bool = False) -> None:
         self.asked: list[asyncio.Future[None]] = []
@@ -30,7 +30,7 @@ class Engine:
 
 
 def play(scenario: Callable[[Engine, asyncio.Task[None]], Any], *, is_busy: bool = False) -> Any:
-    """scenario: gets the engine and the watch over it."""
+    """Play the scenario with an engine and the task that watches it."""
 
     async def played() -> Any:
         engine = Engine(is_busy=is_busy)
@@ -49,12 +49,12 @@ async def later(seconds: float) -> None:
 
 
 async def idle_for(seconds: int) -> None:
-    """The watch looks each second."""
+    """Pass the time in steps of one second, the interval of the watch."""
     for _ in range(seconds):
         await later(1.0)
 
 
-def test_an_engine_that_says_something_now_and_then_is_left_in_peace() -> None:
+def test_engine_that_sends_results_regularly_is_not_asked_for_a_token() -> None:
     async def scenario(engine: Engine, _: Any) -> int:
         for _step in range(10):
             await idle_for(4)
@@ -64,7 +64,7 @@ def test_an_engine_that_says_something_now_and_then_is_left_in_peace() -> None:
     assert play(scenario) == 0
 
 
-def test_a_silent_engine_has_to_make_a_token_and_lives_if_it_does() -> None:
+def test_silent_engine_is_asked_for_a_token_and_lives_if_it_makes_one() -> None:
     async def scenario(engine: Engine, watch: asyncio.Task[None]) -> tuple[int, bool]:
         await idle_for(5)
         engine.asked[0].set_result(None)
@@ -75,7 +75,7 @@ def test_a_silent_engine_has_to_make_a_token_and_lives_if_it_does() -> None:
     assert play(scenario) == (1, False)
 
 
-def test_an_engine_in_doubt_has_to_make_one_token_at_once() -> None:
+def test_engine_in_doubt_is_asked_for_a_token_at_once() -> None:
     async def scenario(engine: Engine, _: Any) -> int:
         engine.health.doubt()
         await settle()
@@ -92,7 +92,7 @@ def death(watch: asyncio.Task[None]) -> BaseException | None:
 
 
 @pytest.mark.parametrize(("is_busy", "after_s", "limit_s"), [(False, 5.0, 20.0), (True, 1.0, 60.0)])
-def test_an_engine_that_makes_none_in_time_is_dead(is_busy: bool, after_s: float, limit_s: float) -> None:
+def test_engine_that_makes_no_token_in_time_is_dead(is_busy: bool, after_s: float, limit_s: float) -> None:
     async def scenario(engine: Engine, watch: asyncio.Task[None]) -> None:
         await idle_for(round(after_s) - 1)
         assert not engine.asked
@@ -108,7 +108,7 @@ def test_an_engine_that_makes_none_in_time_is_dead(is_busy: bool, after_s: float
     play(scenario, is_busy=is_busy)
 
 
-def test_a_token_of_anybody_proves_that_it_lives_even_if_the_canary_waits() -> None:
+def test_result_of_any_request_proves_that_the_engine_lives() -> None:
     async def scenario(engine: Engine, watch: asyncio.Task[None]) -> BaseException | None:
         await later(1.0)
         await later(30.0)
@@ -119,7 +119,7 @@ def test_a_token_of_anybody_proves_that_it_lives_even_if_the_canary_waits() -> N
     assert play(scenario, is_busy=True) is None
 
 
-def test_what_the_engine_died_of_is_raised_as_it_is() -> None:
+def test_error_of_a_dead_engine_is_raised_unchanged() -> None:
     async def scenario(engine: Engine, watch: asyncio.Task[None]) -> BaseException | None:
         await idle_for(5)
         engine.asked[0].set_exception(RuntimeError("LLM is shutting down"))
@@ -129,7 +129,7 @@ def test_what_the_engine_died_of_is_raised_as_it_is() -> None:
     assert str(play(scenario)) == "LLM is shutting down"
 
 
-def test_one_that_has_just_been_given_something_to_do_has_time_to_begin() -> None:
+def test_idle_engine_with_a_new_request_gets_the_full_time_to_answer() -> None:
     async def scenario(engine: Engine, _: Any) -> list[int]:
         await later(0.9)
         engine.health.asked()

@@ -1,4 +1,4 @@
-"""Finding TensorRT-LLM: where it is missing, broken or of another version, one sentence says what to do."""
+"""The installation check: if TensorRT-LLM is missing, broken or untested, one sentence says what to do."""
 
 import sys
 from pathlib import Path
@@ -10,13 +10,13 @@ from services.worker.engines.trtllm.installation import check_package, check_ver
 
 
 @pytest.mark.parametrize("version", ["1.2.0", "1.2.1", "1.2.10", "1.2.1.post1"])
-def test_versions_of_the_line_that_was_tested_are_taken(version: str) -> None:
+def test_tested_versions_are_accepted(version: str) -> None:
     check_version(version)
 
 
 @pytest.mark.parametrize("version", ["1.1.0", "1.3.0", "1.3.0rc29", "1.2.0rc6", "1.20.1", "0.21.0", "2.0.0", "", None])
-def test_any_other_version_is_refused(version: str | None) -> None:
-    with pytest.raises(StartupError, match=r"knows TensorRT-LLM 1\.2, and .* is installed"):
+def test_untested_version_is_refused(version: str | None) -> None:
+    with pytest.raises(StartupError, match=r"supports TensorRT-LLM 1\.2, and .* is installed"):
         check_version(version)
 
 
@@ -26,8 +26,8 @@ def write_package(folder: Path, version_file: str, init: str) -> None:
     (folder / "tensorrt_llm" / "__init__.py").write_text(init)
 
 
-@pytest.mark.parametrize("version_file", ['__version__ = "1.3.0"', "", "this is no Python"])
-def test_a_version_is_refused_before_anything_of_it_is_imported(
+@pytest.mark.parametrize("version_file", ['__version__ = "1.3.0"', "", "not Python"])
+def test_untested_version_is_refused_without_importing_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version_file: str
 ) -> None:
     write_package(tmp_path, version_file, "raise AssertionError('imported')")
@@ -37,7 +37,7 @@ def test_a_version_is_refused_before_anything_of_it_is_imported(
         check_package()
 
 
-def test_where_it_is_missing_the_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.endswith("fakes")])
 
     with pytest.raises(StartupError, match=r"not installed here: .*nvcr\.io/nvidia/tensorrt-llm/release:1\.2\.1"):
@@ -45,7 +45,7 @@ def test_where_it_is_missing_the_sentence_says_how_to_get_it(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("error", ["ImportError('libpython3.12.so.1.0')", "OSError('libcuda.so.1')"])
-def test_where_its_libraries_are_missing_the_sentence_names_them(
+def test_missing_native_libraries_are_named_in_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
     write_package(tmp_path, '__version__ = "1.2.1"', f"raise {error}")
@@ -55,7 +55,7 @@ def test_where_its_libraries_are_missing_the_sentence_names_them(
         load_package()
 
 
-def test_all_names_that_are_used_are_there() -> None:
+def test_package_provides_every_name_that_is_used() -> None:
     package = load_package()
 
     assert issubclass(package.request_error, Exception)

@@ -1,4 +1,4 @@
-"""What the engine reports of its load: our own count, and the engine's word where that is fresh and lower."""
+"""The load of the engine: our own count, or the engine's statistics where they are fresh and lower."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from services.worker.engine import RankLoad
 from services.worker.engines.trtllm import load as load_module
 from services.worker.engines.trtllm.load import SAMPLE_FRESH_S, Sample, emptiest_rank, rank_loads, read_stats, sample_of
 from tests.support.doubles import run_async
-from tests.worker.engines.trtllm.support import WITHOUT_STATS, Running, asked, llm_of, play
+from tests.worker.engines.trtllm.support import WITHOUT_STATS, RunningEngine, asked, llm_of, play
 
 
 @dataclass(frozen=True)
@@ -34,34 +34,34 @@ def load(*held: Held, of: Sample | None = None, ranks: int = 1, now: float = 10.
     return rank_loads(held, of, ranks=ranks, block_tokens=10, now=now)
 
 
-def test_blocks_of_a_whole_prompt_count_from_the_start_on() -> None:
+def test_blocks_of_the_whole_prompt_count_from_the_start() -> None:
     assert load(Held(31, 31), Held(5), of=sample(50)) == [RankLoad(5, 100, 31)]
 
 
-def test_blocks_that_requests_share_count_once_by_the_engines_word() -> None:
+def test_fresh_statistics_count_shared_blocks_once() -> None:
     assert load(Held(500), Held(400), of=sample(60)) == [RankLoad(60, 100, 0)]
 
 
-def test_what_came_after_the_engines_word_counts_on_top_of_it() -> None:
+def test_requests_newer_than_the_sample_are_added_to_it() -> None:
     assert load(Held(500), Held(100, begun_at=10.5), of=sample(60), now=10.6) == [RankLoad(60, 100, 0)]
     assert load(Held(500), Held(100, begun_at=10.5), of=sample(20), now=10.6) == [RankLoad(30, 100, 0)]
 
 
-def test_an_old_word_does_not_count_for_the_engine_says_nothing_while_it_is_idle() -> None:
+def test_stale_sample_is_ignored() -> None:
     assert load(Held(500), of=sample(7), now=10.0 + SAMPLE_FRESH_S + 0.1) == [RankLoad(50, 100, 0)]
     assert load(of=sample(60)) == [RankLoad(0, 100, 0)]
 
 
-def test_never_more_is_used_than_there_is() -> None:
+def test_used_blocks_never_exceed_the_total() -> None:
     assert load(Held(5000), of=sample(100), now=99.0) == [RankLoad(100, 100, 0)]
 
 
-def test_nothing_is_made_up_where_the_engine_has_not_said_how_much_there_is() -> None:
+def test_block_counts_are_zero_without_a_sample() -> None:
     assert load(Held(50, 50)) == [RankLoad(0, 0, 50)]
 
 
-def test_each_data_parallel_rank_reports_for_itself() -> None:
-    """The engine does not say which rank it speaks of, but all caches have one size."""
+def test_each_data_parallel_rank_reports_its_own_load() -> None:
+    """The engine does not say which rank its statistics belong to, but all caches have the same size."""
     held = (Held(50, 50, rank=0), Held(20, rank=1), Held(7, 7, rank=1))
 
     assert load(*held, of=sample(1), ranks=3) == [
@@ -71,12 +71,12 @@ def test_each_data_parallel_rank_reports_for_itself() -> None:
     ]
 
 
-def test_a_request_goes_to_the_rank_with_the_fewest_tokens() -> None:
+def test_emptiest_rank_has_the_fewest_tokens() -> None:
     assert emptiest_rank([Held(50, rank=0), Held(20, rank=1), Held(40, rank=1)], 2) == 0
     assert emptiest_rank([Held(50, rank=0)], 2) == 1
 
 
-def test_of_the_engines_statistics_only_what_is_there_is_read() -> None:
+def test_sample_tolerates_missing_statistics() -> None:
     assert sample_of({"kvCacheStats": {"maxNumBlocks": 9, "usedNumBlocks": 4}}, 1.0) == sample(4, 1.0, 9)
     assert sample_of({"kvCacheStats": {"maxNumBlocks": 9}}, 1.0) == sample(0, 1.0, 9)
     assert sample_of({"kvCacheStats": {"maxNumBlocks": 0}}, 1.0) is None
@@ -85,10 +85,10 @@ def test_of_the_engines_statistics_only_what_is_there_is_read() -> None:
 
 
 class Llm:
-    """Plays one take for each time that it is asked: statistics, then an error or the end."""
+    """Plays one script for each read: statistics, then an error or the end."""
 
-    def __init__(self, *takes: list[Any]) -> None:
-        self.takes = list(takes)
+    def __init__(self, *scripts: list[Any]) -> None:
+        self.scripts = list(scripts)
         self.reader_count = 0
 
     def get_stats_async(self, timeout: float) -> "Llm":
@@ -100,28 +100,28 @@ class Llm:
         return self
 
     async def __anext__(self) -> Any:
-        if not self.takes:
+        if not self.scripts:
             await asyncio.Event().wait()
-        take = self.takes[0]
-        if not take:
-            del self.takes[0]
+        script = self.scripts[0]
+        if not script:
+            del self.scripts[0]
             raise StopAsyncIteration
-        if isinstance(take[0], Exception):
-            raise self.takes.pop(0)[0]
-        return take.pop(0)
+        if isinstance(script[0], Exception):
+            raise self.scripts.pop(0)[0]
+        return script.pop(0)
 
 
 def read(llm: Llm, until: Callable[[list[Any], list[str]], bool]) -> tuple[list[Any], list[str]]:
-    """What was read, and the doubts there were."""
+    """The statistics that were read, and the errors that were reported."""
     seen: list[Any] = []
     doubts: list[str] = []
 
-    def take(one: Mapping[str, Any]) -> None:
+    def on_stats(one: Mapping[str, Any]) -> None:
         seen.append(one)
 
     async def played() -> None:
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(read_stats(llm, take, lambda: doubts.append("doubt")))
+            reading = group.create_task(read_stats(llm, on_stats, lambda: doubts.append("doubt")))
             while not until(seen, doubts):
                 await asyncio.sleep(0)
             reading.cancel()
@@ -136,21 +136,21 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("nothing", [IndexError(), asyncio.QueueEmpty(), TimeoutError()])
-def test_it_goes_on_after_every_way_to_say_that_there_is_nothing(nothing: Exception) -> None:
+def test_reading_continues_after_each_exception_that_means_no_statistics(nothing: Exception) -> None:
     llm = Llm([{"iter": 1}], [nothing], [], [{"iter": 2}])
 
     assert read(llm, lambda seen, _: len(seen) == 2) == ([{"iter": 1}, {"iter": 2}], [])
 
 
-def test_an_error_puts_the_engine_in_doubt_and_ends_the_reading() -> None:
+def test_other_error_ends_the_reading_and_casts_doubt_on_the_engine() -> None:
     llm = Llm([{"iter": 1}, RuntimeError("the engine died")], [{"iter": 2}])
 
     assert read(llm, lambda _, doubts: bool(doubts)) == ([{"iter": 1}], ["doubt"])
     assert llm.reader_count == 1
 
 
-def test_the_cache_is_known_soon_after_the_first_token_of_all(folder: Path) -> None:
-    async def scenario(running: Running) -> None:
+def test_cache_size_is_known_soon_after_the_first_token(folder: Path) -> None:
+    async def scenario(running: RunningEngine) -> None:
         def rank() -> RankLoad:
             return running.engine.load().ranks[0]
 
@@ -162,22 +162,22 @@ def test_the_cache_is_known_soon_after_the_first_token_of_all(folder: Path) -> N
     play(folder, scenario, extra={})
 
 
-def test_a_cache_that_holds_no_whole_context_is_told_in_the_log(folder: Path) -> None:
-    async def scenario(running: Running) -> None:
+def test_cache_smaller_than_a_context_is_logged(folder: Path) -> None:
+    async def scenario(running: RunningEngine) -> None:
         await running.until(lambda: running.engine.load().ranks[0].kv_blocks_total > 0)
 
     with capture_logs() as logs:
         play(folder, scenario, extra={"kv_cache_config": {"max_tokens": 512}})
 
-    [told] = [line for line in logs if line["event"] == "the key-value cache holds less than one whole context"]
-    assert (told["tokens"], told["context_length"]) == (512, 1024)
+    [warning] = [line for line in logs if line["event"] == "the key-value cache holds less than one whole context"]
+    assert (warning["tokens"], warning["context_length"]) == (512, 1024)
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_statistics_have_one_reader_or_none(folder: Path, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To read them takes them out, so that two readers would each miss some; and they cost the engine time."""
+def test_statistics_have_at_most_one_reader(folder: Path, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading removes statistics, so two readers would each miss some; and each read costs the engine time."""
 
-    async def scenario(running: Running) -> set[str]:
+    async def scenario(running: RunningEngine) -> set[str]:
         llm, readers = llm_of(running), set()
         ask = llm.get_stats_async
 

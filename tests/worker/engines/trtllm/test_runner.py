@@ -1,4 +1,4 @@
-"""The engine's life: cancels that cost little, deaths that are noticed, and an end that does not wait for ever."""
+"""The runner: cancels cost little, the death of the engine is detected, and every shutdown is bounded."""
 
 import asyncio
 import dataclasses
@@ -16,15 +16,15 @@ from services.core.errors import Failure, Reason
 from services.core.request import FinishReason
 from services.runtime.tasks import leaf_of
 from services.worker.engine import Output
-from services.worker.engines.trtllm.runner import CANARY, CANARY_TRIES
+from services.worker.engines.trtllm.health import CANARY, CANARY_TRIES
 from tests.support.doubles import TEST_S_MAX
-from tests.worker.engines.trtllm.support import PROMPT, WITHOUT_STATS, Running, asked, llm_of, play
+from tests.worker.engines.trtllm.support import PROMPT, WITHOUT_STATS, RunningEngine, asked, llm_of, play
 
 LONG = asked(max_tokens=900)
 
 
 def death(folder: Path, scenario: Any, **config: Any) -> Failure:
-    """What the engine's `run` raises."""
+    """The failure that the engine's `run` raises."""
     with pytest.raises(ExceptionGroup) as caught:
         play(folder, scenario, **config)
     failure = leaf_of(caught.value)
@@ -32,15 +32,15 @@ def death(folder: Path, scenario: Any, **config: Any) -> Failure:
     return failure
 
 
-async def for_ever(_: Running) -> None:
+async def wait_forever(_: RunningEngine) -> None:
     await asyncio.Event().wait()
 
 
 # Cancel
 
 
-def test_a_cancelled_request_is_aborted_and_nothing_of_it_is_emitted_any_more(folder: Path) -> None:
-    async def scenario(running: Running) -> None:
+def test_cancelled_request_is_aborted_and_emits_nothing_more(folder: Path) -> None:
+    async def scenario(running: RunningEngine) -> None:
         engine = running.engine
         engine.submit(1, LONG)
         await running.until(lambda: len(running.token_ids(1)) > 5)
@@ -56,32 +56,32 @@ def test_a_cancelled_request_is_aborted_and_nothing_of_it_is_emitted_any_more(fo
     play(folder, scenario)
 
 
-def test_a_request_that_is_cancelled_in_the_turn_it_came_is_aborted_too(folder: Path) -> None:
-    async def scenario(running: Running) -> None:
+def test_request_cancelled_in_the_turn_of_its_submission_is_aborted(folder: Path) -> None:
+    async def scenario(running: RunningEngine) -> None:
         running.engine.submit(1, LONG)
         running.engine.cancel(1)
         running.engine.submit(2, asked())
         await running.wait_end(2)
-        serving: Any = running.engine._serving
-        await running.until(lambda: not serving._leaving)
+        runner: Any = running.engine._runner
+        await running.until(lambda: not runner._leaving)
 
         assert not running.outputs(1)
 
     play(folder, scenario)
 
 
-def test_one_of_which_nothing_is_heard_after_its_abort_is_forgotten_in_bounded_time(folder: Path) -> None:
-    """The engine drops a request from its queue without a word to whoever waits for it."""
+def test_aborted_request_without_a_last_result_is_removed_in_bounded_time(folder: Path) -> None:
+    """The engine drops an aborted request from its queue without a last result."""
 
-    async def scenario(running: Running) -> None:
-        llm, serving = llm_of(running), running.engine._serving
-        assert serving is not None
+    async def scenario(running: RunningEngine) -> None:
+        llm, runner = llm_of(running), running.engine._runner
+        assert runner is not None
         filler = [llm.generate_async(inputs=[1], sampling_params=_long(), streaming=True) for _ in range(2)]
-        running.engine.submit(1, LONG)  # Waits in the engine: its batch is full of what is not ours.
+        running.engine.submit(1, LONG)  # Waits in the engine: other requests fill its batch.
         await asyncio.sleep(0.02)
         running.engine.cancel(1)
-        assert len(serving._leaving) == 1
-        await running.until(lambda: not serving._leaving)
+        assert len(runner._leaving) == 1
+        await running.until(lambda: not runner._leaving)
 
         assert not running.outputs(1)
         for one in filler:
@@ -94,10 +94,10 @@ def _long() -> Any:
     return sys.modules["tensorrt_llm"].SamplingParams(max_tokens=900, end_id=256, ignore_eos=True, top_k=1)
 
 
-def test_a_request_is_aborted_once_and_only_if_it_has_not_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was aborted the engine remembers."""
+def test_request_is_aborted_at_most_once_and_only_before_its_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine keeps state for every abort."""
 
-    async def scenario(running: Running) -> list[int]:
+    async def scenario(running: RunningEngine) -> list[int]:
         executor, aborted = llm_of(running)._executor, list[int]()
         monkeypatch.setattr(executor, "abort_request", aborted.append)
         await running.answer(1, asked())
@@ -106,18 +106,16 @@ def test_a_request_is_aborted_once_and_only_if_it_has_not_ended(folder: Path, mo
         await running.until(lambda: running.token_ids(2))
         running.engine.cancel(2)
         running.engine.cancel(2)
-        return list(aborted)  # At its own end the engine aborts all that it knows.
+        return list(aborted)  # A copy: at shutdown, the engine aborts all its requests.
 
     assert len(play(folder, scenario)) == 1
 
 
-def test_one_that_is_waited_for_after_its_abort_is_not_aborted_again_at_the_end(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_aborted_request_is_not_aborted_again_at_shutdown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_CANCEL_STEPS", "1000")
     events: list[str] = []
 
-    async def scenario(running: Running) -> None:
+    async def scenario(running: RunningEngine) -> None:
         running.engine.submit(1, LONG)
         await running.until(lambda: running.token_ids(1))
         [result] = llm_of(running)._executor._dispatcher.results.values()
@@ -129,8 +127,8 @@ def test_one_that_is_waited_for_after_its_abort_is_not_aborted_again_at_the_end(
     assert events == ["abort"]
 
 
-def test_what_has_been_gathered_of_a_request_is_not_emitted_once_it_is_cancelled(folder: Path) -> None:
-    async def scenario(running: Running) -> None:
+def test_buffered_output_of_a_cancelled_request_is_discarded(folder: Path) -> None:
+    async def scenario(running: RunningEngine) -> None:
         running.engine.submit(1, asked(max_tokens=3).after([97, 98, 99]))  # Ends with the next step.
         running.engine.cancel(1)
         await running.answer(2, asked())
@@ -140,9 +138,9 @@ def test_what_has_been_gathered_of_a_request_is_not_emitted_once_it_is_cancelled
     play(folder, scenario)
 
 
-def test_hundreds_of_cancels_leave_nothing_behind(folder: Path) -> None:
-    async def scenario(running: Running) -> None:
-        serving: Any = running.engine._serving
+def test_hundreds_of_cancels_leave_no_state_behind(folder: Path) -> None:
+    async def scenario(running: RunningEngine) -> None:
+        runner: Any = running.engine._runner
         for number in range(0, 300, 10):
             for key in range(number, number + 10):
                 running.engine.submit(key, LONG)
@@ -150,18 +148,20 @@ def test_hundreds_of_cancels_leave_nothing_behind(folder: Path) -> None:
                 await running.until(partial(running.token_ids, key))
             for key in range(number, number + 10):
                 running.engine.cancel(key)
-        await running.until(lambda: not serving._leaving and not llm_of(running)._executor._dispatcher.results)
+        await running.until(lambda: not runner._leaving and not llm_of(running)._executor._dispatcher.results)
 
-        assert not serving._live
+        assert not runner._live
         assert (await running.answer(1000, asked()))[1].finish is FinishReason.LENGTH
 
     play(folder, scenario)
 
 
-def test_an_answer_that_ends_before_the_engine_knows_is_aborted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a later version leaves the stop ids out under ignore_eos."""
+def test_answer_that_ends_before_the_engines_last_result_is_aborted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example, if a later version ignores the stop ids together with ignore_eos."""
 
-    async def scenario(running: Running) -> Output:
+    async def scenario(running: RunningEngine) -> Output:
         llm, start = llm_of(running), llm_of(running).generate_async
 
         def forgetful(**given: Any) -> Any:
@@ -173,7 +173,7 @@ def test_an_answer_that_ends_before_the_engine_knows_is_aborted(folder: Path, mo
         token_ids, end = await running.answer(2, replace(LONG, stop=replace(LONG.stop, token_ids=(uncut[9],))))
         assert token_ids == uncut[: uncut.index(uncut[9])]
         await running.until(lambda: not llm._executor._dispatcher.results)
-        assert running.engine.load().tokens_after_cancel == 0, "nobody cancelled"
+        assert running.engine.load().tokens_after_cancel == 0, "no request was cancelled"
         return end
 
     assert play(folder, scenario).finish is FinishReason.STOP
@@ -182,10 +182,10 @@ def test_an_answer_that_ends_before_the_engine_knows_is_aborted(folder: Path, mo
 # Load
 
 
-def test_it_reports_what_its_requests_hold_and_what_it_did(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_reports_tokens_of_requests_and_totals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_STEP_MS", "20")
 
-    async def scenario(running: Running) -> None:
+    async def scenario(running: RunningEngine) -> None:
         engine = running.engine
         steps = engine.load().steps
         engine.submit(1, asked(max_tokens=8))
@@ -204,10 +204,10 @@ def test_it_reports_what_its_requests_hold_and_what_it_did(folder: Path, monkeyp
     play(folder, scenario)
 
 
-def test_what_the_engine_had_computed_before_is_not_counted_again(folder: Path) -> None:
+def test_prompt_tokens_found_in_the_cache_are_not_counted(folder: Path) -> None:
     request = replace(asked(max_tokens=1), token_ids=tuple(range(100)))
 
-    async def scenario(running: Running) -> list[int]:
+    async def scenario(running: RunningEngine) -> list[int]:
         counts = []
         for key in (1, 2):
             before = running.engine.load().prefill_tokens
@@ -221,15 +221,15 @@ def test_what_the_engine_had_computed_before_is_not_counted_again(folder: Path) 
     assert 0 < again <= 100 - 96, "blocks of 32"
 
 
-def test_the_wait_for_news_begins_with_the_first_request_after_a_time_without(
+def test_silence_counts_from_the_first_request_after_an_idle_period(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else whoever comes after a pause would find the engine under suspicion."""
+    """Otherwise the first request after a pause would find the engine in doubt."""
     events: list[str] = []
 
-    async def scenario(running: Running) -> None:
-        serving: Any = running.engine._serving
-        _note_calls(monkeypatch, events, serving._health, "asked")
+    async def scenario(running: RunningEngine) -> None:
+        runner: Any = running.engine._runner
+        _note_calls(monkeypatch, events, runner._health, "asked")
         running.engine.submit(1, asked())
         running.engine.submit(2, asked())
         await running.wait_end(1)
@@ -242,10 +242,10 @@ def test_the_wait_for_news_begins_with_the_first_request_after_a_time_without(
     assert events == ["asked", "asked"]
 
 
-def test_with_attention_dp_each_request_is_sent_to_a_rank_of_its_own_and_waits_for_it(
+def test_attention_dp_sends_each_request_to_the_emptiest_rank_strictly(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(running: Running) -> list[tuple[int, bool]]:
+    async def scenario(running: RunningEngine) -> list[tuple[int, bool]]:
         llm, start, sent = llm_of(running), llm_of(running).generate_async, []
 
         def look(**given: Any) -> Any:
@@ -268,13 +268,11 @@ def test_with_attention_dp_each_request_is_sent_to_a_rank_of_its_own_and_waits_f
 
 
 @pytest.mark.parametrize("how", ["stored", "raised", "silent"])
-def test_an_engine_that_dies_under_its_requests_is_noticed(
-    folder: Path, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_death_of_an_engine_with_requests_is_detected(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_DEATH_TOKEN", "7")
     monkeypatch.setenv("TLLM_FAKE_DEATH", how)
 
-    async def scenario(running: Running) -> None:
+    async def scenario(running: RunningEngine) -> None:
         running.engine.submit(1, LONG)
         running.engine.submit(2, replace(LONG, token_ids=(7,)))
         await asyncio.Event().wait()
@@ -285,22 +283,20 @@ def test_an_engine_that_dies_under_its_requests_is_noticed(
 
 
 @pytest.mark.parametrize("how", ["stored", "silent"])
-def test_an_engine_that_dies_while_it_is_idle_is_noticed(
-    folder: Path, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By its health alone it lives for ever: it is there, and has not been shut down."""
+def test_death_of_an_idle_engine_is_detected(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's own health check would report it as alive: it exists, and has not been shut down."""
     monkeypatch.setenv("TLLM_FAKE_DEATH_STEPS", "3")
     monkeypatch.setenv("TLLM_FAKE_DEATH", how)
 
-    async def scenario(running: Running) -> None:
+    async def scenario(running: RunningEngine) -> None:
         await running.answer(1, asked(max_tokens=1))
         await asyncio.Event().wait()
 
     assert death(folder, scenario, probe_after_s=0.1, canary_after_s=0.1, canary_s=0.3).reason is Reason.ENGINE_DEAD
 
 
-def test_a_request_to_an_engine_that_has_shut_down_is_the_engines_death(folder: Path) -> None:
-    async def scenario(running: Running) -> None:
+def test_request_to_an_engine_that_has_shut_down_fails_with_engine_dead(folder: Path) -> None:
+    async def scenario(running: RunningEngine) -> None:
         llm_of(running).shutdown()
         for _ in range(2):
             with pytest.raises(Failure) as caught:
@@ -311,7 +307,7 @@ def test_a_request_to_an_engine_that_has_shut_down_is_the_engines_death(folder: 
     assert "shutting down" in death(folder, scenario, canary_after_s=60.0).detail
 
 
-def test_a_model_that_cannot_be_loaded_ends_it_with_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_cannot_be_loaded_fails_with_a_clear_message(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_LOAD_ERROR", "out of memory")
 
     async def played() -> None:
@@ -322,7 +318,7 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_a_sentence(folder: Path, mon
     assert caught.value.reason is Reason.ENGINE_DEAD
 
 
-def test_an_engine_that_cannot_make_a_token_never_becomes_ready(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_that_cannot_make_a_token_never_becomes_ready(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_DEATH_STEPS", "1")
 
     with pytest.raises(Failure, match="cannot make a token"):
@@ -330,7 +326,7 @@ def test_an_engine_that_cannot_make_a_token_never_becomes_ready(folder: Path, mo
 
 
 async def for_ready(folder: Path, warm_up_s: float = 0.2) -> None:
-    """Run an engine to its death, before it has become ready."""
+    """Run an engine that dies before it is ready."""
     from services.worker.engines.trtllm import TrtLlmConfig, TrtLlmEngine
 
     ready = asyncio.Event()
@@ -341,10 +337,8 @@ async def for_ready(folder: Path, warm_up_s: float = 0.2) -> None:
         assert not ready.is_set()
 
 
-def test_an_engine_that_fails_its_first_request_never_becomes_ready(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An answer is not enough: it would fail all requests, faster than any other worker serves them."""
+def test_engine_that_fails_its_first_request_never_becomes_ready(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer is not enough: this engine would fail all requests, faster than other workers serve them."""
     monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", str(CANARY.prompt_token_ids[0]))
 
     async def played() -> None:
@@ -354,10 +348,10 @@ def test_an_engine_that_fails_its_first_request_never_becomes_ready(
         asyncio.run(played())
 
 
-def test_an_engine_that_fails_whatever_it_is_asked_is_dead(folder: Path) -> None:
-    """As after an illegal access to the memory of a GPU: each request gets its error, and the engine goes on."""
+def test_engine_that_fails_every_request_is_dead(folder: Path) -> None:
+    """For example, after an illegal memory access on a GPU, each request gets an error and the engine continues."""
 
-    async def scenario(running: Running) -> None:
+    async def scenario(running: RunningEngine) -> None:
         assert (await running.answer(1, asked()))[1].finish is FinishReason.LENGTH
         engine = llm_of(running)._executor._engine
         engine._faults = dataclasses.replace(engine._faults, error_token=CANARY.prompt_token_ids[0])
@@ -365,35 +359,33 @@ def test_an_engine_that_fails_whatever_it_is_asked_is_dead(folder: Path) -> None
         running.engine.submit(2, replace(LONG, token_ids=CANARY.token_ids))
         await asyncio.wait_for(asyncio.Event().wait(), 5)
 
-    emitted: list[Running] = []
+    emitted: list[RunningEngine] = []
     assert death(folder, scenario, canary_after_s=60.0).reason is Reason.ENGINE_DEAD
-    assert emitted[0].end(2) is None, "with the engine's own death it goes on elsewhere"
+    assert emitted[0].end(2) is None, "the request must continue elsewhere after the engine's death"
 
 
-def test_a_request_that_failed_alone_is_told_so_with_the_next_token(
+def test_failure_of_one_request_is_emitted_with_the_next_token_of_the_engine(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", "7")
 
-    async def scenario(running: Running) -> Output:
+    async def scenario(running: RunningEngine) -> Output:
         running.engine.submit(1, replace(asked(), token_ids=(7,)))
-        return await running.wait_end(1)  # The next token is the canary's: nothing else runs.
+        return await running.wait_end(1)  # The next token is the canary's, because no other request runs.
 
     end = play(folder, scenario, canary_after_s=60.0)
     assert end.failure is not None
     assert end.failure.reason is Reason.ENGINE_ERROR
 
 
-def test_one_that_failed_and_is_cancelled_meanwhile_is_told_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelled_request_does_not_emit_its_held_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", "7")
 
-    async def scenario(running: Running) -> None:
-        serving: Any = running.engine._serving
-        monkeypatch.setattr(serving._health, "doubt", lambda: None)  # So no canary's token comes.
+    async def scenario(running: RunningEngine) -> None:
+        runner: Any = running.engine._runner
+        monkeypatch.setattr(runner._health, "doubt", lambda: None)  # No canary, so no token.
         running.engine.submit(1, replace(asked(), token_ids=(7,)))
-        await running.until(lambda: serving._failed)
+        await running.until(lambda: runner._held_failures)
         running.engine.cancel(1)
         assert (await running.answer(2, asked()))[1].finish is FinishReason.LENGTH
         assert running.end(1) is None
@@ -401,15 +393,15 @@ def test_one_that_failed_and_is_cancelled_meanwhile_is_told_nothing(
     play(folder, scenario, canary_after_s=60.0)
 
 
-def test_an_error_that_is_not_the_engines_is_no_death(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The canary may have been in the same step as what caused it."""
+def test_engine_lives_if_the_canary_succeeds_at_its_last_try(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The canary may have been in the same step as the request that caused the error."""
 
-    async def scenario(running: Running) -> FinishReason | None:
+    async def scenario(running: RunningEngine) -> FinishReason | None:
         engine = llm_of(running)._executor._engine
         faults = engine._faults
         engine._faults = dataclasses.replace(faults, error_token=CANARY.prompt_token_ids[0])
-        serving: Any = running.engine._serving
-        start, starts = serving._client.start, []
+        runner: Any = running.engine._runner
+        start, starts = runner._client.start, []
 
         def look(*given: Any) -> Any:
             starts.append(given)
@@ -417,27 +409,27 @@ def test_an_error_that_is_not_the_engines_is_no_death(folder: Path, monkeypatch:
                 engine._faults = faults
             return start(*given)
 
-        monkeypatch.setattr(serving._client, "start", look)
-        serving._health.doubt()
+        monkeypatch.setattr(runner._client, "start", look)
+        runner._health.doubt()
         await running.until(lambda: len(starts) == CANARY_TRIES)
         return (await running.answer(1, asked()))[1].finish
 
     assert play(folder, scenario, canary_after_s=60.0) is FinishReason.LENGTH
 
 
-def test_a_request_of_which_nothing_is_heard_while_others_go_on_fails_and_is_aborted(
+def test_request_without_results_while_others_continue_fails_and_is_aborted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.worker.engines.trtllm.runner.LOOK_S", 0.02)
+    monkeypatch.setattr("services.worker.engines.trtllm.runner.SILENCE_CHECK_S", 0.02)
     monkeypatch.setenv("TLLM_FAKE_STEP_MS", "2")
 
-    async def scenario(running: Running) -> Output:
+    async def scenario(running: RunningEngine) -> Output:
         running.engine.submit(1, LONG)
         running.engine.submit(2, LONG)
         await running.until(lambda: running.token_ids(1))
         results = llm_of(running)._executor._dispatcher.results
         lost = next(result for result in results.values() if len(result.outputs[0].token_ids))
-        del results[lost.request_id]  # As a response that nobody is found for.
+        del results[lost.request_id]  # Like a lost response.
         await running.until(lambda: running.end(1) or running.end(2))
         failed, other = (1, 2) if running.end(1) else (2, 1)
         count = len(running.token_ids(other))
@@ -458,11 +450,11 @@ def test_a_request_of_which_nothing_is_heard_while_others_go_on_fails_and_is_abo
 def hanging_shutdown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TLLM_FAKE_SHUTDOWN", "hangs")
     yield
-    sys.modules["tensorrt_llm._fake.faults"].RELEASE.set()  # Else its thread would outlive the test.
+    sys.modules["tensorrt_llm._fake.faults"].RELEASE.set()  # Ends its thread with the test.
 
 
-def test_it_ends_in_bounded_time_even_if_the_engine_does_not(folder: Path, hanging_shutdown: None) -> None:
-    async def scenario(running: Running) -> None:
+def test_run_ends_in_bounded_time_even_if_the_engine_hangs(folder: Path, hanging_shutdown: None) -> None:
+    async def scenario(running: RunningEngine) -> None:
         running.engine.submit(1, LONG)
         await running.until(lambda: running.token_ids(1))
 
@@ -471,13 +463,13 @@ def test_it_ends_in_bounded_time_even_if_the_engine_does_not(folder: Path, hangi
     assert any(thread.name == "trtllm-shutdown" for thread in threading.enumerate())
 
 
-def test_a_dead_engine_is_not_waited_for_because_streams_wait_to_go_on_elsewhere(
+def test_shutdown_of_a_dead_engine_is_not_waited_for(
     folder: Path, hanging_shutdown: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TLLM_FAKE_DEATH_TOKEN", "7")
     monkeypatch.setenv("TLLM_FAKE_DEATH", "silent")
 
-    async def scenario(running: Running) -> None:
+    async def scenario(running: RunningEngine) -> None:
         running.engine.submit(1, replace(LONG, token_ids=(7,)))
         await asyncio.Event().wait()
 
@@ -487,7 +479,7 @@ def test_a_dead_engine_is_not_waited_for_because_streams_wait_to_go_on_elsewhere
 def test_requests_are_aborted_before_the_engine_is_shut_down(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
-    async def scenario(running: Running) -> None:
+    async def scenario(running: RunningEngine) -> None:
         llm = llm_of(running)
         running.engine.submit(1, LONG)
         await running.until(lambda: running.token_ids(1))

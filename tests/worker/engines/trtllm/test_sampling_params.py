@@ -1,4 +1,4 @@
-"""What a request becomes for TensorRT-LLM: every field of it, and nothing that the engine would ignore in silence."""
+"""The arguments of a request for TensorRT-LLM: every field is mapped, and none is silently ignored."""
 
 import re
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ PLAIN = {
     "ignore_eos": False,
     "stop_token_ids": None,
 }
-"""What a greedy request without any wishes becomes."""
+"""The arguments of a greedy request with default fields."""
 DRAWN: dict[str, Any] = {"temperature": 0.7, "top_p": 1.0, "top_k": 0}
 CARD = "is checked against the model card"
 ABOVE = "is settled above the worker: see services/worker/validate.py"
@@ -40,9 +40,10 @@ ABOVE = "is settled above the worker: see services/worker/validate.py"
 
 @dataclass(frozen=True)
 class Row:
-    """given: in place of the field's default. sampling: what it changes in PLAIN. refused: the param of the refusal.
+    """One case of a field.
 
-    nothing: why it may have no effect at all.
+    `given`: the value instead of the default. `sampling`: the changes to PLAIN. `refused`: the param of the refusal.
+    `nothing`: why the field may have no effect.
     """
 
     given: Any = None
@@ -61,7 +62,7 @@ TABLE: dict[tuple[type, str], list[Row]] = {
     (Request, "messages"): [Row(nothing=ABOVE)],
     (Request, "n"): [Row(nothing=ABOVE)],
     (Request, "parts"): [Row(nothing=ABOVE)],
-    (Request, "choice"): [Row(3, nothing="tells draws by seed apart, and there are none here")],
+    (Request, "choice"): [Row(3, nothing="matters only for draws by a seed, which this engine does not support")],
     (Request, "token_ids"): [Row((7, 8, 9), token_ids=[7, 8, 9])],
     (Request, "generated_token_ids"): [Row((5, 6), {"max_tokens": 14}, token_ids=[1, 2, 5, 6])],
     (Request, "logprobs"): [Row(0, {"logprobs": 1}), Row(1, {"logprobs": 1}), Row(20, {"logprobs": 20})],
@@ -103,7 +104,7 @@ TABLE: dict[tuple[type, str], list[Row]] = {
 
 
 def build(owner: type, name: str, row: Row) -> Request:
-    """A greedy request with this field of this part of it."""
+    """A greedy request with this value of the field."""
     request = make_request(sampling=row.base)
     if owner is Request:
         return replace(request, **{name: row.given})
@@ -114,8 +115,8 @@ def build(owner: type, name: str, row: Row) -> Request:
     return replace(request, **{part: replace(getattr(request, part), **{name: row.given})})
 
 
-def test_the_table_has_every_field_of_a_request() -> None:
-    """A field that is added without a word here would be ignored in silence."""
+def test_table_has_every_field_of_a_request() -> None:
+    """A new field without a row would be ignored silently."""
     known = {(owner, one.name) for owner in (Request, Sampling, Stop, Guided) for one in fields(owner)}
 
     assert set(TABLE) == known
@@ -127,7 +128,7 @@ def test_the_table_has_every_field_of_a_request() -> None:
     [(owner, name, row) for (owner, name), rows in TABLE.items() for row in rows if row.given is not None],
     ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )
-def test_each_field_becomes_what_the_table_says(owner: type, name: str, row: Row) -> None:
+def test_each_field_maps_to_the_arguments_in_the_table(owner: type, name: str, row: Row) -> None:
     request = build(owner, name, row)
 
     if row.refused is None:
@@ -151,20 +152,20 @@ def refused(request: Request, facts: ModelFacts = FACTS) -> str | None:
 # Greedy and sampled
 
 
-def test_greedy_is_said_and_not_left_to_a_default() -> None:
+def test_greedy_sampling_is_passed_explicitly() -> None:
     assert generate_arguments(make_request(sampling=GREEDY), FACTS).sampling["top_k"] == 1
 
 
-def test_all_that_a_draw_depends_on_is_said_for_the_engines_defaults_are_greedy() -> None:
+def test_all_sampling_parameters_are_passed_explicitly() -> None:
     sampling = generate_arguments(make_request(sampling=Sampling(temperature=1.0)), FACTS).sampling
 
     assert {name: sampling[name] for name in ("temperature", "top_p", "top_k")} == DRAWN | {"temperature": 1.0}
 
 
-# After a move
+# After a migration
 
 
-def test_limits_are_what_is_left_of_them_after_a_move() -> None:
+def test_limits_are_reduced_by_the_tokens_before_a_migration() -> None:
     moved = make_request(max_tokens=10, min_tokens=6).after([5, 5, 5, 5])
 
     sampling = generate_arguments(moved, FACTS).sampling
@@ -172,7 +173,7 @@ def test_limits_are_what_is_left_of_them_after_a_move() -> None:
     assert (sampling["max_tokens"], sampling["min_tokens"]) == (6, 2)
 
 
-def test_min_tokens_that_are_there_already_are_not_mentioned() -> None:
+def test_min_tokens_is_left_out_once_reached() -> None:
     assert "min_tokens" not in generate_arguments(make_request(min_tokens=2).after([5, 5]), FACTS).sampling
 
 
@@ -188,8 +189,8 @@ def test_tokens_left_are_bounded_by_the_limit_and_the_context(prompt: int, gener
 # Ends
 
 
-def test_all_ends_of_a_model_with_several_are_passed() -> None:
-    """The engine knows one end id; chat models have another for the end of a turn."""
+def test_all_end_tokens_of_the_model_are_passed() -> None:
+    """The engine supports one end id; chat models have another one for the end of a turn."""
     facts = ModelFacts(context_length=100, vocab_size=400, end_ids=(END, TURN_END))
 
     sampling = generate_arguments(make_request(stop_token_ids=(9,)), facts).sampling
@@ -198,7 +199,7 @@ def test_all_ends_of_a_model_with_several_are_passed() -> None:
     assert answer_end_ids(make_request(stop_token_ids=(9,)), facts.end_ids) == {END, TURN_END, 9}
 
 
-def test_ignore_eos_leaves_only_the_clients_own_stop_tokens() -> None:
+def test_ignore_eos_leaves_only_the_clients_stop_tokens() -> None:
     facts = ModelFacts(context_length=100, vocab_size=400, end_ids=(END, TURN_END))
     request = make_request(ignore_eos=True, stop_token_ids=(9,))
 
@@ -209,13 +210,13 @@ def test_ignore_eos_leaves_only_the_clients_own_stop_tokens() -> None:
 
 
 @pytest.mark.parametrize("facts", [FACTS, ModelFacts(context_length=100, vocab_size=400, end_ids=(1, 2))])
-def test_min_tokens_with_an_end_that_the_engine_does_not_hold_off_is_refused(facts: ModelFacts) -> None:
+def test_min_tokens_with_several_end_tokens_is_refused(facts: ModelFacts) -> None:
     stop_token_ids = (9,) if facts is FACTS else ()
 
     assert refused(make_request(min_tokens=5, stop_token_ids=stop_token_ids), facts) == "min_tokens"
 
 
-def test_min_tokens_without_any_end_means_nothing() -> None:
+def test_min_tokens_without_any_end_token_is_left_out() -> None:
     assert "min_tokens" not in generate_arguments(make_request(min_tokens=5, ignore_eos=True), FACTS).sampling
 
 
@@ -226,20 +227,20 @@ def test_stop_strings_never_reach_the_engine() -> None:
 # Guided
 
 
-@pytest.mark.parametrize("wish", [{"ignore_eos": True}, {"min_tokens": 3}])
-def test_guided_with_an_end_that_is_held_off_is_refused(wish: dict[str, Any]) -> None:
-    """A form without any token that may follow is the death of the engine in 1.2."""
-    assert refused(make_request(guided=Guided(GuidedKind.JSON_OBJECT), **wish)) == "guided"
+@pytest.mark.parametrize("field", [{"ignore_eos": True}, {"min_tokens": 3}])
+def test_guided_with_a_suppressed_end_token_is_refused(field: dict[str, Any]) -> None:
+    """In 1.2, a grammar that allows no token crashes the engine."""
+    assert refused(make_request(guided=Guided(GuidedKind.JSON_OBJECT), **field)) == "guided"
 
 
-def test_guided_is_refused_where_nothing_does_it() -> None:
+def test_guided_is_refused_without_a_backend() -> None:
     facts = ModelFacts(context_length=100, vocab_size=400, end_ids=(END,))
 
     assert refused(make_request(guided=Guided(GuidedKind.JSON_OBJECT)), facts) == "guided"
     assert guided_kinds(None) == ()
 
 
-def test_llguidance_is_given_no_grammar_for_it_reads_another_language() -> None:
+def test_grammar_field_is_refused_with_the_llguidance_backend() -> None:
     facts = ModelFacts(context_length=100, vocab_size=400, end_ids=(END,), guided_backend="llguidance")
 
     assert refused(make_request(guided=Guided(GuidedKind.GRAMMAR, ('root ::= "a"',))), facts) == "guided"
@@ -247,10 +248,10 @@ def test_llguidance_is_given_no_grammar_for_it_reads_another_language() -> None:
 
 
 @pytest.mark.parametrize("text", ["plain", "a.b", "(x)|[y]", "$1^2", r"back\slash", "a b-c", "{}", "漢字 🎉", "\n"])
-def test_the_expression_of_a_choice_fits_that_text_alone(text: str) -> None:
-    asked = generate_arguments(make_request(guided=Guided(GuidedKind.CHOICE, (text, "other"))), FACTS)
+def test_regular_expression_of_a_choice_matches_only_that_text(text: str) -> None:
+    arguments = generate_arguments(make_request(guided=Guided(GuidedKind.CHOICE, (text, "other"))), FACTS)
 
-    assert asked.guided is not None
-    assert re.fullmatch(asked.guided["regex"], text)
-    assert not re.fullmatch(asked.guided["regex"], text + "x")
-    assert not re.fullmatch(asked.guided["regex"], text[1:] + "!")
+    assert arguments.guided is not None
+    assert re.fullmatch(arguments.guided["regex"], text)
+    assert not re.fullmatch(arguments.guided["regex"], text + "x")
+    assert not re.fullmatch(arguments.guided["regex"], text[1:] + "!")

@@ -1,4 +1,4 @@
-"""Ending the engine: nothing waits for it without a bound, and a loop that is stuck ends the process."""
+"""Shutdown of the engine: every wait for it is bounded, and a blocked event loop ends the process."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[4]
 
 
 class Llm:
-    """Its shutdown waits until it is let go."""
+    """An engine whose shutdown waits for `may_end`."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.may_end = threading.Event()
@@ -35,7 +35,7 @@ class Llm:
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("a rank is gone")])
-def test_a_shutdown_is_waited_for_however_it_ends(error: Exception | None) -> None:
+def test_shutdown_waits_for_the_engine_however_its_shutdown_ends(error: Exception | None) -> None:
     llm = Llm(error)
     llm.may_end.set()
 
@@ -44,7 +44,7 @@ def test_a_shutdown_is_waited_for_however_it_ends(error: Exception | None) -> No
     assert llm.has_ended.is_set()
 
 
-def test_a_shutdown_that_does_not_return_is_left_behind() -> None:
+def test_shutdown_that_does_not_return_is_abandoned_in_time() -> None:
     llm = Llm()
     began = time.monotonic()
 
@@ -55,7 +55,7 @@ def test_a_shutdown_that_does_not_return_is_left_behind() -> None:
     llm.may_end.set()
 
 
-def test_a_loop_that_stands_still_is_noticed_by_the_thread() -> None:
+def test_blocked_event_loop_is_detected_by_the_watch_thread() -> None:
     async def scenario() -> list[float]:
         stuck: list[float] = []
         noticed = threading.Event()
@@ -66,8 +66,8 @@ def test_a_loop_that_stands_still_is_noticed_by_the_thread() -> None:
 
         with LoopWatch(0.5, on_stuck, tick_s=0.05):
             await asyncio.sleep(0.2)
-            assert not stuck, "the loop runs"
-            assert noticed.wait(5), "this holds the loop up"
+            assert not stuck, "the loop is not blocked"
+            assert noticed.wait(5), "the watch did not report the blocked loop"  # This wait blocks the loop.
         return stuck
 
     assert run_async(scenario())[0] >= 0.5
@@ -88,7 +88,7 @@ run_process(main)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_whoever_ends_the_process_while_it_loads_does_not_wait(number: signal.Signals) -> None:
+def test_signal_during_loading_ends_the_process_at_once(number: signal.Signals) -> None:
     process = subprocess.Popen([sys.executable, "-c", LOADING], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
@@ -100,8 +100,10 @@ def test_whoever_ends_the_process_while_it_loads_does_not_wait(number: signal.Si
     assert number.name.encode() in err
 
 
-def test_the_import_is_part_of_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes long, too, and a signal that comes in it would be heard after minutes of loading."""
+def test_signal_handlers_are_installed_before_the_package_is_imported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The import takes seconds, too; a signal during it would otherwise take effect after minutes of loading."""
     before, meanwhile = signal.getsignal(signal.SIGTERM), []
 
     def load_package() -> None:
@@ -145,8 +147,8 @@ Client.start = lambda *_: time.sleep(60)
 
 
 @pytest.mark.parametrize("before", ["", FIRST_CALL], ids=["at_its_death", "at_the_first_call"])
-def test_an_engine_that_holds_up_the_loop_ends_the_process(folder: Path, before: str) -> None:
-    """Whoever meets its error first has to wait, on the event loop, for processes that are gone."""
+def test_engine_that_blocks_the_event_loop_ends_the_process(folder: Path, before: str) -> None:
+    """The first call that meets the engine's error waits, on the event loop, for processes that are gone."""
     paths = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT), str(ROOT / "tests" / "fakes")])
     faults = {"TLLM_FAKE_DEATH_TOKEN": "7", "TLLM_FAKE_DEATH": "raised", "TLLM_FAKE_SHUTDOWN": "hangs"}
 
