@@ -187,6 +187,17 @@ def written(name: str, value: Any) -> str:
     return unit.format(f"{int(value):,}" if value == int(value) else f"{value:g}")
 
 
+def rows_without_a_bound() -> list[str]:
+    """The rows of the page whose name is not, or no longer, in their file."""
+    lost = []
+    for _, name, _, file in ROW.findall((ROOT / BOUNDS).read_text()):
+        try:
+            value_of(name, file)
+        except (AssertionError, AttributeError, ImportError, ValueError):
+            lost.append(f"{name} is not in {file}")
+    return lost
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "failures for clients": failures_for_clients,
@@ -204,4 +215,6 @@ def write(pages: list[Path]) -> None:
 
 
 if __name__ == "__main__":
+    if lost := rows_without_a_bound():
+        raise SystemExit("\n".join([f"error: correct these rows of {BOUNDS}:", *lost]))
     write(PAGES)

@@ -11,7 +11,16 @@ import pytest
 
 from services.core.errors import TRAITS
 from tests.docs.pages import DESIGN, PAGES, ROOT
-from tests.docs.tables import BLOCK, BOUNDS, ROW, TABLES, command_named, names_of_commands, rewritten
+from tests.docs.tables import (
+    BLOCK,
+    BOUNDS,
+    ROW,
+    TABLES,
+    command_named,
+    names_of_commands,
+    rewritten,
+    rows_without_a_bound,
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -24,6 +33,10 @@ def test_each_table_stands_in_some_page() -> None:
     found = [name for page in PAGES for _, name, _ in BLOCK.findall(page.read_text())]
 
     assert sorted(found) == sorted(TABLES)
+
+
+def test_each_bound_of_the_page_is_in_its_file() -> None:
+    assert rows_without_a_bound() == [], f"correct these rows of {BOUNDS}"
 
 
 def test_each_row_of_the_bounds_has_a_value() -> None:
