@@ -1,4 +1,4 @@
-"""Long computations beside the event loop: in a thread, and never more than a bounded number of them."""
+"""Runs long computations in threads, up to a bounded number of them."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,28 +12,28 @@ T = TypeVar("T")
 
 
 class BoundedExecutor:
-    """Runs functions in the loop's threads; what runs and what waits for a thread have `places` together."""
+    """Runs functions in the event loop's threads. `places`: how many may run or wait for a thread, together."""
 
     def __init__(self, places: int = PLACES_DEFAULT) -> None:
         self._places = places
         self._taken = 0
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """What the function returns or raises. Raises OVERLOADED when all places are taken.
+        """Run the function and return its result. Raises what it raises, and OVERLOADED when all places are taken.
 
-        A thread can't be stopped: the place of an asker that leaves is taken until the function is done.
+        A thread cannot be stopped: if the caller is cancelled, its place stays taken until the function returns.
         """
         if self._taken >= self._places:
-            detail = "too many long requests are being prepared at once"
+            detail = "too many long requests are prepared at the same time"
             cause = {CAUSE: RefusedFor.PREPARATION}
             raise Failure(Reason.OVERLOADED, detail, retry_after_s=RETRY_AFTER_S, metadata=cause)
         self._taken += 1
         running = asyncio.get_running_loop().run_in_executor(None, function, *args)
         running.add_done_callback(self._leave)
-        await asyncio.wait([running])  # Unlike awaiting it, this does not cancel it with its asker.
+        await asyncio.wait([running])  # Unlike `await running`, does not cancel it with the caller.
         return running.result()
 
     def _leave(self, done: "asyncio.Future[Any]") -> None:
         self._taken -= 1
         if not done.cancelled():
-            done.exception()  # Taken note of, though its asker may have left.
+            done.exception()  # Retrieved even if the caller is gone, so that asyncio does not log it.

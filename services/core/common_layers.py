@@ -1,4 +1,4 @@
-"""The layers that frontends and workers share, and how layers are put together."""
+"""The layers that frontends and workers share, and the function that stacks layers."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 
 def stack(*wraps: Callable[[Layer], Layer], innermost: Layer) -> Layer:
-    """The layers as one, outermost first."""
+    """Combine layers into one. `wraps`: outermost first."""
     layer = innermost
     for wrap in reversed(wraps):
         layer = wrap(layer)
@@ -25,13 +25,13 @@ def stack(*wraps: Callable[[Layer], Layer], innermost: Layer) -> Layer:
 
 
 def bug_failure(error: Exception, request_id: str) -> Failure:
-    """Log an error that nobody foresaw, and give the failure that the client sees: it says nothing of the inside."""
+    """Log an unexpected exception and return the failure for the client, which reveals nothing about it."""
     log.error("bug", request_id=request_id, exc_info=error)
     return Failure(Reason.INTERNAL, f"an internal error ended request {request_id}")
 
 
 async def outcome_of(layer: Layer, request: Request, call: Call, sink: Sink) -> Finish | Failure:
-    """What became of a request. A failure is returned: who writes to a client sends first what came before it."""
+    """Run a request and return its failure instead of raising it, so that the caller first sends what is buffered."""
     try:
         return await layer(request, call, sink)
     except Failure as failure:
@@ -39,7 +39,7 @@ async def outcome_of(layer: Layer, request: Request, call: Call, sink: Sink) -> 
 
 
 class Guard:
-    """Above all that can have a bug: nothing but Failure leaves a pipeline, and a bug is never silent."""
+    """Above every layer that can have a bug: only Failure leaves a pipeline, and every bug is logged."""
 
     def __init__(self, inner: Layer) -> None:
         self._inner = inner
@@ -54,7 +54,7 @@ class Guard:
 
 
 class Deadline:
-    """Above every wait: waiting for anything spends the caller's time."""
+    """Above every wait: the deadline covers the time spent waiting."""
 
     def __init__(self, inner: Layer) -> None:
         self._inner = inner
@@ -73,7 +73,7 @@ class Deadline:
 
 
 class Accept:
-    """Above everything that takes time or a slot: a process that leaves takes nothing new, and can end what it has."""
+    """Above everything that takes time or a slot: a draining process takes no requests, and can end those it has."""
 
     def __init__(self, inner: Layer, gate: Gate) -> None:
         self._inner = inner
@@ -89,25 +89,25 @@ class Accept:
         finally:
             ending.listen(None)
             self._gate.leave(call)
-        if ending.failure is not None:  # Even if the answer was complete: who ended it has let its client go.
+        if ending.failure is not None:  # Even if the answer is complete: its client was told of the failure.
             raise ending.failure
-        assert finish is not None, "only its ending cuts it short"
+        assert finish is not None, "only an ending cancels the scope"
         return finish
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()  # A system call, so only once.
+        return asyncio.get_running_loop()  # Asked once: it is a system call before Python 3.12.
 
 
 class Conclude:
-    """Above an engine that clients speak to without a frontend: a stream's last delta says why it ended."""
+    """Above an engine that clients call without a frontend: the last delta of a stream says why it ended."""
 
     def __init__(self, inner: Layer) -> None:
         self._inner = inner
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         finish = await self._inner(request, call, sink)
-        assert finish.usage is not None, "the engine's side counts"
+        assert finish.usage is not None, "Execute counts the tokens"
         position = finish.usage.completion_tokens
         last = Delta(position, (), choice=request.choice, finish_reason=finish.reason, usage=finish.usage)
         sink.deliver(last)

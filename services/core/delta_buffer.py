@@ -1,4 +1,4 @@
-"""What a client has not taken yet: the deltas of each choice, joined into fewer and larger ones of a bounded size."""
+"""Buffers deltas for a slow client: the deltas of each choice are joined into fewer, larger ones of bounded size."""
 
 from array import array
 from collections import deque
@@ -7,16 +7,16 @@ from services.core.interface import Delta, TokenLogprobs, Usage
 from services.core.request import FinishReason
 
 PIECE_BYTES_MAX = 16 * 1024
-"""A joined delta takes no more once it is as large as this: so a client that reads little at a time is seen to read,
-and no large one holds up the loop while it is written."""
+"""Nothing is added to a piece of this size: progress of a client that reads little at a time stays visible, and writing
+one piece does not block the event loop."""
 TOKEN_BYTES = 4
-"""What is counted for a token id: what it takes to hold, and about what it takes on the wire."""
+"""Size that is counted for a token id: its memory, and about its size on the wire."""
 LOGPROB_BYTES = 64
-"""What is counted for a log probability, a rival's as well: about what it takes as JSON."""
+"""Size that is counted for a log probability, alternatives included: about its size as JSON."""
 
 
 class _Piece:
-    """Deltas of one choice that follow each other; held as compactly as can be: texts and tokens are small objects."""
+    """Consecutive deltas of one choice, stored in arrays because single texts and tokens are small objects."""
 
     __slots__ = ("choice", "finish_reason", "logprobs", "position", "size", "text", "token_ids", "usage")
 
@@ -36,11 +36,11 @@ class _Piece:
         return self.position + len(self.token_ids)
 
     def add(self, delta: Delta) -> int:
-        """Add what comes next. Returns how many bytes it counts."""
-        text = delta.text.encode(errors="surrogatepass")  # What is no text is for the writer to refuse.
+        """Append a delta. Returns the size that it adds, in bytes."""
+        text = delta.text.encode(errors="surrogatepass")  # Lone surrogates are for the writer to refuse.
         if delta.logprobs is not None:
             if self.logprobs is None:
-                assert not self.token_ids, "all deltas with tokens have log probabilities, or none"
+                assert not self.token_ids, "either all deltas with tokens have log probabilities, or none has"
                 self.logprobs = []
             self.logprobs.extend(delta.logprobs)
         self.token_ids.extend(delta.token_ids)
@@ -52,40 +52,40 @@ class _Piece:
         return size
 
     def delta(self) -> Delta:
-        """All of it as one."""
+        """The piece as one delta."""
         text = self.text.decode(errors="surrogatepass")
         token_ids = self.token_ids.tolist()
         return Delta(self.position, token_ids, text, self.choice, self.logprobs, self.finish_reason, self.usage)
 
 
 class DeltaBuffer:
-    """Deltas that wait for their client, oldest first. `size` is what they count, in bytes.
+    """Deltas that wait for their client, oldest first. `size`: in bytes.
 
-    A text counts the bytes of its UTF-8; what surrounds it on the wire comes once for each piece and is not counted.
+    A text counts as its UTF-8. The framing on the wire comes once for each piece and is not counted.
     """
 
     def __init__(self) -> None:
         self.size = 0
         self._pieces: deque[_Piece] = deque()
-        self._last: dict[int, _Piece] = {}  # choice → the piece that it goes on with
+        self._last: dict[int, _Piece] = {}  # choice → the piece that its next delta is added to
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
     def add(self, delta: Delta) -> None:
-        """Take what comes next of its choice. The delta itself stays as it is."""
+        """Append the next delta of its choice. Does not change the delta."""
         piece = self._last.get(delta.choice)
         assert piece is None or delta.position == piece.end, "a gap between deltas"
         if piece is None or piece.size >= PIECE_BYTES_MAX:
             piece = self._last[delta.choice] = _Piece(delta.choice, delta.position)
             self._pieces.append(piece)
         self.size += piece.add(delta)
-        if delta.usage is not None and piece is not self._pieces[-1]:  # Comes with the last of all, and only there.
+        if delta.usage is not None and piece is not self._pieces[-1]:  # The usage comes with the last delta of all.
             self._pieces.remove(piece)
             self._pieces.append(piece)
 
     def pop(self) -> Delta:
-        """The oldest piece, as one delta."""
+        """Remove the oldest piece and return it as one delta."""
         piece = self._pieces.popleft()
         if self._last[piece.choice] is piece:
             del self._last[piece.choice]

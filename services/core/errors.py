@@ -1,9 +1,11 @@
 """Everything that can go wrong with a request: one exception, one closed enum of reasons, one table.
 
-`reason` is for programs and never changes its meaning; `detail` is for people and may. A new reason is made only when
-some code or client would act differently on it. The table says what follows from a reason alone: which codes a client
-sees, who may try again, and whether a worker is to blame. What also depends on how far a request has come, above all
-after an ENGINE_ERROR, is in frontend/policy.py.
+`reason` is for programs and never changes its meaning; `detail` is for people and may change. Add a reason only if a
+program or client would act differently on it. The table says what follows from a reason alone: the codes that a client
+sees, who may retry, and whether a worker is to blame. What depends on the progress of the request as well, above all
+after an ENGINE_ERROR, is in `frontend/migration/policy.py`.
+
+Refusals for want of room also name the bound that was met (`RefusedFor`) and when to retry (`jittered_s`).
 """
 
 import random
@@ -14,7 +16,7 @@ from enum import StrEnum
 from grpc import StatusCode
 
 QUOTED_CHARACTERS_MAX = 200
-"""Of what a client sent, where a failure's detail repeats it."""
+"""How much of a client's text a failure's detail quotes."""
 
 
 class Reason(StrEnum):
@@ -51,10 +53,10 @@ class Reason(StrEnum):
 class Traits:
     """What follows from a reason.
 
-    grpc, http: the status a client sees. kind: the OpenAI envelope's `type`. migrates: the frontend may carry the
-    stream on elsewhere. free: such a move does not count against the migration limit. blames_worker: the worker is
-    quarantined. retryable: the client may send the same request again. hint: what a person should do; None where the
-    failure's detail says it.
+    `grpc`, `http`: the status that a client sees. `kind`: the `type` in OpenAI's error envelope. `migrates`: the
+    frontend may continue the stream on another worker. `free`: such a move does not count against the migration limit.
+    `blames_worker`: the worker is quarantined. `retryable`: the client may send the same request again. `hint`: what a
+    person should do; None if the failure's detail says it.
     """
 
     grpc: StatusCode
@@ -100,7 +102,7 @@ TRAITS: dict[Reason, Traits] = {
     Reason.DISCONNECTED: _lost("The worker was lost. Send the request again."),
     Reason.STALLED: _lost("A worker, or a process of the frontend, stopped answering. Send the request again."),
     Reason.STREAM_INCOMPLETE: _lost("The worker ended the stream too early. Send the request again."),
-    Reason.PROTOCOL_VIOLATION: _lost("The worker broke the protocol. Check that its version fits the frontend's."),
+    Reason.PROTOCOL_VIOLATION: _lost("The worker broke the protocol. Check that its version matches the frontend's."),
     Reason.ENGINE_DEAD: _lost("The worker's engine died. See the worker's log."),
     Reason.WORKER_AT_CAPACITY: _full("The worker is at capacity. Back off and send the request again.", migrates=True),
     Reason.DRAINING: Traits(
@@ -110,7 +112,7 @@ TRAITS: dict[Reason, Traits] = {
         migrates=True,
         free=True,
         retryable=True,
-        hint="The server is leaving. Send the request again.",
+        hint="The server is shutting down. Send the request again.",
     ),
     Reason.ENGINE_ERROR: Traits(
         grpc=StatusCode.INTERNAL,
@@ -123,15 +125,15 @@ TRAITS: dict[Reason, Traits] = {
         grpc=StatusCode.INTERNAL,
         http=500,
         kind="server_error",
-        hint="Two workers died of this request. Do not send it again; see the workers' logs.",
+        hint="Two workers died while they ran this request. Do not send it again; see the workers' logs.",
     ),
     Reason.GRAMMAR_REPLAY_MISMATCH: Traits(
         grpc=StatusCode.INTERNAL,
         http=500,
         kind="server_error",
-        hint="The answer so far does not fit the grammar on another worker. Check that all workers are alike.",
+        hint="The answer so far does not match the grammar on another worker. Check that all workers are the same.",
     ),
-    Reason.OVERLOADED: _full("No worker has room for it. Back off and send it again, or add workers.", migrates=False),
+    Reason.OVERLOADED: _full("No worker has room. Back off and send it again, or add workers.", migrates=False),
     Reason.NO_WORKERS: Traits(
         grpc=StatusCode.UNAVAILABLE,
         http=503,
@@ -153,13 +155,13 @@ TRAITS: dict[Reason, Traits] = {
         grpc=StatusCode.CANCELLED,
         http=499,
         kind="cancelled",
-        hint="The client left, or somebody cancelled the request by its name.",
+        hint="The client disconnected, or the request was cancelled by its id.",
     ),
     Reason.SLOW_CLIENT: Traits(
         grpc=StatusCode.RESOURCE_EXHAUSTED,
         http=503,
         kind="server_error",
-        hint="Read the stream as fast as it comes.",
+        hint="Read the stream as fast as it is sent.",
     ),
     Reason.INSTANCE_NOT_FOUND: _request(
         404,
@@ -194,9 +196,9 @@ TRAITS: dict[Reason, Traits] = {
 class Failure(Exception):
     """A request failed.
 
-    detail: one sentence for people, safe to show to the client. param: the request's field at fault, in the client's
-    spelling. retry_after_s: when to try again, in seconds, where that is known. metadata: what else programs may want
-    to know, such as the limits that a refusal is about; it goes to the client as it is.
+    `detail`: one sentence for people, safe to show to the client. `param`: the field at fault, as the client spells it.
+    `retry_after_s`: when to retry, in seconds, if that is known. `metadata`: more facts for programs, such as the
+    limits behind a refusal; clients get it unchanged.
     """
 
     def __init__(
@@ -220,14 +222,16 @@ class Failure(Exception):
         return TRAITS[self.reason]
 
     def copy(self) -> "Failure":
-        """The same for one more request: an exception that several tasks raise would gather their tracebacks."""
+        """The same failure for another request. One object raised by several tasks would collect their tracebacks."""
         return Failure(
             self.reason, self.detail, param=self.param, retry_after_s=self.retry_after_s, metadata=self.metadata
         )
 
     def clear_tracebacks(self) -> None:
-        """Let go of the frames that it came through, once it is answered. They hold it as it holds them: hundreds of
-        objects a request, which would else stay until a collection of garbage that stops every stream.
+        """Drop the frames that the failure passed through. Called once it is answered.
+
+        Frames and failure refer to each other: hundreds of objects for each request, which would stay until a garbage
+        collection, and that pauses every stream.
         """
         error: BaseException | None = self
         while error is not None:
@@ -244,24 +248,26 @@ def invalid(param: str, detail: str) -> Failure:
 
 
 def quoted(given: str) -> str:
-    """What a client sent as a detail may repeat it: in quotes, and cut where it is long."""
+    """A client's text for use in a detail: in quotes, and shortened to QUOTED_CHARACTERS_MAX."""
     return repr(given[:QUOTED_CHARACTERS_MAX])
 
 
 def shown(given: int) -> str:
-    """The same for a whole number, which in JSON may have thousands of digits."""
+    """A client's integer for use in a detail. In JSON it may have thousands of digits."""
     return str(given)[:QUOTED_CHARACTERS_MAX]
 
 
 REJECTIONS = frozenset({Reason.WORKER_AT_CAPACITY, Reason.OVERLOADED})
 CAUSE = "cause"
-"""Its name in a failure's metadata."""
+"""The key of `RefusedFor` in a failure's metadata."""
 
 
 class RefusedFor(StrEnum):
-    """capacity: as many requests as run and wait at most. busy_threshold: some worker has room, but those that have are
-    over a threshold. queue_tokens: prompt tokens that wait. queue_timeout: how long one may wait. preparation: requests
-    that are made ready aside, before they count as any of these.
+    """The bound behind a refusal.
+
+    CAPACITY: requests that run and wait. BUSY_THRESHOLD: every worker with room is over a busy threshold. QUEUE_TOKENS:
+    prompt tokens that wait. QUEUE_TIMEOUT: how long a request may wait. PREPARATION: requests that are prepared in
+    threads, before they count as any of the others.
     """
 
     CAPACITY = "capacity"
@@ -275,19 +281,19 @@ _BY_NAME = {one.value: one for one in RefusedFor}
 
 
 def refused_for(failure: Failure) -> RefusedFor:
-    """The bound that a refusal has met. Of one that does not say, or names what is not known here: capacity."""
+    """The bound behind a refusal; CAPACITY if the failure names none, or one that this version does not know."""
     return _BY_NAME.get(failure.metadata.get(CAUSE, ""), RefusedFor.CAPACITY)
 
 
 RETRY_AFTER_S_MIN = 1.0
-"""Also where nothing is known: marks of full workers have lapsed by then."""
+"""The default as well: by then the marks of full workers have expired."""
 RETRY_AFTER_S_MAX = 60.0
-"""Clients of OpenAI's own make nothing of a longer time."""
+"""OpenAI's own clients ignore a longer time."""
 JITTER_MIN, JITTER_MAX = 0.8, 1.2
-"""Clients that are refused together are not to come back together."""
+"""Spreads the retries of clients that were refused together."""
 
 
 def jittered_s(seconds: float, rng: random.Random) -> float:
-    """About so long, from RETRY_AFTER_S_MIN to RETRY_AFTER_S_MAX; at these bounds, too, not the same for everybody."""
+    """A random time around `seconds`, from RETRY_AFTER_S_MIN to RETRY_AFTER_S_MAX; also spread at these bounds."""
     middle_s = min(max(seconds, RETRY_AFTER_S_MIN / JITTER_MIN), RETRY_AFTER_S_MAX / JITTER_MAX)
     return middle_s * rng.uniform(JITTER_MIN, JITTER_MAX)

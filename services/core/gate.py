@@ -1,4 +1,4 @@
-"""Whether a process takes new requests, and which it has."""
+"""Admission to a process: whether it takes new requests, and which requests it has."""
 
 import asyncio
 from itertools import chain
@@ -8,30 +8,30 @@ from services.core.errors import Failure, Reason
 
 
 class Gate:
-    """Whether a process takes new requests, and which it has."""
+    """The requests of a process. `is_draining`: it takes no new ones."""
 
     def __init__(self) -> None:
         self.is_draining = False
-        self._inside: dict[str, Ending] = {}  # request id → of a request that has it
-        self._namesakes: dict[str, set[Ending]] = {}  # request id → of further ones; mostly there are none
+        self._inside: dict[str, Ending] = {}  # request id → the ending of the first request with this id
+        self._namesakes: dict[str, set[Ending]] = {}  # request id → endings of further requests with the same id; rare
         self._quiet = asyncio.Event()
         self._quiet.set()
 
     @property
     def count(self) -> int:
-        """How many requests are inside."""
+        """How many requests the process has."""
         return len(self._inside) + sum(map(len, self._namesakes.values()))
 
     def enter(self, call: Call) -> None:
-        """Take a request in. Raises DRAINING."""
+        """Register a request. Raises DRAINING."""
         if self.is_draining:
-            raise Failure(Reason.DRAINING, "the server is leaving and takes no new requests", retry_after_s=1.0)
+            raise Failure(Reason.DRAINING, "the server is shutting down and takes no new requests", retry_after_s=1.0)
         if self._inside.setdefault(call.request_id, call.ending) is not call.ending:
             self._namesakes.setdefault(call.request_id, set()).add(call.ending)
         self._quiet.clear()
 
     def leave(self, call: Call) -> None:
-        """The request is done."""
+        """Remove a request that has ended."""
         name, namesakes = call.request_id, self._namesakes.get(call.request_id)
         if namesakes is None:
             del self._inside[name]
@@ -45,21 +45,21 @@ class Gate:
             self._quiet.set()
 
     def cancel(self, request_id: str) -> int:
-        """End every request of that name that is inside and not ended yet. Returns how many those are. Idempotent."""
+        """Cancel every request with this id that has not ended yet. Returns how many. Idempotent."""
         first = self._inside.get(request_id)
         named = () if first is None else (first, *self._namesakes.get(request_id, ()))
         endings = [ending for ending in named if ending.failure is None]
         for ending in endings:
-            ending.fail(Failure(Reason.CANCELLED, "the request was cancelled by its name"), Cause.EXPLICIT)
+            ending.fail(Failure(Reason.CANCELLED, "the request was cancelled by its id"), Cause.EXPLICIT)
         return len(endings)
 
     def fail_all(self, failure: Failure) -> None:
-        """End every request that is inside with this failure; `wait_quiet` says when they are gone."""
+        """Fail every request. `wait_quiet` waits until they have ended."""
         for ending in [*self._inside.values(), *chain.from_iterable(self._namesakes.values())]:
             ending.fail(failure, Cause.DRAIN)
 
     async def wait_quiet(self, timeout_s: float) -> bool:
-        """Until no request is left; False if some are after `timeout_s`."""
+        """Wait until no request is left. Returns False if some are left after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._quiet.wait()

@@ -1,11 +1,11 @@
-"""The model card: what a worker serves, how to read its tokens, and what it can carry over a move."""
+"""The model card: what a worker serves, how its tokens are decoded, and what its engine can resume after a move."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerRef:
-    """Names a tokeniser by content. kind: "bytes", "gguf" or "huggingface"; sha256: of its content, "" for "bytes"."""
+    """Identifies a tokeniser. `kind`: "bytes", "gguf" or "huggingface". `sha256`: of its file; "" for "bytes"."""
 
     kind: str
     sha256: str = ""
@@ -13,9 +13,9 @@ class TokenizerRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """For each kind of state: does the engine carry on exactly after `generated_token_ids`?
+    """For each kind of state, whether the engine continues exactly after `generated_token_ids`.
 
-    sampling: an engine that cannot draws from no seed at all, and no request is given one for it.
+    `sampling`: an engine without it does not use seeds, so its requests are given none.
     """
 
     sampling: bool = True

@@ -1,11 +1,7 @@
-"""What travels through the plane: a request goes down through layers, tokens come back up through sinks.
+"""The request: what a client asks for, in its own terms.
 
-Every step of a request, in the frontend, in a worker and in a test double, has the one signature `Layer`. A layer is an
-`async` call; a token is a plain synchronous call of `Sink.deliver`. So there is no generator to close, no timer and no
-task switch per token.
-
-Requests and calls are msgspec's structs: a layer that changes one copies it, and a frozen dataclass costs 20 times as
-much to copy.
+A layer that changes a request passes on a changed copy. Requests and calls are msgspec structs, because copying a
+frozen dataclass costs 20 times as much.
 """
 
 from collections.abc import Sequence
@@ -16,16 +12,16 @@ from msgspec.structs import replace
 
 
 class FinishReason(StrEnum):
-    """Why an answer ended well, in OpenAI's words."""
+    """Why an answer ended well. The values are OpenAI's."""
 
     STOP = "stop"
     LENGTH = "length"
 
 
 class Sampling(Struct, frozen=True, kw_only=True, gc=False):
-    """How a token is drawn: see `Sampling` in inference.proto for ranges.
+    """How tokens are sampled. The ranges are in `Sampling` of inference.proto.
 
-    Below preprocess `temperature` is never None, and `seed` only where the engine draws from none: see `Resume`.
+    Below `Preprocess`, `temperature` is never None, and `seed` is None only if the engine uses no seeds (see `Resume`).
     """
 
     temperature: float | None = None
@@ -40,8 +36,8 @@ class Sampling(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_greedy(self) -> bool:
-        """The likeliest token always, below preprocess."""
-        assert self.temperature is not None, "preprocess sets the temperature"
+        """Whether the likeliest token is always taken. Known below `Preprocess`."""
+        assert self.temperature is not None, "Preprocess sets the temperature"
         return self.temperature == 0
 
     @property
@@ -50,7 +46,7 @@ class Sampling(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Stop(Struct, frozen=True, kw_only=True, gc=False):
-    """When an answer ends. `max_tokens` is never None below preprocess; all counts are over the whole continuation."""
+    """When an answer ends. Counts are over the whole continuation. Below `Preprocess`, `max_tokens` is never None."""
 
     strings: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()
@@ -60,7 +56,7 @@ class Stop(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GuidedKind(StrEnum):
-    """The forms that an answer can be held to: names of fields of `Guided` in inference.proto."""
+    """The kinds of constraint on an answer: names of fields of `Guided` in inference.proto."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
@@ -70,14 +66,14 @@ class GuidedKind(StrEnum):
 
 
 class Guided(Struct, frozen=True, gc=False):
-    """Holds an answer to a form. texts: the schema, expression or grammar; for CHOICE the answers; else empty."""
+    """A constraint on an answer. `texts`: the schema, expression or grammar; for CHOICE the answers; else empty."""
 
     kind: GuidedKind
     texts: tuple[str, ...] = ()
 
 
 class Message(Struct, frozen=True, gc=False):
-    """One turn of a conversation. name: of who speaks, where there are several of a role."""
+    """One turn of a conversation. `name`: tells speakers with the same role apart."""
 
     role: str
     content: str
@@ -85,13 +81,14 @@ class Message(Struct, frozen=True, gc=False):
 
 
 class Request(Struct, frozen=True, kw_only=True, gc=False):
-    """What is asked, in the client's own terms: limits and seed mean the whole answer, however often it moves.
+    """One request. Limits and seed refer to the whole answer, however often it moves.
 
-    Exactly one of text, messages, token_ids and parts is set; below preprocess it is token_ids or parts, and below
-    prompts token_ids. parts: the request once for each of several prompts. generated_token_ids are the
-    tokens that exist already: the answer goes on after them, and every engine derives from them what it needs (tokens
-    left, penalty counts, position of the randomness). n: how many answers; below choices it is 1, and `choice` says
-    which. logprobs: how many rivals' log probabilities to give beside each token's own; None: none at all.
+    Exactly one of `text`, `messages`, `token_ids` and `parts` is set: below `Preprocess` `token_ids` or `parts`, below
+    `Prompts` always `token_ids`. `parts`: one request for each of several prompts. `generated_token_ids`: tokens that
+    exist already; the answer continues after them, and the engine derives its state from them (tokens left, penalty
+    counts, position of the random numbers). `n`: how many answers; below `Choices` it is 1, and `choice` is the number
+    of the answer. `logprobs`: how many alternatives to give with each token's own log probability; None: no log
+    probabilities.
     """
 
     model: str
@@ -109,23 +106,23 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
-        """The prompt, below preprocess."""
-        assert self.token_ids is not None, "only preprocess sees a prompt without token ids"
+        """The prompt. Known below `Preprocess`."""
+        assert self.token_ids is not None, "below Preprocess every prompt has token ids"
         return self.token_ids
 
     @property
     def token_count(self) -> int:
-        """Of the prompt and what there is of the answer, below preprocess: what an engine has to read first."""
+        """Tokens of the prompt and of the answer so far, which an engine has to prefill. Known below `Preprocess`."""
         return len(self.prompt_token_ids) + len(self.generated_token_ids)
 
     @property
     def max_tokens(self) -> int:
-        """The limit, below preprocess."""
-        assert self.stop.max_tokens is not None, "preprocess sets max_tokens"
+        """The limit of the answer. Known below `Preprocess`."""
+        assert self.stop.max_tokens is not None, "Preprocess sets max_tokens"
         return self.stop.max_tokens
 
     def after(self, token_ids: Sequence[int]) -> "Request":
-        """The same request, to go on after `token_ids` more tokens."""
+        """The same request, to be continued after these further tokens."""
         if not token_ids:
             return self
         return replace(self, generated_token_ids=self.generated_token_ids + tuple(token_ids))

@@ -1,4 +1,4 @@
-"""What a request may ask, of frontends and workers, over gRPC and HTTP alike.
+"""The rules for requests, the same in frontends and workers, over gRPC and HTTP.
 
 Every refusal names the field and says what to change.
 """
@@ -15,7 +15,7 @@ from services.core.model_card import ModelCard
 from services.core.request import Guided, GuidedKind, Request, Sampling, Stop
 
 NAME_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-"""Names that clients give to requests: safe in logs, headers and trailers."""
+"""Request ids that clients may choose: safe in logs, headers and trailers."""
 STOP_STRINGS_MAX = 16
 STOP_STRING_CHARACTERS_MAX = 1024
 STOP_TOKENS_MAX = 256
@@ -28,7 +28,7 @@ MIGRATION_LIMIT = "X-Migration-Limit"
 MIGRATION_LIMIT_DIGITS_MAX = 9
 CHOICES_MAX = 64
 ANSWERS_MAX = 256
-"""To one request: its prompts times `n`."""
+"""Answers to one request: its prompts times `n`."""
 LOGPROBS_MAX = 20
 GUIDED_CHARACTERS_MAX = 65_536
 
@@ -45,20 +45,20 @@ _ENDS = [
     (name, math.nextafter(0, 1) if name in ABOVE_ZERO else least, min(most, sys.float_info.max))
     for name, (least, most) in RANGES.items()
 ]
-"""The least and the greatest value of each range: neither infinity nor what is not a number lies between."""
+"""The least and the greatest value of each range. Infinity and NaN are outside every range."""
 
 
 def checked_request_id(given: str) -> str:
-    """A client's own name for a request. Raises INVALID_ARGUMENT for one that can't be logged."""
+    """Check the request id that a client chose. Raises INVALID_ARGUMENT."""
     if not NAME_FORM.fullmatch(given):
         raise invalid("request_id", "request_id must be 1 to 128 letters, digits, '-', '_', '.' or ':'")
     return given
 
 
 def migration_limit_of(given: str | None) -> int | None:
-    """How often a client lets its request move: header or metadata X-Migration-Limit; None: it does not say.
+    """Parse the X-Migration-Limit header or metadata: how often a request may move. None if the client sets none.
 
-    Raises INVALID_ARGUMENT for what is not a whole number of at most MIGRATION_LIMIT_DIGITS_MAX digits.
+    Raises INVALID_ARGUMENT unless it is a whole number of at most MIGRATION_LIMIT_DIGITS_MAX digits.
     """
     if given is None:
         return None
@@ -68,7 +68,7 @@ def migration_limit_of(given: str | None) -> int | None:
 
 
 def check_request(request: Request) -> None:
-    """All that can be said without the model. Raises INVALID_ARGUMENT."""
+    """Check all that does not depend on the model. Raises INVALID_ARGUMENT."""
     if not request.model:
         raise invalid("model", "model is missing: name one of those in /v1/models")
     given = [prompt for prompt in (request.text, request.messages, request.token_ids) if prompt is not None]
@@ -91,7 +91,7 @@ def check_request(request: Request) -> None:
 
 
 def check_count(request: Request) -> None:
-    """Of answers to a request with several prompts. Raises INVALID_ARGUMENT."""
+    """Check the number of answers to a request with several prompts. Raises INVALID_ARGUMENT."""
     if len(request.parts) * request.n > ANSWERS_MAX:
         asked = f"{len(request.parts)} prompts with n of {shown(request.n)}"
         detail = f"{asked} are too many: ask for {ANSWERS_MAX} answers at most"
@@ -145,11 +145,11 @@ def _check_stop(stop: Stop) -> None:
 
 
 def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:
-    """Check the request against the model, and decide once what the client left open, so that all workers draw alike.
+    """Check the request against the model, and set once what the client left open, so that all workers sample alike.
 
     Raises INVALID_ARGUMENT and PROMPT_TOO_LONG.
     """
-    max_tokens = max_tokens_of(request, card.context_length)  # First: what is too long is not looked through.
+    max_tokens = max_tokens_of(request, card.context_length)  # First: it bounds the checks of tokens.
     _check_tokens(request, card.vocab_size)
     if request.logprobs is not None and not card.has_logprobs:
         raise invalid("logprobs", f"the engine of {card.model!r} gives no log probabilities: leave logprobs out")
@@ -158,7 +158,7 @@ def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:
         raise invalid("guided", f"the engine of {card.model!r} can't do {request.guided.kind}; kinds it can: {known}")
     sampling = request.sampling
     seed = sampling.seed
-    if seed is None and card.resume.sampling:  # Else the engine draws from none.
+    if seed is None and card.resume.sampling:  # Other engines use no seeds.
         seed = rng.getrandbits(64)
     temperature = card.default_temperature if sampling.temperature is None else sampling.temperature
     return replace(
@@ -169,7 +169,7 @@ def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:
 
 
 def _check_tokens(request: Request, vocab_size: int) -> None:
-    """Token ids must be the model's. Raises INVALID_ARGUMENT."""
+    """Check that all token ids are in the vocabulary. Raises INVALID_ARGUMENT."""
     for name, token_ids in (
         ("prompt", request.prompt_token_ids),
         ("generated_token_ids", request.generated_token_ids),
@@ -181,7 +181,7 @@ def _check_tokens(request: Request, vocab_size: int) -> None:
 
 
 def max_tokens_of(request: Request, context_length: int) -> int:
-    """How long the answer may become. Raises when prompt and answer do not fit the context."""
+    """The limit of the answer. Raises INVALID_ARGUMENT or PROMPT_TOO_LONG if it does not fit the context."""
     prompt = len(request.prompt_token_ids)
     room = context_length - prompt
     asked = request.stop.max_tokens

@@ -1,4 +1,4 @@
-"""Draws several answers to one request: each is a request of its own, and the client sees them side by side."""
+"""Runs the `n` answers to one request as `n` requests with one answer each, and merges their tokens."""
 
 import asyncio
 
@@ -11,8 +11,8 @@ from services.core.request import Request
 from services.runtime.tasks import root_cause
 
 
-class _Tally:
-    """Passes the choices' deltas on; the last one to end carries the usage of all, with the prompt billed once."""
+class _UsageSum:
+    """Passes deltas on. The last choice to end carries the usage of all, with the prompt counted once."""
 
     def __init__(self, sink: Sink, count: int) -> None:
         self._sink = sink
@@ -29,9 +29,9 @@ class _Tally:
 
 
 class Choices:
-    """Above present and migrate: each choice has its own text, and moves alone.
+    """Above Detokenize and Migrate: each choice has its own text, and moves alone.
 
-    They set out together, as a party: one worker takes all of them, or none.
+    They start as one choice group: one worker takes all of them, or none.
     """
 
     def __init__(self, inner: Layer) -> None:
@@ -40,17 +40,17 @@ class Choices:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         if request.n == 1:
             return await self._inner(request, call, sink)
-        tally, choice_group = _Tally(sink, request.n), ChoiceGroup(request.n)
+        merged, choice_group = _UsageSum(sink, request.n), ChoiceGroup(request.n)
         call = replace(call, choice_group=choice_group)
         try:
             async with asyncio.TaskGroup() as group:
                 choices = [
-                    group.create_task(self._inner(replace(request, n=1, choice=index), call, tally))
+                    group.create_task(self._inner(replace(request, n=1, choice=index), call, merged))
                     for index in range(request.n)
                 ]
-                await asyncio.wait(choices)  # Not one by one: a cancelled request would lose the first before the rest.
+                await asyncio.wait(choices)  # All at once: a cancel must reach all of them together.
         except ExceptionGroup as failures:
-            raise root_cause(failures) from None  # One that failed has had the others cancelled.
+            raise root_cause(failures) from None  # The failure of one has cancelled the others.
         finally:
             choice_group.release()
         finishes = [choice.result() for choice in choices]
@@ -59,5 +59,5 @@ class Choices:
 
 def _total(usages: list[Usage | None]) -> Usage:
     known = [usage for usage in usages if usage is not None]
-    assert len(known) == len(usages), "present counts"
+    assert len(known) == len(usages), "Detokenize counts the tokens"
     return Usage(known[0].prompt_tokens, sum(usage.completion_tokens for usage in known))

@@ -1,7 +1,7 @@
-"""A lost worker costs the client nothing but time: the request goes on elsewhere after the last token delivered.
+"""Continues requests on another worker when theirs is lost or leaves.
 
-A worker that is lost has its requests continued on another. A worker that says that it leaves goes on streaming while
-another is made ready, and is cut off only when that one delivers: make before break.
+After a loss, the request continues elsewhere after the last token delivered. A worker that announces that it leaves
+keeps streaming while another one is prepared, and is cancelled only when that one delivers: make before break.
 """
 
 import asyncio
@@ -20,8 +20,10 @@ from services.frontend.migration.recorder import Recorder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrateConfig:
-    """limit: moves per request, 0 for none. seq_len_max: prompt and generated tokens above which a request is not
-    tracked, and so not moved, any more. replacement_wait_s: how long a request that lost its worker waits for another.
+    """`limit`: moves per request; 0: none.
+
+    `seq_len_max`: tokens of prompt and answer above which the tokens are not recorded any more, so that the request
+    cannot move. `replacement_wait_s`: how long a request that lost its worker waits for another.
     """
 
     limit: int = 3
@@ -29,14 +31,14 @@ class MigrateConfig:
     replacement_wait_s: float = 10.0
 
 
-def _never() -> None:
-    """Without a bound nothing exceeds it."""
+def _ignore() -> None:
+    """Called when `seq_len_max` is exceeded; never without one."""
 
 
 class Migrate:
-    """Above route: each attempt may choose anew.
+    """Above Route: each attempt chooses a worker anew.
 
-    What the client gets when it gives up is the failure that cost it its worker, not what became of the last try.
+    When a request is given up, the client gets the failure that cost its worker rather than that of the last attempt.
     """
 
     def __init__(
@@ -48,14 +50,14 @@ class Migrate:
         self._inner = inner
         self._config = config
         self._metrics = metrics
-        self._told: dict[str, ModelCard] = {}  # By model; below preprocess there are no others than those of workers.
+        self._reported: dict[str, ModelCard] = {}  # model → the card whose limit the gauge has
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        assert call.card is not None, "preprocess names the card"
-        if self._told.get(request.model) is not call.card:
-            self._tell_limit(call.card)
+        assert call.card is not None, "Preprocess sets the card"
+        if self._reported.get(request.model) is not call.card:
+            self._report_limit(call.card)
         seq_len_max = self._config.seq_len_max
-        on_exceeded = _never if seq_len_max is None else partial(self._metrics.count_exceeded, request.model)
+        on_exceeded = _ignore if seq_len_max is None else partial(self._metrics.count_exceeded, request.model)
         record = Recorder(sink, request, seq_len_max, on_exceeded)
         return await Migration(request, call, record, self._context).run()
 
@@ -65,6 +67,6 @@ class Migrate:
         config, loop = self._config, asyncio.get_running_loop()
         return MigrationContext(self._inner, config.limit, config.replacement_wait_s, self._metrics, loop)
 
-    def _tell_limit(self, card: ModelCard) -> None:
-        self._told[card.model] = card
+    def _report_limit(self, card: ModelCard) -> None:
+        self._reported[card.model] = card
         self._metrics.set_limit(card.model, allowed_by(card, self._config.limit))

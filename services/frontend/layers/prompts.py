@@ -1,4 +1,4 @@
-"""Answers several prompts of one request: each is a request of its own, and the client sees one answer."""
+"""Runs the prompts of one request as requests of their own, and merges their tokens into one answer."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,19 +8,19 @@ from services.core.interface import Delta, Finish, Layer, Sink, Usage
 from services.core.request import Request
 from services.runtime.tasks import root_cause
 
-AT_ONCE_MAX = 4
-"""Prompts of a request under way at a time: a batch of any size gets through, and leaves room for others."""
+CONCURRENT_PROMPTS_MAX = 4
+"""Prompts of one request that run at the same time, so that a batch of any size leaves room for other requests."""
 
 
-class _Total:
-    """What all prompts cost so far."""
+class _UsageSum:
+    """The usage of the prompts that have ended."""
 
     def __init__(self, count: int) -> None:
         self._left = count
         self._usage = Usage(0, 0)
 
     def add(self, usage: Usage) -> Usage | None:
-        """One prompt has ended. Returns the usage of all, once all have."""
+        """Add the usage of a prompt that has ended. Returns the sum once all have ended."""
         self._left -= 1
         prompt, completion = self._usage.prompt_tokens, self._usage.completion_tokens
         self._usage = Usage(prompt + usage.prompt_tokens, completion + usage.completion_tokens)
@@ -28,26 +28,26 @@ class _Total:
 
 
 class _Numbered:
-    """Passes one prompt's deltas on, with its choices numbered from `first`; the last of all carries the usage."""
+    """Passes one prompt's deltas on, with its choices numbered from `first`. The last delta of all has the usage."""
 
-    __slots__ = ("_first", "_sink", "_total")
+    __slots__ = ("_first", "_sink", "_sum")
 
-    def __init__(self, sink: Sink, first: int, total: _Total) -> None:
+    def __init__(self, sink: Sink, first: int, usage_sum: _UsageSum) -> None:
         self._sink = sink
         self._first = first
-        self._total = total
+        self._sum = usage_sum
 
     def deliver(self, delta: Delta) -> None:
         delta.choice += self._first
         if delta.usage is not None:
-            delta.usage = self._total.add(delta.usage)
+            delta.usage = self._sum.add(delta.usage)
         self._sink.deliver(delta)
 
 
 class Prompts:
-    """Below preprocess: no prompt is answered before all are known to be good. Above choices: each has as many.
+    """Below Preprocess: no prompt runs before all are known to be valid. Above Choices: each prompt has `n` answers.
 
-    One that fails fails the request, and has the others cancelled.
+    If one prompt fails, the others are cancelled and the request fails.
     """
 
     def __init__(self, inner: Layer) -> None:
@@ -56,26 +56,26 @@ class Prompts:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         if not request.parts:
             return await self._inner(request, call, sink)
-        total = _Total(len(request.parts))
-        coming = iter([(part, _Numbered(sink, i * request.n, total)) for i, part in enumerate(request.parts)])
+        usage_sum = _UsageSum(len(request.parts))
+        coming = iter([(part, _Numbered(sink, i * request.n, usage_sum)) for i, part in enumerate(request.parts)])
         finishes: list[Finish] = []
         try:
             async with asyncio.TaskGroup() as group:
-                # Waited for in the group: before Python 3.13, one that fails while a group ends looks like a cancel.
-                lanes = range(min(AT_ONCE_MAX, len(request.parts)))
-                await asyncio.wait([group.create_task(self._answer_some(coming, call, finishes)) for _ in lanes])
+                # Awaited inside the group: before Python 3.13, a failure while a group exits looks like a cancel.
+                lanes = range(min(CONCURRENT_PROMPTS_MAX, len(request.parts)))
+                await asyncio.wait([group.create_task(self._run_lane(coming, call, finishes)) for _ in lanes])
         except ExceptionGroup as failures:
             raise root_cause(failures) from None
         return _sum(finishes)
 
-    async def _answer_some(self, coming: Iterator[tuple[Request, Sink]], call: Call, finishes: list[Finish]) -> None:
-        """One after the other, as many as the others of its kind leave."""
+    async def _run_lane(self, coming: Iterator[tuple[Request, Sink]], call: Call, finishes: list[Finish]) -> None:
+        """Run prompts one after the other, until the shared iterator is empty."""
         for part, sink in coming:
             finishes.append(await self._inner(part, call, sink))
 
 
 def _sum(finishes: list[Finish]) -> Finish:
     known = [finish.usage for finish in finishes if finish.usage is not None]
-    assert len(known) == len(finishes), "present counts"
+    assert len(known) == len(finishes), "Detokenize counts the tokens"
     usage = Usage(sum(one.prompt_tokens for one in known), sum(one.completion_tokens for one in known))
     return Finish(finishes[0].reason, usage)

@@ -1,11 +1,11 @@
-"""The choices of a request, from choices down to the session: one worker takes all of them, or none.
+"""Choice groups, from the layer Choices down to the session: one worker takes all choices of a request, or none.
 
-| what happens before they have begun | the choices |
+| event before the choices have begun | effect |
 | --- | --- |
-| nothing | one message, one worker |
-| refused for capacity | all go to another together |
-| refused everywhere | the request is refused, and nothing is left anywhere |
-| the worker is lost, leaves or fails one of them | each goes on alone |
+| none | one message goes to one worker |
+| the worker refuses them for capacity | all of them try another worker together |
+| every worker refuses them | the request is refused, and no place is kept anywhere |
+| the worker is lost, leaves, or fails one of them | each of those choices goes on alone |
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def layers_over(workers: BareWorkers) -> Layer:
 
 
 def ask(play: Play) -> Collected | Failure:
-    """Ask two workers; `play` has the one that was asked first as its first. What came of it, with nothing left."""
+    """Run a request over two workers, and check that no place is left. `play`: gets the first worker asked first."""
 
     async def scenario() -> Collected | Failure:
         workers = [BareWorker("a"), BareWorker("b")]
@@ -78,13 +78,13 @@ async def outcome(layer: Layer, n: int) -> Collected | Failure:
 
 
 async def submitted(worker: BareWorker) -> list[tuple[int, int, int]]:
-    """First id, choices and first choice of each request in the next message."""
+    """For each request in the next message: its first stream id, its count of choices and its first choice."""
     submits = (await worker.sent()).submits
     return [(one.stream_id, max(one.choices, 1), one.request.choice) for one in submits]
 
 
 async def turns(count: int = 10) -> None:
-    """Let everybody do what there is to do."""
+    """Let all tasks run until they wait."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -101,7 +101,7 @@ def refused(result: Collected | Failure) -> Failure:
     return result
 
 
-def test_they_go_in_one_message_to_one_worker() -> None:
+def test_the_choices_go_to_one_worker_in_one_message() -> None:
     async def play(a: BareWorker, b: BareWorker) -> None:
         assert await submitted(a) == [(1, COUNT, 0)]
         a.begin(1, 2, 3)
@@ -114,7 +114,7 @@ def test_they_go_in_one_message_to_one_worker() -> None:
     assert answered(ask(play)) == [[1], [2], [3]]
 
 
-def test_refused_for_capacity_all_of_them_try_elsewhere_together() -> None:
+def test_choices_that_are_refused_for_capacity_try_another_worker_together() -> None:
     async def play(a: BareWorker, b: BareWorker) -> None:
         await submitted(a)
         a.refuse(1, 2, 3)
@@ -125,7 +125,7 @@ def test_refused_for_capacity_all_of_them_try_elsewhere_together() -> None:
     assert answered(ask(play)) == [[], [], []]
 
 
-def test_a_choice_whose_refusal_comes_late_finds_its_place_and_its_tokens_elsewhere() -> None:
+def test_a_choice_whose_refusal_comes_late_claims_the_place_reserved_for_it_elsewhere() -> None:
     async def play(a: BareWorker, b: BareWorker) -> None:
         await submitted(a)
         a.refuse(2)
@@ -143,7 +143,7 @@ def test_a_choice_whose_refusal_comes_late_finds_its_place_and_its_tokens_elsewh
     assert answered(ask(play)) == [[7], [8], [9]]
 
 
-def test_refused_everywhere_the_request_is_refused_and_nothing_is_left() -> None:
+def test_choices_that_every_worker_refuses_leave_no_place_behind() -> None:
     async def play(a: BareWorker, b: BareWorker) -> None:
         for worker in (a, b):
             await submitted(worker)
@@ -154,7 +154,7 @@ def test_refused_everywhere_the_request_is_refused_and_nothing_is_left() -> None
     assert refused(ask(play)).reason is Reason.OVERLOADED
 
 
-def test_refused_by_the_second_one_by_one_it_leaves_nothing_either() -> None:
+def test_choices_that_the_second_worker_refuses_one_by_one_leave_no_place_behind() -> None:
     async def play(a: BareWorker, b: BareWorker) -> None:
         await submitted(a)
         a.refuse(1, 2, 3)
@@ -166,7 +166,7 @@ def test_refused_by_the_second_one_by_one_it_leaves_nothing_either() -> None:
     assert refused(ask(play)).reason is Reason.OVERLOADED
 
 
-def test_a_worker_that_is_lost_before_they_have_begun_costs_each_of_them_a_move_of_its_own() -> None:
+def test_each_choice_moves_alone_when_their_worker_is_lost_before_they_have_begun() -> None:
     async def play(a: BareWorker, b: BareWorker) -> None:
         await submitted(a)
         a.vanish()
@@ -176,7 +176,7 @@ def test_a_worker_that_is_lost_before_they_have_begun_costs_each_of_them_a_move_
     assert answered(ask(play)) == [[], [], []]
 
 
-def test_one_that_has_lost_its_worker_gives_up_the_place_that_others_got_for_it_meanwhile() -> None:
+def test_a_choice_that_lost_its_worker_gives_up_the_place_reserved_with_the_group() -> None:
     async def play(a: BareWorker, b: BareWorker) -> None:
         await submitted(a)
         a.refuse(1, 2)
@@ -191,7 +191,7 @@ def test_one_that_has_lost_its_worker_gives_up_the_place_that_others_got_for_it_
     assert answered(ask(play)) == [[], [], []]
 
 
-def test_one_that_waited_too_long_while_others_had_begun_goes_on_alone() -> None:
+def test_a_choice_that_is_refused_after_the_others_have_begun_goes_on_alone() -> None:
     async def play(a: BareWorker, b: BareWorker) -> None:
         await submitted(a)
         a.begin(1, 2)
@@ -203,7 +203,7 @@ def test_one_that_waited_too_long_while_others_had_begun_goes_on_alone() -> None
     assert answered(ask(play)) == [[], [], []]
 
 
-def test_one_that_begins_while_another_was_refused_keeps_no_place_elsewhere() -> None:
+def test_choices_that_begin_after_another_was_refused_keep_no_place_elsewhere() -> None:
     async def play(a: BareWorker, b: BareWorker) -> None:
         await submitted(a)
         a.refuse(3)
@@ -216,7 +216,7 @@ def test_one_that_begins_while_another_was_refused_keeps_no_place_elsewhere() ->
     assert answered(ask(play)) == [[], [], []]
 
 
-def test_one_that_fails_for_another_cause_goes_on_alone_and_leaves_the_others_where_they_are() -> None:
+def test_a_choice_that_fails_for_another_reason_than_capacity_goes_on_alone() -> None:
     async def play(a: BareWorker, b: BareWorker) -> None:
         await submitted(a)
         a.refuse(2, reason=Reason.ENGINE_ERROR)
@@ -229,7 +229,7 @@ def test_one_that_fails_for_another_cause_goes_on_alone_and_leaves_the_others_wh
     assert answered(ask(play)) == [[], [], []]
 
 
-def test_one_that_is_done_early_leaves_the_others_running() -> None:
+def test_a_choice_that_finishes_early_leaves_the_others_running() -> None:
     async def play(a: BareWorker, b: BareWorker) -> None:
         await submitted(a)
         a.begin(1, 2, 3)
@@ -243,7 +243,7 @@ def test_one_that_is_done_early_leaves_the_others_running() -> None:
     assert answered(ask(play)) == [[7], [8], []]
 
 
-def test_a_worker_that_leaves_while_they_wait_has_each_made_ready_elsewhere_alone() -> None:
+def test_each_waiting_choice_gets_a_second_attempt_alone_when_the_worker_leaves() -> None:
     async def play(a: BareWorker, b: BareWorker) -> None:
         await submitted(a)
         a.hear(goaway=worker_pb2.GoAway(grace=seconds_to_wire(30)))
@@ -255,7 +255,7 @@ def test_a_worker_that_leaves_while_they_wait_has_each_made_ready_elsewhere_alon
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_client_that_leaves_has_each_of_them_cancelled(has_begun: bool) -> None:
+def test_every_choice_is_cancelled_when_the_client_disconnects(has_begun: bool) -> None:
     async def scenario() -> None:
         a = BareWorker("a")
         async with asyncio.TaskGroup() as group:
@@ -271,7 +271,7 @@ def test_a_client_that_leaves_has_each_of_them_cancelled(has_begun: bool) -> Non
     run_async(scenario())
 
 
-def test_a_client_that_leaves_in_the_turn_of_a_refusal_starts_nothing_elsewhere() -> None:
+def test_no_choice_starts_elsewhere_if_the_client_disconnects_in_the_turn_of_a_refusal() -> None:
     async def scenario() -> None:
         a = BareWorker("a")
         workers = [a]
@@ -286,7 +286,7 @@ def test_a_client_that_leaves_in_the_turn_of_a_refusal_starts_nothing_elsewhere(
     run_async(scenario())
 
 
-def test_where_there_is_room_for_some_of_them_only_none_is_sent() -> None:
+def test_no_choice_is_sent_if_there_is_room_for_some_of_them_only() -> None:
     async def scenario() -> Failure:
         a = BareWorker("a")
         a.open()
@@ -297,7 +297,7 @@ def test_where_there_is_room_for_some_of_them_only_none_is_sent() -> None:
     assert run_async(scenario()).reason is Reason.OVERLOADED
 
 
-def test_more_of_them_than_any_worker_takes_are_an_error_of_the_request() -> None:
+def test_more_choices_than_any_worker_takes_are_an_invalid_request() -> None:
     async def scenario() -> Failure:
         return refused(await outcome(layers_over(BareWorkers(BareWorker("a"), BareWorker("b", slots=3))), 5))
 
@@ -307,8 +307,8 @@ def test_more_of_them_than_any_worker_takes_are_an_error_of_the_request() -> Non
     assert "more than 4 " in failure.detail
 
 
-class Honest:
-    """A worker that takes, begins, refuses, continues and ends what it was sent, as dice say; it keeps the protocol."""
+class RandomWorker:
+    """A worker that begins, refuses, continues and ends its requests at random, within the protocol."""
 
     def __init__(self, bare: BareWorker, rng: random.Random) -> None:
         self.bare = bare
@@ -331,7 +331,7 @@ class Honest:
                 self._running.pop(stream_id, None)
 
     def act(self) -> None:
-        """One thing, likely one that leads somewhere."""
+        """Take one random action; those that make progress are the likelier ones."""
         able = [(1, self._report)]
         if self._queued:
             able += [(5, self._begin), (1, self._refuse), (1, self._refuse_all)]
@@ -341,7 +341,7 @@ class Honest:
         self._rng.choices(actions, weights)[0]()
 
     def _any(self, of: dict[int, int]) -> tuple[int, int]:
-        """An id that is no longer there, and its position."""
+        """Remove a random id. Returns it with its position."""
         stream_id = self._rng.choice(list(of))
         return stream_id, of.pop(stream_id)
 
@@ -371,7 +371,7 @@ class Honest:
         self.bare.refuse(self._any(self._running)[0], reason=Reason.ENGINE_ERROR)
 
     def leave(self) -> None:
-        """In order or not."""
+        """Leave with or without notice."""
         if self._rng.random() < 0.5:
             self.bare.vanish()
             self._queued, self._running = {}, {}
@@ -379,9 +379,9 @@ class Honest:
             self.bare.hear(goaway=worker_pb2.GoAway(grace=seconds_to_wire(30)))
 
 
-async def history(rng: random.Random) -> list[Honest]:
-    """One request, all sorts of things that happen to it, and to its end."""
-    workers = [Honest(BareWorker(name, slots=2, places=rng.choice([1, 2])), rng) for name in "abc"]
+async def history(rng: random.Random) -> list[RandomWorker]:
+    """Run one request to its end with random events. Returns the workers."""
+    workers = [RandomWorker(BareWorker(name, slots=2, places=rng.choice([1, 2])), rng) for name in "abc"]
     layer = layers_over(BareWorkers(*(one.bare for one in workers)))
     leaves_at, hangs_up_at, turn = rng.randrange(40), rng.choice([rng.randrange(20), None]), 0
     async with asyncio.TaskGroup() as group:
@@ -405,10 +405,12 @@ async def history(rng: random.Random) -> list[Honest]:
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=150)
-def test_whatever_happens_nothing_is_left_on_either_side(seed: int) -> None:
-    """Tokens without a gap are asserted by the sink, all along."""
+def test_random_events_leave_no_stream_and_no_place_on_either_side(seed: int) -> None:
+    """The sink asserts that positions have no gap."""
     for worker in run_async(history(random.Random(seed))):
         assert worker.bare.candidate.in_flight_count == 0
         assert worker.bare.session._streams._kept == {}
         assert worker.holds == 0
-        assert worker.bare.session.is_lost or worker.bare.candidate.quarantined_until == 0, "it kept the protocol"
+        assert worker.bare.session.is_lost or worker.bare.candidate.quarantined_until == 0, (
+            "the worker kept to the protocol"
+        )

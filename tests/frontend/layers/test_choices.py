@@ -1,4 +1,4 @@
-"""Choices: several answers to one request, side by side, billed as one."""
+"""Choices: the answers to one request run side by side and are billed as one."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ from tests.support.doubles import Collected, call_layer, make_request, run_async
 
 
 class Answers:
-    """What is below: each choice answers with as many tokens as `lengths` says, or fails."""
+    """The layer below. `lengths`: how many tokens each choice has, or the reason it fails with."""
 
     def __init__(self, *lengths: int | Reason) -> None:
         self._lengths = lengths
@@ -29,7 +29,7 @@ class Answers:
                 sink.deliver(Delta(position, [7], "x", request.choice))
                 await asyncio.sleep(0)
             if isinstance(length, Reason):
-                raise Failure(length, "as told")
+                raise Failure(length, "as scripted")
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             self.cancelled.append(request.choice)
@@ -43,7 +43,7 @@ def ask(answers: Answers, **request: Any) -> Collected:
     return run_async(call_layer(Choices(answers), make_request(**request)))
 
 
-def test_one_answer_passes_through() -> None:
+def test_a_request_for_one_answer_passes_through_unchanged() -> None:
     answers = Answers(2)
 
     result = ask(answers)
@@ -61,13 +61,13 @@ def test_each_choice_is_a_request_of_its_own() -> None:
     assert [sum(len(d.token_ids) for d in result.deltas if d.choice == choice) for choice in range(3)] == [1, 3, 2]
 
 
-def test_they_come_side_by_side() -> None:
+def test_the_tokens_of_the_choices_alternate() -> None:
     result = ask(Answers(2, 2), n=2)
 
     assert [delta.choice for delta in result.deltas if delta.token_ids] == [0, 1, 0, 1]
 
 
-def test_the_prompt_is_billed_once_and_the_last_end_carries_the_usage_of_all() -> None:
+def test_the_prompt_is_counted_once_and_the_last_choice_to_end_carries_the_usage() -> None:
     result = ask(Answers(1, 3), n=2)
 
     assert result.finish is not None
@@ -75,7 +75,7 @@ def test_the_prompt_is_billed_once_and_the_last_end_carries_the_usage_of_all() -
     assert [delta.usage for delta in result.deltas if delta.finish_reason] == [None, Usage(5, 4)]
 
 
-def test_one_that_fails_fails_the_request_and_cancels_the_others() -> None:
+def test_a_choice_that_fails_fails_the_request_and_cancels_the_others() -> None:
     answers = Answers(9, Reason.STALLED)
 
     with pytest.raises(Failure) as caught:
@@ -85,10 +85,10 @@ def test_one_that_fails_fails_the_request_and_cancels_the_others() -> None:
     assert answers.cancelled == [0]
 
 
-def test_they_set_out_together_and_no_place_is_kept_for_one_that_never_comes() -> None:
+def test_the_places_of_choices_that_never_claim_them_are_given_back() -> None:
     given_back: list[int] = []
 
-    class Takes(Answers):
+    class Claims(Answers):
         async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
             assert call.choice_group is not None
             if request.choice == 0:
@@ -96,13 +96,13 @@ def test_they_set_out_together_and_no_place_is_kept_for_one_that_never_comes() -
             return await super().__call__(request, call, sink)
 
     with pytest.raises(Failure):
-        ask(Takes(Reason.STALLED, 1, 1), n=3)
+        ask(Claims(Reason.STALLED, 1, 1), n=3)
 
     assert given_back == [11, 12]
 
 
-def test_all_of_them_are_cancelled_in_one_turn_of_the_loop() -> None:
-    """Their cancels then travel in one message, and none gets the slot of another for a moment."""
+def test_all_choices_are_cancelled_in_the_same_turn_of_the_loop() -> None:
+    """So their cancels travel in one message, and no choice gets the slot of another for a moment."""
     hanging: list[int] = []
     cancelled_in: list[int] = []
 

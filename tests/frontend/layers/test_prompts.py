@@ -1,4 +1,4 @@
-"""Prompts: several prompts of one request, answered side by side and billed as one."""
+"""Prompts: the prompts of one request run as requests of their own, and are billed as one."""
 
 import asyncio
 from typing import Any
@@ -10,21 +10,21 @@ from services.core.call import Call
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Sink, Usage
 from services.core.request import FinishReason, Request
-from services.frontend.layers.prompts import AT_ONCE_MAX, Prompts
+from services.frontend.layers.prompts import CONCURRENT_PROMPTS_MAX, Prompts
 from tests.support.doubles import Collected, call_layer, make_request, run_async
 
 
 class Answers:
-    """What is below: each prompt has as many tokens as its answers get, and [0] fails."""
+    """The layer below: an answer has as many tokens as its prompt, and the prompt [0] fails."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
-        self.cancelled_count = self.running_count = self.most_at_once = 0
+        self.cancelled_count = self.running_count = self.concurrent_max = 0
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         self.requests.append(request)
         self.running_count += 1
-        self.most_at_once = max(self.most_at_once, self.running_count)
+        self.concurrent_max = max(self.concurrent_max, self.running_count)
         try:
             return await self._answer(request, sink)
         except asyncio.CancelledError:
@@ -35,7 +35,7 @@ class Answers:
 
     async def _answer(self, request: Request, sink: Sink) -> Finish:
         if request.prompt_token_ids == (0,):
-            raise Failure(Reason.STALLED, "as told")
+            raise Failure(Reason.STALLED, "as scripted")
         count = len(request.prompt_token_ids)
         for position in range(count):
             for choice in range(request.n):
@@ -57,7 +57,7 @@ def tokens_of(result: Collected, choice: int) -> int:
     return sum(len(delta.token_ids) for delta in result.deltas if delta.choice == choice)
 
 
-def test_one_prompt_passes_through() -> None:
+def test_a_request_with_one_prompt_passes_through_unchanged() -> None:
     answers = Answers()
 
     run_async(call_layer(Prompts(answers), make_request((1, 2))))
@@ -65,7 +65,7 @@ def test_one_prompt_passes_through() -> None:
     assert answers.requests == [make_request((1, 2))]
 
 
-def test_each_is_a_request_of_its_own_and_their_answers_are_numbered_in_order() -> None:
+def test_each_prompt_is_a_request_of_its_own_and_the_answers_are_numbered_in_order() -> None:
     answers = Answers()
 
     result = ask(answers, (1,), (1, 2, 3), (1, 2), n=2)
@@ -74,13 +74,13 @@ def test_each_is_a_request_of_its_own_and_their_answers_are_numbered_in_order() 
     assert [tokens_of(result, choice) for choice in range(6)] == [1, 1, 3, 3, 2, 2]
 
 
-def test_positions_are_those_of_each_answer() -> None:
+def test_positions_count_within_each_answer() -> None:
     result = ask(Answers(), (1, 2), (1, 2))
 
     assert [delta.position for delta in result.deltas if delta.choice == 1] == [0, 1, 2]
 
 
-def test_the_usage_of_all_comes_once_with_the_last_end() -> None:
+def test_the_usage_of_all_prompts_comes_once_with_the_last_delta() -> None:
     result = ask(Answers(), (1, 2, 3), (1,), n=2)
 
     total = Usage(4, 8)
@@ -89,16 +89,18 @@ def test_the_usage_of_all_comes_once_with_the_last_end() -> None:
     assert result.deltas[-1].usage == total
 
 
-def test_a_few_are_under_way_at_a_time_and_all_get_through() -> None:
+def test_concurrent_prompts_max_prompts_run_at_a_time_and_all_are_answered() -> None:
     answers = Answers()
 
-    result = ask(answers, *[(1, 2)] * (3 * AT_ONCE_MAX))
+    result = ask(answers, *[(1, 2)] * (3 * CONCURRENT_PROMPTS_MAX))
 
-    assert answers.most_at_once == AT_ONCE_MAX
-    assert [tokens_of(result, choice) for choice in range(3 * AT_ONCE_MAX)] == [2] * (3 * AT_ONCE_MAX)
+    assert answers.concurrent_max == CONCURRENT_PROMPTS_MAX
+    assert [tokens_of(result, choice) for choice in range(3 * CONCURRENT_PROMPTS_MAX)] == [2] * (
+        3 * CONCURRENT_PROMPTS_MAX
+    )
 
 
-def test_one_that_fails_fails_the_request_and_no_other_goes_on_or_begins() -> None:
+def test_a_prompt_that_fails_fails_the_request_and_stops_the_others() -> None:
     answers = Answers()
 
     with pytest.raises(Failure) as caught:
@@ -106,10 +108,10 @@ def test_one_that_fails_fails_the_request_and_no_other_goes_on_or_begins() -> No
 
     assert caught.value.reason is Reason.STALLED
     assert answers.running_count == 0
-    assert len(answers.requests) <= AT_ONCE_MAX
+    assert len(answers.requests) <= CONCURRENT_PROMPTS_MAX
 
 
-def test_a_client_that_leaves_ends_all() -> None:
+def test_all_prompts_are_cancelled_when_the_client_disconnects() -> None:
     answers = Answers()
     common = make_request()
     request = replace(common, token_ids=None, parts=(make_request((1,) * 99), make_request((1,) * 99)))
