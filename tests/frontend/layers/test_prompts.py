@@ -90,14 +90,12 @@ def test_the_usage_of_all_prompts_comes_once_with_the_last_delta() -> None:
 
 
 def test_concurrent_prompts_max_prompts_run_at_a_time_and_all_are_answered() -> None:
-    answers = Answers()
+    answers, count = Answers(), 3 * CONCURRENT_PROMPTS_MAX
 
-    result = ask(answers, *[(1, 2)] * (3 * CONCURRENT_PROMPTS_MAX))
+    result = ask(answers, *[(1, 2)] * count)
 
     assert answers.concurrent_max == CONCURRENT_PROMPTS_MAX
-    assert [tokens_of(result, choice) for choice in range(3 * CONCURRENT_PROMPTS_MAX)] == [2] * (
-        3 * CONCURRENT_PROMPTS_MAX
-    )
+    assert [tokens_of(result, choice) for choice in range(count)] == [2] * count
 
 
 def test_a_prompt_that_fails_fails_the_request_and_stops_the_others() -> None:
