@@ -1,12 +1,13 @@
 """What a worker has for one frontend and has not sent yet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from services.core.errors import Failure
 from services.core.interface import Delta, TokenLogprobs
 from services.core.request import FinishReason
 from services.rpc.codec import error_to_wire, finish_reason_to_wire, logprobs_to_wire, seconds_to_wire
-from services.stubs import worker_pb2
+from services.rpc.step import Entries, put_entries
+from services.stubs import inference_pb2, worker_pb2
 
 TOKEN_BYTES = 4
 """What a token id is long; an end counts as so many tokens as it has bytes for."""
@@ -22,7 +23,7 @@ class Outbox:
         """on_change: called whenever there is more to send."""
         self._on_change = on_change
         self._message = worker_pb2.WorkerMessage()
-        self._entries: dict[int, tuple[int, list[int]]] = {}  # stream id → position, tokens
+        self._entries: Entries = {}
         self._logprobs: dict[int, list[TokenLogprobs]] = {}  # stream id → of those tokens, where asked
         self.token_count = 0
 
@@ -76,23 +77,15 @@ class Outbox:
     def has_ends(self) -> bool:
         return bool(self._message.ends)
 
-    def take(self) -> worker_pb2.WorkerMessage:
-        """All that there is to send, as one message."""
+    def pop_message(self) -> worker_pb2.WorkerMessage:
+        """Remove everything there is to send and return it as one message."""
         message, self._message = self._message, worker_pb2.WorkerMessage()
         self.token_count = 0
         if self._entries:
             entries, self._entries = self._entries, {}
-            step = message.step
-            step.stream_ids.extend(entries)
-            step.positions.extend([position for position, _ in entries.values()])
-            step.token_counts.extend([len(token_ids) for _, token_ids in entries.values()])
-            step.token_ids.extend([token for _, token_ids in entries.values() for token in token_ids])
-            if self._logprobs:
-                self._add_logprobs(step)
+            put_entries(message.step, entries, self._pop_logprobs() if self._logprobs else {})
         return message
 
-    def _add_logprobs(self, step: worker_pb2.Step) -> None:
-        taken, self._logprobs = self._logprobs, {}
-        for index, stream_id in enumerate(step.stream_ids):
-            if (logprobs := taken.get(stream_id)) is not None:
-                step.logprobs.add(entry=index, tokens=map(logprobs_to_wire, logprobs))
+    def _pop_logprobs(self) -> Mapping[int, Iterable[inference_pb2.TokenLogprobs]]:
+        logprobs, self._logprobs = self._logprobs, {}
+        return {stream_id: map(logprobs_to_wire, tokens) for stream_id, tokens in logprobs.items()}

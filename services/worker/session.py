@@ -195,7 +195,7 @@ class FrontendSession:
         assert self._connection is not None
         if self._connection.is_writable:
             if not self._outbox.is_empty:
-                self._connection.send(self._outbox.take())
+                self._connection.send(self._outbox.pop_message())
             if self._has_ended:
                 self._end_with(SessionOverError("this worker left"))
 

@@ -23,6 +23,7 @@ from services.rpc.codec import card_to_wire
 from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
 from tests.support.doubles import CARD, Collected, make_request
+from tests.support.steps import step_of
 
 
 def alone(
@@ -96,10 +97,7 @@ class BareWorker:
         self.hear(begun=stream_ids)
 
     def tokens(self, stream_id: int, position: int, *token_ids: int) -> None:
-        step = worker_pb2.Step(
-            stream_ids=[stream_id], positions=[position], token_counts=[len(token_ids)], token_ids=token_ids
-        )
-        self.hear(step=step)
+        self.hear(step=step_of((stream_id, position, token_ids)))
 
     def finish(self, *stream_ids: int) -> None:
         ends = [

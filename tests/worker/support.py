@@ -15,6 +15,7 @@ from services.core.model_card import ModelCard
 from services.core.request import FinishReason, Request
 from services.rpc.server import GrpcServer
 from services.rpc.status import CHANNEL_OPTIONS
+from services.rpc.step import read_entries
 from services.stubs import inference_pb2, worker_pb2, worker_pb2_grpc
 from services.worker.dispatcher import Limits
 from services.worker.engine import Emit, EngineLoad, Output, RankLoad
@@ -225,14 +226,12 @@ class RawFrontend:
 
     def entries(self, stream_id: int) -> list[tuple[int, list[int]]]:
         """(position, tokens) of the stream's entries so far."""
-        found = []
-        for step in (message.step for message in self.messages):
-            token_ids, start = list(step.token_ids), 0
-            for one, position, length in zip(step.stream_ids, step.positions, step.token_counts, strict=True):
-                if one == stream_id:
-                    found.append((position, token_ids[start : start + length]))
-                start += length
-        return found
+        return [
+            (position, token_ids)
+            for message in self.messages
+            for one, position, token_ids, _ in read_entries(message.step)
+            if one == stream_id
+        ]
 
     def token_ids(self, stream_id: int) -> list[int]:
         return [token for _, token_ids in self.entries(stream_id) for token in token_ids]

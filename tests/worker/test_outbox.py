@@ -18,7 +18,7 @@ def test_all_that_there_is_is_one_message() -> None:
     outbox.add_finish(1, FinishReason.STOP)
     outbox.set_goaway(1.0)
 
-    message = outbox.take()
+    message = outbox.pop_message()
 
     assert message.step == worker_pb2.Step(
         stream_ids=[1, 2], positions=[0, 5], token_counts=[1, 2], token_ids=[11, 21, 22]
@@ -30,12 +30,12 @@ def test_all_that_there_is_is_one_message() -> None:
 def test_what_was_taken_is_not_there_any_more() -> None:
     outbox = Outbox(nobody)
     outbox.add_tokens(2, Delta(5, (21, 22)))
-    outbox.take()
+    outbox.pop_message()
     assert outbox.is_empty
 
     outbox.add_tokens(2, Delta(7, [23]))
 
-    assert outbox.take().step == worker_pb2.Step(stream_ids=[2], positions=[7], token_counts=[1], token_ids=[23])
+    assert outbox.pop_message().step == worker_pb2.Step(stream_ids=[2], positions=[7], token_counts=[1], token_ids=[23])
 
 
 def test_what_gathers_while_a_message_is_on_its_way_is_one_entry_for_each_stream() -> None:
@@ -44,7 +44,7 @@ def test_what_gathers_while_a_message_is_on_its_way_is_one_entry_for_each_stream
         outbox.add_tokens(1, Delta(position, [10 + position]))
         outbox.add_tokens(2, Delta(5 + position, [20 + position]))
 
-    assert outbox.take().step == worker_pb2.Step(
+    assert outbox.pop_message().step == worker_pb2.Step(
         stream_ids=[1, 2], positions=[0, 5], token_counts=[3, 3], token_ids=[10, 11, 12, 20, 21, 22]
     )
 
@@ -56,7 +56,7 @@ def test_whoever_sends_is_told_of_each_change() -> None:
     outbox.add_begun(1)
     outbox.add_tokens(1, Delta(0, [11, 12]))
     outbox.set_load(worker_pb2.Load(running=1))
-    outbox.take()
+    outbox.pop_message()
     outbox.set_goaway(1.0)
 
     assert told == [1, 3, 3, 0]

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, repeat
+from itertools import count
 
 import structlog
 from msgspec.structs import replace
@@ -26,7 +26,7 @@ from services.core.call import Call
 from services.core.choice_group import Reservation
 from services.core.common_layers import bug_failure
 from services.core.errors import CAUSE, Failure, Reason
-from services.core.interface import Sink, TokenLogprobs
+from services.core.interface import Sink
 from services.core.model_card import ModelCard
 from services.core.request import Request
 from services.discovery.client import InstanceRecord
@@ -37,8 +37,9 @@ from services.frontend.session.stream import Stream
 from services.frontend.session.stream_table import StreamTable
 from services.frontend.session.writer import CancelCounts, SessionWriter
 from services.http.server.cork import Cork
-from services.rpc.codec import card_from_wire, logprobs_from_wire, seconds_from_wire
+from services.rpc.codec import card_from_wire, seconds_from_wire
 from services.rpc.framing import FrameConnection
+from services.rpc.step import read_entries
 from services.runtime.address import split_address
 from services.runtime.listen import bare_host
 from services.stubs import worker_pb2
@@ -279,22 +280,15 @@ class WorkerSession:
 
     def _on_step(self, step: worker_pb2.Step) -> None:
         self._stepped_at = self._heard_at
-        stream_ids, positions, lengths = step.stream_ids, step.positions, step.token_counts
-        token_ids, start = list(step.token_ids), 0
-        if not len(stream_ids) == len(positions) == len(lengths) or sum(lengths) != len(token_ids):
-            raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.name} sent columns of unequal length")
-        logprobs = _logprobs_column(step) if step.logprobs else repeat(None)
         find = self._streams.find
-        for stream_id, position, length, ours in zip(stream_ids, positions, lengths, logprobs, strict=False):
-            stop = start + length
+        for stream_id, position, token_ids, logprobs in read_entries(step):
             if (stream := find(stream_id)) is not None:
                 try:
-                    stream.on_tokens(position, token_ids[start:stop], ours)
+                    stream.on_tokens(position, token_ids, logprobs)
                 except Failure as failure:
                     self._drop(stream, failure)
             else:
-                self._cancels.late_tokens += length
-            start = stop
+                self._cancels.late_tokens += len(token_ids)
 
     def _on_end(self, end: worker_pb2.StreamEnd) -> None:
         stream = self._streams.find(end.stream_id)
@@ -356,10 +350,3 @@ class WorkerSession:
         for stream in self._streams:
             self._streams.remove(stream)
             stream.fail(failure)
-
-
-def _logprobs_column(step: worker_pb2.Step) -> Sequence[Sequence[TokenLogprobs] | None]:
-    """For each entry those of its tokens, if it has any."""
-    found = {one.entry: one.tokens for one in step.logprobs}
-    entries = range(len(step.stream_ids))
-    return [[logprobs_from_wire(one) for one in found[index]] if index in found else None for index in entries]

@@ -29,6 +29,7 @@ from services.stubs.inference_pb2 import FINISH_REASON_STOP
 from tests.frontend.support import BareWorker
 from tests.support.doubles import CARD, Collected, RecordingAttempt, make_request, run_async
 from tests.support.raw_session import RawSession, frame, serve_raw_sessions
+from tests.support.steps import step_of
 from tests.worker.support import run_clocked
 
 WELCOME = worker_pb2.Welcome(instance_id="i", card=card_to_wire(CARD))
@@ -57,13 +58,7 @@ class Peer:
         return message
 
     async def tokens(self, *entries: tuple[int, int, list[int]]) -> None:
-        step = worker_pb2.Step()
-        for stream_id, position, token_ids in entries:
-            step.stream_ids.append(stream_id)
-            step.positions.append(position)
-            step.token_counts.append(len(token_ids))
-            step.token_ids.extend(token_ids)
-        await self.send(step=step)
+        await self.send(step=step_of(*entries))
 
     async def finish(self, stream_id: int) -> None:
         end = worker_pb2.StreamEnd(stream_id=stream_id, finish_reason=FINISH_REASON_STOP, complete_final=True)
@@ -786,7 +781,7 @@ def test_the_tokens_of_very_many_streams_leave_others_a_turn_between(monkeypatch
         worker = BareWorker(slots=5)
         streams = [worker.open() for _ in range(5)]
         ids = [stream.id for stream in streams]
-        step = worker_pb2.Step(stream_ids=ids, positions=[0] * 5, token_counts=[1] * 5, token_ids=[7] * 5)
+        step = step_of(*((stream_id, 0, [7]) for stream_id in ids))
         end = worker_pb2.StreamEnd(stream_id=ids[0], finish_reason=FINISH_REASON_STOP, complete_final=True)
         worker.hear(step=step, ends=[end])
         counts, has_ended = [], []
@@ -808,7 +803,7 @@ def test_a_worker_whose_tokens_wait_for_their_turn_is_not_silent(monkeypatch: py
         worker, now = BareWorker(slots=5, config=WorkerSessionConfig(stall_s=1.0)), asyncio.get_running_loop().time()
         worker.session._clock = lambda: now
         ids = [worker.open().id for _ in range(5)]
-        worker.hear(step=worker_pb2.Step(stream_ids=ids, positions=[0] * 5, token_counts=[1] * 5, token_ids=[7] * 5))
+        worker.hear(step=step_of(*((stream_id, 0, [7]) for stream_id in ids)))
         is_lost = []
         for _ in range(2):
             now += 0.8
