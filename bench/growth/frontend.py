@@ -21,6 +21,7 @@ from services.frontend.layers.route import Route
 from services.frontend.layers.transport import Transport
 from services.frontend.metrics.definitions import build_metrics
 from services.frontend.pipeline import PipelineConfig, frontend_layers
+from services.frontend.routing.balancer import Balancer
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds, Thresholds
 from services.frontend.session.pool import Pool, PoolConfig
 from services.frontend.session.session import WorkerSessionConfig
@@ -70,8 +71,8 @@ class Frontend:
             self.pool.offer(one.session)
 
     def admit_and_route(self, admission: AdmissionConfig) -> Layer:
-        busy, rng = BusyThresholds(admission), random.Random(1)
-        return Admit(Route(answer, self.pool, busy, rng), self.catalog, self.pool, busy, rng)
+        balancer = Balancer(BusyThresholds(admission), random.Random(1))
+        return Admit(Route(answer, self.pool, balancer), self.catalog, self.pool, balancer)
 
     def pipeline(self) -> Layer:
         """Return all layers of a request, without HTTP."""
@@ -200,7 +201,7 @@ async def freed_slots(size: int, repeats: int) -> list[float]:
         order.put_nowait(stream.id)
         return await stream.ended
 
-    layer: Layer = Route(open_stream, frontend.pool, BusyThresholds(NO_THRESHOLDS), random.Random(1))
+    layer: Layer = Route(open_stream, frontend.pool, Balancer(BusyThresholds(NO_THRESHOLDS), random.Random(1)))
     call = Call(request_id="r", card=CARD, replacement_deadline=asyncio.get_running_loop().time() + FOREVER_S)
     rounds = [min(10, size) for _ in range(repeats)]
     async with asyncio.TaskGroup() as group:

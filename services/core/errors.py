@@ -293,6 +293,15 @@ JITTER_MIN, JITTER_MAX = 0.8, 1.2
 """Spreads the retries of clients that were refused together."""
 
 
+def wait_for_slot_s(waiting: int, service_s: float, slots: int) -> float:
+    """How long a request that queues now waits for a slot on a worker, on average.
+
+    `waiting`: the requests before it. `service_s`: how long a request holds one of the N `slots`. Slots that are all
+    taken become free at a rate of N per service time, so it takes (waiting + 1) * service_s / N.
+    """
+    return (waiting + 1) * service_s / slots
+
+
 def jittered_s(seconds: float, rng: random.Random) -> float:
     """A random time around `seconds`, from RETRY_AFTER_S_MIN to RETRY_AFTER_S_MAX; also spread at these bounds."""
     middle_s = min(max(seconds, RETRY_AFTER_S_MIN / JITTER_MIN), RETRY_AFTER_S_MAX / JITTER_MAX)

@@ -18,7 +18,8 @@ from services.frontend.layers.prompts import Prompts
 from services.frontend.layers.route import Route
 from services.frontend.metrics.definitions import Metrics
 from services.frontend.model_catalog import ModelCatalog
-from services.frontend.routing.policy import AnyWorker, Workers
+from services.frontend.routing.balancer import Balancer
+from services.frontend.routing.policy import Workers
 from services.frontend.routing.thresholds import BusyThresholds
 
 
@@ -33,15 +34,15 @@ def frontend_layers(
     config: PipelineConfig,
     *,
     catalog: ModelCatalog,
-    pool: Workers[AnyWorker],
+    pool: Workers,
     busy: BusyThresholds,
     metrics: Metrics,
     gate: Gate,
     rng: random.Random,
 ) -> list[Callable[[Layer], Layer]]:
     """The layers above the transport, outermost first. For each pair of neighbours a test fails if they are swapped."""
-
-    admit = partial(Admit, catalog=catalog, pool=pool, busy=busy, rng=rng)
+    balancer = Balancer(busy, rng)
+    admit = partial(Admit, catalog=catalog, workers=pool, balancer=balancer)
     migrate = partial(Migrate, config=config.migrate, metrics=metrics)
     return [
         partial(Observe, metrics=metrics, is_known=catalog.is_name),  # Above all: refusals and bugs are outcomes, too.
@@ -54,5 +55,5 @@ def frontend_layers(
         Choices,  # Above detokenize: each choice has its own text.
         partial(Detokenize, catalog=catalog),  # Above migrate: text that one worker began may end on another.
         migrate,  # Above route: each attempt may choose another worker.
-        partial(Route, pool=pool, busy=busy, rng=rng),  # Above the transport: the call names its worker.
+        partial(Route, workers=pool, balancer=balancer),  # Above the transport, which sends on the chosen session.
     ]

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from services.core.errors import CAUSE, Failure, Reason, RefusedFor, invalid
+from services.core.errors import CAUSE, Failure, Reason, RefusedFor, invalid, wait_for_slot_s
 
 MEAN_WEIGHT = 1 / 8
 """What the newest of the service times weighs in their mean: as with round-trip times in RFC 6298."""
@@ -100,8 +100,7 @@ class Dispatcher:
     def refusal(self, cause: RefusedFor, detail: str) -> Failure:
         """WORKER_AT_CAPACITY, with the limits and the state that programs may want to know, numbers in decimal digits.
 
-        It may be worth another try when all that wait and one more have had a slot: each of the N comes free once in a
-        service time.
+        `Retry-After` is `wait_for_slot_s`, once a request has held a slot.
         """
         limits = self._limits
         state: dict[str, object] = {
@@ -118,7 +117,7 @@ class Dispatcher:
         return Failure(
             Reason.WORKER_AT_CAPACITY,
             detail,
-            retry_after_s=None if mean is None else (len(self._waiting) + 1) * mean / limits.slots,
+            retry_after_s=None if mean is None else wait_for_slot_s(len(self._waiting), mean, limits.slots),
             metadata={CAUSE: cause, **{name: str(value) for name, value in state.items()}},
         )
 

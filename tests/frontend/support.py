@@ -120,12 +120,12 @@ class BareWorkers:
 
     def __init__(self, *workers: BareWorker) -> None:
         self._sessions = {one.session.key: one.session for one in workers}
-        self._worker_set: WorkerSet[Candidate] = WorkerSet(CARD)
+        self._worker_set = WorkerSet(CARD)
         for one in workers:
             self._worker_set.add(one.candidate)
-            one.on_news = partial(self._worker_set.on_news, one.candidate)
+            one.on_news = partial(self._worker_set.on_change, one.candidate)
 
-    def worker_set(self, card: ModelCard) -> WorkerSet[Candidate]:
+    def worker_set(self, card: ModelCard) -> WorkerSet:
         return self._worker_set
 
     def session(self, key: str) -> WorkerSession | None:

@@ -21,14 +21,15 @@ from services.discovery.client import InstanceRecord
 from services.frontend.metrics.definitions import build_metrics
 from services.frontend.model_catalog import Model, ModelCatalog
 from services.frontend.pipeline import PipelineConfig, frontend_layers
+from services.frontend.routing.candidate import Candidate
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.models.tokenizers.byte_level import ByteTokenizer
 from tests.support.doubles import (
     CARD,
-    FakeWorker,
-    FakeWorkers,
+    FakePool,
     Script,
     call_layer,
+    make_candidate,
     make_request,
     models_of,
     run_async,
@@ -43,7 +44,7 @@ class Plane:
     def __init__(self, script: Script, swapped: int | None, **parts: Any) -> None:
         self.script = script
         self.metrics = build_metrics()
-        self.workers = FakeWorkers(FakeWorker("a"), FakeWorker("b"))
+        self.workers = FakePool(make_candidate("a"), make_candidate("b"))
         given: dict[str, Any] = {
             "catalog": models_of(),
             "pool": self.workers,
@@ -92,13 +93,13 @@ async def a_bug_in_the_gate_is_guarded_too(swapped: int | None) -> None:
 async def a_process_that_leaves_says_so_though_it_has_no_room_either(swapped: int | None) -> None:
     gate = Gate()
     gate.is_draining = True
-    plane = Plane(Script(), swapped, gate=gate, pool=FakeWorkers())
+    plane = Plane(Script(), swapped, gate=gate, pool=FakePool())
 
     assert (await failure_of(plane, make_request())).reason is Reason.DRAINING
 
 
 async def a_refusal_for_want_of_room_sets_no_timer(swapped: int | None) -> None:
-    plane = Plane(Script(), swapped, pool=FakeWorkers(FakeWorker("a", full=True)))
+    plane = Plane(Script(), swapped, pool=FakePool(make_candidate("a", is_full=True)))
 
     failure, timers = await refused_with_timers(plane)
 
@@ -246,9 +247,9 @@ def test_sampling_left_open_is_settled_once_for_all_attempts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "reason"), [([], Reason.NO_WORKERS), ([FakeWorker("a", full=True)], Reason.OVERLOADED)]
+    ("workers", "reason"), [([], Reason.NO_WORKERS), ([make_candidate("a", is_full=True)], Reason.OVERLOADED)]
 )
-def test_what_is_refused_for_want_of_room_is_not_tokenised(workers: list[FakeWorker], reason: Reason) -> None:
+def test_what_is_refused_for_want_of_room_is_not_tokenised(workers: list[Candidate], reason: Reason) -> None:
     class NoTokenizer(ByteTokenizer):
         def encode(self, text: str, *, add_special: bool) -> list[int]:
             raise AssertionError("tokenised")
@@ -256,7 +257,7 @@ def test_what_is_refused_for_want_of_room_is_not_tokenised(workers: list[FakeWor
     async def scenario() -> None:
         catalog = ModelCatalog()
         catalog.add(Model(CARD, NoTokenizer()))
-        plane = Plane(Script(), None, catalog=catalog, pool=FakeWorkers(*workers))
+        plane = Plane(Script(), None, catalog=catalog, pool=FakePool(*workers))
         assert (await failure_of(plane, Request(model="m", text="four"))).reason is reason
 
     run_async(scenario())

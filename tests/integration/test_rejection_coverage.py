@@ -26,11 +26,11 @@ A lost worker is forgotten, a new one is free, and a quarantined one keeps its l
     integration/admission/test_busy_threshold.py test_busy_workers_and_no_workers_are_different_reasons
 Busy workers are not candidates; having no workers differs from having no free ones:
     integration/admission/test_busy_threshold.py test_busy_workers_and_no_workers_are_different_reasons
-    frontend/layers/test_route.py test_no_worker_at_all_is_no_workers
-    frontend/layers/test_route.py test_all_full_or_busy_is_overloaded_and_says_when_to_come_back
+    frontend/layers/test_route.py test_a_call_without_any_worker_fails_with_no_workers
+    frontend/layers/test_route.py test_a_call_is_overloaded_with_a_retry_after_if_all_workers_are_full_or_busy
 Only a refusal by the worker counts as one:
     integration/admission/test_admission.py test_burst_fills_exactly_the_slots_and_the_queue
-    frontend/layers/test_route.py test_leaves_a_worker_alone_that_is_not_to_blame
+    frontend/layers/test_route.py test_a_worker_that_is_not_to_blame_is_not_quarantined
 A worker's limits hold, are reported and are measured:
     integration/admission/test_admission.py test_random_load_never_exceeds_the_limits
     integration/admission/test_admission_order.py test_worker_admits_and_starts_requests_like_the_model

@@ -1,6 +1,7 @@
 """One double for every layer, because every layer has one signature; and doubles for what routing sees."""
 
 import asyncio
+import math
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -11,10 +12,11 @@ from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.model_card import ModelCard, Resume, TokenizerRef
 from services.core.request import FinishReason, Request, Sampling, Stop
 from services.frontend.model_catalog import Model, ModelCatalog
-from services.frontend.routing.load import Occupancy
+from services.frontend.routing.candidate import Candidate
 from services.frontend.routing.worker_set import WorkerSet
 from services.models.tokenizers.byte_level import VOCAB_SIZE, ByteTokenizer
 from services.runtime.loop import run_on_loop
+from services.stubs import worker_pb2
 from services.worker.engine import RankLoad
 
 TEST_S_MAX = 10.0
@@ -151,56 +153,78 @@ class RecordingAttempt(Attempt):
         self.grace_s.append(grace_s)
 
 
-@dataclass
-class FakeWorker:
-    """A session to a worker as routing sees it."""
+@dataclass(frozen=True)
+class FakeSession:
+    """A session that only has a key."""
 
     key: str
-    in_flight_count: int = 0
-    is_draining: bool = False
-    is_lost: bool = False
-    quarantined_until: float = 0.0
-    full: bool = False
-    refused_count: int = 1
-    refused_tokens: int | None = None
-    request_limit: int | None = None
-    occupancy: Occupancy = field(default_factory=Occupancy)
-    reported: Sequence[RankLoad] = ()
-
-    @property
-    def session(self) -> RoutedSession:
-        return self
-
-    def ranks(self) -> Sequence[RankLoad]:
-        return self.reported
-
-    def is_full(self, count: int = 1, tokens: int = 0) -> bool:
-        is_long = self.refused_tokens is not None and tokens >= self.refused_tokens
-        is_marked = is_long or (self.full and count >= self.refused_count)
-        return is_marked or (self.request_limit is not None and self.in_flight_count + count > self.request_limit)
-
-    def on_refused(self, bound: RefusedFor, count: int, tokens: int) -> None:
-        if bound is RefusedFor.QUEUE_TOKENS:
-            self.refused_tokens = tokens
-        elif bound is not RefusedFor.QUEUE_TIMEOUT:
-            self.full, self.refused_count = True, count
 
 
-class FakeWorkers:
+def make_candidate(
+    key: str = "a",
+    *,
+    slots: int = 0,
+    places: int = 0,
+    load: worker_pb2.Load | None = None,
+    ranks: Sequence[RankLoad] = (),
+    in_flight_count: int = 0,
+    is_full: bool = False,
+    is_draining: bool = False,
+    is_lost: bool = False,
+    quarantined_until: float = 0.0,
+    kind: type[Candidate] = Candidate,
+) -> Candidate:
+    """A worker whose clock stands still. `slots`: 0 for no request limit. `is_full`: it has refused a request."""
+    candidate = kind(FakeSession(key), key, full_s=math.inf, clock=lambda: 0.0)
+    candidate.on_welcome(worker_pb2.Welcome(engine_request_limit=slots, request_queue_limit=places))
+    if in_flight_count:
+        candidate.on_opened(in_flight_count)
+    if load is not None:
+        candidate.on_load(load)
+    report(candidate, *ranks)
+    if is_full:
+        fill(candidate)
+    candidate.is_draining, candidate.is_lost, candidate.quarantined_until = is_draining, is_lost, quarantined_until
+    return candidate
+
+
+def report(candidate: Candidate, *ranks: RankLoad) -> None:
+    """The worker reports the load of its ranks."""
+    load = worker_pb2.Load()
+    load.MergeFrom(candidate.load.last)
+    del load.ranks[:]
+    load.ranks.extend(
+        worker_pb2.RankLoad(
+            dp_rank=number,
+            kv_blocks_used=rank.kv_blocks_used,
+            kv_blocks_total=rank.kv_blocks_total,
+            active_prefill_tokens=rank.active_prefill_tokens,
+        )
+        for number, rank in enumerate(ranks)
+    )
+    candidate.on_load(load)
+
+
+def fill(candidate: Candidate) -> None:
+    """The worker refuses a request for capacity."""
+    candidate.on_refused(RefusedFor.CAPACITY, 1, 0)
+
+
+class FakePool:
     """A pool as routing sees it, with workers of one model."""
 
-    def __init__(self, *workers: FakeWorker) -> None:
+    def __init__(self, *workers: Candidate) -> None:
         self.quarantined: list[str] = []
-        self._roster: WorkerSet[FakeWorker] = WorkerSet(CARD)
+        self._worker_set = WorkerSet(CARD)
         for one in workers:
-            self._roster.add(one)
+            self._worker_set.add(one)
 
-    def worker_set(self, card: ModelCard) -> WorkerSet[FakeWorker]:
-        return self._roster
+    def worker_set(self, card: ModelCard) -> WorkerSet:
+        return self._worker_set
 
-    def candidate(self, key: str) -> FakeWorker | None:
-        return next((one for one in self._roster if one.key == key), None)
+    def candidate(self, key: str) -> Candidate | None:
+        return next((one for one in self._worker_set if one.key == key), None)
 
-    def quarantine(self, worker: FakeWorker) -> None:
+    def quarantine(self, worker: Candidate) -> None:
         self.quarantined.append(worker.key)
-        worker.quarantined_until = float("inf")
+        worker.quarantined_until = math.inf

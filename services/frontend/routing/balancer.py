@@ -1,105 +1,115 @@
-"""Finds a worker for a call, and says why where there is none: the one way in which admission and routing look for it.
+"""Finds a worker for a call, or says why there is none. Admission and routing ask the same balancer.
 
-Few workers are all seen anew for each request. Of many, what was seen a moment ago is believed:
+Each request looks at the state of every worker if there are few. If there are many, it relies on earlier looks:
 
-| what | is believed |
+| what | is reused |
 | --- | --- |
-| that a worker has no room for a single request, or leaves | until there is news of it |
-| that it is busy | for `BUSY_S` since the first was found to be, while the thresholds stay |
-| how full all of them are, for what a refusal tells | for `TOLD_S`, while no worker comes or goes |
+| that a worker is closed to every request | until it changes |
+| that a worker is busy | for `BUSY_S` after the first was found busy, while the thresholds stay |
+| the rejection of requests with the same needs | for `REJECTION_S`, while no worker comes or goes |
 """
 
 import random
 from collections.abc import Sequence
-from typing import Generic
 
 from msgspec.structs import replace
 
 from services.core.call import Call
 from services.core.errors import Failure
-from services.frontend.routing.policy import LOOKS_MAX, AnyWorker, Needs, View, choose, healthy, less_loaded, view
-from services.frontend.routing.rejection import jittered, refusal
+from services.frontend.routing.candidate import Candidate
+from services.frontend.routing.policy import LOOKS_MAX, Survey, choose, healthy, less_loaded, survey
+from services.frontend.routing.rejection import Rejections, rejection_of
+from services.frontend.routing.state import LEFT_OUT, MOVED_REQUEST, NEW_REQUEST, Needs, State
 from services.frontend.routing.thresholds import BusyThresholds
 from services.frontend.routing.worker_set import WorkerSet
 from services.runtime.loop import clock
 
 BUSY_S = 0.05
-"""A fifth of the time between two reports."""
-TOLD_S = 0.25
-"""What a worker says of itself is as old, too."""
-TOLD_MAX = 64
-"""Kinds of requests whose refusal is remembered."""
+"""A fifth of the time between two load reports."""
+REJECTION_S = 0.25
+"""What a worker reports of its load is as old."""
+REJECTIONS_MAX = 64
+"""How many rejections are kept for reuse, each for a model and needs."""
 
 
-class Balancer(Generic[AnyWorker]):
-    """A few workers are looked at, at random; all that are open only where none of these is healthy."""
+class Balancer:
+    """Looks at a few workers, drawn at random; at all open ones only if none of these is healthy."""
 
-    def __init__(self, busy: BusyThresholds, rng: random.Random) -> None:
-        self._busy = busy
+    def __init__(self, thresholds: BusyThresholds, rng: random.Random) -> None:
+        self.rejections = Rejections(rng)
+        self._thresholds = thresholds
         self._rng = rng
-        self._told: dict[tuple[str, Needs], tuple[Failure, int, float]] = {}  # With `changes_count`, and until when.
+        self._kept: dict[tuple[str, Needs], tuple[Failure, int, float]] = {}  # With the version, and until when.
 
     def needs(self, model: str, call: Call, count: int = 1, tokens: int = 0) -> Needs:
-        """By the thresholds as they are now."""
-        return Needs(call.excluded, self._busy.acting(model), count, tokens)
+        """What the call needs, with the thresholds as they are now. `count`, `tokens`: see `Needs`."""
+        return Needs(call.excluded, self._thresholds.acting(model), count, tokens)
 
-    def has_any(self, worker_set: WorkerSet[AnyWorker], needs: Needs) -> bool:
-        """Whether `find` would find one for a new request."""
+    def require_room(self, workers: WorkerSet, needs: Needs) -> None:
+        """Raise the rejection of a new request if `choose` would raise it."""
         now = clock()
-        worker_set.doubt_busy(needs.thresholds, now)
-        if next(healthy(worker_set.open, needs, now, self._rng), None) is not None:
-            return True
-        return self._find_among_all(worker_set, needs, now, is_under_way=False) is not None
+        workers.expire_busy(needs.thresholds, now)
+        if next(healthy(workers.open, needs, now, self._rng), None) is not None:
+            return
+        if not self._look_at_all_open(workers, needs, now).eligible(NEW_REQUEST):
+            raise self._rejection(workers, needs)
 
-    def find(self, worker_set: WorkerSet[AnyWorker], needs: Needs, *, is_under_way: bool = False) -> AnyWorker | None:
-        """An eligible worker: the less loaded of two healthy ones, if there are."""
-        now = clock()
-        worker_set.doubt_busy(needs.thresholds, now)
-        found = less_loaded(healthy(worker_set.open, needs, now, self._rng))
-        if found is None:
-            found = self._find_among_all(worker_set, needs, now, is_under_way=is_under_way)
-        if found is None and is_under_way and worker_set.busy:
-            found = self._find_busy(worker_set, replace(needs, thresholds=None), now)
+    def choose(self, workers: WorkerSet, needs: Needs) -> Candidate:
+        """A worker for a new request: the less loaded of two healthy ones, if there are. Raises its rejection."""
+        if (found := self._find(workers, needs, NEW_REQUEST, clock())) is None:
+            raise self._rejection(workers, needs)
         return found
 
-    def _find_among_all(
-        self, worker_set: WorkerSet[AnyWorker], needs: Needs, now: float, *, is_under_way: bool
-    ) -> AnyWorker | None:
-        seen = _sorted(worker_set, worker_set.open, needs, now)
-        if needs.thresholds is not None and len(worker_set) > LOOKS_MAX:
-            worker_set.believe_busy(seen.busy, needs.thresholds, until=now + BUSY_S)
-        return choose(seen.eligible(is_under_way=is_under_way), self._rng)
-
-    def _find_busy(self, worker_set: WorkerSet[AnyWorker], needs: Needs, now: float) -> AnyWorker | None:
-        """One of those that are believed to be."""
-        if (found := less_loaded(healthy(worker_set.busy, needs, now, self._rng))) is not None:
-            return found
-        return choose(_sorted(worker_set, worker_set.busy, needs, now).eligible(is_under_way=True), self._rng)
-
-    def refusal(self, worker_set: WorkerSet[AnyWorker], needs: Needs, model: str) -> Failure:
-        """Why there is none for a new request."""
+    def choose_other(self, workers: WorkerSet, needs: Needs) -> Candidate | None:
+        """A worker for a request that lost its own. It may be a busy one."""
         now = clock()
-        if len(worker_set) <= LOOKS_MAX:
-            return jittered(refusal(view(worker_set, needs, now), model), self._rng)
-        needs = replace(needs, excluded=frozenset())  # Or each way that a request has come would be a kind of its own.
+        found = self._find(workers, needs, MOVED_REQUEST, now)
+        if found is None and workers.busy:
+            found = self._find_among_busy(workers, replace(needs, thresholds=None), now)
+        return found
+
+    def _find(self, workers: WorkerSet, needs: Needs, order: Sequence[State], now: float) -> Candidate | None:
+        workers.expire_busy(needs.thresholds, now)
+        found = less_loaded(healthy(workers.open, needs, now, self._rng))
+        if found is None:
+            found = choose(self._look_at_all_open(workers, needs, now).eligible(order), self._rng)
+        return found
+
+    def _find_among_busy(self, workers: WorkerSet, needs: Needs, now: float) -> Candidate | None:
+        if (found := less_loaded(healthy(workers.busy, needs, now, self._rng))) is not None:
+            return found
+        return choose(_look_at_all(workers, workers.busy, needs, now).eligible(MOVED_REQUEST), self._rng)
+
+    def _look_at_all_open(self, workers: WorkerSet, needs: Needs, now: float) -> Survey:
+        found = _look_at_all(workers, workers.open, needs, now)
+        if needs.thresholds is not None and len(workers) > LOOKS_MAX:
+            workers.set_busy(found.busy, needs.thresholds, until=now + BUSY_S)
+        return found
+
+    def _rejection(self, workers: WorkerSet, needs: Needs) -> Failure:
+        """The rejection of a new request that no worker is eligible for."""
+        now, model = clock(), workers.card.model
+        if len(workers) <= LOOKS_MAX:
+            return self.rejections.jittered(rejection_of(survey(workers, needs, now), model))
+        needs = replace(needs, excluded=frozenset())  # So that requests refused by different workers share one.
         key = (model, needs)
-        told, changes_count, until = self._told.get(key, (None, 0, 0.0))
-        if told is None or changes_count != worker_set.changes_count or now >= until:
-            told = refusal(view(worker_set, needs, now), model)
-            self._remember(key, (told, worker_set.changes_count, now + TOLD_S))
-        return jittered(told, self._rng)
+        rejection, version, until = self._kept.get(key, (None, 0, 0.0))
+        if rejection is None or version != workers.version or now >= until:
+            rejection = rejection_of(survey(workers, needs, now), model)
+            self._keep(key, (rejection, workers.version, now + REJECTION_S))
+        return self.rejections.jittered(rejection)
 
-    def _remember(self, key: tuple[str, Needs], told: tuple[Failure, int, float]) -> None:
-        if len(self._told) >= TOLD_MAX:
-            self._told.clear()
-        self._told[key] = told
+    def _keep(self, key: tuple[str, Needs], entry: tuple[Failure, int, float]) -> None:
+        if len(self._kept) >= REJECTIONS_MAX:
+            self._kept.clear()
+        self._kept[key] = entry
 
 
-def _sorted(
-    worker_set: WorkerSet[AnyWorker], sessions: Sequence[AnyWorker], needs: Needs, now: float
-) -> View[AnyWorker]:
-    """How they stand; those without room for anybody are closed."""
-    seen = view(sessions, needs, now)
-    for one in seen.closed():
-        worker_set.close(one)
-    return seen
+def _look_at_all(workers: WorkerSet, candidates: Sequence[Candidate], needs: Needs, now: float) -> Survey:
+    """Sort the candidates by state, and leave out of the worker set those that are closed to every request."""
+    found = survey(candidates, needs, now)
+    for state in LEFT_OUT:
+        for one in found.by_state[state]:
+            if one.is_closed:
+                workers.leave_out(one)
+    return found

@@ -1,15 +1,4 @@
-"""One worker as routing sees it: whether it stays, whether it has room, and what load it reports.
-
-A session feeds its candidate with events; admission and routing only read it.
-
-| event | what changes |
-| --- | --- |
-| the worker's welcome | its request limit |
-| requests sent, a request ended | the requests in flight; the end of one may leave room |
-| a load report | the load; it forgets refusals |
-| a refusal for capacity | the worker is full for as much, for a while |
-| the worker leaves; the session is lost | it takes no new request |
-"""
+"""One worker as routing sees it: a session feeds it with events, admission and routing read its state."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,6 +6,8 @@ from services.core.call import RoutedSession
 from services.core.errors import RefusedFor
 from services.frontend.routing.capacity import Capacity
 from services.frontend.routing.load import Occupancy, WorkerLoad
+from services.frontend.routing.state import Needs, State
+from services.frontend.routing.thresholds import is_busy
 from services.runtime.loop import clock as monotonic
 from services.stubs import worker_pb2
 
@@ -59,15 +50,27 @@ class Candidate:
 
     # What routing reads
 
+    def state(self, needs: Needs, now: float) -> State:
+        """The state of the worker for one call: see `state.py`. `now`: in event-loop time."""
+        if self.is_draining or self.is_lost:
+            return State.GONE
+        if self.capacity.is_full(needs.count, needs.tokens):
+            return State.FULL
+        if self.key in needs.excluded:
+            return State.EXCLUDED
+        if needs.thresholds is not None and is_busy(self.load.ranks(), needs.thresholds):
+            return State.BUSY
+        return State.HEALTHY if self.quarantined_until <= now else State.QUARANTINED
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no request at all can go there before it changes."""
+        return self.is_draining or self.is_lost or self.capacity.is_full()
+
     @property
     def in_flight_count(self) -> int:
         """This frontend's own requests on the worker."""
         return self.capacity.in_flight_count
-
-    @property
-    def request_limit(self) -> int | None:
-        """How many requests the worker takes, running and waiting; None if it does not say."""
-        return self.capacity.request_limit
 
     @property
     def occupancy(self) -> Occupancy:
@@ -77,10 +80,6 @@ class Candidate:
     def ranks(self) -> Sequence[worker_pb2.RankLoad]:
         """The load of each rank whose report still counts."""
         return self.load.ranks()
-
-    def is_full(self, count: int = 1, tokens: int = 0) -> bool:
-        """See `Capacity.is_full`."""
-        return self.capacity.is_full(count, tokens)
 
     # Events
 
@@ -106,18 +105,18 @@ class Candidate:
             self._notify()
 
     def on_load(self, load: worker_pb2.Load) -> None:
-        """The worker reports its load. Without ranks it is only a heartbeat, and refusals keep counting."""
+        """The worker has reported its load. A message without ranks is only a heartbeat: refusals keep counting."""
         self.load.add(load)
         if load.ranks and self.capacity.forget_refusals():
             self._notify()
 
     def on_refused(self, bound: RefusedFor, count: int, tokens: int) -> None:
-        """See `Capacity.on_refused`. Ignored once the session is lost."""
+        """The worker has refused a request for capacity: see `Capacity.on_refused`. Ignored once it is lost."""
         if not self.is_lost:
             self.capacity.on_refused(bound, count, tokens)
 
     def on_draining(self) -> None:
-        """The worker leaves: it ends the requests it has and takes no new ones."""
+        """The worker leaves: it finishes the requests that it has and takes no new ones."""
         self.is_draining = True
         self._notify()
 

@@ -13,10 +13,14 @@ To add another reason, add it to `Capacity.is_full`, and to the events that end 
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from services.core.errors import Reason, RefusedFor
 from services.stubs import worker_pb2
+
+FULL_S = 1.0
+"""How long a refusal for capacity counts at most."""
 
 
 class Capacity:
@@ -26,7 +30,10 @@ class Capacity:
     """
 
     def __init__(self, full_s: float, on_room: Callable[[], None]) -> None:
-        """`full_s`: how long a refusal counts at most. `on_room`: called when one has expired."""
+        """`full_s`: how long a refusal counts at most; infinity: until another event.
+
+        `on_room`: called when one has expired.
+        """
         self.in_flight_count = 0
         self.request_limit: int | None = None
         """How many requests the worker takes, running and waiting; None if it does not say."""
@@ -90,30 +97,33 @@ class Refusal:
     def __init__(self, full_s: float, on_expired: Callable[[], None]) -> None:
         self._full_s = full_s
         self._on_expired = on_expired
+        self._amount: int | None = None
         self._expiry: asyncio.TimerHandle | None = None
-        self._amount = 0  # Meaningless unless it is set.
 
     @property
     def is_set(self) -> bool:
-        return self._expiry is not None
+        return self._amount is not None
 
     def covers(self, amount: int) -> bool:
         """Whether the worker refused as much or less."""
-        return self._expiry is not None and amount >= self._amount
+        return self._amount is not None and amount >= self._amount
 
     def remember(self, amount: int) -> None:
-        """Counts for `full_s` from now on."""
-        self._amount = min(amount, self._amount) if self.is_set else amount
+        """Count the refusal of `amount` for `full_s` from now on, and with it an earlier one of less."""
+        amount = amount if self._amount is None else min(amount, self._amount)
         self.forget()
-        self._expiry = asyncio.get_running_loop().call_later(self._full_s, self._expire)
+        self._amount = amount
+        if math.isfinite(self._full_s):
+            self._expiry = asyncio.get_running_loop().call_later(self._full_s, self._expire)
 
     def forget(self) -> None:
+        self._amount = None
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
 
     def _expire(self) -> None:
-        self._expiry = None
+        self.forget()
         self._on_expired()
 
 

@@ -1,26 +1,101 @@
-"""What a refusal tells of the workers: how full they are, and when it may be worth another try."""
+"""Rejections: the failures that tell a client that no worker takes its request, why, and when to try again.
+
+| case | failure |
+| --- | --- |
+| no worker takes as many choices at a time | INVALID_ARGUMENT |
+| no worker is present, or none but those that the call excludes | NO_WORKERS |
+| workers are registered for the model, but none is reached | NO_WORKERS |
+| a request that lost its worker finds no other in time | NO_WORKERS |
+| all workers are full or busy | OVERLOADED |
+| the chosen worker itself has refused | its own WORKER_AT_CAPACITY |
+"""
 
 import random
 from collections.abc import Sequence
 
-from services.core.errors import CAUSE, RETRY_AFTER_S_MIN, Failure, Reason, RefusedFor, invalid, jittered_s
+from services.core.errors import (
+    CAUSE,
+    RETRY_AFTER_S_MIN,
+    Failure,
+    Reason,
+    RefusedFor,
+    invalid,
+    jittered_s,
+    wait_for_slot_s,
+)
 from services.frontend.routing.load import Occupancy
-from services.frontend.routing.policy import AnyWorker, View
+from services.frontend.routing.policy import Survey
 from services.frontend.routing.thresholds import excess
 
 
-def retry_after_s(workers: Sequence[Occupancy]) -> float:
-    """To be jittered: when a slot may be free for one that queues now, on the worker where that is soonest.
+class Rejections:
+    """Builds rejections. Each has a time to try again of its own, so that clients do not come back together."""
 
-    N slots that are all taken come free at a rate of N per service time, and those that wait come first: so it takes
-    (waiting + 1) * service time / N.
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def not_reached(self, model: str, registered_count: int) -> Failure:
+        """For a model that discovery knows `registered_count` workers of, before any of them is reached."""
+        return self.jittered(
+            _no_workers(f"no worker of {model!r} is reached so far, {of_registered(registered_count)}")
+        )
+
+    def not_replaced(self, model: str) -> Failure:
+        """For a request that lost its worker and has waited for another."""
+        return self.jittered(_no_workers(f"no other worker of {model!r} had room or came in time"))
+
+    def jittered(self, rejection: Failure) -> Failure:
+        """A copy of the rejection for one request."""
+        own = rejection.copy()
+        if own.retry_after_s is not None:
+            own.retry_after_s = jittered_s(own.retry_after_s, self._rng)
+        return own
+
+    def set_retry_after(self, refusal: Failure) -> None:
+        """Keep what a worker's own refusal says, within the limits of every `Retry-After`, and jittered."""
+        refusal.retry_after_s = jittered_s(refusal.retry_after_s or RETRY_AFTER_S_MIN, self._rng)
+
+
+def rejection_of(found: Survey, model: str) -> Failure:
+    """The rejection of new requests for which no worker is eligible. To be jittered for each."""
+    count = found.needs.count
+    limits = [one.capacity.request_limit for one in found.present]
+    known = [limit for limit in limits if limit is not None]
+    if known and len(known) == len(limits) and max(known) < count:
+        return invalid("n", f"n is {count}: no worker of {model!r} takes more than {max(known)} requests at a time")
+    if not found.is_crowded:
+        return _no_workers(f"no worker serves {model!r} at the moment")
+    workers = [one.occupancy for one in found.present]
+    detail, cause = _bound_met(found, model)
+    return Failure(
+        Reason.OVERLOADED, detail, retry_after_s=retry_after_s(workers), metadata=cause | limits_and_load(workers)
+    )
+
+
+def _bound_met(found: Survey, model: str) -> tuple[str, dict[str, str]]:
+    """The bound that the request has met, as a sentence for people and as metadata for programs.
+
+    If some workers are full and all others busy, it is the thresholds: higher ones would have let the request in.
     """
-    known = [(one.waiting + 1) * one.service_s / one.slots for one in workers if one.service_s and one.slots]
+    thresholds = found.needs.thresholds
+    if not found.busy or thresholds is None:
+        return f"every worker of {model!r} is at capacity", {CAUSE: RefusedFor.CAPACITY}
+    which = f"every worker of {model!r} is"
+    if len(found.busy) < len(found.present):
+        which = f"some workers of {model!r} are at capacity and all others"
+    over = excess([rank for one in found.busy for rank in one.ranks()], thresholds)
+    cause = {CAUSE: RefusedFor.BUSY_THRESHOLD.value} | thresholds.named()
+    return f"{which} over a busy threshold, the least loaded with {over}", cause
+
+
+def retry_after_s(workers: Sequence[Occupancy]) -> float:
+    """The soonest that one of the workers may have a slot for a request that queues now. Without jitter."""
+    known = [wait_for_slot_s(one.waiting, one.service_s, one.slots) for one in workers if one.service_s and one.slots]
     return min(known, default=RETRY_AFTER_S_MIN)
 
 
-def metadata_of(workers: Sequence[Occupancy]) -> dict[str, str]:
-    """Limits and load of all these workers together, under the names that a single worker's refusal has them."""
+def limits_and_load(workers: Sequence[Occupancy]) -> dict[str, str]:
+    """The sums over all workers, under the names that a single worker's refusal uses."""
     return {
         "engine_request_limit": str(sum(one.slots for one in workers)),
         "request_queue_limit": str(sum(one.places for one in workers)),
@@ -29,54 +104,11 @@ def metadata_of(workers: Sequence[Occupancy]) -> dict[str, str]:
     }
 
 
-def refusal(seen: View[AnyWorker], model: str) -> Failure:
-    """What new requests are told for which no worker is eligible, but for `jittered`."""
-    count = seen.needs.count
-    limits = [one.request_limit for one in seen.present]
-    known = [limit for limit in limits if limit is not None]
-    if known and len(known) == len(limits) and max(known) < count:
-        return invalid("n", f"n is {count}: no worker of {model!r} takes more than {max(known)} requests at a time")
-    if not seen.is_crowded:
-        return no_workers(f"no worker serves {model!r} at the moment")
-    workers = [one.occupancy for one in seen.present]
-    detail, cause = _bound_met(seen, model)
-    return Failure(
-        Reason.OVERLOADED,
-        detail,
-        retry_after_s=retry_after_s(workers),
-        metadata=cause | metadata_of(workers),
-    )
-
-
-def _bound_met(seen: View[AnyWorker], model: str) -> tuple[str, dict[str, str]]:
-    """The same for people and for programs.
-
-    Where some are full and all others busy, it is for the thresholds: higher ones would have let the request in.
-    """
-    thresholds = seen.needs.thresholds
-    if not seen.busy or thresholds is None:
-        return f"every worker of {model!r} is at capacity", {CAUSE: RefusedFor.CAPACITY}
-    which = f"every worker of {model!r} is"
-    if len(seen.busy) < len(seen.present):
-        which = f"some workers of {model!r} are at capacity and all others"
-    over = excess([rank for one in seen.busy for rank in one.ranks()], thresholds)
-    cause = {CAUSE: RefusedFor.BUSY_THRESHOLD.value} | thresholds.named()
-    return f"{which} over a busy threshold, the least loaded with {over}", cause
-
-
-def no_workers(detail: str) -> Failure:
-    """NO_WORKERS, but for `jittered`: when one comes can't be known."""
+def _no_workers(detail: str) -> Failure:
+    """NO_WORKERS with the shortest time to try again: when a worker comes is not known."""
     return Failure(Reason.NO_WORKERS, detail, retry_after_s=RETRY_AFTER_S_MIN)
 
 
 def of_registered(count: int) -> str:
-    """The end of a sentence that says that none of so many workers is reached."""
+    """The end of a sentence that says that no worker is reached."""
     return f"of {count} registered: this frontend's log says why"
-
-
-def jittered(failure: Failure, rng: random.Random) -> Failure:
-    """The same for one request, with a time to come back of its own."""
-    own = failure.copy()
-    if own.retry_after_s is not None:
-        own.retry_after_s = jittered_s(own.retry_after_s, rng)
-    return own

@@ -1,13 +1,14 @@
-"""Who waits for room on some worker: called in order of arrival, and no more of them than can find any.
+"""Requests that wait for room on some worker. They are woken in order of arrival, and only as many as can find room.
 
-| event | who looks next |
+| event | woken next |
 | --- | --- |
-| a worker comes, or has room again | the first of the line |
-| one that was called has found room, or leaves before it has looked | the next `CALLED_BY_EACH` |
-| one finds room that it cannot use: for fewer choices, or on a worker that it excludes | the next `CALLED_BY_EACH` |
-| one finds no room at all | nobody: the others would find none either |
+| a worker comes, or may have room again | the first of the queue |
+| a woken request has found room, or leaves before it has looked | the next `WOKEN_BY_EACH` |
+| a woken request finds room that it cannot use: too little, or on an excluded worker | the next `WOKEN_BY_EACH` |
+| a woken request finds no room at all | none, because the others would find none either |
 
-So room that comes while others look is found too, and a crowd is called in few turns of the loop: each doubles it.
+So room that comes free while others look is found too. A long queue is woken in few turns of the event loop, because
+each turn wakes twice as many as the one before.
 """
 
 import asyncio
@@ -16,77 +17,79 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 
-CALLED_BY_EACH = 2
+WOKEN_BY_EACH = 2
 
 
 class Waiter:
-    """Of one that waits, in a line."""
+    """One request in the queue."""
 
-    __slots__ = ("_called", "_line", "number")
+    __slots__ = ("_queue", "_woken", "number")
 
-    def __init__(self, line: "WaitQueue", number: int) -> None:
-        self._line = line
-        self._called = asyncio.Event()
+    def __init__(self, queue: "WaitQueue", number: int) -> None:
+        self._queue = queue
+        self._woken = asyncio.Event()
         self.number = number
 
-    async def wait_call(self) -> None:
-        """Until it is this one's turn to look. What it finds is for `keep`, unless it leaves the line with it."""
-        await self._called.wait()
+    async def wait_turn(self) -> None:
+        """Wait until this request is to look for room. It then leaves the queue, or calls `wait_again`."""
+        await self._woken.wait()
 
-    def keep(self, *, is_room_left: bool) -> None:
-        """It has looked, and found nothing for itself. is_room_left: others may."""
-        self._called.clear()
+    def wait_again(self, *, is_room_left: bool) -> None:
+        """The request has found no room that it can use. `is_room_left`: others may find some."""
+        self._woken.clear()
         if is_room_left:
-            self._line.call_next()
+            self._queue.wake_next()
 
-    def call(self) -> None:
-        self._called.set()
+    def wake(self) -> None:
+        self._woken.set()
 
     @property
-    def is_called(self) -> bool:
-        return self._called.is_set()
+    def is_woken(self) -> bool:
+        return self._woken.is_set()
 
 
 class WaitQueue:
-    """Bounded by whoever waits in it: each has a deadline of its own."""
+    """Has no bound of its own: every request in it has a deadline."""
 
     def __init__(self) -> None:
-        self._places: list[Waiter] = []  # In order of their numbers.
+        self._waiters: list[Waiter] = []  # In order of their numbers.
         self._numbers = count(1)
-        self._called_to = 0  # Since the last news, all up to this number have been called.
+        self._woken_to = 0  # Since `wake_first`, all up to this number were woken.
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits."""
-        return not self._places
+        return not self._waiters
 
     @contextmanager
-    def place(self) -> Iterator[Waiter]:
-        """The last place, until the end of the block. To be taken before any await after the look that was in vain."""
-        place = Waiter(self, next(self._numbers))
-        self._places.append(place)
+    def join(self) -> Iterator[Waiter]:
+        """Wait at the end of the queue, until the end of the block.
+
+        Join before any `await` that follows the look in vain, or room that comes free meanwhile is missed.
+        """
+        waiter = Waiter(self, next(self._numbers))
+        self._waiters.append(waiter)
         try:
-            yield place
+            yield waiter
         finally:
-            self._places.pop(self._find(place.number) - 1)
-            if place.is_called:
-                self.call_next()
+            self._waiters.pop(self._position_after(waiter.number) - 1)
+            if waiter.is_woken:
+                self.wake_next()
 
-    def call_first(self) -> None:
-        """There is news of room: the line is called from its beginning."""
-        self._called_to = 0
-        self._call(1)
+    def wake_first(self) -> None:
+        """There may be room: begin again with the first of the queue."""
+        self._woken_to = 0
+        self._wake(1)
 
-    def call_next(self) -> None:
-        """Whoever was called has looked, or will not: there may be room for more."""
-        self._call(CALLED_BY_EACH)
+    def wake_next(self) -> None:
+        """A woken request has looked, or never will: there may be room for more."""
+        self._wake(WOKEN_BY_EACH)
 
-    def _call(self, number: int) -> None:
-        start = self._find(self._called_to)
-        for place in self._places[start : start + number]:
-            place.call()
-            self._called_to = place.number
+    def _wake(self, number: int) -> None:
+        start = self._position_after(self._woken_to)
+        for waiter in self._waiters[start : start + number]:
+            waiter.wake()
+            self._woken_to = waiter.number
 
-    def _find(self, number: int) -> int:
-        """How many have this number or a lower one."""
-        return bisect_right(self._places, number, key=lambda one: one.number)
+    def _position_after(self, number: int) -> int:
+        """The position of the first waiter with a higher number."""
+        return bisect_right(self._waiters, number, key=lambda one: one.number)

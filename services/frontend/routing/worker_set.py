@@ -1,118 +1,110 @@
-"""The sessions to workers of one model, which of them are worth a look, and who waits for room on one.
+"""The workers of one model, which of them a request looks at, and the requests that wait for room on one.
 
-| session | is worth a look |
-| --- | --- |
-| open | to every request |
-| closed: found without room for a single request, or leaving | not before there is news of it |
-| busy: found over a threshold | not before that is doubted; but to requests that are under way |
-
-So a look costs the same however many workers are full or busy.
+Workers are left out by the last column of the table in `state.py`. So a request costs the same however many workers are
+full or busy.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
 
 from services.core.model_card import ModelCard
+from services.frontend.routing.candidate import Candidate
 from services.frontend.routing.thresholds import Thresholds
 from services.frontend.routing.wait_queue import WaitQueue
 
 
-class Keyed(Protocol):
-    """A session."""
+class WorkerSet:
+    """A worker is in `open`, in `busy`, or left out. Each method that changes one costs the same for any number.
 
-    @property
-    def key(self) -> str: ...
+    `version`: changes when a worker is added or removed.
+    """
 
-
-Session = TypeVar("Session", bound=Keyed)
-
-
-class WorkerSet(Generic[Session]):
-    """A change of one costs the same, however many there are."""
-
-    def __init__(self, card: ModelCard, line: WaitQueue | None = None) -> None:
+    def __init__(self, card: ModelCard, wait_queue: WaitQueue | None = None) -> None:
         self.card = card
-        self.line = line or WaitQueue()
-        self.changes_count = 0  # Of who is there.
-        self._all: dict[str, Session] = {}
-        self._open: _Shelf[Session] = _Shelf()
-        self._busy: _Shelf[Session] = _Shelf()
-        self._belief = Thresholds(), 0.0  # By which, and until when.
+        self.wait_queue = wait_queue or WaitQueue()
+        self.version = 0
+        self._all: dict[str, Candidate] = {}
+        self._open = _IndexedList()
+        self._busy = _IndexedList()
+        self._busy_by = Thresholds()  # Meaningless unless some are busy, as the next.
+        self._busy_until = 0.0
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[Candidate]:
         return iter(self._all.values())
 
     def __len__(self) -> int:
         return len(self._all)
 
     @property
-    def open(self) -> Sequence[Session]:
-        """In no order. A view: it changes with the roster, as `busy` does."""
+    def open(self) -> Sequence[Candidate]:
+        """Those that every request looks at, in no order. The list changes with the worker set."""
         return self._open.items
 
     @property
-    def busy(self) -> Sequence[Session]:
+    def busy(self) -> Sequence[Candidate]:
+        """Those that only requests that lost their worker look at. The list changes with the worker set."""
         return self._busy.items
 
-    def add(self, session: Session) -> None:
-        """A new one."""
-        self._all[session.key] = session
-        self.changes_count += 1
-        self.on_news(session)
+    def add(self, worker: Candidate) -> None:
+        self._all[worker.key] = worker
+        self.version += 1
+        self.on_change(worker)
 
-    def remove(self, session: Session) -> None:
-        """It is there."""
-        del self._all[session.key]
-        self.changes_count += 1
-        self.close(session)
+    def remove(self, worker: Candidate) -> None:
+        """The worker must be present."""
+        del self._all[worker.key]
+        self.version += 1
+        self.leave_out(worker)
 
-    def on_news(self, session: Session) -> None:
-        """It may have room again: whoever waits is to look. None of one that is not there."""
-        if session.key in self._all:
-            self._busy.discard(session)
-            self._open.add(session)
-            self.line.call_first()
+    def on_change(self, worker: Candidate) -> None:
+        """The worker may have room again: open it and wake a waiting request. Ignored if the worker was removed."""
+        if worker.key in self._all:
+            self._busy.discard(worker)
+            self._open.add(worker)
+            self.wait_queue.wake_first()
 
-    def close(self, session: Session) -> None:
-        """Until there is news of it. Idempotent."""
-        self._open.discard(session)
-        self._busy.discard(session)
+    def leave_out(self, worker: Candidate) -> None:
+        """No request looks at the worker before it changes. Idempotent."""
+        self._open.discard(worker)
+        self._busy.discard(worker)
 
-    def believe_busy(self, sessions: Sequence[Session], thresholds: Thresholds, until: float) -> None:
-        """Of those that are open. until: in loop time; for all, the time that the first of them was given."""
+    def set_busy(self, workers: Iterable[Candidate], thresholds: Thresholds, until: float) -> None:
+        """Count open workers as busy without looking again.
+
+        `until`: in event-loop time; the time given with the first of them counts for all.
+        """
         if not self.busy:
-            self._belief = thresholds, until
-        for session in sessions:
-            self._open.discard(session)
-            self._busy.add(session)
+            self._busy_by, self._busy_until = thresholds, until
+        for worker in workers:
+            self._open.discard(worker)
+            self._busy.add(worker)
 
-    def doubt_busy(self, thresholds: Thresholds | None, now: float) -> None:
-        """Open those that are busy, if that was long ago or by other thresholds."""
-        if not self.busy or (self._belief[0] == thresholds and now < self._belief[1]):
+    def expire_busy(self, thresholds: Thresholds | None, now: float) -> None:
+        """Open busy workers again if their time is over, or if they were found busy by other thresholds than these."""
+        if not self.busy or (self._busy_by == thresholds and now < self._busy_until):
             return
-        for session in list(self.busy):
-            self._busy.discard(session)
-            self._open.add(session)
+        for worker in list(self.busy):
+            self._busy.discard(worker)
+            self._open.add(worker)
 
 
-class _Shelf(Generic[Session]):
-    """A set that is a list, too: one can be drawn by its position."""
+class _IndexedList:
+    """Candidates in no order. Adding, discarding and drawing by position take constant time."""
 
     def __init__(self) -> None:
-        self.items: list[Session] = []
+        self.items: list[Candidate] = []
         self._positions: dict[str, int] = {}
 
-    def add(self, session: Session) -> None:
+    def add(self, worker: Candidate) -> None:
         """Idempotent, as `discard` is."""
-        if session.key not in self._positions:
-            self._positions[session.key] = len(self.items)
-            self.items.append(session)
+        if worker.key not in self._positions:
+            self._positions[worker.key] = len(self.items)
+            self.items.append(worker)
 
-    def discard(self, session: Session) -> None:
-        position = self._positions.pop(session.key, None)
+    def discard(self, worker: Candidate) -> None:
+        position = self._positions.pop(worker.key, None)
         if position is None:
             return
-        last = self.items.pop()  # It takes the position that is free now.
-        if last is not session:
+        last = self.items.pop()  # Moves to the position that is free now.
+        if last is not worker:
             self.items[position] = last
             self._positions[last.key] = position

@@ -96,7 +96,7 @@ class Pool:
         self._has_unkept = asyncio.Event()
         self._welcomed: set[WorkerSession] = set()  # Those below, and those whose model is being learned.
         self._sessions: dict[str, WorkerSession] = {}
-        self._worker_sets: dict[int, WorkerSet[Candidate]] = {}  # By the identity of their card.
+        self._worker_sets: dict[int, WorkerSet] = {}  # By the identity of their card.
         self._quarantined: dict[str, float] = {}  # instance id → until when, in loop time
         self._changed = asyncio.Event()
         self.cancels = CancelCounts()
@@ -105,7 +105,7 @@ class Pool:
 
     # What routing sees
 
-    def worker_set(self, card: ModelCard) -> WorkerSet[Candidate]:
+    def worker_set(self, card: ModelCard) -> WorkerSet:
         """The workers with this very card object, in any state."""
         if (worker_set := self._worker_sets.get(id(card))) is None:
             self._forget_empty_rosters()
@@ -114,7 +114,9 @@ class Pool:
 
     def _forget_empty_rosters(self) -> None:
         """Of models that nobody serves and nobody waits for."""
-        self._worker_sets = {key: one for key, one in self._worker_sets.items() if len(one) or not one.line.is_empty}
+        self._worker_sets = {
+            key: one for key, one in self._worker_sets.items() if len(one) or not one.wait_queue.is_empty
+        }
 
     def session(self, key: str) -> WorkerSession | None:
         """The session that `Call.worker` names, if it still lives."""
@@ -158,7 +160,7 @@ class Pool:
     def on_worker_change(self, worker: Candidate) -> None:
         """A worker may have room again, or leaves."""
         if (session := self._sessions.get(worker.key)) is not None:
-            self.worker_set(session.card).on_news(worker)
+            self.worker_set(session.card).on_change(worker)
         self._notify()
 
     @property

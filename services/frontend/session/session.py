@@ -31,7 +31,7 @@ from services.core.model_card import ModelCard
 from services.core.request import Request
 from services.discovery.client import InstanceRecord
 from services.frontend.routing.candidate import Candidate
-from services.frontend.routing.capacity import had_place
+from services.frontend.routing.capacity import FULL_S, had_place
 from services.frontend.session.reader import ReadThrottle, SessionReader
 from services.frontend.session.stream import Stream
 from services.frontend.session.stream_table import StreamTable
@@ -61,7 +61,7 @@ class WorkerSessionConfig:
     idle_stall_s: float = 10.0
     engine_stall_s: float = 5.0
     prefill_stall_s: float = 60.0
-    full_s: float = 1.0
+    full_s: float = FULL_S
 
 
 def _ignore(_: Candidate) -> None:

@@ -26,6 +26,7 @@ from services.frontend.layers.migrate import Migrate, MigrateConfig
 from services.frontend.layers.route import Route
 from services.frontend.layers.transport import Transport
 from services.frontend.metrics.definitions import build_metrics
+from services.frontend.routing.balancer import Balancer
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.rpc.codec import seconds_to_wire
 from services.stubs import worker_pb2
@@ -37,13 +38,13 @@ Play = Callable[[BareWorker, BareWorker], Coroutine[Any, Any, None]]
 
 
 def layers_over(workers: BareWorkers) -> Layer:
-    busy, rng = BusyThresholds(AdmissionConfig()), random.Random(0)
+    balancer = Balancer(BusyThresholds(AdmissionConfig()), random.Random(0))
     pool: Any = workers
     return stack(
         Choices,
         lambda inner: Detokenize(inner, models_of()),
         lambda inner: Migrate(inner, MigrateConfig(replacement_wait_s=0.01), build_metrics()),
-        lambda inner: Route(inner, pool, busy, rng),
+        lambda inner: Route(inner, pool, balancer),
         innermost=Transport(),
     )
 
@@ -266,7 +267,7 @@ def test_every_choice_is_cancelled_when_the_client_disconnects(has_begun: bool) 
             asking.cancel()
         assert sorted((await a.sent()).cancels) == [1, 2, 3]
         assert (a.cancels.signals, a.candidate.in_flight_count) == (3, 0)
-        assert (a.candidate.is_full(COUNT), a.candidate.quarantined_until) == (False, 0.0)
+        assert (a.candidate.capacity.is_full(COUNT), a.candidate.quarantined_until) == (False, 0.0)
 
     run_async(scenario())
 

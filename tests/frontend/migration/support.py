@@ -13,7 +13,7 @@ from services.core.interface import Delta, Finish, Sink, TokenLogprobs
 from services.core.model_card import ModelCard, Resume
 from services.core.request import FinishReason, Request
 from services.frontend.layers.migrate import Migrate, MigrateConfig
-from tests.support.doubles import CARD, Collected, FakeWorker, Script, Step, call_layer, make_request, run_async
+from tests.support.doubles import CARD, Collected, FakeSession, Script, Step, call_layer, make_request, run_async
 
 ABLE = replace(CARD, resume=Resume(sampling=True, penalties=True, guided=True, logprobs=True))
 
@@ -73,7 +73,7 @@ class Stage:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         attempt = StagedAttempt(request, call, sink)
         if self.has_workers:
-            call.attempt.session = FakeWorker(f"worker-{len(self.attempts) + 1}")
+            call.attempt.session = FakeSession(f"worker-{len(self.attempts) + 1}")
         self.attempts.append(attempt)
         self.entered.set()
         try:

@@ -2,7 +2,7 @@
 
 from services.core.interface import Delta
 from services.frontend.migration.attempt import MigrationAttempt
-from tests.support.doubles import FakeWorker
+from tests.support.doubles import FakeSession
 
 
 class Observer:
@@ -52,6 +52,6 @@ def test_a_new_attempt_runs_without_a_worker_and_its_cancel_does_nothing() -> No
 def test_the_worker_is_the_key_of_the_session_that_route_chose() -> None:
     attempt = MigrationAttempt(Observer(), 4)
 
-    attempt.session = FakeWorker("a#1")
+    attempt.session = FakeSession("a#1")
 
     assert attempt.worker == "a#1"

@@ -13,7 +13,7 @@ from services.core.request import FinishReason, Request, Sampling
 from services.frontend.layers.migrate import Migrate, MigrateConfig
 from services.frontend.migration.policy import FREE_MOVES_MAX
 from tests.frontend.migration.support import ABLE, Case, RecordedMetrics
-from tests.support.doubles import FakeWorker, Step, call_layer, make_request, run_async
+from tests.support.doubles import FakeSession, Step, call_layer, make_request, run_async
 
 
 def test_another_worker_continues_after_the_last_token_delivered() -> None:
@@ -40,7 +40,7 @@ def test_each_failed_worker_is_excluded_and_the_next_attempt_may_wait_for_anothe
 
     async def failing(request: Request, call: Call, sink: Sink) -> Finish:
         calls.append(call)
-        call.attempt.session = FakeWorker(f"worker-{len(calls)}")
+        call.attempt.session = FakeSession(f"worker-{len(calls)}")
         raise Failure(Reason.STALLED, "gone")
 
     layer = Migrate(failing, MigrateConfig(limit=2), RecordedMetrics())

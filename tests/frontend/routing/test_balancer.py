@@ -1,7 +1,6 @@
-"""Search: finds a worker wherever there is one, and looks at few of them."""
+"""Balancer: finds a worker if there is one, looks at few of many, and says why there is none."""
 
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,215 +9,224 @@ from msgspec.structs import replace
 from services.core.errors import Failure, Reason
 from services.frontend.routing import balancer as balancer_module
 from services.frontend.routing.balancer import Balancer
-from services.frontend.routing.load import Occupancy
-from services.frontend.routing.policy import LOOKS_MAX, Needs
+from services.frontend.routing.candidate import Candidate
+from services.frontend.routing.policy import LOOKS_MAX
+from services.frontend.routing.state import Needs, State
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds, Thresholds
 from services.frontend.routing.worker_set import WorkerSet
+from services.rpc.codec import seconds_to_wire
+from services.stubs.worker_pb2 import Load
 from services.worker.engine import RankLoad
-from tests.support.doubles import CARD, FakeWorker, run_async
+from tests.support.doubles import CARD, fill, make_candidate, report
 
+CALM = RankLoad(kv_blocks_used=0, kv_blocks_total=10, active_prefill_tokens=0)
 BUSY = RankLoad(kv_blocks_used=9, kv_blocks_total=10, active_prefill_tokens=0)
 BY_HALF = Needs(thresholds=Thresholds(active_decode_blocks=0.5))
 BY_MORE = Needs(thresholds=Thresholds(active_decode_blocks=0.95))
 
 
-@dataclass
-class Watched(FakeWorker):
-    """Counts how often it is looked at."""
+class Watched(Candidate):
+    """Counts how often its state is looked at."""
 
-    looks: int = 0
+    looks = 0
 
-    def is_full(self, count: int = 1, tokens: int = 0) -> bool:
+    def state(self, needs: Needs, now: float) -> State:
         self.looks += 1
-        return super().is_full(count, tokens)
+        return super().state(needs, now)
 
 
 class Many:
-    """A search among so many workers, numbered from 0."""
+    """A balancer over `number` workers, named from 0 on."""
 
     def __init__(self, number: int, **worker: Any) -> None:
-        self.workers = [Watched(str(name), **worker) for name in range(number)]
-        self.worker_set: WorkerSet[FakeWorker] = WorkerSet(CARD)
+        self.workers = [make_candidate(str(name), kind=Watched, **worker) for name in range(number)]
+        self.worker_set = WorkerSet(CARD)
         for one in self.workers:
             self.worker_set.add(one)
-        self._search: Balancer[FakeWorker] = Balancer(BusyThresholds(AdmissionConfig()), random.Random(5))
+        self.balancer = Balancer(BusyThresholds(AdmissionConfig()), random.Random(5))
 
-    def find(self, needs: Needs | None = None, *, is_under_way: bool = False) -> str | None:
-        async def find() -> FakeWorker | None:
-            return self._search.find(self.worker_set, needs or Needs(), is_under_way=is_under_way)
+    def choose(self, needs: Needs | None = None) -> str | None:
+        """The worker for a new request; None if it is rejected."""
+        try:
+            return self.balancer.choose(self.worker_set, needs or Needs()).key
+        except Failure:
+            return None
 
-        found = run_async(find())
+    def choose_other(self, needs: Needs) -> str | None:
+        """The worker for a request that lost its own."""
+        found = self.balancer.choose_other(self.worker_set, needs)
         return None if found is None else found.key
 
-    def refusal(self, needs: Needs = BY_HALF) -> Failure:
-        async def refuse() -> Failure:
-            return self._search.refusal(self.worker_set, needs, "m")
-
-        return run_async(refuse())
+    def rejection(self, needs: Needs = BY_HALF) -> Failure:
+        with pytest.raises(Failure) as caught:
+            self.balancer.choose(self.worker_set, needs)
+        return caught.value
 
     def looks(self) -> int:
-        """Since it was last asked."""
-        looks = sum(one.looks for one in self.workers)
-        for one in self.workers:
+        """How often workers were looked at since the last call."""
+        watched = [one for one in self.workers if isinstance(one, Watched)]
+        looks = sum(one.looks for one in watched)
+        for one in watched:
             one.looks = 0
         return looks
 
 
 @pytest.mark.parametrize("number", [2, 10, 1000])
-def test_looks_at_two_of_any_number(number: int) -> None:
-    """It once sorted all of them for each request: 5 ms at 1,000 workers."""
+def test_two_workers_are_looked_at_however_many_there_are(number: int) -> None:
+    """A bug: each request looked at all workers, which took 5 ms at 1,000 workers."""
     many = Many(number)
 
-    assert many.find() is not None
+    assert many.choose() is not None
     assert many.looks() == 2
 
 
 @pytest.mark.parametrize("number", [1, 2, LOOKS_MAX, LOOKS_MAX + 1, 100])
-def test_finds_the_only_one_that_has_room(number: int) -> None:
-    many = Many(number, full=True)
-    many.workers[-1].full = False
+def test_the_only_worker_with_room_is_found(number: int) -> None:
+    many = Many(number, is_full=True)
+    many.workers[-1].capacity.forget_refusals()
 
-    assert {many.find() for _ in range(20)} == {str(number - 1)}
+    assert {many.choose() for _ in range(20)} == {str(number - 1)}
 
 
 @pytest.mark.parametrize("number", [1, LOOKS_MAX, 100])
-def test_a_quarantined_one_is_found_where_there_is_no_other(number: int) -> None:
-    many = Many(number, full=True)
-    many.workers[0].full, many.workers[0].quarantined_until = False, float("inf")
+def test_a_quarantined_worker_is_found_if_there_is_no_other(number: int) -> None:
+    many = Many(number, is_full=True)
+    many.workers[0].capacity.forget_refusals()
+    many.workers[0].quarantined_until = float("inf")
 
-    assert many.find() == "0"
+    assert many.choose() == "0"
 
 
-def test_those_that_are_full_are_looked_at_once_each_and_then_not_before_there_is_news_of_them() -> None:
-    many = Many(100, full=True)
+def test_a_full_worker_is_looked_at_once_and_again_only_after_a_change() -> None:
+    many = Many(100, is_full=True)
 
-    assert many.find() is None
+    assert many.choose() is None
     many.looks()
-    assert (many.find(), many.looks()) == (None, 0)
-    many.workers[7].full = False
-    many.worker_set.on_news(many.workers[7])
-    assert many.find() == "7"
+    assert (many.choose(), many.looks()) == (None, 0)
+    many.workers[7].capacity.forget_refusals()
+    many.worker_set.on_change(many.workers[7])
+    assert many.choose() == "7"
 
 
-def test_one_that_has_room_for_fewer_stays_open_for_those() -> None:
-    many = Many(3, request_limit=2)
+def test_a_worker_without_room_for_three_choices_stays_open_for_one() -> None:
+    many = Many(3, slots=2)
 
-    assert many.find(Needs(count=3)) is None
-    assert many.find() is not None
+    assert many.choose(Needs(count=3)) is None
+    assert many.choose() is not None
 
 
-def test_one_that_a_call_excludes_stays_open_for_others() -> None:
+def test_a_worker_that_a_call_excludes_stays_open_for_others() -> None:
     many = Many(1)
 
-    assert many.find(Needs(excluded=frozenset({"0"}))) is None
-    assert many.find() == "0"
+    assert many.choose(Needs(excluded=frozenset({"0"}))) is None
+    assert many.choose() == "0"
 
 
 @pytest.mark.parametrize("gone", [{"is_draining": True}, {"is_lost": True}], ids=str)
-def test_one_that_is_lost_or_leaves_is_not_found(gone: dict[str, bool]) -> None:
-    assert Many(1, **gone).find() is None
+def test_a_worker_that_is_lost_or_leaves_is_not_found(gone: dict[str, bool]) -> None:
+    assert Many(1, **gone).choose() is None
 
 
-def test_each_is_found_as_often_as_the_others() -> None:
+def test_equal_workers_are_chosen_equally_often() -> None:
     many = Many(20)
 
-    found = [many.find() for _ in range(4_000)]
+    found = [many.choose() for _ in range(4_000)]
 
     counts = [found.count(str(number)) for number in range(20)]
     assert min(counts) > 120
     assert max(counts) < 280
 
 
-# Many that are busy
+# Many busy workers
 
 MANY = 100
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is believed is believed to the end of the test."""
+def _long_reuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier looks count to the end of the test."""
     set_times(monkeypatch, 60.0)
 
 
 @pytest.fixture
-def forgetful(monkeypatch: pytest.MonkeyPatch, _patient: None) -> None:
-    """Nothing is believed for any time."""
+def no_reuse(monkeypatch: pytest.MonkeyPatch, _long_reuse: None) -> None:
+    """Earlier looks never count."""
     set_times(monkeypatch, 0.0)
 
 
 def set_times(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    for name in ("BUSY_S", "TOLD_S"):
+    for name in ("BUSY_S", "REJECTION_S"):
         monkeypatch.setattr(balancer_module, name, seconds)
 
 
-def test_many_that_are_busy_are_looked_at_once_each_for_a_while() -> None:
-    many = Many(MANY, reported=[BUSY])
+def test_each_of_many_busy_workers_is_looked_at_once_for_a_while() -> None:
+    many = Many(MANY, ranks=[BUSY])
 
-    assert many.find(BY_HALF) is None
+    assert many.choose(BY_HALF) is None
     many.looks()
-    assert (many.find(BY_HALF), many.looks()) == (None, 0)
+    assert (many.choose(BY_HALF), many.looks()) == (None, 0)
 
 
-@pytest.mark.usefixtures("forgetful")
-def test_and_are_found_when_that_has_passed() -> None:
-    many = Many(MANY, reported=[BUSY])
-    assert many.find(BY_HALF) is None
+@pytest.mark.usefixtures("no_reuse")
+def test_a_worker_that_was_busy_is_found_after_a_while() -> None:
+    many = Many(MANY, ranks=[BUSY])
+    assert many.choose(BY_HALF) is None
 
-    many.workers[3].reported = ()
+    report(many.workers[3], CALM)
 
-    assert many.find(BY_HALF) == "3"
+    assert many.choose(BY_HALF) == "3"
 
 
-def test_a_few_are_looked_at_each_time() -> None:
-    many = Many(LOOKS_MAX, reported=[BUSY])
-    assert many.find(BY_HALF) is None
+def test_a_few_busy_workers_are_looked_at_by_each_request() -> None:
+    many = Many(LOOKS_MAX, ranks=[BUSY])
+    assert many.choose(BY_HALF) is None
 
-    many.workers[3].reported = ()
+    report(many.workers[3], CALM)
 
-    assert many.find(BY_HALF) == "3"
+    assert many.choose(BY_HALF) == "3"
 
 
 @pytest.mark.parametrize("needs", [BY_MORE, Needs()], ids=["higher", "none"])
-def test_other_thresholds_count_at_once(needs: Needs) -> None:
-    many = Many(MANY, reported=[BUSY])
-    assert many.find(BY_HALF) is None
+def test_changed_thresholds_count_for_the_next_request(needs: Needs) -> None:
+    many = Many(MANY, ranks=[BUSY])
+    assert many.choose(BY_HALF) is None
 
-    assert many.find(needs) is not None
-    assert many.find(BY_HALF) is None
+    assert many.choose(needs) is not None
+    assert many.choose(BY_HALF) is None
 
 
-def test_a_request_under_way_goes_to_one_that_is_believed_to_be_busy_but_not_to_one_without_room() -> None:
-    many = Many(MANY, reported=[BUSY])
-    assert many.find(BY_HALF) is None
+def test_a_moved_request_goes_to_a_busy_worker_but_not_to_a_full_one() -> None:
+    many = Many(MANY, ranks=[BUSY])
+    assert many.choose(BY_HALF) is None
 
-    assert many.find(BY_HALF, is_under_way=True) is not None
+    assert many.choose_other(BY_HALF) is not None
     for one in many.workers[1:]:
-        one.full = True
-    assert many.find(BY_HALF, is_under_way=True) == "0"
-    many.workers[0].full = True
-    assert many.find(BY_HALF, is_under_way=True) is None
+        fill(one)
+    assert many.choose_other(BY_HALF) == "0"
+    fill(many.workers[0])
+    assert many.choose_other(BY_HALF) is None
     assert (list(many.worker_set.open), list(many.worker_set.busy)) == ([], [])
 
 
-def test_news_of_one_that_is_believed_to_be_busy_open_it() -> None:
-    many = Many(MANY, reported=[BUSY])
-    assert many.find(BY_HALF) is None
-    many.workers[3].reported = ()
+def test_a_change_opens_a_busy_worker() -> None:
+    many = Many(MANY, ranks=[BUSY])
+    assert many.choose(BY_HALF) is None
+    report(many.workers[3], CALM)
 
-    many.worker_set.on_news(many.workers[3])
+    many.worker_set.on_change(many.workers[3])
 
-    assert many.find(BY_HALF) == "3"
-
-
-# What a refusal tells
+    assert many.choose(BY_HALF) == "3"
 
 
-def test_what_is_told_of_many_is_told_again_for_a_while_but_each_has_a_time_of_its_own_to_come_back() -> None:
-    many = Many(MANY, full=True, occupancy=Occupancy(slots=4, running=4, service_s=20.0))
-    first = many.refusal()
+# Rejections
+
+
+def test_a_rejection_by_many_workers_is_reused_for_a_while_with_a_retry_after_of_its_own() -> None:
+    many = Many(MANY, is_full=True, slots=4, load=Load(running=4, service_time=seconds_to_wire(20.0)))
+    first = many.rejection()
     many.looks()
 
-    second = many.refusal()
+    second = many.rejection()
 
     assert many.looks() == 0
     assert (first.reason, first.metadata) == (second.reason, second.metadata)
@@ -226,54 +234,66 @@ def test_what_is_told_of_many_is_told_again_for_a_while_but_each_has_a_time_of_i
     assert first.retry_after_s != second.retry_after_s
 
 
-def test_wherever_a_request_was_refused_before_it_is_told_the_same_of_many() -> None:
-    """Each once had all of them sorted for itself, when all are full and most have refused somebody."""
-    many = Many(MANY, full=True)
-    many.refusal()
+def test_requests_that_different_workers_refused_share_a_rejection() -> None:
+    """A bug: when all were full and most had refused a request, each request looked at all workers."""
+    many = Many(MANY, is_full=True)
+    many.rejection()
     many.looks()
 
     for number in range(MANY):
-        assert many.refusal(replace(BY_HALF, excluded=frozenset({str(number)}))).reason is Reason.OVERLOADED
+        assert many.rejection(replace(BY_HALF, excluded=frozenset({str(number)}))).reason is Reason.OVERLOADED
 
     assert many.looks() == 0
 
 
-@pytest.mark.usefixtures("forgetful")
-def test_and_anew_when_that_has_passed() -> None:
-    many = Many(MANY, full=True, occupancy=Occupancy(slots=4, running=4))
-    assert many.refusal().metadata["running"] == "400"
+@pytest.mark.usefixtures("no_reuse")
+def test_a_rejection_is_built_anew_after_a_while() -> None:
+    many = Many(MANY, is_full=True, slots=4, load=Load(running=4))
+    assert many.rejection().metadata["running"] == "400"
 
-    many.workers[0].occupancy = Occupancy(slots=4, running=3)
+    many.workers[0].load.add(Load(running=3))
 
-    assert many.refusal().metadata["running"] == "399"
+    assert many.rejection().metadata["running"] == "399"
 
 
-def test_or_when_a_worker_has_come_or_gone() -> None:
+def test_a_rejection_is_built_anew_when_a_worker_has_come_or_gone() -> None:
     many = Many(MANY, is_draining=True)
-    assert many.refusal().reason is Reason.NO_WORKERS
+    assert many.rejection().reason is Reason.NO_WORKERS
 
-    many.worker_set.add(new := FakeWorker("new", full=True))
-    assert many.refusal().reason is Reason.OVERLOADED
+    many.worker_set.add(new := make_candidate("new", is_full=True))
+    assert many.rejection().reason is Reason.OVERLOADED
     many.worker_set.remove(new)
-    assert many.refusal().reason is Reason.NO_WORKERS
+    assert many.rejection().reason is Reason.NO_WORKERS
 
 
-def test_of_a_few_it_is_told_as_it_is() -> None:
-    many = Many(LOOKS_MAX, full=True, occupancy=Occupancy(slots=4, running=4))
-    assert many.refusal().metadata["running"] == "32"
+def test_a_rejection_by_a_few_workers_is_never_reused() -> None:
+    many = Many(LOOKS_MAX, is_full=True, slots=4, load=Load(running=4))
+    assert many.rejection().metadata["running"] == "32"
 
-    many.workers[0].occupancy = Occupancy(slots=4, running=3)
+    many.workers[0].load.add(Load(running=3))
 
-    assert many.refusal().metadata["running"] == "31"
+    assert many.rejection().metadata["running"] == "31"
 
 
-def test_remembers_what_it_has_told_for_few_kinds_of_requests() -> None:
-    many = Many(MANY, full=True)
+def test_the_number_of_rejections_kept_is_bounded() -> None:
+    many = Many(MANY, is_full=True)
 
-    async def refuse() -> None:
-        for number in range(3 * balancer_module.TOLD_MAX):
-            many._search.refusal(many.worker_set, Needs(count=number + 1), "m")
+    for number in range(3 * balancer_module.REJECTIONS_MAX):
+        many.rejection(Needs(count=number + 1))
 
-    run_async(refuse())
+    assert len(many.balancer._kept) <= balancer_module.REJECTIONS_MAX
 
-    assert len(many._search._told) <= balancer_module.TOLD_MAX
+
+@pytest.mark.parametrize("number", [LOOKS_MAX, MANY])
+@pytest.mark.parametrize(
+    "worker", [{}, {"is_full": True}, {"ranks": [BUSY]}, {"quarantined_until": float("inf")}], ids=str
+)
+def test_admission_rejects_exactly_the_requests_that_routing_would_reject(number: int, worker: dict[str, Any]) -> None:
+    many, same = Many(number, **worker), Many(number, **worker)
+    is_rejected = many.choose(BY_HALF) is None
+
+    if is_rejected:
+        with pytest.raises(Failure):
+            same.balancer.require_room(same.worker_set, BY_HALF)
+    else:
+        same.balancer.require_room(same.worker_set, BY_HALF)

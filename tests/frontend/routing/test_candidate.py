@@ -32,13 +32,13 @@ def test_a_refusal_counts_until_the_next_load_report_and_a_heartbeat_without_ran
     async def scenario() -> None:
         bare = BareWorker()
         end_with_refusal(bare, bare.open())
-        assert bare.candidate.is_full()
+        assert bare.candidate.capacity.is_full()
 
         bare.hear(load=worker_pb2.Load(running=3))
-        assert (bare.candidate.is_full(), bare.news) == (True, [])
+        assert (bare.candidate.capacity.is_full(), bare.news) == (True, [])
 
         bare.hear(load=REPORT)
-        assert (bare.candidate.is_full(), bare.news) == (False, ["news"])
+        assert (bare.candidate.capacity.is_full(), bare.news) == (False, ["news"])
 
     run_async(scenario())
 
@@ -47,9 +47,9 @@ def test_a_refusal_of_two_choices_leaves_room_for_one() -> None:
     async def scenario() -> None:
         bare = BareWorker()
         refuse(bare, count=2)
-        assert (bare.candidate.is_full(2), bare.candidate.is_full(1)) == (True, False)
+        assert (bare.candidate.capacity.is_full(2), bare.candidate.capacity.is_full(1)) == (True, False)
         refuse(bare, count=1)
-        assert bare.candidate.is_full(1)
+        assert bare.candidate.capacity.is_full(1)
         bare.session.lose(Failure(Reason.DISCONNECTED, "gone"))
 
     run_async(scenario())
@@ -67,7 +67,7 @@ def test_a_refusal_is_forgotten_when_one_of_our_streams_ends(how: str) -> None:
         else:
             bare.finish(stream.id)
 
-        assert (bare.candidate.is_full(), bare.news) == (False, ["news"])
+        assert (bare.candidate.capacity.is_full(), bare.news) == (False, ["news"])
 
     run_async(scenario())
 
@@ -78,7 +78,7 @@ def test_the_end_of_a_refused_stream_does_not_clear_a_refusal() -> None:
         first, second = bare.open(), bare.open()
         end_with_refusal(bare, first)
         end_with_refusal(bare, second)
-        assert (bare.candidate.is_full(), bare.news) == (True, [])
+        assert (bare.candidate.capacity.is_full(), bare.news) == (True, [])
 
     run_async(scenario())
 
@@ -92,7 +92,7 @@ def test_the_end_of_a_stream_that_waited_too_long_clears_a_refusal() -> None:
         bare.refuse(stream.id, cause="queue_timeout")
 
         assert isinstance(stream.ended.exception(), Failure)
-        assert (bare.candidate.is_full(), bare.news) == (False, ["news"])
+        assert (bare.candidate.capacity.is_full(), bare.news) == (False, ["news"])
 
     run_async(scenario())
 
@@ -105,7 +105,7 @@ def test_a_refusal_of_prompt_tokens_leaves_room_for_fewer_and_is_forgotten_on_th
         bare.refuse(refused.id, cause="queue_tokens")
         assert isinstance(refused.ended.exception(), Failure)
         refuse(bare, tokens=100)
-        assert [bare.candidate.is_full(1, tokens) for tokens in (0, 99, 100)] == [False, False, True]
+        assert [bare.candidate.capacity.is_full(1, tokens) for tokens in (0, 99, 100)] == [False, False, True]
         assert bare.news == []
 
         if event == "report":
@@ -113,7 +113,7 @@ def test_a_refusal_of_prompt_tokens_leaves_room_for_fewer_and_is_forgotten_on_th
         else:
             bare.session.close(stream)
 
-        assert (bare.candidate.is_full(1, 100), bare.news) == (False, ["news"])
+        assert (bare.candidate.capacity.is_full(1, 100), bare.news) == (False, ["news"])
 
     run_async(scenario())
 
@@ -127,7 +127,7 @@ def test_the_end_of_a_stream_refused_for_its_tokens_does_not_clear_a_refusal() -
         bare.refuse(stream.id, cause="queue_tokens")
 
         assert isinstance(stream.ended.exception(), Failure)
-        assert (bare.candidate.is_full(1, 100), bare.news) == (True, [])
+        assert (bare.candidate.capacity.is_full(1, 100), bare.news) == (True, [])
 
     run_async(scenario())
 
@@ -137,16 +137,16 @@ def test_a_worker_is_full_with_as_many_of_our_streams_as_its_request_limit() -> 
         bare = BareWorker()
         streams = []
         for _ in range(3):
-            assert not bare.candidate.is_full()
+            assert not bare.candidate.capacity.is_full()
             streams.append(bare.open())
-        assert bare.candidate.is_full()
+        assert bare.candidate.capacity.is_full()
         assert bare.candidate.occupancy == Occupancy(slots=2, places=1, running=2, waiting=1)
         bare.hear(load=REPORT)
-        assert bare.candidate.is_full()
+        assert bare.candidate.capacity.is_full()
 
         bare.session.close(streams[1])
 
-        assert (bare.candidate.is_full(), bare.news) == (False, ["news"])
+        assert (bare.candidate.capacity.is_full(), bare.news) == (False, ["news"])
 
     run_async(scenario())
 
@@ -157,7 +157,7 @@ def test_a_worker_without_a_request_limit_is_full_only_after_a_refusal() -> None
         bare.candidate.on_welcome(worker_pb2.Welcome(instance_id="i"))
         for _ in range(50):
             bare.open()
-        assert not bare.candidate.is_full()
+        assert not bare.candidate.capacity.is_full()
 
     run_async(scenario())
 
@@ -169,7 +169,7 @@ def test_a_lost_session_leaves_no_refusal_and_no_timer() -> None:
             refuse(bare, count=1)
             refuse(bare, tokens=100)
             bare.session.lose(Failure(Reason.DISCONNECTED, "gone"))
-        assert not bare.candidate.is_full(1, 100)
+        assert not bare.candidate.capacity.is_full(1, 100)
 
     run_async(scenario())
 
@@ -193,7 +193,7 @@ def test_on_change_is_called_when_a_refusal_expires_and_when_the_worker_leaves()
         refuse(bare, count=1)
         while not bare.news:
             await asyncio.sleep(0)
-        assert not bare.candidate.is_full()
+        assert not bare.candidate.capacity.is_full()
         bare.hear(goaway=worker_pb2.GoAway())
         assert bare.news == ["news"] * 2
 

@@ -1,4 +1,4 @@
-"""Line: whoever waits for room is called in order of arrival, few more than find any, and nobody is forgotten."""
+"""Wait queue: requests are woken in order of arrival, few more than can find room, and none is forgotten."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from tests.support.doubles import run_async
 
 
 class Crowd:
-    """Waits in one line for room, of which each takes one, and keeps a record of who looked."""
+    """Requests in one queue, each of which takes one unit of room. `looks`: which of them looked, in order."""
 
     def __init__(self, group: asyncio.TaskGroup, *names: str) -> None:
-        self.line = WaitQueue()
+        self.queue = WaitQueue()
         self.room = 0
         self.looks: list[str] = []
         self.served: list[str] = []
@@ -22,20 +22,20 @@ class Crowd:
         self.tasks = {name: group.create_task(self._wait(name)) for name in names}
 
     async def _wait(self, name: str) -> None:
-        with self.line.place() as place:
+        with self.queue.join() as waiter:
             while True:
-                await place.wait_call()
+                await waiter.wait_turn()
                 self.looks.append(name)
                 if self.room and name not in self.too_large:
                     self.room -= 1
                     self.served.append(name)
                     return
-                place.keep(is_room_left=self.room > 0)
+                waiter.wait_again(is_room_left=self.room > 0)
 
     async def come(self, room: int) -> None:
-        """So much comes free. Until all is quiet again."""
+        """Free some room, and wait until all requests wait again."""
         self.room += room
-        self.line.call_first()
+        self.queue.wake_first()
         await quiet()
 
     def leave(self) -> None:
@@ -44,7 +44,7 @@ class Crowd:
 
 
 async def quiet() -> None:
-    """Many more turns than these few waiters need."""
+    """Run many more turns of the loop than these few requests need."""
     for _ in range(50):
         await asyncio.sleep(0)
 
@@ -59,7 +59,7 @@ def crowd(group: asyncio.TaskGroup, *names: str) -> Iterator[Crowd]:
 
 
 def looks_for(room: int, waiting: int) -> tuple[int, int]:
-    """How many look, and how many find, when so much room comes to so many."""
+    """How many requests look, and how many find room, if `waiting` wait and `room` comes free."""
 
     async def scenario() -> tuple[int, int]:
         async with asyncio.TaskGroup() as group:
@@ -72,20 +72,20 @@ def looks_for(room: int, waiting: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("waiting", [10, 100, 1000])
-def test_room_for_one_is_looked_for_by_as_many_however_many_wait(waiting: int) -> None:
-    """It once woke all of them for each place that came free."""
+def test_three_requests_look_for_room_for_one_however_many_wait(waiting: int) -> None:
+    """A bug: all of them were woken for each place that came free."""
     assert looks_for(1, waiting) == (3, 1)
 
 
 @pytest.mark.parametrize("room", [0, 1, 2, 5, 100])
-def test_all_room_is_found_and_few_look_in_vain(room: int) -> None:
+def test_all_room_is_found_and_few_requests_look_in_vain(room: int) -> None:
     looks, served = looks_for(room, 200)
 
     assert served == room
     assert looks <= 2 * room + 1
 
 
-def test_the_first_to_come_is_the_first_to_be_served() -> None:
+def test_requests_find_room_in_order_of_arrival() -> None:
     async def scenario() -> None:
         async with asyncio.TaskGroup() as group:
             with crowd(group, "a", "b", "c", "d", "e") as them:
@@ -97,7 +97,7 @@ def test_the_first_to_come_is_the_first_to_be_served() -> None:
     run_async(scenario())
 
 
-def test_room_that_one_cannot_use_goes_to_the_next_and_its_place_stays_the_first() -> None:
+def test_room_that_the_first_cannot_use_goes_to_the_next_and_the_first_keeps_its_place() -> None:
     async def scenario() -> None:
         async with asyncio.TaskGroup() as group:
             with crowd(group, "a", "b", "c") as them:
@@ -113,13 +113,13 @@ def test_room_that_one_cannot_use_goes_to_the_next_and_its_place_stays_the_first
 
 
 @pytest.mark.parametrize("leaving", [("a",), ("a", "b")])
-def test_whoever_is_cancelled_when_it_was_called_leaves_its_call_to_the_next(leaving: tuple[str, ...]) -> None:
+def test_a_woken_request_that_is_cancelled_wakes_the_next(leaving: tuple[str, ...]) -> None:
     async def scenario() -> None:
         async with asyncio.TaskGroup() as group:
             with crowd(group, "a", "b", "c") as them:
                 await quiet()
                 them.room = 1
-                them.line.call_first()
+                them.queue.wake_first()
                 for name in leaving:
                     them.tasks[name].cancel()
                 await quiet()
@@ -129,7 +129,7 @@ def test_whoever_is_cancelled_when_it_was_called_leaves_its_call_to_the_next(lea
     run_async(scenario())
 
 
-def test_whoever_leaves_uncalled_calls_nobody() -> None:
+def test_a_request_that_leaves_before_it_is_woken_wakes_none() -> None:
     async def scenario() -> None:
         async with asyncio.TaskGroup() as group:
             with crowd(group, "a", "b") as them:
@@ -141,15 +141,15 @@ def test_whoever_leaves_uncalled_calls_nobody() -> None:
     run_async(scenario())
 
 
-def test_room_that_comes_while_others_look_is_found_without_further_news() -> None:
-    """A worker that is not full any more tells it once, however many of its places come free in one turn."""
+def test_room_that_comes_free_while_others_look_is_found_without_another_event() -> None:
+    """A worker reports once that it is no longer full, however many of its places come free in one turn."""
 
     async def scenario() -> None:
         async with asyncio.TaskGroup() as group:
             with crowd(group, "a", "b", "c") as them:
                 await quiet()
                 them.room = 1
-                them.line.call_first()
+                them.queue.wake_first()
                 them.room = 3
                 await quiet()
                 assert them.served == ["a", "b", "c"]
@@ -157,26 +157,26 @@ def test_room_that_comes_while_others_look_is_found_without_further_news() -> No
     run_async(scenario())
 
 
-def test_news_while_others_look_begin_at_the_front_again() -> None:
-    line = WaitQueue()
+def test_an_event_while_others_look_wakes_the_first_again() -> None:
+    queue = WaitQueue()
 
-    with ExitStack() as places:
-        first, second, third = (places.enter_context(line.place()) for _ in range(3))
-        line.call_first()
-        first.keep(is_room_left=True)
-        assert called(first, second, third) == [False, True, True]
-        line.call_first()
-        assert called(first, second, third) == [True, True, True]
-
-
-def called(*places: Waiter) -> list[bool]:
-    return [place.is_called for place in places]
+    with ExitStack() as stack:
+        first, second, third = (stack.enter_context(queue.join()) for _ in range(3))
+        queue.wake_first()
+        first.wait_again(is_room_left=True)
+        assert woken(first, second, third) == [False, True, True]
+        queue.wake_first()
+        assert woken(first, second, third) == [True, True, True]
 
 
-def test_a_line_that_all_have_left_is_empty() -> None:
-    line = WaitQueue()
+def woken(*waiters: Waiter) -> list[bool]:
+    return [waiter.is_woken for waiter in waiters]
 
-    with line.place():
-        assert not line.is_empty
 
-    assert line.is_empty
+def test_a_queue_that_all_requests_have_left_is_empty() -> None:
+    queue = WaitQueue()
+
+    with queue.join():
+        assert not queue.is_empty
+
+    assert queue.is_empty

@@ -16,7 +16,6 @@ from services.core.model_card import ModelCard, TokenizerRef
 from services.discovery.client import InstanceRecord
 from services.frontend.layers.transport import Transport
 from services.frontend.model_catalog import ModelCatalog
-from services.frontend.routing.policy import Needs, view
 from services.frontend.session.pool import Pool, PoolConfig
 from services.frontend.session.session import WorkerSession, WorkerSessionConfig
 from services.frontend.session.writer import KEEPALIVE_S
@@ -98,8 +97,10 @@ async def until(pool: Pool, count: int) -> list[str]:
 
 
 def sessions(pool: Pool) -> list[WorkerSession]:
-    found = [one.key for card in pool.served_cards() for one in view(pool.worker_set(card), Needs(), 0.0).present]
-    return [session for key in found if (session := pool.session(key)) is not None]
+    found = [
+        one for card in pool.served_cards() for one in pool.worker_set(card) if not (one.is_draining or one.is_lost)
+    ]
+    return [session for one in found if (session := pool.session(one.key)) is not None]
 
 
 async def ask(pool: Pool, key: str) -> Collected:

@@ -674,8 +674,8 @@ def test_all_of_them_count_from_the_first_message_on() -> None:
         bare = BareWorker(slots=2, places=2)
         join(bare, 0, ChoiceGroup(3))
         assert bare.candidate.in_flight_count == 3
-        assert not bare.candidate.is_full()
-        assert bare.candidate.is_full(2)
+        assert not bare.candidate.capacity.is_full()
+        assert bare.candidate.capacity.is_full(2)
 
     run_async(scenario())
 
