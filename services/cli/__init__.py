@@ -1,7 +1,7 @@
-"""The command line: the one place that reads flags and environment variables.
+"""The command line: the only place that reads options and environment variables.
 
-Each subcommand is a module here with a `command`; it is imported only when it is asked for, so that `unbroken --help`
-does not wait for gRPC.
+Each subcommand is a module in this folder with a `command`. It is imported when it is used, so that `unbroken --help`
+does not wait for the import of gRPC.
 """
 
 import difflib
@@ -17,16 +17,18 @@ COMMANDS = {
     "chat": "Talk to a model in the terminal.",
     "frontend": "Serve clients: gRPC and the OpenAI HTTP API.",
     "worker": "Serve one engine to frontends.",
-    "registry": "Keep the set of instances.",
-    "drain": "Let a worker leave: its streams move to others.",
-    "models": "Get models for the llamacpp engine.",
+    "registry": "Keep the set of registered workers.",
+    "drain": "Take a worker out of service: its streams move to other workers.",
+    "models": "Download models for the llamacpp engine.",
 }
 PREFIX = "DYN_"
-NEAR = 0.7
-"""How alike a misspelt variable and the one that was meant are, without what all begin with; 1 is the same."""
+SIMILARITY_MIN = 0.7
+"""How similar a variable must be, without the prefix, to be suggested for a misspelt one. 1: equal."""
 
 
-class _Lazy(click.Group):
+class _LazyGroup(click.Group):
+    """Imports the module of a subcommand when it is used."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -42,43 +44,44 @@ class _Lazy(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="unbroken")
 def cli() -> None:
-    """Unbroken: an LLM request plane whose token streams do not break."""
+    """Unbroken: an LLM request plane whose token streams survive the loss of a worker."""
 
 
 def main() -> None:
     """The entry point of the distribution."""
-    # Its lines from C++ tell people nothing that we do not say better; read when grpc is first imported.
+    # Both are read when grpc is first imported. gRPC's own log lines repeat errors that this program reports.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # What comes to a client is read by the thread that waits for it, rather than handed on by way of three others.
+    # A client's data is read by the thread that waits for it, instead of being passed through three other threads.
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
     _refuse_unknown_variables()
     cli(prog_name="unbroken")
 
 
 def _refuse_unknown_variables() -> None:
-    """A misspelt variable must not be ignored in silence. `known_variables` reads them off the options themselves."""
+    """Exit with an error if a variable with our prefix belongs to no option: typos must not be ignored silently."""
     given = {name for name in os.environ if name.startswith(PREFIX)}
     if not given:
         return
     known = known_variables()
     unknown = sorted(given - known)
     if unknown:
-        meant = [near for name in unknown for near in _near(name, known)]
-        way = f"did you mean {', '.join(meant)}?" if meant else "see `unbroken COMMAND --help` for the names"
-        raise SystemExit(f"error: no option reads {', '.join(unknown)}: {way}")
+        similar = [one for name in unknown for one in _similar(name, known)]
+        hint = f"did you mean {', '.join(similar)}?" if similar else "see `unbroken COMMAND --help` for the names"
+        raise SystemExit(f"error: no option reads {', '.join(unknown)}: {hint}")
 
 
-def _near(name: str, known: set[str]) -> list[str]:
-    """The variable that was probably meant, if there is one."""
-    tails = [one.removeprefix(PREFIX) for one in known]
-    return [PREFIX + tail for tail in difflib.get_close_matches(name.removeprefix(PREFIX), tails, n=1, cutoff=NEAR)]
+def _similar(name: str, known: set[str]) -> list[str]:
+    """The known variable that is most similar to `name`, or none."""
+    rests = [one.removeprefix(PREFIX) for one in known]
+    found = difflib.get_close_matches(name.removeprefix(PREFIX), rests, n=1, cutoff=SIMILARITY_MIN)
+    return [PREFIX + rest for rest in found]
 
 
 def known_variables() -> set[str]:
-    """Every environment variable that some option of some subcommand reads."""
+    """The environment variables that the options of all subcommands read."""
     context = click.Context(cli)
     return {
         variable

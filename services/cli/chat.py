@@ -1,4 +1,4 @@
-"""`unbroken chat`: talk to a model in the terminal."""
+"""`unbroken chat`: a conversation with a model in the terminal."""
 
 import sys
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ PROMPT = "> "
 def _check_url(_: click.Context, __: click.Parameter, given: str) -> str:
     url = urlsplit(given)
     if url.scheme not in ("http", "https") or not url.hostname:
-        raise click.BadParameter(f"{given!r} is not like http://127.0.0.1:8000")
+        raise click.BadParameter(f"{given!r} is not a URL such as http://127.0.0.1:8000")
     return f"{url.scheme}://{url.netloc}"
 
 
@@ -28,17 +28,17 @@ def _check_url(_: click.Context, __: click.Parameter, given: str) -> str:
     show_envvar=True,
     default="http://127.0.0.1:8000",
     callback=_check_url,
-    help="Of a frontend's HTTP API.",
+    help="URL of a frontend's HTTP API.",
 )
-@env_option("--model", "DYN_CHAT_MODEL", show_default="the first that is served")
-@env_option("--max-tokens", "DYN_CHAT_MAX_TOKENS", type=int)
-@env_option("--temperature", "DYN_CHAT_TEMPERATURE", type=float)
-@env_option("--seed", "DYN_CHAT_SEED", type=int)
-@env_option("--system", "DYN_CHAT_SYSTEM", help="What the model is told before the conversation.")
+@env_option("--model", "DYN_CHAT_MODEL", show_default="the first that is served", help="Name of the model.")
+@env_option("--max-tokens", "DYN_CHAT_MAX_TOKENS", type=int, help="Maximum length of an answer in tokens.")
+@env_option("--temperature", "DYN_CHAT_TEMPERATURE", type=float, help="Sampling temperature.")
+@env_option("--seed", "DYN_CHAT_SEED", type=int, help="Seed of the sampling.")
+@env_option("--system", "DYN_CHAT_SYSTEM", help="System message at the start of the conversation.")
 def command(*, url: str, model: str | None, system: str | None, **options: Any) -> None:
     """Talk to a model in the terminal.
 
-    Ctrl-C stops an answer, Ctrl-D ends the conversation. Text from a pipe is one message, answered once.
+    Ctrl-C stops an answer, Ctrl-D ends the conversation. Text from a pipe is sent as one message.
     """
     given = {name: value for name, value in options.items() if value is not None}
     conversation = Conversation(ChatConfig(url=url, model=model, system=system, options=given))
@@ -53,9 +53,9 @@ def _read_message() -> str:
     try:
         text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
-        raise click.ClickException("standard input is not text in UTF-8") from error
+        raise click.ClickException("standard input is not valid UTF-8") from error
     if not text.strip():
-        raise click.ClickException("standard input has no message: pipe some text in, or use a terminal")
+        raise click.ClickException("standard input is empty: pipe a message in, or use a terminal")
     return text
 
 
@@ -85,7 +85,7 @@ def _greet(conversation: Conversation) -> None:
 
 
 def _answer(conversation: Conversation, text: str) -> bool:
-    """Print the answer as it comes. False if it failed."""
+    """Print the answer as it arrives. Returns False if it failed."""
     has_begun = False
 
     def write(part: str) -> None:
@@ -96,7 +96,7 @@ def _answer(conversation: Conversation, text: str) -> bool:
 
     try:
         run_on_loop(conversation.ask(text, write))
-    except KeyboardInterrupt:  # asyncio.run has cancelled the request, which ends it at the server too.
+    except KeyboardInterrupt:  # The runner has cancelled the request, which also ends it at the server.
         click.echo()
     except ChatError as error:
         if has_begun:

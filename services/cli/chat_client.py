@@ -10,18 +10,22 @@ import aiohttp
 
 CONNECT_TIMEOUT_S = 5.0
 SILENCE_TIMEOUT_S = 60.0
-"""How long a stream may say nothing at all."""
+"""How long a stream may send nothing."""
 EVENT_BYTES_MAX = 1024 * 1024
 DONE: Final = "[DONE]"
 
 
 class ChatError(Exception):
-    """The server did not answer well: what it said and what to do, for people."""
+    """The request failed. The message says why and what to do, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatConfig:
-    """url: of a frontend. options: fields of every request beside the model and the messages."""
+    """Configuration of a conversation.
+
+    url: of a frontend.
+    options: fields of every request, besides the model and the messages.
+    """
 
     url: str
     model: str | None = None
@@ -30,7 +34,7 @@ class ChatConfig:
 
 
 class Conversation:
-    """What was said so far. One `ask` at a time; an answer that was cut off stays in it as far as it came."""
+    """The messages so far. Run one `ask` at a time. An answer that was cut off is kept as far as it arrived."""
 
     def __init__(self, config: ChatConfig) -> None:
         self._config = config
@@ -40,31 +44,34 @@ class Conversation:
             self.messages.append({"role": "system", "content": config.system})
 
     async def find_model(self) -> str:
-        """The model that answers: the given one, else the first that is served. Raises ChatError."""
+        """The name of the model: the configured one, or the first that is served. Raises ChatError."""
         async with self._session() as session:
             return await self._model_on(session)
 
     async def ask(self, text: str, write: Callable[[str], object]) -> None:
-        """Send `text` and give the answer to `write` as it comes. Raises ChatError; the question is then forgotten."""
+        """Send `text` and pass the answer to `write` as it arrives. Raises ChatError.
+
+        A question that got no part of an answer is not kept.
+        """
         question = {"role": "user", "content": text}
         parts: list[str] = []
 
-        def take(part: str) -> None:
+        def on_part(part: str) -> None:
             parts.append(part)
             write(part)
 
         try:
-            await self._stream([*self.messages, question], take)
+            await self._stream([*self.messages, question], on_part)
         finally:
             if parts:
                 self.messages += [question, {"role": "assistant", "content": "".join(parts)}]
 
-    async def _stream(self, messages: list[dict[str, str]], take: Callable[[str], None]) -> None:
+    async def _stream(self, messages: list[dict[str, str]], on_part: Callable[[str], None]) -> None:
         async with self._session() as session:
             body = {"model": await self._model_on(session), "messages": messages, "stream": True}
             async with session.post("/v1/chat/completions", json=body | self._config.options) as response:
                 await _raise_for_error(response)
-                await _read_events(response.content, take)
+                await _read_events(response.content, on_part)
 
     async def _model_on(self, session: aiohttp.ClientSession) -> str:
         self.model = self.model or await _first_model(session)
@@ -72,7 +79,7 @@ class Conversation:
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """A session with the server; whatever goes wrong inside is a ChatError."""
+        """An HTTP session with the server, which turns every error into a ChatError."""
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S)
         try:
             async with aiohttp.ClientSession(
@@ -80,15 +87,15 @@ class Conversation:
             ) as session:
                 yield session
         except TimeoutError as error:
-            raise ChatError(f"{self._config.url} says nothing for too long") from error
+            raise ChatError(f"{self._config.url} does not answer in time") from error
         except (aiohttp.ClientResponseError, aiohttp.ClientConnectionResetError) as error:
-            # The second is for a server that speaks first: its connection is given up before the request is written.
+            # The second: if the server sends first, aiohttp closes the connection before it writes the request.
             raise ChatError(
                 f"{self._config.url} does not speak the HTTP API of a frontend: is it the gRPC port?"
             ) from error
         except aiohttp.ClientError as error:
             raise ChatError(
-                f"cannot talk to {self._config.url}: {error}\nIs it up? `unbroken up` starts it."
+                f"cannot connect to {self._config.url}: {error}\nIs it running? `unbroken up` starts it."
             ) from error
 
 
@@ -97,7 +104,7 @@ async def _first_model(session: aiohttp.ClientSession) -> str:
         await _raise_for_error(response)
         models = (await response.json())["data"]
     if not models:
-        raise ChatError("no model is served at the moment")
+        raise ChatError("no model is served at present")
     name: str = models[0]["id"]
     return name
 
@@ -112,8 +119,8 @@ async def _raise_for_error(response: aiohttp.ClientResponse) -> None:
         raise ChatError(f"status {response.status}: {text}") from None
 
 
-async def _read_events(lines: aiohttp.StreamReader, take: Callable[[str], None]) -> None:
-    """Read server-sent events to their end. Raises ChatError for an error event and for an end without `[DONE]`."""
+async def _read_events(lines: aiohttp.StreamReader, on_part: Callable[[str], None]) -> None:
+    """Read server-sent events until `[DONE]`. Raises ChatError on an error event or if the stream ends without it."""
     async for line in lines:
         field, _, data = line.decode().strip().partition(":")
         if field != "data":
@@ -125,11 +132,11 @@ async def _read_events(lines: aiohttp.StreamReader, take: Callable[[str], None])
             raise ChatError(_error_text(event))
         for choice in event["choices"]:
             if part := choice["delta"].get("content"):
-                take(part)
-    raise ChatError("the stream ended before the answer did")
+                on_part(part)
+    raise ChatError("the stream ended before the answer was complete")
 
 
 def _error_text(envelope: dict[str, Any]) -> str:
-    """The message and the hint of an error envelope."""
+    """The message and the hint of an error body."""
     error = envelope["error"]
     return "\n".join(filter(None, (error["message"], error.get("hint"))))

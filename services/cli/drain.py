@@ -1,4 +1,4 @@
-"""`unbroken drain`."""
+"""`unbroken drain`: takes a worker out of service."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from services.stubs import registry_pb2, registry_pb2_grpc
 DRAIN_TIMEOUT_S = 5.0
 
 
-@click.command(help="Let a worker leave: its streams move to others, without a pause.")
+@click.command(help="Take a worker out of service: its streams move to other workers without a pause.")
 @registry_option
 @click.argument("instance")
 def command(instance: str, **given: Any) -> None:
@@ -24,14 +24,14 @@ def command(instance: str, **given: Any) -> None:
     except Failure as failure:
         if failure.reason is Reason.CANNOT_CONNECT:
             raise click.ClickException(
-                f"no registry answers: {failure.detail}; give its address by --registry"
+                f"no registry answers: {failure.detail}; give its address with --registry"
             ) from None
         raise click.ClickException(". ".join(filter(None, (failure.detail, failure.traits.hint)))) from None
-    click.echo(f"{drained.instance_id} at {drained.address} is draining; it ends when its streams are gone")
+    click.echo(f"{drained.instance_id} at {drained.address} is draining; it exits when its streams have ended or moved")
 
 
 async def _drain(registries: Sequence[str], instance_id: str) -> registry_pb2.Instance:
-    """Ask the registries one after the other until one answers. Raises Failure."""
+    """Ask one registry after another until one answers. Raises Failure."""
     failure = Failure(Reason.CANNOT_CONNECT, "no registry was asked")
     for address in registries:
         async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:

@@ -1,4 +1,4 @@
-"""`unbroken models`: get models for the llamacpp engine."""
+"""`unbroken models`: downloads models for the llamacpp engine."""
 
 import click
 
@@ -8,13 +8,13 @@ from services.runtime.process import StartupError
 
 @click.group()
 def command() -> None:
-    """Get models for the llamacpp engine."""
+    """Download models for the llamacpp engine."""
 
 
 @command.command(name="pull")
 @click.argument("name", type=click.Choice(sorted(PUBLISHED)))
 def pull_command(name: str) -> None:
-    """Get a model, check it, and keep it in the user's cache folder."""
+    """Download a model into the user's cache folder and verify it."""
     try:
         pull(PUBLISHED[name], click.echo)
     except StartupError as error:

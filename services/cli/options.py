@@ -9,7 +9,7 @@ import click
 from services.runtime.address import split_address, split_addresses
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._~:\[\]-]{1,255}")
-"""As browsers write it: in lower case, and with the port where it is not the scheme's own."""
+"""The form in which browsers send it: lower case, with the port unless it is the scheme's default."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -51,26 +51,43 @@ class Origins(click.ParamType[Sequence[str]]):
         origins = [part.strip() for part in value.split(",")]
         for origin in origins:
             if origin != "*" and not ORIGIN.fullmatch(origin):
-                self.fail(f"{origin!r} is no origin: write it as https://chat.example, or * for all", param, ctx)
+                self.fail(f"{origin!r} is not an origin: write https://chat.example, or * for all", param, ctx)
         return origins
 
 
+def combined(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """A decorator that adds several options, which `--help` shows in this order."""
+
+    def decorate(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
 def logging_options(function: Function) -> Function:
-    """`--log-level`, `--log-format`: to be given to `configure_logging`."""
+    """Adds `--log-level` and `--log-format`, which are passed to `configure_logging`."""
     function = click.option(
         "--log-level",
         envvar="DYN_LOG_LEVEL",
         show_envvar=True,
         default="info",
         type=click.Choice(["debug", "info", "warning", "error"]),
+        help="Lowest level of messages that are logged.",
     )(function)
     return click.option(
-        "--log-format", envvar="DYN_LOG_FORMAT", show_envvar=True, default="text", type=click.Choice(["text", "json"])
+        "--log-format",
+        envvar="DYN_LOG_FORMAT",
+        show_envvar=True,
+        default="text",
+        type=click.Choice(["text", "json"]),
+        help="Format of log lines on stderr.",
     )(function)
 
 
 def registry_option(function: Function) -> Function:
-    """`--registry`: where the registries are."""
+    """Adds `--registry`, the addresses of the registries."""
     return click.option(
         "--registry",
         "registries",
@@ -78,10 +95,10 @@ def registry_option(function: Function) -> Function:
         show_envvar=True,
         default="127.0.0.1:50050",
         type=Addresses(),
-        help="Addresses of the registries; any one of them that answers is used.",
+        help="Addresses of the registries. One that answers is used.",
     )(function)
 
 
 def env_option(name: str, variable: str, **attributes: Any) -> Callable[[Function], Function]:
-    """An option with its twin in the environment, which `--help` shows."""
+    """An option that can also be set by an environment variable, which `--help` shows."""
     return click.option(name, envvar=variable, show_envvar=True, **attributes)

@@ -1,4 +1,4 @@
-"""`unbroken registry`."""
+"""`unbroken registry`: runs a registry."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Endpoints(Addresses):
-    """`[http[s]://]host:port,…` as a sequence; a scheme is kept."""
+    """`[http[s]://]host:port,…` as a sequence. Schemes are kept."""
 
     name = "[http[s]://]host:port,…"
 
@@ -32,18 +32,18 @@ class Endpoints(Addresses):
 
 
 def _etcd_option(name: str, variable: str, **attributes: Any) -> Option:
-    """An option that reads our variable, or the one that other etcd users here read."""
+    """An option that reads `DYN_<variable>`, or `<variable>`, which other clients of etcd use, too."""
     return click.option(name, envvar=[f"DYN_{variable}", variable], show_envvar=True, **attributes)
 
 
-@click.command(help="Keep the set of instances.", context_settings={"show_default": True})
+@click.command(help="Keep the set of registered workers.", context_settings={"show_default": True})
 @click.option(
     "--listen",
     envvar="DYN_REGISTRY_LISTEN",
     show_envvar=True,
     default="127.0.0.1:50050",
     type=Address(),
-    help="Port 0 takes a free one.",
+    help="Address of the gRPC service. Port 0: any free port.",
 )
 @click.option(
     "--store",
@@ -51,31 +51,31 @@ def _etcd_option(name: str, variable: str, **attributes: Any) -> Option:
     show_envvar=True,
     default="memory",
     type=click.Choice(["memory", "etcd"]),
-    help="memory: in this process, for one registry. etcd: shared by all registries over it.",
+    help="memory: in this process, for a single registry. etcd: shared by all registries that use the same etcd.",
 )
 @_etcd_option(
     "--etcd-endpoints",
     "ETCD_ENDPOINTS",
     default="127.0.0.1:2379",
     type=Endpoints(),
-    help="Members of one etcd cluster. https:// turns TLS on.",
+    help="Members of one etcd cluster. https:// enables TLS.",
 )
-@_etcd_option("--etcd-username", "ETCD_AUTH_USERNAME", default="")
+@_etcd_option("--etcd-username", "ETCD_AUTH_USERNAME", default="", help="User name for etcd.")
 @click.option(
     "--etcd-password",
     envvar=["DYN_ETCD_AUTH_PASSWORD", "ETCD_AUTH_PASSWORD"],
     show_envvar=True,
     show_default=False,
     default="",
-    help="Better given in the environment than on the command line, where other users see it.",
+    help="Password for etcd. Prefer the environment: other users can see the command line.",
 )
-@_etcd_option("--etcd-ca", "ETCD_AUTH_CA", type=PEM, help="PEM of the CA that signed etcd's certificate: turns TLS on.")
-@_etcd_option("--etcd-client-cert", "ETCD_AUTH_CLIENT_CERT", type=PEM, help="PEM of this client's certificate.")
-@_etcd_option("--etcd-client-key", "ETCD_AUTH_CLIENT_KEY", type=PEM, help="PEM of its key.")
+@_etcd_option("--etcd-ca", "ETCD_AUTH_CA", type=PEM, help="PEM file of the CA of etcd's certificate. Enables TLS.")
+@_etcd_option("--etcd-client-cert", "ETCD_AUTH_CLIENT_CERT", type=PEM, help="PEM file of the client certificate.")
+@_etcd_option("--etcd-client-key", "ETCD_AUTH_CLIENT_KEY", type=PEM, help="PEM file of the client certificate's key.")
 @click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help='Written with the real address when it listens: {"address": "host:port"}.',
+    help='File that is written when the registry listens: {"address": "host:port"}.',
 )
 @logging_options
 @click.pass_context
@@ -94,7 +94,10 @@ def command(context: click.Context, /, **given: Any) -> None:
 
 
 def _check_store(context: click.Context) -> None:
-    """No etcd option without etcd; variables (`ETCD_ENDPOINTS`) may be there for others. Raises UsageError."""
+    """Refuse etcd options without `--store etcd`. Environment variables may be set for other programs, and are ignored.
+
+    Raises UsageError.
+    """
     for option in context.command.params:
         is_given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
         if is_given and option.opts[0].startswith("--etcd-") and context.params["store"] != "etcd":

@@ -1,4 +1,4 @@
-"""`unbroken up`: a registry, workers and frontends on this machine."""
+"""`unbroken up`: runs a registry, workers and frontends on this machine."""
 
 import os
 from collections.abc import Sequence
@@ -20,71 +20,74 @@ from services.runtime.supervision.program import PROGRAM
 PORT = click.IntRange(0, 65535)
 READY_TIMEOUT_S = 120.0
 LOADING_TIMEOUT_S = 1800.0
-ELSEWHERE = "Options of workers go after --, those of frontends into their DYN_ variables: see their --help."
+ELSEWHERE = "Options of workers go after --. Options of frontends are set by their DYN_ variables: see their --help."
 
 
 class _Up(click.Command):
-    """Tells whose an option is that it does not have itself."""
+    """For an unknown option, explains how to pass it to workers or frontends that have it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            ways = _ways(error.option_name) or [ELSEWHERE]
-            raise click.UsageError(" ".join([error.format_message(), *ways]), ctx) from error
+            hints = _hints(error.option_name) or [ELSEWHERE]
+            raise click.UsageError(" ".join([error.format_message(), *hints]), ctx) from error
 
 
-def _ways(option: str) -> list[str]:
-    """How to give an option that is none of `unbroken up` to the processes that have it."""
+def _hints(option: str) -> list[str]:
+    """How to pass an option that `unbroken up` does not have to the processes that have it."""
     line = frontend_command(ClusterConfig(), 0, Path(os.devnull), {}, registry="127.0.0.1:0")
-    is_given = any(part.partition("=")[0] == option for part in line)  # It has another name here, as ports have.
+    is_given = any(part.partition("=")[0] == option for part in line)  # `up` sets it from an option of its own.
     variables = [found.envvar for found in frontend.command.params if option in found.opts and not is_given]
     is_workers = any(option in found.opts for found in worker.command.params)
     return [
-        *(f"Frontends take it from {variable}." for variable in variables),
-        *(["Workers take it after --."] if is_workers else []),
+        *(f"Frontends read it from {variable}." for variable in variables),
+        *(["Workers accept it after --."] if is_workers else []),
     ]
 
 
 @click.command(cls=_Up, short_help="Start a registry, workers and frontends on this machine.")
-@click.option("--workers", envvar="DYN_UP_WORKERS", show_envvar=True, default=2, type=click.IntRange(1, 64))
-@click.option("--frontends", envvar="DYN_UP_FRONTENDS", show_envvar=True, default=1, type=click.IntRange(1, 64))
+@env_option("--workers", "DYN_UP_WORKERS", default=2, type=click.IntRange(1, 64), help="Number of workers.")
+@env_option("--frontends", "DYN_UP_FRONTENDS", default=1, type=click.IntRange(1, 64), help="Number of frontends.")
 @click.option(
     "--engine",
     envvar="DYN_ENGINE",
     show_envvar=True,
     default="mocker",
-    type=click.Choice(worker.ENGINES),
-    help="mocker makes up its tokens and needs no model. Workers with trtllm all take the same GPU: give --workers 1.",
+    type=click.Choice([*worker.ENGINES]),
+    help="mocker generates made-up tokens and needs no model. All trtllm workers use the same GPU: set --workers 1.",
 )
 @click.option(
     "--model",
     envvar="DYN_MODEL",
     show_envvar=True,
-    help="For llamacpp: a pulled model's name or a path to a GGUF file. For trtllm: a folder with a model of Hugging "
-    "Face. The mocker only takes its name.",
+    help="For llamacpp: the name of a pulled model, or a GGUF file. For trtllm: a folder with a Hugging Face model. "
+    "mocker uses it as the model's name.",
 )
-@click.option(
-    "--served-model-name", envvar="DYN_SERVED_MODEL_NAME", show_envvar=True, help="What clients call the model."
-)
+@env_option("--served-model-name", "DYN_SERVED_MODEL_NAME", help="The model's name for clients.")
 @click.option(
     "--host",
     envvar="DYN_UP_HOST",
     show_envvar=True,
     default="127.0.0.1",
-    help="Where the frontends and the registry listen. Workers serve the frontends of this machine only.",
+    help="Address on which the frontends and the registry listen. Workers only serve frontends on this machine.",
 )
-@click.option("--registry-port", envvar="DYN_UP_REGISTRY_PORT", show_envvar=True, default=50050, type=PORT)
+@env_option("--registry-port", "DYN_UP_REGISTRY_PORT", default=50050, type=PORT, help="0: any free port.")
 @click.option(
     "--grpc-port",
     envvar="DYN_UP_GRPC_PORT",
     show_envvar=True,
     default=50051,
     type=PORT,
-    help="Of the first frontend; the others take the ports that follow. 0: any free port.",
+    help="gRPC port of the first frontend. The others take the ports that follow. 0: any free port.",
 )
 @click.option(
-    "--http-port", envvar="DYN_UP_HTTP_PORT", show_envvar=True, default=8000, type=PORT, help="Likewise, for HTTP."
+    "--http-port",
+    envvar="DYN_UP_HTTP_PORT",
+    show_envvar=True,
+    default=8000,
+    type=PORT,
+    help="HTTP port of the first frontend. The others take the ports that follow. 0: any free port.",
 )
 @click.option(
     "--migration-limit",
@@ -92,7 +95,7 @@ def _ways(option: str) -> list[str]:
     show_envvar=True,
     default=3,
     type=click.IntRange(min=0),
-    help="How often a request may move to another worker; 0 turns moving off.",
+    help="How often a request may move to another worker. 0: never.",
 )
 @click.option(
     "--state-dir",
@@ -101,58 +104,57 @@ def _ways(option: str) -> list[str]:
     type=click.Path(file_okay=False, path_type=Path),
     default=default_folder,
     show_default="~/.cache/unbroken/run",
-    help="Where cluster.json is kept: the pids and addresses of all processes, while all is up.",
+    help="Folder for cluster.json, which lists the pids and addresses of all processes while the cluster is up.",
 )
-@env_option("--no-restart", "DYN_UP_NO_RESTART", is_flag=True, help="Leave a process that died dead.")
+@env_option("--no-restart", "DYN_UP_NO_RESTART", is_flag=True, help="Do not restart a process that exits.")
 @click.option(
     "--ready-timeout",
     "ready_timeout_s",
     envvar="DYN_UP_READY_TIMEOUT",
     show_envvar=True,
     type=click.FloatRange(min=0, min_open=True),
-    help=f"Seconds that a process may take until it serves. Default: {READY_TIMEOUT_S:g}; with trtllm, which loads for "
-    f"minutes, {LOADING_TIMEOUT_S:g}.",
+    help=f"Seconds within which a process must be ready. Default: {READY_TIMEOUT_S:g}; with trtllm, which loads for"
+    f" minutes, {LOADING_TIMEOUT_S:g}.",
 )
 @logging_options
 @click.argument("worker_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORKER OPTIONS...]")
 def command(
-    *, state_dir: Path, no_restart: bool, ready_timeout_s: float | None, log_level: str, log_format: str, **what: Any
+    *, state_dir: Path, no_restart: bool, ready_timeout_s: float | None, log_level: str, log_format: str, **given: Any
 ) -> None:
-    """Start a registry, workers and frontends on this machine, and keep them alive until Ctrl-C.
+    """Run a registry, workers and frontends on this machine until Ctrl-C; restart any that exits.
 
-    Options after -- go to every worker: see `unbroken worker --help`. Frontends take theirs from the DYN_ variables in
-    `unbroken frontend --help`.
+    Options after -- are passed to every worker: see `unbroken worker --help`. Frontends read theirs from the DYN_
+    variables in `unbroken frontend --help`.
     """
-    config = ClusterConfig(log_level=log_level, log_format=log_format, **what)
+    config = ClusterConfig(log_level=log_level, log_format=log_format, **given)
     drain_timeout_s = _check_children(config)
     configure_logging("up", level=log_level, log_format=log_format)
-    members = ChildConfig(
+    children = ChildConfig(
         is_restarted=not no_restart,
         ready_timeout_s=ready_timeout_s or (LOADING_TIMEOUT_S if config.engine == "trtllm" else READY_TIMEOUT_S),
         drain_timeout_s=drain_timeout_s,
     )
-
-    run_process(Cluster(config, members, state_dir).run)
+    run_process(Cluster(config, children, state_dir).run)
 
 
 def _check_children(config: ClusterConfig) -> float:
-    """Read the options of workers and frontends once, as they will, before anything is started.
+    """Parse and check the options of workers and frontends before any process is started.
 
-    Returns how long streams may go on after Ctrl-C: what options and environment come to. Raises what a child would
-    refuse them with, each for itself.
+    Returns how many seconds streams may continue after Ctrl-C, as set by options and environment. Raises the error with
+    which each child would otherwise exit.
     """
-    nowhere, nothing = "127.0.0.1:0", Path(os.devnull)
-    of_worker = _read("worker", worker.command, worker_command(config, nothing, registry=nowhere))
-    of_frontend = _read("frontend", frontend.command, frontend_command(config, 0, nothing, {}, registry=nowhere))
+    registry, no_file = "127.0.0.1:0", Path(os.devnull)
+    of_worker = _parse("worker", worker.command, worker_command(config, no_file, registry=registry))
+    of_frontend = _parse("frontend", frontend.command, frontend_command(config, 0, no_file, {}, registry=registry))
     worker.check_options(of_worker)
     frontend.check_options(of_frontend)
     for name in ("admin_listen", "admin_grpc_listen"):
         if config.frontends > 1 and of_frontend[name] and not of_frontend[name].endswith(":0"):
-            raise click.UsageError(f"{of_frontend[name]} would be the admin address of every frontend: use port 0")
+            raise click.UsageError(f"{of_frontend[name]} would be the admin address of every frontend: set port 0")
     return float(max(of_worker["drain_timeout"], of_frontend["drain_timeout"]))
 
 
-def _read(name: str, command: click.Command, line: Sequence[str]) -> dict[str, Any]:
-    """The options that a child with this command line has."""
+def _parse(name: str, command: click.Command, line: Sequence[str]) -> dict[str, Any]:
+    """The parameters of a child with this command line."""
     with command.make_context(f"unbroken {name}", [*line[len(PROGRAM) + 1 :]]) as context:
         return context.params

@@ -1,4 +1,4 @@
-"""The command line: every option says its environment variable, and a misspelt variable is an error."""
+"""The command line: every option names its environment variable, and a misspelt variable is an error."""
 
 import json
 import os
@@ -16,7 +16,7 @@ TIMEOUT_S = 30.0
 
 
 def unbroken(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What `unbroken ARGUMENTS` did, with `environment` added to that of the test."""
+    """Run `unbroken ARGUMENTS` with `environment` added to that of the test."""
     return subprocess.run(
         [sys.executable, "-m", "services", *arguments],
         env=os.environ | environment,
@@ -35,25 +35,25 @@ def test_help_lists_every_command() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_help(name: str) -> None:
+def test_every_command_has_help(name: str) -> None:
     done = unbroken(name, "--help")
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"Usage: unbroken {name} ")
 
 
-def test_help_names_the_models_that_can_be_pulled() -> None:
+def test_help_lists_the_models_that_can_be_pulled() -> None:
     assert "{smollm2}" in unbroken("models", "pull", "--help").stdout
 
 
-def test_help_shows_variables_and_defaults() -> None:
-    text = unbroken("up", "--help").stdout
+def test_help_shows_environment_variables_and_defaults() -> None:
+    text = " ".join(unbroken("up", "--help").stdout.split())
 
     assert "DYN_MIGRATION_LIMIT" in text
     assert "default: 50051" in text
 
 
-def test_a_misspelt_variable_is_refused() -> None:
+def test_misspelt_variable_is_refused_with_a_suggestion() -> None:
     done = unbroken("--version", DYN_MIGRATION_LIMITS="3")
 
     assert done.returncode == 1
@@ -61,21 +61,21 @@ def test_a_misspelt_variable_is_refused() -> None:
 
 
 @pytest.mark.parametrize("variable", ["DYN_QQQQQQ", "DYN_FOO"])
-def test_a_variable_like_no_other_is_refused_and_not_guessed_at(variable: str) -> None:
+def test_variable_unlike_any_known_one_is_refused_without_a_suggestion(variable: str) -> None:
     done = unbroken("--version", **{variable: "3"})
 
     assert done.returncode == 1
     assert done.stderr == f"error: no option reads {variable}: see `unbroken COMMAND --help` for the names\n"
 
 
-def test_a_known_variable_is_read() -> None:
+def test_known_variable_is_read() -> None:
     done = unbroken("up", DYN_MIGRATION_LIMIT="many")
 
     assert done.returncode == 2
     assert "DYN_MIGRATION_LIMIT" in done.stderr or "--migration-limit" in done.stderr
 
 
-def test_the_variables_of_the_described_system_are_known() -> None:
+def test_variables_of_compatible_systems_are_known() -> None:
     assert {"DYN_MIGRATION_LIMIT", "DYN_LOG_LEVEL", "DYN_REGISTRY"} <= known_variables()
 
 
@@ -89,8 +89,8 @@ def test_the_variables_of_the_described_system_are_known() -> None:
         ("worker", "--listen"),
     ],
 )
-def test_a_port_in_use_is_one_line(command: tuple[str, ...]) -> None:
-    """gRPC's core used to print lines of its own before it."""
+def test_port_in_use_is_reported_in_one_line(command: tuple[str, ...]) -> None:
+    """A bug: gRPC printed lines of its own before it."""
     name, option, *others = command
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = unbroken(name, f"{option}=127.0.0.1:{taken.getsockname()[1]}", "--log-level=error", *others)
@@ -100,7 +100,7 @@ def test_a_port_in_use_is_one_line(command: tuple[str, ...]) -> None:
 
 
 def grpc_experiments(**environment: str) -> tuple[str, str]:
-    """What gRPC was told by the command line, and what it has to say of that."""
+    """The value of GRPC_EXPERIMENTS that the command line sets, and what gRPC writes to stderr about it."""
     code = """
 import atexit, os
 from services.cli import main
@@ -124,29 +124,29 @@ main()
     return done.stdout.splitlines()[-1], done.stderr
 
 
-def test_grpc_knows_how_it_is_told_to_read() -> None:
+def test_grpc_reads_on_the_waiting_thread() -> None:
     told, complaint = grpc_experiments()
 
     assert told == "-event_engine_client"
     assert "experiment" not in complaint
 
 
-def test_what_an_operator_tells_grpc_stands() -> None:
+def test_operators_grpc_experiments_are_kept() -> None:
     told, complaint = grpc_experiments(GRPC_EXPERIMENTS="-no_such_thing")
 
     assert told == "-no_such_thing"
     assert "Unknown experiment: no_such_thing" in complaint
 
 
-def test_an_unknown_command_is_refused() -> None:
+def test_unknown_command_is_refused() -> None:
     done = unbroken("wroker")
 
     assert done.returncode == 2
     assert "wroker" in done.stderr
 
 
-def test_every_option_says_its_variable_but_for_those_of_one_process() -> None:
-    """A ready file, a fault and a place among several are one process's own: a variable would give them to all."""
+def test_every_option_has_a_variable_except_those_of_one_process() -> None:
+    """These options belong to one process; a variable would set them for all processes."""
     context = click.Context(cli)
     commands = [command for name in COMMANDS if (command := cli.get_command(context, name)) is not None]
     silent = {
@@ -160,7 +160,7 @@ def test_every_option_says_its_variable_but_for_those_of_one_process() -> None:
 
 
 @pytest.mark.parametrize("name", ["frontend", "worker", "registry"])
-def test_a_process_says_its_whole_configuration_once_but_no_secret(name: str) -> None:
+def test_process_logs_its_configuration_once_without_secrets(name: str) -> None:
     started = subprocess.Popen(
         [sys.executable, "-m", "services", name, "--log-format=json"],
         env=os.environ | {"DYN_REGISTRY_STORE": "etcd", "DYN_ETCD_AUTH_PASSWORD": "sesame"}

@@ -1,11 +1,9 @@
-"""Addresses on the command line: what is not host:port is a usage error that names the option."""
+"""Shared option types: a malformed address is a usage error that names the option."""
 
-import click
 import pytest
 from click.testing import CliRunner
 
 from services.cli import cli
-from services.cli.registry import command
 
 OPTIONS = [
     ("worker", "--listen", "DYN_WORKER_LISTEN"),
@@ -19,7 +17,9 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("name", "option", "variable"), OPTIONS)
-def test_each_address_is_checked_wherever_it_is_given(name: str, option: str, variable: str) -> None:
+def test_address_options_are_validated_on_the_command_line_and_in_the_environment(
+    name: str, option: str, variable: str
+) -> None:
     given = CliRunner().invoke(cli, [name, f"{option}=8001"])
     from_environment = CliRunner().invoke(cli, [name], env={variable: "nowhere"})
 
@@ -27,13 +27,3 @@ def test_each_address_is_checked_wherever_it_is_given(name: str, option: str, va
     assert f"'{option}'" in given.output
     assert "'8001' is not host:port" in given.output
     assert "'nowhere' is not host:port" in from_environment.output
-
-
-def test_endpoints_of_etcd_may_have_a_scheme() -> None:
-    option = next(parameter for parameter in command.params if parameter.name == "etcd_endpoints")
-    convert = option.type.convert
-
-    assert convert("https://a:1/, https://[::1]:2", None, None) == ["https://a:1", "https://[::1]:2"]
-    for text in ("a:1,https://b:2", "ftp://a:1", "https://a"):
-        with pytest.raises(click.BadParameter):
-            convert(text, None, None)

@@ -1,4 +1,4 @@
-"""Several processes: each is told what their supervisor was told, but for what that has settled."""
+"""Several processes: each gets the options of the supervisor, with its own addresses and files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ def _given(line: Sequence[str]) -> dict[str, Any]:
         return context.params
 
 
-def test_each_of_several_processes_has_the_line_of_their_supervisor_and_then_what_that_has_settled(
+def test_process_command_repeats_the_supervisors_options_and_overrides_addresses_and_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     line = ["frontend", "--http-listen=127.0.0.1:0", "--processes=2", "--stall-ms=3000", "--ready-file=all"]
@@ -30,8 +30,8 @@ def test_each_of_several_processes_has_the_line_of_their_supervisor_and_then_wha
     assert (given["member"], given["ready_file"]) == (Path("folder/frontend-1"), Path("one"))
 
 
-def test_all_options_that_say_where_are_settled_by_the_supervisor() -> None:
-    """One that was not would be a port of which each process but the first finds that it is in use."""
+def test_supervisor_overrides_every_listen_option() -> None:
+    """Otherwise every process but the first would find its port in use."""
     wheres = {option.opts[0]: option.name for option in command.params if option.opts[0].endswith("-listen")}
 
     assert wheres == LISTENS

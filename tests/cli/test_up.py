@@ -1,4 +1,4 @@
-"""`unbroken up`: one command brings a plane up, keeps it alive, says where it is, and leaves nothing behind."""
+"""`unbroken up`: starts a cluster, reports its addresses, restarts processes that exit, and leaves none behind."""
 
 import json
 import os
@@ -28,16 +28,16 @@ ANY_PORTS = ("--registry-port=0", "--grpc-port=0", "--http-port=0")
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    """What `condition` returns, once that is true."""
+    """Wait until `condition` returns something true, and return that."""
     deadline = time.monotonic() + WAIT_S
     while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.01)
     return value
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that is dead and not yet reaped does not."""
+    """Whether the process runs. A zombie does not count."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -65,15 +65,15 @@ class Up:
         return self._log.read_text()
 
     def state(self) -> Any:
-        """cluster.json, or None."""
+        """The content of cluster.json, or None if it does not exist."""
         return json.loads(self.state_file.read_text()) if self.state_file.exists() else None
 
     def wait_state(self) -> Any:
-        """cluster.json, once all is up."""
+        """The content of cluster.json, once the cluster is up."""
         return until(lambda: self.process.poll() is None and self.state())
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """The exit status after a signal."""
+        """Send a signal and return the exit status."""
         self.process.send_signal(number)
         return self.process.wait(WAIT_S)
 
@@ -84,7 +84,7 @@ def pids_in(state: Any) -> list[int]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
-    """Starts clusters that end with the test."""
+    """Starts clusters, and kills them after the test."""
     started: list[Up] = []
 
     def start_one(*options: str, **more: str) -> Up:
@@ -107,7 +107,7 @@ def complete(http: str, model: str = "mocker") -> str:
     return text
 
 
-def test_brings_a_plane_up_keeps_it_alive_and_takes_it_down(start: Callable[..., Up]) -> None:
+def test_up_starts_a_cluster_restarts_its_processes_and_stops_it_in_order(start: Callable[..., Up]) -> None:
     up = start("--workers=2", "--frontends=2", "--", "--mocker-itl-ms=1")
     state = up.wait_state()
     pids = pids_in(state)
@@ -138,7 +138,7 @@ def test_brings_a_plane_up_keeps_it_alive_and_takes_it_down(start: Callable[...,
 
 
 def try_complete(http: str) -> str | None:
-    """As `complete`; None while the plane cannot serve."""
+    """As `complete`, but returns None while the cluster cannot serve."""
     try:
         return complete(http)
     except OSError:
@@ -150,8 +150,8 @@ def table_of(up: Up) -> str:
     return up.process.stdout.read()
 
 
-def test_takes_every_engine_that_a_worker_has(start: Callable[..., Up], tmp_path: Path) -> None:
-    """TensorRT-LLM as the fake plays it: whoever has the real one has it on the path of every worker as well."""
+def test_up_supports_every_engine_of_a_worker(start: Callable[..., Up], tmp_path: Path) -> None:
+    """Uses the fake TensorRT-LLM, which is on the import path of all workers, as a real one would be."""
     folder = make_model_folder(tmp_path / "model")
     path = os.pathsep.join(map(str, (FAKES, FAKES.parents[1])))
     up = start("--engine=trtllm", f"--model={folder}", "--", "--max-batch-size=3", import_path=path)
@@ -164,13 +164,13 @@ def test_takes_every_engine_that_a_worker_has(start: Callable[..., Up], tmp_path
 
 
 def choices_of(of: click.Command, name: str) -> Sequence[str]:
-    """What an option of a command may be."""
+    """The values that an option of a command accepts."""
     (kind,) = (param.type for param in of.params if param.name == name)
     assert isinstance(kind, click.Choice)
     return kind.choices
 
 
-def test_the_curl_line_works_as_printed(start: Callable[..., Up]) -> None:
+def test_printed_curl_command_is_valid(start: Callable[..., Up]) -> None:
     up = start("--workers=1")
     up.wait_state()
     up.end()
@@ -180,7 +180,7 @@ def test_the_curl_line_works_as_printed(start: Callable[..., Up]) -> None:
     assert json.loads(line.partition("-d '")[2].rpartition("'")[0])["model"] == "mocker"
 
 
-def test_a_supervisor_that_is_killed_leaves_nothing_behind(start: Callable[..., Up]) -> None:
+def test_killed_supervisor_leaves_no_process_behind(start: Callable[..., Up]) -> None:
     up = start("--workers=1")
     pids = pids_in(up.wait_state())
 
@@ -189,7 +189,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing_behind(start: Callable[..., 
     until(lambda: not any(map(is_alive, pids)))
 
 
-def test_a_dead_worker_is_left_dead_when_asked(start: Callable[..., Up]) -> None:
+def test_worker_is_not_restarted_with_no_restart(start: Callable[..., Up]) -> None:
     up = start("--workers=2", "--no-restart")
     first, second = up.wait_state()["workers"]
 
@@ -200,7 +200,7 @@ def test_a_dead_worker_is_left_dead_when_asked(start: Callable[..., Up]) -> None
 
 
 def streaming(http: str, tokens: int) -> HTTPResponse:
-    """A stream that has begun."""
+    """Start a stream and read its first line."""
     body = {"model": "mocker", "prompt": "Hi", "max_tokens": tokens, "seed": 1, "stream": True, "ignore_eos": True}
     request = Request(f"http://{http}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
     response: HTTPResponse = urlopen(request, timeout=WAIT_S)
@@ -208,7 +208,7 @@ def streaming(http: str, tokens: int) -> HTTPResponse:
     return response
 
 
-def test_streams_go_on_after_the_first_ctrl_c(start: Callable[..., Up]) -> None:
+def test_streams_continue_after_the_first_ctrl_c(start: Callable[..., Up]) -> None:
     up = start("--workers=1", "--", "--mocker-itl-ms=5", "--drain-timeout=41")
     frontend = up.wait_state()["frontends"][0]
 
@@ -220,7 +220,7 @@ def test_streams_go_on_after_the_first_ctrl_c(start: Callable[..., Up]) -> None:
     assert "[stopping: streams have 41 s" in up.log
 
 
-def test_a_second_ctrl_c_ends_all_at_once(start: Callable[..., Up]) -> None:
+def test_second_ctrl_c_ends_the_cluster_at_once(start: Callable[..., Up]) -> None:
     up = start("--workers=1")
     state = up.wait_state()
 
@@ -232,7 +232,7 @@ def test_a_second_ctrl_c_ends_all_at_once(start: Callable[..., Up]) -> None:
         until(lambda: not any(map(is_alive, pids_in(state))))
 
 
-def test_a_signal_while_it_starts_ends_it(start: Callable[..., Up]) -> None:
+def test_signal_during_the_start_stops_the_cluster(start: Callable[..., Up]) -> None:
     up = start("--workers=1", "--", "--mocker-startup-s=60")
     until(lambda: "frontend-1 | [ready" in up.log)
 
@@ -240,7 +240,7 @@ def test_a_signal_while_it_starts_ends_it(start: Callable[..., Up]) -> None:
 
 
 @pytest.mark.parametrize("option", ["--registry-port", "--grpc-port", "--http-port"])
-def test_a_port_in_use_is_an_error_before_anything_is_started(start: Callable[..., Up], option: str) -> None:
+def test_port_in_use_is_an_error_before_any_process_starts(start: Callable[..., Up], option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         up = start(f"{option}={port}")
@@ -264,10 +264,10 @@ def test_a_port_in_use_is_an_error_before_anything_is_started(start: Callable[..
         (["--", "--mocker-itl-ms=soon"], 2, "--mocker-itl-ms"),
     ],
 )
-def test_what_no_worker_could_start_with_is_said_once(
+def test_invalid_worker_options_are_reported_once_before_any_process_starts(
     start: Callable[..., Up], options: list[str], status: int, said: str
 ) -> None:
-    """Registry, frontend and workers used to be started first, and each worker said it."""
+    """A bug: registry, frontend and workers were started first, and each worker reported the error."""
     up = start(*options)
 
     assert up.process.wait(WAIT_S) == status
@@ -285,35 +285,40 @@ def test_what_no_worker_could_start_with_is_said_once(
         ("DYN_ADMIN_GRPC_LISTEN", "127.0.0.1:7777", "would be the admin address of every frontend"),
     ],
 )
-def test_what_no_frontend_could_start_with_is_said_once(variable: str, value: str, said: str) -> None:
+def test_invalid_frontend_variables_are_reported_once_before_any_process_starts(
+    variable: str, value: str, said: str
+) -> None:
     done = CliRunner().invoke(command, ["--frontends=2"], env={variable: value})
 
     assert done.exit_code == 2
     assert said in done.output
 
 
-def test_admin_calls_that_are_placed_and_off_are_said_before_anything_starts() -> None:
+def test_contradictory_admin_variables_are_reported_before_any_process_starts() -> None:
     variables = {"DYN_ADMIN_LISTEN": "127.0.0.1:0", "DYN_DISABLE_FRONTEND_ADMIN_API": "1"}
 
     done = CliRunner().invoke(command, [], env=variables)
 
     assert done.exit_code == 2
-    assert "--disable-admin-api leaves no admin calls for --admin-listen" in done.output
+    assert "--disable-admin-api contradicts --admin-listen" in done.output
 
 
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("--admission-control=none", "Frontends take it from DYN_ADMISSION_CONTROL."),
-        ("--mocker-itl-ms=1", "Workers take it after --."),
+        ("--admission-control=none", "Frontends read it from DYN_ADMISSION_CONTROL."),
+        ("--mocker-itl-ms=1", "Workers accept it after --."),
         (
             "--drain-timeout=1",
-            "Frontends take it from DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS. Workers take it after --.",
+            "Frontends read it from DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS. Workers accept it after --.",
         ),
-        ("--qqqqqq", "Options of workers go after --, those of frontends into their DYN_ variables: see their --help."),
+        (
+            "--qqqqqq",
+            "Options of workers go after --. Options of frontends are set by their DYN_ variables: see their --help.",
+        ),
     ],
 )
-def test_an_option_of_another_process_is_told_where_it_goes(option: str, said: str) -> None:
+def test_option_of_another_process_is_refused_with_a_hint_where_to_set_it(option: str, said: str) -> None:
     done = CliRunner().invoke(command, [option])
 
     assert done.exit_code == 2
@@ -321,19 +326,19 @@ def test_an_option_of_another_process_is_told_where_it_goes(option: str, said: s
     assert done.output.endswith(f" {said}\n")
 
 
-def test_an_option_that_has_another_name_here_is_not_sent_elsewhere() -> None:
-    """`up` gives it to its frontends, whatever a variable says."""
+def test_option_that_up_sets_itself_gets_no_hint() -> None:
+    """`up` passes it to its frontends, so the variable would have no effect."""
     assert "DYN_HTTP_LISTEN" not in CliRunner().invoke(command, ["--http-listen=127.0.0.1:1"]).output
 
 
-def test_help_says_where_options_of_workers_and_of_frontends_go() -> None:
+def test_help_explains_how_to_set_options_of_workers_and_frontends() -> None:
     said = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
 
-    assert "Options after -- go to every worker" in said
-    assert "Frontends take theirs from the DYN_ variables in `unbroken frontend --help`" in said
+    assert "Options after -- are passed to every worker" in said
+    assert "Frontends read theirs from the DYN_ variables in `unbroken frontend --help`" in said
 
 
-def test_one_state_folder_serves_one_cluster(start: Callable[..., Up]) -> None:
+def test_state_folder_is_used_by_one_cluster_at_a_time(start: Callable[..., Up]) -> None:
     up = start("--workers=1")
     state = up.wait_state()
     second = start("--workers=1")

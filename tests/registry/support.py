@@ -1,11 +1,14 @@
-"""What the registry's tests share: a real etcd, a TCP proxy that can cut it off, and a served registry."""
+"""Shared by the tests of the registry: a real etcd, a TCP proxy that can cut it off, and registries."""
 
 import asyncio
+import json
+import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -202,3 +205,39 @@ async def client(address: str) -> AsyncIterator[Any]:
     """A stub on a channel of its own. Leaving breaks all its streams."""
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         yield RegistryStub(channel)
+
+
+class Registry:
+    """`unbroken registry` as a process, with its log."""
+
+    def __init__(self, folder: Path, *options: str, **environment: str) -> None:
+        self._ready, self._log = folder / "ready", folder / "log"
+        self._ready.unlink(missing_ok=True)
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services", "registry", "--ready-file", str(self._ready), *options],
+                env={**os.environ, **environment},
+                stderr=log,
+            )
+
+    async def address(self) -> str:
+        await until(self._ready.exists)
+        address: str = json.loads(self._ready.read_text())["address"]
+        return address
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def wait(self) -> int:
+        return self.process.wait(WAIT_S)
+
+
+@asynccontextmanager
+async def started_registry(folder: Path, *options: str, **environment: str) -> AsyncIterator[Registry]:
+    """A registry process, killed at the end."""
+    registry = Registry(folder, *options, **environment)
+    try:
+        yield registry
+    finally:
+        registry.process.kill()
+        registry.process.wait()

@@ -2,15 +2,11 @@
 
 import asyncio
 import contextlib
-import json
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,47 +20,22 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from services.registry.server import SERVICE
 from services.runtime.loop import run_on_loop
 from services.stubs.registry_pb2 import ListRequest, WatchRequest
-from tests.registry.support import WAIT_S, Etcd, client, free_port, instance, register, until
-
-
-class Registry:
-    """A real registry process with its log."""
-
-    def __init__(self, folder: Path, *options: str, **environment: str) -> None:
-        self._ready, self._log = folder / "ready", folder / "log"
-        self._ready.unlink(missing_ok=True)
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "services", "registry", "--ready-file", str(self._ready), *options],
-                env={**os.environ, **environment},
-                stderr=log,
-            )
-
-    async def address(self) -> str:
-        await until(self._ready.exists)
-        address: str = json.loads(self._ready.read_text())["address"]
-        return address
-
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def wait(self) -> int:
-        return self.process.wait(WAIT_S)
-
-
-@asynccontextmanager
-async def started(folder: Path, *options: str, **environment: str) -> AsyncIterator[Registry]:
-    registry = Registry(folder, *options, **environment)
-    try:
-        yield registry
-    finally:
-        registry.process.kill()
-        registry.process.wait()
+from tests.registry.support import (
+    WAIT_S,
+    Etcd,
+    Registry,
+    client,
+    free_port,
+    instance,
+    register,
+    started_registry,
+    until,
+)
 
 
 def test_listens_on_a_free_port_and_writes_down_which(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with started(tmp_path, "--listen", "127.0.0.1:0") as registry:
+        async with started_registry(tmp_path, "--listen", "127.0.0.1:0") as registry:
             address = await registry.address()
 
             assert re.fullmatch(r"127\.0\.0\.1:[1-9]\d+", address)
@@ -78,7 +49,7 @@ def test_listens_on_a_free_port_and_writes_down_which(tmp_path: Path) -> None:
 def test_serves_health_reflection_and_channelz(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
-            started(tmp_path, DYN_REGISTRY_LISTEN="127.0.0.1:0") as registry,
+            started_registry(tmp_path, DYN_REGISTRY_LISTEN="127.0.0.1:0") as registry,
             grpc.aio.insecure_channel(await registry.address()) as channel,
         ):
             assert [await health_of(channel, name) for name in ("", SERVICE)] == ["SERVING", "SERVING"]
@@ -117,7 +88,7 @@ async def send_garbage(method: str, channel: grpc.aio.Channel) -> None:
 def test_a_request_that_cannot_be_decoded_is_the_clients_fault(tmp_path: Path, method: str) -> None:
     async def scenario() -> None:
         async with (
-            started(tmp_path, "--listen", "127.0.0.1:0") as registry,
+            started_registry(tmp_path, "--listen", "127.0.0.1:0") as registry,
             grpc.aio.insecure_channel(await registry.address()) as channel,
         ):
             with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -132,7 +103,7 @@ def test_a_request_that_cannot_be_decoded_is_the_clients_fault(tmp_path: Path, m
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_ends_in_order_when_asked_though_streams_are_open(tmp_path: Path, number: signal.Signals) -> None:
     async def scenario() -> None:
-        async with started(tmp_path, "--listen", "127.0.0.1:0") as registry:
+        async with started_registry(tmp_path, "--listen", "127.0.0.1:0") as registry:
             async with client(await registry.address()) as stub:
                 call, watch = stub.Register(), stub.Watch(WatchRequest())
                 await call.write(register(instance()))
@@ -163,29 +134,17 @@ def test_what_the_environment_says_of_etcd_is_no_wish_for_it(tmp_path: Path) -> 
     """`ETCD_ENDPOINTS` may be there for others."""
 
     async def scenario() -> None:
-        async with started(tmp_path, "--listen", "127.0.0.1:0", ETCD_ENDPOINTS="127.0.0.1:1") as registry:
+        async with started_registry(tmp_path, "--listen", "127.0.0.1:0", ETCD_ENDPOINTS="127.0.0.1:1") as registry:
             await registry.address()
 
     run_on_loop(scenario())
-
-
-def test_to_drain_an_instance_that_is_not_there_says_where_ids_are(tmp_path: Path) -> None:
-    async def scenario() -> subprocess.CompletedProcess[str]:
-        async with started(tmp_path, "--listen", "127.0.0.1:0") as registry:
-            command = [sys.executable, "-m", "services", "drain", "nosuch", "--registry", await registry.address()]
-            return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=WAIT_S)
-
-    done = run_on_loop(scenario())
-
-    assert done.returncode == 1
-    assert "no instance 'nosuch' is registered. Workers' ids are in their logs" in done.stderr
 
 
 def test_starts_without_etcd_and_says_so_once_without_the_password(tmp_path: Path) -> None:
     async def scenario() -> None:
         endpoint = f"127.0.0.1:{free_port()}"
         options = ("--listen", "127.0.0.1:0", "--store", "etcd", "--log-level", "debug", "--etcd-username", "registry")
-        async with started(
+        async with started_registry(
             tmp_path, *options, ETCD_ENDPOINTS=endpoint, ETCD_AUTH_PASSWORD="hunter2-hunter2"
         ) as registry:
             async with client(await registry.address()) as stub:
@@ -209,7 +168,7 @@ def test_is_healthy_once_it_has_reached_its_store_and_stays_so(tmp_path: Path) -
         etcd = Etcd(tmp_path)
         options = ("--listen", "127.0.0.1:0", "--store", "etcd", "--etcd-endpoints", etcd.endpoint)
         async with (
-            started(tmp_path, *options) as registry,
+            started_registry(tmp_path, *options) as registry,
             grpc.aio.insecure_channel(await registry.address()) as channel,
         ):
             assert [await health_of(channel, name) for name in ("", SERVICE)] == ["NOT_SERVING", "NOT_SERVING"]
@@ -230,7 +189,7 @@ def test_is_healthy_once_it_has_reached_its_store_and_stays_so(tmp_path: Path) -
 def test_a_registry_killed_and_started_again_over_etcd_has_lost_nothing(tmp_path: Path, etcd: Etcd) -> None:
     async def scenario() -> None:
         options = ("--listen", "127.0.0.1:0", "--store", "etcd", "--etcd-endpoints", f"http://{etcd.endpoint}")
-        async with started(tmp_path, *options) as registry, client(await registry.address()) as stub:
+        async with started_registry(tmp_path, *options) as registry, client(await registry.address()) as stub:
             call = stub.Register()
             await call.write(register(instance(), 300))
             await call.read()
@@ -239,7 +198,7 @@ def test_a_registry_killed_and_started_again_over_etcd_has_lost_nothing(tmp_path
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await call.read()
 
-        async with started(tmp_path, *options) as registry, client(await registry.address()) as stub:
+        async with started_registry(tmp_path, *options) as registry, client(await registry.address()) as stub:
             await until(lambda: "etcd answers" in registry.log())
             assert (await stub.List(ListRequest())).instances == [instance()]
             assert (await stub.Watch(WatchRequest()).read()).epoch == seen.epoch
@@ -251,24 +210,3 @@ def test_the_embedded_store_brings_no_etcd_client() -> None:
     program = "import sys, services.cli.registry, services.registry.server; assert 'etcd3aio' not in sys.modules"
 
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--etcd-endpoints", "nowhere"], "'nowhere' is not host:port"),
-        (["--etcd-endpoints", "http://a:1,https://b:2"], "either all endpoints are https:// or none"),
-        (["--etcd-client-cert", __file__], "--etcd-client-cert and --etcd-client-key go together"),
-        (["--etcd-client-cert", __file__, "--etcd-client-key", __file__], "--etcd-client-cert needs TLS"),
-        (
-            ["--store", "memory", "--etcd-endpoints", "a:1"],
-            "--etcd-endpoints needs --store etcd",
-        ),
-        (["--store", "postgres"], "'postgres' is not one of 'memory', 'etcd'"),
-    ],
-)
-def test_refuses_options_that_do_not_fit(tmp_path: Path, options: list[str], sentence: str) -> None:
-    registry = Registry(tmp_path, "--store", "etcd", *options)
-
-    assert registry.wait() == 2
-    assert sentence in registry.log()

@@ -88,7 +88,7 @@ def test_a_request_is_cancelled_by_its_name(up: Up) -> None:
     assert '"CANCELLED"' in stream.output
 
 
-def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path) -> None:
+def test_second_ctrl_c_ends_the_cluster_at_once(tmp_path: Path) -> None:
     """And the variable before `make` is the registry's port."""
     port = free_port()
     with cluster(tmp_path, command("DYN_UP_REGISTRY_PORT=50060 make up"), {"50060": str(port)}) as up:

@@ -1,12 +1,11 @@
-"""The options of `unbroken worker --engine trtllm`."""
+"""Options of `unbroken worker --engine trtllm`."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from services.cli.options import env_option
+from services.cli.options import combined, env_option
 from services.runtime.log import log_config
 from services.runtime.process import StartupError
 from services.worker.engine import Engine
@@ -14,10 +13,9 @@ from services.worker.engine import Engine
 if TYPE_CHECKING:
     from services.worker.engines.trtllm import TrtLlmConfig
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 GUIDED_BACKENDS = ("xgrammar", "llguidance")
 
-_OPTIONS = (
+trtllm_options = combined(
     env_option(
         "--tensor-parallel-size",
         "DYN_TENSOR_PARALLEL_SIZE",
@@ -30,60 +28,54 @@ _OPTIONS = (
         "DYN_MAX_BATCH_SIZE",
         type=click.IntRange(1),
         default=64,
-        help="For trtllm: how many requests run at a time. What comes beyond waits in the worker's queue.",
+        help="For trtllm: number of requests that run at the same time. Further requests wait in the worker's queue.",
     ),
     env_option(
         "--max-num-tokens",
         "DYN_MAX_NUM_TOKENS",
         type=click.IntRange(1),
         default=8192,
-        help="For trtllm: tokens that a step computes at most. Longer prompts are computed in several.",
+        help="For trtllm: maximum number of tokens in one step. Longer prompts are computed in several steps.",
     ),
     env_option(
         "--max-seq-len",
         "DYN_MAX_SEQ_LEN",
         type=click.IntRange(2),
-        help="For trtllm: tokens of prompt and answer together. Default: --context-length, or what the model was made"
-        " for, 8192 at most.",
+        help="For trtllm: maximum length of prompt and answer together, in tokens. Default: --context-length, or the"
+        " model's own limit, at most 8192.",
     ),
     env_option(
         "--kv-cache-free-gpu-memory-fraction",
         "DYN_KV_CACHE_FREE_GPU_MEMORY_FRACTION",
         type=click.FloatRange(0, 1, min_open=True),
         default=0.9,
-        help="For trtllm: how much of the memory that the model leaves free becomes key-value cache.",
+        help="For trtllm: fraction of the GPU memory left free by the model that is used for the key-value cache.",
     ),
     env_option(
         "--guided-decoding-backend",
         "DYN_GUIDED_DECODING_BACKEND",
         type=click.Choice(GUIDED_BACKENDS),
-        help="For trtllm: what holds answers to a form. Default: guided requests are refused.",
+        help="For trtllm: backend of guided decoding. Default: guided requests are refused.",
     ),
     env_option(
         "--extra-llm-api-options",
         "DYN_EXTRA_LLM_API_OPTIONS",
         type=click.Path(path_type=Path),
-        help="For trtllm: a YAML file of further arguments of tensorrt_llm.LLM. What has a flag is given by its flag.",
+        help="For trtllm: YAML file with further arguments of tensorrt_llm.LLM. Arguments that have an option of their"
+        " own must be set by it.",
     ),
 )
 
 
-def trtllm_options(function: Function) -> Function:
-    """All of them, in this order."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
-
 def check_trtllm(given: dict[str, Any]) -> None:
-    """What can be told without loading TensorRT-LLM: options, whether it is there, the model's folder.
+    """Check what needs no loaded model: the options, whether TensorRT-LLM is installed, and the model's folder.
 
     Raises ClickException.
     """
     from services.worker.engines.trtllm import TrtLlmEngine
 
     if given["model"] is None:
-        raise click.UsageError("--engine trtllm needs --model: a folder with a model of Hugging Face")
+        raise click.UsageError("--engine trtllm needs --model: a folder with a Hugging Face model")
     try:
         TrtLlmEngine(trtllm_config(given))
     except StartupError as error:
@@ -91,7 +83,7 @@ def check_trtllm(given: dict[str, Any]) -> None:
 
 
 def trtllm_engine(given: dict[str, Any]) -> Engine:
-    """Raises StartupError."""
+    """Create the engine. Raises StartupError."""
     from services.worker.engines.trtllm import TrtLlmEngine
 
     config = trtllm_config(given)
@@ -100,7 +92,7 @@ def trtllm_engine(given: dict[str, Any]) -> Engine:
 
 
 def trtllm_config(given: dict[str, Any]) -> "TrtLlmConfig":
-    """Raises StartupError."""
+    """The engine's configuration. Raises StartupError if the YAML file cannot be used."""
     from services.worker.engines.trtllm import TrtLlmConfig
     from services.worker.engines.trtllm.options import read_extra
 
