@@ -5,7 +5,6 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from itertools import count
 
 from bench.growth.curve import Curve, us_each, wait_until
@@ -67,7 +66,7 @@ class Frontend:
         self.pool = Pool(self.catalog, PoolConfig())
         self.workers = [bare_worker(f"w{number}", rank, slots) for number in range(workers)]
         for one in self.workers:
-            one.on_news = partial(self.pool.on_worker_change, one.candidate)
+            one.on_change = self.pool.on_worker_change
             self.pool.offer(one.session)
 
     def admit_and_route(self, admission: AdmissionConfig) -> Layer:

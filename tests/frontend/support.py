@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -34,7 +33,7 @@ def alone(
 
 
 class BareWorker:
-    """One session, and what its frontend has sent on it. By default it runs two requests, and one more may wait."""
+    """A session without a connection, played from the worker's end. By default two requests run and one may wait."""
 
     def __init__(
         self,
@@ -43,13 +42,13 @@ class BareWorker:
         places: int = 1,
         config: WorkerSessionConfig | None = None,
     ) -> None:
-        self.news: list[str] = []
-        self.on_news: Callable[[], None] = lambda: None
+        self.changes_count = 0
+        self.on_change: Callable[[Candidate], None] = lambda _: None
         self.cancels = CancelCounts()
         self.session = WorkerSession(
             InstanceRecord(name, "127.0.0.1:1", "m"),
             config or WorkerSessionConfig(full_s=60),
-            on_change=self._hear_news,
+            on_change=self._count_change,
             cancels=self.cancels,
         )
         self.hear(
@@ -64,12 +63,12 @@ class BareWorker:
 
     @property
     def candidate(self) -> Candidate:
-        """What routing sees of it."""
+        """The worker as routing sees it."""
         return self.session.candidate
 
-    def _hear_news(self, _: Candidate) -> None:
-        self.news.append("news")
-        self.on_news()
+    def _count_change(self, worker: Candidate) -> None:
+        self.changes_count += 1
+        self.on_change(worker)
 
     def open(self, **call: Any) -> Stream:
         return self.session.open(make_request(), Call(**({"request_id": "r"} | call)), Collected())
@@ -112,7 +111,7 @@ class BareWorker:
 
     def vanish(self) -> None:
         self.session.lose(Failure(Reason.DISCONNECTED, "gone"))
-        self.on_news()
+        self.on_change(self.candidate)
 
 
 class BareWorkers:
@@ -123,7 +122,7 @@ class BareWorkers:
         self._worker_set = WorkerSet(CARD)
         for one in workers:
             self._worker_set.add(one.candidate)
-            one.on_news = partial(self._worker_set.on_change, one.candidate)
+            one.on_change = self._worker_set.on_change
 
     def worker_set(self, card: ModelCard) -> WorkerSet:
         return self._worker_set

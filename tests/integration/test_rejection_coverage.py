@@ -12,8 +12,8 @@ A frontend without the admin API has no such path:
     integration/operators/test_admin_api.py test_disabled_admin_api_is_not_found
 Thresholds out of range are refused; 0 and 1 are in range:
     integration/operators/test_admin_api.py test_bad_thresholds_are_refused_and_change_nothing
-    frontend/routing/test_thresholds.py test_a_threshold_out_of_range_is_refused_by_its_name
-    frontend/routing/test_thresholds.py test_the_ends_of_the_range_are_in_it
+    frontend/routing/test_thresholds.py test_a_threshold_out_of_range_is_an_invalid_argument_under_its_client_name
+    frontend/routing/test_thresholds.py test_the_ends_of_the_range_are_valid_thresholds
 Each threshold applies to its own signal; a worker is busy only if all of its known ranks are:
     integration/admission/test_busy_threshold.py test_worker_is_busy_strictly_above_any_threshold
     integration/admission/test_busy_threshold.py test_worker_is_busy_only_if_every_known_rank_is

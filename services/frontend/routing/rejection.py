@@ -36,9 +36,7 @@ class Rejections:
 
     def not_reached(self, model: str, registered_count: int) -> Failure:
         """For a model that discovery knows `registered_count` workers of, before any of them is reached."""
-        return self.jittered(
-            _no_workers(f"no worker of {model!r} is reached so far, {of_registered(registered_count)}")
-        )
+        return self.jittered(_no_workers(f"no worker of {model!r} is reached, {of_registered(registered_count)}"))
 
     def not_replaced(self, model: str) -> Failure:
         """For a request that lost its worker and has waited for another."""
@@ -111,4 +109,4 @@ def _no_workers(detail: str) -> Failure:
 
 def of_registered(count: int) -> str:
     """The end of a sentence that says that no worker is reached."""
-    return f"of {count} registered: this frontend's log says why"
+    return f"of {count} registered: see the log of this frontend"

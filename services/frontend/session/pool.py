@@ -1,7 +1,7 @@
-"""The workers that this frontend can reach: one session to each instance, kept up for as long as it makes sense.
+"""The sessions of this frontend: one to each worker instance, opened again whenever it is lost.
 
-Discovery says where to look; only a session proves that a worker lives. So an instance that leaves the view keeps its
-session until that ends by itself, and losing the registry for any time changes nothing.
+Discovery says which instances exist; only a session proves that a worker lives. So an instance that leaves the view of
+discovery keeps its session until that ends by itself, and an unreachable registry changes nothing.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ CHECK_REACH = "the worker's --advertise and --session-listen, and firewalls betw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
-    """quarantine_s: how long a worker that failed is left alone where there is another."""
+    """`quarantine_s`: how long other workers are preferred to one that failed."""
 
     quarantine_s: float = 5.0
     reconnect: Backoff = field(default_factory=Backoff)
@@ -42,7 +42,11 @@ class PoolConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """How a session ended. was_found: requests could be sent on it. was_draining: the worker had said it leaves."""
+    """How a session ended.
+
+    `was_welcomed`: the worker had answered. `was_found`: requests could be sent on the session. `was_draining`: the
+    worker had announced that it leaves.
+    """
 
     failure: Failure
     was_welcomed: bool
@@ -51,18 +55,18 @@ class _Loss:
 
 
 class _WorkerOutage:
-    """What the log has of one instance without a session: each loss, and now and then that it still can't be used."""
+    """Logs why one instance has no session: each loss, and from time to time a failed attempt to open one."""
 
     def __init__(self) -> None:
         self._was_found = False
-        self._reminder = LogThrottle()
+        self._throttle = LogThrottle()
 
-    def add(self, record: InstanceRecord, loss: _Loss) -> None:
-        """One more try has failed, or a session that could be used is lost."""
+    def log_loss(self, record: InstanceRecord, loss: _Loss) -> None:
+        """A session is lost, or could not be opened."""
         if loss.was_found:
             self._was_found = True
-            self._reminder.reset()
-        if not self._reminder.should_log():
+            self._throttle.reset()
+        if not self._throttle.should_log():
             return
         facts = {
             "instance": record.instance_id,
@@ -83,55 +87,55 @@ class _WorkerOutage:
 
 
 class Pool:
-    """Keeps sessions. `run` owns all its tasks."""
+    """Opens and keeps the sessions. `run` owns all its tasks."""
 
     def __init__(self, catalog: ModelCatalog, config: PoolConfig, cork: Cork | None = None) -> None:
-        """cork: of those who write on what workers say."""
+        """`cork`: corks the connections to clients while one read of a worker's messages is handled."""
         self._catalog = catalog
         self._config = config
         self._rng = random.Random()
         self._view: dict[str, InstanceRecord] = {}
-        self._kept: set[str] = set()
-        self._unkept: set[str] = set()  # Of the view, those that may have no task yet.
+        self._kept: set[str] = set()  # Ids of instances with a task that keeps their session.
+        self._unkept: set[str] = set()  # Ids of instances of the view that may have no such task.
         self._has_unkept = asyncio.Event()
-        self._welcomed: set[WorkerSession] = set()  # Those below, and those whose model is being learned.
-        self._sessions: dict[str, WorkerSession] = {}
+        self._welcomed: set[WorkerSession] = set()  # Also those whose model is still being learned.
+        self._sessions: dict[str, WorkerSession] = {}  # By key: those that requests can be sent on.
         self._worker_sets: dict[int, WorkerSet] = {}  # By the identity of their card.
-        self._quarantined: dict[str, float] = {}  # instance id → until when, in loop time
+        self._quarantined: dict[str, float] = {}  # instance id → until when, in event-loop time
         self._changed = asyncio.Event()
         self.cancels = CancelCounts()
         self._throttle = ReadThrottle()
         self._cork = cork
 
-    # What routing sees
+    # For routing
 
     def worker_set(self, card: ModelCard) -> WorkerSet:
         """The workers with this very card object, in any state."""
         if (worker_set := self._worker_sets.get(id(card))) is None:
-            self._forget_empty_rosters()
+            self._drop_unused_worker_sets()
             worker_set = self._worker_sets[id(card)] = WorkerSet(card)
         return worker_set
 
-    def _forget_empty_rosters(self) -> None:
-        """Of models that nobody serves and nobody waits for."""
+    def _drop_unused_worker_sets(self) -> None:
+        """Drop worker sets without workers that no request waits in."""
         self._worker_sets = {
             key: one for key, one in self._worker_sets.items() if len(one) or not one.wait_queue.is_empty
         }
 
     def session(self, key: str) -> WorkerSession | None:
-        """The session that `Call.worker` names, if it still lives."""
+        """The session with this key; None if it is lost, or requests cannot be sent on it yet."""
         return self._sessions.get(key)
 
     def candidate(self, key: str) -> Candidate | None:
-        """The worker at the other end of that session, if the session still lives."""
+        """The worker of the session with this key; None as for `session`."""
         return None if (session := self._sessions.get(key)) is None else session.candidate
 
     def all_sessions(self) -> list[WorkerSession]:
-        """Sessions to workers of any model, whatever their state."""
+        """The sessions with workers of all models, in any state."""
         return list(self._sessions.values())
 
     def served_cards(self) -> Sequence[ModelCard]:
-        """Cards of the models that some worker takes requests for now, by name."""
+        """The cards of the models that have a worker which is not leaving, sorted by name."""
         served = {
             one.card.model: one.card
             for one in self._worker_sets.values()
@@ -140,22 +144,20 @@ class Pool:
         return [served[name] for name in sorted(served)]
 
     def _is_served(self, model: str) -> bool:
-        """Whether there is a worker of that name, whatever its state."""
+        """Whether the model has a worker, in any state."""
         return any(len(one) for one in self._worker_sets.values() if one.card.model == model)
 
     def offer(self, session: WorkerSession) -> None:
-        """Requests can be sent on it from now on."""
+        """Requests can be sent on the session from now on."""
         self._sessions[session.key] = session
         self.worker_set(session.card).add(session.candidate)
         self._notify()
 
-    def withdraw(self, session: WorkerSession) -> bool:
-        """It is over. Whether it was offered."""
-        if self._sessions.pop(session.key, None) is None:
-            return False
-        self.worker_set(session.card).remove(session.candidate)
-        self._notify()
-        return True
+    def withdraw(self, session: WorkerSession) -> None:
+        """The session is over. Ignored if it was never offered."""
+        if self._sessions.pop(session.key, None) is not None:
+            self.worker_set(session.card).remove(session.candidate)
+            self._notify()
 
     def on_worker_change(self, worker: Candidate) -> None:
         """A worker may have room again, or leaves."""
@@ -165,30 +167,30 @@ class Pool:
 
     @property
     def has_all(self) -> bool:
-        """Whether discovery has named workers, and each of them can be sent requests."""
-        if not 0 < len(self._view) <= len(self._sessions):  # Before all are looked at, for each that is found.
+        """Whether discovery has named workers, and requests can be sent to each of them."""
+        if not 0 < len(self._view) <= len(self._sessions):  # Cheap, because this is asked for each worker found.
             return False
         return self._view.keys() <= {one.record.instance_id for one in self._sessions.values()}
 
     @property
     def unreached_count(self) -> int:
-        """How many workers discovery names that can't be sent requests."""
+        """How many workers discovery names that requests cannot be sent to."""
         return len(self._view.keys() - {one.record.instance_id for one in self._sessions.values()})
 
     def quarantine(self, worker: Candidate) -> None:
-        """Leave the worker alone for a while."""
+        """Prefer other workers for a while."""
         self._quarantine_instance(worker.instance_id)
         worker.quarantined_until = self._quarantined[worker.instance_id]
 
     def _quarantine_instance(self, instance_id: str) -> None:
-        """Outlives the session: a worker that breaks one session after another is not new each time."""
+        """A quarantine outlives the session, because the next session of a failing worker is no more reliable."""
         self._quarantined[instance_id] = asyncio.get_running_loop().time() + self._config.quarantine_s
 
     @property
     def next_change(self) -> asyncio.Event:
-        """Set when a session comes or goes, has room again, or is leaving. Take it before you look.
+        """Set when a session comes or goes, or its worker has room again or leaves. Get it before looking at the pool.
 
-        It wakes all who wait for it: who waits for room stands in the roster's line.
+        It wakes every task that waits for it; requests that wait for room use the wait queue of their worker set.
         """
         return self._changed
 
@@ -196,10 +198,10 @@ class Pool:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    # What discovery sees
+    # For discovery
 
     def on_change(self, put: Mapping[str, InstanceRecord], gone: Collection[str]) -> None:
-        """Instances are new or different, and others gone from discovery's view."""
+        """Instances in `put` are new or different; those in `gone` have left discovery's view."""
         before = [self._view.pop(instance_id, None) for instance_id in (*put, *gone)]
         self._view.update(put)
         self._catalog.note_registered(put.values(), [record for record in before if record is not None])
@@ -219,25 +221,25 @@ class Pool:
                     group.create_task(self._keep(instance_id))
 
     async def _keep(self, instance_id: str) -> None:
-        """One session after another to one instance, until it is gone from the view and the session is lost."""
+        """Keep a session to one instance, until the session is lost after the instance has left the view."""
         tries, outage = 0, _WorkerOutage()
         try:
             while (record := self._view.get(instance_id)) is not None:
                 lost = await self._hold(record)
                 if lost.was_found:
                     self._quarantine_instance(instance_id)
-                outage.add(record, lost)
+                outage.log_loss(record, lost)
                 tries = 0 if lost.was_found else tries + 1
                 await asyncio.sleep(self._config.reconnect.delay_s(tries, self._rng))
         finally:
             self._kept.discard(instance_id)
             self._quarantined.pop(instance_id, None)
-            if instance_id in self._view:  # Again, by now.
+            if instance_id in self._view:  # It has come back meanwhile.
                 self._unkept.add(instance_id)
                 self._has_unkept.set()
 
     async def _hold(self, record: InstanceRecord) -> _Loss:
-        """One session, from its opening to its loss."""
+        """Open one session and wait for its loss."""
         session = WorkerSession(
             record,
             self._config.session,
@@ -266,7 +268,7 @@ class Pool:
         raise AssertionError("a session ends with a failure")
 
     async def _admit(self, session: WorkerSession, welcome: asyncio.Event) -> None:
-        """Offer the worker to requests once its model is known."""
+        """Wait for the welcome, learn the worker's model, and offer the session to requests."""
         await welcome.wait()
         self._welcomed.add(session)
         try:
@@ -286,10 +288,10 @@ class Pool:
             self.offer(session)
 
     async def _sweep(self) -> None:
-        """Look for silent workers when one may be, and be heard by all: not to the moment, or we would look for each.
+        """Check all sessions for silent workers, and send each worker what keeps it from hanging up.
 
-        If we were late ourselves, their silence proves nothing: we hear them every quarter of `stall_s`, and so must
-        notice that we stood still for half of it. A worker that was idle at one look may be lost soon after the next.
+        Sessions are checked together, at least every quarter of `stall_s`, rather than each when it is due. If the
+        frontend itself was late by half of `stall_s`, the silence of workers until then proves nothing.
         """
         clock, stall_s = asyncio.get_running_loop().time, self._config.session.stall_s
         pause_s_max = min(stall_s / 4, KEEPALIVE_S)

@@ -91,7 +91,7 @@ async def turns(count: int = 10) -> None:
 
 
 def answered(result: Collected | Failure) -> list[list[int]]:
-    """The tokens of each choice."""
+    """The tokens of each choice of an answer."""
     assert isinstance(result, Collected), result
     deltas = result.deltas
     return [[token for one in deltas if one.choice == choice for token in one.token_ids] for choice in range(COUNT)]
@@ -160,7 +160,7 @@ def test_choices_that_the_second_worker_refuses_one_by_one_leave_no_place_behind
         await submitted(a)
         a.refuse(1, 2, 3)
         await submitted(b)
-        b.refuse(3)  # The request fails at once; the others are cancelled where they are.
+        b.refuse(3)  # The request fails at once, and the other choices are cancelled.
         await turns()
         assert sorted((await b.sent()).cancels) == [1, 2]
 

@@ -30,27 +30,27 @@ def end_with_refusal(worker: BareWorker, stream: Stream) -> None:
 
 def test_a_refusal_counts_until_the_next_load_report_and_a_heartbeat_without_ranks_is_none() -> None:
     async def scenario() -> None:
-        bare = BareWorker()
-        end_with_refusal(bare, bare.open())
-        assert bare.candidate.capacity.is_full()
+        worker = BareWorker()
+        end_with_refusal(worker, worker.open())
+        assert worker.candidate.capacity.is_full()
 
-        bare.hear(load=worker_pb2.Load(running=3))
-        assert (bare.candidate.capacity.is_full(), bare.news) == (True, [])
+        worker.hear(load=worker_pb2.Load(running=3))
+        assert (worker.candidate.capacity.is_full(), worker.changes_count) == (True, 0)
 
-        bare.hear(load=REPORT)
-        assert (bare.candidate.capacity.is_full(), bare.news) == (False, ["news"])
+        worker.hear(load=REPORT)
+        assert (worker.candidate.capacity.is_full(), worker.changes_count) == (False, 1)
 
     run_async(scenario())
 
 
 def test_a_refusal_of_two_choices_leaves_room_for_one() -> None:
     async def scenario() -> None:
-        bare = BareWorker()
-        refuse(bare, count=2)
-        assert (bare.candidate.capacity.is_full(2), bare.candidate.capacity.is_full(1)) == (True, False)
-        refuse(bare, count=1)
-        assert bare.candidate.capacity.is_full(1)
-        bare.session.lose(Failure(Reason.DISCONNECTED, "gone"))
+        worker = BareWorker()
+        refuse(worker, count=2)
+        assert (worker.candidate.capacity.is_full(2), worker.candidate.capacity.is_full(1)) == (True, False)
+        refuse(worker, count=1)
+        assert worker.candidate.capacity.is_full(1)
+        worker.session.lose(Failure(Reason.DISCONNECTED, "gone"))
 
     run_async(scenario())
 
@@ -58,41 +58,41 @@ def test_a_refusal_of_two_choices_leaves_room_for_one() -> None:
 @pytest.mark.parametrize("how", ["finished", "closed"])
 def test_a_refusal_is_forgotten_when_one_of_our_streams_ends(how: str) -> None:
     async def scenario() -> None:
-        bare = BareWorker()
-        stream = bare.open()
-        refuse(bare, count=1)
+        worker = BareWorker()
+        stream = worker.open()
+        refuse(worker, count=1)
 
         if how == "closed":
-            bare.session.close(stream)
+            worker.session.close(stream)
         else:
-            bare.finish(stream.id)
+            worker.finish(stream.id)
 
-        assert (bare.candidate.capacity.is_full(), bare.news) == (False, ["news"])
+        assert (worker.candidate.capacity.is_full(), worker.changes_count) == (False, 1)
 
     run_async(scenario())
 
 
 def test_the_end_of_a_refused_stream_does_not_clear_a_refusal() -> None:
     async def scenario() -> None:
-        bare = BareWorker()
-        first, second = bare.open(), bare.open()
-        end_with_refusal(bare, first)
-        end_with_refusal(bare, second)
-        assert (bare.candidate.capacity.is_full(), bare.news) == (True, [])
+        worker = BareWorker()
+        first, second = worker.open(), worker.open()
+        end_with_refusal(worker, first)
+        end_with_refusal(worker, second)
+        assert (worker.candidate.capacity.is_full(), worker.changes_count) == (True, 0)
 
     run_async(scenario())
 
 
 def test_the_end_of_a_stream_that_waited_too_long_clears_a_refusal() -> None:
     async def scenario() -> None:
-        bare = BareWorker()
-        stream = bare.open()
-        refuse(bare, count=1)
+        worker = BareWorker()
+        stream = worker.open()
+        refuse(worker, count=1)
 
-        bare.refuse(stream.id, cause="queue_timeout")
+        worker.refuse(stream.id, cause="queue_timeout")
 
         assert isinstance(stream.ended.exception(), Failure)
-        assert (bare.candidate.capacity.is_full(), bare.news) == (False, ["news"])
+        assert (worker.candidate.capacity.is_full(), worker.changes_count) == (False, 1)
 
     run_async(scenario())
 
@@ -100,101 +100,117 @@ def test_the_end_of_a_stream_that_waited_too_long_clears_a_refusal() -> None:
 @pytest.mark.parametrize("event", ["report", "end"])
 def test_a_refusal_of_prompt_tokens_leaves_room_for_fewer_and_is_forgotten_on_the_same_events(event: str) -> None:
     async def scenario() -> None:
-        bare = BareWorker()
-        stream, refused = bare.open(), bare.open()
-        bare.refuse(refused.id, cause="queue_tokens")
+        worker = BareWorker()
+        stream, refused = worker.open(), worker.open()
+        worker.refuse(refused.id, cause="queue_tokens")
         assert isinstance(refused.ended.exception(), Failure)
-        refuse(bare, tokens=100)
-        assert [bare.candidate.capacity.is_full(1, tokens) for tokens in (0, 99, 100)] == [False, False, True]
-        assert bare.news == []
+        refuse(worker, tokens=100)
+        assert [worker.candidate.capacity.is_full(1, tokens) for tokens in (0, 99, 100)] == [False, False, True]
+        assert worker.changes_count == 0
 
         if event == "report":
-            bare.hear(load=REPORT)
+            worker.hear(load=REPORT)
         else:
-            bare.session.close(stream)
+            worker.session.close(stream)
 
-        assert (bare.candidate.capacity.is_full(1, 100), bare.news) == (False, ["news"])
+        assert (worker.candidate.capacity.is_full(1, 100), worker.changes_count) == (False, 1)
 
     run_async(scenario())
 
 
 def test_the_end_of_a_stream_refused_for_its_tokens_does_not_clear_a_refusal() -> None:
     async def scenario() -> None:
-        bare = BareWorker()
-        stream = bare.open()
-        refuse(bare, tokens=100)
+        worker = BareWorker()
+        stream = worker.open()
+        refuse(worker, tokens=100)
 
-        bare.refuse(stream.id, cause="queue_tokens")
+        worker.refuse(stream.id, cause="queue_tokens")
 
         assert isinstance(stream.ended.exception(), Failure)
-        assert (bare.candidate.capacity.is_full(1, 100), bare.news) == (True, [])
+        assert (worker.candidate.capacity.is_full(1, 100), worker.changes_count) == (True, 0)
 
     run_async(scenario())
 
 
 def test_a_worker_is_full_with_as_many_of_our_streams_as_its_request_limit() -> None:
     async def scenario() -> None:
-        bare = BareWorker()
+        worker = BareWorker()
         streams = []
         for _ in range(3):
-            assert not bare.candidate.capacity.is_full()
-            streams.append(bare.open())
-        assert bare.candidate.capacity.is_full()
-        assert bare.candidate.occupancy == Occupancy(slots=2, places=1, running=2, waiting=1)
-        bare.hear(load=REPORT)
-        assert bare.candidate.capacity.is_full()
+            assert not worker.candidate.capacity.is_full()
+            streams.append(worker.open())
+        assert worker.candidate.capacity.is_full()
+        assert worker.candidate.occupancy == Occupancy(slots=2, places=1, running=2, waiting=1)
+        worker.hear(load=REPORT)
+        assert worker.candidate.capacity.is_full()
 
-        bare.session.close(streams[1])
+        worker.session.close(streams[1])
 
-        assert (bare.candidate.capacity.is_full(), bare.news) == (False, ["news"])
+        assert (worker.candidate.capacity.is_full(), worker.changes_count) == (False, 1)
 
     run_async(scenario())
 
 
 def test_a_worker_without_a_request_limit_is_full_only_after_a_refusal() -> None:
     async def scenario() -> None:
-        bare = BareWorker()
-        bare.candidate.on_welcome(worker_pb2.Welcome(instance_id="i"))
+        worker = BareWorker()
+        worker.candidate.on_welcome(worker_pb2.Welcome(instance_id="i"))
         for _ in range(50):
-            bare.open()
-        assert not bare.candidate.capacity.is_full()
+            worker.open()
+        assert not worker.candidate.capacity.is_full()
 
     run_async(scenario())
 
 
 def test_a_lost_session_leaves_no_refusal_and_no_timer() -> None:
     async def scenario() -> None:
-        bare = BareWorker(config=WorkerSessionConfig(full_s=0.01))
+        worker = BareWorker(config=WorkerSessionConfig(full_s=0.01))
         for _ in range(2):
-            refuse(bare, count=1)
-            refuse(bare, tokens=100)
-            bare.session.lose(Failure(Reason.DISCONNECTED, "gone"))
-        assert not bare.candidate.capacity.is_full(1, 100)
+            refuse(worker, count=1)
+            refuse(worker, tokens=100)
+            worker.session.lose(Failure(Reason.DISCONNECTED, "gone"))
+        assert not worker.candidate.capacity.is_full(1, 100)
 
     run_async(scenario())
 
 
 def test_a_worker_with_our_streams_counts_as_in_use_until_the_last_one_ends() -> None:
     async def scenario() -> None:
-        bare = BareWorker()
-        bare.hear(load=REPORT)
-        stream = bare.open()
-        assert bare.candidate.load._is_in_use
-        assert len(bare.candidate.ranks()) == 1
-        bare.session.close(stream)
-        assert not bare.candidate.load._is_in_use
+        worker = BareWorker()
+        worker.hear(load=REPORT)
+        stream = worker.open()
+        assert worker.candidate.load._is_in_use
+        assert len(worker.candidate.ranks()) == 1
+        worker.session.close(stream)
+        assert not worker.candidate.load._is_in_use
 
     run_async(scenario())
 
 
 def test_on_change_is_called_when_a_refusal_expires_and_when_the_worker_leaves() -> None:
     async def scenario() -> None:
-        bare = BareWorker(config=WorkerSessionConfig(full_s=0.01))
-        refuse(bare, count=1)
-        while not bare.news:
+        worker = BareWorker(config=WorkerSessionConfig(full_s=0.01))
+        refuse(worker, count=1)
+        while not worker.changes_count:
             await asyncio.sleep(0)
-        assert not bare.candidate.capacity.is_full()
-        bare.hear(goaway=worker_pb2.GoAway())
-        assert bare.news == ["news"] * 2
+        assert not worker.candidate.capacity.is_full()
+        worker.hear(goaway=worker_pb2.GoAway())
+        assert worker.changes_count == 2
+
+    run_async(scenario())
+
+
+def test_events_after_the_loss_of_the_session_change_nothing() -> None:
+    async def scenario() -> None:
+        worker = BareWorker()
+        worker.open()
+        worker.candidate.on_lost()
+        worker.candidate.on_closed(frees_room=True)
+        refuse(worker)
+        assert (worker.candidate.in_flight_count, worker.candidate.capacity.is_full(), worker.changes_count) == (
+            0,
+            False,
+            0,
+        )
 
     run_async(scenario())

@@ -1,4 +1,4 @@
-"""What a frontend believes of a worker's load, and for how long."""
+"""Worker load: a report of a rank counts until the next one, or for a bounded time."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def load(clock: Clock) -> WorkerLoad:
-    """Of a worker with a heartbeat of one second, in use."""
+    """The load of a worker that has our requests and a heartbeat of one second."""
     load = WorkerLoad(clock)
     load.on_welcome(
         worker_pb2.Welcome(engine_request_limit=4, request_queue_limit=2, heartbeat=seconds_to_wire(BEAT_S))
@@ -45,7 +45,7 @@ def known(load: WorkerLoad) -> dict[int, int]:
     return {rank.dp_rank: rank.kv_blocks_used for rank in load.ranks()}
 
 
-def test_knows_nothing_before_the_first_report(load: WorkerLoad) -> None:
+def test_no_rank_is_known_before_the_first_report(load: WorkerLoad) -> None:
     assert known(load) == {}
 
 
@@ -58,7 +58,7 @@ def test_a_report_counts_for_three_heartbeats(load: WorkerLoad, clock: Clock) ->
     assert known(load) == {}
 
 
-def test_each_rank_has_an_age_of_its_own(load: WorkerLoad, clock: Clock) -> None:
+def test_the_report_of_each_rank_expires_on_its_own(load: WorkerLoad, clock: Clock) -> None:
     load.add(report(0, 1))
     clock.now += 2
     load.add(report(1, used=9))
@@ -68,7 +68,7 @@ def test_each_rank_has_an_age_of_its_own(load: WorkerLoad, clock: Clock) -> None
     assert known(load) == {1: 9}
 
 
-def test_a_heartbeat_without_ranks_does_not_make_a_report_younger(load: WorkerLoad, clock: Clock) -> None:
+def test_a_heartbeat_without_ranks_does_not_prolong_a_report(load: WorkerLoad, clock: Clock) -> None:
     load.add(report(0))
     for _ in range(4):
         clock.now += BEAT_S
@@ -78,7 +78,7 @@ def test_a_heartbeat_without_ranks_does_not_make_a_report_younger(load: WorkerLo
     assert load.occupancy(0).running == 3
 
 
-def test_an_idle_worker_may_be_silent_eight_times_as_long(load: WorkerLoad, clock: Clock) -> None:
+def test_a_report_of_an_idle_worker_counts_eight_times_as_long(load: WorkerLoad, clock: Clock) -> None:
     load.set_in_use(False)
     load.add(report(0))
 
@@ -89,7 +89,9 @@ def test_an_idle_worker_may_be_silent_eight_times_as_long(load: WorkerLoad, cloc
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["ours", "of another frontend"])
-def test_a_worker_that_has_requests_reports_with_every_heartbeat(load: WorkerLoad, clock: Clock, own: bool) -> None:
+def test_a_report_of_a_worker_with_requests_counts_for_three_heartbeats(
+    load: WorkerLoad, clock: Clock, own: bool
+) -> None:
     load.set_in_use(own)
     load.add(report(0, running=1))
 
@@ -97,7 +99,9 @@ def test_a_worker_that_has_requests_reports_with_every_heartbeat(load: WorkerLoa
     assert known(load) == {}
 
 
-def test_when_it_is_used_again_its_next_report_has_three_heartbeats_to_come(load: WorkerLoad, clock: Clock) -> None:
+def test_a_report_counts_for_three_heartbeats_from_when_an_idle_worker_gets_a_request(
+    load: WorkerLoad, clock: Clock
+) -> None:
     load.set_in_use(False)
     load.add(report(0))
     clock.now += 7 * BEAT_S
@@ -108,7 +112,7 @@ def test_when_it_is_used_again_its_next_report_has_three_heartbeats_to_come(load
     assert known(load) == {}
 
 
-def test_what_was_unknown_stays_unknown_when_the_worker_falls_idle(load: WorkerLoad, clock: Clock) -> None:
+def test_an_expired_report_stays_expired_when_the_worker_becomes_idle(load: WorkerLoad, clock: Clock) -> None:
     load.add(report(0))
     clock.now += OVERDUE_S
 
@@ -117,7 +121,7 @@ def test_what_was_unknown_stays_unknown_when_the_worker_falls_idle(load: WorkerL
     assert known(load) == {}
 
 
-def test_keeps_no_rank_that_is_overdue(load: WorkerLoad, clock: Clock) -> None:
+def test_expired_reports_are_dropped(load: WorkerLoad, clock: Clock) -> None:
     for rank in range(100):
         load.add(report(rank))
         clock.now += BEAT_S
@@ -125,7 +129,7 @@ def test_keeps_no_rank_that_is_overdue(load: WorkerLoad, clock: Clock) -> None:
     assert len(load._reports) <= 4
 
 
-def test_a_welcome_without_a_heartbeat_stands_for_a_quarter_of_a_second(clock: Clock) -> None:
+def test_a_welcome_without_a_heartbeat_means_a_quarter_of_a_second(clock: Clock) -> None:
     load = WorkerLoad(clock)
     load.on_welcome(worker_pb2.Welcome())
     load.set_in_use(True)
@@ -137,7 +141,7 @@ def test_a_welcome_without_a_heartbeat_stands_for_a_quarter_of_a_second(clock: C
     assert known(load) == {}
 
 
-def test_tells_how_full_the_worker_is(load: WorkerLoad) -> None:
+def test_occupancy_has_the_limits_of_the_welcome_and_the_numbers_of_the_last_load(load: WorkerLoad) -> None:
     assert load.occupancy(0) == Occupancy(slots=4, places=2)
     load.add(worker_pb2.Load(running=3, waiting=1, service_time=seconds_to_wire(1.5)))
 
@@ -145,7 +149,7 @@ def test_tells_how_full_the_worker_is(load: WorkerLoad) -> None:
 
 
 @pytest.mark.parametrize(("own_count", "running", "waiting"), [(4, 3, 1), (5, 4, 1), (6, 4, 2), (3, 3, 1)])
-def test_our_own_requests_count_where_the_last_word_is_older_than_they_are(
+def test_occupancy_counts_our_own_requests_if_they_are_more_than_the_last_load_has(
     load: WorkerLoad, own_count: int, running: int, waiting: int
 ) -> None:
     load.add(worker_pb2.Load(running=3, waiting=1))
@@ -153,5 +157,5 @@ def test_our_own_requests_count_where_the_last_word_is_older_than_they_are(
     assert load.occupancy(own_count) == Occupancy(slots=4, places=2, running=running, waiting=waiting)
 
 
-def test_of_a_worker_without_limits_only_its_own_word_is_known(clock: Clock) -> None:
+def test_occupancy_of_a_worker_without_limits_ignores_our_own_requests(clock: Clock) -> None:
     assert WorkerLoad(clock).occupancy(5) == Occupancy()

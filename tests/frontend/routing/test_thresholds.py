@@ -1,4 +1,4 @@
-"""Busy: any threshold strictly exceeded, on all ranks that are known, where admission control is on."""
+"""Thresholds: a worker is busy if every known rank strictly exceeds one, and admission control is on."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,40 +25,44 @@ BOTH = Thresholds(active_decode_blocks=0.5, active_prefill_tokens=10)
         (0, 0, 0.0, False),
     ],
 )
-def test_blocks_are_exceeded_strictly(used: int, total: int, threshold: float, expected: bool) -> None:
+def test_a_rank_is_busy_only_strictly_above_the_threshold_of_blocks(
+    used: int, total: int, threshold: float, expected: bool
+) -> None:
     rank = replace(IDLE, kv_blocks_used=used, kv_blocks_total=total)
 
     assert is_busy([rank], Thresholds(active_decode_blocks=threshold)) is expected
 
 
 @pytest.mark.parametrize(("tokens", "threshold", "expected"), [(10, 10, False), (11, 10, True), (1, 0, True)])
-def test_prefill_tokens_are_exceeded_strictly(tokens: int, threshold: int, expected: bool) -> None:
+def test_a_rank_is_busy_only_strictly_above_the_threshold_of_prefill_tokens(
+    tokens: int, threshold: int, expected: bool
+) -> None:
     rank = replace(IDLE, active_prefill_tokens=tokens)
 
     assert is_busy([rank], Thresholds(active_prefill_tokens=threshold)) is expected
 
 
 @pytest.mark.parametrize("busy", [{"kv_blocks_used": 51}, {"active_prefill_tokens": 11}])
-def test_any_threshold_is_enough(busy: dict[str, int]) -> None:
+def test_a_rank_over_one_of_two_thresholds_is_busy(busy: dict[str, int]) -> None:
     assert is_busy([replace(IDLE, **busy)], BOTH)
 
 
-def test_every_known_rank_has_to_be_busy_each_by_a_threshold_of_its_own() -> None:
+def test_a_worker_is_busy_if_each_rank_exceeds_some_threshold() -> None:
     by_blocks, by_tokens = replace(IDLE, kv_blocks_used=51), replace(IDLE, active_prefill_tokens=11)
 
     assert is_busy([by_blocks, by_tokens], BOTH)
     assert not is_busy([by_blocks, IDLE], BOTH)
 
 
-def test_a_worker_of_which_no_rank_is_known_is_not_busy() -> None:
+def test_a_worker_without_a_known_rank_is_not_busy() -> None:
     assert not is_busy([], Thresholds(active_decode_blocks=0.0, active_prefill_tokens=0))
 
 
-def test_without_thresholds_nobody_is_busy() -> None:
+def test_no_rank_is_busy_without_thresholds() -> None:
     assert not is_busy([RankLoad(100, 100, 10**9)], Thresholds())
 
 
-def test_what_is_exceeded_is_said_of_the_least_loaded_rank_and_for_each_threshold_it_is_over() -> None:
+def test_excess_names_each_threshold_that_the_least_loaded_rank_exceeds() -> None:
     thresholds = Thresholds(active_decode_blocks=0.25, active_prefill_tokens=100)
     ranks = [RankLoad(9, 9, 900), RankLoad(3, 9, 101), RankLoad(4, 9, 0)]
 
@@ -68,7 +72,7 @@ def test_what_is_exceeded_is_said_of_the_least_loaded_rank_and_for_each_threshol
     assert excess(ranks[2:], thresholds).endswith("(4 of 9) of at most 0.25")
 
 
-def test_thresholds_are_named_as_clients_set_them_and_only_those_that_are_set() -> None:
+def test_set_thresholds_are_named_as_clients_name_them() -> None:
     assert Thresholds().named() == {}
     assert Thresholds(active_decode_blocks=0.123456789, active_prefill_tokens=0).named() == {
         "active_decode_blocks_threshold": "0.123456789",
@@ -87,7 +91,7 @@ def test_thresholds_are_named_as_clients_set_them_and_only_those_that_are_set() 
         ("active_prefill_tokens", -1),
     ],
 )
-def test_a_threshold_out_of_range_is_refused_by_its_name(field: str, value: Any) -> None:
+def test_a_threshold_out_of_range_is_an_invalid_argument_under_its_client_name(field: str, value: Any) -> None:
     with pytest.raises(Failure) as caught:
         Thresholds(**{field: value})
 
@@ -95,11 +99,11 @@ def test_a_threshold_out_of_range_is_refused_by_its_name(field: str, value: Any)
 
 
 @pytest.mark.parametrize("edge", [0, 1])
-def test_the_ends_of_the_range_are_in_it(edge: int) -> None:
+def test_the_ends_of_the_range_are_valid_thresholds(edge: int) -> None:
     assert Thresholds(active_decode_blocks=edge, active_prefill_tokens=edge).active_decode_blocks == edge
 
 
-def test_what_is_set_for_a_model_counts_at_once_and_for_it_alone() -> None:
+def test_thresholds_set_for_a_model_count_at_once_and_for_that_model_only() -> None:
     busy, lower = BusyThresholds(AdmissionConfig(is_on=True, thresholds=BOTH)), Thresholds(active_decode_blocks=0.4)
 
     busy.set("m", lower)
@@ -108,7 +112,7 @@ def test_what_is_set_for_a_model_counts_at_once_and_for_it_alone() -> None:
     assert (busy.acting("m"), busy.acting("other")) == (lower, BOTH)
 
 
-def test_thresholds_can_be_set_but_do_not_act_where_admission_control_is_off() -> None:
+def test_thresholds_can_be_set_without_admission_control_but_do_not_act() -> None:
     busy, low = BusyThresholds(AdmissionConfig()), Thresholds(active_decode_blocks=0.1)
 
     busy.set("m", low)
@@ -116,7 +120,7 @@ def test_thresholds_can_be_set_but_do_not_act_where_admission_control_is_off() -
     assert (busy.is_on, busy.of("m"), busy.acting("m")) == (False, low, None)
 
 
-def test_nothing_acts_on_a_model_without_thresholds() -> None:
+def test_no_threshold_acts_on_a_model_whose_thresholds_were_removed() -> None:
     busy = BusyThresholds(AdmissionConfig(is_on=True, thresholds=BOTH))
 
     busy.set("m", Thresholds())

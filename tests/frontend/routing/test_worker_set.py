@@ -152,6 +152,10 @@ class Life:
         self.worker_set = BareWorkers(self._worker).worker_set(CARD)
         self.candidate = self._worker.candidate
 
+    @property
+    def stream_count(self) -> int:
+        return len(self._worker.session._streams)
+
     def step(self) -> None:
         events = [self._open, self._open, self._finish, self._refuse, self._hang_up, self._remember, self._report]
         self._rng.choice(events)()
@@ -199,6 +203,7 @@ def test_a_worker_with_room_is_always_open_after_a_random_history(seed: int) -> 
             if number % 3 == 0:
                 await asyncio.sleep(0)  # Refusals expire.
             assert life.candidate.capacity.is_full() or life.candidate in life.worker_set.open
+            assert life.candidate.in_flight_count == life.stream_count
         assert left_out_count > 100
 
     run_async(scenario())

@@ -1,7 +1,6 @@
-"""Pool: discovery says where to look, only a session proves that a worker lives."""
+"""Pool: discovery says which workers exist, only a session proves that a worker lives."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -42,7 +41,7 @@ QUICK = PoolConfig(
 
 
 class Machine:
-    """A real worker in this process, on a port of its own."""
+    """A real worker in this process, on its own port."""
 
     def __init__(self, name: str, card: Callable[[ModelCard], ModelCard] = lambda card: card) -> None:
         engine = MockerEngine(MockerConfig(itl_ms=1))
@@ -88,7 +87,7 @@ def view_of(*machines: Machine) -> dict[str, InstanceRecord]:
 
 
 async def until(pool: Pool, count: int) -> list[str]:
-    """Wait until that many sessions are there; the instances they are to."""
+    """Wait until there are `count` sessions. Returns the ids of their instances."""
     while True:
         change = pool.next_change
         if len(found := sessions(pool)) == count:
@@ -107,7 +106,7 @@ async def ask(pool: Pool, key: str) -> Collected:
     return await call_layer(Transport(), make_request(max_tokens=3), session=pool.session(key))
 
 
-def test_keeps_a_session_to_every_instance_of_the_view() -> None:
+def test_the_pool_keeps_a_session_to_every_instance_of_the_view() -> None:
     async def scenario() -> None:
         async with Machine("a").running() as a, Machine("b").running() as b, pool_of(view_of(a, b)) as pool:
             assert await until(pool, 2) == ["a", "b"]
@@ -116,7 +115,7 @@ def test_keeps_a_session_to_every_instance_of_the_view() -> None:
     run_async(scenario())
 
 
-def test_carries_a_request_on_the_session_that_the_call_names() -> None:
+def test_a_request_is_carried_on_the_chosen_session() -> None:
     async def scenario() -> None:
         async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
             await until(pool, 1)
@@ -125,7 +124,7 @@ def test_carries_a_request_on_the_session_that_the_call_names() -> None:
     run_async(scenario())
 
 
-def test_a_worker_is_lost_to_the_moment_after_its_silence_though_it_was_idle_before() -> None:
+def test_a_worker_that_gets_a_request_is_lost_exactly_stall_s_later_if_it_is_silent() -> None:
     config = WorkerSessionConfig(stall_s=1.0, idle_stall_s=10)
 
     async def scenario() -> list[bool]:
@@ -150,12 +149,10 @@ def test_a_worker_is_lost_to_the_moment_after_its_silence_though_it_was_idle_bef
     ("spans_s", "is_lost"),
     [((0.25, 0.25, 0.25, 0.25), True), ((0.25, 0.25, 0.5), True), ((0.25, 0.75), False), ((0.25, 2.0), False)],
 )
-def test_a_frontend_that_was_late_itself_proves_nothing_by_its_workers_silence(
-    spans_s: tuple[float, ...], is_lost: bool
-) -> None:
-    """A bug: one that stood still from a heartbeat on, for the rest of `stall_s`, lost all its workers.
+def test_a_late_frontend_does_not_take_its_workers_for_silent(spans_s: tuple[float, ...], is_lost: bool) -> None:
+    """A bug: a frontend whose loop stood still from a heartbeat until `stall_s` later lost all its workers.
 
-    spans_s: between turns of its loop.
+    `spans_s`: times between turns of the loop.
     """
     config = WorkerSessionConfig(stall_s=1.0)
 
@@ -175,7 +172,7 @@ def test_a_frontend_that_was_late_itself_proves_nothing_by_its_workers_silence(
 
 
 def found(config: WorkerSessionConfig | None = None) -> tuple[BareWorker, RecordingTransport]:
-    """A worker, and what is sent to it."""
+    """A worker, and the bytes that are sent to it."""
     worker, wire = BareWorker(config=config), RecordingTransport()
     connection: FrameConnection[worker_pb2.WorkerMessage] = FrameConnection(worker_pb2.WorkerMessage, is_opener=True)
     connection.connection_made(wire)
@@ -183,8 +180,8 @@ def found(config: WorkerSessionConfig | None = None) -> tuple[BareWorker, Record
     return worker, wire
 
 
-def test_a_worker_found_right_after_a_look_hears_of_us_in_time_however_patient_we_are() -> None:
-    """A bug: with a `stall_s` of a minute it heard nothing for half of it, and hung up after 15 s."""
+def test_a_worker_found_right_after_a_sweep_gets_a_keepalive_in_time_however_long_stall_s_is() -> None:
+    """A bug: with a `stall_s` of a minute, a worker got nothing for half a minute, and hung up after 15 s."""
     config = WorkerSessionConfig(stall_s=60.0, idle_stall_s=60.0)
 
     async def scenario() -> float:
@@ -203,7 +200,7 @@ def test_a_worker_found_right_after_a_look_hears_of_us_in_time_however_patient_w
 
 
 class Looks(set[WorkerSession]):
-    """Sessions that count how often all of them are looked at."""
+    """A set of sessions that counts how often it is iterated."""
 
     count = 0
 
@@ -212,8 +209,8 @@ class Looks(set[WorkerSession]):
         return super().__iter__()
 
 
-def test_idle_workers_that_were_found_one_by_one_are_looked_at_together() -> None:
-    """A bug: all of 1,000 were looked at whenever one was due to hear of us, 140 times a second."""
+def test_workers_found_one_by_one_are_checked_together() -> None:
+    """A bug: all of 1,000 workers were checked whenever one was due for a keepalive, 140 times a second."""
 
     async def scenario() -> tuple[int, list[int]]:
         pool, wires = Pool(ModelCatalog(), PoolConfig()), []
@@ -261,7 +258,7 @@ def test_an_instance_that_comes_back_into_the_view_gets_a_session_again() -> Non
     run_async(scenario())
 
 
-def test_a_lost_session_is_not_offered_even_before_it_is_cleared_away() -> None:
+def test_a_lost_session_is_gone_even_before_it_is_withdrawn() -> None:
     async def scenario() -> None:
         async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
             await until(pool, 1)
@@ -271,7 +268,7 @@ def test_a_lost_session_is_not_offered_even_before_it_is_cleared_away() -> None:
     run_async(scenario())
 
 
-def test_a_lost_worker_is_forgotten_at_once_and_found_again_when_it_is_back() -> None:
+def test_a_lost_worker_is_withdrawn_at_once_and_found_again_when_it_is_back() -> None:
     async def scenario() -> None:
         async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
             await until(pool, 1)
@@ -286,12 +283,12 @@ def test_a_lost_worker_is_forgotten_at_once_and_found_again_when_it_is_back() ->
 
 
 def drop_sessions(machine: Machine) -> None:
-    """Overfill their outboxes: the worker then ends them."""
+    """Overfill the outboxes of the sessions, so that the worker ends them."""
     for session in machine.service._sessions:
         session._outbox.add_tokens(99, Delta(0, [1] * (FrontendSessionConfig().outbox_tokens_max + 1)))
 
 
-def test_a_worker_whose_card_contradicts_the_others_is_not_used() -> None:
+def test_a_worker_whose_card_contradicts_that_of_other_workers_is_not_used() -> None:
     def other(card: ModelCard) -> ModelCard:
         return replace(card, context_length=7)
 
@@ -308,7 +305,7 @@ def test_a_worker_whose_card_contradicts_the_others_is_not_used() -> None:
     run_async(scenario())
 
 
-def test_a_tokeniser_that_cannot_be_had_keeps_the_worker_out() -> None:
+def test_a_worker_whose_tokeniser_cannot_be_fetched_is_not_used() -> None:
     def missing(card: ModelCard) -> ModelCard:
         return replace(card, tokenizer=TokenizerRef("gguf", "0" * 64))
 
@@ -327,7 +324,7 @@ def test_a_tokeniser_that_cannot_be_had_keeps_the_worker_out() -> None:
 
 
 class SlowCatalogue(ModelCatalog):
-    """It never comes to know the model."""
+    """A catalogue that never learns a model."""
 
     async def learn(self, card: ModelCard, address: str, may_replace: Callable[[], bool]) -> ModelCard:
         await asyncio.Event().wait()
@@ -335,10 +332,10 @@ class SlowCatalogue(ModelCatalog):
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_keeps_a_session_alive_and_watches_it_while_its_model_is_learned(
+def test_a_session_is_kept_alive_and_checked_while_its_model_is_learned(
     is_silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bug: its worker heard nothing, hung up after 15 s, and a tokeniser that took longer to fetch never came."""
+    """A bug: the worker got nothing and hung up after 15 s, so a tokeniser that took longer was never fetched."""
     monkeypatch.setattr("services.frontend.session.writer.KEEPALIVE_S", 0.01)
     config = replace(QUICK, session=replace(QUICK.session, idle_stall_s=0.1 if is_silent else 60.0))
 
@@ -365,11 +362,11 @@ def test_keeps_a_session_alive_and_watches_it_while_its_model_is_learned(
     assert run_async(scenario()) == (None if is_silent else worker_pb2.FrontendMessage())
 
 
-@pytest.mark.parametrize("remind_s", [60.0, 0.0], ids=["once", "and again"])
-def test_a_worker_that_was_never_reached_is_spoken_of_now_and_then_with_the_address_that_was_tried(
+@pytest.mark.parametrize("remind_s", [60.0, 0.0], ids=["once", "repeatedly"])
+def test_a_worker_that_was_never_reached_is_logged_from_time_to_time_with_the_address_that_was_tried(
     remind_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once the log called it lost, with its other address."""
+    """A bug: the log called it lost, and showed its other address."""
     monkeypatch.setattr("services.runtime.log_throttle.REMIND_S", remind_s)
 
     async def scenario() -> None:
@@ -397,7 +394,7 @@ def test_a_worker_that_was_never_reached_is_spoken_of_now_and_then_with_the_addr
     assert (len(logs) > 1) is (remind_s == 0)
 
 
-def test_tells_how_many_registered_workers_it_has_not_reached_and_of_what_models() -> None:
+def test_the_pool_counts_registered_workers_that_are_not_reached_and_the_models_they_serve() -> None:
     async def scenario() -> None:
         catalog = ModelCatalog()
         async with Machine("a").running() as a, pool_of({}, catalog) as pool:
@@ -415,7 +412,7 @@ def test_tells_how_many_registered_workers_it_has_not_reached_and_of_what_models
     run_async(scenario())
 
 
-def test_a_worker_that_was_lost_is_still_away_until_it_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_worker_is_logged_as_still_away_until_it_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.runtime.log_throttle.REMIND_S", 0.0)
 
     async def scenario() -> None:
@@ -436,16 +433,7 @@ def test_a_worker_that_was_lost_is_still_away_until_it_is_found_again(monkeypatc
     assert events()[:3] == ["worker found", "worker lost", "worker still away: trying again"]
 
 
-def test_backoff_is_drawn_evenly_below_a_growing_bound() -> None:
-    backoff, rng = Backoff(base_s=0.1, cap_s=1.0), random.Random(1)
-
-    waits = [[backoff.delay_s(tries, rng) for _ in range(200)] for tries in (0, 2, 9, 10_000)]
-
-    assert [round(max(wait), 1) for wait in waits] == [0.1, 0.4, 1.0, 1.0]
-    assert all(min(wait) < bound / 10 for wait, bound in zip(waits, (0.1, 0.4, 1.0, 1.0), strict=True))
-
-
-def test_it_has_all_once_every_worker_that_discovery_names_can_be_sent_requests() -> None:
+def test_the_pool_has_all_workers_once_requests_can_be_sent_to_each_that_discovery_names() -> None:
     async def scenario() -> None:
         async with Machine("one").running() as one, Machine("two").running() as two, pool_of({}) as pool:
             assert not pool.has_all, "discovery has named none yet"
