@@ -1,4 +1,4 @@
-"""Aside: what takes long holds up nobody else, and there is never more of it than the bound."""
+"""BoundedExecutor: long computations run in threads, and never more of them than there are places."""
 
 import asyncio
 import threading
@@ -12,10 +12,10 @@ from tests.support.doubles import TEST_S_MAX, run_async
 
 
 def refuse() -> None:
-    raise ValueError("as asked")
+    raise ValueError("as scripted")
 
 
-def test_it_runs_in_a_thread_and_hands_over_the_result() -> None:
+def test_a_function_runs_in_a_thread_and_its_result_is_returned() -> None:
     async def scenario() -> tuple[int, int]:
         return await BoundedExecutor().run(threading.get_ident), await BoundedExecutor().run(max, 3, 4)
 
@@ -25,12 +25,12 @@ def test_it_runs_in_a_thread_and_hands_over_the_result() -> None:
     assert result == 4
 
 
-def test_what_it_raises_is_raised() -> None:
-    with pytest.raises(ValueError, match="as asked"):
+def test_the_exception_of_a_function_is_raised() -> None:
+    with pytest.raises(ValueError, match="as scripted"):
         run_async(BoundedExecutor().run(refuse))
 
 
-def test_one_more_than_the_places_is_refused_and_the_next_is_taken() -> None:
+def test_a_call_without_a_place_is_refused_until_a_place_is_free() -> None:
     async def scenario() -> Failure:
         executor, may_end = BoundedExecutor(places=2), threading.Event()
         async with asyncio.TaskGroup() as group:
@@ -50,14 +50,14 @@ def test_one_more_than_the_places_is_refused_and_the_next_is_taken() -> None:
     assert failure.retry_after_s
 
 
-def test_who_leaves_keeps_the_place_until_the_thread_is_done(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_place_of_a_cancelled_caller_stays_taken_until_its_thread_is_done(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         executor, begun, may_end = BoundedExecutor(places=1), threading.Event(), threading.Event()
 
         def hold() -> None:
             begun.set()
             may_end.wait(TEST_S_MAX)
-            raise ValueError("nobody asks any more")
+            raise ValueError("the caller is gone")
 
         async with asyncio.TaskGroup() as group:
             asking: asyncio.Task[Any] = group.create_task(executor.run(hold))

@@ -1,4 +1,4 @@
-"""Party: the choices of a request get places together, each takes its own, and none is kept for who never comes."""
+"""ChoiceGroup: the choices of a request reserve places together, each claims its own, and unclaimed places go back."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from services.core.errors import Failure, Reason
 
 
 class Places:
-    """Gives out places from 100 on, and remembers what it was asked and what came back."""
+    """Gives out places from 100 on, and records the reservations and the places that were given back."""
 
     def __init__(self, refusal: Failure | None = None) -> None:
         self.asked: list[int] = []
@@ -21,16 +21,16 @@ class Places:
         return range(100 * len(self.asked), 100 * len(self.asked) + count), self.back.append
 
 
-def test_the_first_to_come_reserves_for_all_and_each_takes_its_own_whoever_comes_first() -> None:
+def test_the_first_claim_reserves_for_all_choices_and_each_gets_its_own_place_in_any_order() -> None:
     choice_group, places = ChoiceGroup(3, first=5), Places()
 
-    taken = [choice_group.claim(choice, places.reserve) for choice in (6, 5, 7)]
+    claimed = [choice_group.claim(choice, places.reserve) for choice in (6, 5, 7)]
 
-    assert taken == [101, 100, 102]
+    assert claimed == [101, 100, 102]
     assert places.asked == [3]
 
 
-def test_what_the_first_is_refused_with_all_are_each_with_an_exception_of_its_own() -> None:
+def test_after_a_refusal_every_choice_gets_the_same_failure_as_an_exception_of_its_own() -> None:
     choice_group, places = ChoiceGroup(3), Places(Failure(Reason.WORKER_AT_CAPACITY, "full", metadata={"running": "1"}))
     caught = []
 
@@ -46,16 +46,16 @@ def test_what_the_first_is_refused_with_all_are_each_with_an_exception_of_its_ow
     assert places.asked == [3]
 
 
-def test_who_leaves_before_the_others_come_has_no_place_reserved() -> None:
+def test_no_place_is_reserved_for_a_choice_that_left_before_the_first_claim() -> None:
     choice_group, places = ChoiceGroup(3), Places()
 
     choice_group.leave(0)
-    taken = [choice_group.claim(choice, places.reserve) for choice in (1, 2)]
+    claimed = [choice_group.claim(choice, places.reserve) for choice in (1, 2)]
 
-    assert (taken, places.asked, places.back) == ([100, 101], [2], [])
+    assert (claimed, places.asked, places.back) == ([100, 101], [2], [])
 
 
-def test_who_leaves_after_the_others_have_come_gives_its_place_back_once() -> None:
+def test_a_choice_that_leaves_after_the_first_claim_gives_its_place_back_once() -> None:
     choice_group, places = ChoiceGroup(3), Places()
     choice_group.claim(0, places.reserve)
 
@@ -66,7 +66,7 @@ def test_who_leaves_after_the_others_have_come_gives_its_place_back_once() -> No
     assert choice_group.claim(1, places.reserve) == 101
 
 
-def test_who_has_taken_its_place_gives_it_back_by_itself() -> None:
+def test_a_claimed_place_is_not_given_back_when_its_choice_leaves() -> None:
     choice_group, places = ChoiceGroup(2), Places()
     choice_group.claim(0, places.reserve)
 
@@ -76,7 +76,7 @@ def test_who_has_taken_its_place_gives_it_back_by_itself() -> None:
 
 
 @pytest.mark.parametrize("refusal", [None, Failure(Reason.DRAINING, "leaving")])
-def test_the_end_gives_back_what_nobody_took_and_only_once(refusal: Failure | None) -> None:
+def test_release_gives_back_unclaimed_places_once(refusal: Failure | None) -> None:
     choice_group, places = ChoiceGroup(3), Places(refusal)
     choice_group.release()
     if refusal is None:
@@ -91,7 +91,7 @@ def test_the_end_gives_back_what_nobody_took_and_only_once(refusal: Failure | No
     assert places.back == ([] if refusal else [100, 102])
 
 
-def test_a_place_is_taken_once() -> None:
+def test_a_place_is_claimed_once() -> None:
     choice_group, places = ChoiceGroup(1), Places()
     choice_group.claim(0, places.reserve)
 
@@ -99,7 +99,7 @@ def test_a_place_is_taken_once() -> None:
         choice_group.claim(0, places.reserve)
 
 
-def test_a_party_that_tries_elsewhere_reserves_anew_however_many_say_so() -> None:
+def test_a_renewed_group_reserves_again_on_another_worker_and_later_renewals_have_no_effect() -> None:
     choice_group, places = ChoiceGroup(2, worker="w1"), Places(Failure(Reason.WORKER_AT_CAPACITY, "full"))
     with pytest.raises(Failure):
         choice_group.claim(0, places.reserve)

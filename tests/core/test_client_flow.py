@@ -1,4 +1,4 @@
-"""Stalling: who takes nothing is told of once, in bounded time; who takes a little, or has nothing to take, is not."""
+"""StallWatch: a client that accepts nothing is reported once, in bounded time; one that makes progress is not."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ STALL_S_MAX = 0.08
 
 
 class Client:
-    """taken: what the watch sees of it."""
+    """A client under a watch. `taken`: its progress."""
 
     def __init__(self, taken: int | None = 0) -> None:
         self.taken = taken
@@ -43,7 +43,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     run_async(scenario())
 
 
-def test_who_takes_nothing_is_told_of_within_the_bound_and_one_look() -> None:
+def test_a_client_without_progress_stalls_after_the_bound_and_within_one_look_more() -> None:
     async def test() -> None:
         client, began = Client(), asyncio.get_running_loop().time()
         client.watch.start()
@@ -51,12 +51,12 @@ def test_who_takes_nothing_is_told_of_within_the_bound_and_one_look() -> None:
 
         assert client.watch.has_stalled
         assert client.stalls[0] - began >= STALL_S_MAX
-        assert client.looks.qsize() <= LOOKS + 2, "by time, not by luck"
+        assert client.looks.qsize() <= LOOKS + 2, "a look follows the timer, not the turns of the loop"
 
     run(test)
 
 
-def test_it_is_told_once() -> None:
+def test_a_stall_is_reported_once() -> None:
     async def test() -> None:
         client = Client()
         client.watch.start()
@@ -68,8 +68,8 @@ def test_it_is_told_once() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("taken", [0, None], ids=["takes a little", "nothing is unsent"])
-def test_who_does_not_stall_is_left_alone(taken: int | None) -> None:
+@pytest.mark.parametrize("taken", [0, None], ids=["makes progress", "nothing is unsent"])
+def test_a_client_that_makes_progress_or_has_nothing_unsent_does_not_stall(taken: int | None) -> None:
     async def test() -> None:
         client = Client(taken)
 
@@ -86,14 +86,14 @@ def test_who_does_not_stall_is_left_alone(taken: int | None) -> None:
     run(test)
 
 
-def test_while_the_process_itself_stood_still_nobody_stalled() -> None:
-    """A client that read all the time was cut: after a pause of the process, before it was written to again."""
+def test_a_pause_of_this_process_is_not_a_stall_of_the_client() -> None:
+    """Bug: after a pause of the process, a client that read all the time was cut off before it was written to again."""
 
     async def test() -> None:
         client = Client()
         client.watch.start()
         await client.wait_looks(2)
-        time.sleep(2 * STALL_S_MAX)  # noqa: ASYNC251 (it is what happens)
+        time.sleep(2 * STALL_S_MAX)  # noqa: ASYNC251 (the pause under test)
         await client.wait_looks(1)
         assert not client.stalls
         await client.has_stalled.wait()
@@ -101,7 +101,7 @@ def test_while_the_process_itself_stood_still_nobody_stalled() -> None:
     run(test)
 
 
-def test_the_time_begins_with_what_is_unsent() -> None:
+def test_the_time_starts_when_something_is_unsent() -> None:
     async def test() -> None:
         client = Client(None)
         client.watch.start()
@@ -115,7 +115,7 @@ def test_the_time_begins_with_what_is_unsent() -> None:
     run(test)
 
 
-def test_nobody_is_looked_at_after_the_stop_and_afresh_after_a_new_start() -> None:
+def test_a_stopped_watch_does_not_look_and_starts_afresh() -> None:
     async def test() -> None:
         client = Client()
         client.watch.start()

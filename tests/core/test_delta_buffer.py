@@ -1,4 +1,4 @@
-"""Joining: fewer and larger deltas say exactly what many small ones did, and their size is known."""
+"""DeltaBuffer: fewer, larger deltas have exactly the content of many small ones, and their size is known."""
 
 import time
 
@@ -23,13 +23,13 @@ def popped(held: DeltaBuffer) -> list[Delta]:
     return deltas
 
 
-def test_what_follows_in_a_choice_is_one_delta() -> None:
+def test_consecutive_deltas_of_a_choice_become_one() -> None:
     held = joined(Delta(5, [7], "a", choice=1), Delta(6, (8, 9), "bc", choice=1))
 
     assert popped(held) == [Delta(5, [7, 8, 9], "abc", 1)]
 
 
-def test_it_goes_on_where_what_was_taken_ended() -> None:
+def test_a_delta_can_follow_one_that_was_popped() -> None:
     held = joined(Delta(5, [7], "a"))
     held.pop()
 
@@ -38,7 +38,7 @@ def test_it_goes_on_where_what_was_taken_ended() -> None:
     assert popped(held) == [Delta(6, [8], "b")]
 
 
-def test_choices_are_joined_each_for_itself_with_log_probabilities_and_the_end() -> None:
+def test_each_choice_is_joined_apart_with_its_log_probabilities_and_its_finish_reason() -> None:
     held = joined(
         Delta(0, [7], "a", 1, [TokenLogprobs(-1.0)]),
         Delta(0, [8], "b", 0, [TokenLogprobs(-2.0)]),
@@ -52,7 +52,7 @@ def test_choices_are_joined_each_for_itself_with_log_probabilities_and_the_end()
     ]
 
 
-def test_the_usage_comes_last_of_all_though_its_choice_began_first() -> None:
+def test_the_delta_with_the_usage_comes_last_although_its_choice_began_first() -> None:
     held = joined(
         Delta(0, [7], "a", 1),
         Delta(0, [8], "b", 0),
@@ -66,7 +66,7 @@ def test_the_usage_comes_last_of_all_though_its_choice_began_first() -> None:
     ]
 
 
-def test_nothing_of_what_was_handed_over_changes() -> None:
+def test_added_deltas_are_not_changed() -> None:
     first = Delta(0, [7], "a", logprobs=[TokenLogprobs(-1.0)])
 
     joined(first, Delta(1, [8], "b", logprobs=[TokenLogprobs(-2.0)]))
@@ -74,14 +74,14 @@ def test_nothing_of_what_was_handed_over_changes() -> None:
     assert first == Delta(0, [7], "a", logprobs=[TokenLogprobs(-1.0)])
 
 
-def test_a_gap_is_a_bug_also_between_two_pieces() -> None:
+def test_a_gap_between_two_pieces_is_a_bug() -> None:
     held = joined(Delta(0, [7], "x" * PIECE_BYTES_MAX))
 
     with pytest.raises(AssertionError):
         held.add(Delta(2, [8]))
 
 
-def test_a_piece_takes_no_more_once_it_is_large() -> None:
+def test_nothing_is_added_to_a_piece_of_maximum_size() -> None:
     text = "x" * (PIECE_BYTES_MAX // 2)
     held = joined(*(Delta(position, [7], text) for position in range(5)))
 
@@ -102,7 +102,7 @@ def test_a_piece_takes_no_more_once_it_is_large() -> None:
     ],
     ids=["nothing", "tokens", "text", "log probabilities"],
 )
-def test_the_size_is_that_of_all_that_is_held(delta: Delta, size: int) -> None:
+def test_the_size_covers_tokens_texts_and_log_probabilities(delta: Delta, size: int) -> None:
     held = joined(delta)
     assert held.size == size
 
@@ -110,14 +110,14 @@ def test_the_size_is_that_of_all_that_is_held(delta: Delta, size: int) -> None:
     assert held.size == 0
 
 
-def test_tokens_and_texts_of_every_kind_come_out_as_they_went_in() -> None:
+def test_extreme_token_ids_and_lone_surrogates_are_preserved() -> None:
     held = joined(Delta(0, [2**32 - 1], "é\u2028"), Delta(1, [0], "\ud800"))
 
     assert popped(held) == [Delta(0, [2**32 - 1, 0], "é\u2028\ud800")]
 
 
-def test_joining_costs_the_same_for_each_token_however_much_is_unread() -> None:
-    """Once each token copied the whole text before it: 65,000 of them held up the loop for seconds."""
+def test_the_cost_of_a_token_does_not_grow_with_the_unread_text() -> None:
+    """Bug: each token copied the whole text before it, so that 65,000 tokens blocked the event loop for seconds."""
 
     def joined_s(count: int) -> float:
         began = time.process_time()

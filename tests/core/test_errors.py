@@ -1,4 +1,4 @@
-"""Failures: one table says for every reason what clients see, who may try again, and whether a worker is to blame."""
+"""Failures: one table says for every reason what clients see, who may retry, and whether a worker is to blame."""
 
 import pytest
 from grpc import StatusCode
@@ -11,33 +11,33 @@ REQUEST = {"INVALID_ARGUMENT", "BODY_TOO_LARGE", "PROMPT_TOO_LONG", "MODEL_NOT_F
 
 
 def where(**wanted: object) -> set[str]:
-    """The reasons whose traits are so."""
+    """The reasons with these traits."""
     return {reason for reason, traits in TRAITS.items() if all(getattr(traits, k) == v for k, v in wanted.items())}
 
 
-def test_every_reason_has_its_row_and_no_two_are_the_same() -> None:
+def test_every_reason_has_a_row_and_a_value_of_its_own() -> None:
     assert set(TRAITS) == set(Reason)
     assert all(reason.value == name for name, reason in Reason.__members__.items()), "equal values become one member"
 
 
-def test_lost_workers_are_blamed_and_their_streams_move_at_a_price() -> None:
+def test_lost_workers_are_blamed_and_moves_away_from_them_count() -> None:
     assert where(blames_worker=True) == LOST
     assert where(migrates=True, free=False) == LOST
 
 
-def test_refusals_move_for_free_and_nobody_is_blamed() -> None:
+def test_moves_after_refusals_are_free_and_blame_no_worker() -> None:
     assert where(free=True) == FREE
     assert where(migrates=True) == LOST | FREE
 
 
-def test_what_the_request_itself_causes_is_never_sent_again() -> None:
+def test_a_failure_that_the_request_itself_causes_is_never_retried() -> None:
     assert where(kind="invalid_request_error") == REQUEST | {"TAKEN_OVER"}
     assert not where(kind="invalid_request_error", retryable=True)
     assert not where(kind="invalid_request_error", migrates=True)
 
 
 @pytest.mark.parametrize("reason", [Reason.DEADLINE_EXCEEDED, Reason.CANCELLED])
-def test_time_and_will_end_a_request_for_good(reason: Reason) -> None:
+def test_a_deadline_and_a_cancel_end_a_request_for_good(reason: Reason) -> None:
     traits = TRAITS[reason]
 
     assert [traits.migrates, traits.retryable, traits.blames_worker] == [False] * 3
@@ -45,7 +45,7 @@ def test_time_and_will_end_a_request_for_good(reason: Reason) -> None:
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_every_row_tells_clients_and_people_something(reason: Reason) -> None:
+def test_every_row_has_an_error_status_and_a_hint(reason: Reason) -> None:
     traits: Traits = TRAITS[reason]
 
     assert traits.grpc not in (StatusCode.OK, StatusCode.UNKNOWN)
@@ -55,14 +55,14 @@ def test_every_row_tells_clients_and_people_something(reason: Reason) -> None:
     assert traits.free is False or traits.migrates, "only a move can be free"
 
 
-def test_whatever_a_client_may_send_again_has_a_status_that_says_so() -> None:
-    """Clients of other languages look at the status alone."""
+def test_retryable_failures_have_a_retryable_status() -> None:
+    """Clients in other languages look at the status alone."""
     statuses = {TRAITS[Reason(reason)].grpc for reason in where(retryable=True)}
 
     assert statuses == {StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED, StatusCode.INTERNAL}
 
 
-def test_a_failure_reads_as_reason_and_detail() -> None:
+def test_the_text_of_a_failure_is_its_reason_and_detail() -> None:
     failure = Failure(Reason.STALLED, "silent for 1 s", retry_after_s=2.0)
 
     assert str(failure) == "STALLED: silent for 1 s"
@@ -76,16 +76,16 @@ def test_invalid_names_the_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [("gpt", "'gpt'"), ("a\nb", r"'a\nb'"), ("x" * 201, f"'{'x' * 200}'")],
     ids=["short", "lines", "long"],
 )
-def test_what_a_client_sent_is_repeated_in_quotes_and_cut_where_it_is_long(given: str, told: str) -> None:
-    assert quoted(given) == told
+def test_a_clients_text_is_quoted_and_shortened(given: str, expected: str) -> None:
+    assert quoted(given) == expected
 
 
-def test_a_failure_that_was_answered_holds_no_frame_any_more() -> None:
-    """Its own and those of what it came from: in a storm they were most of what the collector had to look at."""
+def test_clearing_the_tracebacks_drops_the_frames_of_a_failure_and_of_its_causes() -> None:
+    """Under a storm of refusals, these frames were most of what the garbage collector looked at."""
 
     def fail() -> None:
         try:
@@ -106,10 +106,10 @@ def test_a_failure_that_was_answered_holds_no_frame_any_more() -> None:
 
 
 @pytest.mark.parametrize("cause", RefusedFor)
-def test_the_bound_comes_back_from_the_metadata(cause: RefusedFor) -> None:
+def test_the_bound_behind_a_refusal_is_read_from_the_metadata(cause: RefusedFor) -> None:
     assert refused_for(Failure(Reason.OVERLOADED, "full", metadata={"cause": cause.value})) is cause
 
 
 @pytest.mark.parametrize("metadata", [{}, {"cause": "from the future"}], ids=["none", "unknown"])
-def test_where_none_is_known_it_is_capacity(metadata: dict[str, str]) -> None:
+def test_without_a_known_bound_a_refusal_is_for_capacity(metadata: dict[str, str]) -> None:
     assert refused_for(Failure(Reason.WORKER_AT_CAPACITY, "full", metadata=metadata)) is RefusedFor.CAPACITY

@@ -1,4 +1,4 @@
-"""Validate: every refusal names the field and says what to change."""
+"""Validation: every refusal names the field and says what to change."""
 
 import dataclasses
 import random
@@ -38,7 +38,7 @@ def refused(field: str, **request: Any) -> Failure:
         ("logit_bias", [(), ((3, -100.0),)], [((3, 100.1),), ((3, NAN),), ((-1, 0.0),)]),
     ],
 )
-def test_sampling_keeps_its_ranges(field: str, good: list[Any], bad: list[Any]) -> None:
+def test_values_of_sampling_must_be_in_range(field: str, good: list[Any], bad: list[Any]) -> None:
     for value in good:
         check_request(make_request(sampling=replace(Sampling(), **{field: value})))
     for value in bad:
@@ -57,7 +57,7 @@ def test_sampling_keeps_its_ranges(field: str, good: list[Any], bad: list[Any]) 
         (Stop(strings=("x" * 1025,)), "stop"),
     ],
 )
-def test_stop_keeps_its_ranges(stop: Stop, field: str) -> None:
+def test_values_of_stop_must_be_in_range(stop: Stop, field: str) -> None:
     request = replace(make_request(), stop=stop)
 
     with pytest.raises(Failure) as caught:
@@ -76,16 +76,16 @@ def test_stop_keeps_its_ranges(stop: Stop, field: str) -> None:
         ({"model": ""}, "model"),
     ],
 )
-def test_refuses_what_is_missing_or_empty(prompt: dict[str, Any], field: str) -> None:
+def test_a_missing_or_empty_prompt_is_refused(prompt: dict[str, Any], field: str) -> None:
     refused(field, **prompt)
 
 
-def test_an_empty_conversation_is_told_what_it_lacks() -> None:
+def test_the_refusal_of_an_empty_conversation_asks_for_a_message() -> None:
     with pytest.raises(Failure, match="messages is empty: give at least one"):
         check_request(make_request(token_ids=None, messages=()))
 
 
-def test_takes_each_kind_of_prompt() -> None:
+def test_every_kind_of_prompt_is_accepted() -> None:
     check_request(make_request())
     check_request(make_request(token_ids=None, text="hi"))
     check_request(make_request(token_ids=None, messages=(Message("user", "hi"),)))
@@ -117,7 +117,7 @@ MANY_DIGITS = 10**4000
         "more than there is room",
     ],
 )
-def test_no_message_repeats_all_of_a_number(fields: dict[str, Any]) -> None:
+def test_no_detail_quotes_all_digits_of_a_long_number(fields: dict[str, Any]) -> None:
     """A number in JSON may have thousands of digits."""
     request = make_request(**fields)
 
@@ -142,7 +142,7 @@ def test_no_message_repeats_all_of_a_number(fields: dict[str, Any]) -> None:
         ({"token_ids": (1,), "sampling": Sampling(logit_bias=((257, 1.0),))}, "logit_bias"),
     ],
 )
-def test_token_ids_must_be_the_models(request_fields: dict[str, Any], field: str | None) -> None:
+def test_token_ids_must_be_in_the_vocabulary(request_fields: dict[str, Any], field: str | None) -> None:
     request = make_request(**request_fields)
 
     if field is None:
@@ -168,11 +168,11 @@ def test_token_ids_must_be_the_models(request_fields: dict[str, Any], field: str
         ({"guided": Guided(GuidedKind.GRAMMAR, ("x" * 65_537,))}, "guided"),
     ],
 )
-def test_refuses_out_of_range(fields: dict[str, Any], param: str) -> None:
+def test_values_out_of_range_are_refused(fields: dict[str, Any], param: str) -> None:
     refused(param, **fields)
 
 
-def test_refuses_what_the_models_engine_cannot_do() -> None:
+def test_features_that_the_engine_lacks_are_refused() -> None:
     guided = make_request(guided=Guided(GuidedKind.JSON_OBJECT))
     logprobs = make_request(logprobs=0)
 
@@ -186,7 +186,7 @@ def test_refuses_what_the_models_engine_cannot_do() -> None:
     assert settle(logprobs, able, random.Random(0)).logprobs == 0
 
 
-def test_max_tokens_is_what_was_asked_or_what_the_context_holds() -> None:
+def test_max_tokens_defaults_to_the_rest_of_the_context() -> None:
     assert max_tokens_of(make_request(prompt=(1, 2), max_tokens=5), 10) == 5
     assert max_tokens_of(make_request(prompt=(1, 2), max_tokens=None), 10) == 8
 
@@ -211,8 +211,8 @@ def test_prompt_and_answer_must_fit_the_context(fields: dict[str, Any], reason: 
     assert (caught.value.reason, caught.value.param) == (reason, param)
 
 
-def test_a_prompt_that_is_too_long_is_not_looked_through() -> None:
-    """Its ids were compared with the vocabulary first: millions of them, to be refused for their number."""
+def test_the_tokens_of_a_prompt_that_is_too_long_are_not_checked() -> None:
+    """Bug: millions of ids were compared with the vocabulary before the prompt was refused for its length."""
 
     class Unread(tuple[int, ...]):
         def __iter__(self) -> Any:
@@ -228,8 +228,8 @@ def test_a_prompt_that_is_too_long_is_not_looked_through() -> None:
         assert caught.value.reason is reason
 
 
-def test_a_seed_is_made_up_only_for_engines_that_draw_from_one() -> None:
-    """Else whoever gave one could not be told from who did not, and be refused."""
+def test_a_seed_is_generated_only_for_engines_that_use_seeds() -> None:
+    """Other engines refuse a seed, and must not refuse requests whose client gave none."""
     seedless = dataclasses.replace(CARD, resume=dataclasses.replace(CARD.resume, sampling=False))
     request = make_request(sampling=Sampling(temperature=0.5))
     given = make_request(sampling=Sampling(temperature=0.5, seed=3))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.runtime.tasks import TaskSet, leaf_of
+from services.runtime.tasks import TaskSet, leaf_of, root_cause
 from tests.support.doubles import run_async
 
 
@@ -20,6 +20,49 @@ def test_an_exception_alone_is_itself() -> None:
     alone = ValueError("alone")
 
     assert leaf_of(alone) is alone
+
+
+def test_the_root_cause_of_nested_groups_is_the_first_exception() -> None:
+    lost = ValueError("lost")
+
+    async def scenario() -> BaseException:
+        return root_cause(ExceptionGroup("", [ExceptionGroup("", [lost]), ValueError()]))
+
+    assert run_async(scenario()) is lost
+
+
+def test_the_root_cause_is_the_cancellation_if_one_came_at_the_same_time() -> None:
+    """Bug: a process did not end, because the loop around the group went on."""
+    lost = ValueError("lost")
+
+    async def scenario() -> None:
+        is_cleaning, may_end = asyncio.Event(), asyncio.Event()
+
+        async def slow_to_end() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                is_cleaning.set()
+                await may_end.wait()
+
+        async def owner() -> None:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(slow_to_end())
+                    await asyncio.sleep(0)
+                    raise lost
+            except ExceptionGroup as group_:
+                raise root_cause(group_) from None
+
+        async with asyncio.TaskGroup() as group:
+            owning = group.create_task(owner())
+            await is_cleaning.wait()
+            owning.cancel()
+            may_end.set()
+
+        assert owning.cancelled()
+
+    run_async(scenario())
 
 
 def nothing() -> None:

@@ -1,4 +1,4 @@
-"""One double for every layer, because every layer has one signature; and doubles for what routing sees."""
+"""Doubles: one for every layer, because every layer has the same signature, and those that routing sees."""
 
 import asyncio
 import math
@@ -35,7 +35,7 @@ Step = int | bytes | Reason | FinishReason | Exception | str
 
 
 def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run it, but not for ever."""
+    """Run a coroutine for TEST_S_MAX at most."""
 
     async def bounded() -> T:
         async with asyncio.timeout(TEST_S_MAX):
@@ -45,10 +45,11 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class Script:
-    """A layer that plays one take after another, one for each call.
+    """A layer that plays a list of steps, a take, for each call.
 
-    In a take a number is a token, bytes are tokens that come at once, a reason is that failure, an exception is raised,
-    HANG waits for ever, a finish reason ends well. A take that ends without an end finishes with LENGTH.
+    A number is a token, bytes are tokens that come in one delta, a reason is raised as a failure, an exception is
+    raised, HANG waits until it is cancelled, and a finish reason ends the answer. A take without an end finishes with
+    LENGTH.
     """
 
     def __init__(self, *takes: Sequence[Step]) -> None:
@@ -91,7 +92,7 @@ class Script:
 
 @dataclass
 class Collected:
-    """A sink that keeps all; asserts that positions of a choice have no gap and no repeat, and no end has a sequel."""
+    """A sink that keeps its deltas, and asserts that no choice has a gap, a repeat or a delta after its end."""
 
     deltas: list[Delta] = field(default_factory=list)
     finish: Finish | None = None
@@ -114,7 +115,7 @@ class Collected:
 def make_request(
     prompt: Sequence[int] = (1, 2), *, max_tokens: int | None = 16, sampling: Sampling | None = None, **fields: Any
 ) -> Request:
-    """A request as it is below preprocess; fields of Stop are given by their own names, but for stop_token_ids."""
+    """A request as it is below Preprocess. Takes the fields of Stop by name; its `token_ids` are `stop_token_ids`."""
     stop_fields = {name: fields.pop(name) for name in ("strings", "ignore_eos", "min_tokens") if name in fields}
     stop = Stop(max_tokens=max_tokens, token_ids=tuple(fields.pop("stop_token_ids", ())), **stop_fields)
     sampling = sampling or Sampling(temperature=0.0, seed=1)
@@ -123,7 +124,7 @@ def make_request(
 
 
 def models_of(*cards: ModelCard) -> ModelCatalog:
-    """A catalogue that knows these models, with the byte tokeniser."""
+    """A catalog with these models and the byte tokeniser."""
     catalog = ModelCatalog()
     for card in cards or (CARD,):
         catalog.add(Model(card, ByteTokenizer()))
