@@ -1,1 +1,1 @@
-"""The HTTP server application: routing, errors, CORS, JSON."""
+"""HTTP for every process: applications with routes, errors, CORS and JSON, on the server in `server/`."""

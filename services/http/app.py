@@ -1,4 +1,4 @@
-"""An application: its routes, and the one place where failures become responses."""
+"""An HTTP application: finds the route of a request, and turns failures into responses."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,17 +16,15 @@ from services.http.server.writer import finish_writing
 
 
 class HttpApp:
-    """Answers by its routes. Every answer has an id, and every failure its response."""
+    """An application of the server in `server/`. Every response has a request id; every failure has a response."""
 
     def __init__(self, config: HttpConfig, body_bytes_max: int, is_draining: Callable[[], bool]) -> None:
+        """`body_bytes_max`: the largest request body. `is_draining`: whether connections close after their answer."""
         self.config = config
         self.body_bytes_max = body_bytes_max
         self.routes = Router()
         self._is_draining = is_draining
         self._cors = Cors(config.cors_origins)
-
-    def is_probe(self, request: HttpRequest) -> bool:
-        return request.path in PROBES
 
     async def answer(self, request: HttpRequest, connection: Connection) -> None:
         request.id = request_id_of(request)
@@ -37,19 +35,19 @@ class HttpApp:
         try:
             response = self._preflight(request) or await self.routes.find(request)(request, connection)
         except Exception as error:
-            response = self._refused(error, request.id)
+            response = self._failed(error, request.id)
         if response is not None:
             last = response.encode(request, is_last=not connection.keeps_alive)
             await finish_writing(connection, last, self.config.client, request.id)
 
     def _preflight(self, request: HttpRequest) -> Response | None:
-        """The answer to a browser that asks if a page may ask; None: it does not, or may not know."""
+        """The response to a preflight request; None if it is not one, or its origin is not allowed."""
         if not (is_preflight(request) and ALLOW in request.shared):
             return None
         methods = self.routes.methods_of(request)
         return preflight(request, methods) if methods else None
 
-    def _refused(self, error: Exception, request_id: str) -> Response:
+    def _failed(self, error: Exception, request_id: str) -> Response:
         match error:
             case Failure() as failure:
                 response = error_response(failure, request_id, overload_status=self.config.overload_status)
@@ -67,6 +65,3 @@ class HttpApp:
         response = error_response(Failure(Reason.INVALID_ARGUMENT, str(broken)), request.id)
         response.status = broken.status
         return response.encode(request, is_last=True)
-
-
-PROBES = frozenset({"/live", "/health"})

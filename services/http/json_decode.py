@@ -1,4 +1,4 @@
-"""JSON bodies into structs; what is wrong with them, in a sentence that names the field."""
+"""Decodes JSON bodies into structs. Errors are sentences that name the field."""
 
 import re
 from collections.abc import Container, Mapping
@@ -13,11 +13,11 @@ from services.core.errors import Failure, Reason, invalid, quoted
 T = TypeVar("T")
 
 FIELD_BYTES_MAX = 1024 * 1024
-"""Of one field of a body, as JSON, where it is not what the model reads."""
+"""Bytes of one field of a body, except fields that a model reads."""
 FIELD_NAME_CHARACTERS_MAX = 128
 
 FIELDS = Decoder(dict[str, Raw])
-"""Of an object, undecoded."""
+"""Decodes an object, and leaves its fields undecoded."""
 
 _WHERE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
@@ -37,11 +37,13 @@ _NUMBERS = ("int", "float")
 
 
 def fields_of(body: bytes, *, large: Container[str] = ()) -> dict[str, Raw]:
-    """The fields of a body, undecoded. Raises Failure(INVALID_ARGUMENT) for what is no JSON object in UTF-8, and for a
-    field of more than FIELD_BYTES_MAX that is not one of `large`: what a decoder would hold up all streams for.
+    """The fields of a body, undecoded.
+
+    Raises Failure(INVALID_ARGUMENT) if the body is not a JSON object in UTF-8, or if a field that is not in `large` is
+    longer than FIELD_BYTES_MAX: decoding it would block the event loop.
     """
     try:
-        body.decode()  # msgspec checks only the strings that it keeps.
+        body.decode()  # msgspec checks only strings that it decodes.
     except UnicodeDecodeError as error:
         raise _broken(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
     fields = decode(body, FIELDS)
@@ -57,9 +59,9 @@ def _check_sizes(fields: Mapping[str, Raw], large: Container[str]) -> None:
 
 
 def decode(body: bytes | Raw, decoder: Decoder[T]) -> T:
-    """What is in `body`. Raises Failure(INVALID_ARGUMENT) with the path of the field that does not fit.
+    """The decoded body. Raises Failure(INVALID_ARGUMENT) with the path of the field that does not fit.
 
-    decoder: made once, for to make one takes longer than to decode with it.
+    `decoder`: should be made once, since making one takes longer than decoding.
     """
     try:
         return decoder.decode(body)
@@ -76,7 +78,7 @@ def _broken(detail: str) -> Failure:
 
 
 def misfit(text: str) -> Failure:
-    """The failure that msgspec's words for a wrong value mean."""
+    """Translates msgspec's message about a wrong value into a failure."""
     found = _WHERE.match(text)
     assert found is not None, "every part of the pattern is optional"
     what, path = found["what"], found["path"] or ""
@@ -92,7 +94,7 @@ def _complaint(what: str) -> str:
     if types := _TYPES.match(what):
         wanted = " or ".join(_WORDS.get(name, name) for name in types["wanted"].split(" | ") if name != "null")
         got = "a number" if types["got"] in _NUMBERS else _WORDS.get(types["got"], types["got"])
-        is_fraction = _WORDS["int"] in wanted and types["got"] == "float"  # A number, too: only not a whole one.
+        is_fraction = _WORDS["int"] in wanted and types["got"] == "float"  # "not a number" would be wrong: it is one.
         return f"must be {wanted}" if is_fraction else f"must be {wanted}, not {got}"
     if length := _LENGTH.match(what):
         return f"must have at most {length['most']} items"

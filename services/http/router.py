@@ -1,4 +1,4 @@
-"""Which handler answers a request."""
+"""Finds the handler of a request by its path and method."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -10,14 +10,14 @@ from services.http.server.messages import HttpRequest, Response
 _NAME = re.compile(r"\{(\w+)\}")
 
 Handler = Callable[[HttpRequest, Connection], Awaitable[Response | None]]
-"""Returns what to send; None: it has sent the answer itself. Raises Failure."""
+"""Returns the response; None: the handler has sent it itself. Raises Failure."""
 
 Guard = Callable[[HttpRequest], None]
-"""Raises Failure for a client who may not ask."""
+"""Raises Failure if the client may not send the request."""
 
 
 class NoRoute(Exception):
-    """Nothing takes the request. hint: what there is, in a sentence. allowed: the methods that its path takes."""
+    """No route takes the request. `hint`: lists the routes. `allowed`: the methods of its path, if there is one."""
 
     def __init__(self, detail: str, hint: str, allowed: tuple[str, ...] = ()) -> None:
         super().__init__(detail)
@@ -26,7 +26,7 @@ class NoRoute(Exception):
 
 
 class Router:
-    """Handlers by path and method. In a path `{name}` stands for what the request has as `arguments[name]`."""
+    """Handlers by path and method. A variable part `{name}` of a path is in the request's `arguments[name]`."""
 
     def __init__(self) -> None:
         self._exact: dict[str, dict[str, Handler]] = {}
@@ -34,18 +34,19 @@ class Router:
         self._guards: dict[str, Guard] = {}
 
     def get(self, path: str, handler: Handler) -> None:
-        """HEAD is answered alike, without the body."""
+        """Register a handler of GET. HEAD uses it as well; its response has no body."""
         self._methods(path).update({"GET": handler, "HEAD": handler})
 
     def post(self, path: str, handler: Handler) -> None:
+        """Register a handler of POST."""
         self._methods(path)["POST"] = handler
 
     def guard(self, path: str, guard: Guard) -> None:
-        """Ask it before anything else about a request to `path` is looked at, its method included."""
+        """Call `guard` first for every request to `path`, whatever its method."""
         self._guards[path] = guard
 
     def find(self, request: HttpRequest) -> Handler:
-        """The handler; it finds `arguments` in the request. Raises NoRoute, and what a guard raises."""
+        """The handler of a request, whose `arguments` are set. Raises NoRoute, and what a guard raises."""
         if guard := self._guards.get(request.path):
             guard(request)
         methods = self._exact.get(request.path) or self._match(request)
@@ -60,7 +61,7 @@ class Router:
     def _methods(self, path: str) -> dict[str, Handler]:
         if not _NAME.search(path):
             return self._exact.setdefault(path, {})
-        pattern = re.compile(_NAME.sub(r"(?P<\1>.+)", path), re.DOTALL)  # A line end may be in it, percent-encoded.
+        pattern = re.compile(_NAME.sub(r"(?P<\1>.+)", path), re.DOTALL)  # DOTALL: a decoded path may have line ends.
         return self._patterns.setdefault(path, (pattern, {}))[1]
 
     def _match(self, request: HttpRequest) -> dict[str, Handler]:
@@ -71,14 +72,15 @@ class Router:
         return {}
 
     def is_guarded(self, path: str) -> bool:
+        """Whether `path` has a guard."""
         return path in self._guards
 
     def methods_of(self, request: HttpRequest) -> tuple[str, ...]:
-        """Those that its path takes, whatever its own is."""
+        """The methods of the request's path, whatever its own method is."""
         return tuple(sorted(self._exact.get(request.path) or self._match(request)))
 
     def listed(self) -> list[tuple[str, str]]:
-        """Paths and their methods, but for HEAD."""
+        """All paths with each of their methods, except HEAD."""
         paths = self._exact | {path: methods for path, (_, methods) in self._patterns.items()}
         return sorted((path, method) for path, methods in paths.items() for method in methods if method != "HEAD")
 

@@ -21,8 +21,9 @@ from services.core.request import FinishReason, Request
 from services.frontend.api.admin.admin import Admin, AdminConfig
 from services.frontend.api.build import build_admin_app, build_app
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
+from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
-from services.http.server.connection import Clients
+from services.http.server.connection import ConnectionContext
 from services.http.server.listener import http_server
 from services.models.tokenizers.byte_level import ByteTokenizer
 from services.runtime.loop import run_on_loop
@@ -201,8 +202,13 @@ class Server:
     session: aiohttp.ClientSession
     metrics: CollectorRegistry
     outcomes: Outcomes
-    clients: Clients
+    context: ConnectionContext
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    @property
+    def clients(self) -> Clients:
+        """The open connections."""
+        return self.context.clients
 
     async def post(
         self, path: str, body: Any, *, headers: dict[str, str] | None = None
@@ -248,7 +254,7 @@ async def serving(
     async with http_server(app, config, "127.0.0.1", 0) as listening:
         connector = aiohttp.TCPConnector(limit=connections_max)
         session = aiohttp.ClientSession(f"http://127.0.0.1:{listening.port}", connector=connector)
-        server = Server(listening.port, session, metrics, outcomes, listening.clients)
+        server = Server(listening.port, session, metrics, outcomes, listening.context)
         try:
             async with session:
                 yield server

@@ -78,7 +78,7 @@ class SessionReader:
         for a read alone: all that are read in one turn come before all that they wake.
         """
         began, left, ends = self._clock(), STREAMS_A_TURN_MAX, 0
-        self._cork.put_in()
+        self._cork.hold()
         try:
             while self._messages and left > 0:
                 streams, message = self._messages.popleft()
@@ -90,7 +90,7 @@ class SessionReader:
             if lets_end and 0 < ends <= ENDS_AWAITED_MAX:
                 self._loop.call_soon(self._pull)
             else:
-                self._cork.pull()
+                self._cork.release()
         now = self._clock()
         self._throttle.spent_s += now - began
         if self._messages:
@@ -101,7 +101,7 @@ class SessionReader:
     def _pull(self) -> None:
         """After the tasks of the streams that have ended."""
         began = self._clock()
-        self._cork.pull()
+        self._cork.release()
         self._throttle.spent_s += self._clock() - began
 
     def _read_on(self, connection: FrameConnection[worker_pb2.WorkerMessage], now: float) -> None:

@@ -1,9 +1,8 @@
-"""Where HTTP clients come in: whoever knocks is let in at once, and gets a seat in turn.
+"""Accepts connections at once, and sets them up a few at a time, health checks first.
 
-In the kernel's queue a probe would stand behind all clients of a storm, and a queue that is full turns clients away,
-who come again a second later. So the queue is emptied as fast as it fills, probes are seated first, and the rest a few
-at a time; until then a client costs its socket and no more. One that has said nothing yet may be either, so its first
-words are waited for, and heard at once.
+In the kernel's accept queue, a health check would wait behind all clients of a storm; and clients that a full queue
+turns away come back a second later. So the queue is emptied as fast as it fills. Until a connection is set up it costs
+a socket and nothing else. Its first bytes say whether it is a health check, so it is set up only after they have come.
 """
 
 import asyncio
@@ -15,25 +14,27 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from services.http.server.config import PROBE_PATHS
+
 log = structlog.get_logger()
 
 ACCEPTS_MAX = 256
-"""A turn of the loop: some milliseconds."""
-SEATS_MAX = 16
-"""At a time, of those who are no probes."""
-PROBES = (b"GET /live ", b"GET /health ")
-_WORDS_BYTES = max(map(len, PROBES))
-STANDING_MAX = 16_384
-"""Who have asked for something and have no seat yet: beyond that clients wait outside."""
-SILENT_S = 1.0
-"""How long the first words of a client are waited for at the door."""
-FULL_S = 0.5
-"""How long nobody is let in when there are no more files, no memory for sockets, or too many without a seat."""
-FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Connections accepted in one iteration of the event loop: a few milliseconds."""
+SETUPS_MAX = 16
+"""Connections set up at a time. Health checks are not counted."""
+WAITING_MAX = 16_384
+"""Connections that have sent something and wait to be set up. Beyond that, clients wait in the kernel's queue."""
+FIRST_BYTES_S = 1.0
+"""How long the first bytes of a connection are waited for before it is set up without them."""
+PAUSE_S = 0.5
+"""How long nothing is accepted after file descriptors or memory have run out, or WAITING_MAX has been reached."""
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PROBES = tuple(f"GET {path} ".encode() for path in PROBE_PATHS)
+_PROBE_BYTES = max(map(len, _PROBES))
 
 
 class Acceptor:
-    """It is open until `close`."""
+    """Accepts connections until `close`."""
 
     def __init__(
         self,
@@ -41,21 +42,21 @@ class Acceptor:
         make_connection: Callable[[], asyncio.BaseProtocol],
         group: asyncio.TaskGroup,
     ) -> None:
-        """listeners: non-blocking, and listening; they are closed with it. group: of the tasks that seat clients."""
+        """`listeners`: non-blocking and listening; `close` closes them. `group`: of the tasks for set-ups."""
         self._listeners = listeners
         self._make_connection = make_connection
         self._group = group
         self._probes: deque[socket.socket] = deque()
         self._others: deque[socket.socket] = deque()
-        self._silent: set[socket.socket] = set()  # They have said nothing yet that would tell which they are.
-        self._seating: dict[asyncio.Task[None], socket.socket] = {}
+        self._silent: set[socket.socket] = set()  # Connections that have sent nothing yet.
+        self._setups: dict[asyncio.Task[None], socket.socket] = {}
         for listener in listeners:
-            asyncio.get_running_loop().add_reader(listener, self._let_in, listener)
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def close(self) -> None:
-        """Let nobody in any more, and send those away who have no seat.
+        """Stop accepting, and close connections that are not set up.
 
-        Who is just being seated gets the seat: uvloop, stopped in that, does not tell a connection that it is lost.
+        A set-up that is running completes: uvloop, if interrupted there, never calls `connection_lost`.
         """
         loop = asyncio.get_running_loop()
         for sock in (*self._listeners, *self._silent):
@@ -63,90 +64,89 @@ class Acceptor:
         for sock in (*self._listeners, *self._probes, *self._others, *self._silent):
             sock.close()
         for closed in (self._probes, self._others, self._silent):
-            closed.clear()  # A task that ends now would seat the next, and the time of a silent one is still to end.
+            closed.clear()  # For set-ups that complete later, and for timers that still run.
 
-    def _let_in(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTS_MAX):
-            if len(self._others) >= STANDING_MAX:
-                self._close_for_a_while(listener, f"{STANDING_MAX} have no seat yet")
+            if len(self._others) >= WAITING_MAX:
+                self._pause(listener, f"{WAITING_MAX} connections wait to be set up")
                 break
             try:
                 sock, _address = listener.accept()
             except BlockingIOError:
                 break
             except OSError as error:
-                if error.errno not in FULL:
-                    continue  # One that was gone before it came in. Source: accept(2), "Error handling".
-                self._close_for_a_while(listener, os.strerror(error.errno))
+                if error.errno not in _EXHAUSTED:
+                    continue  # The client has disconnected. Source: accept(2), "Error handling".
+                self._pause(listener, os.strerror(error.errno))
                 break
-            if (words := _first_words(sock)) is None:
+            if (first := _first_bytes(sock)) is None:
                 self._silent.add(sock)
                 loop = asyncio.get_running_loop()
-                loop.add_reader(sock, self._hear, sock)
-                loop.call_later(SILENT_S, self._hear_no_more, sock)
+                loop.add_reader(sock, self._on_first_bytes, sock)
+                loop.call_later(FIRST_BYTES_S, self._on_silence, sock)
             else:
-                self._queue(sock, words)
+                self._enqueue(sock, first)
 
-    def _hear(self, sock: socket.socket) -> None:
-        if (words := _first_words(sock)) is not None:
+    def _on_first_bytes(self, sock: socket.socket) -> None:
+        if (first := _first_bytes(sock)) is not None:
             asyncio.get_running_loop().remove_reader(sock)
             self._silent.discard(sock)
-            self._queue(sock, words)
+            self._enqueue(sock, first)
 
-    def _hear_no_more(self, sock: socket.socket) -> None:
-        """It is given a seat all the same, where there is a bound to how long one may be silent."""
+    def _on_silence(self, sock: socket.socket) -> None:
+        """Set up a silent connection after FIRST_BYTES_S: once set up, the bounds of idle connections apply to it."""
         if sock in self._silent:
             asyncio.get_running_loop().remove_reader(sock)
             self._silent.remove(sock)
-            self._queue(sock, b"")
+            self._enqueue(sock, b"")
 
-    def _queue(self, sock: socket.socket, words: bytes) -> None:
-        (self._probes if words.startswith(PROBES) else self._others).append(sock)
-        self._seat_some()
+    def _enqueue(self, sock: socket.socket, first: bytes) -> None:
+        (self._probes if first.startswith(_PROBES) else self._others).append(sock)
+        self._start_setups()
 
-    def _seat_some(self) -> None:
-        """Those who come first, and all probes."""
+    def _start_setups(self) -> None:
         while self._probes:
-            self._start_seating(self._probes.popleft())
-        while self._others and len(self._seating) < SEATS_MAX:
-            self._start_seating(self._others.popleft())
+            self._start_setup(self._probes.popleft())
+        while self._others and len(self._setups) < SETUPS_MAX:
+            self._start_setup(self._others.popleft())
 
-    def _start_seating(self, sock: socket.socket) -> None:
-        self._seating[task := self._group.create_task(self._seat(sock))] = sock
-        task.add_done_callback(self._on_seated)
+    def _start_setup(self, sock: socket.socket) -> None:
+        self._setups[task := self._group.create_task(self._set_up(sock))] = sock
+        task.add_done_callback(self._on_set_up)
 
-    def _on_seated(self, task: "asyncio.Task[None]") -> None:
-        sock = self._seating.pop(task)
+    def _on_set_up(self, task: "asyncio.Task[None]") -> None:
+        sock = self._setups.pop(task)
         if task.cancelled():
             sock.close()
         else:
-            self._seat_some()
+            self._start_setups()
 
-    def _close_for_a_while(self, listener: socket.socket, why: str) -> None:
-        log.warning("no room for more clients", why=why, again_in_s=FULL_S)
+    def _pause(self, listener: socket.socket, why: str) -> None:
+        log.warning("no room for more clients", why=why, again_in_s=PAUSE_S)
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
-        loop.call_later(FULL_S, self._open_again, listener)
+        loop.call_later(PAUSE_S, self._resume, listener)
 
-    def _open_again(self, listener: socket.socket) -> None:
-        if listener.fileno() >= 0:  # It may have been closed meanwhile.
-            asyncio.get_running_loop().add_reader(listener, self._let_in, listener)
+    def _resume(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:  # Unless closed meanwhile.
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    async def _seat(self, sock: socket.socket) -> None:
-        """From here on the connection looks after itself."""
+    async def _set_up(self, sock: socket.socket) -> None:
+        """Hand the socket to a connection, which owns it from then on."""
         sock.setblocking(False)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(self._make_connection, sock)
-        except OSError as error:  # Its own misfortune, and nobody else's.
-            log.debug("client lost at the door", why=str(error))
+        except OSError as error:  # This client's problem alone: it must not end the server.
+            log.debug("client lost before its connection was set up", why=str(error))
             sock.close()
 
 
-def _first_words(sock: socket.socket) -> bytes | None:
-    """What the client has said, which mostly comes with the connection; None: nothing yet."""
+def _first_bytes(sock: socket.socket) -> bytes | None:
+    """The first bytes, which stay in the socket; None: none have come. They usually come with the connection."""
     try:
-        return sock.recv(_WORDS_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return sock.recv(_PROBE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return None
-    except OSError:  # It is gone; its connection will notice.
+    except OSError:  # The connection is broken; its protocol will notice.
         return b""

@@ -1,21 +1,25 @@
-"""What can be set about the HTTP side."""
+"""Settings of the HTTP server and its applications."""
 
 from dataclasses import dataclass, field
 
 from services.core.client_flow import ClientBounds
 
+PROBE_PATHS = ("/live", "/health")
+"""Health checks. They are accepted and started before all other requests, so that no load delays them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpConfig:
-    """Bounds of the HTTP side.
+    """Settings that all connections of a server share.
 
-    body_bytes_max: the largest request body, after decompression. client: how slowly one may read. request_timeout_s:
-    the deadline of requests that bring none; None: no deadline. overload_status: of refusals for want of capacity.
-    cors_origins: whose pages may read answers; "*": all.
-    body_read_s_max: how long a request may take to arrive. lingering_s_max: how long the rest of a refused one is read
-    and thrown away, so that the client sees its answer. keepalive_s: how long an idle connection stays open.
-    shutdown_s_max: how long answers that still run when the server closes may go on. backlog: connections that may wait
-    to be accepted.
+    `body_bytes_max`: the largest request body, after decompression. `client`: how slowly a client may read.
+    `request_timeout_s`: the deadline of requests that bring none; None: no deadline. `overload_status`: the status of
+    refusals for lack of capacity. `cors_origins`: whose pages may read answers; "*": all.
+
+    `body_read_s_max`: how long a request may take to arrive. `lingering_s_max`: how long the rest of a refused request
+    is read and discarded, so that the client sees the response. `keepalive_s`: how long an idle connection stays open.
+    `shutdown_s_max`: how long running answers may continue when the server closes. `backlog`: how many connections may
+    wait in the kernel to be accepted.
     """
 
     body_bytes_max: int = 64 * 1024 * 1024

@@ -1,143 +1,103 @@
-"""A client's connection: it reads one request after the other, and has each answered in a task of its own.
+"""The connection of one client: reads requests one after another, and answers each in a task of its own.
 
-It is no HTTP library's: tokens are written straight from a sink into the transport, a stream that lasts for minutes may
-cost no more than it must, and a crowd may hold up nobody. What such a library is trusted with is to read requests.
+An HTTP library would not do: a sink writes tokens directly to the transport, a stream of minutes must hold little
+memory, and thousands of new requests must not delay other streams. Only parsing is left to a library (see parser.py).
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason
-from services.http.server.config import HttpConfig
+from services.http.server.clients import Clients
+from services.http.server.config import PROBE_PATHS, HttpConfig
 from services.http.server.cork import Cork
 from services.http.server.messages import HttpRequest
 from services.http.server.parser import BrokenHead, RequestParser
 from services.http.server.start_limiter import StartLimiter
-from services.runtime.loop import clock
 
 AHEAD_BYTES_MAX = 64 * 1024
-"""Of further requests that come before the answer is sent: a client with more is read no further before that."""
+"""Bytes of further requests that are buffered while an answer is sent. Reading pauses beyond that."""
 BEHIND_BYTES = 64 * 1024
-"""Unsent in the transport's buffer: a client with more is behind. The kernel holds some hundred kB before the first of
-them, so nobody who reads is."""
-IDLE_LOOK_S = 1.0
-"""A connection stays open so much longer, at most, than an idle one may."""
+"""A client with more unsent bytes in the transport's buffer is slow. The kernel buffers some hundred kB before the
+first of them, so a client that reads at all does not get there."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class App(Protocol):
-    """What is served."""
+    """The application that a server serves."""
 
     @property
     def body_bytes_max(self) -> int:
-        """Of a request's body, as it comes."""
-        ...
-
-    def is_probe(self, request: HttpRequest) -> bool:
-        """Whether it is answered at once, however many others wait."""
+        """The largest request body, before decompression."""
         ...
 
     async def answer(self, request: HttpRequest, connection: "Connection") -> None:
-        """Send the answer. Raises nothing but a cancel."""
+        """Send the answer. Raises only CancelledError."""
         ...
 
     def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
-        """The answer to what is no request. headers: those that could be read, by their names in lower case."""
+        """The response to bytes that are not a request. `headers`: those that could be read, by lower-case names."""
         ...
 
 
-class Clients:
-    """All connections of a server. Called, it makes one more."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ConnectionContext:
+    """What all connections of a server share. `group`: of the tasks that answer. `cork`: of all streams."""
 
-    def __init__(self, app: App, config: HttpConfig, group: asyncio.TaskGroup, cork: Cork) -> None:
-        """group: of the tasks that answer; it ends after `close`. cork: of the streams."""
-        self.app = app
-        self.config = config
-        self.group = group
-        self.cork = cork
-        self.start_limiter = StartLimiter()
-        self.is_closing = False
-        self._open: set[Connection] = set()
-        self._idle: OrderedDict[Connection, float] = OrderedDict()  # → since when, in loop time
-        self._looking: asyncio.TimerHandle | None = None
+    app: App
+    config: HttpConfig
+    group: asyncio.TaskGroup
+    cork: Cork
+    clients: Clients
+    start_limiter: StartLimiter = field(default_factory=StartLimiter)
 
-    def __call__(self) -> "Connection":
+    def make_connection(self) -> "Connection":
+        """The protocol of a new connection."""
         return Connection(self)
-
-    def __len__(self) -> int:
-        """How many are connected."""
-        return len(self._open)
-
-    def add(self, connection: "Connection") -> None:
-        """It is connected."""
-        if self.is_closing:  # It was on its way in.
-            connection.transport.abort()
-            return
-        self._open.add(connection)
-        self.set_idle(connection)
-
-    def remove(self, connection: "Connection") -> None:
-        """It is no longer."""
-        self._open.discard(connection)
-        self.set_busy(connection)
-
-    def set_idle(self, connection: "Connection") -> None:
-        """Nothing is asked on it. Idempotent."""
-        self._idle.setdefault(connection, clock())  # It may be already: then its time goes on.
-        if self._looking is None:
-            self._look()
-
-    def set_busy(self, connection: "Connection") -> None:
-        """Something is. Idempotent."""
-        self._idle.pop(connection, None)
-
-    def _look(self) -> None:
-        """Close those that have been idle for too long, oldest first."""
-        latest = clock() - self.config.keepalive_s
-        while self._idle and next(iter(self._idle.values())) <= latest:
-            self._idle.popitem(last=False)[0].transport.close()
-        loop = asyncio.get_running_loop()
-        self._looking = loop.call_later(IDLE_LOOK_S, self._look) if self._idle else None
-
-    async def close(self, seconds_max: float) -> None:
-        """Let answers end within that time; then cut those that have not."""
-        self.is_closing = True
-        for connection in self._open - {one for one in self._open if one.task is not None}:
-            connection.transport.close()
-        if tasks := [one.task for one in self._open if one.task is not None]:
-            await asyncio.wait(tasks, timeout=seconds_max)
-        for connection in list(self._open):
-            connection.cut()
-        if self._looking is not None:
-            self._looking.cancel()
 
 
 class Connection(asyncio.Protocol):
     """One client.
 
-    | state | what comes | ends by |
+    | state | event | next state |
     | --- | --- | --- |
-    | idle | is read | the beginning of a request; `keepalive_s` |
-    | asking: a part of a request has come | is read | the rest of it; a fault; `body_read_s_max` |
-    | answering; or its request waits for its turn | is kept, AHEAD_BYTES_MAX at most | the answer |
-    | leaving: the last answer is sent, and no more is understood | is thrown away | the client; `lingering_s_max` |
+    | idle | a request arrives | answering |
+    | idle | a part of a request arrives | reading |
+    | idle | bytes arrive that are not a request | lingering |
+    | idle | `keepalive_s` passes | closed |
+    | reading | the rest arrives | answering |
+    | reading | bytes arrive that are not a request | lingering |
+    | reading | `body_read_s_max` passes, the head is incomplete | lingering |
+    | reading | `body_read_s_max` passes, the body is incomplete | answering |
+    | answering | the answer is sent | idle |
+    | answering | the answer is sent, the next request is buffered | answering |
+    | answering | the answer is sent, a part of the next request is buffered | reading |
+    | answering | the last answer is sent | closed |
+    | answering | the last answer is sent, more bytes are buffered | lingering |
+    | answering | the client disconnects | closed |
+    | lingering | bytes arrive | lingering |
+    | lingering | the client disconnects | closed |
+    | lingering | `lingering_s_max` passes | closed |
 
-    A client that leaves has the task of its answer cancelled.
+    Bytes that arrive are parsed while the connection is idle or reading, buffered up to AHEAD_BYTES_MAX while it is
+    answering, and discarded while it is lingering. A request that waits to start counts as answering. If the client
+    disconnects, the task of its answer is cancelled.
 
-    transport: of the connection. has_room: it has little enough unsent. on_full: called, within a write, when that is
-    so no longer; on_room: when it is again. keeps_alive: the connection takes a request after the one that is answered.
+    Attributes: `transport`. `has_room`: few bytes are unsent. `on_full`: called, within a write, when
+    that ends; `on_room`: when it begins again. `keeps_alive`: the connection takes another request after this answer.
+    `task`: of the answer.
     """
 
     __slots__ = (
         "_ahead",
-        "_clients",
+        "_context",
         "_is_answering",
         "_is_readable",
-        "_reader",
+        "_parser",
         "_timer",
         "has_room",
         "keeps_alive",
@@ -147,13 +107,13 @@ class Connection(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, clients: Clients) -> None:
-        self._clients = clients
-        self._reader: RequestParser | None = None
+    def __init__(self, context: ConnectionContext) -> None:
+        self._context = context
+        self._parser: RequestParser | None = None
         self._ahead = b""
         self._timer: asyncio.TimerHandle | None = None
         self._is_answering = False
-        self._is_readable = True  # What comes next can be understood.
+        self._is_readable = True  # False: later bytes cannot be parsed.
         self.keeps_alive = self.has_room = True
         self.on_full: Callable[[], None] | None = None
         self.on_room: Callable[[], None] | None = None
@@ -162,21 +122,32 @@ class Connection(asyncio.Protocol):
 
     @property
     def cork(self) -> Cork:
-        """Of all streams: what a step of a worker brings leaves together."""
-        return self._clients.cork
+        """The cork of all streams: writes of one step of a worker leave together."""
+        return self._context.cork
 
-    # What the transport calls
+    @property
+    def state(self) -> str:
+        """The state, by its name in the table."""
+        if self.transport.is_closing():
+            return "closed"
+        if self._is_answering:
+            return "answering"
+        if not self._is_readable:
+            return "lingering"
+        return "reading" if self._parser is not None and self._parser.is_midway else "idle"
+
+    # Callbacks of the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]  # Not every loop's is of asyncio's class.
+        self.transport = transport  # type: ignore[assignment]  # uvloop's transports are not of asyncio's class.
         self.transport.set_write_buffer_limits(high=BEHIND_BYTES)
-        self._clients.add(self)
+        self._context.clients.add(self)
 
     def data_received(self, data: bytes) -> None:
         if self._is_answering:
             self._keep(data)
         elif self._is_readable:
-            self._read(data)
+            self._parse(data)
 
     def pause_writing(self) -> None:
         self.has_room = False
@@ -189,63 +160,63 @@ class Connection(asyncio.Protocol):
             self.on_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._clients.remove(self)
+        self._context.clients.remove(self)
         self._stop_timer()
-        self._forget_reader()
+        self._release_parser()
         self._is_answering = self._is_readable = False
         if self.task is not None:
             self.task.cancel()
-            self.task = None  # A cancelled task holds its frames, and they this connection.
+            self.task = None  # Breaks a reference cycle: task, frames, connection.
 
-    # Asking
+    # Reading
 
-    def _read(self, data: bytes) -> None:
-        if self._reader is None:
-            self._reader = RequestParser(self._clients.app.body_bytes_max)
-        self._is_readable = self._reader.feed(data)
-        self._go_on()
+    def _parse(self, data: bytes) -> None:
+        if self._parser is None:
+            self._parser = RequestParser(self._context.app.body_bytes_max)
+        self._is_readable = self._parser.feed(data)
+        self._proceed()
 
-    def _go_on(self) -> None:
-        """With what has come."""
-        reader = self._reader
-        if reader is not None and reader.requests:
-            self._begin(reader)
-        elif reader is not None and reader.broken is not None:
-            self._refuse(reader, reader.broken)
+    def _proceed(self) -> None:
+        """Do what the received bytes ask for."""
+        parser = self._parser
+        if parser is not None and parser.requests:
+            self._begin(parser)
+        elif parser is not None and parser.broken is not None:
+            self._refuse(parser, parser.broken)
         elif self._ahead:
             ahead, self._ahead = self._ahead, b""
             self.transport.resume_reading()
-            self._read(ahead)
-        elif reader is not None and reader.is_midway:
-            self._wait_for_rest(reader)
+            self._parse(ahead)
+        elif parser is not None and parser.is_midway:
+            self._wait_for_rest(parser)
         else:
-            self._clients.set_idle(self)
+            self._context.clients.set_idle(self)
 
-    def _wait_for_rest(self, reader: RequestParser) -> None:
+    def _wait_for_rest(self, parser: RequestParser) -> None:
         if self._timer is None:
-            self._clients.set_busy(self)
+            self._context.clients.set_busy(self)
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._clients.config.body_read_s_max, self._on_too_slow, reader)
-        if reader.wants_continue:
-            reader.wants_continue = False
+            self._timer = loop.call_later(self._context.config.body_read_s_max, self._on_read_timeout, parser)
+        if parser.wants_continue:
+            parser.wants_continue = False
             self.transport.write(_CONTINUE)
 
-    def _on_too_slow(self, reader: RequestParser) -> None:
-        within = f"within {self._clients.config.body_read_s_max:g} s"
+    def _on_read_timeout(self, parser: RequestParser) -> None:
+        within = f"within {self._context.config.body_read_s_max:g} s"
         self._is_readable = False
-        if reader.has_head:
-            reader.break_off(Failure(Reason.DEADLINE_EXCEEDED, f"the body did not arrive {within}"))
-            self._begin(reader)
+        if parser.has_head:
+            parser.break_off(Failure(Reason.DEADLINE_EXCEEDED, f"the body did not arrive {within}"))
+            self._begin(parser)
         else:
-            self._refuse(reader, BrokenHead(408, f"the head of the request did not arrive {within}"))
+            self._refuse(parser, BrokenHead(408, f"the head of the request did not arrive {within}"))
 
-    def _refuse(self, reader: RequestParser, broken: BrokenHead) -> None:
+    def _refuse(self, parser: RequestParser, broken: BrokenHead) -> None:
         self._is_readable = False
         self._stop_timer()
-        self._clients.set_busy(self)
+        self._context.clients.set_busy(self)
         if self.transport.is_closing():
             return
-        self.transport.write(self._clients.app.refusal(broken, reader.headers))
+        self.transport.write(self._context.app.refusal(broken, parser.headers))
         self._leave()
 
     def _stop_timer(self) -> None:
@@ -253,36 +224,36 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
 
-    def _forget_reader(self) -> None:
-        """It takes memory, and knows its parser as that knows it: circles are left to the garbage collector."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+    def _release_parser(self) -> None:
+        """Free the parser's memory at once. It is part of a reference cycle, which the garbage collector frees late."""
+        if self._parser is not None:
+            self._parser.close()
+            self._parser = None
 
     # Answering
 
-    def _begin(self, reader: RequestParser) -> None:
-        """Answer the next request, in its turn."""
+    def _begin(self, parser: RequestParser) -> None:
+        """Answer the next request: a probe at once, any other when the start limiter allows."""
         self._stop_timer()
-        self._clients.set_busy(self)
+        self._context.clients.set_busy(self)
         self._is_answering = True
-        if self._clients.app.is_probe(reader.requests[0]):
+        if parser.requests[0].path in PROBE_PATHS:
             self._start()
         else:
-            self._clients.start_limiter.take(self._start)
+            self._context.start_limiter.start(self._start)
 
     def _start(self) -> None:
-        if (reader := self._reader) is None or self._clients.is_closing:
-            return  # The client has left meanwhile, or will be left.
-        self.task = self._clients.group.create_task(self._answer(reader.requests.popleft()))
-        if not (reader.requests or reader.is_midway or reader.broken):
-            self._forget_reader()  # An answer may take minutes.
+        if (parser := self._parser) is None or self._context.clients.is_closing:
+            return  # The client has disconnected, or the server closes the connection.
+        self.task = self._context.group.create_task(self._answer(parser.requests.popleft()))
+        if not (parser.requests or parser.is_midway or parser.broken):
+            self._release_parser()  # An answer may take minutes.
 
     async def _answer(self, request: HttpRequest) -> None:
-        """Never raises: a task that fails would end its group, and with it all other answers."""
+        """Never raises an Exception: it would end the task group, and with it all other answers."""
         self.keeps_alive = request.keeps_alive
         try:
-            await self._clients.app.answer(request, self)
+            await self._context.app.answer(request, self)
             self._after_answer()
         except asyncio.CancelledError:
             self.transport.abort()
@@ -297,7 +268,7 @@ class Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     async def wait_room(self) -> None:
-        """Until there is room. A client that leaves meanwhile has whoever waits cancelled."""
+        """Wait until `has_room`. If the client disconnects, the waiting task is cancelled."""
         if not self.has_room:
             room = asyncio.Event()
             self.on_room = room.set
@@ -308,28 +279,28 @@ class Connection(asyncio.Protocol):
         self._is_answering = False
         if self.transport.is_closing():
             return
-        if self._clients.is_closing or not self.keeps_alive:
+        if self._context.clients.is_closing or not self.keeps_alive:
             self._leave()
         else:
-            self._go_on()
+            self._proceed()
 
-    # Leaving
+    # Closing
 
     def _leave(self) -> None:
-        """Say no more. A client that was still sending would lose the answer if it were not listened to."""
+        """Send nothing more. Closing while the client still sends would reset the connection, and lose the answer."""
         if self._is_readable and not self._ahead:
             self.transport.close()
             return
         self._is_readable = False
         self._ahead = b""
-        with suppress(OSError):  # The client may have left, which is heard of later.
+        with suppress(OSError):  # The client may have disconnected already.
             self.transport.write_eof()
         self.transport.resume_reading()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._clients.config.lingering_s_max, self.transport.abort)
+        self._timer = loop.call_later(self._context.config.lingering_s_max, self.transport.abort)
 
-    def cut(self) -> None:
-        """Leave at once, whatever runs."""
+    def abort(self) -> None:
+        """Close the connection at once, and cancel the running answer."""
         self.transport.abort()
         if self.task is not None:
             self.task.cancel()

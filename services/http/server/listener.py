@@ -1,13 +1,15 @@
-"""Listens for HTTP clients."""
+"""Opens the sockets of an HTTP server, and serves an application on them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from services.http.server.acceptor import Acceptor
+from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
-from services.http.server.connection import App, Clients
+from services.http.server.connection import App, ConnectionContext
 from services.http.server.cork import Cork
 from services.runtime import gc_control
 from services.runtime.listen import cannot_listen, listening_sockets
@@ -15,10 +17,10 @@ from services.runtime.listen import cannot_listen, listening_sockets
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """port: the real one. clients: that are connected."""
+    """A running server. `port`: the real one."""
 
     port: int
-    clients: Clients
+    context: ConnectionContext
 
 
 @asynccontextmanager
@@ -28,26 +30,39 @@ async def http_server(
     host: str,
     port: int,
     *,
+    what: str = "HTTP",
     option: str = "--http-listen",
     is_shared: bool = False,
     cork: Cork | None = None,
 ) -> AsyncIterator[HttpServer]:
-    """Serve `app` at host:port; 0 takes any free port. At the end answers have `shutdown_s_max`.
+    """Serve `app` at host:port; port 0 takes any free port. Raises StartupError if the address cannot be listened on.
 
-    option: that which says where, for people. is_shared: whether other processes of the same frontend listen there too.
-    cork: of the streams.
-    A client that leaves has its answer cancelled, streamed or not. Raises StartupError when the address can't be had.
+    `what`, `option`: the service and the option that sets its address, for the error message. `is_shared`: other
+    processes of the same frontend listen there too. `cork`: of the streams.
     """
     try:
         listeners = listening_sockets(f"{host}:{port}", backlog=config.backlog, is_shared=is_shared)
     except OSError as error:
-        raise cannot_listen("HTTP", f"{host}:{port}", error, option=option) from error
+        raise cannot_listen(what, f"{host}:{port}", error, option=option) from error
+    async with serve_sockets(app, config, listeners, cork) as context:
+        gc_control.count_clients_of(context.clients)
+        yield HttpServer(listeners[0].getsockname()[1], context)
+
+
+@asynccontextmanager
+async def serve_sockets(
+    app: App, config: HttpConfig, listeners: Sequence[socket.socket], cork: Cork | None = None
+) -> AsyncIterator[ConnectionContext]:
+    """Serve `app` on listening, non-blocking sockets, and close them at the end.
+
+    The answer of a client that disconnects is cancelled. At the end, running answers may take `shutdown_s_max`.
+    """
     async with asyncio.TaskGroup() as group:
-        clients = Clients(app, config, group, cork or Cork())
-        gc_control.count_clients_of(clients)
-        acceptor = Acceptor(listeners, clients, group)
+        clients = Clients(config.keepalive_s)
+        context = ConnectionContext(app=app, config=config, group=group, cork=cork or Cork(), clients=clients)
+        acceptor = Acceptor(listeners, context.make_connection, group)
         try:
-            yield HttpServer(listeners[0].getsockname()[1], clients)
+            yield context
         finally:
             acceptor.close()
             await clients.close(config.shutdown_s_max)

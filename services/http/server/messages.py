@@ -1,4 +1,4 @@
-"""What a client asks and what it is answered: the messages of HTTP."""
+"""HTTP messages: a request, a whole response, and the head and end of a streamed one."""
 
 import time
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from services.core.errors import Failure
 
 _SERVER = "unbroken"
 _NONE: Mapping[str, str] = {}
-_REASONS = {status.value: status.phrase for status in HTTPStatus}
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _STREAM = (
     "Content-Type: text/event-stream; charset=utf-8\r\n"
     "Cache-Control: no-cache\r\n"
@@ -29,12 +29,12 @@ _UNTIL_CLOSED = "HTTP/1.0 200 OK\r\n" + _STREAM
 
 
 class HttpRequest(Struct, kw_only=True):
-    """What a client asks.
+    """A request of a client.
 
-    path: without the query, percent-decoded. headers: by their names in lower case. body: as it came, which may be
-    compressed. fault: why there is no whole body. is_chunkable: the client takes an answer in chunks, as in HTTP/1.1.
-    keeps_alive: the client may ask for more on the same connection. arguments: what of the path its route leaves open.
-    id: what the answer is named by. shared: headers of any answer to it.
+    `path`: percent-decoded, without the query. `headers`: by lower-case names. `body`: as received, possibly
+    compressed. `fault`: why the body is incomplete. `is_chunkable`: the client accepts chunks, as HTTP/1.1 does.
+    `keeps_alive`: the client may send another request on the connection. `arguments`: the variable parts of the path.
+    `id`: names the request in the response and in logs. `shared`: headers that every response to this request has.
     """
 
     method: str
@@ -49,20 +49,20 @@ class HttpRequest(Struct, kw_only=True):
     shared: Mapping[str, str] = _NONE
 
     def forget_content(self) -> None:
-        """Its headers and body have been read: an answer may take minutes, and they take memory."""
+        """Free headers and body once they have been read: an answer may take minutes."""
         self.headers, self.body = {}, b""
 
 
 @dataclass(slots=True)
 class Response:
-    """A whole answer."""
+    """A response that is sent whole."""
 
     body: bytes
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
 
     def encode(self, request: HttpRequest, *, is_last: bool) -> bytes:
-        """As bytes for the client of the request. is_last: the connection takes no request after this one."""
+        """The bytes of the response to `request`. `is_last`: the connection takes no further request."""
         fields = self.headers | {
             "Content-Length": str(len(self.body)),
             "Server": _SERVER,
@@ -73,18 +73,18 @@ class Response:
         if is_last:
             fields["Connection"] = "close"
         elif not request.is_chunkable:
-            fields["Connection"] = "keep-alive"  # In HTTP/1.0 it is not understood.
-        lines = [f"HTTP/1.1 {self.status} {_REASONS.get(self.status, '')}"]
+            fields["Connection"] = "keep-alive"  # HTTP/1.0 closes otherwise.
+        lines = [f"HTTP/1.1 {self.status} {_PHRASES.get(self.status, '')}"]
         lines += [f"{name}: {value}" for name, value in fields.items()]
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")
         return head if request.method == "HEAD" else head + self.body
 
 
 def stream_head(request_id: str, shared: Mapping[str, str] = _NONE, *, is_chunked: bool, is_last: bool) -> bytes:
-    """What stands before a streamed answer. request_id: of the form that `NAME_FORM` says. shared: see
-    `HttpRequest`. is_last: as in `encode`.
+    """The head of a streamed response. `request_id`: matches NAME_FORM. `shared`: see HttpRequest. `is_last`: the
+    connection takes no further request.
 
-    Without chunks, as in HTTP/1.0, the end of the connection is the end of the answer.
+    Without chunks, as in HTTP/1.0, the end of the connection ends the answer.
     """
     head = _UNTIL_CLOSED if not is_chunked else _LAST_CHUNKED if is_last else _CHUNKED
     more = "".join(f"{name}: {value}\r\n" for name, value in shared.items()) if shared else ""
@@ -92,11 +92,11 @@ def stream_head(request_id: str, shared: Mapping[str, str] = _NONE, *, is_chunke
 
 
 def last_chunk(events: bytes) -> bytes:
-    """The events as the last chunk of a body, and its end."""
+    """The events as the last chunk of a body, and the end of the body."""
     return b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events)
 
 
 @lru_cache(maxsize=1)
 def _date(second: int) -> str:
-    """As HTTP has it: RFC 9110, section 5.6.7."""
+    """The value of a Date header. Source: RFC 9110, section 5.6.7."""
     return formatdate(second, usegmt=True)

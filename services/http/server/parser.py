@@ -1,7 +1,7 @@
-"""Cuts what comes from a client into requests.
+"""Parses the bytes of a client into requests.
 
-The bytes are read by httptools, whose parser is that of Node.js, in its strict setting: what two servers could take for
-different requests is an error. What it lets pass all the same is refused here.
+The parser is that of Node.js, in its strict setting, by way of httptools. Input that another server might understand as
+a different request is an error. This module refuses such input where httptools accepts it.
 """
 
 from collections import deque
@@ -14,30 +14,30 @@ from services.core.errors import Failure, Reason, quoted
 from services.http.server.messages import HttpRequest
 
 HEAD_BYTES_MAX = 64 * 1024
-"""Of the target and all headers of one request; and of a header, or a trailer, that does not end."""
+"""The target and all headers of one request together; also a single header or trailer that does not end."""
 HEADER_BYTES = 32
-"""Of those, for each header besides its name and its value: small ones take time. Source: RFC 9113, section 6.5.2."""
+"""Counted for each header besides its name and value: small ones take time, too. Source: RFC 9113, section 6.5.2."""
 CHUNKS_MAX = 32_768
-"""Of a body: those of a byte each take longer to read than they take to arrive, and nobody else is served meanwhile."""
+"""Chunks of a body. Chunks of one byte take longer to parse than to arrive, and block the event loop meanwhile."""
 VERSIONS = ("1.0", "1.1")
 REQUESTS_AHEAD_MAX = 64
-"""That come in one read. After the last of them the connection is closed; its client has to send the rest again."""
+"""Requests in one read. After the last one the connection is closed, and the client must send the rest again."""
 
 
 class BrokenHead(Exception):
-    """What came is no request, in a sentence; nothing after it can be understood. status: for the answer."""
+    """The bytes are not a request, and later bytes cannot be parsed. `status`: of the response."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status = status
 
 
-class _Enough(Exception):
-    """No more requests are taken."""
+class _TooManyAhead(Exception):
+    """REQUESTS_AHEAD_MAX is reached."""
 
 
 class RequestParser:
-    """What one connection says. Once `feed` has returned False, or after `break_off`, it must not be fed any more."""
+    """Parses the requests of one connection. After `feed` has returned False, or after `break_off`, it is done."""
 
     __slots__ = (
         "_body",
@@ -47,8 +47,8 @@ class RequestParser:
         "_keeps_alive",
         "_method",
         "_parser",
+        "_pending_bytes",
         "_target",
-        "_unsaid_bytes",
         "_version",
         "broken",
         "has_head",
@@ -59,11 +59,12 @@ class RequestParser:
     )
 
     def __init__(self, bytes_max: int) -> None:
-        """bytes_max: of a body.
+        """`bytes_max`: the largest body.
 
-        requests: that have come as a whole, or with a fault. broken: what came after them, if it is none. is_midway: a
-        part of one has come. headers: of that one, or of what is broken, by their names in lower case. has_head: its
-        head is whole. wants_continue: its client waits for leave to send the body; whoever gives it clears this.
+        Attributes: `requests`: complete requests, and those with a fault. `broken`: why the bytes after them are not a
+        request. `is_midway`: a part of the next request has arrived. `headers`: of that request, or of the broken one,
+        by lower-case names. `has_head`: its head is complete. `wants_continue`: the client waits for a 100 response
+        before it sends the body; the sender of that response resets this.
         """
         self._bytes_max = bytes_max
         self.requests: deque[HttpRequest] = deque()
@@ -76,65 +77,65 @@ class RequestParser:
         self._target = b""
         self.headers: dict[str, str] = {}
         self._body = bytearray()
-        self._head_bytes = self._unsaid_bytes = self._chunk_count = 0
+        self._head_bytes = self._pending_bytes = self._chunk_count = 0
         self.has_head = False
 
     def close(self) -> None:
-        """Let go of what knows this: the parser, and an exception by its traceback. It reads no more."""
+        """Break the reference cycles: with httptools' parser, and with an exception through its traceback."""
         self.broken = None
         del self._parser
 
     def feed(self, data: bytes) -> bool:
-        """Read on; returns whether what follows can be read as well."""
-        said = self._said() if self.is_midway else None
+        """Parse more bytes. Returns whether later bytes can be parsed."""
+        progress = self._progress() if self.is_midway else None
         try:
             self._parse(data)
-            if said is not None and self.is_midway:
-                self._unsaid_bytes = self._unsaid_bytes + len(data) if self._said() == said else 0
-                if self._unsaid_bytes > HEAD_BYTES_MAX:
+            if progress is not None and self.is_midway:
+                self._pending_bytes = self._pending_bytes + len(data) if self._progress() == progress else 0
+                if self._pending_bytes > HEAD_BYTES_MAX:
                     raise _large_head()
         except BrokenHead as broken:
             self.broken = broken
         except Failure as fault:
             self.break_off(fault)
-        except _Enough:
+        except _TooManyAhead:
             pass
         else:
             return True
         return False
 
-    def _said(self) -> tuple[int, int, int]:
-        """How much the parser has told. Of a header or a trailer it keeps what has come until it has all of it."""
+    def _progress(self) -> tuple[int, int, int]:
+        """Changes when httptools reports something. It buffers a header or a trailer until that is complete."""
         return len(self.requests), self._head_bytes, len(self._body)
 
     def _parse(self, data: bytes) -> None:
-        """Raises BrokenHead, and what the methods raise that the parser calls."""
+        """Raises BrokenHead, Failure and _TooManyAhead, also from the callbacks below."""
         while data:
             try:
                 self._parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]  # No other protocol is spoken here: what follows is HTTP too.
+                data = data[upgrade.args[0] :]  # An Upgrade is ignored: what follows is HTTP too.
             except httptools.HttpParserCallbackError as error:
                 raise error.__context__ or error from None
             except httptools.HttpParserError as error:
                 raise self._wrong(error) from None
             if self.has_head:
-                self._read_body_anew()
+                self._restart_at_body()
 
     def _wrong(self, error: httptools.HttpParserError) -> Failure | BrokenHead:
         if self.has_head:
-            return Failure(Reason.INVALID_ARGUMENT, f"the body is not as its headers say: {error}")
-        return BrokenHead(400, f"this is no HTTP request: {error}")
+            return Failure(Reason.INVALID_ARGUMENT, f"the body does not match its headers: {error}")
+        return BrokenHead(400, f"this is not an HTTP request: {error}")
 
-    def _read_body_anew(self) -> None:
-        """httptools takes it that another protocol is spoken from here on: tell it of the body alone."""
+    def _restart_at_body(self) -> None:
+        """httptools expects another protocol after an Upgrade: have a new parser read the body."""
         self._parser = httptools.HttpRequestParser(self)
         framing = "transfer-encoding" if "transfer-encoding" in self.headers else "content-length"
         self._parser.feed_data(f"POST / HTTP/1.1\r\n{framing}: {self.headers[framing]}\r\n\r\n".encode("latin-1"))
 
     def break_off(self, fault: Failure) -> None:
-        """The rest of the request will not be read."""
+        """End the current request with a fault. The rest of it is not parsed."""
         self._add(fault)
 
     def _add(self, fault: Failure | None = None, *, is_last: bool = False) -> None:
@@ -157,8 +158,8 @@ class RequestParser:
         if self._head_bytes > HEAD_BYTES_MAX:
             raise _large_head()
 
-    # What the parser calls. With a head that is whole it tells of trailers, which nobody here asks for, or of the same
-    # request once more.
+    # Callbacks of httptools. After the head is complete they report trailers, which are ignored, or, to a parser that
+    # restarted at the body, a made-up head.
 
     def on_message_begin(self) -> None:
         self.is_midway = True
@@ -201,18 +202,18 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         if self._parser.should_upgrade() and self._has_body():
-            return  # Its body was passed over: it is read anew.
+            return  # httptools has skipped the body: `_parse` restarts there.
         is_last = len(self.requests) + 1 >= REQUESTS_AHEAD_MAX
         self._add(is_last=is_last)
         if is_last:
-            raise _Enough
+            raise _TooManyAhead
 
     def _has_body(self) -> bool:
         return "transfer-encoding" in self.headers or int(self.headers.get("content-length", 0)) > 0
 
 
 def _path_of(target: str) -> str:
-    """Without the query, and without the host, which a proxy's client names there. Source: RFC 9112, section 3.2.2."""
+    """The path without the query, and without the host that clients of a proxy add: RFC 9112, section 3.2.2."""
     path, _, _ = target.partition("?")
     if not path.startswith("/") and "://" in path:
         path = "/" + path.partition("://")[2].partition("/")[2]
@@ -226,15 +227,15 @@ def _large_head() -> BrokenHead:
 def _check_framing(version: str, headers: Mapping[str, str]) -> None:
     """Raises BrokenHead. Source: RFC 9112, sections 2.3 and 6.1."""
     if version not in VERSIONS:
-        raise BrokenHead(505, f"HTTP/{version} is not spoken here: use one of {', '.join(VERSIONS)}")
+        raise BrokenHead(505, f"HTTP/{version} is not supported: use one of {', '.join(VERSIONS)}")
     if (coding := headers.get("transfer-encoding")) is None:
         return
     if version != "1.1":
-        raise BrokenHead(400, f"there is no Transfer-Encoding in HTTP/{version}: send a Content-Length")
+        raise BrokenHead(400, f"HTTP/{version} has no Transfer-Encoding: send a Content-Length")
     if coding.lower() != "chunked":
-        raise BrokenHead(501, f"the Transfer-Encoding {quoted(coding)} is not known here: use chunked")
+        raise BrokenHead(501, f"the Transfer-Encoding {quoted(coding)} is not supported: use chunked")
 
 
 def too_large(bytes_max: int) -> Failure:
-    """For a body of more than that."""
+    """The failure of a body of more than `bytes_max`."""
     return Failure(Reason.BODY_TOO_LARGE, f"the body is larger than {bytes_max} bytes: send a smaller one")

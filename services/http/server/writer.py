@@ -1,4 +1,4 @@
-"""The end of every response: its last bytes, within a bound."""
+"""Writes the last bytes of a response, and waits a bounded time until the client has taken them."""
 
 import asyncio
 import fcntl
@@ -15,46 +15,45 @@ from services.http.server.connection import BEHIND_BYTES, Connection
 
 log = structlog.get_logger()
 
-_COUNT = struct.Struct("i")
+_INT = struct.Struct("i")
 
 
 def unsent_bytes(transport: asyncio.Transport) -> int:
-    """What the client has not taken: what we hold for it, and on Linux also what the kernel does.
+    """Bytes that the client has not taken: those in the transport's buffer, and on Linux those in the kernel's.
 
-    The kernel asks us for more only once a third of what it holds is gone: without it a client that reads a little all
-    the time would look as one that does not read.
+    The kernel accepts more only when a third of its buffer is free. Without counting it, a client that reads slowly but
+    steadily would look like one that does not read.
     """
     size = transport.get_write_buffer_size()
     if sys.platform != "linux" or transport.is_closing():
         return size
-    queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(_COUNT.size))
-    return size + int(_COUNT.unpack(queued)[0])
+    queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(_INT.size))
+    return size + int(_INT.unpack(queued)[0])
 
 
 def drain_s(bounds: ClientBounds, size: int) -> float:
-    """How long a client may take for the last `size` bytes.
+    """How long a client may take for the last `size` bytes: `drain_s_max` for up to `buffer_bytes_max` bytes.
 
-    `drain_s_max` for as many as may be unsent of a stream; in proportion for a larger body, so that the pace asked of
-    its client is no other.
+    A larger body gets proportionally more time, so that the least speed of its client is the same.
     """
     return bounds.drain_s_max * max(1.0, size / bounds.buffer_bytes_max)
 
 
 async def finish_writing(connection: Connection, last: bytes, bounds: ClientBounds, request_id: str) -> None:
-    """Write the last bytes of an answer, and wait until nothing is unsent.
+    """Write the last bytes of a response, and wait until all are sent.
 
-    A client that does not take them in time, or takes nothing at all for `stall_s_max`, is cut, and logged.
+    A client that does not take them within `drain_s`, or takes nothing for `stall_s_max`, is disconnected and logged.
     """
     transport = connection.transport
     if transport.is_closing():
-        _note_left(request_id)
+        _log_left(request_id)
         return
     if connection.cork.write(transport, last):
-        await asyncio.sleep(0)  # Then it has left with what else leaves in this turn, as a rule.
-        connection.cork.release(transport)
+        await asyncio.sleep(0)  # Usually, the cork is released in this iteration of the event loop.
+        connection.cork.flush(transport)
     if not transport.get_write_buffer_size() or transport.is_closing():
-        return  # There is nothing to wait for, and so no timer.
-    transport.set_write_buffer_limits(high=0)  # So there is no room while anything is unsent.
+        return  # Nothing to wait for, so no timer is needed.
+    transport.set_write_buffer_limits(high=0)  # `has_room` becomes true when nothing is unsent.
     await _within_bounds(connection.wait_room(), transport, bounds, len(last), request_id)
     if not transport.is_closing():
         transport.set_write_buffer_limits(high=BEHIND_BYTES)
@@ -67,10 +66,10 @@ async def _within_bounds(
     size: int,
     request_id: str,
 ) -> None:
-    """Let a client take its last `size` bytes, or cut it."""
+    """Wait until the client has taken its last `size` bytes, or disconnect it."""
     scope = asyncio.timeout(drain_s(bounds, size))
     clock = asyncio.get_running_loop().time
-    watch = StallWatch(bounds.stall_s_max, lambda: _left(transport), lambda: scope.reschedule(clock()))
+    watch = StallWatch(bounds.stall_s_max, lambda: _unsent(transport), lambda: scope.reschedule(clock()))
     try:
         async with scope:
             watch.start()
@@ -82,9 +81,9 @@ async def _within_bounds(
         watch.stop()
 
 
-def _note_left(request_id: str) -> None:
+def _log_left(request_id: str) -> None:
     log.debug("client left before the end of the answer", reason=Reason.CANCELLED, request_id=request_id)
 
 
-def _left(transport: asyncio.Transport) -> int | None:
+def _unsent(transport: asyncio.Transport) -> int | None:
     return unsent_bytes(transport) if transport.get_write_buffer_size() else None

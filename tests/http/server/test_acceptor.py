@@ -1,4 +1,4 @@
-"""The door: whoever knocks is let in and served, probes first, and nobody is left standing when it closes."""
+"""Connections are accepted at once and set up in order, health checks first; `close` closes those not set up."""
 
 import asyncio
 import resource
@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.http.server import acceptor as acceptor_module
-from services.http.server.acceptor import SEATS_MAX
+from services.http.server.acceptor import SETUPS_MAX
 from services.http.server.config import HttpConfig
 from services.http.server.connection import Connection
 from services.http.server.listener import http_server
@@ -22,19 +22,16 @@ from tests.registry.support import free_port
 from tests.support.doubles import run_async
 
 TEST_S_MAX = 10.0
-CLIENTS = 10 * SEATS_MAX
+CLIENTS = 10 * SETUPS_MAX
 
 
-class House:
-    """A server that notes who came."""
+class RecordingApp:
+    """Records the paths of requests in order."""
 
     body_bytes_max = 0
 
     def __init__(self) -> None:
         self.served: list[str] = []
-
-    def is_probe(self, request: HttpRequest) -> bool:
-        return request.path in ("/live", "/health")
 
     async def answer(self, request: HttpRequest, connection: Connection) -> None:
         self.served.append(request.path)
@@ -45,89 +42,89 @@ class House:
 
     @asynccontextmanager
     async def open(self, port: int = 0) -> AsyncIterator[int]:
-        """The port: any unless one is given."""
+        """Serve the application. Yields the port; 0 takes any free one."""
         async with http_server(self, HttpConfig(), "127.0.0.1", port) as server, asyncio.timeout(TEST_S_MAX):
             yield server.port
 
 
-def knock(port: int, path: str) -> socket.socket:
-    """Come and ask; the kernel lets one come though nobody looks yet."""
+def connect(port: int, path: str) -> socket.socket:
+    """Connect and send a request. The kernel completes the connection before it is accepted."""
     sock = socket.create_connection(("127.0.0.1", port))
     sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     sock.setblocking(False)
     return sock
 
 
-async def reply(sock: socket.socket) -> bytes:
+async def response_to(sock: socket.socket) -> bytes:
     with sock:
         return await asyncio.get_running_loop().sock_recv(sock, 4096)
 
 
-def test_a_crowd_is_served_and_a_probe_before_those_who_came_before_it() -> None:
+def test_health_checks_are_served_before_a_crowd_that_came_earlier() -> None:
     async def test() -> None:
-        house = House()
-        async with house.open() as port:
-            socks = [knock(port, f"/{number}") for number in range(CLIENTS)]
-            socks += [knock(port, path) for path in ("/live", "/health")]
+        app = RecordingApp()
+        async with app.open() as port:
+            socks = [connect(port, f"/{number}") for number in range(CLIENTS)]
+            socks += [connect(port, path) for path in ("/live", "/health")]
 
-            replies = [await reply(sock) for sock in socks]
+            replies = [await response_to(sock) for sock in socks]
 
         assert all(text.startswith(b"HTTP/1.1 200") for text in replies)
-        assert len(house.served) == len(socks)
-        assert house.served.index("/live") <= 2 * SEATS_MAX
-        assert house.served.index("/health") <= 2 * SEATS_MAX
-        clients = [int(path[1:]) for path in house.served if path not in ("/live", "/health")]
-        assert all(clients.index(number) < number + 2 * SEATS_MAX for number in range(CLIENTS)), "in turn"
+        assert len(app.served) == len(socks)
+        assert app.served.index("/live") <= 2 * SETUPS_MAX
+        assert app.served.index("/health") <= 2 * SETUPS_MAX
+        clients = [int(path[1:]) for path in app.served if path not in ("/live", "/health")]
+        assert all(clients.index(number) < number + 2 * SETUPS_MAX for number in range(CLIENTS)), "out of order"
 
     run_async(test())
 
 
-@pytest.mark.parametrize("turns", [2, 6], ids=["before it has a seat", "after that"])
-def test_a_probe_that_speaks_a_little_late_does_not_stand_behind_those_who_came(turns: int) -> None:
-    """It was let in between its connect and its first word."""
+@pytest.mark.parametrize("turns", [2, 6], ids=["before it would be set up", "after that"])
+def test_health_check_whose_first_byte_comes_late_overtakes_the_crowd(turns: int) -> None:
+    """Bug: it was queued between its connect and its first byte, as one that is not a health check."""
 
     async def test() -> None:
-        house = House()
-        async with house.open() as port:
+        app = RecordingApp()
+        async with app.open() as port:
             probe = socket.create_connection(("127.0.0.1", port))
-            socks = [knock(port, f"/{number}") for number in range(CLIENTS)]
+            socks = [connect(port, f"/{number}") for number in range(CLIENTS)]
             for _ in range(turns):
                 await asyncio.sleep(0)
             probe.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
             probe.setblocking(False)
 
             for sock in (probe, *socks):
-                assert (await reply(sock)).startswith(b"HTTP/1.1 200")
+                assert (await response_to(sock)).startswith(b"HTTP/1.1 200")
 
-        assert house.served.index("/live") <= CLIENTS / 2
+        assert app.served.index("/live") <= CLIENTS / 2
 
     run_async(test())
 
 
-def test_a_client_that_is_silent_or_gone_holds_up_nobody() -> None:
+def test_silent_and_disconnected_clients_do_not_delay_others() -> None:
     async def test() -> None:
-        house = House()
-        async with house.open() as port:
+        app = RecordingApp()
+        async with app.open() as port:
             silent = socket.create_connection(("127.0.0.1", port))
-            for number in range(SEATS_MAX):
-                knock(port, f"/gone-{number}").close()
+            for number in range(SETUPS_MAX):
+                connect(port, f"/gone-{number}").close()
 
-            assert (await reply(knock(port, "/after"))).startswith(b"HTTP/1.1 200")
+            assert (await response_to(connect(port, "/after"))).startswith(b"HTTP/1.1 200")
 
             silent.sendall(b"GET /silent HTTP/1.1\r\nHost: x\r\n\r\n")
             silent.setblocking(False)
-            assert (await reply(silent)).startswith(b"HTTP/1.1 200")
+            assert (await response_to(silent)).startswith(b"HTTP/1.1 200")
 
     run_async(test())
 
 
-def test_without_files_clients_wait_until_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor_module, "FULL_S", 0.01)
+def test_clients_wait_while_file_descriptors_have_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor_module, "PAUSE_S", 0.01)
 
     async def test() -> None:
-        house = House()
-        async with house.open() as port:
-            sock = knock(port, "/patient")
+        app = RecordingApp()
+        async with app.open() as port:
+            sock = connect(port, "/patient")
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (sock.fileno() + 1, hard))
             with capture_logs() as logs:
@@ -138,28 +135,28 @@ def test_without_files_clients_wait_until_there_are_some(monkeypatch: pytest.Mon
                     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
             assert logs[0]["event"] == "no room for more clients"
-            assert (await reply(sock)).startswith(b"HTTP/1.1 200")
+            assert (await response_to(sock)).startswith(b"HTTP/1.1 200")
 
     run_async(test())
 
 
 @pytest.mark.parametrize("turns", range(8))
 @pytest.mark.parametrize("run_loop", [asyncio.run, run_on_loop])
-def test_who_still_waits_when_it_closes_is_sent_away(run_loop: Callable[[Any], None], turns: int) -> None:
-    """Whoever was seated just then had the next seated, who had been sent away: that ended the server with an error. Or
-    the seat was taken away again, of which the connection heard nothing: it answered, and that was a bug."""
+def test_close_closes_connections_that_are_not_set_up(run_loop: Callable[[Any], None], turns: int) -> None:
+    """Bugs: a set-up that completed during `close` started one for a closed socket, which ended the server with an
+    error; or it was cancelled without the connection's knowledge, which then answered."""
 
     async def test() -> None:
-        house = House()
+        app = RecordingApp()
         with capture_logs() as logs:
-            async with house.open(free_port()) as port:
-                socks = [knock(port, f"/{number}") for number in range(CLIENTS)]
+            async with app.open(free_port()) as port:
+                socks = [connect(port, f"/{number}") for number in range(CLIENTS)]
                 for _ in range(turns):
                     await asyncio.sleep(0)
 
         for sock in socks:
             with suppress(ConnectionResetError):
-                await reply(sock)
+                await response_to(sock)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
         assert logs == []
@@ -167,38 +164,40 @@ def test_who_still_waits_when_it_closes_is_sent_away(run_loop: Callable[[Any], N
     run_loop(test())
 
 
-def test_when_too_many_have_no_seat_the_others_wait_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor_module, "STANDING_MAX", 4)
-    monkeypatch.setattr(acceptor_module, "FULL_S", 0.01)
+def test_accepting_pauses_while_too_many_wait_to_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor_module, "WAITING_MAX", 4)
+    monkeypatch.setattr(acceptor_module, "PAUSE_S", 0.01)
 
     async def test() -> None:
-        house = House()
-        async with house.open() as port:
-            socks = [knock(port, f"/{number}") for number in range(CLIENTS)]
+        app = RecordingApp()
+        async with app.open() as port:
+            socks = [connect(port, f"/{number}") for number in range(CLIENTS)]
             with capture_logs() as logs:
                 for sock in socks:
-                    assert (await reply(sock)).startswith(b"HTTP/1.1 200")
+                    assert (await response_to(sock)).startswith(b"HTTP/1.1 200")
 
-        assert {(line["event"], line["why"]) for line in logs} == {("no room for more clients", "4 have no seat yet")}
+        assert {(line["event"], line["why"]) for line in logs} == {
+            ("no room for more clients", "4 connections wait to be set up")
+        }
 
     run_async(test())
 
 
-def test_a_silent_client_is_forgotten_when_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time ended later, and then it was looked for."""
-    monkeypatch.setattr(acceptor_module, "SILENT_S", 0.02)
+def test_close_forgets_silent_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: its timer ended after `close` and looked for it."""
+    monkeypatch.setattr(acceptor_module, "FIRST_BYTES_S", 0.02)
 
     async def test() -> None:
         wrong: list[object] = []
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: wrong.append(context))
-        house = House()
-        async with house.open() as port:
+        app = RecordingApp()
+        async with app.open() as port:
             with socket.create_connection(("127.0.0.1", port)):
                 for _ in range(5):
                     await asyncio.sleep(0)
         ended = asyncio.Event()
-        loop.call_later(2 * acceptor_module.SILENT_S, ended.set)
+        loop.call_later(2 * acceptor_module.FIRST_BYTES_S, ended.set)
         await ended.wait()
 
         assert not wrong

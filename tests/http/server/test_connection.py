@@ -1,4 +1,4 @@
-"""A connection: requests take turns on it, none gets lost, and nobody is listened to for longer than the bounds say."""
+"""A connection answers its requests in order, loses none, and waits for none longer than the bounds say."""
 
 import asyncio
 import gc
@@ -16,7 +16,7 @@ from services.core.call import Call
 from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.request import FinishReason, Request
 from services.http.server import acceptor as acceptor_module
-from services.http.server import connection
+from services.http.server import clients, connection
 from services.http.server.config import HttpConfig
 from services.http.server.messages import HttpRequest
 from services.http.server.parser import RequestParser
@@ -30,8 +30,8 @@ LAST_CHUNK = b"0\r\n\r\n"
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-class Turns:
-    """A pipeline that plays a script for each request, the last one again and again."""
+class Scripts:
+    """A pipeline that plays one script for each request, and repeats the last one."""
 
     def __init__(self, *scripts: Layer) -> None:
         self.scripts = list(scripts)
@@ -42,30 +42,30 @@ class Turns:
 
 
 async def body_of(reader: asyncio.StreamReader) -> bytes:
-    """Of a whole answer."""
+    """The body of a response that is not streamed."""
     head = await reader.readuntil(b"\r\n\r\n")
     return await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
 
 
 async def text_of(reader: asyncio.StreamReader) -> str:
-    """Of a unary answer."""
+    """The text of a completion that is not streamed."""
     text: str = json.loads(await body_of(reader))["choices"][0]["text"]
     return text
 
 
-# Requests behind each other
+# Requests one after another
 
 
 @pytest.mark.parametrize("cuts", [(), (20,), (-3,), (20, -3)], ids=str)
-def test_the_connection_takes_the_next_request_however_the_first_one_came(cuts: tuple[int, ...]) -> None:
+def test_next_request_is_answered_however_the_first_one_was_split(cuts: tuple[int, ...]) -> None:
     async def test() -> None:
         message, go = raw_post(COMPLETIONS, STREAMED), asyncio.Event()
         starts = [0, *(cut % len(message) for cut in cuts)]
-        async with serving(Turns(Script("a", go, "b"), Script("c"))) as server:
+        async with serving(Scripts(Script("a", go, "b"), Script("c"))) as server:
             reader, writer = await server.connect()
             for start, end in zip(starts, [*starts[1:], len(message)], strict=True):
                 writer.write(message[start:end])
-                await body_of_another(server)  # So that it comes as a piece of its own.
+                await answer_another(server)  # So that it arrives in a read of its own.
             await reader.readuntil(b'"text":"a"')
 
             go.set()
@@ -77,14 +77,14 @@ def test_the_connection_takes_the_next_request_however_the_first_one_came(cuts: 
     run(test)
 
 
-async def body_of_another(server: Server) -> bytes:
-    """Somebody else is answered meanwhile, and so what was written before has come."""
+async def answer_another(server: Server) -> bytes:
+    """Another client is answered. After that, what was written before has been read."""
     return (await server.get("/live"))[1]
 
 
-def test_streams_and_other_answers_take_turns_on_a_connection() -> None:
+def test_streams_and_other_answers_alternate_on_a_connection() -> None:
     async def test() -> None:
-        async with serving(Turns(Script("a"), Script("b"), Script("a"), Script("b"))) as server:
+        async with serving(Scripts(Script("a"), Script("b"), Script("a"), Script("b"))) as server:
             reader, writer = await server.connect()
             for _ in range(2):
                 writer.write(raw_post(COMPLETIONS, UNARY))
@@ -96,17 +96,17 @@ def test_streams_and_other_answers_take_turns_on_a_connection() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 8, len(raw_post(COMPLETIONS, UNARY))], ids=["nothing", "a part", "all"])
-def test_a_request_behind_another_is_answered_after_it(cut: int) -> None:
-    """cut: how much of it comes together with the first."""
+def test_pipelined_request_is_answered_after_the_first(cut: int) -> None:
+    """`cut`: how many of its bytes come together with the first."""
 
     async def test() -> None:
         go, behind = asyncio.Event(), raw_post(COMPLETIONS, UNARY)
-        async with serving(Turns(Script("a", go, "b"), Script("c"))) as server:
+        async with serving(Scripts(Script("a", go, "b"), Script("c"))) as server:
             reader, writer = await server.connect()
             writer.write(raw_post(COMPLETIONS, STREAMED) + behind[:cut])
             await reader.readuntil(b'"text":"a"')
             writer.write(behind[cut:])
-            await body_of_another(server)
+            await answer_another(server)
 
             go.set()
 
@@ -116,11 +116,13 @@ def test_a_request_behind_another_is_answered_after_it(cut: int) -> None:
     run(test)
 
 
-def test_what_comes_before_the_answer_is_sent_is_read_no_further_than_the_bound() -> None:
+def test_bytes_sent_ahead_of_an_answer_are_buffered_up_to_the_bound() -> None:
     async def test() -> None:
         go = asyncio.Event()
-        large: dict[str, Any] = UNARY | {"prompt": "x" * 300 * connection.AHEAD_BYTES_MAX}  # No kernel holds so much.
-        async with serving(Turns(Script("a", go), Script("c"))) as server:
+        large: dict[str, Any] = UNARY | {
+            "prompt": "x" * 300 * connection.AHEAD_BYTES_MAX
+        }  # More than any kernel buffers.
+        async with serving(Scripts(Script("a", go), Script("c"))) as server:
             reader, writer = await server.connect()
             writer.write(raw_post(COMPLETIONS, STREAMED))
             await reader.readuntil(b'"text":"a"')
@@ -138,8 +140,8 @@ def test_what_comes_before_the_answer_is_sent_is_read_no_further_than_the_bound(
     run(test)
 
 
-def test_a_bug_at_the_end_of_an_answer_harms_no_other() -> None:
-    """It ended the group of all of them."""
+def test_bug_at_the_end_of_an_answer_costs_no_other_answer() -> None:
+    """Bug: it ended the task group of all answers."""
 
     async def without_usage(request: Request, call: Call, sink: Sink) -> Finish:
         sink.deliver(Delta(0, [1], "x"))
@@ -147,7 +149,7 @@ def test_a_bug_at_the_end_of_an_answer_harms_no_other() -> None:
 
     async def test() -> None:
         go = asyncio.Event()
-        async with serving(Turns(Script("a", go, "b"), without_usage)) as server:
+        async with serving(Scripts(Script("a", go, "b"), without_usage)) as server:
             reader, writer = await server.connect()
             writer.write(raw_post(COMPLETIONS, STREAMED))
             await reader.readuntil(b'"text":"a"')
@@ -163,8 +165,8 @@ def test_a_bug_at_the_end_of_an_answer_harms_no_other() -> None:
     run(test)
 
 
-def test_what_is_no_request_is_refused_after_the_answers_before_it() -> None:
-    """The refusal stood in the place of the first answer."""
+def test_invalid_bytes_are_refused_after_the_answers_to_earlier_requests() -> None:
+    """Bug: the refusal was sent in place of the first answer."""
 
     async def test() -> None:
         async with serving(Script("a")) as server:
@@ -177,7 +179,7 @@ def test_what_is_no_request_is_refused_after_the_answers_before_it() -> None:
     run(test)
 
 
-def test_what_is_no_request_has_the_id_that_it_came_with() -> None:
+def test_refusal_of_an_invalid_request_has_its_request_id() -> None:
     async def test() -> None:
         async with serving(Script()) as server:
             reader, writer = await server.connect()
@@ -191,7 +193,7 @@ def test_what_is_no_request_has_the_id_that_it_came_with() -> None:
     run(test)
 
 
-def test_what_follows_a_last_request_does_not_cost_its_answer() -> None:
+def test_bytes_after_the_last_request_do_not_cost_its_answer() -> None:
     async def test() -> None:
         async with serving(Script("a")) as server:
             reader, writer = await server.connect()
@@ -207,8 +209,8 @@ def test_what_follows_a_last_request_does_not_cost_its_answer() -> None:
 
 @pytest.mark.parametrize("cut", [20, -4], ids=["in the head", "before its end"])
 @pytest.mark.parametrize("before", [b"", LIVE], ids=["first", "behind another"])
-def test_who_waits_for_leave_is_given_it_however_the_head_comes(before: bytes, cut: int) -> None:
-    """Only a head that came at once, with nothing before it, was heard."""
+def test_expect_continue_is_answered_however_the_head_is_split(before: bytes, cut: int) -> None:
+    """Bug: only a head that came whole and first got the response."""
 
     async def test() -> None:
         async with serving(Script("a")) as server:
@@ -216,20 +218,20 @@ def test_who_waits_for_leave_is_given_it_however_the_head_comes(before: bytes, c
             head, _, body = raw_post(COMPLETIONS, UNARY, headers="Expect: 100-continue\r\n").partition(b"\r\n\r\n")
             head += b"\r\n\r\n"
             writer.write(before + head[:cut])
-            await body_of_another(server)
+            await answer_another(server)
             writer.write(head[cut:])
             if before:
                 assert await body_of(reader) == b'{"status":"live"}'
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
             writer.write(body[:3])
-            await body_of_another(server)
+            await answer_another(server)
             writer.write(body[3:])
             assert await text_of(reader) == "a"
 
     run(test)
 
 
-def test_who_waits_for_leave_behind_another_request_is_given_it() -> None:
+def test_expect_continue_of_a_pipelined_request_is_answered() -> None:
     async def test() -> None:
         async with serving(Script("a")) as server:
             reader, writer = await server.connect()
@@ -243,7 +245,7 @@ def test_who_waits_for_leave_behind_another_request_is_given_it() -> None:
     run(test)
 
 
-def test_who_waits_for_leave_to_send_a_body_is_given_it() -> None:
+def test_expect_continue_is_answered_before_the_body() -> None:
     async def test() -> None:
         async with serving(Script("a")) as server:
             reader, writer = await server.connect()
@@ -256,7 +258,7 @@ def test_who_waits_for_leave_to_send_a_body_is_given_it() -> None:
     run(test)
 
 
-def test_http_1_0_keeps_a_connection_that_its_client_wants_kept() -> None:
+def test_http_1_0_connection_stays_open_only_if_the_client_asks() -> None:
     async def test() -> None:
         async with serving(Script("a")) as server:
             reader, writer = await server.connect()
@@ -269,7 +271,7 @@ def test_http_1_0_keeps_a_connection_that_its_client_wants_kept() -> None:
     run(test)
 
 
-def test_head_is_get_without_the_body() -> None:
+def test_head_is_answered_as_get_without_the_body() -> None:
     async def test() -> None:
         async with serving(Script()) as server:
             reader, writer = await server.connect()
@@ -281,8 +283,8 @@ def test_head_is_get_without_the_body() -> None:
     run(test)
 
 
-def test_a_refused_body_is_taken_until_its_client_has_seen_why() -> None:
-    """A connection that is closed with something unread is reset, and the answer may be lost with it."""
+def test_refused_body_is_read_until_the_client_has_seen_the_response() -> None:
+    """Closing a connection with unread data resets it, and the response may be lost."""
 
     async def test() -> None:
         async with serving(Script(), config=HttpConfig(body_bytes_max=1000)) as server:
@@ -300,7 +302,7 @@ def test_a_refused_body_is_taken_until_its_client_has_seen_why() -> None:
     run(test)
 
 
-def test_who_is_too_slow_and_sends_on_sees_why() -> None:
+def test_client_that_sends_on_after_its_time_sees_the_response() -> None:
     async def test() -> None:
         async with serving(Script(), config=HttpConfig(body_read_s_max=0.02)) as server:
             reader, writer = await server.connect()
@@ -314,7 +316,7 @@ def test_who_is_too_slow_and_sends_on_sees_why() -> None:
     run(test)
 
 
-def test_who_sends_a_head_without_end_sees_why() -> None:
+def test_client_that_sends_an_endless_head_sees_the_response() -> None:
     async def test() -> None:
         async with serving(Script()) as server:
             reader, writer = await server.connect()
@@ -330,15 +332,15 @@ def test_who_sends_a_head_without_end_sees_why() -> None:
 # Bounds
 
 
-async def is_closed(server: Server, said: bytes) -> bytes:
-    """What a client gets who says so much and then nothing, until its connection ends."""
+async def read_until_closed(server: Server, sent: bytes) -> bytes:
+    """What a client gets that sends `sent` and then nothing, until its connection ends."""
     reader, writer = await server.connect()
-    writer.write(said)
+    writer.write(sent)
     return await reader.read()
 
 
 class Clock:
-    """The server's, as far as idle connections go: it stands still but for `advance`."""
+    """The clock of idle connections. It moves only by `advance`."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -352,22 +354,22 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """With connections that are looked at all the time."""
+    """The clock of idle connections, which are checked all the time."""
     clock = Clock()
-    monkeypatch.setattr(connection, "clock", clock)
-    monkeypatch.setattr(connection, "IDLE_LOOK_S", 0.01)
+    monkeypatch.setattr(clients, "clock", clock)
+    monkeypatch.setattr(clients, "IDLE_CHECK_S", 0.01)
     return clock
 
 
-@pytest.mark.parametrize("said", [b"", LIVE], ids=["new", "answered"])
-def test_an_idle_connection_is_closed(said: bytes, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor_module, "SILENT_S", 0.01)
+@pytest.mark.parametrize("sent", [b"", LIVE], ids=["new", "answered"])
+def test_idle_connection_is_closed(sent: bytes, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor_module, "FIRST_BYTES_S", 0.01)
 
     async def test() -> None:
         async with serving(Script(), config=HttpConfig(keepalive_s=60)) as server:
             reader, writer = await server.connect()
-            if said:
-                writer.write(said)
+            if sent:
+                writer.write(sent)
                 await body_of(reader)
             while not len(server.clients):
                 await asyncio.sleep(0)
@@ -378,7 +380,7 @@ def test_an_idle_connection_is_closed(said: bytes, clock: Clock, monkeypatch: py
     run(test)
 
 
-def test_a_connection_with_a_stream_is_not_idle(clock: Clock) -> None:
+def test_connection_with_a_stream_is_not_idle(clock: Clock) -> None:
     async def test() -> None:
         go = asyncio.Event()
         async with serving(Script("a", go), config=HttpConfig(keepalive_s=60)) as server:
@@ -397,14 +399,14 @@ def test_a_connection_with_a_stream_is_not_idle(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("sent", "status"),
     [(b"POST /v1/compl", 408), (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{", 504)],
     ids=["head", "body"],
 )
-def test_a_request_that_does_not_arrive_is_not_waited_for_beyond_the_bound(said: bytes, status: int) -> None:
+def test_incomplete_request_is_refused_after_its_time(sent: bytes, status: int) -> None:
     async def test() -> None:
         async with serving(Script(), config=HttpConfig(body_read_s_max=0.02)) as server:
-            head, _, body = (await is_closed(server, said)).partition(b"\r\n\r\n")
+            head, _, body = (await read_until_closed(server, sent)).partition(b"\r\n\r\n")
 
         assert b" %d " % status in head.split(b"\r\n")[0]
         assert "within 0.02 s" in error_of(body)["message"]
@@ -412,7 +414,7 @@ def test_a_request_that_does_not_arrive_is_not_waited_for_beyond_the_bound(said:
     run(test)
 
 
-def test_who_is_refused_and_does_not_leave_is_left() -> None:
+def test_refused_client_that_sends_on_is_disconnected() -> None:
     async def test() -> None:
         async with serving(Script(), config=HttpConfig(lingering_s_max=0.05)) as server:
             reader, _ = await server.connect()
@@ -425,20 +427,20 @@ def test_who_is_refused_and_does_not_leave_is_left() -> None:
     run(test)
 
 
-def test_a_request_that_began_behind_another_is_not_waited_for_beyond_the_bound() -> None:
-    """It was taken for no request at all, and its connection for idle."""
+def test_incomplete_pipelined_request_is_refused_after_its_time() -> None:
+    """Bug: it was not seen, and its connection was taken for idle."""
 
     async def test() -> None:
         async with serving(Script(), config=HttpConfig(body_read_s_max=0.02)) as server:
-            answers = await is_closed(server, LIVE + b"POST /v1/compl")
+            answers = await read_until_closed(server, LIVE + b"POST /v1/compl")
 
         assert answers.count(b"HTTP/1.1 408 ") == 1
 
     run(test)
 
 
-def test_ends_of_lines_keep_no_idle_connection_open(clock: Clock) -> None:
-    """Old clients send one after a body. It is no request, so nothing is refused either."""
+def test_line_ends_do_not_keep_an_idle_connection_open(clock: Clock) -> None:
+    """Old clients send a line end after a body. It is not a request, and nothing is refused."""
 
     async def test() -> None:
         async with serving(Script(), config=HttpConfig(keepalive_s=60, body_read_s_max=0.02)) as server:
@@ -449,17 +451,17 @@ def test_ends_of_lines_keep_no_idle_connection_open(clock: Clock) -> None:
                 writer.write(b"\r\n")
                 clock.advance(1)
                 await asyncio.sleep(0.005)
-            with suppress(ConnectionResetError):  # The last of them may have come too late.
+            with suppress(ConnectionResetError):  # The last line end may have come after the close.
                 assert await reader.read() == b""
 
     run(test)
 
 
-@pytest.mark.parametrize("said", [LIVE, LIVE + b"POST", b"no HTTP\r\n\r\n", raw_post(COMPLETIONS, STREAMED)], ids=str)
-def test_a_connection_that_is_lost_is_not_left_to_the_garbage_collector(
-    said: bytes, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sent", [LIVE, LIVE + b"POST", b"no HTTP\r\n\r\n", raw_post(COMPLETIONS, STREAMED)], ids=str)
+def test_parser_of_a_lost_connection_is_freed_without_the_garbage_collector(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A parser and what it calls hold each other."""
+    """A parser and its callbacks form a reference cycle."""
 
     class Watched(RequestParser):
         __slots__ = ("__weakref__",)
@@ -475,12 +477,12 @@ def test_a_connection_that_is_lost_is_not_left_to_the_garbage_collector(
     async def test() -> None:
         async with serving(Script("a")) as server:
             reader, writer = await server.connect()
-            writer.write(said)
+            writer.write(sent)
             await reader.readuntil(b"\r\n\r\n")
             writer.close()
             while len(server.clients):
                 await asyncio.sleep(0.001)
-            while made[0]() is not None:  # The loop holds it for some turns.
+            while made[0]() is not None:  # The event loop refers to it for some iterations.
                 await asyncio.sleep(0.001)
 
     gc.disable()
@@ -494,7 +496,7 @@ def test_a_connection_that_is_lost_is_not_left_to_the_garbage_collector(
 
 
 @pytest.mark.parametrize("steps", [(HANG,), ("a", HANG)], ids=["nothing sent", "a stream"])
-def test_a_client_that_leaves_has_its_request_cancelled(steps: tuple[Any, ...]) -> None:
+def test_request_of_a_client_that_disconnects_is_cancelled(steps: tuple[Any, ...]) -> None:
     async def test() -> None:
         pipeline = Script(*steps)
         async with serving(pipeline) as server:
@@ -510,7 +512,7 @@ def test_a_client_that_leaves_has_its_request_cancelled(steps: tuple[Any, ...]) 
 
 
 @pytest.mark.parametrize("run_loop", [asyncio.run, run_on_loop])
-def test_a_client_that_leaves_as_it_is_answered_for_the_last_time_is_no_bug(run_loop: Callable[[Any], None]) -> None:
+def test_client_that_disconnects_during_its_last_answer_causes_no_error(run_loop: Callable[[Any], None]) -> None:
     async def test() -> None:
         go = asyncio.Event()
         pipeline = Script(go, "a")
@@ -528,12 +530,12 @@ def test_a_client_that_leaves_as_it_is_answered_for_the_last_time_is_no_bug(run_
     run_loop(test())
 
 
-def test_a_client_that_leaves_before_its_turn_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_of_a_client_that_disconnects_before_it_starts_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         script = Script("a", HANG)
         async with serving(script) as server:
             held: list[Callable[[], None]] = []
-            monkeypatch.setattr(server.clients.start_limiter, "take", held.append)
+            monkeypatch.setattr(server.context.start_limiter, "start", held.append)
             _, writer = await server.connect()
             writer.write(raw_post(COMPLETIONS, STREAMED))
             while not held:
@@ -544,19 +546,19 @@ def test_a_client_that_leaves_before_its_turn_is_not_served(monkeypatch: pytest.
 
             held[0]()
 
-            await body_of_another(server)
+            await answer_another(server)
             assert not script.requests
 
     run(test)
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "hangs"])
-def test_when_the_server_closes_an_answer_may_end_in_time_and_is_then_cut(ends: bool) -> None:
+def test_closing_server_lets_answers_end_within_a_bound(ends: bool) -> None:
     async def test() -> None:
         go = asyncio.Event()
         pipeline = Script("a", go)
         async with serving(pipeline, config=HttpConfig(shutdown_s_max=TEST_S_MAX if ends else 0.05)) as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)  # It stays until the end.
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)  # Open until the end.
             writer.write(raw_post(COMPLETIONS, STREAMED))
             await reader.readuntil(b'"text":"a"')
             if ends:
@@ -572,10 +574,10 @@ def test_when_the_server_closes_an_answer_may_end_in_time_and_is_then_cut(ends: 
     run(test)
 
 
-def test_of_a_stream_nothing_is_kept_that_only_its_request_needed() -> None:
+def test_stream_keeps_neither_parser_nor_content_of_its_request() -> None:
     async def test() -> None:
         gc.collect()
-        gc.disable()  # It is let go of, not collected.
+        gc.disable()  # Freed without a collection.
         try:
             async with serving(Script("a", HANG)) as server:
                 reader, writer = await server.connect()

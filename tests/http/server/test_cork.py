@@ -1,4 +1,4 @@
-"""Cork: what is written while it is in leaves together, in order, and nobody's failure is another's."""
+"""While a cork is held, writes are buffered and leave together, in order. A broken client costs the others nothing."""
 
 from typing import Any
 
@@ -16,15 +16,15 @@ class Faulty(RecordingTransport):
 
 
 class Broken(RecordingTransport):
-    """A transport that is closed by the first write, as by a client that has reset its connection."""
+    """A transport that its first write closes, as when the client has reset the connection."""
 
     def write(self, data: Any) -> None:
-        assert not self.is_closing(), "to uvloop a write is then an error"
+        assert not self.is_closing(), "uvloop raises on a write to a closing transport"
         super().write(data)
         self.close()
 
 
-def test_out_of_the_bottle_it_keeps_nothing() -> None:
+def test_cork_that_is_not_held_writes_at_once() -> None:
     wire = RecordingTransport()
 
     Cork().write(wire, b"a")
@@ -32,93 +32,93 @@ def test_out_of_the_bottle_it_keeps_nothing() -> None:
     assert wire.written == b"a"
 
 
-def test_in_it_what_is_written_waits_for_the_pull_and_leaves_in_order() -> None:
+def test_held_cork_writes_in_order_on_release() -> None:
     cork, wire, other = Cork(), RecordingTransport(), RecordingTransport()
 
-    cork.put_in()
+    cork.hold()
     cork.write(wire, b"a")
     cork.write(other, b"c")
     cork.write(wire, b"b")
     assert (wire.written, other.written) == (b"", b"")
-    cork.pull()
+    cork.release()
 
     assert (wire.written, other.written) == (b"ab", b"c")
 
 
-def test_what_goes_to_one_client_leaves_in_one_piece() -> None:
+def test_release_makes_one_write_for_each_client() -> None:
     cork, wire = Cork(), RecordingTransport()
 
-    cork.put_in()
+    cork.hold()
     assert [cork.write(wire, data) for data in (b"a", b"b")] == [True, True]
-    cork.pull()
+    cork.release()
 
     assert cork.write(wire, b"c") is False
     assert wire.pieces == [b"ab", b"c"]
 
 
-def test_it_is_in_until_the_last_who_holds_it_pulls() -> None:
+def test_only_the_last_release_writes() -> None:
     cork, wire = Cork(), RecordingTransport()
 
-    cork.put_in()
-    cork.put_in()
+    cork.hold()
+    cork.hold()
     cork.write(wire, b"a")
-    cork.pull()
+    cork.release()
     assert wire.written == b""
-    cork.pull()
+    cork.release()
 
     assert wire.written == b"a"
 
 
-def test_who_cannot_wait_has_its_own_written_though_it_be_held_and_the_others_wait_on() -> None:
+def test_flush_writes_the_data_of_one_client_and_no_other() -> None:
     cork, wire, other = Cork(), RecordingTransport(), RecordingTransport()
 
-    cork.put_in()
+    cork.hold()
     cork.write(other, b"c")
     cork.write(wire, b"a")
-    cork.release(wire)
+    cork.flush(wire)
     assert (wire.written, other.written) == (b"a", b"")
     cork.write(wire, b"b")
     cork.write(other, b"d")
-    cork.pull()
-    cork.release(wire)
+    cork.release()
+    cork.flush(wire)
 
     assert (wire.pieces, other.pieces) == ([b"a", b"b"], [b"cd"])
 
 
-def test_once_pulled_it_is_out_and_has_nothing_to_write_again() -> None:
+def test_released_cork_writes_nothing_twice() -> None:
     cork, wire = Cork(), RecordingTransport()
 
     for data in (b"a", b"b"):
-        cork.put_in()
+        cork.hold()
         cork.write(wire, data)
-        cork.pull()
+        cork.release()
     cork.write(wire, b"c")
 
     assert wire.written == b"abc"
 
 
-def test_a_client_that_is_found_gone_harms_no_other() -> None:
+def test_disconnected_client_costs_the_others_nothing() -> None:
     cork, gone, wire = Cork(), Broken(), RecordingTransport()
 
-    cork.put_in()
+    cork.hold()
     for data in (b"a", b"b"):
         cork.write(gone, data)
         cork.write(wire, data)
-        cork.release(gone)
-    cork.pull()
+        cork.flush(gone)
+    cork.release()
 
     assert (gone.written, wire.written) == (b"a", b"ab")
 
 
-def test_a_write_with_a_bug_costs_its_own_client_alone() -> None:
+def test_write_that_raises_disconnects_its_own_client_alone() -> None:
     cork, faulty, wire = Cork(), Faulty(), RecordingTransport()
 
-    cork.put_in()
+    cork.hold()
     for data in (b"a", b"b"):
         cork.write(faulty, data)
         cork.write(wire, data)
     with capture_logs() as logs:
-        cork.pull()
+        cork.release()
 
     assert (faulty.end, wire.written) == ("aborted", b"ab")
     assert [one["log_level"] for one in logs] == ["error"]

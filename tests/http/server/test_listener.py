@@ -1,4 +1,4 @@
-"""The server: it starts on a free port or says why not, takes no harm from garbage, and ends in bounded time."""
+"""The server starts on a free port or says why it cannot, survives garbage, and ends in bounded time."""
 
 import asyncio
 
@@ -13,14 +13,14 @@ from tests.frontend.support import alone
 from tests.http.support import HANG, Script, Shelf, error_of, raw_post, run, serving
 
 
-def app_of_nothing() -> HttpApp:
+def new_app() -> HttpApp:
     return build_app(Script(), Shelf(), alone(), HttpConfig(), lambda *_: None)
 
 
-def test_a_port_in_use_is_one_sentence() -> None:
+def test_port_in_use_is_a_startup_error() -> None:
     async def test() -> None:
         async with serving(Script()) as server:
-            app = app_of_nothing()
+            app = new_app()
             with pytest.raises(StartupError, match=f"HTTP on 127.0.0.1:{server.port}: the port is in use; stop"):
                 async with http_server(app, HttpConfig(), "127.0.0.1", server.port):
                     pass
@@ -28,9 +28,9 @@ def test_a_port_in_use_is_one_sentence() -> None:
     run(test)
 
 
-def test_an_ipv6_address_is_given_in_brackets() -> None:
+def test_ipv6_address_is_given_in_brackets() -> None:
     async def test() -> None:
-        app = app_of_nothing()
+        app = new_app()
         async with http_server(app, HttpConfig(), "[::1]", 0) as server:
             _, writer = await asyncio.open_connection("::1", server.port)
             writer.close()
@@ -38,9 +38,9 @@ def test_an_ipv6_address_is_given_in_brackets() -> None:
     run(test)
 
 
-def test_an_address_that_is_not_here_is_one_sentence() -> None:
+def test_address_of_another_machine_is_a_startup_error() -> None:
     async def test() -> None:
-        app = app_of_nothing()
+        app = new_app()
         with pytest.raises(StartupError, match=r"cannot listen for HTTP on 192\.0\.2\.1:0"):
             async with http_server(app, HttpConfig(), "192.0.2.1", 0):
                 pass
@@ -59,7 +59,7 @@ def test_an_address_that_is_not_here_is_one_sentence() -> None:
         (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 100_000 + b"\r\n\r\n", 431),
     ],
 )
-def test_what_is_not_http_is_refused_and_is_no_error_of_ours(
+def test_bytes_that_are_not_http_are_refused_without_an_error_in_the_log(
     garbage: bytes, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
@@ -75,7 +75,7 @@ def test_what_is_not_http_is_refused_and_is_no_error_of_ours(
     assert not caplog.records
 
 
-def test_closing_cancels_what_still_runs() -> None:
+def test_closing_the_server_cancels_running_answers() -> None:
     async def test() -> None:
         script = Script("a", HANG)
         async with serving(script, config=HttpConfig(shutdown_s_max=0.02)) as server:

@@ -1,4 +1,4 @@
-"""Messages: what HTTP demands of a response, whole or streamed."""
+"""Responses, whole or streamed, have the headers and the framing that HTTP requires."""
 
 import time
 from email.utils import parsedate_to_datetime
@@ -13,11 +13,11 @@ def fields_of(head: bytes) -> dict[str, str]:
     return {name.lower(): value for name, value in (line.split(": ") for line in lines)}
 
 
-def asked(method: str = "GET", *, is_chunkable: bool = True) -> HttpRequest:
+def request(method: str = "GET", *, is_chunkable: bool = True) -> HttpRequest:
     return HttpRequest(method=method, path="/", headers={}, is_chunkable=is_chunkable, id="r-1")
 
 
-def test_a_stream_names_the_request_and_the_hour() -> None:
+def test_stream_head_has_the_request_id_and_the_date() -> None:
     before = int(time.time())
     head = stream_head("r-1", is_chunked=True, is_last=False)
 
@@ -34,7 +34,7 @@ def test_a_stream_names_the_request_and_the_hour() -> None:
         (False, True, b"HTTP/1.0 200 OK", None, None),
     ],
 )
-def test_a_stream_says_where_its_body_ends(
+def test_stream_head_says_how_the_body_ends(
     is_chunked: bool, is_last: bool, status: bytes, encoding: str | None, connection: str | None
 ) -> None:
     head = stream_head("r-1", is_chunked=is_chunked, is_last=is_last)
@@ -44,7 +44,7 @@ def test_a_stream_says_where_its_body_ends(
     assert fields_of(head).get("connection") == connection
 
 
-def test_the_last_chunk_ends_the_body() -> None:
+def test_last_chunk_ends_the_body() -> None:
     assert last_chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n0\r\n\r\n"
 
 
@@ -52,12 +52,10 @@ def test_the_last_chunk_ends_the_body() -> None:
     ("is_chunkable", "is_last", "connection"),
     [(True, False, None), (True, True, "close"), (False, False, "keep-alive"), (False, True, "close")],
 )
-def test_a_whole_response_has_its_own_fields_and_its_length(
-    is_chunkable: bool, is_last: bool, connection: str | None
-) -> None:
+def test_response_has_its_own_headers_and_its_length(is_chunkable: bool, is_last: bool, connection: str | None) -> None:
     response = Response(b"{}", 503, {"Retry-After": "2", "Content-Type": "application/json"})
 
-    encoded = response.encode(asked(is_chunkable=is_chunkable), is_last=is_last)
+    encoded = response.encode(request(is_chunkable=is_chunkable), is_last=is_last)
 
     head, _, body = encoded.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
@@ -67,12 +65,12 @@ def test_a_whole_response_has_its_own_fields_and_its_length(
     assert body == b"{}"
 
 
-def test_head_has_the_length_of_the_body_and_no_body() -> None:
-    encoded = Response(b"body").encode(asked("HEAD"), is_last=False)
+def test_response_to_head_has_the_length_of_the_body_but_no_body() -> None:
+    encoded = Response(b"body").encode(request("HEAD"), is_last=False)
 
     assert encoded.endswith(b"\r\n\r\n")
     assert fields_of(encoded)["content-length"] == "4"
 
 
-def test_a_status_without_a_name_has_none() -> None:
-    assert Response(b"", 499).encode(asked(), is_last=False).startswith(b"HTTP/1.1 499 \r\n")
+def test_unknown_status_has_an_empty_phrase() -> None:
+    assert Response(b"", 499).encode(request(), is_last=False).startswith(b"HTTP/1.1 499 \r\n")

@@ -1,4 +1,4 @@
-"""Sending: the end of an answer is sent whole, or its client is cut, in a time that fits its size."""
+"""The end of a response is sent whole, or its client is disconnected, within a time that depends on its size."""
 
 import asyncio
 import json
@@ -21,9 +21,7 @@ COMPLETIONS = "/v1/completions"
 
 
 @pytest.mark.parametrize(("size", "seconds"), [(0, 10.0), (1000, 10.0), (1500, 15.0), (100_000, 1000.0)])
-def test_a_body_has_time_in_proportion_to_its_size_but_what_a_stream_may_leave_unread_has_it_all(
-    size: int, seconds: float
-) -> None:
+def test_drain_time_is_proportional_to_the_size_above_the_buffer_bound(size: int, seconds: float) -> None:
     assert drain_s(ClientBounds(buffer_bytes_max=1000, drain_s_max=10.0), size) == seconds
 
 
@@ -31,11 +29,11 @@ def config(**bounds: Any) -> HttpConfig:
     return HttpConfig(client=ClientBounds(**bounds))
 
 
-def test_a_client_that_reads_a_large_body_slowly_but_steadily_gets_it() -> None:
+def test_client_that_reads_a_large_body_slowly_gets_all_of_it() -> None:
     text = "x" * 20_000_000
 
     async def test() -> None:
-        # At the pace of 50 kB in 0.2 s it may take 80 s for all.
+        # At 50 kB in 0.2 s, the whole body may take 80 s.
         bounds = config(buffer_bytes_max=50_000, drain_s_max=0.2, stall_s_max=TEST_S_MAX)
         async with serving(Script(text), config=bounds) as server:
             reader, writer = await server.connect()
@@ -49,12 +47,12 @@ def test_a_client_that_reads_a_large_body_slowly_but_steadily_gets_it() -> None:
 
         assert b"200 OK" in head
         assert json.loads(body)["choices"][0]["text"] == text
-        assert loop.time() - began > 0.4, "else it was not slow"
+        assert loop.time() - began > 0.4, "the client was not slow"
 
     run(test)
 
 
-def test_a_client_that_takes_nothing_of_a_body_is_cut_however_much_time_its_size_gives() -> None:
+def test_client_that_reads_nothing_is_disconnected_before_the_drain_time_is_over() -> None:
     async def test() -> None:
         script = Script("x" * 20_000_000)
         bounds = config(buffer_bytes_max=100_000, drain_s_max=30.0, stall_s_max=0.1)
@@ -70,20 +68,20 @@ def test_a_client_that_takes_nothing_of_a_body_is_cut_however_much_time_its_size
 
 
 @pytest.mark.parametrize("is_held_longer", [False, True])
-def test_a_last_write_that_leaves_with_others_is_bounded_as_any(is_held_longer: bool) -> None:
-    """It waits for them a turn of the loop: held for longer, it leaves by itself."""
+def test_last_write_that_waits_for_the_cork_is_bounded_as_well(is_held_longer: bool) -> None:
+    """It waits one iteration of the event loop for the cork. If the cork is held for longer, it is written alone."""
 
     async def test() -> None:
         async def with_others(request: Request, call: Call, sink: Any) -> Finish:
-            cork = server.clients.cork
+            cork = server.context.cork
 
-            def pull() -> None:
+            def release() -> None:
                 waited.append(bool(cork._writes))
-                cork.pull()
+                cork.release()
 
-            cork.put_in()
+            cork.hold()
             if not is_held_longer:
-                asyncio.get_running_loop().call_soon(pull)
+                asyncio.get_running_loop().call_soon(release)
             return await Script("x" * 20_000_000)(request, call, sink)
 
         bounds = config(buffer_bytes_max=100_000, drain_s_max=30.0, stall_s_max=0.1)
@@ -101,8 +99,8 @@ def test_a_last_write_that_leaves_with_others_is_bounded_as_any(is_held_longer: 
 
 
 @pytest.mark.parametrize("bounds", [{"drain_s_max": 0.1}, {"stall_s_max": 0.1}], ids=["in time", "at all"])
-def test_a_client_that_leaves_a_little_of_the_end_is_cut_as_well(bounds: dict[str, float]) -> None:
-    """Once what fits the transport's buffer was nobody's any more, and its connection stayed for ever."""
+def test_client_that_leaves_the_end_of_a_stream_unread_is_disconnected(bounds: dict[str, float]) -> None:
+    """Bug: data that fitted the transport's buffer was not watched, and the connection stayed open for ever."""
 
     async def test() -> None:
         pipeline = Ahead()
@@ -118,8 +116,8 @@ def test_a_client_that_leaves_a_little_of_the_end_is_cut_as_well(bounds: dict[st
     assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
 
 
-class Brimming(Ahead):
-    """It delivers until the kernel takes no more, and ends: what is unsent then is less than makes a client behind."""
+class FillsKernelBuffer(Ahead):
+    """Delivers until the kernel's buffer is full, and ends. The unsent rest is too small to make the client slow."""
 
     async def __call__(self, request: Request, call: Call, sink: Any) -> Finish:
         while not sink._transport.get_write_buffer_size():
@@ -129,11 +127,11 @@ class Brimming(Ahead):
 
 
 @pytest.mark.parametrize("bounds", [{"drain_s_max": 0.1}, {"stall_s_max": 0.1}], ids=["in time", "at all"])
-def test_so_is_one_that_was_never_behind(bounds: dict[str, float]) -> None:
-    """What it leaves fits the transport's buffer, and is watched all the same."""
+def test_client_that_was_never_slow_is_disconnected_if_it_leaves_the_end_unread(bounds: dict[str, float]) -> None:
+    """The rest fits the transport's buffer, and is watched nevertheless."""
 
     async def test() -> None:
-        async with serving(Brimming(), config=config(**bounds)) as server:
+        async with serving(FillsKernelBuffer(), config=config(**bounds)) as server:
             with deaf_client(server, post()) as client:
                 while not logs:
                     await wait_for(0.01)
@@ -144,8 +142,8 @@ def test_so_is_one_that_was_never_behind(bounds: dict[str, float]) -> None:
     assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
 
 
-def test_the_next_request_finds_the_connection_as_it_was() -> None:
-    """The wait for the last byte is a setting of the connection, which outlives the answer."""
+def test_waiting_for_the_last_byte_leaves_the_connection_usable() -> None:
+    """Waiting for the last byte changes a limit of the transport, which outlives the answer."""
 
     async def test() -> None:
         text = "x" * 6_000_000

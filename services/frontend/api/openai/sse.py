@@ -30,14 +30,22 @@ class SseStream:
     The response begins with the first event, so that a failure before it gets an HTTP status of its own. The head is
     sent together with the first event, and the last event together with the end of the body.
 
-    | state | what `deliver` does | next states |
+    | state | event | next state |
     | --- | --- | --- |
-    | waiting: nothing is sent | begins the response with the event | open: it has begun; left: the client is gone |
-    | open | writes the event; keeps the last one | slow: too much is unsent; left: the client is gone |
-    | slow: too much is unsent | adds to the backlog | open: all is sent; left: a bound is passed, the client is gone |
-    | left: nothing more is sent | nothing | |
+    | waiting | a delta with an event | open |
+    | waiting | a delta without an event | waiting |
+    | waiting | a delta with an event, the client is gone | left |
+    | open | a delta | open |
+    | open | too much is unsent | slow |
+    | open | a delta, the client is gone | left |
+    | slow | a delta, too much is unsent | slow |
+    | slow | a delta, nothing is buffered any more | open |
+    | slow | a delta, the client is gone | left |
+    | slow | the client passes a bound | left |
+    | left | a delta | left |
 
-    In every state, the pipeline's end ends the stream. `left` makes the pipeline end with the reason.
+    While the stream is waiting, nothing is sent; while it is slow, deltas go to a backlog. When it becomes `left`, the
+    request is failed from outside, and nothing more is sent.
     """
 
     __slots__ = (

@@ -183,12 +183,12 @@ def test_what_one_turn_brings_is_in_order_though_it_be_too_much() -> None:
 
     async def test() -> None:
         async def turns(request: Request, call: Call, sink: Any) -> Finish:
-            cork = server.clients.cork
+            cork = server.context.cork
             for one in (parts[:2], parts[2:]):
-                cork.put_in()
+                cork.hold()
                 for text in one:
                     sink.deliver(Delta(parts.index(text), [7], text))
-                cork.pull()
+                cork.release()
                 assert not sink._is_open
             usage = Usage(3, len(parts))
             sink.deliver(Delta(len(parts), (), "", finish_reason=FinishReason.STOP, usage=usage))

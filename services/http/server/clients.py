@@ -1,0 +1,80 @@
+"""The open connections of a server: closes idle ones, and all of them when the server ends."""
+
+import asyncio
+from collections import OrderedDict
+from typing import Protocol
+
+from services.runtime.loop import clock
+
+IDLE_CHECK_S = 1.0
+"""An idle connection stays open at most this much longer than `keepalive_s`."""
+
+
+class Client(Protocol):
+    """An open connection."""
+
+    transport: asyncio.Transport
+    task: asyncio.Task[None] | None
+    """The task that answers a request; None: no request is running."""
+
+    def abort(self) -> None:
+        """Close the connection at once, and cancel its task."""
+        ...
+
+
+class Clients:
+    """The open connections of a server. Its length is their number."""
+
+    def __init__(self, keepalive_s: float) -> None:
+        """`keepalive_s`: how long a connection may be idle."""
+        self.is_closing = False
+        self._keepalive_s = keepalive_s
+        self._open: set[Client] = set()
+        self._idle: OrderedDict[Client, float] = OrderedDict()  # → idle since, in event-loop time
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, client: Client) -> None:
+        """Add a new connection, which is idle. If the server is closing, it is closed instead."""
+        if self.is_closing:
+            client.transport.abort()
+            return
+        self._open.add(client)
+        self.set_idle(client)
+
+    def remove(self, client: Client) -> None:
+        """Remove a closed connection."""
+        self._open.discard(client)
+        self.set_busy(client)
+
+    def set_idle(self, client: Client) -> None:
+        """Start the idle time of a connection, unless it is running already."""
+        self._idle.setdefault(client, clock())
+        if self._timer is None:
+            self._close_idle()
+
+    def set_busy(self, client: Client) -> None:
+        """A request is arriving or being answered. Idempotent."""
+        self._idle.pop(client, None)
+
+    def _close_idle(self) -> None:
+        """Close the connections whose idle time is over, oldest first."""
+        latest = clock() - self._keepalive_s
+        while self._idle and next(iter(self._idle.values())) <= latest:
+            self._idle.popitem(last=False)[0].transport.close()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(IDLE_CHECK_S, self._close_idle) if self._idle else None
+
+    async def close(self, seconds_max: float) -> None:
+        """Close connections without a request, wait up to `seconds_max` for running answers, then close the rest."""
+        self.is_closing = True
+        for client in self._open - {one for one in self._open if one.task is not None}:
+            client.transport.close()
+        if tasks := [one.task for one in self._open if one.task is not None]:
+            await asyncio.wait(tasks, timeout=seconds_max)
+        for client in list(self._open):
+            client.abort()
+        if self._timer is not None:
+            self._timer.cancel()

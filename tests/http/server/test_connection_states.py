@@ -1,0 +1,181 @@
+"""A connection changes its state as the table in its docstring says, and in no other way."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from services.http.server import clients
+from services.http.server.config import HttpConfig
+from services.http.server.connection import Connection
+from services.http.server.listener import HttpServer, http_server
+from services.http.server.messages import HttpRequest, Response
+from services.http.server.parser import BrokenHead
+from tests.support.doubles import run_async
+from tests.support.tables import rows_of
+
+TEST_S_MAX = 10.0
+SHORT_S = 0.2
+"""Of a bound that a test lets pass."""
+AT_ONCE = b"GET /at-once HTTP/1.1\r\nHost: x\r\n\r\n"
+HELD = b"POST /held HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+LAST = HELD.replace(b"Host: x", b"Connection: close")
+IN_HEAD, IN_BODY = HELD[:9], HELD[:-2]
+NO_REQUEST = b"no HTTP\r\n\r\n"
+INTO = {"idle": b"", "reading": IN_HEAD, "answering": HELD, "lingering": NO_REQUEST}
+"""State → what brings an idle connection into it."""
+
+
+@dataclass
+class HoldingApp:
+    """Answers each request to /held once `release` is called for it."""
+
+    body_bytes_max = 1000
+    running: int = 0
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+
+    def release(self) -> None:
+        self.turns.release()
+
+    async def answer(self, request: HttpRequest, connection: Connection) -> None:
+        if request.path == "/held":
+            self.running += 1
+            await self.turns.acquire()
+        connection.transport.write(Response(b"").encode(request, is_last=not connection.keeps_alive))
+
+    def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
+        return b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+
+
+@dataclass
+class Stage:
+    """A connection, its client and its application."""
+
+    app: HoldingApp
+    writer: asyncio.StreamWriter
+    connection: Connection
+    advance: Callable[[float], None]
+
+    async def reach(self, state: str) -> None:
+        while self.connection.state != state:
+            await asyncio.sleep(0.001)
+
+    async def send(self, data: bytes) -> None:
+        """Send, and wait until the server has read it."""
+        self.writer.write(data)
+        await asyncio.sleep(0.02)
+
+
+Play = Callable[[Stage], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happens to a connection. `into`: what brings it into the state before. `config`: bounds that pass."""
+
+    play: Play
+    into: bytes | None = None
+    config: Mapping[str, float] = field(default_factory=dict)
+
+
+def sends(data: bytes) -> Event:
+    return Event(lambda stage: stage.send(data))
+
+
+def passes(bound: str, *, into: bytes | None = None) -> Event:
+    async def wait(stage: Stage) -> None:
+        """The event loop lets it pass."""
+
+    return Event(wait, into, {bound: SHORT_S})
+
+
+async def pass_keepalive(stage: Stage) -> None:
+    stage.advance(HttpConfig().keepalive_s)
+
+
+async def disconnect(stage: Stage) -> None:
+    stage.writer.transport.abort()
+
+
+def finishes(*, behind: bytes = b"", into: bytes = HELD) -> Event:
+    """The answer is sent. `behind`: what came while it ran."""
+
+    async def finish(stage: Stage) -> None:
+        await stage.send(behind)
+        stage.app.release()
+        if behind == HELD:
+            while stage.app.running < 2:
+                await asyncio.sleep(0.001)
+
+    return Event(finish, into)
+
+
+EVENTS: Mapping[tuple[str, str], Event] = {
+    ("idle", "a request arrives"): sends(HELD),
+    ("idle", "a part of a request arrives"): sends(IN_HEAD),
+    ("idle", "bytes arrive that are not a request"): sends(NO_REQUEST),
+    ("idle", "`keepalive_s` passes"): Event(pass_keepalive),
+    ("reading", "the rest arrives"): sends(HELD[len(IN_HEAD) :]),
+    ("reading", "bytes arrive that are not a request"): sends(b"\0\r\n\r\n"),
+    ("reading", "`body_read_s_max` passes, the head is incomplete"): passes("body_read_s_max"),
+    ("reading", "`body_read_s_max` passes, the body is incomplete"): passes("body_read_s_max", into=IN_BODY),
+    ("answering", "the answer is sent"): finishes(),
+    ("answering", "the answer is sent, the next request is buffered"): finishes(behind=HELD),
+    ("answering", "the answer is sent, a part of the next request is buffered"): finishes(behind=IN_BODY),
+    ("answering", "the last answer is sent"): finishes(into=LAST),
+    ("answering", "the last answer is sent, more bytes are buffered"): finishes(into=LAST, behind=AT_ONCE),
+    ("answering", "the client disconnects"): Event(disconnect),
+    ("lingering", "bytes arrive"): sends(AT_ONCE),
+    ("lingering", "the client disconnects"): Event(disconnect),
+    ("lingering", "`lingering_s_max` passes"): passes("lingering_s_max"),
+}
+
+
+def test_every_row_of_the_table_is_tested() -> None:
+    assert [row[:2] for row in rows_of(Connection)] == list(EVENTS)
+
+
+@pytest.mark.parametrize(("state", "event", "expected"), rows_of(Connection))
+def test_connection_changes_its_state_as_the_table_says(
+    state: str, event: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+
+    def advance(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    monkeypatch.setattr(clients, "clock", lambda: now_s)
+    monkeypatch.setattr(clients, "IDLE_CHECK_S", 0.01)
+    happens = EVENTS[state, event]
+
+    async def test() -> None:
+        app = HoldingApp()
+        config: Any = {"shutdown_s_max": 0.0, **happens.config}
+        async with (
+            asyncio.timeout(TEST_S_MAX),
+            http_server(app, HttpConfig(**config), "127.0.0.1", 0) as server,
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(AT_ONCE)
+            await reader.readuntil(b"\r\n\r\n")
+            stage = Stage(app, writer, connection_of(server), advance)
+            await stage.reach("idle")
+            writer.write(INTO[state] if happens.into is None else happens.into)
+            await stage.reach(state)
+
+            await happens.play(stage)
+
+            await stage.reach(expected)
+            writer.close()
+
+    run_async(test())
+
+
+def connection_of(server: HttpServer) -> Connection:
+    """The only one that is open."""
+    [connection] = server.context.clients._open
+    assert isinstance(connection, Connection)
+    return connection
