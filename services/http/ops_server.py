@@ -1,44 +1,51 @@
-"""`/metrics`, `/live` and `/health` for processes whose own service is not HTTP."""
+"""`/metrics`, `/live` and `/health` for processes that serve nothing else over HTTP, such as workers."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from services.runtime.listen import bare_host, cannot_listen, split_listen
+from services.http.app import HttpApp
+from services.http.errors import json_response
+from services.http.server.config import HttpConfig
+from services.http.server.connection import Connection
+from services.http.server.listener import http_server
+from services.http.server.messages import HttpRequest, Response
+from services.runtime.listen import split_listen
+
+_LIVE = b'{"status": "live"}'
+_READY = b'{"status": "ready"}'
+_NOT_READY = b'{"status": "not_ready"}'
 
 
-def exposition_response(exposition: bytes) -> web.Response:
-    """Metrics in Prometheus' text format, as a response."""
-    return web.Response(body=exposition, headers={"Content-Type": CONTENT_TYPE_LATEST})
+@asynccontextmanager
+async def ops_server(listen: str, metrics: CollectorRegistry, is_ready: Callable[[], bool]) -> AsyncIterator[str]:
+    """Serve on `host:port`; port 0 takes any free port. Yields the real address.
 
-
-async def start_ops(listen: str, metrics: CollectorRegistry, is_ready: Callable[[], bool]) -> tuple[web.AppRunner, str]:
-    """Serve on `host:port`; returns what to clean up and the real address. Raises StartupError if it can't be had.
-
-    `/live` is 200 as long as the process answers; `/health` is 503 when it should get no traffic.
+    `/live` is 200 as long as the process answers. `/health` is 503 while `is_ready` is false: no requests should come.
+    Raises StartupError if the address cannot be listened on.
     """
-
     host, port = split_listen(listen)
+    config = HttpConfig()
+    app = HttpApp(config, body_bytes_max=0, is_draining=lambda: False)
 
-    async def on_metrics(_: web.Request) -> web.Response:
+    async def expose(request: HttpRequest, connection: Connection) -> Response:
         return exposition_response(generate_latest(metrics))
 
-    async def on_live(_: web.Request) -> web.Response:
-        return web.json_response({"status": "live"})
+    async def live(request: HttpRequest, connection: Connection) -> Response:
+        return json_response(_LIVE)
 
-    async def on_health(_: web.Request) -> web.Response:
-        ready = is_ready()
-        return web.json_response({"status": "ready" if ready else "not_ready"}, status=200 if ready else 503)
+    async def health(request: HttpRequest, connection: Connection) -> Response:
+        return json_response(_READY) if is_ready() else json_response(_NOT_READY, status=503)
 
-    app = web.Application()
-    app.add_routes([web.get("/metrics", on_metrics), web.get("/live", on_live), web.get("/health", on_health)])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, bare_host(host), port).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise cannot_listen("metrics", listen, error, option="--metrics-port") from error
-    return runner, f"{host}:{runner.addresses[0][1]}"
+    app.routes.get("/metrics", expose)
+    app.routes.get("/live", live)
+    app.routes.get("/health", health)
+    async with http_server(app, config, host, port, what="metrics", option="--metrics-port") as server:
+        yield f"{host}:{server.port}"
+
+
+def exposition_response(exposition: bytes) -> Response:
+    """A response with metrics in Prometheus's text format."""
+    return Response(exposition, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -10,6 +10,7 @@ import asyncio
 import json
 import random
 import uuid
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from services.core.gate import Gate
 from services.core.interface import Layer
 from services.discovery.client import InstanceRecord
 from services.discovery.registrar import Registrar
-from services.http.ops_server import start_ops
+from services.http.ops_server import ops_server
 from services.rpc.inference_service import InferenceService
 from services.rpc.server import GrpcServer
 from services.runtime.address import split_address
@@ -144,20 +145,17 @@ class Worker:
         await self._gate.wait_quiet(HAND_OVER_S)
 
     async def _serve(self, stopping: asyncio.Event) -> None:
-        async with self._server, SessionListener(self._service.attach) as listener:
+        async with self._server, SessionListener(self._service.attach) as listener, AsyncExitStack() as ops:
             address = await self._server.start(self._config.listen)
             session_address = await listener.start(self._config.session_listen or _any_port(self._config.listen))
             record = self._record(address, session_address)
-            runner, metrics = None, None
+            metrics = None
             if self._config.metrics_listen is not None:
-                runner, metrics = await start_ops(self._config.metrics_listen, self._metrics, self._is_ready)
-            try:
-                await self._server.set_serving(is_serving=True)
-                self._announce(record, metrics)
-                await self._stay_registered(record, stopping)
-            finally:
-                if runner is not None:
-                    await runner.cleanup()
+                serving = ops_server(self._config.metrics_listen, self._metrics, self._is_ready)
+                metrics = await ops.enter_async_context(serving)
+            await self._server.set_serving(is_serving=True)
+            self._announce(record, metrics)
+            await self._stay_registered(record, stopping)
 
     def _record(self, address: str, session_address: str) -> InstanceRecord:
         """What the registry is told. Both are where the worker listens."""

@@ -6,20 +6,24 @@ supervisor, which asks all. No token takes this way, only metrics, cancels by re
 
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
-from aiohttp import web
 
-from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason
 from services.frontend.control import Changes, FrontendControl
-from services.http.errors import envelope
+from services.http.app import HttpApp
+from services.http.errors import json_response
 from services.http.ops_server import exposition_response
+from services.http.server.config import HttpConfig
+from services.http.server.connection import Connection
+from services.http.server.listener import serve_sockets
+from services.http.server.messages import HttpRequest, Response
 
 SUPERVISOR_SOCKET = "supervisor.sock"
 PROCESS_ANSWER_S_MAX = 1.0
@@ -27,10 +31,12 @@ PROCESS_ANSWER_S_MAX = 1.0
 SUPERVISOR_ANSWER_S_MAX = 3.0
 """How long a process waits for the answer of the supervisor, which may itself be waiting for other processes."""
 SHUTDOWN_S_MAX = 0.5
+BODY_BYTES_MAX = 1024 * 1024
+"""The largest body of a request to another process."""
+_CONFIG = HttpConfig(shutdown_s_max=SHUTDOWN_S_MAX)
 _EXITED_ERRNOS = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE})
 """Errors of a connection to a process that has exited. Any other error means a lack of resources on either side."""
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class _SetThresholds(msgspec.Struct):
@@ -133,71 +139,61 @@ def _decode(answer: bytes, kind: type[T]) -> T:
     return msgspec.json.decode(answer, type=kind)
 
 
-def control_app(
-    control: FrontendControl, join: Callable[[str, Path, int], JoinResponse] | None = None
-) -> web.Application:
+def control_app(control: FrontendControl, join: Callable[[str, Path, int], JoinResponse] | None = None) -> HttpApp:
     """Build the app that answers a RemoteControl from `control`.
 
     join: adds a process to the group, given its name, its socket and its pid. Only the supervisor has it.
     """
 
-    async def on_metrics(_: web.Request) -> web.Response:
+    async def on_metrics(request: HttpRequest, _: Connection) -> Response:
         return exposition_response(await control.exposition())
 
-    async def on_cancel(request: web.Request) -> web.Response:
-        cancel = _decode(await request.read(), _Cancel)
+    async def on_cancel(request: HttpRequest, _: Connection) -> Response:
+        cancel = _body_of(request, _Cancel)
         return _answer(_Cancelled(await control.cancel(cancel.request_id)))
 
-    async def on_thresholds(request: web.Request) -> web.Response:
-        thresholds = _decode(await request.read(), _SetThresholds)
+    async def on_thresholds(request: HttpRequest, _: Connection) -> Response:
+        thresholds = _body_of(request, _SetThresholds)
         await control.set_thresholds(thresholds.model, thresholds.changes)
-        return web.Response()
+        return Response(b"")
 
-    async def on_join(request: web.Request) -> web.Response:
+    async def on_join(request: HttpRequest, _: Connection) -> Response:
         assert join is not None, "only the supervisor has this route"
-        new = _decode(await request.read(), _Join)
+        new = _body_of(request, _Join)
         return _answer(join(new.name, Path(new.path), new.pid))
 
-    app = web.Application(middlewares=[_send_failures])
-    app.add_routes(
-        [
-            web.get("/metrics", on_metrics),
-            web.post("/cancel", on_cancel),
-            web.post("/thresholds", on_thresholds),
-            *([web.post("/join", on_join)] if join is not None else []),
-        ]
-    )
+    app = HttpApp(_CONFIG, BODY_BYTES_MAX, is_draining=lambda: False)
+    app.routes.get("/metrics", on_metrics)
+    app.routes.post("/cancel", on_cancel)
+    app.routes.post("/thresholds", on_thresholds)
+    if join is not None:
+        app.routes.post("/join", on_join)
     return app
 
 
-@web.middleware
-async def _send_failures(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Answer a Failure as an error body, which RemoteControl turns back into a Failure."""
-    try:
-        return await handler(request)
-    except Failure as failure:
-        return _error_response(failure, request.path)
-    except Exception as error:
-        return _error_response(bug_failure(error, request.path), request.path)
+def _body_of(request: HttpRequest, kind: type[T]) -> T:
+    if request.fault is not None:
+        raise request.fault
+    return _decode(request.body, kind)
 
 
-def _error_response(failure: Failure, path: str) -> web.Response:
-    return web.Response(body=envelope(failure, path), status=failure.traits.http)
-
-
-def _answer(body: msgspec.Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body))
+def _answer(body: msgspec.Struct) -> Response:
+    return json_response(msgspec.json.encode(body))
 
 
 @asynccontextmanager
-async def serve_control(app: web.Application, path: Path) -> AsyncIterator[None]:
+async def serve_control(app: HttpApp, path: Path) -> AsyncIterator[None]:
     """Serve `app` on the socket `path`. A handler is cancelled when its client disconnects. Raises OSError."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX, handler_cancellation=True)
-    await runner.setup()
-    try:
-        await web.UnixSite(runner, str(path)).start()
-        yield
-    finally:
-        await runner.cleanup()
+    with _listener(path) as listener:
+        async with serve_sockets(app, _CONFIG, [listener]):
+            yield
+
+
+@contextmanager
+def _listener(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        path.unlink(missing_ok=True)  # An exited process that had the same pid may have left it.
+        listener.setblocking(False)
+        listener.bind(str(path))
+        listener.listen(_CONFIG.backlog)
+        yield listener
