@@ -1,1 +1,1 @@
-"""The worker: one engine behind an exact dispatcher. Start with server.py."""
+"""The worker: one engine behind an exact dispatcher. Start reading with server.py."""

@@ -1,4 +1,4 @@
-"""What a worker counts as it happens, for whoever scrapes it later: nothing of it on the way of a token."""
+"""The counters of a worker, which metrics.py exports. None is updated for each token."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -13,18 +13,18 @@ from prometheus_client.utils import floatToGoString
 from services.core.call import Cause, Phase
 
 WAIT_BUCKETS_S = (0, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-"""The first is for those who find a slot free."""
+"""Upper bounds of the buckets. The first is for requests that find a free slot."""
 
 
-class Waits:
-    """A histogram. Not prometheus_client's, whose locks cost every request more: all is counted on one loop."""
+class WaitHistogram:
+    """A histogram of waiting times. It runs on one event loop, so it avoids the locks of prometheus_client's."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(WAIT_BUCKETS_S) + 1)
         self._sum_s = 0.0
 
     def observe(self, wait_s: float) -> None:
-        """One more has waited so long."""
+        """Count one request that has waited `wait_s`."""
         self._counts[bisect_left(WAIT_BUCKETS_S, wait_s)] += 1
         self._sum_s += wait_s
 
@@ -37,11 +37,14 @@ class Waits:
 
 @dataclass(slots=True)
 class Counters:
-    """refused: for capacity, at once. queue_timeouts, queue_deadlines: left the queue because its bound on waiting, or
-    their own deadline, had passed. cancelled: ended early, by whom and how far they had come; ENDED is a cancel that
-    crossed the end on its way. aborted: taken off the engine before their end. wait_s: from arrival to slot.
+    """Counts of requests.
 
-    When no cancel is under way `aborted` is the sum of `cancelled` over PREFILL and RUNNING.
+    `refused`: refused at once, for lack of capacity. `queue_timeouts`, `queue_deadlines`: left the queue because the
+    bound on waiting, or their own deadline, had passed. `cancelled`: ended early, by cause and phase; the phase ENDED
+    means that the cancel arrived after the end. `aborted`: removed from the engine before their end. `wait_s`: time
+    from arrival to slot.
+
+    While no cancel is in progress, `aborted` is the sum of `cancelled` over the phases PREFILL and RUNNING.
     """
 
     refused: int = 0
@@ -49,4 +52,4 @@ class Counters:
     queue_deadlines: int = 0
     aborted: int = 0
     cancelled: Counter[tuple[Cause, Phase]] = field(default_factory=Counter)
-    wait_s: Waits = field(default_factory=Waits)
+    wait_s: WaitHistogram = field(default_factory=WaitHistogram)

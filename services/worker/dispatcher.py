@@ -1,20 +1,20 @@
-"""Exact admission: at most N requests run, at most Q wait, in the order they came; the rest is refused at once.
+"""Exact admission: at most N requests run and at most Q wait, in order of arrival; further ones are refused at once.
 
-A group is the choices of one request: it is admitted as a whole or not at all, and then each of it is released alone.
+A group is the choices of one request: it is admitted as a whole or not at all; each choice is released on its own.
 
 | event | running < N | running = N, none waits | running = N, some wait | running = N, Q wait |
 | --- | --- | --- | --- | --- |
 | admit one | runs | waits | waits | refused |
-| admit a group that fits | runs, and what is left waits | waits | waits | – |
-| admit a group that does not | refused | refused | refused | refused |
-| release of a running one | frees a slot | frees a slot | the first that waits runs | the first that waits runs |
-| release of a waiting one | – | – | frees a place | frees a place |
+| admit a group that fits | runs, and the rest waits | waits | waits | – |
+| admit a group that does not fit | refused | refused | refused | refused |
+| release a running one | frees a slot | frees a slot | the first waiting one runs | the first waiting one runs |
+| release a waiting one | – | – | frees a place | frees a place |
 
-With Q = 0 none waits and Q wait at once: the last column's refusals hold. Where prompt tokens are limited, too, whoever
-would have to wait is refused as well when those that wait would then have more of them together.
+With Q = 0, the second and the last column describe the same state, and the refusals of the last one apply. With a limit
+on prompt tokens, a request that would have to wait is also refused if the waiting requests would then exceed the limit.
 
-Synchronous throughout: no await stands between a check and the change that rests on it, so the bounds hold at every
-instant. A slot is given back on every way out, because its holder calls `release` in a `finally`.
+All methods are synchronous: no await separates a check from the change that depends on it, so the bounds hold at every
+moment. A slot is always given back, because its holder calls `release` in a `finally`.
 """
 
 from collections import OrderedDict
@@ -24,13 +24,15 @@ from dataclasses import dataclass
 from services.core.errors import CAUSE, Failure, Reason, RefusedFor, invalid, wait_for_slot_s
 
 MEAN_WEIGHT = 1 / 8
-"""What the newest of the service times weighs in their mean: as with round-trip times in RFC 6298."""
+"""Weight of the newest service time in the mean; RFC 6298 uses the same for round-trip times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """slots: how many requests run (N ≥ 1). places: how many more may wait (Q ≥ 0), and tokens: how many prompt tokens
-    they may have together; None: any. wait_s: how long one may wait.
+    """Limits of a dispatcher.
+
+    `slots`: requests that may run (N ≥ 1). `places`: requests that may wait (Q ≥ 0). `tokens`: prompt tokens that
+    waiting requests may have in all; None: no limit. `wait_s`: how long a request may wait.
     """
 
     slots: int
@@ -39,16 +41,16 @@ class Limits:
     wait_s: float = 60.0
 
     def __post_init__(self) -> None:
-        assert self.slots >= 1, "without a slot whoever waits would wait for ever"
+        assert self.slots >= 1, "without a slot, requests would wait for ever"
         assert self.places >= 0
         assert self.tokens is None or self.tokens >= 0
 
 
 class Dispatcher:
-    """Starts requests by calling `start(key)` at once or when a slot comes free. `start` must not raise.
+    """Starts each admitted request by calling `start(key)`, at once or when a slot becomes free.
 
-    clock: in seconds. service_time_s: how long a request holds its slot, an exponentially weighted mean; None: none has
-    given its slot back so far.
+    `start`: must not raise. `clock`: returns seconds. `service_time_s`: how long a request holds its slot, as an
+    exponentially weighted mean; None: no request has given a slot back yet.
     """
 
     def __init__(self, limits: Limits, start: Callable[[Hashable], None], clock: Callable[[], float]) -> None:
@@ -56,8 +58,8 @@ class Dispatcher:
         self._limits = limits
         self._start = start
         self._clock = clock
-        self._running: dict[Hashable, float] = {}  # key → since when
-        self._waiting: OrderedDict[Hashable, int] = OrderedDict()  # key → tokens, first come first.
+        self._running: dict[Hashable, float] = {}  # key → time of its start
+        self._waiting: OrderedDict[Hashable, int] = OrderedDict()  # key → tokens, in order of arrival
         self._waiting_tokens = 0
 
     @property
@@ -69,15 +71,15 @@ class Dispatcher:
         return len(self._waiting)
 
     def is_running(self, key: Hashable) -> bool:
-        """Whether it has a slot."""
+        """Whether the request has a slot."""
         return key in self._running
 
     def admit(self, keys: Sequence[Hashable], tokens: int) -> None:
-        """Give each of a group a slot or a place; tokens: the length of the prompt that they share.
+        """Give each request of a group a slot or a place. `tokens`: the length of their common prompt.
 
-        Raises WORKER_AT_CAPACITY when there is not room for all, INVALID_ARGUMENT when there never will be.
+        Raises WORKER_AT_CAPACITY if there is no room for the whole group, INVALID_ARGUMENT if there never can be.
         """
-        assert not any(key in self._running or key in self._waiting for key in keys), f"one of {keys} is in already"
+        assert not any(key in self._running or key in self._waiting for key in keys), f"one of {keys} is admitted"
         self._check_possible(len(keys), tokens)
         self._check_room(len(keys), tokens)
         for key in keys:
@@ -88,19 +90,22 @@ class Dispatcher:
                 self._waiting_tokens += tokens
 
     def release(self, key: Hashable, *, was_used: bool = True) -> None:
-        """Take the request out, wherever it is. Idempotent. was_used: its slot, if it had one; then how long counts."""
+        """Remove the request, whether it runs or waits. Idempotent.
+
+        `was_used`: whether the request used its slot; if so, the time that it held the slot counts as a service time.
+        """
         self._waiting_tokens -= self._waiting.pop(key, 0)
         if (since := self._running.pop(key, None)) is not None and was_used:
-            self._learn(self._clock() - since)
+            self._record_service_time(self._clock() - since)
         while self._waiting and self._has_free_slot():
             first, tokens = self._waiting.popitem(last=False)
             self._waiting_tokens -= tokens
             self._run(first)
 
     def refusal(self, cause: RefusedFor, detail: str) -> Failure:
-        """WORKER_AT_CAPACITY, with the limits and the state that programs may want to know, numbers in decimal digits.
+        """Build the failure WORKER_AT_CAPACITY, with the limits and the current state as metadata in decimal digits.
 
-        `Retry-After` is `wait_for_slot_s`, once a request has held a slot.
+        `retry_after_s` is `wait_for_slot_s`, once a request has held a slot.
         """
         limits = self._limits
         state: dict[str, object] = {
@@ -127,12 +132,12 @@ class Dispatcher:
             detail = f"n is {count}: this worker has room for {slots + places} answers at a time ({slots} run)"
             raise invalid("n", detail)
         if count > slots and tokens_max is not None and (count - slots) * tokens > tokens_max:
-            detail = f"n is {count}: {slots} run here at a time, and the prompts of the rest have more than the"
+            detail = f"n is {count}: {slots} run here at a time, and the prompts of the others exceed the"
             raise invalid("n", f"{detail} {tokens_max} tokens that may wait")
 
     def _check_room(self, count: int, tokens: int) -> None:
         limits = self._limits
-        left = max(0, count - (limits.slots - len(self._running)))  # Those for whom there is no slot.
+        left = max(0, count - (limits.slots - len(self._running)))  # Requests without a free slot.
         if left > limits.places - len(self._waiting):
             raise self.refusal(RefusedFor.CAPACITY, "Server overloaded: worker at capacity")
         if limits.tokens is not None and (would_wait := self._waiting_tokens + left * tokens) > limits.tokens:
@@ -146,6 +151,6 @@ class Dispatcher:
         self._running[key] = self._clock()
         self._start(key)
 
-    def _learn(self, held_s: float) -> None:
+    def _record_service_time(self, held_s: float) -> None:
         before = held_s if self.service_time_s is None else self.service_time_s
         self.service_time_s = before + (held_s - before) * MEAN_WEIGHT

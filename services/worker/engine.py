@@ -1,4 +1,4 @@
-"""What an engine is: it makes tokens for many requests at a time, in steps."""
+"""The protocol of an engine, which makes tokens for many requests at a time, in steps."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,9 +14,10 @@ from services.core.request import FinishReason, Request
 
 
 class Output(Struct):
-    """What one step did for one request: tokens, then maybe its end. The end token itself is not among the tokens.
+    """The output of one step for one request: tokens, and possibly the end of the answer.
 
-    logprobs: one for each token, if asked. After a `finish` or a `failure` the engine has forgotten the key.
+    The tokens do not include the end token. `logprobs`: one for each token, if requested. After an output with a
+    `finish` or a `failure`, the engine has removed the key.
     """
 
     key: int
@@ -28,12 +29,11 @@ class Output(Struct):
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """Load of one data-parallel rank: of requests submitted that have neither ended nor been cancelled.
+    """The load of one data-parallel rank by its requests: those submitted that have neither ended nor been cancelled.
 
-    kv_blocks_used: key-value cache blocks that are spoken for: of a whole prompt from the start on, of an answer as it
-    grows. kv_blocks_total: those that requests can fill; `used` never exceeds it. active_prefill_tokens: tokens that
-    requests brought, or have to compute again, and that are still to be computed before their next can be drawn.
-    dp_rank: which rank, from 0.
+    `kv_blocks_used`: blocks of the key-value cache, for the whole prompt from the start and for the answer as it grows.
+    `kv_blocks_total`: blocks that requests can fill; `used` never exceeds it. `active_prefill_tokens`: tokens of
+    prompts, and tokens that must be computed again, that are not computed yet. `dp_rank`: number of the rank, from 0.
     """
 
     kv_blocks_used: int
@@ -44,12 +44,12 @@ class RankLoad:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What the engine is doing. `steps` grows by one for each step and never stands still while sequences run.
+    """The load of the engine, and its totals since the start, which include requests that were cancelled later.
 
-    ranks: those that have reported, each once. The others count since the start, what nobody wanted any more included:
-    prefill_tokens, tokens computed of prompts and of what continued requests bring; generated_tokens, tokens drawn, end
-    tokens not counted; tokens_after_cancel, those of either kind whose computing ended after the request's `cancel`, a
-    piece of a prompt being one whole.
+    `steps`: grows by one with each step, and keeps growing while sequences run. `ranks`: those that have reported, each
+    once. `prefill_tokens`: tokens computed of prompts and of the generated tokens of continued requests.
+    `generated_tokens`: tokens drawn, without end tokens. `tokens_after_cancel`: tokens of either kind whose computation
+    ended after the request's `cancel`; a prompt chunk counts as a whole.
     """
 
     steps: int
@@ -60,46 +60,46 @@ class EngineLoad:
 
 
 Emit = Callable[[Sequence[Output]], None]
-"""Takes the outputs of one step. Called on the event loop, in the order of the steps. Never raises."""
+"""Receives the outputs of one step. Called on the event loop, in the order of the steps. Never raises."""
 
 
 class Engine(Protocol):
-    """Makes tokens. All methods are called on the event loop and none blocks it.
+    """Makes tokens. All methods are called on the event loop, and none blocks it.
 
-    An engine continues a request after its `generated_token_ids` exactly as it would have gone on itself, within what
-    `card.resume` says; limits are over the whole continuation. A request whose limits are met already finishes at the
+    An engine continues a request after its `generated_token_ids` exactly as if it had drawn them itself, as far as
+    `card.resume` promises. Limits count the whole continuation. A request that is already at a limit finishes at the
     next step without a token.
     """
 
     @property
     def card(self) -> ModelCard:
-        """What it serves. Known once `ready` is set."""
+        """The model card. Known once `ready` is set."""
         ...
 
     @property
     def request_limit(self) -> int:
-        """The most requests that may be submitted at a time."""
+        """The largest number of requests that may run at a time."""
         ...
 
     def tokenizer_content(self) -> bytes:
-        """What `card.tokenizer.sha256` is the checksum of."""
+        """The content of the tokenizer; `card.tokenizer.sha256` is its checksum."""
         ...
 
     async def run(self, emit: Emit, ready: asyncio.Event) -> None:
-        """Load, set `ready`, and step until cancelled. Raises Failure(ENGINE_DEAD) when it cannot go on."""
+        """Load the model, set `ready`, and step until cancelled. Raises Failure(ENGINE_DEAD) if it cannot continue."""
         ...
 
     def submit(self, key: int, request: Request) -> None:
-        """Start a request, which check.py has held to the card. Raises Failure if it can't be run all the same."""
+        """Start a request that validate.py has checked against the card. Raises Failure if it still cannot run."""
         ...
 
     def cancel(self, key: int) -> None:
-        """Stop a request: at most the step that is under way still works on it, and nothing of it is emitted any more.
+        """Stop a request. At most the step in progress still works on it, and it emits no further output.
 
-        Idempotent; an unknown key is ignored.
+        Idempotent. An unknown key is ignored.
         """
         ...
 
     def load(self) -> EngineLoad:
-        """What it is doing now."""
+        """The load at this moment."""
         ...

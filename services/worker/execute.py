@@ -1,4 +1,4 @@
-"""Runs requests on the engine: admission before it, one sink for each request behind it."""
+"""Runs requests on the engine: admits them, and delivers the engine's outputs to the sink of each."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,19 +21,20 @@ from services.worker.engine import Engine, Output
 log = structlog.get_logger()
 
 ATTACH = "attach"
-"""The `endpoint` of calls that came by a session: without their own signal they are cancelled only with all of it."""
+"""The `endpoint` of calls that arrived on a session: without another cause, their cancel means the session ended."""
 
 
-class _Run:
-    """One request on its way through the worker: its sink, where its answer stands, and how it ends.
+class _ActiveRequest:
+    """One request in the worker: its sink, the position of its answer, and how it ends.
 
-    came_at: in the loop's time. timer: ends its wait, while it waits. was_submitted: the engine may know it.
+    `arrived_at`: in event-loop time. `timer`: ends its wait, while it waits. `was_submitted`: whether the engine may
+    know it. `ended`: the finish or the failure.
     """
 
     __slots__ = (
+        "arrived_at",
         "attempt",
         "call",
-        "came_at",
         "ended",
         "has_tokens",
         "position",
@@ -43,19 +44,22 @@ class _Run:
         "was_submitted",
     )
 
-    def __init__(self, request: Request, call: Call, sink: Sink, came_at: float, ended: asyncio.Future[Finish]) -> None:
+    def __init__(
+        self, request: Request, call: Call, sink: Sink, arrived_at: float, ended: asyncio.Future[Finish]
+    ) -> None:
         self.request = request
         self.call = call
         self.attempt = call.attempt
         self.sink = sink
         self.position = len(request.generated_token_ids)
         self.has_tokens = False
-        self.came_at = came_at
+        self.arrived_at = arrived_at
         self.timer: asyncio.TimerHandle | None = None
         self.was_submitted = False
         self.ended = ended
 
-    def take(self, output: Output) -> None:
+    def apply(self, output: Output) -> None:
+        """Deliver the tokens of an output, and end the request if the output is its last."""
         if self.ended.done():
             return
         if output.token_ids:
@@ -72,7 +76,7 @@ class _Run:
             self.ended.set_result(Finish(output.finish, Usage(len(self.request.prompt_token_ids), self.position)))
 
     def fail(self, failure: Failure, cause: Cause | None = None) -> None:
-        """End it here. cause: who ends it early; None: it is at its end, and the engine has nothing of it any more."""
+        """End the request. `cause`: why it ends early; None: it has ended, and the engine has removed it."""
         if self.ended.done():
             return
         if cause is None:
@@ -82,7 +86,7 @@ class _Run:
         self.ended.set_exception(failure)
 
     def cause(self, now: float) -> Cause:
-        """Who ended it early."""
+        """Why the request ended early."""
         if self.call.ending.cause is not None:
             return self.call.ending.cause
         if _has_passed(self.call.deadline, now):
@@ -95,10 +99,10 @@ class _Run:
 
 
 class Execute:
-    """Innermost in the worker: below it there is only the engine.
+    """Innermost layer of the worker: only the engine is below it.
 
-    Positions count from the first token of the whole continuation, so a continued request starts behind what it brings.
-    The choices of a party are admitted together, by the first of them to come.
+    Positions count from the first token of the whole answer, so a continued request starts after the tokens that it
+    brings. The choices of a group are admitted together, when the first of them arrives.
     """
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
@@ -106,7 +110,7 @@ class Execute:
         self.counters = Counters()
         self._engine = engine
         self._keys = count(1)
-        self._runs: dict[int, _Run] = {}
+        self._active: dict[int, _ActiveRequest] = {}
         self._dispatcher = Dispatcher(limits, self._start, self._now)
 
     @property
@@ -119,16 +123,16 @@ class Execute:
 
     @property
     def service_time_s(self) -> float | None:
-        """How long a request holds its slot, on average; None: none has ended so far."""
+        """How long a request holds its slot, on average; None: no request has ended yet."""
         return self._dispatcher.service_time_s
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """To ask for it is a system call before Python 3.12: a tenth of what a request costs, so this asks once."""
+        """The running loop, cached: before Python 3.12, looking it up is a system call, a tenth of a request's cost."""
         return asyncio.get_running_loop()
 
     def _now(self) -> float:
-        """The loop's time, in seconds."""
+        """Event-loop time, in seconds."""
         return self._loop.time()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
@@ -136,36 +140,36 @@ class Execute:
         if _has_passed(call.deadline, now):
             self.counters.cancelled[Cause.DEADLINE, Phase.QUEUED] += 1
             raise _deadline_exceeded()
-        key = self._take_place(request, call)
-        run = self._runs[key] = _Run(request, call, sink, now, self._loop.create_future())
+        key = self._admit_request(request, call)
+        active = self._active[key] = _ActiveRequest(request, call, sink, now, self._loop.create_future())
         try:
             if self._dispatcher.is_running(key):
-                self._begin(key, run)
+                self._begin(key, active)
             else:
-                run.timer = self._loop.call_later(self.limits.wait_s, self._expire, key)
-            return await run.ended
+                active.timer = self._loop.call_later(self.limits.wait_s, self._expire, key)
+            return await active.ended
         finally:
-            self._leave(key, run)
+            self._leave(key, active)
 
     def emit(self, outputs: Sequence[Output]) -> None:
-        """Take one step's outputs from the engine. A bug in what one request makes of them is that request's alone."""
+        """Deliver the outputs of one step. An exception while one request handles its output ends only that request."""
         for output in outputs:
-            run = self._runs.get(output.key)
-            if run is None:
+            active = self._active.get(output.key)
+            if active is None:
                 continue
             try:
-                run.take(output)
+                active.apply(output)
             except Exception as error:
                 is_last = output.finish is not None or output.failure is not None
-                run.fail(bug_failure(error, run.call.request_id), None if is_last else Cause.INTERNAL)
+                active.fail(bug_failure(error, active.call.request_id), None if is_last else Cause.INTERNAL)
 
     def fail_all(self, failure: Failure, cause: Cause | None = None) -> None:
-        """End all that runs or waits. cause: who ends it early; None: the engine is gone, and nothing can go on."""
-        for run in self._runs.values():
-            run.fail(failure.copy(), cause)
+        """End all requests. `cause`: why they end early; None: the engine is dead, so they have ended."""
+        for active in self._active.values():
+            active.fail(failure.copy(), cause)
 
-    def _take_place(self, request: Request, call: Call) -> int:
-        """The request's key in the dispatcher, where it has a slot or a place now. Raises what `admit` raises."""
+    def _admit_request(self, request: Request, call: Call) -> int:
+        """Get a slot or a place. Returns the request's key in the dispatcher. Raises the failures of `admit`."""
         try:
             if call.choice_group is None:
                 return self._admit(1, request.token_count)[0]
@@ -183,59 +187,59 @@ class Execute:
         return self._admit(choices, token_count), partial(self._dispatcher.release, was_used=False)
 
     def _start(self, key: Any) -> None:
-        """There is a slot for it. A choice that has not come yet begins when it comes."""
-        if (run := self._runs.get(key)) is None:
+        """Called by the dispatcher when a request gets a slot. A choice that has not arrived yet starts on arrival."""
+        if (active := self._active.get(key)) is None:
             return
-        run.stop_timer()
+        active.stop_timer()
         now = self._now()
-        if _has_passed(run.call.deadline, now) or _has_passed(run.came_at + self.limits.wait_s, now):
-            self._end_waiting(run)  # Its timer is late: all of this turn of the loop comes before it.
-        elif not run.ended.done():  # One that was cancelled in this turn has not left yet.
-            self._begin(key, run)
+        if _has_passed(active.call.deadline, now) or _has_passed(active.arrived_at + self.limits.wait_s, now):
+            self._end_waiting(active)  # Its timer is due, and fires only after the other callbacks of this turn.
+        elif not active.ended.done():  # Done: the request was cancelled in this turn of the loop.
+            self._begin(key, active)
 
-    def _begin(self, key: int, run: _Run) -> None:
-        self.counters.wait_s.observe(0 if run.timer is None else self._now() - run.came_at)
-        run.was_submitted = True
+    def _begin(self, key: int, active: _ActiveRequest) -> None:
+        self.counters.wait_s.observe(0 if active.timer is None else self._now() - active.arrived_at)
+        active.was_submitted = True
         try:
-            self._engine.submit(key, run.request)
-            run.attempt.begin()
+            self._engine.submit(key, active.request)
+            active.attempt.begin()
         except Failure as failure:
             self.counters.refused += failure.reason is Reason.WORKER_AT_CAPACITY
-            run.fail(failure)
+            active.fail(failure)
         except Exception:
-            log.exception("the engine refused a request with an exception of its own")
-            run.fail(Failure(Reason.ENGINE_ERROR, "the engine failed to start the request"))
+            log.exception("submitting a request to the engine failed")
+            active.fail(Failure(Reason.ENGINE_ERROR, "the engine failed to start the request"))
 
     def _expire(self, key: int) -> None:
-        """It leaves the queue before its own task takes note: nothing can start it any more."""
+        """Remove the request from the queue at once, so that it cannot start before its task runs."""
         self._dispatcher.release(key)
-        self._end_waiting(self._runs[key])
+        self._end_waiting(self._active[key])
 
-    def _end_waiting(self, run: _Run) -> None:
-        """It has waited too long. Its own deadline comes first, as it does for its client."""
-        if _has_passed(run.call.deadline, self._now()):
-            run.fail(_deadline_exceeded(), Cause.DEADLINE)
-        elif not run.ended.done():
+    def _end_waiting(self, active: _ActiveRequest) -> None:
+        """Fail a request that has waited too long. If its own deadline has passed too, that is the reason."""
+        if _has_passed(active.call.deadline, self._now()):
+            active.fail(_deadline_exceeded(), Cause.DEADLINE)
+        elif not active.ended.done():
             self.counters.queue_timeouts += 1
             detail = f"waited {self.limits.wait_s:g} s for a slot of a worker at capacity"
-            run.fail(self._dispatcher.refusal(RefusedFor.QUEUE_TIMEOUT, detail))
+            active.fail(self._dispatcher.refusal(RefusedFor.QUEUE_TIMEOUT, detail))
 
-    def _leave(self, key: int, run: _Run) -> None:
-        del self._runs[key]
-        run.stop_timer()
-        if run.attempt.phase is not Phase.ENDED:
-            self._count_early_end(run)
+    def _leave(self, key: int, active: _ActiveRequest) -> None:
+        del self._active[key]
+        active.stop_timer()
+        if active.attempt.phase is not Phase.ENDED:
+            self._count_early_end(active)
         try:
-            if run.was_submitted:
-                self._engine.cancel(key)  # First: whoever gets the slot must not find the engine full.
+            if active.was_submitted:
+                self._engine.cancel(key)  # Before the release: the next request must not find the engine full.
         finally:
-            self._dispatcher.release(key, was_used=run.attempt.has_begun)
+            self._dispatcher.release(key, was_used=active.attempt.has_begun)
 
-    def _count_early_end(self, run: _Run) -> None:
-        phase, cause = run.attempt.phase, run.cause(self._now())
+    def _count_early_end(self, active: _ActiveRequest) -> None:
+        phase, cause = active.attempt.phase, active.cause(self._now())
         self.counters.aborted += phase is not Phase.QUEUED
         self.counters.queue_deadlines += phase is Phase.QUEUED and cause is Cause.DEADLINE
-        if cause is not Cause.SIGNAL:  # That one is counted where it comes in: it may come after the end as well.
+        if cause is not Cause.SIGNAL:  # Signals are counted where they arrive, which may be after the end.
             self.counters.cancelled[cause, phase] += 1
 
 

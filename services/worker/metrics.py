@@ -1,4 +1,4 @@
-"""What a worker tells Prometheus, under the names that dashboards for this kind of system know."""
+"""The Prometheus metrics of a worker, under the names that Dynamo's dashboards use."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from services.worker.execute import Execute
 
 
 class WorkerMetrics(Collector):
-    """The worker's state, read when somebody scrapes it: nothing is counted on the way of a token."""
+    """Collects the worker's state when it is scraped, so that a token costs nothing."""
 
     def __init__(self, execute: Execute, engine: Engine) -> None:
         self._execute = execute

@@ -1,9 +1,12 @@
-"""The worker process: an engine, a dispatcher, a gRPC server and a registration, started and ended in order.
+"""The worker process: an engine, a dispatcher, a gRPC server and a registration, started and stopped in order.
 
-Start: load the engine → listen → register. End (SIGTERM): leave the registry → goaway to all frontends → let what runs
-finish for `drain_timeout_s` → hand over the rest (it fails with DRAINING, which frontends carry on elsewhere) → close.
-A dead engine: goaway, all requests fail with ENGINE_DEAD, which frontends carry on elsewhere → leave the registry → the
-process ends with exit status 1, so that a supervisor starts another.
+Start: load the engine → listen → register.
+
+Stop (SIGTERM): goaway to all frontends → leave the registry → let requests finish for `drain_timeout_s` → hand over the
+rest, which fail with DRAINING and continue on other workers → close.
+
+Death of the engine: goaway → all requests fail with ENGINE_DEAD and continue on other workers → leave the registry →
+exit with status 1, so that a supervisor starts another process.
 """
 
 import asyncio
@@ -12,17 +15,15 @@ import random
 import uuid
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from services.core.call import Cause
-from services.core.common_layers import Accept, Conclude, Deadline, Guard, stack
+from services.core.common_layers import Conclude, stack
 from services.core.errors import Failure, Reason
 from services.core.gate import Gate
-from services.core.interface import Layer
 from services.discovery.client import InstanceRecord
 from services.discovery.registrar import Registrar
 from services.http.ops_server import ops_server
@@ -37,24 +38,27 @@ from services.worker.engine import Engine
 from services.worker.execute import Execute
 from services.worker.listener import SessionListener
 from services.worker.metrics import WorkerMetrics
+from services.worker.pipeline import worker_layers
 from services.worker.service import WorkerService
 from services.worker.session import FrontendSessionConfig
-from services.worker.validate import Validate
 
 log = structlog.get_logger()
 
 HAND_OVER_S = 1.0
-"""How long the frontends have to take note of the streams that are handed over, and the process to close them."""
+"""How long the worker waits for frontends to end the streams that it hands over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """advertise: the address in the registry, by default the one it listens on; its port 0 stands for the real port.
-    session_listen: for frontends' sessions, by default any port of the host in `listen`; advertised with that host.
+    """Settings of a worker.
 
-    engine_request_limit: N, by default as many as the engine runs at a time. request_queue_limit: Q. queue_timeout_s:
-    how long a request may wait for a slot. queue_token_limit: prompt tokens that may wait in all; None: any.
-    lease_s: how long the registry keeps a silent worker.
+    `advertise`: the address in the registry; None: the address it listens on. Port 0 stands for the real port.
+    `session_listen`: the address for frontends' sessions; None: any free port on the host of `listen`. It is advertised
+    with the host of `advertise`.
+
+    `engine_request_limit`: N, the number of slots; None: as many requests as the engine can run. `request_queue_limit`:
+    Q, the number of places. `queue_timeout_s`: how long a request may wait for a slot. `queue_token_limit`: prompt
+    tokens that may wait in all; None: no limit. `lease_s`: how long the registry keeps a silent worker.
     """
 
     listen: str = "127.0.0.1:0"
@@ -73,7 +77,7 @@ class WorkerConfig:
 
 
 class Worker:
-    """One worker, from start to end."""
+    """One worker, from start to stop."""
 
     def __init__(self, engine: Engine, config: WorkerConfig) -> None:
         slots = config.engine_request_limit or engine.request_limit
@@ -91,7 +95,8 @@ class Worker:
         self._execute = Execute(engine, limits)
         self._gate = Gate()
         self._registrar: Registrar | None = None
-        pipeline = self._pipeline()
+        layers = worker_layers(gate=self._gate, card_of=lambda: self._engine.card, rng=random.Random())
+        pipeline = stack(*layers, innermost=self._execute)
         self._service = WorkerService(self._instance_id, engine, self._execute, pipeline, config.session)
         self._server = GrpcServer(["unbroken.v1.Inference", "unbroken.v1.Worker"])
         inference_pb2_grpc.add_InferenceServicer_to_server(
@@ -101,17 +106,11 @@ class Worker:
         self._metrics = CollectorRegistry()
         self._metrics.register(WorkerMetrics(self._execute, engine))
 
-    def _pipeline(self) -> Layer:
-        return stack(
-            Guard,  # Above all that can have a bug.
-            partial(Accept, gate=self._gate),  # Above the deadline: a refusal costs nothing, not even a timer.
-            Deadline,  # Above every wait, that for a slot included.
-            partial(Validate, card_of=lambda: self._engine.card, rng=random.Random()),  # Above what takes a place.
-            innermost=self._execute,
-        )
-
     async def run(self, stopping: asyncio.Event) -> None:
-        """Until `stopping` is set and all is drained. Raises StartupError when it can't start or the engine died."""
+        """Serve until `stopping` is set and the worker has drained.
+
+        Raises StartupError if the worker cannot start or its engine dies.
+        """
         ready = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
@@ -126,12 +125,12 @@ class Worker:
         log.info("worker stopped")
 
     async def _run_engine(self, ready: asyncio.Event) -> None:
-        """A dead engine fails every request at once, so that frontends carry them on elsewhere."""
+        """Run the engine. If it dies, fail all requests at once, so that they continue on other workers."""
         try:
             await self._engine.run(self._execute.emit, ready)
         except Exception as error:
             why = error.detail if isinstance(error, Failure) else error
-            log.error("the engine died", why=str(why), exc_info=not isinstance(error, Failure))
+            log.error("engine died", why=str(why), exc_info=not isinstance(error, Failure))
             death = Failure(Reason.ENGINE_DEAD, f"the engine died: {why}")
             await self._leave_dead(death)
             raise death from error
@@ -141,7 +140,7 @@ class Worker:
         self._service.goaway(0)
         self._execute.fail_all(failure)
         if self._registrar is not None:
-            await self._registrar.deregister()  # Not only with its lease: nobody need look for it until then.
+            await self._registrar.deregister()  # Otherwise frontends would find it until its lease expires.
         await self._gate.wait_quiet(HAND_OVER_S)
 
     async def _serve(self, stopping: asyncio.Event) -> None:
@@ -158,7 +157,7 @@ class Worker:
             await self._stay_registered(record, stopping)
 
     def _record(self, address: str, session_address: str) -> InstanceRecord:
-        """What the registry is told. Both are where the worker listens."""
+        """The record for the registry. `address` and `session_address`: where the worker listens."""
         advertised = _advertised(self._config.advertise, address)
         session_port = split_address(session_address)[1]
         return InstanceRecord(
@@ -217,7 +216,7 @@ class Worker:
 
 
 def _advertised(wanted: str | None, real: str) -> str:
-    """The address for the registry; port 0 in `wanted` stands for the port of `real`."""
+    """The address for the registry. Port 0 in `wanted` stands for the port of `real`."""
     if wanted is None:
         return real
     host, port = split_address(wanted)
@@ -229,7 +228,7 @@ def _any_port(address: str) -> str:
 
 
 async def _either(first: asyncio.Event, second: asyncio.Event) -> None:
-    """Until one of the two is set."""
+    """Wait until one of the two events is set."""
     async with asyncio.TaskGroup() as group:
         waits = [group.create_task(event.wait()) for event in (first, second)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

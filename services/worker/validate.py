@@ -1,7 +1,7 @@
-"""Holds what clients of one worker alone send to what frontends send: token ids, limits and a seed, all in range.
+"""Validates the requests of clients that call a worker directly, without a frontend.
 
-A frontend has checked and settled all this, so nothing changes for its requests. Whoever calls `Inference.Generate` on
-a worker has not, and what an engine takes for granted must not come in by that door.
+A frontend has already validated its requests and filled in their limits and seed, so they pass unchanged. A client that
+calls `Inference.Generate` on a worker may send anything, and engines rely on valid requests.
 """
 
 import random
@@ -20,9 +20,9 @@ from services.core.validation import check_request, settle
 
 
 class Validate:
-    """Above admission: what is refused here takes no place. The card is asked for only once there is a request.
+    """Stands above admission: an invalid request takes no place. `card_of` is called only when a request arrives.
 
-    The choices of a party are looked through once: they differ in their numbers alone, and a prompt may be long.
+    The choices of a group are validated once: they differ only in their numbers, and a prompt may be long.
     """
 
     def __init__(self, inner: Layer, card_of: Callable[[], ModelCard], rng: random.Random) -> None:
@@ -45,10 +45,10 @@ class Validate:
         if request.model != card.model:
             raise Failure(Reason.MODEL_NOT_FOUND, f"this worker serves {card.model!r}, not {quoted(request.model)}")
         if request.text is not None or request.messages is not None:
-            raise invalid("prompt", "a worker takes token ids alone: give tokens, or ask a frontend")
+            raise invalid("prompt", "a worker accepts only token ids: send tokens, or use a frontend")
         if request.n != 1:
-            raise invalid("n", "a worker draws one answer to a request: ask a frontend, or leave n out")
+            raise invalid("n", "a worker returns one answer for each request: leave n out, or use a frontend")
         if request.stop.strings:
-            raise invalid("stop", "a worker does not know the text of its tokens: ask a frontend, or give token ids")
+            raise invalid("stop", "a worker cannot match stop strings: send stop token ids, or use a frontend")
         check_request(request)
         return settle(request, card, self._rng)

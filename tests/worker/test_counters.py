@@ -1,10 +1,10 @@
-"""Tally: what requests waited is a histogram such as Prometheus reads."""
+"""Counters: waiting times are a histogram in the format of Prometheus."""
 
-from services.worker.counters import WAIT_BUCKETS_S, Waits
+from services.worker.counters import WAIT_BUCKETS_S, WaitHistogram
 
 
-def test_each_wait_is_in_its_bucket_and_in_all_above_it_and_in_the_sum() -> None:
-    waits = Waits()
+def test_wait_counts_in_its_bucket_all_larger_ones_and_the_sum() -> None:
+    waits = WaitHistogram()
     for wait_s in (0, 0, 0.001, 0.002, 301):
         waits.observe(wait_s)
 

@@ -1,4 +1,4 @@
-"""Dispatcher: exactly N run and exactly Q wait, in the order they came, whatever comes and goes."""
+"""The dispatcher: at most N requests run and Q wait, in order of arrival, whatever requests come and go."""
 
 from collections import deque
 
@@ -12,7 +12,7 @@ from services.worker.dispatcher import Dispatcher, Limits
 
 
 class Case:
-    """A dispatcher, and what it started, in order. Requests 0 to admitted - 1 have come one by one."""
+    """A dispatcher, and the requests that it started, in order. Requests 0 to `admitted` - 1 arrive one by one."""
 
     def __init__(self, slots: int, places: int, admitted: int = 0, tokens: int | None = None) -> None:
         self.started: list[object] = []
@@ -27,7 +27,7 @@ class Case:
         return self.dispatcher.running_count, self.dispatcher.waiting_count
 
     def refusal(self, *keys: object, tokens: int = 1) -> Failure | None:
-        """What a group is refused with; None: it is admitted."""
+        """The failure that refuses a group; None: the group is admitted."""
         try:
             self.dispatcher.admit(keys, tokens)
         except Failure as failure:
@@ -41,7 +41,7 @@ class Case:
 
 
 class Model:
-    """What a dispatcher is to do, said as plainly as can be: a list of those that run, a queue of those that wait."""
+    """The obvious implementation of a dispatcher: a list of running requests and a queue of waiting ones."""
 
     def __init__(self, slots: int, places: int, tokens: int | None) -> None:
         self.slots, self.places, self.tokens = slots, places, tokens
@@ -50,7 +50,7 @@ class Model:
         self.started: list[object] = []
 
     def admit(self, keys: list[object], tokens: int) -> Reason | None:
-        """Tried on a copy: if it does not fit as a whole, nothing has happened."""
+        """Admit a group as a whole, or change nothing."""
         would_wait = [*self.waiting, *((key, tokens) for key in keys)]
         for _ in range(self.slots - len(self.running)):
             would_wait = would_wait[1:]
@@ -85,10 +85,10 @@ RELEASE = st.tuples(st.sampled_from(["release running", "release waiting"]), st.
     tokens=st.none() | st.integers(0, 12),
     events=st.lists(ADMIT | RELEASE),
 )
-def test_any_order_of_events_agrees_with_the_obvious_model(
+def test_dispatcher_agrees_with_the_obvious_model_for_any_order_of_events(
     slots: int, places: int, tokens: int | None, events: list[tuple[str, int, int]]
 ) -> None:
-    """Single requests and groups, finishes and cancels: FIFO, exact counts, exact verdicts, and no leak at the end."""
+    """Single requests and groups, finishes and cancels: FIFO order, exact counts and verdicts, and no leak."""
     case, model = Case(slots, places, tokens=tokens), Model(slots, places, tokens)
 
     for number, (event, choice, prompt) in enumerate(events):
@@ -113,7 +113,7 @@ def test_any_order_of_events_agrees_with_the_obvious_model(
 
 
 def table() -> dict[tuple[str, str], str]:
-    """(event, state) → effect, as the module's docstring has it."""
+    """The table in the module's docstring: (event, state) → effect."""
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in (module.__doc__ or "").splitlines()
@@ -126,14 +126,14 @@ ADMITTED = {"running < N": 1, "running = N, none waits": 2, "running = N, some w
 
 
 def seen_at_admission(case: Case, count: int) -> str:
-    """What becomes of `count` that come together."""
+    """The effect of a group of `count` that arrives."""
     running, waiting = case.counts
     if case.is_refused(*(f"new {number}" for number in range(count))):
-        assert case.counts == (running, waiting), "a refusal changes nothing"
+        assert case.counts == (running, waiting), "a refusal must not change the counts"
         return "refused"
     ran, waited = case.counts[0] - running, case.counts[1] - waiting
     assert ran + waited == count
-    return "runs" if not waited else "runs, and what is left waits" if ran else "waits"
+    return "runs" if not waited else "runs, and the rest waits" if ran else "waits"
 
 
 def seen_at_release_of_a_running_one(case: Case) -> str:
@@ -143,7 +143,7 @@ def seen_at_release_of_a_running_one(case: Case) -> str:
         return "frees a slot"
     assert case.started[-1] == 2
     assert case.counts == (2, waiting - 1)
-    return "the first that waits runs"
+    return "the first waiting one runs"
 
 
 def seen_at_release_of_a_waiting_one(case: Case, last: int) -> str:
@@ -156,18 +156,16 @@ def seen_at_release_of_a_waiting_one(case: Case, last: int) -> str:
 
 
 @pytest.mark.parametrize(("event", "state"), table())
-def test_behaves_as_its_table_says(event: str, state: str) -> None:
-    """N = Q = 2; requests 0 and 1 run, 2 and 3 wait. A group that fits is as large as can be, one that does not by one
-    larger.
-    """
+def test_dispatcher_behaves_as_the_table_in_its_docstring(event: str, state: str) -> None:
+    """N = Q = 2; requests 0 and 1 run, 2 and 3 wait. The group that does not fit is larger than the room by one."""
     admitted = ADMITTED[state]
     case, room = Case(2, 2, admitted), 4 - admitted
     seen = {
         "admit one": lambda: seen_at_admission(case, 1),
         "admit a group that fits": lambda: seen_at_admission(case, room) if room else "–",
-        "admit a group that does not": lambda: seen_at_admission(case, room + 1),
-        "release of a running one": lambda: seen_at_release_of_a_running_one(case),
-        "release of a waiting one": lambda: seen_at_release_of_a_waiting_one(case, admitted - 1),
+        "admit a group that does not fit": lambda: seen_at_admission(case, room + 1),
+        "release a running one": lambda: seen_at_release_of_a_running_one(case),
+        "release a waiting one": lambda: seen_at_release_of_a_waiting_one(case, admitted - 1),
     }
 
     assert seen[event]() == table()[event, state]
@@ -175,7 +173,7 @@ def test_behaves_as_its_table_says(event: str, state: str) -> None:
 
 @pytest.mark.parametrize("places", [0, 1, 3])
 @pytest.mark.parametrize("slots", [1, 2])
-def test_of_fifty_at_once_exactly_n_plus_q_are_taken(slots: int, places: int) -> None:
+def test_exactly_n_plus_q_of_fifty_simultaneous_requests_are_admitted(slots: int, places: int) -> None:
     case = Case(slots, places)
 
     refused = [key for key in range(50) if case.is_refused(key)]
@@ -184,18 +182,18 @@ def test_of_fifty_at_once_exactly_n_plus_q_are_taken(slots: int, places: int) ->
     assert case.counts == (slots, places)
 
 
-def test_release_is_idempotent_and_knows_no_strangers() -> None:
+def test_release_is_idempotent_and_ignores_unknown_keys() -> None:
     case = Case(1, 2, 3)
 
     case.dispatcher.release(0)
     case.dispatcher.release(0)
-    case.dispatcher.release("stranger")
+    case.dispatcher.release("unknown")
 
     assert case.started == [0, 1]
     assert case.counts == (1, 1)
 
 
-def test_whoever_waits_in_the_middle_leaves_at_once_and_the_order_stays() -> None:
+def test_release_in_the_middle_of_the_queue_keeps_the_order() -> None:
     case = Case(1, 3, 4)
 
     case.dispatcher.release(2)
@@ -206,7 +204,7 @@ def test_whoever_waits_in_the_middle_leaves_at_once_and_the_order_stays() -> Non
     assert case.started == [0, 1, 3, "new"]
 
 
-def test_a_key_that_is_in_cannot_come_in_again() -> None:
+def test_admitted_key_cannot_be_admitted_again() -> None:
     case = Case(1, 1, 2)
 
     for key in (0, 1):
@@ -215,29 +213,27 @@ def test_a_key_that_is_in_cannot_come_in_again() -> None:
 
 
 @pytest.mark.parametrize(("slots", "places", "tokens"), [(0, 1, None), (1, -1, None), (1, 1, -1)])
-def test_limits_under_which_somebody_would_wait_for_ever_are_refused(
-    slots: int, places: int, tokens: int | None
-) -> None:
+def test_limits_without_a_slot_or_below_zero_are_refused(slots: int, places: int, tokens: int | None) -> None:
     with pytest.raises(AssertionError):
         Limits(slots=slots, places=places, tokens=tokens)
 
 
-def test_the_service_time_is_a_mean_of_how_long_slots_were_held_in_which_newer_ones_weigh_more() -> None:
+def test_service_time_is_a_weighted_mean_of_how_long_slots_were_held() -> None:
     case = Case(1, 2, 3)
     assert case.dispatcher.service_time_s is None
 
     case.dispatcher.release(2)
-    assert case.dispatcher.service_time_s is None, "who only waited held no slot"
+    assert case.dispatcher.service_time_s is None, "a request that only waited held no slot"
     case.now_s = 8.0
     case.dispatcher.release(0)
     assert case.dispatcher.service_time_s == 8.0
     case.now_s = 24.0
     case.dispatcher.release(1)
 
-    assert case.dispatcher.service_time_s == 9.0, "an eighth of 16 and seven of 8"
+    assert case.dispatcher.service_time_s == 9.0, "one eighth of 16 and seven eighths of 8"
 
 
-def test_a_slot_that_nobody_used_says_nothing_of_how_long_one_is_held() -> None:
+def test_unused_slot_does_not_count_towards_the_service_time() -> None:
     case = Case(1, 1, 2)
     case.now_s = 8.0
     case.dispatcher.release(0)
@@ -251,7 +247,7 @@ def test_a_slot_that_nobody_used_says_nothing_of_how_long_one_is_held() -> None:
 # Refusals
 
 
-def test_a_refusal_tells_the_limits_and_the_state() -> None:
+def test_refusal_has_the_limits_and_the_state() -> None:
     refusal = Case(2, 1, 3).refusal("new")
 
     assert refusal is not None
@@ -262,10 +258,10 @@ def test_a_refusal_tells_the_limits_and_the_state() -> None:
         "running": "2",
         "waiting": "1",
     }
-    assert refusal.retry_after_s is None, "nothing is known of how long a slot is held"
+    assert refusal.retry_after_s is None, "no service time is known yet"
 
 
-def test_a_refusal_tells_the_limit_of_tokens_too_where_there_is_one() -> None:
+def test_refusal_has_the_token_limit_if_there_is_one() -> None:
     case = Case(1, 9, 1, tokens=10)
     assert not case.is_refused("waits", tokens=6)
 
@@ -277,7 +273,7 @@ def test_a_refusal_tells_the_limit_of_tokens_too_where_there_is_one() -> None:
     assert (refusal.metadata["queue_token_limit"], refusal.metadata["waiting_tokens"]) == ("10", "6")
 
 
-def test_a_refusal_tells_when_all_that_wait_and_one_more_will_have_had_a_slot() -> None:
+def test_refusal_says_when_all_waiting_requests_and_one_more_will_have_had_a_slot() -> None:
     case = Case(2, 3, 6 - 1)
     case.now_s = 8.0
     case.dispatcher.release(0)
@@ -290,39 +286,39 @@ def test_a_refusal_tells_when_all_that_wait_and_one_more_will_have_had_a_slot() 
 
 
 @pytest.mark.parametrize(("prompt", "is_refused"), [(4, False), (5, True)])
-def test_those_that_would_wait_are_refused_over_the_limit_of_tokens(prompt: int, is_refused: bool) -> None:
+def test_request_that_would_exceed_the_waiting_tokens_is_refused(prompt: int, is_refused: bool) -> None:
     case = Case(1, 9, 1, tokens=10)
     assert not case.is_refused("waits", tokens=6)
 
     assert case.is_refused("new", tokens=prompt) is is_refused
 
 
-def test_who_finds_a_slot_free_may_be_as_long_as_it_likes() -> None:
+def test_token_limit_does_not_apply_to_a_request_that_finds_a_free_slot() -> None:
     assert not Case(1, 9, tokens=0).is_refused("new", tokens=1000)
 
 
 @pytest.mark.parametrize(("prompt", "is_refused"), [(5, False), (6, True)])
-def test_a_group_is_refused_for_the_tokens_of_those_of_it_that_would_wait(prompt: int, is_refused: bool) -> None:
+def test_group_is_refused_for_the_tokens_of_its_waiting_part_only(prompt: int, is_refused: bool) -> None:
     case = Case(2, 9, 1, tokens=10)
 
     assert case.is_refused("a", "b", "c", tokens=prompt) is is_refused
 
 
-def test_tokens_that_have_left_the_queue_count_no_more() -> None:
+def test_tokens_of_requests_that_left_the_queue_do_not_count() -> None:
     case = Case(1, 9, 1, tokens=10)
     assert not case.is_refused("first", tokens=6)
     assert not case.is_refused("second", tokens=4)
 
     case.dispatcher.release(0)
-    assert not case.is_refused("third", tokens=6), "first runs"
+    assert not case.is_refused("third", tokens=6), "the first request runs"
     case.dispatcher.release("second")
 
     assert not case.is_refused("fourth", tokens=4)
 
 
 @pytest.mark.parametrize(("count", "tokens"), [(4, None), (3, 0)])
-def test_a_group_for_which_there_will_never_be_room_is_the_requests_own_fault(count: int, tokens: int | None) -> None:
-    """N = 2, Q = 1. Told to come back it would come for ever."""
+def test_group_that_can_never_fit_is_an_invalid_argument(count: int, tokens: int | None) -> None:
+    """N = 2, Q = 1. A client that is told to retry would retry for ever."""
     refusal = Case(2, 1, tokens=tokens).refusal(*range(count))
 
     assert refusal is not None

@@ -1,4 +1,4 @@
-"""WorkerMetrics: what is scraped is what is, under the names that dashboards know."""
+"""WorkerMetrics: a scrape reports the current state, under the names that dashboards use."""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from tests.worker.support import ManualEngine, pass_time, run_clocked, settle
 
 
 class LoadedEngine(ManualEngine):
-    """Has done some work."""
+    """An engine that has done some work."""
 
     def load(self) -> EngineLoad:
         return EngineLoad(7, (), prefill_tokens=100, generated_tokens=50, tokens_after_cancel=3)
@@ -28,7 +28,7 @@ def scraped(metrics: WorkerMetrics) -> Mapping[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
-def test_all_that_may_be_looked_for_is_there_before_anything_happened() -> None:
+def test_every_metric_is_exported_before_the_first_request() -> None:
     async def scenario() -> Mapping[str, float]:
         engine = LoadedEngine()
         return scraped(WorkerMetrics(Execute(engine, Limits(slots=2, places=3)), engine))
@@ -53,8 +53,8 @@ def test_all_that_may_be_looked_for_is_there_before_anything_happened() -> None:
     assert {name: seen[name] for name in expected} == expected
 
 
-def test_what_happens_is_counted_under_its_name() -> None:
-    """N = 1, Q = 2: one runs, one waits until its deadline, one until it has waited too long, one is refused."""
+def test_each_outcome_is_counted_by_its_metric() -> None:
+    """N = 1, Q = 2: one request runs, one waits until its deadline, one until the bound on waiting, one is refused."""
 
     async def scenario() -> Mapping[str, float]:
         engine = ManualEngine()
@@ -62,7 +62,7 @@ def test_what_happens_is_counted_under_its_name() -> None:
         async with asyncio.TaskGroup() as group:
 
             async def ask(deadline: float | None = None) -> None:
-                with pytest.raises(BaseException):  # noqa: B017, PT011 - how each of them ends is Execute's business
+                with pytest.raises(BaseException):  # noqa: B017, PT011 - test_execute.py tests how each of them ends
                     async with asyncio.timeout_at(deadline):
                         await call_layer(execute, make_request(), deadline=deadline)
 

@@ -1,4 +1,4 @@
-"""Check: what comes to a worker past the frontends is settled or refused, and the engine's assertions hold for all."""
+"""Validate: a request that bypasses the frontends is completed or refused, so that engines get only valid requests."""
 
 import random
 from typing import Any
@@ -15,8 +15,8 @@ from services.worker.validate import Validate
 from tests.support.doubles import CARD, Script, call_layer, make_request, run_async
 
 
-def check(request: Request) -> Request:
-    """The request as the engine gets it."""
+def validated(request: Request) -> Request:
+    """The request as the engine receives it."""
     script = Script([7])
     run_async(call_layer(Validate(script, card_of=lambda: CARD, rng=random.Random(1)), request))
     return script.requests[0]
@@ -24,30 +24,30 @@ def check(request: Request) -> Request:
 
 def refusal(request: Request) -> Failure:
     with pytest.raises(Failure) as caught:
-        check(request)
+        validated(request)
     return caught.value
 
 
-def test_a_frontends_request_passes_unchanged() -> None:
+def test_request_of_a_frontend_passes_unchanged() -> None:
     request = make_request(generated_token_ids=(3, 4), min_tokens=2, sampling=Sampling(temperature=0.5, seed=2**64 - 1))
 
-    assert check(request) == request
+    assert validated(request) == request
 
 
-def test_what_a_client_left_open_is_settled() -> None:
-    """Once a request without max_tokens, sent to a worker itself, killed the engine and all other requests with it."""
-    settled = check(Request(model="m", token_ids=(1, 2)))
+def test_fields_that_a_client_left_out_are_filled_in() -> None:
+    """A request without max_tokens, sent directly to a worker, once crashed the engine, and all requests failed."""
+    settled = validated(Request(model="m", token_ids=(1, 2)))
 
     assert settled.max_tokens == CARD.context_length - 2
     assert settled.sampling.temperature == CARD.default_temperature
     assert settled.sampling.seed is not None
 
 
-def test_what_a_client_chose_is_kept() -> None:
-    sampling = check(Request(model="m", token_ids=(1,), sampling=Sampling(seed=5))).sampling
+def test_fields_that_a_client_set_are_kept() -> None:
+    sampling = validated(Request(model="m", token_ids=(1,), sampling=Sampling(seed=5))).sampling
 
     assert sampling == Sampling(seed=5, temperature=CARD.default_temperature)
-    assert check(Request(model="m", token_ids=(1,), sampling=Sampling(temperature=0.0))).sampling.temperature == 0
+    assert validated(Request(model="m", token_ids=(1,), sampling=Sampling(temperature=0.0))).sampling.temperature == 0
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,14 @@ def test_what_a_client_chose_is_kept() -> None:
         ({"stop": Stop(max_tokens=2**31)}, Reason.INVALID_ARGUMENT, "max_tokens"),
     ],
 )
-def test_what_the_engine_could_not_run_is_refused_by_name(
-    fields: dict[str, Any], reason: Reason, param: str | None
-) -> None:
+def test_invalid_field_is_refused_by_its_name(fields: dict[str, Any], reason: Reason, param: str | None) -> None:
     failure = refusal(replace(make_request(), **fields))
 
     assert (failure.reason, failure.param) == (reason, param)
 
 
-def test_the_choices_of_a_party_are_looked_through_once_and_draw_from_one_seed() -> None:
-    """64 choices of a prompt of 100,000 tokens once held up the worker for 0.13 s."""
+def test_choices_of_a_group_are_validated_once_and_share_one_seed() -> None:
+    """64 choices with a prompt of 100,000 tokens once blocked the worker for 0.13 s."""
     cards = []
 
     def card_of() -> ModelCard:
@@ -87,9 +85,9 @@ def test_the_choices_of_a_party_are_looked_through_once_and_draw_from_one_seed()
     async def scenario() -> list[Request]:
         script, choice_group = Script([7], [8], [9]), ChoiceGroup(3, first=5)
         layer = Validate(script, card_of, random.Random(1))
-        asked = Request(model="m", token_ids=(1, 2))
+        request = Request(model="m", token_ids=(1, 2))
         for choice in (5, 6, 7):
-            await call_layer(layer, replace(asked, choice=choice), choice_group=choice_group)
+            await call_layer(layer, replace(request, choice=choice), choice_group=choice_group)
         return script.requests
 
     requests = run_async(scenario())
@@ -100,7 +98,7 @@ def test_the_choices_of_a_party_are_looked_through_once_and_draw_from_one_seed()
     assert requests[0].max_tokens == CARD.context_length - 2
 
 
-def test_nothing_is_kept_of_a_party_that_has_gone() -> None:
+def test_choice_group_that_has_ended_leaves_no_state_behind() -> None:
     script = Script([7])
     layer = Validate(script, lambda: CARD, random.Random(1))
 
