@@ -21,8 +21,9 @@ from services.core.errors import Failure, Reason
 from services.core.request import FinishReason, Request
 from services.worker.dispatcher import Limits
 from services.worker.execute import Execute
+from tests.support.clock import pass_time, run_clocked, settle
 from tests.support.doubles import call_layer, make_request
-from tests.worker.support import ManualEngine, pass_time, run_clocked, settle
+from tests.support.manual_worker import ManualEngine
 
 WAIT_S = 6.0
 DONE, LEFT = "done", "left"
@@ -255,7 +256,9 @@ def play(limits: Limits, history: Callable[[World], Any]) -> None:
 
 @settings(max_examples=300)
 @given(limits=LIMITS, events=st.lists(EVENTS, max_size=30))
-def test_every_history_agrees_with_the_obvious_model(limits: Limits, events: list[tuple[Any, ...]]) -> None:
+def test_admission_agrees_with_the_obvious_model_in_every_history(
+    limits: Limits, events: list[tuple[Any, ...]]
+) -> None:
     """Who is admitted, who is refused and why, who starts when and in which order, and how everybody ends."""
 
     async def history(world: World) -> None:
@@ -298,7 +301,7 @@ def happen(world: World, model: Model, event: str, *values: Any) -> None:
 
 @settings(max_examples=300)
 @given(limits=LIMITS, events=st.lists(EVENTS | st.just(("turn",)), max_size=40))
-def test_what_happens_within_one_turn_of_the_loop_breaks_no_bound_and_leaks_nothing(
+def test_events_within_one_turn_of_the_loop_break_no_bound_and_leak_nothing(
     limits: Limits, events: list[tuple[Any, ...]]
 ) -> None:
     """No model here: within a turn there is no one right order. What must hold in any is in Watched and `check`."""

@@ -17,8 +17,9 @@ from services.core.request import FinishReason, Request
 from services.worker.dispatcher import Limits
 from services.worker.engine import Output
 from services.worker.execute import ATTACH, Execute
+from tests.support.clock import pass_time, run_clocked, settle
 from tests.support.doubles import Collected, call_layer, make_request, run_async
-from tests.worker.support import ManualEngine, pass_time, run_clocked, settle
+from tests.support.manual_worker import ManualEngine
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class Case:
         except Failure as failure:
             return failure
 
-    def ask_party(self, prompt: int, count: int, **call: Any) -> list[asyncio.Task[Collected | Failure]]:
+    def ask_group(self, prompt: int, count: int, **call: Any) -> list[asyncio.Task[Collected | Failure]]:
         """The choices of one request; they are numbered from 5."""
         choice_group = ChoiceGroup(count, first=5)
         return [self.ask(prompt, {"choice_group": choice_group, **call}, choice=5 + number) for number in range(count)]
@@ -81,7 +82,7 @@ def play(scenario: Callable[[Case], Awaitable[T]], slots: int = 1, places: int =
     return run_clocked(run())
 
 
-def test_tokens_reach_the_sink_with_their_positions_and_the_usage_is_the_answers() -> None:
+def test_tokens_reach_the_sink_with_their_positions_and_usage_counts_them() -> None:
     async def scenario(case: Case) -> Any:
         asked = case.ask(1, choice=2)
         await settle()
@@ -99,7 +100,7 @@ def test_tokens_reach_the_sink_with_their_positions_and_the_usage_is_the_answers
     assert result.finish.usage == Usage(1, 3)
 
 
-def test_a_continued_request_counts_what_it_brings() -> None:
+def test_positions_and_usage_of_a_continued_request_include_its_generated_tokens() -> None:
     async def scenario(case: Case) -> Any:
         asked = case.ask(1, generated_token_ids=(5, 6))
         await settle()
@@ -113,7 +114,7 @@ def test_a_continued_request_counts_what_it_brings() -> None:
     assert result.finish.usage == Usage(1, 3)
 
 
-def test_a_finish_without_a_token_delivers_nothing() -> None:
+def test_finish_without_a_token_delivers_nothing() -> None:
     async def scenario(case: Case) -> Any:
         asked = case.ask(1)
         await settle()
@@ -126,7 +127,7 @@ def test_a_finish_without_a_token_delivers_nothing() -> None:
     assert result.finish.usage == Usage(1, 0)
 
 
-def test_whoever_waits_starts_when_a_slot_comes_free_first_come_first_served() -> None:
+def test_waiting_requests_start_in_order_of_arrival_when_a_slot_becomes_free() -> None:
     async def scenario(case: Case) -> list[list[int]]:
         asked = [case.ask(prompt) for prompt in (1, 2, 3)]
         order = []
@@ -140,7 +141,7 @@ def test_whoever_waits_starts_when_a_slot_comes_free_first_come_first_served() -
     assert play(scenario, slots=1, places=2) == [[1], [2], [3]]
 
 
-def test_one_more_than_fits_is_refused_at_once_and_costs_the_engine_nothing() -> None:
+def test_request_beyond_the_limits_is_refused_and_never_reaches_the_engine() -> None:
     async def scenario(case: Case) -> Any:
         asked = [case.ask(prompt) for prompt in (1, 2)]
         refused = await case.ask(3)
@@ -153,7 +154,7 @@ def test_one_more_than_fits_is_refused_at_once_and_costs_the_engine_nothing() ->
     assert play(scenario).reason is Reason.WORKER_AT_CAPACITY
 
 
-def test_a_failure_of_the_engine_comes_after_its_tokens_and_frees_the_slot() -> None:
+def test_engine_failure_follows_its_tokens_and_frees_the_slot() -> None:
     failure, collected = Failure(Reason.ENGINE_ERROR, "poison"), Collected()
 
     async def ask(case: Case) -> None:
@@ -172,7 +173,7 @@ def test_a_failure_of_the_engine_comes_after_its_tokens_and_frees_the_slot() -> 
     assert collected.token_ids == [7]
 
 
-def test_a_running_request_that_is_cancelled_leaves_the_engine_and_the_next_one_starts() -> None:
+def test_cancelled_running_request_leaves_the_engine_and_the_next_one_starts() -> None:
     async def scenario(case: Case) -> list[int]:
         first, second = case.ask(1), case.ask(2)
         await settle()
@@ -185,7 +186,7 @@ def test_a_running_request_that_is_cancelled_leaves_the_engine_and_the_next_one_
     assert play(scenario) == [2]
 
 
-def test_a_waiting_request_that_is_cancelled_never_reaches_the_engine_and_frees_its_place() -> None:
+def test_cancelled_waiting_request_never_reaches_the_engine_and_frees_its_place() -> None:
     async def scenario(case: Case) -> list[tuple[int, ...]]:
         first, second = case.ask(1), case.ask(2)
         await settle()
@@ -203,7 +204,7 @@ def test_a_waiting_request_that_is_cancelled_never_reaches_the_engine_and_frees_
     assert play(scenario) == [(1,), (3,)]
 
 
-def test_those_that_run_and_those_that_wait_may_hang_up_in_the_same_moment() -> None:
+def test_running_and_waiting_requests_may_be_cancelled_at_once() -> None:
     async def scenario(case: Case) -> None:
         asked = [case.ask(prompt) for prompt in range(6)]
         await settle()
@@ -221,9 +222,7 @@ def test_those_that_run_and_those_that_wait_may_hang_up_in_the_same_moment() -> 
         (ZeroDivisionError("a bug"), Reason.ENGINE_ERROR),
     ],
 )
-def test_what_the_engine_raises_at_submission_is_that_requests_failure_alone(
-    position: str, refusal: Exception, reason: Reason
-) -> None:
+def test_exception_at_submission_fails_only_that_request(position: str, refusal: Exception, reason: Reason) -> None:
     async def scenario(case: Case) -> Any:
         if position == "waiting":
             first = case.ask(1)
@@ -246,7 +245,7 @@ def test_what_the_engine_raises_at_submission_is_that_requests_failure_alone(
     assert play(scenario).reason is reason
 
 
-def test_a_refusal_of_the_engine_counts_as_one() -> None:
+def test_refusal_by_the_engine_is_counted_as_refused() -> None:
     async def scenario(case: Case) -> int:
         case.engine.refusal = Failure(Reason.WORKER_AT_CAPACITY, "full")
         await case.ask(1)
@@ -255,7 +254,7 @@ def test_a_refusal_of_the_engine_counts_as_one() -> None:
     assert play(scenario) == 1
 
 
-def test_a_bug_in_the_engines_cancel_does_not_keep_the_slot() -> None:
+def test_slot_is_released_even_if_the_engines_cancel_raises() -> None:
     async def ask(case: Case) -> None:
         with pytest.raises(ZeroDivisionError):
             await call_layer(case.execute, make_request(prompt=(1,)))
@@ -277,7 +276,7 @@ class BrokenSink:
         raise ZeroDivisionError("a bug")
 
 
-def test_a_bug_in_one_requests_sink_is_that_requests_failure_and_no_others() -> None:
+def test_bug_in_a_sink_fails_only_its_request() -> None:
     """Once it went up through the engine's loop and ended the engine, and with it all requests."""
 
     async def ask_broken(case: Case) -> Failure:
@@ -302,7 +301,7 @@ def test_a_bug_in_one_requests_sink_is_that_requests_failure_and_no_others() -> 
     assert [(line["event"], line["request_id"]) for line in logs] == [("bug", "broken")]
 
 
-def test_what_the_engine_emits_late_reaches_nobody() -> None:
+def test_outputs_after_the_end_are_ignored() -> None:
     async def scenario(case: Case) -> Any:
         asked = case.ask(1)
         await settle()
@@ -316,7 +315,7 @@ def test_what_the_engine_emits_late_reaches_nobody() -> None:
     assert play(scenario).token_ids == [7]
 
 
-def test_a_dead_engine_fails_all_that_run_and_all_that_wait() -> None:
+def test_fail_all_ends_running_and_waiting_requests() -> None:
     async def scenario(case: Case) -> list[Any]:
         asked = [case.ask(prompt) for prompt in (1, 2, 3)]
         await settle()
@@ -331,7 +330,7 @@ def test_a_dead_engine_fails_all_that_run_and_all_that_wait() -> None:
     assert len(set(map(id, failures))) == 3, "tracebacks would gather in one that they share"
 
 
-def test_the_engine_never_has_more_than_n_requests_and_all_come_to_their_end() -> None:
+def test_engine_never_has_more_than_n_requests_and_all_are_answered() -> None:
     async def scenario(case: Case) -> tuple[int, list[int]]:
         asked = [case.ask(prompt) for prompt in range(10)]
         await settle()
@@ -346,7 +345,7 @@ def test_the_engine_never_has_more_than_n_requests_and_all_come_to_their_end() -
     assert play(scenario, slots=3, places=7) == (3, list(range(10)))
 
 
-def test_of_two_who_end_a_request_in_one_turn_the_first_is_counted() -> None:
+def test_first_of_two_causes_in_one_turn_is_counted() -> None:
     async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
         ending = Ending()
         asked = case.ask(1, {"ending": ending})
@@ -359,11 +358,11 @@ def test_of_two_who_end_a_request_in_one_turn_the_first_is_counted() -> None:
     assert play(scenario) == {(Cause.EXPLICIT, Phase.PREFILL): 1}
 
 
-def test_whoever_leaves_before_its_slot_was_used_does_not_shorten_the_service_time() -> None:
+def test_request_cancelled_before_it_used_its_slot_does_not_shorten_the_service_time() -> None:
     """A frontend that died with a full queue once had the others told to come back at once."""
 
     async def scenario(case: Case) -> float | None:
-        asked = [*(case.ask(prompt) for prompt in range(1, 5)), *case.ask_party(5, 2)]
+        asked = [*(case.ask(prompt) for prompt in range(1, 5)), *case.ask_group(5, 2)]
         await settle()
         pass_time(8)
         for task in asked:
@@ -378,7 +377,7 @@ def test_whoever_leaves_before_its_slot_was_used_does_not_shorten_the_service_ti
 
 
 @pytest.mark.parametrize("late_s", [0, 5])
-def test_a_request_that_has_waited_as_long_as_it_may_is_refused_and_never_reaches_the_engine(late_s: float) -> None:
+def test_request_that_has_waited_for_wait_s_is_refused_and_never_reaches_the_engine(late_s: float) -> None:
     async def scenario(case: Case) -> Any:
         first, second = case.ask(1), case.ask(2)
         await settle()
@@ -403,7 +402,7 @@ def test_a_request_that_has_waited_as_long_as_it_may_is_refused_and_never_reache
     assert (failure.metadata["running"], failure.metadata["waiting"]) == ("1", "0")
 
 
-def test_a_request_whose_deadline_passes_while_it_waits_never_reaches_the_engine() -> None:
+def test_request_whose_deadline_passes_while_waiting_never_reaches_the_engine() -> None:
     async def scenario(case: Case) -> Any:
         first, second = case.ask(1), case.ask(2, {"deadline": 10.0})
         await settle()
@@ -424,7 +423,7 @@ def test_a_request_whose_deadline_passes_while_it_waits_never_reaches_the_engine
     ("call", "wait_s", "reason"),
     [({"deadline": 10.0}, 99.0, Reason.DEADLINE_EXCEEDED), ({}, 10.0, Reason.WORKER_AT_CAPACITY)],
 )
-def test_a_slot_that_comes_free_before_a_late_timer_fires_goes_to_the_next_in_time(
+def test_slot_freed_before_a_late_timer_fires_goes_to_the_next_request_in_time(
     call: dict[str, Any], wait_s: float, reason: Reason
 ) -> None:
     """In a loop that is late, the turn in which a timer fires does all it had to do before that."""
@@ -447,7 +446,7 @@ def test_a_slot_that_comes_free_before_a_late_timer_fires_goes_to_the_next_in_ti
     assert play(scenario, places=2, wait_s=wait_s).reason is reason
 
 
-def test_whoever_is_late_is_told_so_even_before_the_layer_that_watches_deadlines_does() -> None:
+def test_request_past_its_deadline_fails_with_that_reason_when_its_slot_becomes_free() -> None:
     async def scenario(case: Case) -> Failure:
         async def ask_alone() -> Failure:
             with pytest.raises(Failure) as caught:
@@ -467,7 +466,7 @@ def test_whoever_is_late_is_told_so_even_before_the_layer_that_watches_deadlines
     assert play(scenario).reason is Reason.DEADLINE_EXCEEDED
 
 
-def test_a_request_that_comes_after_its_deadline_takes_no_place() -> None:
+def test_request_that_arrives_after_its_deadline_takes_no_place() -> None:
     async def scenario(case: Case) -> Any:
         pass_time(10)
         failure = await case.ask(1, {"deadline": 10.0})
@@ -479,7 +478,7 @@ def test_a_request_that_comes_after_its_deadline_takes_no_place() -> None:
     assert play(scenario).reason is Reason.DEADLINE_EXCEEDED
 
 
-def test_there_is_a_timer_for_each_that_waits_and_none_for_those_that_run() -> None:
+def test_only_waiting_requests_have_a_timer() -> None:
     async def scenario(case: Case) -> list[int]:
         loop: Any = asyncio.get_running_loop()
         counts = []
@@ -502,7 +501,7 @@ def test_there_is_a_timer_for_each_that_waits_and_none_for_those_that_run() -> N
     assert play(scenario, places=2) == [0, 1, 2, 1, 0]
 
 
-def test_the_time_from_arrival_to_slot_is_observed_and_0_for_those_that_run_at_once() -> None:
+def test_wait_from_arrival_to_slot_is_observed() -> None:
     async def scenario(case: Case) -> dict[str, float]:
         first, second, third = case.ask(1), case.ask(2), case.ask(3)
         await settle()
@@ -522,7 +521,7 @@ def test_the_time_from_arrival_to_slot_is_observed_and_0_for_those_that_run_at_o
     assert seen["dynamo_work_handler_permit_wait_seconds_sum"] == pytest.approx(0.2)
 
 
-def test_who_runs_at_once_has_not_waited_however_slow_the_clock_makes_it_look() -> None:
+def test_request_that_starts_at_once_is_observed_with_a_wait_of_zero() -> None:
     async def scenario() -> float:
         engine = ManualEngine()
         execute = Execute(engine, Limits(slots=1, places=0))
@@ -537,7 +536,7 @@ def test_who_runs_at_once_has_not_waited_however_slow_the_clock_makes_it_look() 
     assert run_async(scenario()) == 1
 
 
-def test_a_deadline_that_passes_with_the_bound_on_waiting_comes_first() -> None:
+def test_deadline_takes_precedence_over_the_bound_on_waiting() -> None:
     """Once the client heard of its deadline, and a timeout was counted."""
 
     async def scenario(case: Case) -> Any:
@@ -552,7 +551,7 @@ def test_a_deadline_that_passes_with_the_bound_on_waiting_comes_first() -> None:
     assert play(scenario, wait_s=10.0).reason is Reason.DEADLINE_EXCEEDED
 
 
-def test_a_refusal_tells_when_to_come_again_from_how_long_slots_are_held() -> None:
+def test_refusal_has_a_retry_time_derived_from_the_service_time() -> None:
     async def scenario(case: Case) -> Any:
         asked = [case.ask(1), case.ask(2)]
         await settle()
@@ -577,7 +576,7 @@ def test_a_refusal_tells_when_to_come_again_from_how_long_slots_are_held() -> No
     }
 
 
-def test_a_continued_request_waits_with_all_that_the_engine_has_to_read() -> None:
+def test_waiting_tokens_of_a_continued_request_include_its_generated_tokens() -> None:
     async def scenario(case: Case) -> list[Any]:
         first = case.ask(1)
         await settle()
@@ -598,9 +597,9 @@ def test_a_continued_request_waits_with_all_that_the_engine_has_to_read() -> Non
 # Several choices
 
 
-def test_the_choices_of_a_party_get_slots_and_places_together_in_their_order() -> None:
+def test_choices_of_a_group_get_slots_and_places_together_in_order() -> None:
     async def scenario(case: Case) -> list[int]:
-        choices = case.ask_party(1, 3)
+        choices = case.ask_group(1, 3)
         await settle()
         counts = case.counts
         assert counts == (2, 1)
@@ -619,11 +618,11 @@ def test_the_choices_of_a_party_get_slots_and_places_together_in_their_order() -
     assert play(scenario, slots=2, places=2) == [5, 6, 7, 0]
 
 
-def test_a_party_for_which_there_is_not_room_is_refused_as_a_whole_and_costs_nothing() -> None:
+def test_group_without_enough_room_is_refused_as_a_whole() -> None:
     async def scenario(case: Case) -> list[Any]:
         first = case.ask(1)
         await settle()
-        failures = [await task for task in case.ask_party(2, 3)]
+        failures = [await task for task in case.ask_group(2, 3)]
         assert case.counts == (1, 0)
         assert case.execute.counters.refused == 3
         assert len(case.engine.submitted) == 1
@@ -636,9 +635,9 @@ def test_a_party_for_which_there_is_not_room_is_refused_as_a_whole_and_costs_not
     assert {failure.metadata["running"] for failure in failures} == {"1"}
 
 
-def test_a_party_that_is_larger_than_n_and_q_together_is_told_so() -> None:
+def test_group_larger_than_n_plus_q_is_an_invalid_argument() -> None:
     async def scenario(case: Case) -> list[Any]:
-        return [await task for task in case.ask_party(1, 4)]
+        return [await task for task in case.ask_group(1, 4)]
 
     failures = play(scenario, slots=2, places=1)
 
@@ -647,7 +646,7 @@ def test_a_party_that_is_larger_than_n_and_q_together_is_told_so() -> None:
 
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("gone", [{5}, {6}, {7}, {5, 6}, {6, 7}, {5, 6, 7}])
-def test_what_was_kept_for_choices_that_never_come_is_free_when_they_leave(gone: set[int], slots: int) -> None:
+def test_reservations_of_choices_that_never_arrive_are_released_when_they_leave(gone: set[int], slots: int) -> None:
     """`leave` may come before the others have come, or after."""
 
     async def scenario(case: Case) -> None:
@@ -671,12 +670,12 @@ def test_what_was_kept_for_choices_that_never_come_is_free_when_they_leave(gone:
     play(scenario, slots=slots, places=3 - slots)
 
 
-def test_a_choice_that_ends_at_once_takes_nothing_from_the_others() -> None:
+def test_choice_that_fails_at_once_does_not_affect_the_others() -> None:
     """The engine refuses the first before the second has come."""
 
     async def scenario(case: Case) -> Any:
         case.engine.refusal = Failure(Reason.ENGINE_ERROR, "no")
-        first, second = case.ask_party(1, 2)
+        first, second = case.ask_group(1, 2)
         failure = await first
         await settle()
         case.finish(1)
@@ -686,9 +685,9 @@ def test_a_choice_that_ends_at_once_takes_nothing_from_the_others() -> None:
     assert play(scenario, slots=1, places=1).reason is Reason.ENGINE_ERROR
 
 
-def test_every_choice_is_cancelled_alone() -> None:
+def test_each_choice_is_cancelled_separately() -> None:
     async def scenario(case: Case) -> list[int]:
-        choices = case.ask_party(1, 3)
+        choices = case.ask_group(1, 3)
         await settle()
         choices[0].cancel()
         await settle()
@@ -706,7 +705,7 @@ def test_every_choice_is_cancelled_alone() -> None:
 
 
 @pytest.mark.parametrize(("endpoint", "cause"), [("generate", Cause.CLIENT_DISCONNECT), (ATTACH, Cause.SESSION_LOST)])
-def test_whoever_hangs_up_is_counted_with_how_far_the_request_had_come(endpoint: str, cause: Cause) -> None:
+def test_hang_up_is_counted_by_cause_and_phase(endpoint: str, cause: Cause) -> None:
     async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
         running, prefilling, queued = [case.ask(prompt, {"endpoint": endpoint}) for prompt in (1, 2, 3)]
         await settle()
@@ -721,7 +720,7 @@ def test_whoever_hangs_up_is_counted_with_how_far_the_request_had_come(endpoint:
     assert play(scenario, slots=2) == {(cause, Phase.RUNNING): 1, (cause, Phase.PREFILL): 1, (cause, Phase.QUEUED): 1}
 
 
-def test_the_engine_is_never_asked_to_forget_what_it_was_never_given() -> None:
+def test_request_that_was_never_submitted_is_not_cancelled_on_the_engine() -> None:
     async def scenario(case: Case) -> None:
         first, second = case.ask(1), case.ask(2)
         await settle()
@@ -735,7 +734,7 @@ def test_the_engine_is_never_asked_to_forget_what_it_was_never_given() -> None:
     play(scenario)
 
 
-def test_who_has_an_answer_and_hangs_up_in_the_same_moment_ends_nothing_early() -> None:
+def test_hang_up_in_the_moment_of_the_finish_is_not_an_early_end() -> None:
     async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
         asked = case.ask(1)
         await settle()
@@ -747,7 +746,7 @@ def test_who_has_an_answer_and_hangs_up_in_the_same_moment_ends_nothing_early() 
     assert play(scenario) == {}
 
 
-def test_a_deadline_is_counted_as_one() -> None:
+def test_deadline_is_counted_by_its_cause() -> None:
     async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
         asked = case.ask(1, {"deadline": 10.0})
         await settle()
@@ -762,7 +761,7 @@ def test_a_deadline_is_counted_as_one() -> None:
     assert play(scenario) == {(Cause.DEADLINE, Phase.RUNNING): 1}
 
 
-def test_what_a_worker_hands_over_is_counted_as_drained() -> None:
+def test_handed_over_requests_are_counted_as_drained() -> None:
     async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
         asked = [case.ask(1), case.ask(2)]
         await settle()
@@ -777,7 +776,7 @@ def test_what_a_worker_hands_over_is_counted_as_drained() -> None:
 
 
 @pytest.mark.parametrize("cause", [Cause.EXPLICIT, Cause.SLOW_CLIENT])
-def test_who_ended_it_from_outside_is_counted_by_their_cause(cause: Cause) -> None:
+def test_early_end_from_outside_is_counted_by_its_cause(cause: Cause) -> None:
     async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
         gate, ending = Gate(), Ending()
         accept = Accept(case.execute, gate)
@@ -795,7 +794,7 @@ def test_who_ended_it_from_outside_is_counted_by_their_cause(cause: Cause) -> No
     assert play(scenario) == {(cause, Phase.PREFILL): 1}
 
 
-def test_a_signal_is_left_to_whoever_received_it() -> None:
+def test_signal_is_not_counted_again_at_the_end() -> None:
     async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
         ending = Ending()
         asked = case.ask(1, {"ending": ending, "endpoint": ATTACH})
@@ -811,7 +810,7 @@ def test_a_signal_is_left_to_whoever_received_it() -> None:
 
 
 @pytest.mark.parametrize(("finish", "counted"), [(None, {(Cause.INTERNAL, Phase.RUNNING): 1}), (FinishReason.STOP, {})])
-def test_a_bug_on_the_way_of_a_token_is_an_abort_unless_it_was_the_last(
+def test_bug_while_delivering_a_token_is_an_abort_unless_it_was_the_last(
     finish: FinishReason | None, counted: dict[tuple[Cause, Phase], int]
 ) -> None:
     async def ask_broken(case: Case) -> None:

@@ -10,8 +10,9 @@ from services.worker.dispatcher import Limits
 from services.worker.engine import EngineLoad
 from services.worker.execute import Execute
 from services.worker.metrics import WorkerMetrics
+from tests.support.clock import pass_time, run_clocked, settle
 from tests.support.doubles import call_layer, make_request
-from tests.worker.support import ManualEngine, pass_time, run_clocked, settle
+from tests.support.manual_worker import ManualEngine
 
 
 class LoadedEngine(ManualEngine):

@@ -17,8 +17,9 @@ from services.core.interface import Layer
 from services.worker.dispatcher import Limits
 from services.worker.execute import Execute
 from services.worker.pipeline import worker_layers
+from tests.support.clock import pass_time, run_clocked, settle
 from tests.support.doubles import CARD, call_layer, make_request
-from tests.worker.support import ManualEngine, pass_time, run_clocked, settle
+from tests.support.manual_worker import ManualEngine
 
 Scenario = Callable[[int | None], Coroutine[Any, Any, None]]
 

@@ -29,7 +29,7 @@ from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.server import Worker, WorkerConfig
 from tests.registry.support import running, served, until
 from tests.support.doubles import run_async
-from tests.worker.support import ManualEngine, RawFrontend, submit
+from tests.support.manual_worker import ManualEngine, RawFrontend, submit
 
 NO_REGISTRY = "127.0.0.1:1"
 WAIT_S = 15.0
@@ -142,7 +142,7 @@ async def started(folder: Path, *options: str) -> AsyncIterator[tuple[Process, g
 # Real processes
 
 
-def test_serves_until_sigterm_then_lets_what_runs_finish_and_takes_nothing_new(tmp_path: Path) -> None:
+def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tmp_path: Path) -> None:
     async def scenario() -> tuple[Answer, Reason | None, tuple[int, str], list[int]]:
         async with started(tmp_path, "--mocker-itl-ms", "10") as (process, channel):
             health = health_pb2_grpc.HealthStub(channel)
@@ -166,7 +166,7 @@ def test_serves_until_sigterm_then_lets_what_runs_finish_and_takes_nothing_new(t
     assert said.count("worker stopped") == 1
 
 
-def test_hands_over_what_has_not_finished_within_the_drain_timeout(tmp_path: Path) -> None:
+def test_requests_that_exceed_the_drain_timeout_are_handed_over(tmp_path: Path) -> None:
     async def scenario() -> tuple[Answer, str, tuple[int, str]]:
         options = ("--served-model-name", "m", "--mocker-itl-ms", "5", "--drain-timeout", "0.2")
         async with started(tmp_path, *options) as (process, channel):
@@ -186,7 +186,7 @@ def test_hands_over_what_has_not_finished_within_the_drain_timeout(tmp_path: Pat
     assert 0 < answer.token_count < 10_000
 
 
-def test_sigterm_while_the_engine_loads_ends_at_once(tmp_path: Path) -> None:
+def test_sigterm_while_the_engine_loads_ends_the_process_at_once(tmp_path: Path) -> None:
     async def scenario() -> int:
         process = Process(tmp_path, "--mocker-startup-s", "60", "--log-format", "json")
         try:
@@ -209,7 +209,7 @@ def _wait_for_loop(pid: int) -> None:
         time.sleep(0.01)
 
 
-def test_a_port_in_use_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_port_in_use_ends_the_process_with_a_clear_message(tmp_path: Path) -> None:
     async def scenario() -> tuple[int, str]:
         async with started(tmp_path):
             address = (await until_written(tmp_path / "ready.json"))["address"]
@@ -245,7 +245,7 @@ run_process(lambda stopping: Worker(Dying(MockerConfig()), config).run(stopping)
 """
 
 
-def test_a_dead_engine_ends_the_process_with_status_1_and_a_sentence() -> None:
+def test_dead_engine_ends_the_process_with_status_1_and_a_clear_message() -> None:
     done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, timeout=WAIT_S, check=False)
 
     assert done.returncode == 1
@@ -269,7 +269,7 @@ class DyingEngine(ManualEngine):
         raise ZeroDivisionError("boom")
 
 
-def test_a_dead_engine_fails_all_its_requests_with_a_reason_before_the_process_ends(tmp_path: Path) -> None:
+def test_dead_engine_fails_all_requests_with_engine_dead_before_the_process_ends(tmp_path: Path) -> None:
     async def scenario() -> tuple[Reason | None, str, str]:
         engine = DyingEngine()
         config = WorkerConfig(registries=(NO_REGISTRY,), ready_file=tmp_path / "r")
@@ -304,7 +304,7 @@ def test_a_dead_engine_fails_all_its_requests_with_a_reason_before_the_process_e
     assert run_async(scenario()) == (Reason.ENGINE_DEAD, "ENGINE_DEAD", "the engine died: boom")
 
 
-def test_a_worker_whose_engine_died_leaves_the_registry_at_once_and_not_with_its_lease() -> None:
+def test_worker_with_a_dead_engine_leaves_the_registry_before_its_lease_expires() -> None:
     async def scenario() -> None:
         store, engine = MemoryStore(), DyingEngine()
         async with running(store), served(store) as registry:
@@ -337,7 +337,7 @@ async def working(engine: Any, folder: Path, **config: Any) -> AsyncIterator[dic
 
 
 @pytest.mark.parametrize("places", [0, 1, 3])
-def test_of_fifty_requests_at_once_exactly_n_plus_q_are_served(places: int, tmp_path: Path) -> None:
+def test_exactly_n_plus_q_of_fifty_simultaneous_requests_are_served(places: int, tmp_path: Path) -> None:
     async def scenario() -> list[Answer]:
         engine = ManualEngine()
         async with (
@@ -362,7 +362,7 @@ def test_of_fifty_requests_at_once_exactly_n_plus_q_are_served(places: int, tmp_
     assert sum(answer.is_complete for answer in answers) == 2 + places
 
 
-def test_its_limits_are_those_it_was_told(tmp_path: Path) -> None:
+def test_worker_applies_the_configured_queue_limits(tmp_path: Path) -> None:
     """Of --queue-timeout and --queue-token-limit; those of requests are counted above."""
 
     async def scenario() -> list[Answer]:
@@ -393,7 +393,7 @@ def test_its_limits_are_those_it_was_told(tmp_path: Path) -> None:
     assert expired.failure.metadata["engine_request_limit"] == "1"
 
 
-def test_health_admin_calls_and_the_end_take_no_slot_of_a_worker_that_has_none_left(tmp_path: Path) -> None:
+def test_health_and_admin_calls_work_on_a_worker_without_a_free_slot(tmp_path: Path) -> None:
     async def scenario() -> tuple[list[Any], int]:
         engine = ManualEngine()
         async with (
@@ -424,7 +424,7 @@ def test_health_admin_calls_and_the_end_take_no_slot_of_a_worker_that_has_none_l
     assert submitted == 1
 
 
-def test_one_requests_bad_input_is_that_requests_failure_alone(tmp_path: Path) -> None:
+def test_invalid_request_fails_without_affecting_others(tmp_path: Path) -> None:
     """A request without limits once killed the engine."""
 
     async def scenario() -> list[Answer]:
@@ -446,7 +446,7 @@ def test_one_requests_bad_input_is_that_requests_failure_alone(tmp_path: Path) -
     assert bare.token_count <= 63
 
 
-def test_a_bug_below_the_guard_is_an_internal_failure_and_the_slot_is_free_again(tmp_path: Path) -> None:
+def test_bug_below_the_guard_is_an_internal_failure_and_frees_the_slot(tmp_path: Path) -> None:
     async def scenario() -> list[Reason | None]:
         engine = ManualEngine()
         async with (
@@ -462,7 +462,7 @@ def test_a_bug_below_the_guard_is_an_internal_failure_and_the_slot_is_free_again
     assert run_async(scenario()) == [Reason.INTERNAL] * 2
 
 
-def test_metrics_live_and_health_are_served_where_asked(tmp_path: Path) -> None:
+def test_metrics_and_health_are_served_on_the_configured_address(tmp_path: Path) -> None:
     async def scenario() -> tuple[str, str]:
         async with working(ManualEngine(), tmp_path, metrics_listen="127.0.0.1:0") as ready:
             import aiohttp
@@ -481,7 +481,7 @@ def test_metrics_live_and_health_are_served_where_asked(tmp_path: Path) -> None:
     assert "dynamo_rejection_request_total 0.0" in metrics
 
 
-def test_advertises_what_it_is_told_and_where_it_listens_otherwise(tmp_path: Path) -> None:
+def test_advertised_address_is_the_configured_one_or_the_listening_one(tmp_path: Path) -> None:
     async def scenario(**config: Any) -> str:
         async with working(ManualEngine(), tmp_path, **config) as ready:
             address: str = ready["address"]
@@ -494,6 +494,6 @@ def test_advertises_what_it_is_told_and_where_it_listens_otherwise(tmp_path: Pat
     assert re.fullmatch(r"worker-1:[1-9]\d*", run_async(scenario(advertise="worker-1:0"))), "port 0 is the real one"
 
 
-def test_more_slots_than_the_engine_has_are_refused_in_a_sentence() -> None:
+def test_more_slots_than_the_engine_supports_are_refused_with_a_clear_message() -> None:
     with pytest.raises(StartupError, match="--engine-request-limit 3 is more than the engine's 2"):
         Worker(ManualEngine(request_limit=2), WorkerConfig(engine_request_limit=3))

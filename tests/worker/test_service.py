@@ -16,7 +16,7 @@ from services.worker.execute import Execute
 from services.worker.service import PIECE_BYTES, WorkerService
 from services.worker.session import FrontendSessionConfig
 from tests.support.doubles import CARD, Script, call_layer, make_request, run_async
-from tests.worker.support import ManualEngine, serving
+from tests.support.manual_worker import ManualEngine, serving
 
 CARD_OF_GGUF = replace(CARD, tokenizer=TokenizerRef("gguf", "abc"))
 

@@ -23,8 +23,8 @@ from services.worker.counters import Counters
 from services.worker.dispatcher import Limits
 from services.worker.execute import Execute
 from tests.support.doubles import CARD, Script, run_async
+from tests.support.manual_worker import ManualEngine, ManualLayer, RawFrontend, Served, serving, submit
 from tests.support.raw_session import RawSession, open_raw_session
-from tests.worker.support import ManualEngine, ManualLayer, RawFrontend, Served, serving, submit
 
 DONE = Finish(FinishReason.STOP)
 
@@ -46,7 +46,7 @@ def test_the_first_message_welcomes_and_the_others_do_not() -> None:
         frontend = served.attach()
         await frontend.read()
         await frontend.send(submit(1, 10))
-        (await pipeline.wait_asked(10)).ended.set_result(DONE)
+        (await pipeline.wait_called(10)).ended.set_result(DONE)
         await frontend.until(lambda: frontend.end(1))
         return frontend
 
@@ -63,7 +63,7 @@ def test_tokens_then_the_finish_reason_and_complete_final() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
-        asked = await pipeline.wait_asked(10)
+        asked = await pipeline.wait_called(10)
         asked.deliver(7, 8)
         await frontend.until(lambda: frontend.token_ids(1) == [7, 8])
         asked.deliver(9)
@@ -83,7 +83,7 @@ def test_a_failure_ends_its_stream_after_its_tokens_and_without_complete_final()
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
-        asked = await pipeline.wait_asked(10)
+        asked = await pipeline.wait_called(10)
         asked.deliver(7)
         asked.ended.set_exception(Failure(Reason.ENGINE_ERROR, "poison"))
         await frontend.until(lambda: frontend.end(1))
@@ -101,7 +101,7 @@ def test_streams_go_on_side_by_side() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.send(submit(1, 10), submit(2, 20))
-        first, second = await pipeline.wait_asked(10), await pipeline.wait_asked(20)
+        first, second = await pipeline.wait_called(10), await pipeline.wait_called(20)
         first.deliver(11)
         second.deliver(21, 22)
         first.deliver(12)
@@ -126,7 +126,7 @@ def test_the_time_that_is_left_becomes_the_calls_deadline(timeout_s: float | Non
             asked_for.timeout.CopyFrom(seconds_to_wire(timeout_s))
         frontend = served.attach()
         await frontend.send(asked_for)
-        call = (await pipeline.wait_asked(10)).call
+        call = (await pipeline.wait_called(10)).call
         assert call.request_id == "r-1"
         return None if call.deadline is None else call.deadline - asyncio.get_running_loop().time()
 
@@ -140,7 +140,7 @@ def test_a_session_that_is_ended_sends_what_is_unsent_first() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
-        asked = await pipeline.wait_asked(10)
+        asked = await pipeline.wait_called(10)
         asked.sink.deliver(Delta(0, [11]))
         asked.ended.set_exception(Failure(Reason.DRAINING, "handed over"))
         await asyncio.wait([asked.ended])
@@ -165,7 +165,7 @@ def test_a_request_that_cannot_be_honoured_ends_with_an_error_and_harms_no_other
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.send(submit(1, 10, **fields), submit(2, 20))
-        (await pipeline.wait_asked(20)).ended.set_result(DONE)
+        (await pipeline.wait_called(20)).ended.set_result(DONE)
         await frontend.until(lambda: frontend.end(1) and frontend.end(2))
         return frontend
 
@@ -195,7 +195,7 @@ def test_a_message_that_cannot_be_decoded_ends_the_session() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
-        asked = await pipeline.wait_asked(10)
+        asked = await pipeline.wait_called(10)
         garbled = await open_raw_session(served.address)
         await garbled.send(b"\xff")
         await garbled.until_over()
@@ -209,7 +209,7 @@ def test_a_stream_id_in_use_ends_the_session() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
-        asked = await pipeline.wait_asked(10)
+        asked = await pipeline.wait_called(10)
         await frontend.send(submit(1, 20))
         await frontend.until_over()
         await asked.cancelled.wait()
@@ -244,7 +244,7 @@ def test_the_stream_id_of_one_that_has_ended_is_no_new_one() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
-        (await pipeline.wait_asked(10)).ended.set_result(DONE)
+        (await pipeline.wait_called(10)).ended.set_result(DONE)
         await frontend.until(lambda: frontend.end(1))
         await frontend.send(submit(1, 20))
         await frontend.until_over()
@@ -278,7 +278,7 @@ def test_a_session_with_more_streams_than_any_frontend_has_is_dropped(
         frontend = served.attach()
         await frontend.send(group_of(4, 1, 10), submit(5, 20), group_of(count - 5, 6, 30))
         if count == 7:
-            (await pipeline.wait_asked(20)).ended.set_result(DONE)
+            (await pipeline.wait_called(20)).ended.set_result(DONE)
             await frontend.until(lambda: frontend.end(5))
         else:
             await frontend.until_over()
@@ -498,11 +498,11 @@ def test_what_a_session_remembers_of_ended_streams_is_bounded(monkeypatch: pytes
         frontend = served.attach()
         for number in (1, 2, 3):
             await frontend.send(submit(number, 10 + number))
-            (await pipeline.wait_asked(10 + number)).ended.set_result(DONE)
+            (await pipeline.wait_called(10 + number)).ended.set_result(DONE)
             await until_ended(frontend, number)
         await frontend.send(cancels=[1, 2, 3])
         await frontend.send(submit(4, 14))
-        await pipeline.wait_asked(14)
+        await pipeline.wait_called(14)
         return dict(served.execute.counters.cancelled)
 
     assert play(scenario) == {(Cause.SIGNAL, Phase.ENDED): 2}
@@ -516,7 +516,7 @@ def test_a_frontend_that_is_gone_is_counted_for_each_of_its_streams() -> None:
             await frontend.send(*[submit(number, 10 + number) for number in range(1, 4)])
             await engine.wait_submitted(2)
             engine.give(engine.key_of((11,)), [7])
-            (await frontend.line()).half_close()
+            (await frontend.session()).half_close()
             await frontend.until_over()
             assert (sum(served.load()), engine.requests) == (0, {})
             return dict(served.execute.counters.cancelled)
@@ -535,7 +535,7 @@ def test_cancel_stops_that_request_alone_and_unknown_ids_are_ignored() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.send(submit(1, 10), submit(2, 20))
-        first, second = await pipeline.wait_asked(10), await pipeline.wait_asked(20)
+        first, second = await pipeline.wait_called(10), await pipeline.wait_called(20)
         await frontend.send(cancels=[1, 1, 99])
         await first.cancelled.wait()
         second.deliver(7)
@@ -569,9 +569,9 @@ def test_a_request_that_is_cancelled_before_it_began_never_begins() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.send(submit(1, 10), submit(2, 20), cancels=[1])
-        (await pipeline.wait_asked(20)).ended.set_result(DONE)
+        (await pipeline.wait_called(20)).ended.set_result(DONE)
         await frontend.until(lambda: frontend.end(2))
-        assert list(pipeline._asked) == [20]
+        assert list(pipeline._calls) == [20]
         return frontend
 
     play(scenario)
@@ -585,9 +585,9 @@ def test_a_frontend_that_hangs_up_cancels_all_its_requests_and_nobody_elses(
         leaving, staying = served.attach(), served.attach()
         await leaving.send(submit(1, 10), submit(2, 20))
         await staying.send(submit(1, 30))
-        asked = [await pipeline.wait_asked(prompt) for prompt in (10, 20, 30)]
+        asked = [await pipeline.wait_called(prompt) for prompt in (10, 20, 30)]
         asked[0].deliver(7)
-        hang_up(await leaving.line())
+        hang_up(await leaving.session())
         await asked[0].cancelled.wait()
         await asked[1].cancelled.wait()
         assert not asked[2].cancelled.is_set()
@@ -626,7 +626,7 @@ def test_the_log_says_on_whose_account_a_session_ended(is_leaving: bool, why: st
         await frontend.read()
         if is_leaving:
             served.service.goaway(2.5)
-        (await frontend.line()).half_close()
+        (await frontend.session()).half_close()
         await frontend.until_over()
 
     with capture_logs() as logs:
@@ -673,7 +673,7 @@ def test_one_more_load_tells_that_the_last_stream_is_gone() -> None:
         await frontend.send(submit(1, 10))
         await frontend.until(lambda: sum(message.HasField("load") for message in frontend.messages) == 2)
         await frontend.send(cancels=[1])
-        await (await pipeline.wait_asked(10)).cancelled.wait()
+        await (await pipeline.wait_called(10)).cancelled.wait()
         so_far = len(frontend.messages)
         await frontend.until(lambda: any(message.HasField("load") for message in frontend.messages[so_far:]))
 
@@ -692,7 +692,7 @@ def test_a_stream_that_no_heartbeat_has_seen_is_followed_by_a_load_too() -> None
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
-        (await pipeline.wait_asked(10)).ended.set_result(DONE)
+        (await pipeline.wait_called(10)).ended.set_result(DONE)
         await _load_after_end(frontend)
 
     play(scenario, heartbeat_s=0.1, idle_heartbeats=10**9)
@@ -704,7 +704,7 @@ def test_a_load_that_travels_with_the_last_end_is_followed_by_another() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
-        asked = await pipeline.wait_asked(10)
+        asked = await pipeline.wait_called(10)
         asked.ended.set_result(DONE)
         await asyncio.sleep(0)
         time.sleep(0.06)  # noqa: ASYNC251 (the heartbeat comes in the turn in which the stream is forgotten)
@@ -721,7 +721,7 @@ def test_a_worker_under_load_sends_one_load_a_heartbeat() -> None:
         began = asyncio.get_running_loop().time()
         for number in range(1, 101):
             await frontend.send(submit(number, number))
-            (await pipeline.wait_asked(number)).ended.set_result(DONE)
+            (await pipeline.wait_called(number)).ended.set_result(DONE)
             await frontend.until(partial(frontend.end, number))
         count = sum(message.HasField("load") for message in frontend.messages)
         return count, asyncio.get_running_loop().time() - began
@@ -749,7 +749,7 @@ def test_a_frontend_that_falls_silent_is_taken_for_gone(monkeypatch: pytest.Monk
     async def scenario(served: Served, pipeline: ManualLayer) -> bool:
         silent, lively = served.attach(), served.attach()
         await silent.send(submit(1, 10))
-        asked = await pipeline.wait_asked(10)
+        asked = await pipeline.wait_called(10)
         while not asked.cancelled.is_set():
             await lively.send()  # An empty message says that it is there.
             await lively.read()
@@ -769,7 +769,7 @@ def test_a_worker_that_stood_still_itself_takes_nobody_for_gone(monkeypatch: pyt
     async def scenario(served: Served, pipeline: ManualLayer) -> bool:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
-        asked = await pipeline.wait_asked(10)
+        asked = await pipeline.wait_called(10)
         time.sleep(0.2)  # noqa: ASYNC251 (it is what happens)
         for _ in range(3):
             await frontend.read()  # Another heartbeat.
@@ -807,7 +807,7 @@ def test_a_frontend_may_leave_exactly_the_bound_unread(count: int) -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> bool:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
-        asked = await pipeline.wait_asked(10)
+        asked = await pipeline.wait_called(10)
         asked.deliver(*range(count))
         if count > 10:
             await asked.cancelled.wait()

@@ -30,9 +30,10 @@ from services.worker.listener import SessionListener
 from services.worker.service import WorkerService
 from services.worker.session import SILENCE_S_MAX, FrontendSessionConfig
 from tests.frontend.support import BareWorker
+from tests.support.clock import pass_time, run_clocked, settle
 from tests.support.doubles import CARD, Collected, call_layer, make_request, run_async
+from tests.support.manual_worker import session_count
 from tests.support.raw_session import RawSession, RecordingTransport, serve_raw_sessions
-from tests.worker.support import pass_time, run_clocked, session_count, settle
 
 QUICK = PoolConfig(
     reconnect=Backoff(base_s=0.01, cap_s=0.05),

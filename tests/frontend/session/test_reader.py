@@ -19,8 +19,8 @@ from services.frontend.session.reader import (
 from services.http.server.cork import Cork
 from services.rpc.framing import FrameConnection
 from services.stubs.worker_pb2 import Load, Step, StreamEnd, WorkerMessage
+from tests.support.clock import pass_time, run_clocked
 from tests.support.raw_session import RecordingTransport
-from tests.worker.support import pass_time, run_clocked
 
 
 class Quiet(FrameConnection[WorkerMessage]):

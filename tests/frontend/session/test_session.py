@@ -27,10 +27,10 @@ from services.runtime.loop import Loop
 from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
 from tests.frontend.support import BareWorker
+from tests.support.clock import run_clocked
 from tests.support.doubles import CARD, Collected, RecordingAttempt, make_request, run_async
 from tests.support.raw_session import RawSession, frame, serve_raw_sessions
 from tests.support.steps import step_of
-from tests.worker.support import run_clocked
 
 WELCOME = worker_pb2.Welcome(instance_id="i", card=card_to_wire(CARD))
 PATIENT = WorkerSessionConfig(stall_s=8, full_s=60)

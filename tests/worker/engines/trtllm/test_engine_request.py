@@ -13,8 +13,8 @@ from services.worker.engine import Output
 from services.worker.engines.trtllm.engine_request import EngineRequest
 from services.worker.engines.trtllm.result_cursor import ResultCursor
 from services.worker.engines.trtllm.sampling_params import ModelFacts
+from tests.support.clock import pass_time, run_clocked, settle
 from tests.support.doubles import make_request
-from tests.worker.support import pass_time, run_clocked, settle
 
 END = 256
 FACTS = ModelFacts(context_length=1000, vocab_size=257, end_ids=(END,))

@@ -10,7 +10,7 @@ import pytest
 from services.core.errors import Failure, Reason
 from services.worker.engines.trtllm.health import Health
 from services.worker.engines.trtllm.options import TrtLlmConfig
-from tests.worker.support import pass_time, run_clocked, settle
+from tests.support.clock import pass_time, run_clocked, settle
 
 CONFIG = TrtLlmConfig(
     model=Path("m"), served_model_name="m", canary_after_s=5.0, canary_s=20.0, probe_after_s=1.0, stall_s=60.0

@@ -1,11 +1,10 @@
-"""What the worker's tests share: an engine and a pipeline that the test drives, and the raw client of a session."""
+"""Doubles for tests of the worker: an engine and a pipeline that the test drives, and a raw client of a session."""
 
 import asyncio
-import selectors
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
@@ -26,52 +25,9 @@ from services.worker.session import FrontendSessionConfig
 from tests.support.doubles import CARD
 from tests.support.raw_session import RawSession, open_raw_session
 
-T = TypeVar("T")
-
-
-class _NeverWaits(selectors.DefaultSelector):
-    """A wait would be one for ever: time does not pass by itself."""
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout == 0, "nothing is left to do, and the test waits for something"
-        return super().select(timeout)
-
-
-class ClockedLoop(asyncio.SelectorEventLoop):
-    """A loop whose time passes when the test says so, and not while it runs.
-
-    Timers that fall due together all fire in the loop's next turn, after what that turn had to do before.
-    """
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        super().__init__(_NeverWaits())
-
-    def time(self) -> float:
-        return self.now_s
-
-
-def run_clocked(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run it on a ClockedLoop."""
-    with asyncio.Runner(loop_factory=ClockedLoop) as runner:
-        return runner.run(coroutine)
-
-
-def pass_time(seconds: float) -> None:
-    """It is later now, and nothing has happened so far."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, ClockedLoop)
-    loop.now_s += seconds
-
-
-async def settle() -> None:
-    """Until all that is ready has run: nothing here waits for anything but the loop's next turns."""
-    for _ in range(6):
-        await asyncio.sleep(0)
-
 
 class ManualEngine:
-    """Keeps what it is given; `step` emits. `refusal` is raised by the next submit, `cancel_bug` by every cancel."""
+    """Records its requests; `step` emits. The next submit raises `refusal`, and every cancel raises `cancel_bug`."""
 
     def __init__(self, request_limit: int = 1024, content: bytes = b"", card: ModelCard = CARD) -> None:
         self.card = card
@@ -107,7 +63,7 @@ class ManualEngine:
         self._has_more.set()
 
     async def wait_submitted(self, count: int) -> None:
-        """Until so many have been submitted, from the start on."""
+        """Wait until `count` requests have been submitted since the start."""
         while len(self.submitted) < count:
             self._has_more.clear()
             await self._has_more.wait()
@@ -135,8 +91,8 @@ class ManualEngine:
 
 
 @dataclass
-class Asked:
-    """One call of ManualLayer."""
+class PendingCall:
+    """One call of ManualLayer, which the test answers."""
 
     request: Request
     call: Call
@@ -151,27 +107,27 @@ class Asked:
 
 
 class ManualLayer:
-    """A pipeline whose calls the test answers, each known by the first token of its prompt."""
+    """A pipeline whose calls the test answers. A call is identified by the first token of its prompt."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, Asked] = {}
-        self._news = asyncio.Condition()
+        self._calls: dict[int, PendingCall] = {}
+        self._changed = asyncio.Condition()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        asked = Asked(request, call, sink, asyncio.get_running_loop().create_future())
-        async with self._news:
-            self._asked[request.prompt_token_ids[0]] = asked
-            self._news.notify_all()
+        pending = PendingCall(request, call, sink, asyncio.get_running_loop().create_future())
+        async with self._changed:
+            self._calls[request.prompt_token_ids[0]] = pending
+            self._changed.notify_all()
         try:
-            return await asked.ended
+            return await pending.ended
         except asyncio.CancelledError:
-            asked.cancelled.set()
+            pending.cancelled.set()
             raise
 
-    async def wait_asked(self, prompt: int) -> Asked:
-        async with self._news:
-            await self._news.wait_for(lambda: prompt in self._asked)
-        return self._asked[prompt]
+    async def wait_called(self, prompt: int) -> PendingCall:
+        async with self._changed:
+            await self._changed.wait_for(lambda: prompt in self._calls)
+        return self._calls[prompt]
 
 
 def submit(stream_id: int, prompt: int, **fields: Any) -> worker_pb2.Submit:
@@ -180,33 +136,33 @@ def submit(stream_id: int, prompt: int, **fields: Any) -> worker_pb2.Submit:
 
 
 class RawFrontend:
-    """A session spoken by hand, and all that has come on it."""
+    """A frontend's end of a session, without our client code, and the messages received on it."""
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._line: RawSession | None = None
+        self._session: RawSession | None = None
         self.messages: list[worker_pb2.WorkerMessage] = []
         self.is_over = False
 
-    async def line(self) -> RawSession:
-        """The connection, made when it is first asked for."""
-        if self._line is None:
-            self._line = await open_raw_session(self._address)
-        return self._line
+    async def session(self) -> RawSession:
+        """The session, opened on first use."""
+        if self._session is None:
+            self._session = await open_raw_session(self._address)
+        return self._session
 
     async def send(self, *submits: worker_pb2.Submit, cancels: Sequence[int] = ()) -> None:
-        await (await self.line()).send(worker_pb2.FrontendMessage(submits=submits, cancels=cancels))
+        await (await self.session()).send(worker_pb2.FrontendMessage(submits=submits, cancels=cancels))
 
     async def read(self) -> None:
-        """One more message, or the end."""
-        message = await (await self.line()).read()
+        """Read one message, or the end of the session."""
+        message = await (await self.session()).read()
         self.is_over = message is None
         if not self.is_over:
             self.messages.append(message)
 
     def close(self) -> None:
-        if self._line is not None:
-            self._line.abort()
+        if self._session is not None:
+            self._session.abort()
 
     async def __aenter__(self) -> "RawFrontend":
         return self
@@ -247,7 +203,7 @@ class RawFrontend:
 
 @dataclass
 class Served:
-    """A WorkerService behind real listeners. address: of its sessions. stub: of its gRPC services."""
+    """A WorkerService behind real listeners. `address`: of its sessions. `stub`: of its gRPC services."""
 
     service: WorkerService
     execute: Execute
@@ -257,12 +213,12 @@ class Served:
     frontends: list[RawFrontend] = field(default_factory=list)
 
     def attach(self) -> RawFrontend:
-        """One that is closed at the end of the test, at the latest."""
+        """Open a session. It is closed at the end of the test at the latest."""
         self.frontends.append(RawFrontend(self.address))
         return self.frontends[-1]
 
     def load(self) -> tuple[int, int]:
-        """How many run and how many wait."""
+        """The numbers of running and of waiting requests."""
         return self.execute.running_count, self.execute.waiting_count
 
     @property
@@ -271,7 +227,7 @@ class Served:
 
 
 def session_count(service: WorkerService) -> int:
-    """How many frontends are attached: nothing on the wire tells that one has left."""
+    """How many frontends have a session. The wire does not show when one has left, so this reads private state."""
     return len(service._sessions)
 
 
