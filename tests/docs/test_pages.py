@@ -149,3 +149,12 @@ def test_a_decision_has_its_parts_and_is_in_the_index(record: Path) -> None:
 
     assert headings in (["Context", "Decision", "Cost"], ["Context", "Decision", "Cost", "Figures"])
     assert f"| {record.name[:4]} | [{title}]({record.name}) |" in (DECISIONS / "README.md").read_text()
+
+
+@pytest.mark.parametrize("record", sorted(DECISIONS.glob("0*.md")), ids=lambda record: record.name)
+def test_a_figure_that_a_decision_names_is_in_the_results(record: Path) -> None:
+    """Quoted names in the section of figures are rows of the pages of results that it links."""
+    section = record.read_text().partition("\n## Figures\n")[2]
+    results = "".join((record.parent / target).read_text() for target in links_in(section) if "/results/" in target)
+
+    assert [name for name in re.findall(r'"([^"]+)"', section) if f"| {name}" not in results] == []

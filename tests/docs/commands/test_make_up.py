@@ -97,7 +97,7 @@ def test_second_ctrl_c_ends_the_cluster_at_once(tmp_path: Path) -> None:
         with up.shell.running(command("Tell me about the sea."), endless) as stream:
             wait_until(lambda: CONTENT in stream.output)
             up.running.ctrl_c()
-            wait_until(lambda: "[ending: streams may go on for 30 s" in up.running.output)
+            wait_until(lambda: "[stopping: streams have 30 s to finish" in up.running.output)
             assert stream.process.poll() is None
             up.running.ctrl_c()
             up.running.process.wait(UP_S_MAX)

@@ -28,7 +28,7 @@ def test_a_small_hold_leaves_the_pages_of_results_alone(tmp_path: Path) -> None:
 
     Shell(tmp_path).run(words, {"--streams 300": "--streams 20", "/tmp/hold": str(tmp_path)})
 
-    assert "| streams held, and lost | 20, 0 |" in (tmp_path / "hold.md").read_text()
+    assert "| streams held, streams lost | 20, 0 |" in (tmp_path / "hold.md").read_text()
     assert pages() == before
 
 
