@@ -1,7 +1,7 @@
-"""Generates the gRPC stubs while the package is built: `proto/unbroken/v1/*.proto` → `services/stubs/*_pb2*.py[i]`.
+"""Generates the gRPC stubs when the package is built: `proto/unbroken/v1/*.proto` → `services/stubs/*_pb2*.py[i]`.
 
-The stubs are never committed, so they cannot drift from the proto files. Run by hatchling on every wheel and editable
-install; `python proto/build_stubs.py` runs it alone.
+The stubs are not committed, so they cannot differ from the proto files. hatchling runs this module for every wheel and
+editable install. `python proto/build_stubs.py` runs it by hand.
 """
 
 import re
@@ -16,7 +16,7 @@ STUBS = ROOT / "services" / "stubs"
 
 
 def generate() -> None:
-    """Write the stubs. The descriptors keep their canonical names, so reflection shows `unbroken/v1/….proto`."""
+    """Write the stubs. The descriptors keep the proto files' names, so reflection shows `unbroken/v1/….proto`."""
     from grpc_tools import protoc
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -36,7 +36,7 @@ def generate() -> None:
 
 
 def _move(path: Path) -> None:
-    """Put a generated file below `services.stubs`: the import root of this project, whatever the proto package is."""
+    """Move a generated file to services/stubs, and replace the proto package in its imports by `services.stubs`."""
     text = path.read_text()
     text = re.sub(r"from unbroken\.v1 import", "from services.stubs import", text)
     text = re.sub(r"\bunbroken\.v1\.(\w+_pb2)\b", r"services.stubs.\1", text)
@@ -50,9 +50,9 @@ else:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
     class StubsHook(BuildHookInterface):  # type: ignore[type-arg]
-        """Runs `generate` when hatchling builds a wheel (also an editable one)."""
+        """Runs `generate` when hatchling builds a wheel, editable ones included."""
 
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-            """Called by hatchling before it collects files."""
+            """Generate the stubs. hatchling calls this before it collects files."""
             if self.target_name == "wheel":
                 generate()
