@@ -1,5 +1,5 @@
-"""The distribution: no Rust in its core, generated code never committed and good for two protobuf majors, etcd's client
-where it belongs, TensorRT-LLM in an image of its own."""
+"""The distribution has no Rust in its core and no generated code in git, works with two major versions of protobuf,
+imports the etcd client only in registries, and needs no TensorRT-LLM."""
 
 import sys
 from importlib.metadata import Distribution, distribution
@@ -63,7 +63,7 @@ assert "etcd3aio" not in sys.modules
 
 
 def core_of(name: str) -> dict[str, Distribution]:
-    """The distributions that `name` needs without extras, by name."""
+    """The distributions that `name` requires without extras, by name."""
     found: dict[str, Distribution] = {}
     pending = [name]
     while pending:
@@ -79,7 +79,7 @@ def core_of(name: str) -> dict[str, Distribution]:
 
 
 def rust_in(dist: Distribution) -> list[str]:
-    """What shows that a distribution was made from Rust."""
+    """Traces of Rust in a distribution."""
     builder = [line for line in (dist.read_text("WHEEL") or "").splitlines() if line.startswith("Generator")]
     traces = [line for line in builder if any(name in line for name in RUST_BUILDERS)]
     for file in dist.files or ():
@@ -95,23 +95,25 @@ def rust_in(dist: Distribution) -> list[str]:
 def test_no_distribution_of_the_core_contains_rust() -> None:
     core = core_of("unbroken")
 
-    assert {"grpcio", "protobuf", "aiohttp", "msgspec", "multidict"} <= core.keys(), "the walk goes deep"
+    assert {"grpcio", "protobuf", "aiohttp", "msgspec", "multidict"} <= core.keys(), (
+        "indirect requirements are included"
+    )
     assert {name: traces for name, dist in core.items() if (traces := rust_in(dist))} == {}
 
 
-def test_rust_would_be_found() -> None:
+def test_check_finds_rust_in_a_rust_distribution() -> None:
     assert len(rust_in(distribution("ruff"))) > 1
 
 
 def test_no_extra_needs_tensorrt_llm() -> None:
-    """PyPI has no wheel of it, so whoever downloads all that we may need would fail."""
+    """PyPI has no wheel of it, so downloading all extras would fail."""
     needed = {Requirement(line).name for line in distribution("unbroken").requires or ()}
 
-    assert "tokenizers" in needed, "extras are among them"
+    assert "tokenizers" in needed, "extras are included"
     assert not [name for name in needed if "tensorrt" in name]
 
 
-def test_the_image_for_gpus_has_the_version_that_the_tests_play() -> None:
+def test_gpu_image_has_the_version_of_tensorrt_llm_that_the_tests_fake() -> None:
     assert f"FROM nvcr.io/nvidia/tensorrt-llm/release:{__version__}\n" in (ROOT / "Dockerfile.trtllm").read_text()
 
 
@@ -130,5 +132,5 @@ def test_stubs_work_with_protobuf_7() -> None:
     assert run(sys.executable, "-c", ROUND_TRIP).startswith("7.")
 
 
-def test_only_a_registry_loads_the_client_of_etcd() -> None:
+def test_workers_and_frontends_do_not_import_the_etcd_client() -> None:
     run(sys.executable, "-c", IMPORT_ALL)

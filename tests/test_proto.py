@@ -1,6 +1,6 @@
-"""Within v1 the proto files only grow: `make lint` fails on what breaks programs made of the last release's.
+"""Within v1 the proto files only grow: `make lint` fails if a change breaks clients of the last release.
 
-It compares with the record in `proto-released`, so no tag is needed: each test runs in a copy without git.
+The check compares with the files recorded in `proto-released`, so it needs no git tag. Each test runs in a copy.
 """
 
 import re
@@ -20,7 +20,7 @@ NEXT_VERSION = "0.99.0"
 
 
 class Tree:
-    """A copy of all that the check reads."""
+    """A copy of the files that the check reads."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -30,7 +30,7 @@ class Tree:
             shutil.copytree(ROOT / name, folder / name)
 
     def edit(self, name: str, old: str, new: str) -> None:
-        """Change a proto file at the first place that has this."""
+        """Replace the first occurrence of `old` in a proto file."""
         path = self._folder / "proto" / "unbroken" / "v1" / name
         text = path.read_text()
         assert old in text
@@ -41,7 +41,7 @@ class Tree:
         path.write_text(re.sub(r'^version = ".*"$', f'version = "{version}"', path.read_text(), flags=re.MULTILINE))
 
     def make(self, target: str) -> tuple[bool, str]:
-        """Whether it succeeds, and all that it prints."""
+        """Run a make target. Returns whether it succeeds, and its output."""
         command = ("make", "--old-file=install-dev", f"BIN={Path(sys.executable).parent}", target)
         done = subprocess.run(command, cwd=self._folder, capture_output=True, text=True, timeout=MAKE_S_MAX)
         return done.returncode == 0, done.stdout + done.stderr
@@ -55,7 +55,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def test_what_is_here_breaks_nothing(tree: Tree) -> None:
+def test_current_proto_files_are_compatible_with_the_last_release(tree: Tree) -> None:
     succeeds, printed = tree.make("lint-proto")
 
     assert succeeds, printed
@@ -76,7 +76,7 @@ def test_what_is_here_breaks_nothing(tree: Tree) -> None:
         pytest.param("worker.proto", "uint32 stream_id = 1;", "string stream_id = 1;", id="type on a session"),
     ],
 )
-def test_what_breaks_programs_is_told(tree: Tree, name: str, old: str, new: str) -> None:
+def test_incompatible_change_fails_the_check(tree: Tree, name: str, old: str, new: str) -> None:
     tree.edit(name, old, new)
 
     succeeds, printed = tree.make("lint-proto")
@@ -92,7 +92,7 @@ def test_what_breaks_programs_is_told(tree: Tree, name: str, old: str, new: str)
         pytest.param("worker.proto", "uint32 stream_id = 1;", "uint32 stream = 1;", id="name on a session"),
     ],
 )
-def test_what_breaks_none_passes(tree: Tree, name: str, old: str, new: str) -> None:
+def test_compatible_change_passes_the_check(tree: Tree, name: str, old: str, new: str) -> None:
     tree.edit(name, old, new)
 
     succeeds, printed = tree.make("lint-proto")
@@ -100,7 +100,7 @@ def test_what_breaks_none_passes(tree: Tree, name: str, old: str, new: str) -> N
     assert succeeds, printed
 
 
-def test_a_version_without_a_record_is_told(tree: Tree) -> None:
+def test_version_without_recorded_proto_files_fails_the_check(tree: Tree) -> None:
     tree.begin_version(NEXT_VERSION)
 
     succeeds, printed = tree.make("lint-proto")
@@ -109,8 +109,8 @@ def test_a_version_without_a_record_is_told(tree: Tree) -> None:
     assert f"version {NEXT_VERSION} has no record of its proto files: make record-proto" in printed
 
 
-def test_a_record_takes_the_place_of_the_last(tree: Tree) -> None:
-    """From then on what was new is a promise as well."""
+def test_record_replaces_the_last_one_and_becomes_binding(tree: Tree) -> None:
+    """From then on the new fields may not be broken either."""
     tree.edit("inference.proto", FIELD, f"{FIELD}  // New.\n  string more = 91;\n")
     tree.begin_version(NEXT_VERSION)
 
@@ -123,7 +123,7 @@ def test_a_record_takes_the_place_of_the_last(tree: Tree) -> None:
     assert not tree.make("lint-proto")[0]
 
 
-def test_what_breaks_programs_is_not_recorded(tree: Tree) -> None:
+def test_incompatible_change_is_not_recorded(tree: Tree) -> None:
     before = tree.recorded()
     tree.edit("inference.proto", FIELD, "  string model = 91;\n")
     tree.begin_version(NEXT_VERSION)

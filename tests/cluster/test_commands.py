@@ -1,4 +1,4 @@
-"""The command lines of a cluster: processes find each other, and their successors are found where they were."""
+"""Command lines of a cluster: processes find each other, and a restarted process keeps its addresses."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from services.cluster.commands import (
 from services.runtime.process import StartupError
 
 
-def test_frontends_take_the_ports_that_follow_and_keep_them() -> None:
+def test_each_frontend_takes_the_next_port_and_keeps_it_after_a_restart() -> None:
     config = ClusterConfig(grpc_port=50051, http_port=0)
 
     first = frontend_command(config, 1, Path("r"), {}, registry="0.0.0.0:7")
@@ -25,27 +25,27 @@ def test_frontends_take_the_ports_that_follow_and_keep_them() -> None:
     assert {"--grpc-listen=h:1", "--http-listen=h:2"} <= set(later)
 
 
-def test_a_registry_keeps_its_address() -> None:
+def test_registry_keeps_its_address_after_a_restart() -> None:
     config = ClusterConfig(host="::1", registry_port=0)
 
     assert "--listen=[::1]:0" in registry_command(config, Path("r"), {})
     assert "--listen=[::1]:77" in registry_command(config, Path("r"), {"address": "[::1]:77"})
 
 
-def test_options_for_workers_come_last_and_no_model_is_named_for_them() -> None:
+def test_worker_options_come_last_and_no_model_is_set_by_default() -> None:
     command = worker_command(ClusterConfig(worker_options=("--mocker-itl-ms", "6")), Path("r"), registry="h:1")
 
     assert command[-2:] == ["--mocker-itl-ms", "6"]
     assert not [word for word in command if word.startswith("--model")]
 
 
-def test_a_wildcard_is_reached_over_loopback() -> None:
+def test_wildcard_address_is_reached_by_loopback() -> None:
     assert reachable("0.0.0.0:1") == "127.0.0.1:1"
     assert reachable("[::]:1") == "[::1]:1"
     assert reachable("host:1") == "host:1"
 
 
-def test_any_free_port_will_do() -> None:
+def test_ports_of_0_are_always_available() -> None:
     check_ports(ClusterConfig(frontends=3, registry_port=0, grpc_port=0, http_port=0))
 
 
@@ -56,11 +56,11 @@ def test_any_free_port_will_do() -> None:
         (8000, 65_535, "--http-port is too high: HTTP of frontend-2 would need port 65536"),
     ],
 )
-def test_ports_that_cannot_all_be_had_are_refused(grpc_port: int, http_port: int, said: str) -> None:
+def test_conflicting_ports_are_refused(grpc_port: int, http_port: int, said: str) -> None:
     with pytest.raises(StartupError, match=said):
         check_ports(ClusterConfig(frontends=2, grpc_port=grpc_port, http_port=http_port))
 
 
-def test_the_host_must_be_of_this_machine() -> None:
+def test_host_of_another_machine_is_refused() -> None:
     with pytest.raises(StartupError, match=r"cannot listen for the registry on 192\.0\.2\.1:0: "):
         check_ports(ClusterConfig(host="192.0.2.1", registry_port=0))

@@ -1,11 +1,11 @@
-"""The console: people see who says what."""
+"""The console marks each line with the process that wrote it."""
 
 import io
 
 from services.cluster.console import Console, table
 
 
-def test_the_console_marks_lines_and_colours_names_on_a_terminal_only() -> None:
+def test_lines_are_marked_and_names_are_coloured_only_on_a_terminal() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -18,5 +18,5 @@ def test_the_console_marks_lines_and_colours_names_on_a_terminal_only() -> None:
     assert coloured.getvalue() == "\033[36mup      \033[0m | text\n"
 
 
-def test_a_table_has_aligned_columns() -> None:
+def test_table_has_aligned_columns() -> None:
     assert table([["name", "pid"], ["registry", "7"]]) == "name      pid\nregistry  7"

@@ -1,4 +1,4 @@
-"""The state folder: one cluster owns it, and says there what runs."""
+"""The state folder belongs to one cluster at a time, and describes its processes while it runs."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from services.cluster.state import owned, write_state
 from services.runtime.process import StartupError
 
 
-def test_a_state_folder_has_one_owner_and_no_stale_state(tmp_path: Path) -> None:
+def test_state_folder_has_one_owner_and_no_stale_state(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{}")
 
     with owned(tmp_path):
@@ -20,7 +20,7 @@ def test_a_state_folder_has_one_owner_and_no_stale_state(tmp_path: Path) -> None
     assert not (tmp_path / "cluster.json").exists()
 
 
-def test_a_state_folder_that_cannot_be_made_is_an_error_in_words(tmp_path: Path) -> None:
+def test_state_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(StartupError, match="cannot use the state folder"), owned(tmp_path / "file"):

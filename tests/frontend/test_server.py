@@ -1,4 +1,4 @@
-"""The frontend process: calls are answered where the operator put them, and nowhere else."""
+"""A frontend process answers admin calls only at their configured address, and client calls at the others."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def configured(ready_file: Path | None, **admin: Any) -> FrontendConfig:
 
 @asynccontextmanager
 async def running(folder: Path, **admin: Any) -> AsyncIterator[dict[str, str]]:
-    """The addresses of a frontend that runs, as its ready file has them."""
+    """Run a frontend. Yields the addresses in its ready file."""
     ready_file, stopping = folder / "ready", asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(Frontend(configured(ready_file, **admin)).run(stopping))
@@ -60,7 +60,7 @@ async def http_status(address: str | None, path: str) -> int | None:
 
 
 async def services_at(address: str) -> set[str]:
-    """What reflection names there."""
+    """The services that reflection lists at `address`."""
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
@@ -70,7 +70,7 @@ async def services_at(address: str) -> set[str]:
 
 
 async def grpc_status(address: str | None) -> grpc.StatusCode | None:
-    """How an admin call ends there."""
+    """The status of an admin call to `address`, or None without an address."""
     if address is None:
         return None
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
@@ -84,7 +84,7 @@ async def grpc_status(address: str | None) -> grpc.StatusCode | None:
 
 OK, UNIMPLEMENTED = grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED
 PLACES: dict[str, tuple[dict[str, Any], list[int | None], list[grpc.StatusCode | None]]] = {
-    # How admin calls are configured: how they end with the clients' and apart, over HTTP and over gRPC.
+    # Configuration: status of an admin call at the clients' address and at the admin address, over HTTP and over gRPC.
     "by default": ({}, [200, None], [OK, None]),
     "apart": ({"listen": ANY, "grpc_listen": ANY}, [404, 200], [UNIMPLEMENTED, OK]),
     "HTTP apart": ({"listen": ANY}, [404, 200], [UNIMPLEMENTED, None]),
@@ -95,8 +95,8 @@ PLACES: dict[str, tuple[dict[str, Any], list[int | None], list[grpc.StatusCode |
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_admin_calls_are_answered_where_they_were_put_and_nowhere_else(place: str, tmp_path: Path) -> None:
-    """What was put out of clients' reach over one protocol is not left in it over the other."""
+def test_admin_calls_are_answered_only_at_their_configured_address(place: str, tmp_path: Path) -> None:
+    """Admin calls that are moved to an admin address for one protocol are not left open to clients over the other."""
     admin, over_http, over_grpc = PLACES[place]
 
     async def scenario() -> None:
@@ -111,7 +111,7 @@ def test_admin_calls_are_answered_where_they_were_put_and_nowhere_else(place: st
     run_async(scenario())
 
 
-def test_the_operators_address_has_health_and_metrics_and_the_clients_keeps_them(tmp_path: Path) -> None:
+def test_admin_address_and_client_address_both_serve_health_and_metrics(tmp_path: Path) -> None:
     async def scenario() -> list[int | None]:
         paths = ("/live", "/health", "/metrics")
         async with running(tmp_path, listen=ANY) as addresses:
@@ -120,7 +120,7 @@ def test_the_operators_address_has_health_and_metrics_and_the_clients_keeps_them
     assert run_async(scenario()) == [200, 503, 200] * 2
 
 
-def test_its_end_is_the_last_that_it_logs(tmp_path: Path) -> None:
+def test_frontend_logs_its_stop_last(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path):
             pass
@@ -131,7 +131,7 @@ def test_its_end_is_the_last_that_it_logs(tmp_path: Path) -> None:
     assert logs[-1]["event"] == "frontend stopped"
 
 
-def test_the_operators_grpc_address_serves_while_no_model_can_be(tmp_path: Path) -> None:
+def test_admin_grpc_address_is_healthy_without_models(tmp_path: Path) -> None:
     async def scenario() -> list[str]:
         async with (
             running(tmp_path, grpc_listen=ANY) as addresses,
@@ -145,7 +145,7 @@ def test_the_operators_grpc_address_serves_while_no_model_can_be(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("name", "option"), [("listen", "--admin-listen"), ("grpc_listen", "--admin-grpc-listen")])
-def test_an_operators_address_in_use_is_one_sentence_that_names_the_option(name: str, option: str) -> None:
+def test_admin_address_in_use_is_reported_with_the_option(name: str, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         remedy = f"stop the program that uses it, or give another {option}"

@@ -1,4 +1,4 @@
-"""Fixtures of the registry's tests."""
+"""Fixtures for the tests of the registry."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from etcd3aio import Etcd3Client
 
+from services.core.errors import Failure
 from services.registry.config import EtcdConfig
 from services.registry.service import RegistryService
 from services.registry.store import Store
@@ -26,7 +28,7 @@ from services.stubs.registry_pb2_grpc import RegistryStub, add_RegistryServicer_
 
 WAIT_S = 10.0
 PORTS = range(20_000, 30_000)
-"""Below those that a kernel gives to who asks for any, which the near end of any connection does."""
+"""Below the ephemeral ports, which the kernel assigns to outgoing connections."""
 PORT_TRIES_MAX = 100
 
 
@@ -43,7 +45,7 @@ def register(record: Instance, lease_s: int = 10) -> RegisterRequest:
 
 
 async def until(condition: Callable[[], Any]) -> Any:
-    """What `condition` returns, once that is true."""
+    """Wait until `condition` returns something true, and return that."""
     async with asyncio.timeout(WAIT_S):
         while not (value := condition()):
             await asyncio.sleep(0.01)
@@ -51,10 +53,10 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 
 def free_port() -> int:
-    """Where nobody listens, and nobody else will before this process ends: for servers that come late, or back."""
+    """A port that nothing else uses until this process ends: for servers that start late or restart."""
     for port in random.sample(PORTS, PORT_TRIES_MAX):
         with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as claim, socket.socket() as listener:
-            claim.bind(("127.0.0.1", port))  # Whoever asks here asks so first, and nobody else uses UDP.
+            claim.bind(("127.0.0.1", port))  # A claim among the tests: nothing else uses UDP.
             listener.bind(("127.0.0.1", port))
             claim.detach()
             return port
@@ -62,7 +64,7 @@ def free_port() -> int:
 
 
 class Etcd:
-    """One real etcd of one member, on ports that stay the same over restarts."""
+    """A real etcd with one member, on ports that stay the same across restarts."""
 
     def __init__(self, folder: Path, *options: str, scheme: str = "http") -> None:
         self.data = folder / "data"
@@ -78,7 +80,7 @@ class Etcd:
         return EtcdConfig(endpoints=(self.endpoint,))
 
     def start(self) -> None:
-        """Start it; see `wait_listening`. Its clock is fast, so that leases of 1 s are granted."""
+        """Start it; see `wait_listening`. Short election timeouts allow leases of 1 s."""
         program = shutil.which("etcd")
         assert program is not None, "these tests need etcd: install it (Debian: apt-get install etcd-server)"
         url = f"{self._scheme}://{self.endpoint}"
@@ -123,7 +125,7 @@ class Etcd:
 
 
 class Proxy:
-    """A TCP proxy to `target`, to cut connections, to refuse new ones, and to take `delay_s` for each."""
+    """A TCP proxy to `target` that can cut connections, refuse new ones, and delay each by `delay_s`."""
 
     def __init__(self, target: str, *, delay_s: float = 0.0) -> None:
         self.accepted_count = 0
@@ -176,7 +178,7 @@ class Proxy:
 
 @asynccontextmanager
 async def running(*stores: Store) -> AsyncIterator[None]:
-    """The stores, each following what it keeps, and knowing something."""
+    """Run the stores, and wait until each has reached its storage."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(store.run()) for store in stores]
         try:
@@ -189,7 +191,7 @@ async def running(*stores: Store) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def served(store: Store, port: int = 0) -> AsyncIterator[str]:
-    """A registry over the store on a real socket: its address."""
+    """Serve a registry on the store. Yields its address."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_RegistryServicer_to_server(RegistryService(store), server)
     address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
@@ -202,7 +204,7 @@ async def served(store: Store, port: int = 0) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def client(address: str) -> AsyncIterator[Any]:
-    """A stub on a channel of its own. Leaving breaks all its streams."""
+    """A stub on its own channel. Its streams break at the end of the block."""
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         yield RegistryStub(channel)
 
@@ -241,3 +243,27 @@ async def started_registry(folder: Path, *options: str, **environment: str) -> A
     finally:
         registry.process.kill()
         registry.process.wait()
+
+
+async def put(store: Store, instance_id: str, lease_s: int = 300) -> None:
+    await store.put(instance(instance_id), await store.grant(lease_s), takes_over=True)
+
+
+def ids(store: Store) -> list[str]:
+    return [record.instance_id for record in store.cache.instances()]
+
+
+async def until_stored(store: Store, instance_id: str) -> None:
+    """Put a record as soon as the store can be reached."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                return await put(store, instance_id)
+            except Failure:
+                await asyncio.sleep(0.02)
+
+
+async def compact(etcd: Etcd, revision: int) -> None:
+    async with Etcd3Client([etcd.endpoint]) as client:
+        assert client.kv is not None
+        await client.kv.compact(revision, physical=True, timeout=5)

@@ -1,7 +1,7 @@
-"""MemoryStore: each start is a history of its own."""
+"""MemoryStore begins a new history at each start. See test_store.py for what all stores have in common."""
 
 from services.registry.memory_store import MemoryStore
 
 
-def test_a_restart_is_another_epoch_so_that_watchers_get_a_snapshot() -> None:
+def test_each_start_begins_a_new_epoch_so_that_watchers_get_a_snapshot() -> None:
     assert MemoryStore().cache.epoch != MemoryStore().cache.epoch

@@ -1,4 +1,4 @@
-"""Registration: a record stays in the store for as long as its stream lives, whatever the store does meanwhile."""
+"""Registration keeps its record in the store while its stream is open, across losses of the lease and of the store."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,13 +17,13 @@ from tests.registry.support import instance, until
 
 
 class Client:
-    """The other end of a Register stream: what it was told."""
+    """The client of a Register stream: records the responses."""
 
     def __init__(self) -> None:
-        self.told: list[RegisterResponse] = []
+        self.received: list[RegisterResponse] = []
 
-    async def tell(self, response: RegisterResponse) -> None:
-        self.told.append(response)
+    async def send(self, response: RegisterResponse) -> None:
+        self.received.append(response)
 
 
 @asynccontextmanager
@@ -38,37 +38,37 @@ def lease_of(store: MemoryStore) -> Lease:
     return Lease(store.cache.entries["w1"].lease_id, 10)
 
 
-def test_confirms_the_record_with_its_lease_and_revision() -> None:
+def test_registration_is_confirmed_with_its_lease_and_revision() -> None:
     async def scenario() -> None:
         store, client = MemoryStore(), Client()
 
-        async with kept(Registration(store, instance(), 10, client.tell)):
-            await until(lambda: client.told)
+        async with kept(Registration(store, instance(), 10, client.send)):
+            await until(lambda: client.received)
 
-        assert client.told[0].instance == instance()
-        assert client.told[0].lease.ToSeconds() == 10
-        assert client.told[0].revision == store.cache.revision == 1
+        assert client.received[0].instance == instance()
+        assert client.received[0].lease.ToSeconds() == 10
+        assert client.received[0].revision == store.cache.revision == 1
 
     run_on_loop(scenario())
 
 
-def test_an_update_replaces_the_record_and_is_confirmed() -> None:
+def test_update_replaces_the_record_and_is_confirmed() -> None:
     async def scenario() -> None:
         store, client = MemoryStore(), Client()
-        registration = Registration(store, instance(), 10, client.tell)
+        registration = Registration(store, instance(), 10, client.send)
 
         async with kept(registration):
-            await until(lambda: client.told)
+            await until(lambda: client.received)
             registration.update(instance(model="other"))
-            await until(lambda: len(client.told) == 2)
+            await until(lambda: len(client.received) == 2)
 
-        assert store.cache.instances() == [instance(model="other")] == [client.told[1].instance]
+        assert store.cache.instances() == [instance(model="other")] == [client.received[1].instance]
 
     run_on_loop(scenario())
 
 
-def test_an_update_keeps_the_instance_id() -> None:
-    registration = Registration(MemoryStore(), instance("w1"), 10, Client().tell)
+def test_update_with_another_instance_id_is_refused() -> None:
+    registration = Registration(MemoryStore(), instance("w1"), 10, Client().send)
 
     with pytest.raises(Failure) as failure:
         registration.update(instance("w2"))
@@ -76,12 +76,12 @@ def test_an_update_keeps_the_instance_id() -> None:
     assert failure.value.reason is Reason.INVALID_ARGUMENT
 
 
-def test_the_lease_is_renewed() -> None:
+def test_lease_is_renewed_while_the_registration_runs() -> None:
     async def scenario() -> None:
         store, client = MemoryStore(), Client()
 
-        async with kept(Registration(store, instance(), 1, client.tell)):
-            await until(lambda: client.told)
+        async with kept(Registration(store, instance(), 1, client.send)):
+            await until(lambda: client.received)
             await asyncio.sleep(1.2)  # longer than the lease: nothing else shows that it was renewed
 
             assert store.cache.revision == 1
@@ -90,42 +90,42 @@ def test_the_lease_is_renewed() -> None:
     run_on_loop(scenario())
 
 
-def test_a_lost_lease_is_granted_anew_and_the_record_put_again() -> None:
+def test_record_is_put_on_a_new_lease_after_its_lease_is_lost() -> None:
     async def scenario() -> None:
         store, client = MemoryStore(), Client()
 
-        async with kept(Registration(store, instance(), 10, client.tell)):
-            await until(lambda: client.told)
+        async with kept(Registration(store, instance(), 10, client.send)):
+            await until(lambda: client.received)
             await store.revoke(lease_of(store))
-            await until(lambda: len(client.told) == 2)
+            await until(lambda: len(client.received) == 2)
 
         assert store.cache.instances() == [instance()]
 
     run_on_loop(scenario())
 
 
-def test_the_client_is_told_to_drain() -> None:
+def test_drain_is_sent_to_the_client() -> None:
     async def scenario() -> None:
         store, client = MemoryStore(), Client()
 
-        async with kept(Registration(store, instance(), 10, client.tell)):
-            await until(lambda: client.told)
+        async with kept(Registration(store, instance(), 10, client.send)):
+            await until(lambda: client.received)
             await store.drain("w1")
-            await until(lambda: len(client.told) == 2)
+            await until(lambda: len(client.received) == 2)
 
-        assert client.told[1].instance.state == INSTANCE_STATE_DRAINING
+        assert client.received[1].instance.state == INSTANCE_STATE_DRAINING
 
     run_on_loop(scenario())
 
 
-def test_ends_when_another_took_the_record_over() -> None:
+def test_registration_ends_when_another_stream_takes_its_record_over() -> None:
     async def scenario() -> None:
         store, client = MemoryStore(), Client()
-        registration = Registration(store, instance(), 10, client.tell)
+        registration = Registration(store, instance(), 10, client.send)
 
         async def take_over() -> None:
             async with kept(registration):
-                await until(lambda: client.told)
+                await until(lambda: client.received)
                 await store.put(instance(model="new"), await store.grant(10), takes_over=True)
                 await asyncio.Event().wait()
 
@@ -139,17 +139,17 @@ def test_ends_when_another_took_the_record_over() -> None:
     run_on_loop(scenario())
 
 
-def test_a_view_that_is_behind_is_not_taken_for_a_loss_or_a_take_over() -> None:
-    """As with an etcd that lost its data: the record is back at a low revision while the view still is what it was."""
+def test_cache_that_is_behind_is_not_mistaken_for_a_loss_or_a_takeover() -> None:
+    """After etcd has lost its data, the record is back at a low revision while the cache still has the old state."""
 
     async def scenario() -> None:
         store, client = MemoryStore(), Client()
 
-        async with kept(Registration(store, instance(), 10, client.tell)):
-            await until(lambda: client.told)
+        async with kept(Registration(store, instance(), 10, client.send)):
+            await until(lambda: client.received)
             first = store.cache.entries["w1"]
             await store.revoke(lease_of(store))
-            await until(lambda: len(client.told) == 2)
+            await until(lambda: len(client.received) == 2)
             second = store.cache.entries["w1"]
 
             store.cache.replace(store.cache.epoch, 99, {"w1": first})
@@ -158,26 +158,26 @@ def test_a_view_that_is_behind_is_not_taken_for_a_loss_or_a_take_over() -> None:
             await settle()
             store.cache.replace(store.cache.epoch, 100, {"w1": second})
             await store.drain("w1")
-            await until(lambda: len(client.told) == 3)
+            await until(lambda: len(client.received) == 3)
 
-        assert client.told[2].instance.state == INSTANCE_STATE_DRAINING
+        assert client.received[2].instance.state == INSTANCE_STATE_DRAINING
         assert store.cache.revision == 101
 
     run_on_loop(scenario())
 
 
 async def settle() -> None:
-    """Let the registration see what is in the view."""
+    """Let the registration see the state of the cache."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-def test_lingering_begins_the_lease_again() -> None:
+def test_linger_renews_the_lease() -> None:
     async def scenario() -> None:
         store, client = MemoryStore(), Client()
-        registration = Registration(store, instance(), 2, client.tell)
+        registration = Registration(store, instance(), 2, client.send)
         async with kept(registration):
-            await until(lambda: client.told)
+            await until(lambda: client.received)
             stored_at = asyncio.get_running_loop().time()
         await asyncio.sleep(0.3)
 
@@ -189,7 +189,7 @@ def test_lingering_begins_the_lease_again() -> None:
     run_on_loop(scenario())
 
 
-def test_a_client_that_does_not_read_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registration_of_a_client_that_does_not_read_ends_with_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration_module, "SEND_TIMEOUT_S", 0.05)
 
     async def never(_: RegisterResponse) -> None:

@@ -1,4 +1,4 @@
-"""The registry's process: it says where it listens, starts without etcd, and ends when asked."""
+"""A registry process reports its address, starts without etcd, and stops on a signal."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ from tests.registry.support import (
 )
 
 
-def test_listens_on_a_free_port_and_writes_down_which(tmp_path: Path) -> None:
+def test_registry_listens_on_a_free_port_and_writes_it_to_the_ready_file(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with started_registry(tmp_path, "--listen", "127.0.0.1:0") as registry:
             address = await registry.address()
@@ -46,7 +46,7 @@ def test_listens_on_a_free_port_and_writes_down_which(tmp_path: Path) -> None:
     run_on_loop(scenario())
 
 
-def test_serves_health_reflection_and_channelz(tmp_path: Path) -> None:
+def test_registry_serves_health_reflection_and_channelz(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
             started_registry(tmp_path, DYN_REGISTRY_LISTEN="127.0.0.1:0") as registry,
@@ -74,7 +74,7 @@ async def listed_services(channel: grpc.aio.Channel) -> Message:
 
 
 async def send_garbage(method: str, channel: grpc.aio.Channel) -> None:
-    """Send what is no message at all, and wait for the answer."""
+    """Send bytes that are not a protobuf message, and wait for the answer."""
     kind: Any = channel.stream_stream if method == "Register" else channel.unary_unary
     if method == "Register":
         call = kind(f"/{SERVICE}/{method}")()
@@ -85,7 +85,7 @@ async def send_garbage(method: str, channel: grpc.aio.Channel) -> None:
 
 
 @pytest.mark.parametrize("method", ["Register", "List", "Drain"])
-def test_a_request_that_cannot_be_decoded_is_the_clients_fault(tmp_path: Path, method: str) -> None:
+def test_malformed_request_is_refused_with_invalid_argument(tmp_path: Path, method: str) -> None:
     async def scenario() -> None:
         async with (
             started_registry(tmp_path, "--listen", "127.0.0.1:0") as registry,
@@ -101,7 +101,7 @@ def test_a_request_that_cannot_be_decoded_is_the_clients_fault(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_ends_in_order_when_asked_though_streams_are_open(tmp_path: Path, number: signal.Signals) -> None:
+def test_registry_stops_on_a_signal_while_streams_are_open(tmp_path: Path, number: signal.Signals) -> None:
     async def scenario() -> None:
         async with started_registry(tmp_path, "--listen", "127.0.0.1:0") as registry:
             async with client(await registry.address()) as stub:
@@ -119,7 +119,7 @@ def test_ends_in_order_when_asked_though_streams_are_open(tmp_path: Path, number
     run_on_loop(scenario())
 
 
-def test_a_port_in_use_is_one_sentence_and_status_1(tmp_path: Path) -> None:
+def test_registry_reports_a_port_in_use_in_one_sentence_and_exits_with_status_1(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -130,8 +130,8 @@ def test_a_port_in_use_is_one_sentence_and_status_1(tmp_path: Path) -> None:
         assert "Traceback" not in registry.log()
 
 
-def test_what_the_environment_says_of_etcd_is_no_wish_for_it(tmp_path: Path) -> None:
-    """`ETCD_ENDPOINTS` may be there for others."""
+def test_etcd_variables_do_not_select_the_etcd_store(tmp_path: Path) -> None:
+    """`ETCD_ENDPOINTS` may be set for other programs."""
 
     async def scenario() -> None:
         async with started_registry(tmp_path, "--listen", "127.0.0.1:0", ETCD_ENDPOINTS="127.0.0.1:1") as registry:
@@ -140,7 +140,7 @@ def test_what_the_environment_says_of_etcd_is_no_wish_for_it(tmp_path: Path) -> 
     run_on_loop(scenario())
 
 
-def test_starts_without_etcd_and_says_so_once_without_the_password(tmp_path: Path) -> None:
+def test_registry_starts_without_etcd_and_logs_it_once_without_the_password(tmp_path: Path) -> None:
     async def scenario() -> None:
         endpoint = f"127.0.0.1:{free_port()}"
         options = ("--listen", "127.0.0.1:0", "--store", "etcd", "--log-level", "debug", "--etcd-username", "registry")
@@ -163,7 +163,7 @@ def test_starts_without_etcd_and_says_so_once_without_the_password(tmp_path: Pat
 
 
 @pytest.mark.etcd
-def test_is_healthy_once_it_has_reached_its_store_and_stays_so(tmp_path: Path) -> None:
+def test_registry_is_healthy_from_the_first_contact_with_its_store_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         etcd = Etcd(tmp_path)
         options = ("--listen", "127.0.0.1:0", "--store", "etcd", "--etcd-endpoints", etcd.endpoint)
@@ -180,13 +180,13 @@ def test_is_healthy_once_it_has_reached_its_store_and_stays_so(tmp_path: Path) -
             finally:
                 etcd.kill()
             await until(lambda: "the watch on etcd failed" in registry.log())
-            assert await health_of(channel, SERVICE) == "SERVING", "it serves its last view"
+            assert await health_of(channel, SERVICE) == "SERVING", "it serves its last known state"
 
     run_on_loop(asyncio.wait_for(scenario(), WAIT_S))
 
 
 @pytest.mark.etcd
-def test_a_registry_killed_and_started_again_over_etcd_has_lost_nothing(tmp_path: Path, etcd: Etcd) -> None:
+def test_registry_on_etcd_loses_nothing_when_it_is_killed_and_restarted(tmp_path: Path, etcd: Etcd) -> None:
     async def scenario() -> None:
         options = ("--listen", "127.0.0.1:0", "--store", "etcd", "--etcd-endpoints", f"http://{etcd.endpoint}")
         async with started_registry(tmp_path, *options) as registry, client(await registry.address()) as stub:
@@ -206,7 +206,7 @@ def test_a_registry_killed_and_started_again_over_etcd_has_lost_nothing(tmp_path
     run_on_loop(scenario())
 
 
-def test_the_embedded_store_brings_no_etcd_client() -> None:
+def test_embedded_store_does_not_import_an_etcd_client() -> None:
     program = "import sys, services.cli.registry, services.registry.server; assert 'etcd3aio' not in sys.modules"
 
     subprocess.run([sys.executable, "-c", program], check=True)

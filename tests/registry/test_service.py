@@ -1,4 +1,4 @@
-"""RegistryService: what a client of the registry may rely on, over a real socket."""
+"""RegistryService keeps the promises of registry.proto, over a real socket."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -36,7 +36,7 @@ Scenario = Callable[[Any], Awaitable[None]]
 
 
 def on_memory(scenario: Scenario) -> None:
-    """Run the scenario with a stub of a registry over the embedded store."""
+    """Run the scenario with a stub of a registry with the embedded store."""
 
     async def main() -> None:
         async with running(store := MemoryStore()), served(store) as address, client(address) as stub:
@@ -46,7 +46,7 @@ def on_memory(scenario: Scenario) -> None:
 
 
 async def registered(stub: Any, record: Instance, lease_s: int = 10) -> Any:
-    """A Register stream that was confirmed."""
+    """Open a Register stream, and wait until the record is confirmed."""
     call = stub.Register()
     await call.write(register(record, lease_s))
     confirmed = await call.read()
@@ -59,7 +59,7 @@ async def ids(stub: Any) -> list[str]:
 
 
 async def until_watched(call: Any, condition: Callable[[WatchResponse], bool]) -> WatchResponse:
-    """The first message of the watch that fits."""
+    """The first message of the watch for which `condition` is true."""
     async with asyncio.timeout(WAIT_S):
         while True:
             response: WatchResponse = await call.read()
@@ -78,7 +78,7 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
 # Register
 
 
-def test_the_first_answer_confirms_the_record() -> None:
+def test_first_response_of_register_confirms_the_record() -> None:
     async def scenario(stub: Any) -> None:
         call = stub.Register()
         await call.write(register(instance(), 7))
@@ -92,7 +92,7 @@ def test_the_first_answer_confirms_the_record() -> None:
     on_memory(scenario)
 
 
-def test_a_record_without_a_state_is_serving_and_the_lease_is_10_s_unless_given() -> None:
+def test_record_without_state_and_lease_is_serving_with_a_lease_of_10_s() -> None:
     async def scenario(stub: Any) -> None:
         call = stub.Register()
         await call.write(RegisterRequest(instance=instance(state=INSTANCE_STATE_UNSPECIFIED)))
@@ -125,7 +125,7 @@ def test_a_record_without_a_state_is_serving_and_the_lease_is_10_s_unless_given(
         (RegisterRequest(instance=instance(), lease=Duration(seconds=1, nanos=1)), "lease"),
     ],
 )
-def test_refuses_an_incomplete_record_and_names_the_field(request_: RegisterRequest, param: str) -> None:
+def test_incomplete_record_is_refused_with_the_name_of_the_field(request_: RegisterRequest, param: str) -> None:
     async def scenario(stub: Any) -> None:
         call = stub.Register()
         await call.write(request_)
@@ -145,14 +145,14 @@ def test_refuses_an_incomplete_record_and_names_the_field(request_: RegisterRequ
 
 
 @pytest.mark.parametrize("address", ["worker-1.example:50052", "10.0.0.1:1", "[::1]:65535"])
-def test_takes_names_and_both_kinds_of_addresses(address: str) -> None:
+def test_host_names_and_both_kinds_of_ip_addresses_are_accepted(address: str) -> None:
     async def scenario(stub: Any) -> None:
         await registered(stub, instance(address=address))
 
     on_memory(scenario)
 
 
-def test_another_record_on_the_stream_replaces_the_first() -> None:
+def test_second_record_on_the_stream_replaces_the_first() -> None:
     async def scenario(stub: Any) -> None:
         call = await registered(stub, instance())
 
@@ -165,7 +165,7 @@ def test_another_record_on_the_stream_replaces_the_first() -> None:
     on_memory(scenario)
 
 
-def test_a_wrong_update_ends_the_stream_and_the_record_stays_for_its_lease() -> None:
+def test_invalid_update_ends_the_stream_and_the_record_stays_for_its_lease() -> None:
     async def scenario(stub: Any) -> None:
         call = await registered(stub, instance())
 
@@ -179,8 +179,8 @@ def test_a_wrong_update_ends_the_stream_and_the_record_stays_for_its_lease() -> 
     on_memory(scenario)
 
 
-def test_a_wrong_update_that_comes_with_the_record_ends_the_stream_too() -> None:
-    """It cut the first answer off half-way, and gRPC could not end the call: the client waited for ever."""
+def test_invalid_update_right_after_the_record_ends_the_stream() -> None:
+    """A bug: it cancelled the first write midway, gRPC could not end the call, and the client waited forever."""
 
     async def scenario(stub: Any) -> None:
         call = stub.Register()
@@ -195,7 +195,7 @@ def test_a_wrong_update_that_comes_with_the_record_ends_the_stream_too() -> None
     on_memory(scenario)
 
 
-def test_deregistering_removes_the_record_at_once_and_ends_the_stream_well() -> None:
+def test_deregister_removes_the_record_and_ends_the_stream_with_ok() -> None:
     async def scenario(stub: Any) -> None:
         call = await registered(stub, instance(), 300)
 
@@ -209,7 +209,7 @@ def test_deregistering_removes_the_record_at_once_and_ends_the_stream_well() -> 
 
 
 @pytest.mark.parametrize("ending", ["cancel", "done_writing"])
-def test_a_record_stays_for_its_lease_when_the_stream_breaks_and_then_goes(ending: str) -> None:
+def test_record_expires_one_lease_after_its_stream_broke(ending: str) -> None:
     async def scenario(stub: Any) -> None:
         loop = asyncio.get_running_loop()
         watch = stub.Watch(WatchRequest())
@@ -226,7 +226,7 @@ def test_a_record_stays_for_its_lease_when_the_stream_breaks_and_then_goes(endin
     on_memory(scenario)
 
 
-def test_coming_back_takes_the_record_over_and_ends_the_stream_before() -> None:
+def test_new_stream_takes_the_record_over_and_the_old_stream_is_aborted() -> None:
     async def scenario(stub: Any) -> None:
         before = await registered(stub, instance(), 1)
 
@@ -236,7 +236,7 @@ def test_coming_back_takes_the_record_over_and_ends_the_stream_before() -> None:
             await before.read()
         assert error.value.code() is grpc.StatusCode.ABORTED
         assert reason_of(error.value) == "TAKEN_OVER"
-        await asyncio.sleep(1.2)  # longer than the first lease: nothing else shows that its end did no harm
+        await asyncio.sleep(1.2)  # Longer than the first lease: its end must not remove the record.
         assert (await stub.List(ListRequest())).instances == [instance(model="new")]
 
     on_memory(scenario)
@@ -245,7 +245,7 @@ def test_coming_back_takes_the_record_over_and_ends_the_stream_before() -> None:
 # Watch
 
 
-def test_a_watch_begins_with_all_instances_and_goes_on_with_changes() -> None:
+def test_watch_sends_a_snapshot_and_then_each_change() -> None:
     async def scenario(stub: Any) -> None:
         call = await registered(stub, instance())
 
@@ -267,7 +267,7 @@ def test_a_watch_begins_with_all_instances_and_goes_on_with_changes() -> None:
     on_memory(scenario)
 
 
-def test_a_watch_of_nothing_begins_with_an_empty_snapshot() -> None:
+def test_watch_without_instances_starts_with_an_empty_snapshot() -> None:
     async def scenario(stub: Any) -> None:
         first = await stub.Watch(WatchRequest()).read()
 
@@ -278,7 +278,7 @@ def test_a_watch_of_nothing_begins_with_an_empty_snapshot() -> None:
     on_memory(scenario)
 
 
-def test_a_watch_resumes_after_the_revision_that_came_last() -> None:
+def test_watch_resumes_after_the_last_revision() -> None:
     async def scenario(stub: Any) -> None:
         await registered(stub, instance())
         seen = await stub.Watch(WatchRequest()).read()
@@ -292,7 +292,7 @@ def test_a_watch_resumes_after_the_revision_that_came_last() -> None:
     on_memory(scenario)
 
 
-def test_a_watch_that_resumes_where_nothing_changed_is_told_so_at_once() -> None:
+def test_resumed_watch_without_changes_is_answered_at_once() -> None:
     async def scenario(stub: Any) -> None:
         seen = await stub.Watch(WatchRequest()).read()
 
@@ -303,7 +303,7 @@ def test_a_watch_that_resumes_where_nothing_changed_is_told_so_at_once() -> None
     on_memory(scenario)
 
 
-def test_a_watch_of_an_unknown_epoch_begins_with_a_snapshot() -> None:
+def test_watch_with_an_unknown_epoch_starts_with_a_snapshot() -> None:
     async def scenario(stub: Any) -> None:
         await registered(stub, instance())
 
@@ -315,8 +315,8 @@ def test_a_watch_of_an_unknown_epoch_begins_with_a_snapshot() -> None:
     on_memory(scenario)
 
 
-def test_a_watcher_that_does_not_read_gets_what_it_missed_in_bounded_messages() -> None:
-    """It stops reading until the flow control of its stream is full, and meanwhile 3,000 changes pass."""
+def test_slow_watcher_gets_the_changes_that_it_missed_in_few_messages() -> None:
+    """Flow control stops the stream of a watcher that does not read, while 3,000 changes happen."""
 
     async def main() -> None:
         store = MemoryStore(WatchCache(history_changes_max=50))
@@ -339,19 +339,19 @@ def test_a_watcher_that_does_not_read_gets_what_it_missed_in_bounded_messages() 
     run_on_loop(asyncio.wait_for(main(), WAIT_S))
 
 
-def test_a_watcher_that_reads_nothing_for_long_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frontend that hung once held its place in the registry for as long as its connection stood."""
+def test_stream_of_a_watcher_that_does_not_read_ends_with_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug: a frontend that hung kept its stream and its resources in the registry while the connection stood."""
     monkeypatch.setattr(registration, "SEND_TIMEOUT_S", 0.1)
-    is_broken_off = asyncio.Event()  # Nothing else shows that the buffers between the two are full.
+    is_broken_off = asyncio.Event()  # The only sign that the buffers are full.
 
-    async def tell(*told: Any) -> None:
+    async def send(*arguments: Any) -> None:
         try:
-            await registration.send_in_time(*told)
+            await registration.send_in_time(*arguments)
         except Failure:
             is_broken_off.set()
             raise
 
-    monkeypatch.setattr(service, "send_in_time", tell)
+    monkeypatch.setattr(service, "send_in_time", send)
 
     async def main() -> None:
         async with running(store := MemoryStore()), served(store) as address, client(address) as stub:
@@ -373,7 +373,7 @@ def test_a_watcher_that_reads_nothing_for_long_is_broken_off(monkeypatch: pytest
 # List and Drain
 
 
-def test_a_list_is_in_the_order_of_ids() -> None:
+def test_list_is_sorted_by_id() -> None:
     async def scenario(stub: Any) -> None:
         for instance_id in ("b", "a"):
             await registered(stub, instance(instance_id))
@@ -383,7 +383,7 @@ def test_a_list_is_in_the_order_of_ids() -> None:
     on_memory(scenario)
 
 
-def test_draining_is_seen_by_watchers_and_told_to_the_instance() -> None:
+def test_drain_is_sent_to_watchers_and_to_the_instance() -> None:
     async def scenario(stub: Any) -> None:
         call = await registered(stub, instance())
         watch = stub.Watch(WatchRequest())
@@ -400,7 +400,7 @@ def test_draining_is_seen_by_watchers_and_told_to_the_instance() -> None:
     on_memory(scenario)
 
 
-def test_draining_an_unknown_instance_is_not_found() -> None:
+def test_drain_of_an_unknown_instance_is_not_found() -> None:
     async def scenario(stub: Any) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await stub.Drain(DrainRequest(instance_id="nobody"))
@@ -411,11 +411,11 @@ def test_draining_an_unknown_instance_is_not_found() -> None:
     on_memory(scenario)
 
 
-# Over etcd
+# On etcd
 
 
 def on_etcd(etcd: Etcd, scenario: Callable[..., Awaitable[None]]) -> None:
-    """Run the scenario with stubs of two registries over one etcd."""
+    """Run the scenario with stubs of two registries on one etcd."""
 
     async def main() -> None:
         stores = [EtcdStore(etcd.config) for _ in range(2)]
@@ -427,7 +427,7 @@ def on_etcd(etcd: Etcd, scenario: Callable[..., Awaitable[None]]) -> None:
 
 
 @pytest.mark.etcd
-def test_draining_on_one_registry_reaches_the_instance_on_another(etcd: Etcd) -> None:
+def test_drain_on_one_registry_reaches_an_instance_on_another(etcd: Etcd) -> None:
     async def scenario(one: Any, two: Any) -> None:
         call = await registered(one, instance())
 
@@ -439,7 +439,7 @@ def test_draining_on_one_registry_reaches_the_instance_on_another(etcd: Etcd) ->
 
 
 @pytest.mark.etcd
-def test_coming_back_on_another_registry_takes_the_record_over(etcd: Etcd) -> None:
+def test_new_stream_on_another_registry_takes_the_record_over(etcd: Etcd) -> None:
     async def scenario(one: Any, two: Any) -> None:
         before = await registered(one, instance(), 1)
 
@@ -456,7 +456,7 @@ def test_coming_back_on_another_registry_takes_the_record_over(etcd: Etcd) -> No
 
 
 @pytest.mark.etcd
-def test_a_watch_resumes_on_another_registry(etcd: Etcd) -> None:
+def test_watch_resumes_on_another_registry(etcd: Etcd) -> None:
     async def scenario(one: Any, two: Any) -> None:
         watch = one.Watch(WatchRequest())
         await registered(one, instance())
@@ -474,7 +474,7 @@ def test_a_watch_resumes_on_another_registry(etcd: Etcd) -> None:
 
 
 @pytest.mark.etcd
-def test_while_etcd_is_away_streams_stay_and_the_last_view_is_served_and_a_new_record_is_confirmed_once_stored(
+def test_during_an_etcd_outage_streams_stay_open_and_new_records_are_confirmed_afterwards(
     etcd: Etcd,
 ) -> None:
     async def scenario(one: Any, _two: Any) -> None:
@@ -501,7 +501,7 @@ def test_while_etcd_is_away_streams_stay_and_the_last_view_is_served_and_a_new_r
 
 
 @pytest.mark.etcd
-def test_a_registry_that_never_reached_etcd_says_so_instead_of_showing_nothing() -> None:
+def test_registry_that_never_reached_etcd_answers_unavailable_instead_of_an_empty_list() -> None:
     async def main() -> None:
         store = EtcdStore(EtcdConfig(endpoints=(f"127.0.0.1:{free_port()}",)))
         async with served(store) as address, client(address) as stub:

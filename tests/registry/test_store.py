@@ -1,4 +1,4 @@
-"""Store: records hang on leases, and a late registration never harms the one that followed it. Both stores alike."""
+"""Both stores keep records on leases, and a late registration never replaces its successor."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ Run = Callable[[Scenario], None]
 
 @pytest.fixture(params=["memory", pytest.param("etcd", marks=pytest.mark.etcd)])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run a scenario on a store that follows what it keeps."""
+    """Runs a scenario on each kind of store."""
 
     async def on_a_store(scenario: Scenario) -> None:
         store: Store = MemoryStore()
@@ -36,7 +36,7 @@ def ids(store: Store) -> list[str]:
     return [record.instance_id for record in store.cache.instances()]
 
 
-def test_a_record_that_is_put_comes_into_the_view(run: Run) -> None:
+def test_put_adds_the_record_to_the_cache(run: Run) -> None:
     async def scenario(store: Store) -> None:
         lease = await store.grant(10)
 
@@ -49,7 +49,7 @@ def test_a_record_that_is_put_comes_into_the_view(run: Run) -> None:
     run(scenario)
 
 
-def test_revisions_count_up(run: Run) -> None:
+def test_revisions_increase(run: Run) -> None:
     async def scenario(store: Store) -> None:
         lease, other = await store.grant(10), await store.grant(10)
 
@@ -61,7 +61,7 @@ def test_revisions_count_up(run: Run) -> None:
     run(scenario)
 
 
-def test_a_record_goes_with_its_lease_and_stays_while_that_is_renewed(run: Run) -> None:
+def test_record_expires_with_its_lease_and_stays_while_the_lease_is_renewed(run: Run) -> None:
     async def scenario(store: Store) -> None:
         short, renewed = await store.grant(1), await store.grant(1)
         await store.put(instance("short"), short, takes_over=True)
@@ -82,7 +82,7 @@ def test_a_record_goes_with_its_lease_and_stays_while_that_is_renewed(run: Run) 
     run(scenario)
 
 
-def test_revoking_removes_the_record_at_once_and_may_be_repeated(run: Run) -> None:
+def test_revoke_removes_the_record_and_is_idempotent(run: Run) -> None:
     async def scenario(store: Store) -> None:
         lease = await store.grant(300)
         await store.put(instance(), lease, takes_over=True)
@@ -96,7 +96,7 @@ def test_revoking_removes_the_record_at_once_and_may_be_repeated(run: Run) -> No
     run(scenario)
 
 
-def test_a_record_that_went_over_to_another_lease_outlives_the_first(run: Run) -> None:
+def test_record_on_a_new_lease_survives_the_revocation_of_the_old_lease(run: Run) -> None:
     async def scenario(store: Store) -> None:
         old, new = await store.grant(300), await store.grant(300)
         await store.put(instance(), old, takes_over=True)
@@ -112,7 +112,7 @@ def test_a_record_that_went_over_to_another_lease_outlives_the_first(run: Run) -
     run(scenario)
 
 
-def test_a_late_put_does_not_push_out_the_lease_that_followed(run: Run) -> None:
+def test_late_put_does_not_replace_a_record_on_a_newer_lease(run: Run) -> None:
     async def scenario(store: Store) -> None:
         old, new = await store.grant(300), await store.grant(300)
         await store.put(instance(), old, takes_over=True)
@@ -127,7 +127,7 @@ def test_a_late_put_does_not_push_out_the_lease_that_followed(run: Run) -> None:
     run(scenario)
 
 
-def test_draining_marks_the_record_on_the_lease_it_has(run: Run) -> None:
+def test_drain_marks_the_record_and_keeps_its_lease(run: Run) -> None:
     async def scenario(store: Store) -> None:
         lease = await store.grant(300)
         await store.put(instance(), lease, takes_over=True)
@@ -142,7 +142,7 @@ def test_draining_marks_the_record_on_the_lease_it_has(run: Run) -> None:
     run(scenario)
 
 
-def test_draining_is_never_undone(run: Run) -> None:
+def test_put_does_not_undo_a_drain(run: Run) -> None:
     async def scenario(store: Store) -> None:
         old, new = await store.grant(300), await store.grant(300)
         await store.put(instance(), old, takes_over=True)
@@ -155,7 +155,7 @@ def test_draining_is_never_undone(run: Run) -> None:
     run(scenario)
 
 
-def test_draining_what_is_not_there_says_so(run: Run) -> None:
+def test_drain_of_an_unknown_instance_fails_with_instance_not_found(run: Run) -> None:
     async def scenario(store: Store) -> None:
         with pytest.raises(Failure) as failure:
             await store.drain("w" * 1000)

@@ -1,4 +1,4 @@
-"""Scope: what a task is doing can be ended from outside, and the task goes on."""
+"""CancelScope ends part of a task from outside, and the task continues."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -16,13 +16,13 @@ async def wait_for_ever() -> None:
 
 
 async def cancelled_from_outside(*cancels: Callable[[asyncio.Task[str], CancelScope], object]) -> asyncio.Task[str]:
-    """A task that waits in a scope for ever, and then says that it is through, after these cancels in one turn."""
+    """A task that waits forever in a scope and then returns "through". All `cancels` are called in one turn."""
     scope = CancelScope()
 
     async def work() -> str:
         with scope:
             await wait_for_ever()
-        await asyncio.sleep(0)  # Here it would meet a cancel that was left over.
+        await asyncio.sleep(0)  # A cancellation that was left over would be raised here.
         return "through"
 
     async with asyncio.TaskGroup() as group:
@@ -46,7 +46,7 @@ def cancel_task_next_turn(task: asyncio.Task[str], _: CancelScope) -> None:
 
 
 def in_task(work: Callable[[], Coroutine[Any, Any, str]]) -> tuple[str, int]:
-    """What it says, and how many cancels it leaves in its task."""
+    """The result of `work`, and the number of cancellations that it leaves pending in its task."""
 
     async def scenario() -> tuple[str, int]:
         said = await work()
@@ -58,7 +58,7 @@ def in_task(work: Callable[[], Coroutine[Any, Any, str]]) -> tuple[str, int]:
     return run_async(scenario())
 
 
-def test_what_nobody_cancels_passes_through() -> None:
+def test_scope_that_is_not_cancelled_changes_nothing() -> None:
     async def work() -> str:
         said = ""
         with CancelScope():
@@ -68,7 +68,7 @@ def test_what_nobody_cancels_passes_through() -> None:
     assert in_task(work) == ("through", 0)
 
 
-def test_a_cancelled_scope_ends_and_its_task_goes_on() -> None:
+def test_cancelled_scope_ends_and_its_task_continues() -> None:
     async def scenario() -> tuple[str, int]:
         task = await cancelled_from_outside(cancel_scope)
         return task.result(), task.cancelling()
@@ -76,7 +76,7 @@ def test_a_cancelled_scope_ends_and_its_task_goes_on() -> None:
     assert run_async(scenario()) == ("through", 0)
 
 
-def test_to_cancel_it_twice_is_to_cancel_it_once() -> None:
+def test_cancel_is_idempotent() -> None:
     async def scenario() -> tuple[str, int]:
         task = await cancelled_from_outside(cancel_scope, cancel_scope)
         return task.result(), task.cancelling()
@@ -93,14 +93,14 @@ def test_to_cancel_it_twice_is_to_cancel_it_once() -> None:
         (cancel_task_next_turn, cancel_scope),
     ],
 )
-def test_a_task_that_is_cancelled_at_the_same_time_is_cancelled(cancels: tuple[Any, Any]) -> None:
+def test_task_cancelled_together_with_its_scope_is_cancelled(cancels: tuple[Any, Any]) -> None:
     async def scenario() -> bool:
         return (await cancelled_from_outside(*cancels)).cancelled()
 
     assert run_async(scenario())
 
 
-def test_a_task_that_is_cancelled_while_a_cancelled_scope_cleans_up_is_cancelled() -> None:
+def test_task_cancelled_during_the_cleanup_of_its_scope_is_cancelled() -> None:
     async def scenario() -> bool:
         scope, is_cleaning = CancelScope(), asyncio.Event()
 
@@ -123,8 +123,8 @@ def test_a_task_that_is_cancelled_while_a_cancelled_scope_cleans_up_is_cancelled
     assert run_async(scenario())
 
 
-def test_a_scope_opened_while_its_task_is_being_cancelled_ends_alone() -> None:
-    """Clean-up may need one: the cancel that was there before is another's."""
+def test_scope_opened_during_cancellation_of_its_task_ends_alone() -> None:
+    """Cleanup may need a scope: the earlier cancellation is not the scope's own."""
 
     async def scenario() -> tuple[list[str], bool]:
         scope, is_cleaning, steps = CancelScope(), asyncio.Event(), []
@@ -149,7 +149,7 @@ def test_a_scope_opened_while_its_task_is_being_cancelled_ends_alone() -> None:
     assert run_async(scenario()) == (["clean"], True)
 
 
-def test_its_own_task_may_cancel_it_and_ends_at_its_next_wait() -> None:
+def test_scope_cancelled_by_its_own_task_ends_at_the_next_await() -> None:
     async def work() -> str:
         said = "not begun"
         with CancelScope() as scope:
@@ -161,7 +161,7 @@ def test_its_own_task_may_cancel_it_and_ends_at_its_next_wait() -> None:
     assert in_task(work) == ("ends at a wait", 0)
 
 
-def test_its_own_task_may_cancel_it_and_end_before_it_waits() -> None:
+def test_scope_cancelled_by_its_own_task_may_end_without_an_await() -> None:
     async def work() -> str:
         with CancelScope() as scope:
             scope.cancel()
@@ -171,7 +171,7 @@ def test_its_own_task_may_cancel_it_and_end_before_it_waits() -> None:
     assert in_task(work) == ("through", 0)
 
 
-def test_to_cancel_it_after_its_end_does_nothing() -> None:
+def test_cancel_after_the_end_does_nothing() -> None:
     async def work() -> str:
         with CancelScope() as scope:
             pass
@@ -182,7 +182,7 @@ def test_to_cancel_it_after_its_end_does_nothing() -> None:
     assert in_task(work) == ("through", 0)
 
 
-def test_to_cancel_it_before_its_begin_does_nothing() -> None:
+def test_cancel_before_the_start_does_nothing() -> None:
     async def work() -> str:
         scope = CancelScope()
         scope.cancel()
@@ -193,8 +193,8 @@ def test_to_cancel_it_before_its_begin_does_nothing() -> None:
     assert in_task(work) == ("through", 0)
 
 
-def test_what_has_ended_in_the_turn_it_is_cancelled_in_has_not_lost_its_result() -> None:
-    """It runs on in the next turn, before the cancel does."""
+def test_body_that_ends_in_the_turn_of_the_cancel_keeps_its_result() -> None:
+    """The body continues in the next turn, before the cancellation is applied."""
 
     async def scenario() -> tuple[str, int]:
         scope, may_go_on = CancelScope(), asyncio.Event()
@@ -218,7 +218,7 @@ def test_what_has_ended_in_the_turn_it_is_cancelled_in_has_not_lost_its_result()
     assert run_async(scenario()) == ("ended", 0)
 
 
-def test_what_swallows_the_cancel_keeps_its_result_and_leaves_no_cancel_behind() -> None:
+def test_body_that_swallows_the_cancel_keeps_its_result() -> None:
     async def work() -> str:
         said = ""
         with CancelScope() as scope:
@@ -233,7 +233,7 @@ def test_what_swallows_the_cancel_keeps_its_result_and_leaves_no_cancel_behind()
     assert in_task(work) == ("swallowed", 0)
 
 
-def test_an_error_that_comes_of_the_cancel_is_not_swallowed() -> None:
+def test_exception_raised_because_of_the_cancel_is_passed_on() -> None:
     async def work() -> str:
         with CancelScope() as scope:
             scope.cancel()
@@ -247,8 +247,8 @@ def test_an_error_that_comes_of_the_cancel_is_not_swallowed() -> None:
         in_task(work)
 
 
-def test_a_cancel_that_is_raised_from_below_is_not_its_own() -> None:
-    """Such as that of a future which somebody else has cancelled."""
+def test_cancelled_error_from_the_body_is_passed_on() -> None:
+    """Such as that of a future that was cancelled elsewhere."""
 
     async def scenario() -> bool:
         async def work() -> None:
@@ -271,7 +271,7 @@ def test_a_cancel_that_is_raised_from_below_is_not_its_own() -> None:
         (["outer", "inner"], ["after outer"]),
     ],
 )
-def test_of_two_scopes_the_outermost_that_is_cancelled_ends(cancelled: list[str], passed: list[str]) -> None:
+def test_outermost_cancelled_scope_ends(cancelled: list[str], passed: list[str]) -> None:
     async def scenario() -> tuple[list[str], int]:
         scopes, steps = {"inner": CancelScope(), "outer": CancelScope()}, []
 
@@ -294,7 +294,7 @@ def test_of_two_scopes_the_outermost_that_is_cancelled_ends(cancelled: list[str]
     assert run_async(scenario()) == (passed, 0)
 
 
-def test_a_scope_in_a_group_of_tasks_ends_its_own_task_alone() -> None:
+def test_scope_in_a_task_group_ends_only_its_own_body() -> None:
     async def work() -> str:
         async with asyncio.TaskGroup() as group:
             with CancelScope(asyncio.get_running_loop()) as scope:
@@ -306,7 +306,7 @@ def test_a_scope_in_a_group_of_tasks_ends_its_own_task_alone() -> None:
     assert in_task(work) == ("through", 0)
 
 
-def test_it_can_be_opened_in_a_task_of_grpcs() -> None:
+def test_scope_works_in_a_task_of_grpc() -> None:
     async def answer(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         with CancelScope(asyncio.get_running_loop()) as scope:
             scope.cancel()

@@ -1,4 +1,4 @@
-"""Garbage is collected while few clients are connected, or at last when there may be too much of it."""
+"""Full garbage collections run while few clients are connected, or at the latest when much garbage may exist."""
 
 import asyncio
 import gc
@@ -22,18 +22,18 @@ from tests.support.doubles import run_async
         (ROUNDS_MAX, 5000, True),
     ],
 )
-def test_is_due_soon_with_few_clients_and_late_with_many(rounds: int, clients: int, due: bool) -> None:
+def test_full_collection_is_due_early_with_few_clients_and_late_with_many(rounds: int, clients: int, due: bool) -> None:
     assert is_due(rounds, clients) is due
 
 
 class Cycle:
-    """Garbage, once nobody holds it."""
+    """A reference cycle: garbage once it is unreachable."""
 
     def __init__(self) -> None:
         self.itself = self
 
 
-def test_old_garbage_stays_in_a_storm_and_goes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_is_not_collected_while_many_clients_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc_control, "POLL_S", 0.001)
     thresholds = gc.get_threshold()
 
@@ -47,7 +47,7 @@ def test_old_garbage_stays_in_a_storm_and_goes_after_it(monkeypatch: pytest.Monk
 
         cycle = Cycle()
         seen = weakref.ref(cycle)
-        gc.collect()  # It is old from now on.
+        gc.collect()  # Moves the cycle to the oldest generation.
         del cycle
         for _ in range(ROUNDS_MIN):
             gc.collect(1)

@@ -1,4 +1,4 @@
-"""Where a process listens: what can't be had is told in one sentence, before and after it was tried."""
+"""Listening sockets: unavailable addresses are explained in one sentence, and ports can be reserved and shared."""
 
 import errno
 import socket
@@ -10,25 +10,25 @@ from services.runtime.listen import bind_error, cannot_listen, listening_sockets
 from services.runtime.process import StartupError
 
 
-def test_a_port_that_somebody_has_cannot_be_had_and_any_other_can() -> None:
+def test_bind_error_reports_a_port_in_use_and_nothing_for_a_free_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         error = bind_error(address)
     assert error is not None
     assert error.errno == errno.EADDRINUSE
-    assert bind_error(address) is None, "it was let go of"
+    assert bind_error(address) is None, "the port was released"
     assert bind_error("127.0.0.1:0") is None
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1:0", "no-such-host.invalid:0"])
-def test_a_host_of_another_machine_or_of_none_cannot_be_had(address: str) -> None:
+def test_bind_error_reports_a_host_of_another_machine(address: str) -> None:
     error = bind_error(address)
 
     assert error is not None
     assert f"cannot listen for gRPC on {address}: " in str(cannot_listen("gRPC", address, error, option="--listen"))
 
 
-def test_a_port_in_use_comes_with_what_to_do() -> None:
+def test_port_in_use_is_explained_with_a_remedy() -> None:
     error = OSError(errno.EADDRINUSE, "as asyncio words it")
 
     assert str(cannot_listen("HTTP", "h:1", error, option="--http-port")) == (
@@ -36,17 +36,17 @@ def test_a_port_in_use_comes_with_what_to_do() -> None:
     )
 
 
-def test_what_is_no_address_is_told_in_a_sentence() -> None:
+def test_split_listen_explains_an_invalid_address() -> None:
     assert split_listen("[::1]:0") == ("[::1]", 0)
     with pytest.raises(StartupError, match="cannot listen on 8001: '8001' is not host:port"):
         split_listen("8001")
 
 
-# Ports that several processes share
+# Shared ports
 
 
 def shared(address: str) -> socket.socket:
-    """One more who listens there."""
+    """A further socket that listens on `address` with SO_REUSEPORT."""
     host, _, port = address.rpartition(":")
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -69,8 +69,8 @@ def is_in_use(address: str) -> bool:
     return False
 
 
-def test_a_reserved_port_is_for_those_who_share_and_for_no_other() -> None:
-    """Before the first of them listens as well as after."""
+def test_reserved_port_is_available_only_to_processes_that_share_it() -> None:
+    """Both before and after the first of them listens."""
     address, holders = reserve("127.0.0.1:0")
     assert not address.endswith(":0")
     assert is_in_use(address)
@@ -79,10 +79,10 @@ def test_a_reserved_port_is_for_those_who_share_and_for_no_other() -> None:
     assert is_in_use(address)
     assert bind_error(address) is not None
     close(*listeners, *holders)
-    assert not is_in_use(address), "it was let go of"
+    assert not is_in_use(address), "the port was released"
 
 
-def test_a_port_where_somebody_listens_cannot_be_reserved_even_if_he_would_share() -> None:
+def test_port_with_a_shared_listener_cannot_be_reserved() -> None:
     address, holders = reserve("127.0.0.1:0")
     listener = shared(address)
     close(*holders)
@@ -90,7 +90,7 @@ def test_a_port_where_somebody_listens_cannot_be_reserved_even_if_he_would_share
     close(listener)
 
 
-def test_who_holds_a_port_gets_no_clients() -> None:
+def test_holder_of_a_reserved_port_receives_no_connections() -> None:
     address, holders = reserve("127.0.0.1:0")
     listener = shared(address)
     listener.settimeout(10)
@@ -100,25 +100,25 @@ def test_who_holds_a_port_gets_no_clients() -> None:
     close(*clients, *accepted, listener, *holders)
 
 
-def test_a_port_in_use_by_the_dead_alone_can_be_reserved() -> None:
-    """A frontend that is started again at once: the connections of the last one are remembered for a minute."""
+def test_port_in_time_wait_can_be_reserved() -> None:
+    """A frontend may be restarted at once, while connections of the old one are in TIME_WAIT for a minute."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         client = socket.create_connection(("127.0.0.1", port))
         accepted, _ = server.accept()
-        close(accepted, client)  # Who closes first is remembered.
+        close(accepted, client)  # The side that closes first enters TIME_WAIT.
     _, holders = reserve(f"127.0.0.1:{port}")
     assert is_in_use(f"127.0.0.1:{port}")
     close(*holders)
 
 
-def test_all_addresses_of_a_host_get_the_same_port() -> None:
+def test_reserve_uses_the_same_port_for_all_addresses_of_a_host() -> None:
     address, holders = reserve("localhost:0")
     assert {holder.getsockname()[1] for holder in holders} == {int(address.rpartition(":")[2])}
     close(*holders)
 
 
-def test_a_host_of_two_addresses_is_listened_to_on_both_at_one_port() -> None:
+def test_host_with_two_addresses_listens_on_both_with_one_port() -> None:
     with ExitStack() as stack:
         listeners = [stack.enter_context(one) for one in listening_sockets("localhost:0", backlog=1)]
 
@@ -128,8 +128,8 @@ def test_a_host_of_two_addresses_is_listened_to_on_both_at_one_port() -> None:
             stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
 
 
-def test_a_host_that_is_listed_twice_is_listened_to_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its port seemed to be in use."""
+def test_host_that_is_listed_twice_listens_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug: the port seemed to be in use."""
     found = socket.getaddrinfo("127.0.0.1", 0, type=socket.SOCK_STREAM)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: 2 * found)
 
@@ -138,12 +138,12 @@ def test_a_host_that_is_listed_twice_is_listened_to_once(monkeypatch: pytest.Mon
     listener.close()
 
 
-def test_a_port_in_use_leaves_no_socket_open() -> None:
+def test_failed_listen_leaves_no_socket_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(OSError, match="in use"):
         listening_sockets(f"127.0.0.1:{other.getsockname()[1]}", backlog=1)
 
 
-def test_processes_of_one_frontend_listen_on_one_port() -> None:
+def test_shared_listeners_can_use_one_port() -> None:
     with ExitStack() as stack:
         [first] = map(stack.enter_context, listening_sockets("127.0.0.1:0", backlog=1, is_shared=True))
         address = f"127.0.0.1:{first.getsockname()[1]}"

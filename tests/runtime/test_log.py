@@ -1,4 +1,4 @@
-"""Logs: one line per event on stderr, alike for our own and for the libraries', as text or as JSON."""
+"""The log has one line per event on stderr, as text or JSON, for this program and for libraries alike."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def records(level: str = "info") -> list[dict[str, Any]]:
     return [json.loads(line) for line in logged("json", level).splitlines()]
 
 
-def test_json_is_one_object_per_line_marked_with_the_process() -> None:
+def test_json_log_has_one_object_per_line_with_the_process() -> None:
     ours, theirs, broken, broken_too = records()
 
     assert (ours["event"], ours["count"], ours["name"], ours["level"]) == ("ours", 3, "größer", "info")
@@ -59,13 +59,13 @@ def test_json_is_one_object_per_line_marked_with_the_process() -> None:
     assert all(record["timestamp"].endswith("Z") for record in (ours, theirs))
 
 
-def test_json_has_the_traceback_in_a_field() -> None:
+def test_json_log_has_the_traceback_in_a_field() -> None:
     for record in records()[2:]:
         assert "ZeroDivisionError: division by zero" in record["exception"]
         assert record["exception"].startswith("Traceback")
 
 
-def test_text_has_the_same_and_no_colours_where_nobody_looks() -> None:
+def test_text_log_has_no_colours_unless_stderr_is_a_terminal() -> None:
     text = logged("text")
 
     assert "ours" in text
@@ -86,7 +86,7 @@ ODD = ["", "two words", "a=b", "it's", 'say "x"', "a\nb", "a\tb", "größer", "\
 
 
 @pytest.mark.parametrize("value", ODD)
-def test_plain_text_is_that_of_the_console(value: Any) -> None:
+def test_plain_text_equals_structlogs_console_renderer(value: Any) -> None:
     console = ConsoleRenderer(colors=False, pad_event_to=0)
     line = {"timestamp": "now", "level": "info", "event": "two words", "z": 1, "b": value, "process": "p"}
 
@@ -94,7 +94,7 @@ def test_plain_text_is_that_of_the_console(value: Any) -> None:
 
 
 class Name(str):
-    """More than a string, as the names of HTTP headers are."""
+    """A subclass of str, as aiohttp's header names are."""
 
     __slots__ = ()
 
@@ -103,13 +103,13 @@ SECRET = Configured("secret")
 
 
 @pytest.mark.parametrize("value", [*ODD, {"a": [1]}, (1, 2), True, Reason, Name("x"), SECRET, [SECRET], {"a": SECRET}])
-def test_a_line_of_json_is_that_of_structlog(value: Any) -> None:
+def test_json_line_equals_structlogs_json_renderer(value: Any) -> None:
     line = {"event": "two words", "b": value}
 
     assert json.loads(json_line(None, "info", line)) == json.loads(JSONRenderer()(None, "info", line))
 
 
-def test_a_value_can_forge_neither_a_line_nor_what_a_terminal_does() -> None:
+def test_values_cannot_inject_lines_or_terminal_escapes() -> None:
     line = PlainText()(
         None, "info", {"timestamp": "now", "level": "info", "event": "e", "why": "a\u2028b\x1b[2Jc\x85d"}
     )
@@ -118,13 +118,13 @@ def test_a_value_can_forge_neither_a_line_nor_what_a_terminal_does() -> None:
 
 
 @pytest.mark.parametrize(("level", "count"), [("debug", 5), ("info", 4), ("warning", 3), ("error", 2)])
-def test_what_is_below_the_level_is_left_out(level: str, count: int) -> None:
+def test_events_below_the_level_are_not_logged(level: str, count: int) -> None:
     lines = [record for record in records(level) if record["event"] != "Using selector: EpollSelector"]
 
     assert len(lines) == count
 
 
-def test_a_log_that_nobody_reads_any_more_fails_nothing() -> None:
+def test_closed_stderr_causes_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -152,7 +152,7 @@ for level in (logging.DEBUG, logging.INFO, logging.WARNING):
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 @pytest.mark.parametrize(("level", "count"), [("debug", 3), ("info", 2), ("error", 0)])
-def test_what_is_said_without_a_logger_is_the_same(log_format: str, level: str, count: int) -> None:
+def test_log_event_writes_the_same_line_as_a_logger(log_format: str, level: str, count: int) -> None:
     code = SAY.format(level=level, log_format=log_format)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15, check=True)
 
@@ -174,7 +174,7 @@ print("went on")
 """
 
 
-def test_a_line_that_a_library_gets_wrong_fails_nothing() -> None:
+def test_malformed_log_call_of_a_library_causes_no_error() -> None:
     done = subprocess.run([sys.executable, "-c", WRONG], capture_output=True, text=True, timeout=15, check=True)
 
     assert done.stdout == "went on\n"

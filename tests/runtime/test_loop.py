@@ -1,4 +1,4 @@
-"""Loop: time is as fine as asyncio's, and no timer fires before its time."""
+"""Loop has a clock as precise as asyncio's, and its timers never fire early."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ import pytest
 from services.runtime.loop import Loop, run_on_loop
 
 
-def test_time_is_finer_than_what_is_measured_with_it() -> None:
+def test_loop_time_has_a_resolution_below_100_microseconds() -> None:
     async def scenario() -> float:
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -21,8 +21,8 @@ def test_time_is_finer_than_what_is_measured_with_it() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.0002, 0.0012, 0.0016])
-def test_no_timer_fires_before_its_time(delay_s: float) -> None:
-    """In whatever part of a millisecond it is set, and however often the loop looks meanwhile."""
+def test_timer_never_fires_early(delay_s: float) -> None:
+    """In whichever fraction of a millisecond it is set, and however often the loop polls meanwhile."""
 
     async def wait(began: float) -> bool:
         loop = asyncio.get_running_loop()
@@ -38,7 +38,7 @@ def test_no_timer_fires_before_its_time(delay_s: float) -> None:
     assert all(run_on_loop(scenario()))
 
 
-def test_who_is_woken_by_a_deadline_finds_that_it_has_passed() -> None:
+def test_deadline_has_passed_when_its_timeout_fires() -> None:
     async def scenario() -> list[bool]:
         loop, passed = asyncio.get_running_loop(), []
         for microseconds in range(1000, 2000, 50):
@@ -54,7 +54,7 @@ def test_who_is_woken_by_a_deadline_finds_that_it_has_passed() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0, -1])
-def test_what_is_due_already_is_called_in_the_next_turn(delay_s: float) -> None:
+def test_callback_that_is_due_already_runs_in_the_next_turn(delay_s: float) -> None:
     async def scenario() -> list[str]:
         called: list[str] = []
         asyncio.get_running_loop().call_later(delay_s, called.append, "late")
@@ -64,7 +64,7 @@ def test_what_is_due_already_is_called_in_the_next_turn(delay_s: float) -> None:
     assert run_on_loop(scenario()) == ["late"]
 
 
-def test_what_is_due_never_may_be_waited_for() -> None:
+def test_infinite_delay_is_accepted() -> None:
     async def scenario() -> None:
         asyncio.get_running_loop().call_later(inf, print).cancel()
         async with asyncio.timeout(inf):
@@ -73,7 +73,7 @@ def test_what_is_due_never_may_be_waited_for() -> None:
     run_on_loop(scenario())
 
 
-def test_run_returns_what_the_coroutine_does_and_raises_what_it_raises() -> None:
+def test_run_on_loop_returns_the_result_and_raises_the_exception() -> None:
     async def answer() -> object:
         return asyncio.get_running_loop()
 

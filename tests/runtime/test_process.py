@@ -1,4 +1,4 @@
-"""How a process lives: a signal asks it to end, a second one insists, and what stops it from starting is a sentence."""
+"""A process stops on a signal, exits at once on a second one, and prints one sentence if it cannot start."""
 
 import signal
 import subprocess
@@ -31,7 +31,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def test_it_runs_on_uvloop() -> None:
+def test_process_runs_on_uvloop() -> None:
     status, out, _ = finish(start("print(type(asyncio.get_running_loop()).mro())"))
 
     assert status == 0
@@ -39,7 +39,7 @@ def test_it_runs_on_uvloop() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_asks_it_to_end_and_it_ends_in_its_own_time(number: signal.Signals) -> None:
+def test_signal_sets_stopping_and_main_returns_by_itself(number: signal.Signals) -> None:
     process = start("print('up', flush=True); await stopping.wait(); print('in order', flush=True)")
     assert process.stdout is not None
     process.stdout.readline()
@@ -51,7 +51,7 @@ def test_a_signal_asks_it_to_end_and_it_ends_in_its_own_time(number: signal.Sign
     assert out.splitlines()[-1] == "in order"
 
 
-def test_a_second_signal_insists() -> None:
+def test_second_signal_exits_at_once() -> None:
     body = "print('up', flush=True); await stopping.wait(); print('stopping', flush=True); await asyncio.Event().wait()"
     process = start(body)
     assert process.stdout is not None
@@ -71,12 +71,12 @@ def test_a_second_signal_insists() -> None:
         "ExceptionGroup('', [ExceptionGroup('', [StartupError('the port is taken')])])",
     ],
 )
-def test_what_stops_it_from_starting_is_a_sentence(error: str) -> None:
+def test_startup_error_is_printed_as_one_sentence(error: str) -> None:
     assert finish(start(f"raise {error}")) == (1, "", "error: the port is taken\n")
 
 
 @pytest.mark.parametrize("error", ["ZeroDivisionError('a bug')", "ExceptionGroup('', [ZeroDivisionError('a bug')])"])
-def test_a_bug_is_a_traceback(error: str) -> None:
+def test_other_exception_is_printed_as_a_traceback(error: str) -> None:
     status, _, said = finish(start(f"raise {error}"))
 
     assert status == 1
@@ -107,9 +107,7 @@ with exiting_at_once():
         ("print('to nobody'); sys.stdout.close()", 0, "to nobody"),
     ],
 )
-def test_it_leaves_with_the_same_status_and_words_without_what_is_left_to_do_at_exit(
-    body: str, status: int, said: str
-) -> None:
+def test_exiting_at_once_keeps_status_and_output_but_skips_exit_handlers(body: str, status: int, said: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LEAVE.format(body=body)], capture_output=True, text=True, timeout=WAIT_S, check=False
     )
@@ -118,12 +116,12 @@ def test_it_leaves_with_the_same_status_and_words_without_what_is_left_to_do_at_
     assert said in done.stdout + done.stderr
 
 
-def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_write_atomically_replaces_the_file_and_leaves_no_other(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
     write_atomically(path, "a long first text")
     before = path.stat().st_ino
     write_atomically(path, "second")
 
     assert path.read_text() == "second"
-    assert path.stat().st_ino != before, "written in place, a reader could see half of it"
+    assert path.stat().st_ino != before, "a file written in place could be read half-written"
     assert list(tmp_path.iterdir()) == [path]

@@ -1,4 +1,4 @@
-"""What stands in groups of exceptions, however deep."""
+"""leaf_of finds the cause in nested exception groups. TaskSet never outlives its owner, and reports every exception."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from services.runtime.tasks import TaskSet, leaf_of, root_cause
 from tests.support.doubles import run_async
 
 
-def test_finds_the_first_exception_that_is_no_group() -> None:
+def test_leaf_of_finds_the_first_exception_in_nested_groups() -> None:
     first, second = ValueError("first"), ValueError("second")
 
     assert leaf_of(ExceptionGroup("outer", [ExceptionGroup("inner", [first]), second])) is first
 
 
-def test_an_exception_alone_is_itself() -> None:
+def test_leaf_of_an_exception_is_the_exception_itself() -> None:
     alone = ValueError("alone")
 
     assert leaf_of(alone) is alone
@@ -66,7 +66,7 @@ def test_the_root_cause_is_the_cancellation_if_one_came_at_the_same_time() -> No
 
 
 def nothing() -> None:
-    """Nobody needs to hear of a bug."""
+    """A callback that does nothing."""
 
 
 async def wait_for_ever() -> None:
@@ -82,7 +82,7 @@ def bug() -> None:
 
 
 class CleanUp:
-    """Work that takes its time to end when it is cancelled."""
+    """Work whose cleanup, when it is cancelled, waits for `may_end`."""
 
     def __init__(self, then: Callable[[], None] = nothing) -> None:
         self.is_cleaning, self.may_end = asyncio.Event(), asyncio.Event()
@@ -103,100 +103,100 @@ def others() -> set[asyncio.Task[Any]]:
     return asyncio.all_tasks() - {asyncio.current_task()}
 
 
-def test_each_end_is_waited_for_anew_and_what_has_ended_is_forgotten() -> None:
+def test_wait_ended_returns_once_for_each_task_that_ends() -> None:
     async def scenario() -> tuple[list[str], set[asyncio.Task[Any]]]:
-        beside, steps = TaskSet(nothing), []
+        tasks, steps = TaskSet(nothing), []
 
         async def work(name: str) -> None:
             await asyncio.sleep(0)
             steps.append(name)
 
         for name in ("first", "second"):
-            beside.start(work(name))
-            await beside.wait_ended()
+            tasks.start(work(name))
+            await tasks.wait_ended()
             steps.append("ended")
-        await beside.end()
+        await tasks.end()
         return steps, others()
 
     assert run_async(scenario()) == (["first", "ended", "second", "ended"], set())
 
 
-def test_one_that_is_cancelled_ends_alone() -> None:
+def test_start_returns_a_function_that_cancels_only_its_task() -> None:
     async def scenario() -> int:
-        beside = TaskSet(nothing)
-        cancel = beside.start(wait_for_ever())
-        beside.start(wait_for_ever())
+        tasks = TaskSet(nothing)
+        cancel = tasks.start(wait_for_ever())
+        tasks.start(wait_for_ever())
         await asyncio.sleep(0)
         cancel()
-        await beside.wait_ended()
+        await tasks.wait_ended()
         left = len(others())
-        await beside.end()
+        await tasks.end()
         return left
 
     assert run_async(scenario()) == 1
 
 
-def test_none_outlives_its_owner() -> None:
+def test_end_waits_until_every_task_has_ended() -> None:
     async def scenario() -> tuple[bool, set[asyncio.Task[Any]]]:
-        beside, work = TaskSet(nothing), CleanUp()
-        beside.start(work())
-        beside.start(wait_for_ever())
+        tasks, work = TaskSet(nothing), CleanUp()
+        tasks.start(work())
+        tasks.start(wait_for_ever())
         await asyncio.sleep(0)
         work.may_end.set()
-        await beside.end()
+        await tasks.end()
         return work.is_clean, others()
 
     assert run_async(scenario()) == (True, set())
 
 
-def test_clean_up_is_not_disturbed_by_the_end() -> None:
+def test_end_does_not_cancel_a_task_that_is_already_cleaning_up() -> None:
     async def scenario() -> bool:
-        beside, work = TaskSet(nothing), CleanUp()
-        cancel = beside.start(work())
+        tasks, work = TaskSet(nothing), CleanUp()
+        cancel = tasks.start(work())
         await asyncio.sleep(0)
         cancel()
         await work.is_cleaning.wait()
         asyncio.get_running_loop().call_soon(work.may_end.set)
-        await beside.end()
+        await tasks.end()
         return work.is_clean
 
     assert run_async(scenario())
 
 
-def test_a_bug_is_told_at_once_and_raised_at_the_end() -> None:
+def test_exception_of_a_task_is_reported_at_once_and_raised_by_end() -> None:
     async def scenario() -> set[asyncio.Task[Any]]:
         heard = asyncio.Event()
-        beside = TaskSet(heard.set)
-        beside.start(fail())
-        beside.start(wait_for_ever())
+        tasks = TaskSet(heard.set)
+        tasks.start(fail())
+        tasks.start(wait_for_ever())
         await heard.wait()
         with pytest.raises(ValueError, match="bug"):
-            await beside.end()
+            await tasks.end()
         return others()
 
     assert run_async(scenario()) == set()
 
 
-def test_a_bug_on_the_way_out_is_raised_too() -> None:
+def test_exception_during_cleanup_is_raised_by_end() -> None:
     async def scenario() -> None:
-        beside, work = TaskSet(nothing), CleanUp(then=bug)
-        beside.start(work())
+        tasks, work = TaskSet(nothing), CleanUp(then=bug)
+        tasks.start(work())
         await asyncio.sleep(0)
         work.may_end.set()
-        await beside.end()
+        await tasks.end()
 
     with pytest.raises(ValueError, match="on the way out"):
         run_async(scenario())
 
 
-def test_the_first_bug_counts() -> None:
+def test_end_raises_the_first_exception() -> None:
     async def scenario() -> None:
-        beside = TaskSet(nothing)
-        beside.start(fail())
-        await beside.wait_ended()
-        beside.start(fail_otherwise())
-        await beside.wait_ended()
-        await beside.end()
+        tasks = TaskSet(nothing)
+        tasks.start(fail())
+        await tasks.wait_ended()
+        tasks.start(fail_otherwise())
+        await tasks.wait_ended()
+        await tasks.end()
 
     async def fail_otherwise() -> None:
         raise KeyError
@@ -206,15 +206,15 @@ def test_the_first_bug_counts() -> None:
 
 
 @pytest.mark.parametrize("then", [nothing, bug], ids=["well", "with a bug"])
-def test_an_owner_that_is_cancelled_while_it_waits_waits_on_and_is_cancelled_then(then: Callable[[], None]) -> None:
+def test_owner_cancelled_during_end_still_waits_for_its_tasks(then: Callable[[], None]) -> None:
     async def scenario() -> tuple[bool, bool, set[asyncio.Task[Any]]]:
         work = CleanUp(then)
 
         async def own() -> None:
-            beside = TaskSet(nothing)
-            beside.start(work())
+            tasks = TaskSet(nothing)
+            tasks.start(work())
             await asyncio.sleep(0)
-            await beside.end()
+            await tasks.end()
 
         owner = asyncio.ensure_future(own())
         await work.is_cleaning.wait()
@@ -229,17 +229,17 @@ def test_an_owner_that_is_cancelled_while_it_waits_waits_on_and_is_cancelled_the
     assert run_async(scenario()) == (False, True, set())
 
 
-def test_an_owner_that_was_cancelled_before_stays_cancelled_whatever_its_tasks_do() -> None:
+def test_owner_cancelled_before_end_stays_cancelled_even_if_a_task_fails() -> None:
     async def scenario() -> bool:
         work = CleanUp(then=bug)
 
         async def own() -> None:
-            beside = TaskSet(nothing)
-            beside.start(work())
+            tasks = TaskSet(nothing)
+            tasks.start(work())
             try:
                 await wait_for_ever()
             finally:
-                await beside.end()
+                await tasks.end()
 
         owner = asyncio.ensure_future(own())
         await asyncio.sleep(0)

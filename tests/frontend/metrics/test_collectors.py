@@ -1,4 +1,4 @@
-"""The frontend's metrics of thresholds: those that are set, as they are now."""
+"""Collectors expose the current thresholds and the load of workers, and nothing that is unknown."""
 
 from prometheus_client import CollectorRegistry
 
@@ -9,7 +9,7 @@ from tests.frontend.session.test_pool import Machine, pool_of, sessions, until, 
 from tests.support.doubles import models_of, run_async
 
 
-def test_tells_the_thresholds_that_are_set_and_no_others() -> None:
+def test_busy_metrics_have_samples_only_for_thresholds_that_are_set() -> None:
     thresholds = BusyThresholds(AdmissionConfig(thresholds=Thresholds(active_decode_blocks=0.9)))
     registry = CollectorRegistry()
     registry.register(BusyMetrics(models_of(), thresholds, "dynamo_frontend"))
@@ -26,7 +26,7 @@ def test_tells_the_thresholds_that_are_set_and_no_others() -> None:
     assert after == [None, 0], "0 is a threshold"
 
 
-def test_tells_the_load_of_known_ranks_and_counts_of_cancels() -> None:
+def test_worker_metrics_have_samples_for_known_ranks_and_for_cancels() -> None:
     async def scenario() -> None:
         async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
             registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Outcomes: what ends in one turn of the event loop is counted and written down together, before anybody can ask."""
+"""Outcomes counts and logs requests that end in one turn of the event loop together, before a client can notice."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def outcome(request_id: str, result: Finish | Failure = ENDED) -> Outcome:
 
 
 class Case:
-    """Outcomes and their metrics."""
+    """Outcomes with its metrics."""
 
     def __init__(self) -> None:
         self.metrics = build_metrics()
@@ -32,13 +32,13 @@ class Case:
         return self.metrics.registry.get_sample_value(name, {"model": "m"})
 
 
-def test_those_of_one_turn_are_counted_and_written_in_the_next_in_their_order() -> None:
+def test_outcomes_of_one_turn_are_counted_and_logged_in_order_in_the_next_turn() -> None:
     case = Case()
 
     async def scenario() -> None:
         case.outcomes.add(outcome("a"))
         case.outcomes.add(outcome("b", Failure(Reason.NO_WORKERS, "gone")))
-        assert (case.counted(), logs) == (None, []), "in this turn others wait"
+        assert (case.counted(), logs) == (None, []), "not yet in this turn"
         await asyncio.sleep(0)
         assert case.counted() == 2
         case.outcomes.add(outcome("c"))
@@ -51,8 +51,8 @@ def test_those_of_one_turn_are_counted_and_written_in_the_next_in_their_order() 
     assert [line["request_id"] for line in logs] == ["a", "b", "c"]
 
 
-def test_who_asks_after_its_answer_finds_it_counted() -> None:
-    """Its answer is written in the turn in which it ended; what it asks then is read in a later one."""
+def test_client_that_asks_after_its_answer_finds_the_request_counted() -> None:
+    """The answer is written in the turn in which the request ends; the next request is read in a later turn."""
     case = Case()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -79,7 +79,7 @@ def test_who_asks_after_its_answer_finds_it_counted() -> None:
     assert run_async(scenario()) == list(range(50))
 
 
-def test_what_a_process_ends_with_is_written_too() -> None:
+def test_outcome_in_the_last_turn_of_the_loop_is_logged() -> None:
     case = Case()
 
     async def last() -> None:

@@ -1,4 +1,4 @@
-"""Processes of a frontend as their supervisor sees them, in one process with the test."""
+"""Stand-ins for the processes of a frontend, within the process of the test."""
 
 import asyncio
 import tempfile
@@ -20,39 +20,39 @@ PREFIX = "p"
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """The name of a socket may have 107 bytes, and those of pytest's folders take as many."""
+    """A temporary folder with a short path: the path of a socket has at most 107 bytes, and pytest's are longer."""
     with tempfile.TemporaryDirectory(prefix="unbroken-test-") as folder:
         yield Path(folder)
 
 
-class Hushed(LocalControl):
-    """A process that answers while its event is set."""
+class PausableControl(LocalControl):
+    """The control of a process, which answers only while `may_answer` is set."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self.speaks = asyncio.Event()
-        self.speaks.set()
-        self.asked_count = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.call_count = 0
 
-    async def _wait_speaking(self) -> None:
-        self.asked_count += 1
-        await self.speaks.wait()
+    async def _wait_allowed(self) -> None:
+        self.call_count += 1
+        await self.may_answer.wait()
 
     async def exposition(self) -> bytes:
-        await self._wait_speaking()
+        await self._wait_allowed()
         return await super().exposition()
 
     async def cancel(self, request_id: str) -> int:
-        await self._wait_speaking()
+        await self._wait_allowed()
         return await super().cancel(request_id)
 
     async def set_thresholds(self, model: str, changes: Changes) -> None:
-        await self._wait_speaking()
+        await self._wait_allowed()
         await super().set_thresholds(model, changes)
 
 
 class Process:
-    """One process: what it counts, whom it serves, and its thresholds."""
+    """One process with its metrics, its running requests and its thresholds."""
 
     def __init__(self) -> None:
         self.gate = Gate()
@@ -60,17 +60,17 @@ class Process:
         self.registry = CollectorRegistry()
         self.requests = Counter(f"{PREFIX}_requests", "Requests.", registry=self.registry)
         self.inflight = Gauge(f"{PREFIX}_inflight_requests", "Under way.", registry=self.registry)
-        self.whole = Hushed(self.registry, self.gate, self.thresholds)
+        self.control = PausableControl(self.registry, self.gate, self.thresholds)
 
     @asynccontextmanager
-    async def living(self, path: Path) -> AsyncIterator[None]:
-        async with serve_control(control_app(self.whole), path):
+    async def serving(self, path: Path) -> AsyncIterator[None]:
+        async with serve_control(control_app(self.control), path):
             yield
 
 
 @asynccontextmanager
 async def supervised(answer_s_max: float) -> AsyncIterator[tuple[ProcessGroup, Path]]:
-    """A group that answers, and its folder."""
+    """A process group that serves its control, and the folder of its sockets."""
     group = ProcessGroup(PREFIX, answer_s_max)
     with short_folder() as folder:
         async with serve_control(control_app(group, group.join), folder / SUPERVISOR_SOCKET):

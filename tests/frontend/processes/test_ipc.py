@@ -1,4 +1,4 @@
-"""The control sockets: an answer is what the other side said, and an end, a silence and a refusal are told apart."""
+"""RemoteControl returns the other process's answer, and distinguishes an exit, a stall and a failure."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from services.frontend.processes.ipc import (
     serve_control,
 )
 from services.frontend.routing.thresholds import Thresholds
-from tests.frontend.processes.support import Hushed, Process, short_folder, supervised
+from tests.frontend.processes.support import PausableControl, Process, short_folder, supervised
 from tests.support.doubles import run_async
 
 PREFILL = "active_prefill_tokens_threshold"
@@ -30,10 +30,10 @@ PREFILL = "active_prefill_tokens_threshold"
 
 @contextmanager
 def no_more_files() -> Iterator[None]:
-    """This process can open none."""
+    """Within the block this process can open no further files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     least = os.open(os.devnull, os.O_RDONLY)
-    os.close(least)  # The first number that is free: from there on none may be given out.
+    os.close(least)  # The lowest free descriptor: the limit forbids it and all higher ones.
     resource.setrlimit(resource.RLIMIT_NOFILE, (least, hard))
     try:
         yield
@@ -41,20 +41,20 @@ def no_more_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-class Refusing(Hushed):
-    """Wants nothing set."""
+class Refusing(PausableControl):
+    """Refuses every change of thresholds."""
 
     async def set_thresholds(self, model: str, changes: Changes) -> None:
         raise invalid("model", f"{model} is as it should be")
 
 
-def test_what_is_asked_is_answered_by_the_other_side(caplog: pytest.LogCaptureFixture) -> None:
+def test_remote_control_calls_are_answered_by_the_other_process(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         process = Process()
         process.requests.inc(3)
         with short_folder() as folder:
             path = folder / "one.sock"
-            async with process.living(path):
+            async with process.serving(path):
                 remote = RemoteControl(path, answer_s_max=10)
                 await remote.set_thresholds("org/a model", {PREFILL: 2**64 - 1})
 
@@ -67,12 +67,12 @@ def test_what_is_asked_is_answered_by_the_other_side(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("was_there", [True, False])
-def test_where_nobody_listens_the_process_is_gone(was_there: bool) -> None:
+def test_process_is_gone_if_nothing_listens_on_its_socket(was_there: bool) -> None:
     async def scenario() -> None:
         with short_folder() as folder:
             path = folder / "one.sock"
             if was_there:
-                async with Process().living(path):
+                async with Process().serving(path):
                     pass
             with pytest.raises(ProcessGone):
                 await RemoteControl(path, answer_s_max=10).exposition()
@@ -80,7 +80,7 @@ def test_where_nobody_listens_the_process_is_gone(was_there: bool) -> None:
     run_async(scenario())
 
 
-def test_one_that_dies_before_it_answers_is_gone() -> None:
+def test_process_that_exits_before_its_answer_is_gone() -> None:
     async def scenario() -> None:
         async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.close()
@@ -94,7 +94,7 @@ def test_one_that_dies_before_it_answers_is_gone() -> None:
     run_async(scenario())
 
 
-def test_one_that_dies_in_the_midst_of_its_answer_is_gone() -> None:
+def test_process_that_exits_during_its_answer_is_gone() -> None:
     async def scenario() -> None:
         async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
@@ -110,24 +110,24 @@ def test_one_that_dies_in_the_midst_of_its_answer_is_gone() -> None:
     run_async(scenario())
 
 
-def test_one_that_says_nothing_is_late_and_not_gone() -> None:
+def test_process_that_does_not_answer_in_time_is_stalled() -> None:
     async def scenario() -> None:
         process = Process()
-        process.whole.speaks.clear()
+        process.control.may_answer.clear()
         with short_folder() as folder:
             path = folder / "one.sock"
-            async with process.living(path):
+            async with process.serving(path):
                 with pytest.raises(Failure) as caught:
                     await RemoteControl(path, answer_s_max=0.05).exposition()
-                process.whole.speaks.set()
+                process.control.may_answer.set()
 
         assert caught.value.reason is Reason.STALLED
 
     run_async(scenario())
 
 
-def test_one_that_takes_no_more_connections_is_not_gone() -> None:
-    """It stands still: it may go on."""
+def test_process_that_accepts_no_connection_is_stalled() -> None:
+    """It may only be paused."""
 
     async def scenario() -> None:
         with short_folder() as folder, socket.socket(socket.AF_UNIX) as full:
@@ -143,10 +143,10 @@ def test_one_that_takes_no_more_connections_is_not_gone() -> None:
     run_async(scenario())
 
 
-def test_nor_is_one_that_can_t_be_asked_for_want_of_files() -> None:
+def test_process_is_not_dropped_if_no_socket_can_be_opened() -> None:
     async def scenario() -> None:
         process = Process()
-        async with supervised(answer_s_max=10) as (group, folder), process.living(folder / "one.1.sock"):
+        async with supervised(answer_s_max=10) as (group, folder), process.serving(folder / "one.1.sock"):
             group.join("one", folder / "one.1.sock", pid=1)
             with no_more_files(), pytest.raises(Failure, match="1 of 1 processes"):
                 await group.cancel("r")
@@ -157,31 +157,31 @@ def test_nor_is_one_that_can_t_be_asked_for_want_of_files() -> None:
     run_async(scenario())
 
 
-def test_who_asks_no_longer_keeps_nobody_waiting() -> None:
+def test_cancelled_call_does_not_delay_other_calls() -> None:
     async def scenario() -> None:
         process = Process()
-        process.whole.speaks.clear()
-        async with supervised(answer_s_max=10) as (group, folder), process.living(folder / "one.1.sock"):
+        process.control.may_answer.clear()
+        async with supervised(answer_s_max=10) as (group, folder), process.serving(folder / "one.1.sock"):
             group.join("one", folder / "one.1.sock", pid=1)
             supervisor = RemoteControl(folder / SUPERVISOR_SOCKET, answer_s_max=10)
             async with asyncio.TaskGroup() as tasks:
                 for count in (1, 2):
                     asking = tasks.create_task(supervisor.exposition())
-                    while process.whole.asked_count < count:  # The second does not stand behind the first.
+                    while process.control.call_count < count:  # The second does not queue behind the first.
                         await asyncio.sleep(0)
                     asking.cancel()
-            process.whole.speaks.set()
+            process.control.may_answer.set()
 
     run_async(scenario())
 
 
-def test_a_refusal_comes_back_as_it_was() -> None:
+def test_failure_of_the_other_process_is_raised_unchanged() -> None:
     async def scenario() -> None:
         process = Process()
-        whole = Refusing(process.registry, process.gate, process.thresholds)
+        control = Refusing(process.registry, process.gate, process.thresholds)
         with short_folder() as folder:
             path = folder / "one.sock"
-            async with serve_control(control_app(whole), path):
+            async with serve_control(control_app(control), path):
                 with pytest.raises(Failure) as caught:
                     await RemoteControl(path, answer_s_max=10).set_thresholds("m", {})
 
@@ -190,16 +190,16 @@ def test_a_refusal_comes_back_as_it_was() -> None:
     run_async(scenario())
 
 
-def test_a_bug_of_the_other_side_is_told_as_one_and_logged_there() -> None:
+def test_bug_in_the_other_process_is_internal_and_logged_there() -> None:
     async def scenario() -> None:
         async def break_down() -> bytes:
             raise ZeroDivisionError
 
         process = Process()
-        process.whole.exposition = break_down  # type: ignore[method-assign]
+        process.control.exposition = break_down  # type: ignore[method-assign]
         with short_folder() as folder, capture_logs() as logs:
             path = folder / "one.sock"
-            async with process.living(path):
+            async with process.serving(path):
                 with pytest.raises(Failure) as caught:
                     await RemoteControl(path, answer_s_max=10).exposition()
 
@@ -209,16 +209,16 @@ def test_a_bug_of_the_other_side_is_told_as_one_and_logged_there() -> None:
     run_async(scenario())
 
 
-def test_one_who_joins_is_asked_from_then_on() -> None:
+def test_process_is_asked_after_it_has_joined() -> None:
     async def scenario() -> None:
         process = Process()
         process.requests.inc(3)
-        async with supervised(answer_s_max=10) as (group, folder), process.living(folder / "one.1.sock"):
+        async with supervised(answer_s_max=10) as (group, folder), process.serving(folder / "one.1.sock"):
             await group.set_thresholds("m", {PREFILL: 7})
             supervisor = RemoteControl(folder / SUPERVISOR_SOCKET, answer_s_max=10)
-            welcome = await supervisor.join("one", folder / "one.1.sock")
+            joined = await supervisor.join("one", folder / "one.1.sock")
 
-            assert welcome == JoinResponse({"m": {PREFILL: 7}}, is_successor=False)
+            assert joined == JoinResponse({"m": {PREFILL: 7}}, is_successor=False)
             assert b"p_requests_total 3.0" in await supervisor.exposition()
 
     run_async(scenario())

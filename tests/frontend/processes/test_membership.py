@@ -1,4 +1,4 @@
-"""One of several processes: it is as the others are before it takes clients, and answers for all of them."""
+"""A process of a group adopts the group's state before it accepts clients, and answers for the whole group."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def configured(
 
 @asynccontextmanager
 async def running(member: Path, **options: Any) -> AsyncIterator[dict[str, str]]:
-    """The addresses of a process that runs."""
+    """Run a process. Yields its addresses."""
     ready_file, stopping = member.with_suffix(".ready"), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(Frontend(configured(member, ready_file, **options)).run(stopping))
@@ -60,7 +60,7 @@ async def ask(address: str, path: str, body: Any = None) -> tuple[int, str]:
         return got.status, await got.text()
 
 
-def test_processes_share_their_ports() -> None:
+def test_processes_of_a_group_share_their_ports() -> None:
     async def scenario() -> None:
         (grpc, grpc_holders), (http, http_holders) = reserve(ANY), reserve(ANY)
         async with (
@@ -75,7 +75,7 @@ def test_processes_share_their_ports() -> None:
     run_async(scenario())
 
 
-def test_each_answers_for_all() -> None:
+def test_each_process_answers_for_the_whole_group() -> None:
     async def scenario() -> None:
         async with (
             supervised(ANSWER_S_MAX) as (_, folder),
@@ -93,7 +93,7 @@ def test_each_answers_for_all() -> None:
     run_async(scenario())
 
 
-def test_thresholds_that_were_set_before_it_came_are_its_own() -> None:
+def test_new_process_adopts_the_thresholds_of_the_group() -> None:
     async def scenario() -> None:
         async with supervised(ANSWER_S_MAX) as (group, folder):
             await group.set_thresholds("m", {"active_decode_blocks_threshold": 0.25})
@@ -107,14 +107,14 @@ def test_thresholds_that_were_set_before_it_came_are_its_own() -> None:
     run_async(scenario())
 
 
-@pytest.mark.parametrize("comes_second", [False, True])
-def test_who_comes_in_place_of_another_looks_for_workers_first(comes_second: bool) -> None:
-    """Until then the others have the clients; but not for ever, since there may be no worker."""
-    settle_s_max = SETTLE_S_MAX if comes_second else 10 * TEST_S_MAX  # Nobody waits so long here.
+@pytest.mark.parametrize("is_successor", [False, True])
+def test_process_that_replaces_another_waits_for_workers_before_it_listens(is_successor: bool) -> None:
+    """Meanwhile the other processes serve all clients. The wait is bounded, because there may be no worker."""
+    settle_s_max = SETTLE_S_MAX if is_successor else 10 * TEST_S_MAX  # The test would time out.
 
     async def scenario() -> float:
         async with supervised(ANSWER_S_MAX) as (group, folder):
-            if comes_second:
+            if is_successor:
                 group.join("one", folder / "one.0.sock", pid=1)
             clock = asyncio.get_running_loop().time
             began = clock()
@@ -123,10 +123,10 @@ def test_who_comes_in_place_of_another_looks_for_workers_first(comes_second: boo
 
     took_s = run_async(scenario())
 
-    assert took_s >= SETTLE_S_MAX or not comes_second
+    assert took_s >= SETTLE_S_MAX or not is_successor
 
 
-def test_without_a_supervisor_it_does_not_start() -> None:
+def test_process_does_not_start_without_a_supervisor() -> None:
     async def scenario() -> None:
         with short_folder() as folder:
             await Frontend(configured(folder / "one")).run(asyncio.Event())

@@ -1,4 +1,4 @@
-"""Joined metrics: what one process would have told that did the work of all, before and after one of them died."""
+"""Merged metrics equal those of one process that did all the work, also after a process has exited."""
 
 from collections.abc import Callable
 
@@ -21,8 +21,8 @@ from tests.support.doubles import run_async
 PREFIX = "p"
 
 
-def reading(fill: Callable[[CollectorRegistry], object]) -> Families:
-    """What a process exposes whose registry was filled so."""
+def families(fill: Callable[[CollectorRegistry], object]) -> Families:
+    """The families that a process exposes after `fill` has filled its registry."""
     registry = CollectorRegistry()
     fill(registry)
     return parsed(generate_latest(registry))
@@ -34,7 +34,7 @@ def counter(**by_model: float) -> Families:
         for model, value in by_model.items():
             one.labels(model).inc(value)
 
-    return reading(fill)
+    return families(fill)
 
 
 def gauge(name: str, **by_model: float) -> Families:
@@ -43,11 +43,11 @@ def gauge(name: str, **by_model: float) -> Families:
         for model, value in by_model.items():
             one.labels(model).set(value)
 
-    return reading(fill)
+    return families(fill)
 
 
 def value(of: Families, name: str, **labels: str) -> float | None:
-    """As Prometheus would see it once it is exposed again."""
+    """The value of a series after the merged families have been exposed and parsed again."""
     exposed = parsed(generate_latest(MergedMetrics(of)))
     for sample in (sample for group in exposed for sample in group.samples):
         if (sample.name, sample.labels) == (name, labels):
@@ -68,7 +68,7 @@ def test_histograms_are_summed_bucket_by_bucket() -> None:
             for each in values:
                 one.observe(each)
 
-        return reading(fill)
+        return families(fill)
 
     both = merged([observed(0.5, 1.5), observed(1.5, 9)], PREFIX)
 
@@ -79,18 +79,18 @@ def test_histograms_are_summed_bucket_by_bucket() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"), [("inflight_requests", 7), ("model_busy_threshold", 4), ("unheard_of", 7)]
 )
-def test_gauges_are_summed_but_for_those_that_all_processes_see_alike(name: str, expected: float) -> None:
+def test_gauges_are_summed_unless_all_processes_report_the_same_thing(name: str, expected: float) -> None:
     assert value(merged([gauge(name, m=3), gauge(name, m=4)], PREFIX), f"p_{name}", model="m") == expected
 
 
-def test_a_series_began_when_its_first_part_did() -> None:
+def test_created_time_is_that_of_the_oldest_process() -> None:
     parts = [counter(m=1), counter(m=1)]
     begun = [value(part, "p_requests_created", model="m") or 0 for part in parts]
 
     assert value(merged(parts, PREFIX), "p_requests_created", model="m") == min(begun)
 
 
-def test_of_the_dead_what_only_grows_counts_on_and_the_rest_does_not() -> None:
+def test_counters_of_exited_processes_are_kept_and_gauges_are_dropped() -> None:
     dead = [*counter(m=1), *gauge("inflight_requests", m=3), *gauge("disconnected_clients", m=2)]
     alive = [*counter(m=10), *gauge("inflight_requests", m=4), *gauge("disconnected_clients", m=1)]
 
@@ -100,7 +100,7 @@ def test_of_the_dead_what_only_grows_counts_on_and_the_rest_does_not() -> None:
     assert [value(left, name, model="m") for name in names] == [11, 4, 3]
 
 
-def test_it_is_the_same_in_whatever_steps_it_is_done() -> None:
+def test_merge_is_associative() -> None:
     one, two, three = counter(a=1), counter(a=2, b=5), counter(b=1)
 
     steps = merged([merged([one, two], PREFIX), three], PREFIX)
@@ -108,30 +108,30 @@ def test_it_is_the_same_in_whatever_steps_it_is_done() -> None:
     assert generate_latest(MergedMetrics(steps)) == generate_latest(MergedMetrics(merged([one, two, three], PREFIX)))
 
 
-def test_one_alone_stays_as_it_is() -> None:
+def test_merge_of_one_process_changes_nothing() -> None:
     alone = [*counter(m=1), *gauge("inflight_requests", m=3)]
 
     assert generate_latest(MergedMetrics(merged([alone], PREFIX))) == generate_latest(MergedMetrics(alone))
 
 
-def test_names_and_labels_of_any_kind_survive() -> None:
+def test_merge_keeps_special_characters_in_labels() -> None:
     strange = counter(**{'a"b\\c\nd é': 1})
 
     assert value(merged([strange, strange], PREFIX), "p_requests_total", model='a"b\\c\nd é') == 2
 
 
-def test_each_gauge_of_a_frontend_is_in_the_table_and_no_other() -> None:
-    """Whether it may be summed is to be thought of when a gauge is made."""
+def test_every_gauge_of_the_frontend_has_an_aggregation() -> None:
+    """For each new gauge somebody must decide whether it may be summed."""
 
     async def scenario() -> set[str]:
         registry = Frontend(FrontendConfig())._metrics.registry
-        families = [group for collector in registry._collector_to_names for group in collector.collect()]
-        return {group.name.removeprefix("dynamo_frontend_") for group in families if group.type == "gauge"}
+        exposed = [family for collector in registry._collector_to_names for family in collector.collect()]
+        return {family.name.removeprefix("dynamo_frontend_") for family in exposed if family.type == "gauge"}
 
     assert run_async(scenario()) == GAUGES.keys()
 
 
-def test_the_table_of_ways_is_whole() -> None:
+def test_aggregation_table_lists_every_member() -> None:
     rows = [
         line.split("|")[1].strip() for line in (Aggregation.__doc__ or "").splitlines() if line.strip().startswith("| ")
     ]

@@ -1,4 +1,4 @@
-"""A group answers as one: what any process has is found, what is set is set in all, what was counted stays."""
+"""ProcessGroup acts as one frontend: requests are found in any process, changes reach all, and counters are kept."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,24 +20,24 @@ from tests.frontend.processes.support import Process, supervised
 from tests.support.doubles import run_async
 
 DECODE, PREFILL = "active_decode_blocks_threshold", "active_prefill_tokens_threshold"
-SOON_S = 0.2
-"""How long a process is waited for that is known not to answer."""
+PAUSED_ANSWER_S_MAX = 0.2
+"""How long the group waits for a process that is paused."""
 PIDS = {"one": 101, "other": 102, "third": 103}
 
 
 class Stage:
-    """A group and the processes that joined it."""
+    """A process group, and the processes that have joined it."""
 
     def __init__(self, group: ProcessGroup, folder: Path) -> None:
         self.group = group
         self.folder = folder
-        self.lives: dict[str, AsyncExitStack] = {}
+        self.servers: dict[str, AsyncExitStack] = {}
 
     async def join(self, name: str) -> tuple[Process, JoinResponse]:
         process = Process()
         path = self.folder / f"{name}.{len(list(self.folder.iterdir()))}.sock"
-        life = self.lives[name] = AsyncExitStack()
-        await life.enter_async_context(process.living(path))
+        server = self.servers[name] = AsyncExitStack()
+        await server.enter_async_context(process.serving(path))
         return process, self.group.join(name, path, PIDS[name])
 
     def remote(self, name: str) -> RemoteControl:
@@ -45,17 +45,17 @@ class Stage:
         return RemoteControl(path, answer_s_max=10)
 
     @contextmanager
-    def hushed(self, name: str, process: Process) -> Iterator[None]:
-        """It answers nothing meanwhile, and is not waited for for long: the others are."""
+    def paused(self, name: str, process: Process) -> Iterator[None]:
+        """Pause the process, and shorten the wait for its answer only."""
         (remote,) = (one.control for one in self.group._processes if one.name == name)
-        patience, remote._timeout = remote._timeout, aiohttp.ClientTimeout(total=SOON_S)
-        process.whole.speaks.clear()
+        timeout, remote._timeout = remote._timeout, aiohttp.ClientTimeout(total=PAUSED_ANSWER_S_MAX)
+        process.control.may_answer.clear()
         yield
-        process.whole.speaks.set()
-        remote._timeout = patience
+        process.control.may_answer.set()
+        remote._timeout = timeout
 
-    async def die(self, name: str) -> None:
-        await self.lives.pop(name).aclose()
+    async def exit(self, name: str) -> None:
+        await self.servers.pop(name).aclose()
 
     async def value(self, name: str) -> float | None:
         for group in parsed(await self.group.exposition()):
@@ -65,15 +65,15 @@ class Stage:
         return None
 
 
-def play(scene: Callable[[Stage], Awaitable[Any]]) -> None:
+def run(scenario: Callable[[Stage], Awaitable[Any]]) -> None:
     async def run() -> None:
         async with supervised(answer_s_max=10) as (group, folder):
             stage = Stage(group, folder)
             try:
-                await scene(stage)
+                await scenario(stage)
             finally:
-                for life in stage.lives.values():
-                    await life.aclose()
+                for server in stage.servers.values():
+                    await server.aclose()
 
     run_async(run())
 
@@ -81,8 +81,8 @@ def play(scene: Callable[[Stage], Awaitable[Any]]) -> None:
 # Metrics
 
 
-def test_counters_and_gauges_are_those_of_all() -> None:
-    async def scene(stage: Stage) -> None:
+def test_exposition_sums_counters_and_gauges_of_all_processes() -> None:
+    async def scenario(stage: Stage) -> None:
         one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
         one.requests.inc(1)
         other.requests.inc(2)
@@ -92,17 +92,17 @@ def test_counters_and_gauges_are_those_of_all() -> None:
         assert await stage.value("p_inflight_requests") == 3
         assert await stage.value("p_processes") == 2
 
-    play(scene)
+    run(scenario)
 
 
-def test_what_the_dead_had_counted_when_last_asked_stays_and_is_counted_once() -> None:
-    async def scene(stage: Stage) -> None:
+def test_counters_of_an_exited_process_are_kept_and_counted_once() -> None:
+    async def scenario(stage: Stage) -> None:
         one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
         one.requests.inc(5)
         one.inflight.set(1)
         other.requests.inc(1)
         await stage.value("p_requests_total")
-        await stage.die("one")
+        await stage.exit("one")
         seen = [await stage.value("p_requests_total") for _ in range(3)]
         gauges = [await stage.value("p_inflight_requests"), await stage.value("p_processes")]
         successor, _ = await stage.join("one")
@@ -112,32 +112,32 @@ def test_what_the_dead_had_counted_when_last_asked_stays_and_is_counted_once() -
         assert gauges == [0, 1]
         assert await stage.value("p_requests_total") == 16
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_successor_ends_the_account_of_who_had_its_name_even_before_that_is_seen_to_be_dead() -> None:
-    async def scene(stage: Stage) -> None:
+def test_counters_are_kept_if_a_successor_joins_before_the_exit_is_noticed() -> None:
+    async def scenario(stage: Stage) -> None:
         one, _ = await stage.join("one")
         one.requests.inc(5)
         await stage.value("p_requests_total")
-        await stage.die("one")
+        await stage.exit("one")
         await stage.join("one")
 
         assert await stage.value("p_requests_total") == 5
         assert await stage.value("p_processes") == 1
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_silent_process_has_its_counters_and_not_its_gauges() -> None:
-    """It may come back: then it tells all of its own."""
+def test_silent_process_keeps_its_counters_but_not_its_gauges() -> None:
+    """If it answers again, its gauges are back."""
 
-    async def scene(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         one, _ = await stage.join("one")
         one.requests.inc(5)
         one.inflight.set(1)
         await stage.value("p_requests_total")
-        with stage.hushed("one", one), capture_logs() as logs:
+        with stage.paused("one", one), capture_logs() as logs:
             silent = [await stage.value(f"p_{name}") for name in ("requests_total", "inflight_requests", "processes")]
         one.requests.inc(1)
 
@@ -146,14 +146,14 @@ def test_a_silent_process_has_its_counters_and_not_its_gauges() -> None:
         assert await stage.value("p_requests_total") == 6
         assert await stage.value("p_inflight_requests") == 1
 
-    play(scene)
+    run(scenario)
 
 
 # Cancels
 
 
-def test_a_cancel_by_name_finds_the_request_wherever_it_is() -> None:
-    async def scene(stage: Stage) -> None:
+def test_cancel_finds_requests_in_every_process() -> None:
+    async def scenario(stage: Stage) -> None:
         one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
         calls = [Call(request_id="mine"), Call(request_id="mine"), Call(request_id="other's")]
         one.gate.enter(calls[0])
@@ -163,13 +163,13 @@ def test_a_cancel_by_name_finds_the_request_wherever_it_is() -> None:
         assert [await stage.group.cancel("mine"), await stage.group.cancel("mine")] == [2, 0]
         assert [call.ending.failure is not None for call in calls] == [True, True, False]
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_cancel_that_found_nothing_says_if_somebody_did_not_answer() -> None:
-    async def scene(stage: Stage) -> None:
+def test_cancel_that_finds_nothing_fails_if_a_process_did_not_answer() -> None:
+    async def scenario(stage: Stage) -> None:
         one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
-        with stage.hushed("other", other):
+        with stage.paused("other", other):
             with pytest.raises(
                 Failure, match=r"1 of 2 processes .*\(pid 102\), the others have no such request: ask again"
             ) as caught:
@@ -181,14 +181,14 @@ def test_a_cancel_that_found_nothing_says_if_somebody_did_not_answer() -> None:
         assert caught.value.traits.retryable
         assert found == 1
 
-    play(scene)
+    run(scenario)
 
 
 # Thresholds
 
 
-def test_what_is_set_is_set_in_all_and_in_who_joins_later() -> None:
-    async def scene(stage: Stage) -> None:
+def test_thresholds_are_set_in_all_processes_and_in_those_that_join_later() -> None:
+    async def scenario(stage: Stage) -> None:
         processes = [(await stage.join(name))[0] for name in ("one", "other")]
         await stage.group.set_thresholds("m", {DECODE: 0.5, PREFILL: 7})
         await stage.group.set_thresholds("m", {DECODE: None})
@@ -198,78 +198,80 @@ def test_what_is_set_is_set_in_all_and_in_who_joins_later() -> None:
             assert process.thresholds.of("m") == Thresholds(active_prefill_tokens=7)
         assert welcome.changes == {"m": {DECODE: None, PREFILL: 7}}
 
-    play(scene)
+    run(scenario)
 
 
-def test_changes_come_to_all_in_the_same_order_for_the_next_waits_for_the_last() -> None:
-    async def scene(stage: Stage) -> None:
+def test_threshold_changes_reach_every_process_in_the_same_order() -> None:
+    async def scenario(stage: Stage) -> None:
         one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
-        one.whole.speaks.clear()
+        one.control.may_answer.clear()
         async with asyncio.TaskGroup() as group:
             for value in (1, 2):
                 group.create_task(stage.group.set_thresholds("m", {PREFILL: value}))
-            while not one.whole.asked_count:
+            while not one.control.call_count:
                 await asyncio.sleep(0)
-            await stage.remote("other").cancel("r")  # The second change would have come there before it.
-            asked_count = other.whole.asked_count
-            one.whole.speaks.set()
+            await stage.remote("other").cancel(
+                "r"
+            )  # If the second change were sent early, it would arrive before this.
+            call_count = other.control.call_count
+            one.control.may_answer.set()
 
-        assert asked_count == 2, "the first change and the cancel"
+        assert call_count == 2, "the first change and the cancel"
         assert {each.thresholds.of("m") for each in (one, other)} == {Thresholds(active_prefill_tokens=2)}
 
-    play(scene)
+    run(scenario)
 
 
-def test_who_sets_is_told_if_a_process_has_not_said_that_it_has_it() -> None:
-    async def scene(stage: Stage) -> None:
+def test_set_thresholds_fails_if_a_process_did_not_answer() -> None:
+    async def scenario(stage: Stage) -> None:
         one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
         with (
-            stage.hushed("other", other),
+            stage.paused("other", other),
             pytest.raises(Failure, match=r"1 of 2 processes .*\(pid 102\), the others have done it: ask again"),
         ):
             await stage.group.set_thresholds("m", {PREFILL: 1})
 
         assert one.thresholds.of("m") == Thresholds(active_prefill_tokens=1)
 
-    play(scene)
+    run(scenario)
 
 
-def test_who_joins_while_something_is_set_has_it_and_is_not_waited_for() -> None:
-    async def scene(stage: Stage) -> None:
+def test_process_that_joins_during_a_change_gets_it_and_is_not_waited_for() -> None:
+    async def scenario(stage: Stage) -> None:
         one, _ = await stage.join("one")
-        one.whole.speaks.clear()
+        one.control.may_answer.clear()
         async with asyncio.TaskGroup() as group:
             setting = group.create_task(stage.group.set_thresholds("m", {PREFILL: 1}))
-            while not one.whole.asked_count:
+            while not one.control.call_count:
                 await asyncio.sleep(0)
             _, welcome = await stage.join("other")
-            one.whole.speaks.set()
+            one.control.may_answer.set()
         await setting
 
         assert welcome.changes == {"m": {PREFILL: 1}}
 
-    play(scene)
+    run(scenario)
 
 
-def test_the_dead_hold_up_nobody() -> None:
-    async def scene(stage: Stage) -> None:
+def test_exited_process_does_not_delay_calls() -> None:
+    async def scenario(stage: Stage) -> None:
         one, _ = await stage.join("one")
         await stage.join("other")
-        await stage.die("other")
+        await stage.exit("other")
         await stage.group.set_thresholds("m", {PREFILL: 1})
 
         assert one.thresholds.of("m") == Thresholds(active_prefill_tokens=1)
         assert await stage.group.cancel("mine") == 0
 
-    play(scene)
+    run(scenario)
 
 
-def test_a_successor_is_told_that_it_is_one() -> None:
-    async def scene(stage: Stage) -> None:
+def test_join_tells_a_process_whether_it_is_a_successor() -> None:
+    async def scenario(stage: Stage) -> None:
         welcomes = [(await stage.join("one"))[1], (await stage.join("other"))[1]]
-        await stage.die("one")
+        await stage.exit("one")
         welcomes.append((await stage.join("one"))[1])
 
         assert [welcome.is_successor for welcome in welcomes] == [False, False, True]
 
-    play(scene)
+    run(scenario)

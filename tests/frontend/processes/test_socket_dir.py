@@ -1,4 +1,4 @@
-"""The folder of the sockets: private, and nothing is left of it, even of a supervisor that was killed."""
+"""The socket folder is private, and it is removed, even after its supervisor was killed."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary folders are made."""
+    """The folder in which temporary folders are created."""
     with short_folder() as folder:
         monkeypatch.setattr("tempfile.tempdir", str(folder))
         yield folder
@@ -25,7 +25,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @contextmanager
 def without_privileges() -> Iterator[None]:
-    """As a user who can't enter each folder there is."""
+    """Run as a user without access to other users' folders."""
     mine = os.geteuid()
     os.seteuid(mine or NOBODY)
     try:
@@ -34,7 +34,7 @@ def without_privileges() -> Iterator[None]:
         os.seteuid(mine)
 
 
-def test_the_folder_is_for_its_user_alone_and_goes_with_its_supervisor(temporary: Path) -> None:
+def test_folder_is_private_and_removed_at_the_end(temporary: Path) -> None:
     with private_folder() as folder:
         assert folder.parent == temporary
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -43,11 +43,11 @@ def test_the_folder_is_for_its_user_alone_and_goes_with_its_supervisor(temporary
     assert not list(temporary.iterdir())
 
 
-def test_what_a_killed_supervisor_left_goes_with_the_next_and_what_a_living_one_has_stays(temporary: Path) -> None:
+def test_folders_of_killed_supervisors_are_removed_and_others_stay(temporary: Path) -> None:
     dead, living, new, foreign = (temporary / f"{FOLDER_PREFIX}{name}" for name in ("dead", "living", "new", "foreign"))
     for folder in (dead, living, new, foreign):
         folder.mkdir()
-    (foreign / SUPERVISOR_SOCKET).touch()  # No socket at all.
+    (foreign / SUPERVISOR_SOCKET).touch()  # Not a socket.
     with socket.socket(socket.AF_UNIX) as left, socket.socket(socket.AF_UNIX) as listening:
         left.bind(str(dead / SUPERVISOR_SOCKET))
         listening.bind(str(living / SUPERVISOR_SOCKET))
@@ -56,7 +56,7 @@ def test_what_a_killed_supervisor_left_goes_with_the_next_and_what_a_living_one_
             assert set(temporary.iterdir()) == {living, new, foreign, folder}
 
 
-def test_a_folder_of_another_user_is_passed_by(temporary: Path) -> None:
+def test_folder_of_another_user_is_ignored(temporary: Path) -> None:
     theirs = temporary / f"{FOLDER_PREFIX}theirs"
     theirs.mkdir(mode=0)
     temporary.chmod(0o777)

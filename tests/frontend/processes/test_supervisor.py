@@ -1,4 +1,4 @@
-"""The supervisor: ready when all processes are, and with a reason when it can't start."""
+"""Supervisor is ready when all its processes are, and explains why it cannot start."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ POLL_S = 0.01
 
 
 def running(script: str) -> Command:
-    """Processes that run `script` with their ready file and what is to stand in it."""
+    """A command for processes that run `script` with their ready file, its content, and their name as arguments."""
 
     def command(addresses: Mapping[str, str], member: Path, ready_file: Path) -> Sequence[str]:
         ready = {"grpc": addresses[GRPC], "http": addresses[HTTP]}
@@ -40,8 +40,8 @@ def configured(
     return SupervisorConfig(processes=2, listens=addresses, ready_file=ready_file, command=command)
 
 
-def play(config: SupervisorConfig, is_over: Callable[[list[str]], bool]) -> list[str]:
-    """Run a supervisor until that is so of what it has said of its processes, then end it. Returns all it said."""
+def run(config: SupervisorConfig, is_over: Callable[[list[str]], bool]) -> list[str]:
+    """Run a supervisor until `is_over` is true of the events that it has logged, then stop it. Returns all events."""
 
     def said() -> list[str]:
         return [f"{line['name']} {line['what']}" for line in logs if line["event"] == "frontend process"]
@@ -59,10 +59,10 @@ def play(config: SupervisorConfig, is_over: Callable[[list[str]], bool]) -> list
     return said()
 
 
-def test_it_is_ready_when_all_are_with_the_ports_that_they_share(tmp_path: Path) -> None:
+def test_supervisor_is_ready_with_the_shared_ports_once_all_processes_are(tmp_path: Path) -> None:
     ready_file = tmp_path / "ready"
 
-    said = play(configured(running(SERVES), ready_file), lambda _: ready_file.exists())
+    said = run(configured(running(SERVES), ready_file), lambda _: ready_file.exists())
 
     ready = json.loads(ready_file.read_text())
     assert ready.keys() == {"grpc", "http"}
@@ -71,7 +71,7 @@ def test_it_is_ready_when_all_are_with_the_ports_that_they_share(tmp_path: Path)
     assert all(f"grpc {ready['grpc']}, http {ready['http']}" in line for line in said)
 
 
-def test_its_end_is_the_last_that_it_logs() -> None:
+def test_frontend_logs_its_stop_last() -> None:
     async def scenario() -> None:
         stopping = asyncio.Event()
         stopping.set()
@@ -83,7 +83,7 @@ def test_its_end_is_the_last_that_it_logs() -> None:
     assert logs[-1]["event"] == "frontend stopped"
 
 
-def test_while_one_is_not_ready_none_is(tmp_path: Path) -> None:
+def test_supervisor_is_not_ready_while_one_process_is_not(tmp_path: Path) -> None:
     ready_file = tmp_path / "ready"
     script = f"import sys, time; sys.argv[3] == 'frontend-1' and time.sleep(60); {SERVES}"
     was_ready: list[bool] = []
@@ -92,14 +92,14 @@ def test_while_one_is_not_ready_none_is(tmp_path: Path) -> None:
         was_ready.append(ready_file.exists())
         return bool(said)
 
-    (said,) = [line for line in play(configured(running(script), ready_file), is_other_ready) if " ready " in line]
+    (said,) = [line for line in run(configured(running(script), ready_file), is_other_ready) if " ready " in line]
 
     assert said.startswith("frontend-2 ready")
     assert not any(was_ready)
     assert not ready_file.exists()
 
 
-def test_one_that_cannot_start_ends_all_with_its_name() -> None:
+def test_supervisor_fails_with_the_name_of_a_process_that_cannot_start() -> None:
     script = f"import sys; sys.argv[3] == 'frontend-2' and sys.exit(3); {SERVES}"
 
     async def scenario() -> None:
@@ -113,7 +113,7 @@ def test_one_that_cannot_start_ends_all_with_its_name() -> None:
 
 
 @pytest.mark.parametrize(("option", "what"), [(GRPC, "gRPC"), (HTTP, "HTTP")])
-def test_a_port_in_use_is_one_sentence_and_nothing_is_started(option: str, what: str) -> None:
+def test_port_in_use_is_reported_before_any_process_is_started(option: str, what: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         config = configured(running("raise SystemExit(1)"), listens={option: address})
@@ -121,7 +121,7 @@ def test_a_port_in_use_is_one_sentence_and_nothing_is_started(option: str, what:
             run_async(Supervisor(config).run(asyncio.Event()))
 
 
-def test_a_folder_that_no_socket_can_be_in_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_path_too_long_for_sockets_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
@@ -130,5 +130,5 @@ def test_a_folder_that_no_socket_can_be_in_is_one_sentence(tmp_path: Path, monke
         run_async(Supervisor(configured(running(SERVES))).run(asyncio.Event()))
 
 
-def test_the_command_line_is_not_logged_for_it_may_have_a_token() -> None:
+def test_configuration_does_not_show_the_command_line_which_may_hold_a_token() -> None:
     assert "command" not in repr(configured(running(SERVES)))
