@@ -104,7 +104,7 @@ async def running(lane: Lane, ending: str, group: asyncio.TaskGroup) -> tuple[Cl
     """It has tokens, as the worker knows, and so has each choice: their prompts fit into one chunk together."""
     before = await read_metrics(lane.worker)
     client = lane.client(ending, prompt="go").start(group)
-    return client, await until(lambda: metrics_if_grown(lane.worker, before, attrgetter("told_tokens")))
+    return client, await until(lambda: metrics_if_grown(lane.worker, before, attrgetter("generated_tokens")))
 
 
 async def in_prefill(lane: Lane, ending: str, group: asyncio.TaskGroup) -> tuple[Client, Metrics]:

@@ -34,7 +34,7 @@ OPTIONS = (
 PIECE_TOKENS = 16
 """Of a prompt in one step; see LlamaCppConfig."""
 STEPS_MAX = 2
-PROMPTS, ANSWERS = attrgetter("prompt_tokens"), attrgetter("told_tokens")
+PROMPTS, ANSWERS = attrgetter("prompt_tokens"), attrgetter("generated_tokens")
 LATE = "unbroken_engine_tokens_after_cancel_total"
 STATES = {
     "running": (Request(model="real", prompt="Once", max_tokens=1900), ANSWERS, 1),
