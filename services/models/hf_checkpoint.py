@@ -1,4 +1,4 @@
-"""A folder with a model as Hugging Face lays it out: what its small files say, for engines that serve such models."""
+"""Reads the small files of a model folder in Hugging Face's layout, for engines that serve such models."""
 
 import hashlib
 import json
@@ -12,20 +12,20 @@ from services.core.model_card import TokenizerRef
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
 _CONTEXT_LENGTHS = ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length", "n_positions")
-"""What families of models call it. Source: their configuration classes in transformers."""
+"""The names of the context length in different model families. Source: their configuration classes in transformers."""
 _TEXT_PART = "text_config"
-"""Where models that read more than text keep what is said of text."""
+"""The part of a multimodal model's configuration that applies to text."""
 
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """What a worker tells of a model.
+    """The properties of a model that a worker needs.
 
-    end_ids: tokens that end an answer, the tokeniser's own first; empty: none does. vocab_size: of the model, which may
-    have more ids than the tokeniser. context_length: None where the model does not say. tokenizer_content: what
-    `tokenizer` is the checksum of.
+    `end_ids`: tokens that end an answer, the tokeniser's own first; may be empty. `vocab_size`: of the model, which may
+    have more ids than the tokeniser. `context_length`: None if the model does not say. `tokenizer_content`: the content
+    whose checksum is in `tokenizer`.
     """
 
     path: Path
@@ -40,7 +40,7 @@ class ModelFolder:
 
 
 def read_model_folder(path: Path) -> ModelFolder:
-    """Raises ValueError, which says what is missing or wrong."""
+    """Read the folder. Raises ValueError with what is missing or wrong."""
     tokenizer_json = _read_bytes(path / "tokenizer.json")
     tokenizer = _parsed(path / "tokenizer.json", tokenizer_json)
     settings = _read(path / "special_tokens_map.json") | _read(path / "tokenizer_config.json")
@@ -61,21 +61,21 @@ def read_model_folder(path: Path) -> ModelFolder:
             eos_token=_name(settings.get("eos_token")),
         )
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise ValueError(f"{path} is not laid out as a model of Hugging Face: {error!r}") from error
+        raise ValueError(f"{path} is not a model folder in Hugging Face's layout: {error!r}") from error
 
 
 def _read_bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except FileNotFoundError as error:
-        detail = "give the folder of a model with a tokenizer.json, which save_pretrained of its tokeniser writes"
-        raise ValueError(f"there is no {file}: {detail}") from error
+        detail = "give the folder of a model with a tokenizer.json, as save_pretrained of its tokeniser writes it"
+        raise ValueError(f"{file} does not exist: {detail}") from error
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror}") from error
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """{}: there is no such file."""
+    """The JSON object in the file; {} if the file does not exist."""
     return _parsed(file, _read_bytes(file)) if file.is_file() else {}
 
 
@@ -90,26 +90,26 @@ def _parsed(file: Path, content: bytes) -> dict[str, Any]:
 
 
 def pack(tokenizer_json: bytes, *, special_tokens: Iterable[str], vocab_size: int) -> bytes:
-    """What frontends need to read the tokens, as TokenizerRef in worker.proto says.
+    """The content that frontends need to decode tokens, in the format of TokenizerRef in worker.proto.
 
-    special_tokens: names of tokens without text, beside those that `tokenizer.json` says are. vocab_size: of the model.
+    `special_tokens`: names of tokens without text, besides those in `tokenizer.json`. `vocab_size`: of the model.
     """
     head = {"special_tokens": sorted(set(special_tokens)), "vocab_size": vocab_size}
     return json.dumps(head).encode() + b"\n" + tokenizer_json
 
 
 def _ids(tokenizer: Json) -> Iterator[tuple[str, int]]:
-    """Of all tokens, by name."""
+    """The names and ids of all tokens."""
     vocab = tokenizer["model"]["vocab"]
     if isinstance(vocab, dict):
         yield from vocab.items()
-    else:  # Unigram: a list of names with their scores
+    else:  # Unigram: a list of names with their scores.
         yield from ((name, token) for token, (name, _score) in enumerate(vocab))
     yield from ((added["content"], added["id"]) for added in tokenizer.get("added_tokens") or ())
 
 
 def _name(token: Any) -> str:
-    """A token is written as its name or as an object with all that is known of it."""
+    """The name of a token, which the files write as a string or as an object; "" for None."""
     if isinstance(token, dict):
         token = token["content"]
     return str(token or "")
@@ -124,7 +124,7 @@ def _special_names(settings: Json) -> Iterator[str]:
 
 
 def _end_ids(ids: Mapping[str, int], settings: Json, generation: Json, config: Json) -> tuple[int, ...]:
-    """Both the tokeniser and the model name some, and chat models are known that name an end of turn in one alone."""
+    """The end tokens of the tokeniser and of the model: some chat models list the end of a turn in only one of them."""
     given = generation.get("eos_token_id")
     if given is None:
         given = _of_text(config, "eos_token_id")
@@ -144,7 +144,7 @@ def _context_length(config: Json) -> int | None:
 
 
 def _chat_template(path: Path, settings: Json) -> str:
-    """A file of its own before a setting, as transformers has it; of several the one named "default"."""
+    """The chat template. A separate file takes precedence, as in transformers; of several, the one named "default"."""
     file = path / "chat_template.jinja"
     if file.is_file():
         return _read_bytes(file).decode()

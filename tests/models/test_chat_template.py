@@ -1,4 +1,4 @@
-"""The chat template: a model's own, with all that transformers gives it, and it can break nothing but its request."""
+"""The chat template: it gets all that transformers provides, and an error in it fails only the request."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -17,7 +17,7 @@ def rendered(template: str, bos_token: str = "") -> str:
     return render_chat(replace(CARD, chat_template=template, bos_token=bos_token), CHAT)
 
 
-def test_it_sees_the_models_special_tokens_and_is_asked_for_an_answer() -> None:
+def test_template_gets_the_special_tokens_and_add_generation_prompt() -> None:
     template = "{{ bos_token }}|{{ eos_token }}|{{ add_generation_prompt }}"
 
     assert rendered(template, bos_token="<s>") == "<s>||True"
@@ -36,15 +36,15 @@ def test_it_sees_the_models_special_tokens_and_is_asked_for_an_answer() -> None:
     ],
     ids=[
         "loop controls",
-        "JSON that is not for HTML",
+        "plain JSON",
         "names",
         "no tools",
-        "blocks for training",
+        "generation blocks",
         "the date",
         "trimmed blocks",
     ],
 )
-def test_it_finds_what_templates_of_hugging_face_rely_on(template: str, text: str) -> None:
+def test_template_has_the_features_that_templates_of_hugging_face_use(template: str, text: str) -> None:
     assert rendered(template) == text
 
 
@@ -53,14 +53,14 @@ def test_it_finds_what_templates_of_hugging_face_rely_on(template: str, text: st
     ["{{ raise_exception('roles must alternate') }}", "{% for x in %}", "{{ messages.__class__.__mro__ }}{{ 1/0 }}"],
     ids=["its own check", "its syntax", "an unsafe or broken expression"],
 )
-def test_one_that_fails_is_the_requests_failure_not_ours(template: str) -> None:
+def test_template_that_fails_is_an_invalid_argument(template: str) -> None:
     with pytest.raises(Failure) as caught:
         rendered(template)
 
     assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, "messages")
 
 
-def test_what_it_repeats_of_the_messages_is_cut() -> None:
+def test_quoted_messages_are_truncated_in_the_failure() -> None:
     with pytest.raises(Failure) as caught:
         rendered("{{ raise_exception('no ' ~ messages[1].content * 1000) }}")
 
@@ -70,6 +70,6 @@ def test_what_it_repeats_of_the_messages_is_cut() -> None:
 @pytest.mark.parametrize(
     "template", ["{{ ''.__class__.__base__.__subclasses__() }}", "{{ messages.append(1) }}"], ids=["escape", "change"]
 )
-def test_it_gets_at_nothing_but_what_it_is_given(template: str) -> None:
+def test_template_can_access_only_its_variables(template: str) -> None:
     with pytest.raises(Failure, match="unsafe"):
         rendered(template)

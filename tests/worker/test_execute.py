@@ -1,4 +1,4 @@
-"""Execute: a request gives its slot back on every way out, and its positions count from the first token of all."""
+"""Execute: every way a request can end releases its slot, and positions count from the first token of the answer."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Case:
-    """Execute over an engine that the test steps, and the requests on it."""
+    """An Execute layer over an engine that the test steps, and the requests sent to it."""
 
     def __init__(self, group: asyncio.TaskGroup, limits: Limits) -> None:
         self.engine = ManualEngine()
@@ -42,7 +42,7 @@ class Case:
         return dict(self.execute.counters.cancelled)
 
     def ask(self, prompt: int, call: dict[str, Any] | None = None, **fields: Any) -> asyncio.Task[Collected | Failure]:
-        """A request whose prompt is one token, by which the test knows it."""
+        """Send a request. Its prompt is one token, which identifies it."""
         return self._group.create_task(self._ask(make_request(prompt=(prompt,), **fields), call or {}))
 
     async def _ask(self, request: Request, call: dict[str, Any]) -> Collected | Failure:
@@ -52,7 +52,7 @@ class Case:
             return failure
 
     def ask_group(self, prompt: int, count: int, **call: Any) -> list[asyncio.Task[Collected | Failure]]:
-        """The choices of one request; they are numbered from 5."""
+        """Send the choices of one request, numbered from 5."""
         choice_group = ChoiceGroup(count, first=5)
         return [self.ask(prompt, {"choice_group": choice_group, **call}, choice=5 + number) for number in range(count)]
 
@@ -72,7 +72,7 @@ def play(scenario: Callable[[Case], Awaitable[T]], slots: int = 1, places: int =
             case = Case(group, Limits(slots=slots, places=places, **limits))
             result = await scenario(case)
         assert case.counts == (0, 0), "a slot or a place leaked"
-        assert case.engine.requests == {}, "the engine still works for nobody"
+        assert case.engine.requests == {}, "the engine still has requests"
         on_engine = sum(
             number for (_, phase), number in case.cancelled.items() if phase in (Phase.PREFILL, Phase.RUNNING)
         )
@@ -270,14 +270,14 @@ def test_slot_is_released_even_if_the_engines_cancel_raises() -> None:
 
 
 class BrokenSink:
-    """Has a bug."""
+    """A sink that raises."""
 
     def deliver(self, delta: Delta) -> None:
         raise ZeroDivisionError("a bug")
 
 
 def test_bug_in_a_sink_fails_only_its_request() -> None:
-    """Once it went up through the engine's loop and ended the engine, and with it all requests."""
+    """Such an exception once propagated into the engine's loop and ended the engine and all requests."""
 
     async def ask_broken(case: Case) -> Failure:
         with pytest.raises(Failure) as caught:
@@ -321,13 +321,13 @@ def test_fail_all_ends_running_and_waiting_requests() -> None:
         await settle()
         case.execute.fail_all(Failure(Reason.ENGINE_DEAD, "dead"))
         failures = [await task for task in asked]
-        assert case.cancelled == {}, "nobody wanted that"
+        assert case.cancelled == {}, "no request was cancelled"
         return failures
 
     failures = play(scenario, slots=2, places=1)
 
     assert [failure.reason for failure in failures] == [Reason.ENGINE_DEAD] * 3
-    assert len(set(map(id, failures))) == 3, "tracebacks would gather in one that they share"
+    assert len(set(map(id, failures))) == 3, "a shared failure would collect the tracebacks of all"
 
 
 def test_engine_never_has_more_than_n_requests_and_all_are_answered() -> None:
@@ -350,7 +350,7 @@ def test_first_of_two_causes_in_one_turn_is_counted() -> None:
         ending = Ending()
         asked = case.ask(1, {"ending": ending})
         await settle()
-        ending.fail(Failure(Reason.CANCELLED, "by its name"), Cause.EXPLICIT)
+        ending.fail(Failure(Reason.CANCELLED, "by its request id"), Cause.EXPLICIT)
         case.execute.fail_all(Failure(Reason.DRAINING, "the worker leaves"), Cause.DRAIN)
         await asked
         return case.cancelled
@@ -359,7 +359,7 @@ def test_first_of_two_causes_in_one_turn_is_counted() -> None:
 
 
 def test_request_cancelled_before_it_used_its_slot_does_not_shorten_the_service_time() -> None:
-    """A frontend that died with a full queue once had the others told to come back at once."""
+    """When a frontend died with a full queue, the others were once told to retry at once."""
 
     async def scenario(case: Case) -> float | None:
         asked = [*(case.ask(prompt) for prompt in range(1, 5)), *case.ask_group(5, 2)]
@@ -426,7 +426,7 @@ def test_request_whose_deadline_passes_while_waiting_never_reaches_the_engine() 
 def test_slot_freed_before_a_late_timer_fires_goes_to_the_next_request_in_time(
     call: dict[str, Any], wait_s: float, reason: Reason
 ) -> None:
-    """In a loop that is late, the turn in which a timer fires does all it had to do before that."""
+    """In a late loop, callbacks that are already scheduled run before the timers of the same turn."""
 
     async def scenario(case: Case) -> Any:
         first, second = case.ask(1), case.ask(2, call)
@@ -435,7 +435,7 @@ def test_slot_freed_before_a_late_timer_fires_goes_to_the_next_request_in_time(
         third = case.ask(3)
         await settle()
         pass_time(5)
-        case.finish(1)  # The first leaves in this turn already; the timer fires at its end.
+        case.finish(1)  # The first request leaves in this turn; the timer fires at the end of the turn.
         await settle()
         assert [request.prompt_token_ids for request in case.engine.submitted] == [(1,), (3,)]
         case.finish(3)
@@ -472,7 +472,7 @@ def test_request_that_arrives_after_its_deadline_takes_no_place() -> None:
         failure = await case.ask(1, {"deadline": 10.0})
         assert case.engine.submitted == []
         assert case.cancelled == {(Cause.DEADLINE, Phase.QUEUED): 1}
-        assert case.execute.counters.queue_deadlines == 0, "it was in no queue"
+        assert case.execute.counters.queue_deadlines == 0, "the request never was in the queue"
         return failure
 
     assert play(scenario).reason is Reason.DEADLINE_EXCEEDED
@@ -537,7 +537,7 @@ def test_request_that_starts_at_once_is_observed_with_a_wait_of_zero() -> None:
 
 
 def test_deadline_takes_precedence_over_the_bound_on_waiting() -> None:
-    """Once the client heard of its deadline, and a timeout was counted."""
+    """The client once got a deadline failure while a queue timeout was counted."""
 
     async def scenario(case: Case) -> Any:
         first, second = case.ask(1), case.ask(2, {"deadline": 11.0})
@@ -647,7 +647,7 @@ def test_group_larger_than_n_plus_q_is_an_invalid_argument() -> None:
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("gone", [{5}, {6}, {7}, {5, 6}, {6, 7}, {5, 6, 7}])
 def test_reservations_of_choices_that_never_arrive_are_released_when_they_leave(gone: set[int], slots: int) -> None:
-    """`leave` may come before the others have come, or after."""
+    """`leave` may be called before or after the other choices arrive."""
 
     async def scenario(case: Case) -> None:
         for is_early in (True, False):
@@ -671,7 +671,7 @@ def test_reservations_of_choices_that_never_arrive_are_released_when_they_leave(
 
 
 def test_choice_that_fails_at_once_does_not_affect_the_others() -> None:
-    """The engine refuses the first before the second has come."""
+    """The engine refuses the first choice before the second has arrived."""
 
     async def scenario(case: Case) -> Any:
         case.engine.refusal = Failure(Reason.ENGINE_ERROR, "no")
@@ -701,7 +701,7 @@ def test_each_choice_is_cancelled_separately() -> None:
     assert play(scenario, slots=1, places=2) == [6]
 
 
-# Who ends a request early, and how far it had come
+# Early ends, by cause and phase
 
 
 @pytest.mark.parametrize(("endpoint", "cause"), [("generate", Cause.CLIENT_DISCONNECT), (ATTACH, Cause.SESSION_LOST)])
@@ -724,7 +724,7 @@ def test_request_that_was_never_submitted_is_not_cancelled_on_the_engine() -> No
     async def scenario(case: Case) -> None:
         first, second = case.ask(1), case.ask(2)
         await settle()
-        case.engine.cancel_bug = AssertionError("it never had that one")
+        case.engine.cancel_bug = AssertionError("this request was never submitted")
         second.cancel()
         await settle()
         assert second.cancelled()

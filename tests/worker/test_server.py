@@ -1,4 +1,4 @@
-"""The worker process: it starts in order, ends in order, and says in a sentence why when it can't."""
+"""The worker process: it starts and stops in order, and says in one sentence why if it cannot."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def asked(max_tokens: int = 40, **fields: Any) -> inference_pb2.GenerateRequest:
 
 
 class Answer:
-    """One Generate call, read as far as the test wants."""
+    """One Generate call; the test reads its items."""
 
     def __init__(self, channel: grpc.aio.Channel, request: inference_pb2.GenerateRequest | None = None) -> None:
         self._call = inference_pb2_grpc.InferenceStub(channel).Generate(request or asked())
@@ -58,7 +58,7 @@ class Answer:
         return bool(self.items) and self.items[-1].complete_final
 
     async def read(self) -> bool:
-        """One item; False at the end."""
+        """Read one item. Returns False at the end."""
         try:
             item = await self._call.read()
         except grpc.aio.AioRpcError as error:
@@ -109,7 +109,7 @@ class Process:
         return await until_written(self._ready_file, self._popen)
 
     async def attach(self) -> RawFrontend:
-        """A frontend that is closed with the process, at the latest."""
+        """Open a session. It is closed with the process at the latest."""
         self._frontends.append(RawFrontend((await self.ready())["session_address"]))
         return self._frontends[-1]
 
@@ -117,9 +117,9 @@ class Process:
         self._popen.send_signal(signal.SIGTERM)
 
     async def end(self) -> tuple[int, str]:
-        """Exit status and what it said."""
-        _, said = await asyncio.to_thread(self._popen.communicate, timeout=WAIT_S)
-        return self._popen.returncode, said
+        """Wait for the end. Returns the exit status and standard error."""
+        _, stderr = await asyncio.to_thread(self._popen.communicate, timeout=WAIT_S)
+        return self._popen.returncode, stderr
 
     def close(self) -> None:
         for frontend in self._frontends:
@@ -157,13 +157,13 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tmp_path: Pat
             await answer.read_all()
             return answer, late.reason, await process.end(), states
 
-    answer, late, (status, said), states = run_async(scenario())
+    answer, late, (status, stderr), states = run_async(scenario())
 
     assert (answer.token_count, answer.is_complete) == (40, True)
     assert late is Reason.DRAINING
     assert states == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
     assert status == 0
-    assert said.count("worker stopped") == 1
+    assert stderr.count("worker stopped") == 1
 
 
 def test_requests_that_exceed_the_drain_timeout_are_handed_over(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_sigterm_while_the_engine_loads_ends_the_process_at_once(tmp_path: Path)
 
 
 def _wait_for_loop(pid: int) -> None:
-    """Until the process catches SIGTERM by itself, as /proc says."""
+    """Wait until the process has a handler for SIGTERM, according to /proc."""
     while True:
         status = Path(f"/proc/{pid}/status").read_text()
         caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
@@ -220,11 +220,11 @@ def test_port_in_use_ends_the_process_with_a_clear_message(tmp_path: Path) -> No
             finally:
                 second.close()
 
-    status, said = run_async(scenario())
+    status, stderr = run_async(scenario())
 
     assert status == 1
-    assert said.splitlines()[-1].startswith("error: cannot listen for gRPC on 127.0.0.1:")
-    assert "Traceback" not in said
+    assert stderr.splitlines()[-1].startswith("error: cannot listen for gRPC on 127.0.0.1:")
+    assert "Traceback" not in stderr
 
 
 DYING = """
@@ -256,7 +256,7 @@ def test_dead_engine_ends_the_process_with_status_1_and_a_clear_message() -> Non
 
 
 class DyingEngine(ManualEngine):
-    """Dies when the test says so."""
+    """An engine that dies when `death` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,7 +327,7 @@ async def _to_its_end(worker: Worker) -> str:
 
 @asynccontextmanager
 async def working(engine: Any, folder: Path, **config: Any) -> AsyncIterator[dict[str, Any]]:
-    """A worker in this process, ended in order, at the latest when the test has left."""
+    """Run a worker in this process. It is stopped in order, at the latest when the context exits."""
     stopping = asyncio.Event()
     worker = Worker(engine, WorkerConfig(registries=(NO_REGISTRY,), ready_file=folder / "r", **config))
     async with asyncio.TaskGroup() as group:
@@ -347,7 +347,7 @@ def test_exactly_n_plus_q_of_fifty_simultaneous_requests_are_served(places: int,
         ):
             answers = [Answer(channel, asked(model="m")) for _ in range(50)]
             reading = {group.create_task(answer.read_all()) for answer in answers}
-            while len(reading) > 2 + places:  # None finishes before all the others are refused.
+            while len(reading) > 2 + places:  # No request finishes before the others are refused.
                 _, reading = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
             while reading:
                 for key in list(engine.requests):
@@ -363,7 +363,7 @@ def test_exactly_n_plus_q_of_fifty_simultaneous_requests_are_served(places: int,
 
 
 def test_worker_applies_the_configured_queue_limits(tmp_path: Path) -> None:
-    """Of --queue-timeout and --queue-token-limit; those of requests are counted above."""
+    """--queue-timeout and --queue-token-limit; the test above covers the limits on requests."""
 
     async def scenario() -> list[Answer]:
         engine = ManualEngine()
@@ -425,7 +425,7 @@ def test_health_and_admin_calls_work_on_a_worker_without_a_free_slot(tmp_path: P
 
 
 def test_invalid_request_fails_without_affecting_others(tmp_path: Path) -> None:
-    """A request without limits once killed the engine."""
+    """A request without limits once crashed the engine."""
 
     async def scenario() -> list[Answer]:
         async with (
@@ -491,7 +491,9 @@ def test_advertised_address_is_the_configured_one_or_the_listening_one(tmp_path:
     (tmp_path / "r").unlink()
     assert run_async(scenario(advertise="worker-1:50052")) == "worker-1:50052"
     (tmp_path / "r").unlink()
-    assert re.fullmatch(r"worker-1:[1-9]\d*", run_async(scenario(advertise="worker-1:0"))), "port 0 is the real one"
+    assert re.fullmatch(r"worker-1:[1-9]\d*", run_async(scenario(advertise="worker-1:0"))), (
+        "port 0 stands for the real port"
+    )
 
 
 def test_more_slots_than_the_engine_supports_are_refused_with_a_clear_message() -> None:

@@ -1,4 +1,4 @@
-"""Tokenisers: text to token ids, token ids to bytes. The frontend gets them from workers, by checksum."""
+"""Tokenisers: text to token ids, and token ids to bytes. Frontends fetch them from workers, by checksum."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,10 +9,11 @@ from services.models.tokenizers.byte_level import ByteTokenizer
 
 
 class Tokenizer(Protocol):
-    """One model's vocabulary.
+    """The vocabulary of one model.
 
-    token_bytes: for each id the bytes of its text; empty for control tokens. A token may be part of a character.
-    token_characters_max: no token stands for more characters of a text, so a text of C has at least C / max tokens.
+    `token_bytes`: the bytes of each token's text, by id; empty for control tokens. A token may be part of a character.
+    `token_characters_max`: the largest number of characters in a token: a text of C characters has at least C / max
+    tokens.
     """
 
     @property
@@ -22,21 +23,21 @@ class Tokenizer(Protocol):
     def token_characters_max(self) -> int: ...
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """The ids of `text`. Special tokens in it are read as such; add_special: begin and end as the model expects."""
+        """The ids of `text`. Special tokens in it are recognised. `add_special`: add those that the model expects."""
         ...
 
 
 def load_tokenizer(ref: TokenizerRef, content: bytes) -> Tokenizer:
-    """The tokeniser that `ref` names, from its content. Raises Failure for a kind that this process can't read."""
+    """Load the tokeniser of `ref` from its content. Raises Failure if this process cannot read its kind."""
     match ref.kind:
         case "bytes":
             return ByteTokenizer()
         case "gguf":
-            from services.models.tokenizers.gguf import GgufTokenizer  # needs the extra `llamacpp`
+            from services.models.tokenizers.gguf import GgufTokenizer  # Needs the extra `llamacpp`.
 
             return GgufTokenizer(content)
         case "huggingface":
-            from services.models.tokenizers.huggingface import HuggingFaceTokenizer  # needs the extra `huggingface`
+            from services.models.tokenizers.huggingface import HuggingFaceTokenizer  # Needs the extra `huggingface`.
             from services.models.tokenizers.sandbox import try_reading
 
             try_reading(content)

@@ -1,4 +1,4 @@
-"""The mocker's tokeniser: a token is a byte."""
+"""The mocker's tokeniser: each token is one byte."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -15,13 +15,16 @@ class ByteTokenizer:
     token_characters_max = 1
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """The UTF-8 bytes of `text`. There is nothing special to add."""
+        """The UTF-8 bytes of `text`. The vocabulary has no special tokens to add."""
         del add_special
         return list(text.encode("utf-8", errors="replace"))
 
 
 def byte_of_character() -> dict[str, bytes]:
-    """Bytes that print in Latin-1 as themselves, the rest from U+0100 on. Source: `bytes_to_unicode` of GPT-2."""
+    """The characters that byte-level vocabularies use for bytes. Source: `bytes_to_unicode` of GPT-2.
+
+    Printable Latin-1 characters stand for themselves; the other bytes use characters from U+0100 on.
+    """
     printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = count(0x100)
     return {chr(value if value in printing else next(spare)): bytes((value,)) for value in range(256)}

@@ -1,8 +1,8 @@
-"""The tokeniser of a GGUF model: llama.cpp's own, from the metadata of the file, so that every family reads alike.
+"""The tokeniser of a GGUF model: llama.cpp's own, loaded from the metadata of the file.
 
-The worker sends the head of the file, up to the weights: under two megabytes for a vocabulary of 50,000. The frontend
-makes a file of it that is hollow where the weights were, and has llama.cpp load that without the weights. No rule of
-tokenisation is written down here; only how a vocabulary spells bytes.
+The worker sends the head of the file, up to the weights: less than 2 MB for a vocabulary of 50,000. The frontend writes
+it to a sparse file of the original length, and llama.cpp loads that without the weights. This module has no
+tokenisation rules; it only knows how a vocabulary spells bytes.
 """
 
 import tempfile
@@ -28,9 +28,9 @@ _UNKNOWN, _UNUSED, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 8, 16, 32
 
 
 class GgufTokenizer:
-    """A vocabulary as `tokenizer_content` cut it out. Raises Failure if it cannot be read or is of an unknown kind.
+    """A vocabulary in the format of `tokenizer_content`. Raises Failure if it cannot be read or is of an unknown kind.
 
-    `token_bytes` of a SentencePiece vocabulary begin words with their space: so does the first word of a text.
+    In a SentencePiece vocabulary, `token_bytes` of a word begin with its space, also for the first word of a text.
     """
 
     token_bytes: Sequence[bytes]
@@ -40,18 +40,18 @@ class GgufTokenizer:
         self._model = _load_vocabulary(content)
         self._vocab = self._model.get_vocab()
         self.token_bytes = vocabulary_bytes(self._model)
-        # As the vocabulary spells them: control tokens, which have no bytes, are read from a text too.
+        # Measured in the vocabulary's spelling: control tokens have no bytes, but are recognised in a text.
         self.token_characters_max = max(len(self._vocab.get_text(token)) for token in range(self._vocab.n_vocab))
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """The ids of `text`. Special tokens in it are read as such; add_special: begin and end as the model expects."""
-        whole = text.encode("utf-8", errors="replace").decode()  # half a surrogate pair has no UTF-8
+        """The ids of `text`. Special tokens in it are recognised. `add_special`: add those that the model expects."""
+        whole = text.encode("utf-8", errors="replace").decode()  # A lone surrogate has no UTF-8 encoding.
         ids: list[int] = self._vocab.tokenize(whole, add_special=add_special, parse_special=True)
         return ids
 
 
 def vocabulary_bytes(model: Any) -> tuple[bytes, ...]:
-    """The text of each token of a loaded model. Raises Failure if its vocabulary is of an unknown kind."""
+    """The bytes of each token of a loaded model. Raises Failure if its vocabulary is of an unknown kind."""
     return tuple(_token_bytes(model.get_vocab(), _kind_of(model)))
 
 
@@ -74,8 +74,8 @@ def _load_vocabulary(content: bytes) -> Any:
 
 
 def _without_weights() -> Any:
-    # Not `vocab_only`: the wrapper asks every model for its heads at once, and llama.cpp aborts the process when a
-    # model that was loaded so is asked for them.
+    # Not `vocab_only`: the wrapper queries the heads of every model, and llama.cpp aborts the process if the model was
+    # loaded that way.
     parameters = llama_cpp.LlamaModelParams()
     parameters.no_alloc = True
     parameters.use_mmap = False
@@ -83,7 +83,7 @@ def _without_weights() -> Any:
 
 
 def _whole_size(head: Path) -> int:
-    """How long the file was whose head this is, in bytes. llama.cpp refuses tensors that lie outside of the file."""
+    """The length in bytes of the file that this head comes from. llama.cpp refuses tensors outside of the file."""
     gguf = _open(head)
     return int(gguf.data_offset) + max(
         int(tensor["offset"]) + int(tensor["size"]) for tensor in gguf.get_all_tensor_info()
@@ -108,7 +108,7 @@ def _kind_of(model: Any) -> str:
 
 
 def _token_bytes(vocab: Any, kind: str) -> Iterator[bytes]:
-    """llama.cpp can say this too, but its wrapper makes text of it, and a token may be half a character."""
+    """The bytes of each token. llama.cpp's wrapper returns text instead, and a token may be part of a character."""
     byte_of = byte_of_character()
     for token in range(vocab.n_vocab):
         text: str = vocab.get_text(token)

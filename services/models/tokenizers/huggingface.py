@@ -1,8 +1,9 @@
-"""The tokeniser of a model in Hugging Face's layout: the library `tokenizers`, on the model's own `tokenizer.json`.
+"""The tokeniser of a model in Hugging Face's layout: the library `tokenizers` with the model's own `tokenizer.json`.
 
-What travels is a line of JSON with what the model's other files add, and after it `tokenizer.json` as it is: Python
-parses nothing large, which would hold up all streams of a frontend. No rule of tokenisation is written down here; only
-how a vocabulary spells bytes, which the library tells as text and only for whole answers.
+The content that a worker sends is one line of JSON with the additions of the model's other files, followed by
+`tokenizer.json` unchanged. Python parses no large document, which would block all streams of a frontend. This module
+has no tokenisation rules. It only knows how a vocabulary spells bytes, because the library decodes whole answers only,
+and to text.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 from services.core.errors import Failure, Reason, invalid
 from services.models.tokenizers.byte_level import byte_of_character
 
-# One text at a time is encoded here; the library would start a thread for each core all the same.
+# Only one text is encoded at a time; by default the library would start a thread for each core.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 try:
     from tokenizers import Tokenizer as Library
@@ -24,14 +25,14 @@ except ImportError as error:
     ) from error
 
 TOKENS_MAX = 1 << 20
-"""How many ids a vocabulary may have: the largest known are a fourth of it."""
+"""The largest accepted number of ids in a vocabulary: four times that of the largest known ones."""
 GROWTH_MAX = 64
-"""How many characters a normaliser may make of one."""
+"""The largest accepted number of characters that a normaliser may produce from one."""
 _COMPOSED_MAX = 4
-"""How many characters normalisation may make one of. Source: Unicode's FAQ on normalisation, NFD in UTF-32."""
+"""How many characters normalisation may compose to one. Source: Unicode's FAQ on normalisation, NFD in UTF-32."""
 _JOINING = ("Fuse", "Strip")
-"""Steps of a decoder that say nothing of a single token: tokens are joined here anyhow, and the space that `Strip`
-takes from the beginning of a text is not there in the middle of one, where an answer begins."""
+"""Decoder steps that do not affect a single token. Tokens are joined here anyway, and the space that `Strip` removes
+at the start of a text does not occur at the start of an answer, which is in the middle of a text."""
 
 Json = Mapping[str, Any]
 Spell = Callable[[str], str | bytes]
@@ -39,10 +40,10 @@ T = TypeVar("T")
 
 
 class HuggingFaceTokenizer:
-    """A vocabulary as `model_folder.pack` wrote it. Raises Failure if it cannot be read or decodes in an unknown way.
+    """A vocabulary in the format of `hf_checkpoint.pack`. Raises Failure if it cannot be read or decoded.
 
-    What to add to a text is what `tokenizer.json` says. `token_bytes` of a SentencePiece vocabulary begin words with
-    their space: so does the first word of a text.
+    `tokenizer.json` says which special tokens to add to a text. In a SentencePiece vocabulary, `token_bytes` of a word
+    begin with its space, also for the first word of a text.
     """
 
     token_bytes: Sequence[bytes]
@@ -58,37 +59,39 @@ class HuggingFaceTokenizer:
             raise Failure(Reason.INTERNAL, f"the model's tokeniser cannot be read: {error}") from error
         spell = _speller(_part(self._library.decoder))
         self.token_bytes = tuple(b"" if name in control else _as_bytes(spell(name)) for name in names)
-        # As the vocabulary spells them: control tokens, which have no bytes, are read from a text too.
+        # Measured in the vocabulary's spelling: control tokens have no bytes, but are recognised in a text.
         self.token_characters_max = max(map(len, names), default=1) * (_COMPOSED_MAX if self._library.normalizer else 1)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """The ids of `text`. Special tokens in it are read as such; add_special: begin and end as the model expects.
+        """The ids of `text`. Special tokens in it are recognised. `add_special`: add those that the model expects.
 
-        Raises INVALID_ARGUMENT when the library does not take the text.
+        Raises INVALID_ARGUMENT if the library fails on the text.
         """
-        whole = text.encode("utf-8", errors="replace").decode()  # half a surrogate pair has no UTF-8
+        whole = text.encode("utf-8", errors="replace").decode()  # A lone surrogate has no UTF-8 encoding.
         try:
-            # Of a batch of one, since for a single text the library would hold up all other threads.
-            [encoding] = _of_library(self._library.encode_batch_fast, [whole], add_special_tokens=add_special)
+            # As a batch of one: the library's function for a single text holds the GIL.
+            [encoding] = _call_library(self._library.encode_batch_fast, [whole], add_special_tokens=add_special)
         except ValueError as error:
-            raise invalid("prompt", f"the model's tokeniser does not take the text: {error}") from error
+            raise invalid("prompt", f"the model's tokeniser does not accept the text: {error}") from error
         ids: list[int] = encoding.ids
         return ids
 
 
 def _load(tokenizer_json: bytes) -> Library:
-    """Raises ValueError. A prompt that is too long is refused elsewhere, never cut."""
-    library: Library = _of_library(Library.from_buffer, tokenizer_json)
+    """Load the library's tokeniser. Raises ValueError. It never truncates: a long prompt is refused elsewhere."""
+    library: Library = _call_library(Library.from_buffer, tokenizer_json)
     library.no_truncation()
     library.no_padding()
     if (growth := _growth(_part(library.normalizer))) > GROWTH_MAX:
-        raise ValueError(f"its normaliser makes {growth} characters of one, and more than {GROWTH_MAX} are not taken")
+        raise ValueError(f"its normaliser makes {growth} characters of one, and at most {GROWTH_MAX} are accepted")
     return library
 
 
-def _of_library(function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """What the library returns. Raises ValueError: its errors have no class of their own, and one that it did not
-    foresee (a panic, in Rust) is not even an Exception."""
+def _call_library(function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Call a function of the library. Raises ValueError for every error.
+
+    The library's errors have no class of their own, and a panic in Rust does not derive from Exception.
+    """
     try:
         return function(*args, **options)
     except Exception as error:
@@ -96,33 +99,33 @@ def _of_library(function: Callable[..., T], *args: Any, **options: Any) -> T:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"it breaks the library tokenizers: {error}") from None
+        raise ValueError(f"it crashes the library tokenizers: {error}") from None
 
 
 def _part(part: Any) -> Json:
-    """A part of a tokeniser as in `tokenizer.json`; {}: there is none."""
+    """A part of a tokeniser, in the format of `tokenizer.json`; {} for None."""
     found: Json = {} if part is None else json.loads(part.__getstate__())
     return found
 
 
 def _growth(normalizer: Json) -> int:
-    """How many characters it may make of one, where it replaces some by others."""
+    """The largest number of characters that the normaliser's replacements may produce from one."""
     match normalizer:
         case {"type": "Sequence", "normalizers": steps}:
             return prod(_growth(step) for step in steps)
         case {"type": "Replace", "content": content, "pattern": {"String": pattern}} if pattern:
             return max(1, -(-len(content) // len(pattern)))
         case {"type": "Replace", "content": content}:
-            return 1 + len(content)  # an expression may match between any two characters
+            return 1 + len(content)  # A regular expression may match between any two characters.
     return 1
 
 
 def _names(library: Library, vocab_size: int) -> list[str]:
-    """How each id is spelled in the vocabulary, "" for one that is not. Raises ValueError for too many ids."""
+    """The spelling of each id in the vocabulary; "" for unused ids. Raises ValueError for too many ids."""
     ids = library.get_vocab(with_added_tokens=True)
     count = max(vocab_size, max(ids.values(), default=-1) + 1)
     if count > TOKENS_MAX:
-        raise ValueError(f"it has {count} token ids, and more than {TOKENS_MAX} are not taken")
+        raise ValueError(f"it has {count} token ids, and at most {TOKENS_MAX} are accepted")
     names = [""] * count
     for name, token in ids.items():
         names[token] = name
@@ -134,7 +137,7 @@ def _special(library: Library) -> Iterator[str]:
 
 
 def _speller(decoder: Json) -> Spell:
-    """How a token is decoded, by itself. Raises Failure if the decoder is of an unknown kind."""
+    """The function that decodes a single token. Raises Failure if the decoder is of an unknown kind."""
     steps = [_step(one) for one in _flat(decoder)]
     if not steps:
         raise _unknown("none")
@@ -150,7 +153,7 @@ def _speller(decoder: Json) -> Spell:
 
 
 def _flat(decoder: Json) -> Iterator[Json]:
-    """The steps of a decoder, those of sequences within it in their place."""
+    """The steps of a decoder, with nested sequences flattened."""
     if decoder.get("type") == "Sequence":
         for one in decoder["decoders"]:
             yield from _flat(one)
@@ -184,13 +187,13 @@ _BYTE_OF_CHARACTER = byte_of_character()
 
 
 def _from_byte_level(name: str) -> bytes:
-    """As the library does it: what has a character that stands for no byte is text as it is."""
+    """Decode as the library does: a name with a character that stands for no byte is plain text."""
     spelled = [_BYTE_OF_CHARACTER.get(character) for character in name]
     return name.encode() if None in spelled else b"".join(byte for byte in spelled if byte is not None)
 
 
 def _from_byte_fallback(name: str) -> str | bytes:
-    """Of "<0xAB>" the byte, of anything else the text."""
+    """The byte of a name such as "<0xAB>"; any other name is returned unchanged."""
     if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
         try:
             return bytes((int(name[3:5], 16),))

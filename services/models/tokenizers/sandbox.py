@@ -1,7 +1,7 @@
-"""Reads a tokeniser in a process of its own, before this one does.
+"""Loads a tokeniser in a child process before this process does.
 
-A frontend has tokenisers from workers, and a damaged one can do worse than be refused: there are files of a hundred
-bytes on which the library takes all memory there is and aborts. Run as a program it is that process.
+Frontends get tokenisers from workers, and a damaged one can crash the process that loads it: with some files of a
+hundred bytes, the library allocates all memory and aborts. The child process runs this module as a program.
 """
 
 import resource
@@ -12,29 +12,29 @@ from services.core.errors import Failure, Reason
 
 TRIAL_S_MAX = 20.0
 MEMORY_BYTES_MAX = 2 << 30
-"""Address space. A vocabulary of 130,000 takes a tenth of it."""
+"""Address space of the child process. A vocabulary of 130,000 needs a tenth of it."""
 _REFUSED = 3
 _PROBE = "a" * 256 + "".join(map(chr, range(0x20, 0x250))) + "漢字 한국어 e\u0301\n\n\t  🎉👩‍👩‍👧 1234567890"
-"""Something of everything, so that what breaks on ordinary text breaks there."""
+"""A sample of many scripts, so that a tokeniser that fails on ordinary text fails in the child process."""
 
 
 def try_reading(content: bytes) -> None:
-    """Blocks until the process has ended. Raises Failure if it could not read `content`, or died of it."""
+    """Load `content` in a child process, blocking until it ends. Raises Failure if it cannot, or crashes."""
     command = [sys.executable, "-m", "services.models.tokenizers.sandbox"]
     try:
         done = subprocess.run(command, input=content, capture_output=True, timeout=TRIAL_S_MAX, check=False)
     except subprocess.TimeoutExpired as error:
-        raise Failure(Reason.INTERNAL, f"reading the model's tokeniser takes more than {TRIAL_S_MAX:.0f} s") from error
+        raise Failure(Reason.INTERNAL, f"loading the model's tokeniser takes more than {TRIAL_S_MAX:.0f} s") from error
     if done.returncode == _REFUSED:
         raise Failure(Reason.INTERNAL, done.stdout.decode(errors="replace"))
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").splitlines() or [""]
-        detail = f"the model's tokeniser ends the process that reads it, with status {done.returncode}: {lines[0]}"
+        detail = f"the model's tokeniser crashes the process that loads it, with status {done.returncode}: {lines[0]}"
         raise Failure(Reason.INTERNAL, detail)
 
 
 def main() -> None:
-    """Read what comes in. Ends with 0, with _REFUSED after saying why, or as it happens."""
+    """Load the tokeniser on standard input. Exits with 0, or with _REFUSED after printing the reason."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:

@@ -1,4 +1,4 @@
-"""The GGUF tokeniser: llama.cpp's ids from the head of the file alone, and the exact bytes of every token."""
+"""The GGUF tokeniser: gives llama.cpp's ids from the head of the file alone, and the exact bytes of each token."""
 
 import hashlib
 from pathlib import Path
@@ -36,19 +36,19 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: text[:12])
-def test_the_bytes_of_the_tokens_of_a_text_are_the_text(tokenizer: GgufTokenizer, text: str) -> None:
+def test_token_bytes_of_a_text_are_its_bytes(tokenizer: GgufTokenizer, text: str) -> None:
     ids = tokenizer.encode(text, add_special=False)
 
     assert b"".join(tokenizer.token_bytes[token] for token in ids) == text.encode()
 
 
-def test_a_part_of_a_character_has_its_exact_bytes(tokenizer: GgufTokenizer) -> None:
+def test_token_that_is_part_of_a_character_has_its_exact_bytes(tokenizer: GgufTokenizer) -> None:
     ids = tokenizer.encode("漢", add_special=False)
 
     assert [tokenizer.token_bytes[token] for token in ids] == [b"\xe6", b"\xbc", b"\xa2"]
 
 
-def test_special_tokens_in_a_text_are_read_as_such_and_have_no_text(tokenizer: GgufTokenizer) -> None:
+def test_special_tokens_in_a_text_are_recognised_and_have_no_text(tokenizer: GgufTokenizer) -> None:
     ids = tokenizer.encode("<|im_start|>user\nHi<|im_end|>", add_special=False)
 
     assert ids[0] == 1
@@ -56,29 +56,29 @@ def test_special_tokens_in_a_text_are_read_as_such_and_have_no_text(tokenizer: G
     assert b"".join(tokenizer.token_bytes[token] for token in ids) == b"user\nHi"
 
 
-def test_an_empty_text_has_no_tokens(tokenizer: GgufTokenizer) -> None:
+def test_empty_text_has_no_tokens(tokenizer: GgufTokenizer) -> None:
     assert tokenizer.encode("", add_special=True) == []
 
 
-def test_half_a_surrogate_pair_becomes_a_question_mark(tokenizer: GgufTokenizer) -> None:
+def test_lone_surrogate_becomes_a_question_mark(tokenizer: GgufTokenizer) -> None:
     assert tokenizer.encode("\udcff", add_special=False) == tokenizer.encode("?", add_special=False)
 
 
-def test_every_id_has_bytes(tokenizer: GgufTokenizer) -> None:
+def test_token_bytes_has_an_entry_for_every_id(tokenizer: GgufTokenizer) -> None:
     assert len(tokenizer.token_bytes) == 49_152
 
 
-def test_the_content_is_without_the_weights(content: bytes) -> None:
+def test_content_does_not_contain_the_weights(content: bytes) -> None:
     assert len(content) < 2_000_000
 
 
-def test_it_is_loaded_by_its_reference(content: bytes) -> None:
+def test_tokenizer_is_loaded_by_its_reference(content: bytes) -> None:
     ref = TokenizerRef("gguf", hashlib.sha256(content).hexdigest())
 
     assert load_tokenizer(ref, content).encode("Hello", add_special=False) == [19556]
 
 
-def test_an_unknown_kind_of_vocabulary_is_refused(content: bytes) -> None:
+def test_unknown_kind_of_vocabulary_is_refused(content: bytes) -> None:
     other = content.replace(
         b"tokenizer.ggml.model\x08\0\0\0\x04\0\0\0\0\0\0\0gpt2", b"tokenizer.ggml.model\x08\0\0\0\x04\0\0\0\0\0\0\0none"
     )
@@ -88,12 +88,12 @@ def test_an_unknown_kind_of_vocabulary_is_refused(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("damaged", [b"", b"GGUF", b"<html>not a model</html>"])
-def test_a_damaged_content_is_refused(damaged: bytes) -> None:
+def test_damaged_content_is_refused(damaged: bytes) -> None:
     with pytest.raises(Failure, match="cannot read"):
         GgufTokenizer(damaged)
 
 
-def test_another_file_than_a_gguf_file_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "readme.gguf"
     file.write_text("not a model")
 
@@ -102,11 +102,11 @@ def test_another_file_than_a_gguf_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "<|im_start|>" * 50, " " * 1000, "=" * 1000], ids=lambda text: text[:12])
-def test_no_token_stands_for_more_characters_than_the_longest(tokenizer: GgufTokenizer, text: str) -> None:
+def test_no_token_has_more_characters_than_the_longest(tokenizer: GgufTokenizer, text: str) -> None:
     count = len(tokenizer.encode(text, add_special=False))
 
     assert count * tokenizer.token_characters_max >= len(text)
 
 
-def test_the_longest_token_is_found(tokenizer: GgufTokenizer) -> None:
+def test_longest_token_is_found(tokenizer: GgufTokenizer) -> None:
     assert tokenizer.token_characters_max == 81

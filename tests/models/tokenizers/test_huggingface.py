@@ -1,4 +1,4 @@
-"""The Hugging Face tokeniser: the library's ids from what the worker sent alone, and the exact bytes of every token."""
+"""The Hugging Face tokeniser: gives the library's ids from the worker's content, and the exact bytes of each token."""
 
 import hashlib
 import json
@@ -57,7 +57,7 @@ def content_of(tokenizer: Mapping[str, Any], *, vocab_size: int = 0, special_tok
 
 
 def changed(**parts: Any) -> dict[str, Any]:
-    """The tokeniser of bytes with other parts."""
+    """The byte tokeniser with some parts replaced."""
     return bytes_tokenizer() | parts
 
 
@@ -75,7 +75,7 @@ def real() -> HuggingFaceTokenizer:
 
 @pytest.mark.model
 @pytest.mark.parametrize("text", [*TEXTS, "<|im_start|>user\n1234<|im_end|>"], ids=lambda text: text[:12])
-def test_ids_and_bytes_are_those_of_the_same_vocabulary_in_a_gguf_file(real: HuggingFaceTokenizer, text: str) -> None:
+def test_ids_and_bytes_equal_those_of_the_same_vocabulary_in_a_gguf_file(real: HuggingFaceTokenizer, text: str) -> None:
     from services.models.download import resolve
     from services.models.tokenizers.gguf import GgufTokenizer, tokenizer_content
 
@@ -87,18 +87,18 @@ def test_ids_and_bytes_are_those_of_the_same_vocabulary_in_a_gguf_file(real: Hug
 
 @pytest.mark.model
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: text[:12])
-def test_the_bytes_of_the_tokens_of_a_text_are_the_text(real: HuggingFaceTokenizer, text: str) -> None:
+def test_token_bytes_of_a_text_are_its_bytes(real: HuggingFaceTokenizer, text: str) -> None:
     assert decoded(real, real.encode(text, add_special=False)) == text.encode()
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("text", [*TEXTS, " " * 1000, "=" * 1000], ids=lambda text: text[:12])
-def test_no_token_stands_for_more_characters_than_the_longest(real: HuggingFaceTokenizer, text: str) -> None:
+def test_no_token_has_more_characters_than_the_longest(real: HuggingFaceTokenizer, text: str) -> None:
     assert len(real.encode(text, add_special=False)) * real.token_characters_max >= len(text)
 
 
 @pytest.mark.model
-def test_a_character_that_comes_in_pieces_is_shown_once_it_is_whole(real: HuggingFaceTokenizer) -> None:
+def test_character_split_over_tokens_is_shown_once_complete(real: HuggingFaceTokenizer) -> None:
     collected = Collected()
     presenter = Detokenizer(collected, real.token_bytes, ())
 
@@ -112,12 +112,12 @@ def test_a_character_that_comes_in_pieces_is_shown_once_it_is_whole(real: Huggin
 
 
 @pytest.mark.model
-def test_a_long_text_does_not_hold_up_other_threads(real: HuggingFaceTokenizer) -> None:
-    """The library's method for a single text does: a prompt of a megabyte stopped all streams for half a second."""
+def test_encoding_a_long_text_does_not_block_other_threads(real: HuggingFaceTokenizer) -> None:
+    """The library's function for a single text does: a prompt of a megabyte blocked all streams for half a second."""
     text = "Two words, é and 12. " * 50_000
 
     def encode() -> float:
-        """Seconds of the processor that it takes."""
+        """Encode the text. Returns the CPU seconds used."""
         began = thread_time()
         real.encode(text, add_special=False)
         return thread_time() - began
@@ -129,13 +129,13 @@ def test_a_long_text_does_not_hold_up_other_threads(real: HuggingFaceTokenizer) 
             pass
     had_s = thread_time() - began
 
-    assert had_s > encoding.result() / 4, "of the processor they have about the same"
+    assert had_s > encoding.result() / 4, "both threads should get about the same CPU time"
 
 
-# Ways of spelling
+# Spellings of bytes
 
 
-def test_all_ways_of_spelling_bytes_agree_with_the_library() -> None:
+def test_every_spelling_of_bytes_agrees_with_the_library() -> None:
     for tokenizer in (bytes_tokenizer(), SPM):
         ours, library = tokenizer_of(tokenizer), Library.from_str(json.dumps(tokenizer))
         for text in ("a ab b", "é漢🎉", "x\ny"):
@@ -143,7 +143,7 @@ def test_all_ways_of_spelling_bytes_agree_with_the_library() -> None:
             assert decoded(ours, ids).decode().removeprefix(" ") == library.decode(ids) == text
 
 
-def test_a_byte_level_token_that_is_no_spelling_of_bytes_is_its_own_text() -> None:
+def test_byte_level_token_that_spells_no_bytes_is_plain_text() -> None:
     vocab = bytes_tokenizer()["model"]["vocab"] | {"漢": 256, "a b": 257}
 
     tokenizer = tokenizer_of(byte_level_bpe(vocab, [], special={}))
@@ -151,16 +151,16 @@ def test_a_byte_level_token_that_is_no_spelling_of_bytes_is_its_own_text() -> No
     assert tokenizer.token_bytes[256:] == ("漢".encode(), b"a b")
 
 
-def test_a_sentencepiece_vocabulary_has_spaces_for_marks_and_bytes_for_what_it_lacks() -> None:
+def test_sentencepiece_vocabulary_uses_spaces_for_marks_and_byte_fallback() -> None:
     tokenizer = tokenizer_of(SPM)
 
     ids = tokenizer.encode("ab é", add_special=False)
 
     assert [tokenizer.token_bytes[token] for token in ids] == [b" ab", b" ", b"\xc3", b"\xa9"]
-    assert tokenizer.token_bytes[-1] == b"<0xZZ>", "no byte is spelled so"
+    assert tokenizer.token_bytes[-1] == b"<0xZZ>", "this name spells no byte"
 
 
-def test_a_byte_is_final_whatever_step_comes_after_it() -> None:
+def test_decoded_byte_is_not_changed_by_later_steps() -> None:
     blank = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
     decoder = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Sequence", "decoders": [blank]}]}
 
@@ -169,7 +169,7 @@ def test_a_byte_is_final_whatever_step_comes_after_it() -> None:
     assert tokenizer.token_bytes == tokenizer_of(SPM).token_bytes
 
 
-def test_a_metaspace_decoder_has_spaces_for_its_marks() -> None:
+def test_metaspace_decoder_replaces_its_marks_by_spaces() -> None:
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["▁a", -1.0], ["b", -2.0]]}
 
@@ -180,7 +180,7 @@ def test_a_metaspace_decoder_has_spaces_for_its_marks() -> None:
 
 
 @pytest.mark.parametrize("decoder", [None, {"type": "WordPiece", "prefix": "##", "cleanup": True}])
-def test_a_vocabulary_whose_spelling_is_unknown_is_refused(decoder: Any) -> None:
+def test_unknown_decoder_is_refused(decoder: Any) -> None:
     with pytest.raises(Failure, match="serve a model whose tokeniser is byte-level"):
         tokenizer_of(changed(decoder=decoder))
 
@@ -188,7 +188,7 @@ def test_a_vocabulary_whose_spelling_is_unknown_is_refused(decoder: Any) -> None
 # Special tokens
 
 
-def test_special_tokens_in_a_text_are_read_as_such_and_have_no_text() -> None:
+def test_special_tokens_in_a_text_are_recognised_and_have_no_text() -> None:
     tokenizer = tokenizer_of(bytes_tokenizer())
 
     ids = tokenizer.encode(f"a{END}b", add_special=False)
@@ -197,7 +197,7 @@ def test_special_tokens_in_a_text_are_read_as_such_and_have_no_text() -> None:
     assert decoded(tokenizer, ids) == b"ab"
 
 
-def test_tokens_that_other_files_of_the_model_call_special_have_no_text_either() -> None:
+def test_special_tokens_of_other_files_have_no_text() -> None:
     ordinary = [{"id": EOS, "content": END, "special": False}]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     tokenizer = changed(added_tokens=[one | flags for one in ordinary])
@@ -206,7 +206,7 @@ def test_tokens_that_other_files_of_the_model_call_special_have_no_text_either()
     assert tokenizer_of(tokenizer, special_tokens=[END]).token_bytes[EOS] == b""
 
 
-def test_what_the_model_expects_is_added_only_where_it_is_asked_for() -> None:
+def test_special_tokens_are_added_only_on_request() -> None:
     tokenizer = tokenizer_of(changed(post_processor=BOS_FIRST))
 
     assert tokenizer.encode("a", add_special=True) == [EOS, 97]
@@ -216,8 +216,8 @@ def test_what_the_model_expects_is_added_only_where_it_is_asked_for() -> None:
 # Bounds
 
 
-def test_a_text_is_never_cut_or_filled_up() -> None:
-    """Many files say how their model was trained: cut to 512 tokens, or filled up to as many."""
+def test_text_is_never_truncated_or_padded() -> None:
+    """Many files contain training settings, such as truncation or padding to 512 tokens."""
     cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     fill = {
         "strategy": {"Fixed": 9},
@@ -231,15 +231,15 @@ def test_a_text_is_never_cut_or_filled_up() -> None:
     assert tokenizer_of(changed(truncation=cut, padding=fill)).encode("abcd", add_special=True) == [97, 98, 99, 100]
 
 
-def test_ids_that_only_the_model_has_are_without_text() -> None:
+def test_ids_that_only_the_model_has_have_no_text() -> None:
     assert tokenizer_of(bytes_tokenizer(), vocab_size=300).token_bytes[256:] == (b"",) * 44
 
 
-def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
+def test_lone_surrogate_becomes_a_question_mark() -> None:
     assert tokenizer_of(bytes_tokenizer()).encode("\udcff", add_special=False) == [ord("?")]
 
 
-def test_characters_that_are_composed_first_are_not_taken_for_a_longer_text() -> None:
+def test_token_characters_max_allows_for_composed_characters() -> None:
     model = {"type": "Unigram", "unk_id": 0, "vocab": [["?", 0.0], ["é", -1.0]]}
     tokenizer = tokenizer_of({"model": model, "normalizer": {"type": "NFC"}, "decoder": {"type": "Fuse"}})
 
@@ -248,7 +248,7 @@ def test_characters_that_are_composed_first_are_not_taken_for_a_longer_text() ->
     assert count * tokenizer.token_characters_max >= 20
 
 
-def test_a_vocabulary_beyond_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vocabulary_beyond_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface, "TOKENS_MAX", 257)
     tokenizer_of(bytes_tokenizer())
     vocab = bytes_tokenizer()["model"]["vocab"] | {"zz": 300}
@@ -258,7 +258,7 @@ def test_a_vocabulary_beyond_the_bound_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("pattern", "content", "is_taken"),
+    ("pattern", "content", "is_accepted"),
     [
         ({"String": "a"}, "aa", True),
         ({"String": "a"}, "aa" * 20, False),
@@ -267,40 +267,42 @@ def test_a_vocabulary_beyond_the_bound_is_refused(monkeypatch: pytest.MonkeyPatc
         ({"Regex": "a*"}, "aa" * 20, False),
     ],
 )
-def test_a_normaliser_that_makes_much_of_little_is_refused(pattern: Any, content: str, is_taken: bool) -> None:
-    """A text of 40 characters would have become one of terabytes, and the process would have been killed."""
+def test_normalizer_that_expands_text_beyond_the_bound_is_refused(
+    pattern: Any, content: str, is_accepted: bool
+) -> None:
+    """Such a normaliser turned 40 characters into terabytes, and the process was killed."""
     step = {"type": "Replace", "pattern": pattern, "content": content}
     tokenizer = changed(normalizer={"type": "Sequence", "normalizers": [step] * 2})
 
-    if is_taken:
+    if is_accepted:
         tokenizer_of(tokenizer)
     else:
         with pytest.raises(Failure, match="characters of one"):
             tokenizer_of(tokenizer)
 
 
-# What is damaged
+# Damaged content
 
 
 @pytest.mark.parametrize(
     "damaged",
     [b"", b"{}", b"<html>", b"[]\n{}", b'{"vocab_size": "x", "special_tokens": []}\n', content_of({"model": 1})],
 )
-def test_a_damaged_content_is_refused(damaged: bytes) -> None:
+def test_damaged_content_is_refused(damaged: bytes) -> None:
     with pytest.raises(Failure, match="cannot be read"):
         HuggingFaceTokenizer(damaged)
 
 
-def test_one_that_the_library_breaks_on_is_refused() -> None:
-    """A panic of the library is no Exception: it went past every handler and ended the process."""
+def test_content_that_crashes_the_library_is_refused() -> None:
+    """A panic of the library does not derive from Exception: it passed every handler and ended the process."""
     broken = deepcopy(bytes_tokenizer())
     broken["model"] |= {"continuing_subword_prefix": "ééé", "merges": [["a", "b"]]}
 
-    with pytest.raises(Failure, match="breaks the library"):
+    with pytest.raises(Failure, match="crashes the library"):
         tokenizer_of(broken)
 
 
-def test_a_text_that_the_library_breaks_on_is_its_requests_failure() -> None:
+def test_text_that_the_library_fails_on_fails_its_request() -> None:
     regex = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     tokenizer = tokenizer_of(changed(pre_tokenizer=regex))
 
@@ -310,14 +312,14 @@ def test_a_text_that_the_library_breaks_on_is_its_requests_failure() -> None:
     assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, "prompt")
 
 
-def test_it_is_loaded_by_its_reference() -> None:
+def test_tokenizer_is_loaded_by_its_reference() -> None:
     content = content_of(bytes_tokenizer())
     ref = TokenizerRef("huggingface", hashlib.sha256(content).hexdigest())
 
     assert load_tokenizer(ref, content).encode("a", add_special=False) == [97]
 
 
-def test_without_the_library_the_failure_says_what_to_install() -> None:
+def test_failure_without_the_library_says_what_to_install() -> None:
     script = """
 import sys
 sys.modules["tokenizers"] = None

@@ -1,4 +1,4 @@
-"""A trial: what ends a process ends one of its own, and whoever reads a tokeniser hears why."""
+"""The sandbox: a tokeniser that crashes its process crashes a child process only, and the failure says why."""
 
 import base64
 import json
@@ -22,31 +22,31 @@ def precompiled(charsmap: bytes) -> dict[str, str]:
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
 
 
-def test_one_that_is_whole_passes() -> None:
+def test_valid_tokenizer_passes() -> None:
     try_reading(content_with())
 
 
-def test_one_that_is_damaged_is_refused_with_what_is_wrong() -> None:
+def test_damaged_tokenizer_is_refused_with_the_reason() -> None:
     with pytest.raises(Failure, match="cannot be read: Cannot instantiate Tokenizer"):
         try_reading(b"{}\n{}")
 
 
-def test_one_that_aborts_the_process_does_not_abort_this_one() -> None:
-    """Its first four bytes say that eight gigabytes follow."""
+def test_tokenizer_that_aborts_its_process_does_not_abort_this_one() -> None:
+    """Its first four bytes announce eight gigabytes of data."""
     content = content_with(normalizer=precompiled(b"\xff\xff\xff\xffabcd"))
 
-    with pytest.raises(Failure, match="ends the process that reads it, with status -6: memory allocation"):
+    with pytest.raises(Failure, match="crashes the process that loads it, with status -6: memory allocation"):
         load_tokenizer(TokenizerRef("huggingface", "abc"), content)
 
 
-def test_one_that_breaks_on_ordinary_text_is_refused_before_a_client_sends_some() -> None:
+def test_tokenizer_that_fails_on_ordinary_text_is_refused() -> None:
     regex = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
 
-    with pytest.raises(Failure, match="does not take the text"):
+    with pytest.raises(Failure, match="does not accept the text"):
         try_reading(content_with(pre_tokenizer=regex))
 
 
-def test_one_that_takes_for_ever_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizer_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "TRIAL_S_MAX", 0.001)
 
     with pytest.raises(Failure, match="takes more than"):
