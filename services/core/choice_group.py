@@ -15,9 +15,10 @@ Reservation = tuple[Sequence[int], Callable[[int], None]]
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ChoiceGroup:
-    """`count`: how many choices. `first`: the number of the first one.
+    """The places of one request's choices on one worker.
 
-    `worker`: the key of the session that the first choice was routed to; the others follow it there.
+    `count`: how many choices. `first`: the number of the first one. `worker`: the key of the session that the first
+    choice was routed to; the others follow it there.
     """
 
     count: int
