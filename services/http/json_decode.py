@@ -100,4 +100,4 @@ def _complaint(what: str) -> str:
         return f"must have at most {length['most']} items"
     if bound := _BOUND.match(what):
         return f"must be {bound['bound']}"
-    return f"is wrong: {what[:1].lower()}{what[1:]}"
+    return f"is invalid: {what[:1].lower()}{what[1:]}"

@@ -1,4 +1,4 @@
-"""A frontend's HTTP side on a real port, with a script in place of the pipeline."""
+"""A frontend's HTTP application on a real port, with a script in place of the pipeline."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ PROMPT_TOKENS = 3
 
 @dataclass
 class Say:
-    """A delta of one choice. A token is a byte of `tokens`; each has `logprob`, and `top` as its rivals."""
+    """A delta of one choice. Each byte of `tokens` is a token, with `logprob`, and `top` as its likeliest tokens."""
 
     text: str = ""
     choice: int = 0
@@ -61,8 +61,11 @@ Step = str | Say | End | int | Reason | Failure | Exception | asyncio.Event
 
 
 class Script:
-    """A pipeline that plays its steps: text is a token, a number that many turns of the loop, HANG waits for ever, an
-    event waits for it, a reason or an exception is raised. Then it finishes: a choice that has no End is given one."""
+    """A pipeline that plays its steps, then ends every choice that has no End.
+
+    A text is a token; a number waits for as many iterations of the event loop; HANG waits for ever; an event is waited
+    for; a reason or an exception is raised.
+    """
 
     def __init__(self, *steps: Step) -> None:
         self.steps: Sequence[Step] = steps
@@ -101,7 +104,7 @@ class Script:
 
 
 class _Choices:
-    """What present and choices do: positions for each choice, an end for each, and the usage with the last."""
+    """Positions of each choice, an end for each, and the usage with the last one, as the pipeline makes them."""
 
     def __init__(self, sink: Sink, count: int) -> None:
         self._sink = sink
@@ -138,7 +141,7 @@ class _Choices:
 
 
 class Flood:
-    """A pipeline that never ends and writes `text` at every turn of the loop."""
+    """A pipeline that never ends and delivers `text` in every iteration of the event loop."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -158,7 +161,7 @@ class Flood:
 
 @dataclass
 class Shelf:
-    """What a frontend serves."""
+    """The state of a frontend: a stand-in for its catalog, pool and gate."""
 
     cards: list[ModelCard] = field(default_factory=lambda: [CARD])
     is_draining: bool = False
@@ -174,13 +177,13 @@ class Shelf:
 
 
 def admin_of() -> Admin:
-    """Admin calls that need no token."""
+    """An admin API without a token."""
     thresholds = BusyThresholds(AdmissionConfig())
     return Admin(AdminConfig(), models_of(CARD), thresholds, alone(thresholds))
 
 
 class Outcomes:
-    """Above a pipeline that can be ended from outside: how each request ended, as Observe would count it."""
+    """Records how each request ends, above a layer that can end it from outside, as Observe counts it."""
 
     def __init__(self, inner: Layer, gate: Gate) -> None:
         self._inner = Accept(inner, gate)
@@ -213,7 +216,7 @@ class Server:
     async def post(
         self, path: str, body: Any, *, headers: dict[str, str] | None = None
     ) -> tuple[aiohttp.ClientResponse, bytes]:
-        """The response to `body`: JSON, or bytes as they are."""
+        """The response to a POST of `body`, as JSON unless it is bytes."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self.session.post(path, data=data, headers=headers) as response:
             return response, await response.read()
@@ -223,7 +226,7 @@ class Server:
             return response, await response.read()
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A bare connection, closed before the server is."""
+        """A raw connection, which is closed before the server."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.writers.append(writer)
         return reader, writer
@@ -240,17 +243,17 @@ async def serving(
     admin: Admin | None = None,
     is_apart: bool = False,
 ) -> AsyncIterator[Server]:
-    """is_apart: serve admin calls alone."""
+    """`is_apart`: serve only admin calls."""
     metrics = CollectorRegistry()
     shelf = catalog or Shelf()
     outcomes = Outcomes(pipeline, shelf.gate)
-    whole = alone(metrics=metrics, gate=shelf.gate)
+    control = alone(metrics=metrics, gate=shelf.gate)
     config = config or HttpConfig()
     if is_apart:
         assert admin is not None
-        app = build_admin_app(admin, shelf, whole, config)
+        app = build_admin_app(admin, shelf, control, config)
     else:
-        app = build_app(outcomes, shelf, whole, config, on_refused, admin)
+        app = build_app(outcomes, shelf, control, config, on_refused, admin)
     async with http_server(app, config, "127.0.0.1", 0) as listening:
         connector = aiohttp.TCPConnector(limit=connections_max)
         session = aiohttp.ClientSession(f"http://127.0.0.1:{listening.port}", connector=connector)
@@ -264,12 +267,12 @@ async def serving(
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run the test on a loop of its own, and see that it leaves no task behind."""
+    """Run the test on a new event loop, and wait until it has left no task behind."""
 
     async def bounded() -> None:
         async with asyncio.timeout(TEST_S_MAX):
             await test()
-            # Client and server each take some turns of the loop to close a connection.
+            # Client and server each take some iterations of the event loop to close a connection.
             while len(asyncio.all_tasks()) > 1:
                 await asyncio.sleep(0.001)
 
@@ -277,7 +280,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 def raw_post(path: str, body: Any, *, version: str = "1.1", headers: str = "") -> bytes:
-    """A request as bytes, for tests that need the socket."""
+    """The bytes of a POST, for tests with a raw connection."""
     data = json.dumps(body).encode()
     return f"POST {path} HTTP/{version}\r\nHost: x\r\n{headers}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
@@ -293,7 +296,7 @@ def deaf_client(server: Server, request: bytes) -> Iterator[socket.socket]:
 
 
 async def bytes_left(client: socket.socket) -> int:
-    """How many bytes a deaf client can still read until its connection ends."""
+    """How many bytes the client can still read until its connection ends."""
     count = 0
     with suppress(ConnectionResetError):
         while data := await asyncio.get_running_loop().sock_recv(client, 1 << 20):

@@ -1,4 +1,4 @@
-"""CORS: off, nothing of it is said; on, pages of the named origins read every answer, and no page an admin call."""
+"""Without CORS no header is sent; with it, pages of the named origins read every response but those of admin calls."""
 
 import json
 from typing import Any
@@ -15,27 +15,27 @@ PAGE = "https://chat.example"
 OTHER = "https://elsewhere.example"
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-sdk"}
 COMPLETIONS = "/v1/completions"
-ASKED = {"model": "org/tiny", "prompt": "hi"}
+BODY = {"model": "org/tiny", "prompt": "hi"}
 
 
 def config(*origins: str) -> HttpConfig:
     return HttpConfig(cors_origins=origins)
 
 
-def said(response: Any) -> dict[str, str]:
-    """What is said to the browser."""
+def cors_headers(response: Any) -> dict[str, str]:
+    """The CORS headers of a response, without their prefix."""
     names = ("Allow-Origin", "Allow-Methods", "Allow-Headers", "Max-Age", "Expose-Headers")
     return {name: value for name in names if (value := response.headers.get(f"Access-Control-{name}"))}
 
 
 @pytest.mark.parametrize("method", ["OPTIONS", "POST"])
-def test_off_it_says_nothing(method: str) -> None:
+def test_no_cors_headers_are_sent_unless_origins_are_configured(method: str) -> None:
     async def test() -> None:
         async with (
             serving(Script("a")) as server,
             server.session.request(method, COMPLETIONS, headers={"Origin": PAGE, **PREFLIGHT}) as response,
         ):
-            assert said(response) == {}
+            assert cors_headers(response) == {}
             assert "Vary" not in response.headers
             assert response.status == (405 if method == "OPTIONS" else 400)
 
@@ -43,14 +43,14 @@ def test_off_it_says_nothing(method: str) -> None:
 
 
 @pytest.mark.parametrize(("origins", "origin"), [((PAGE, "http://b"), PAGE), (("*",), "*")])
-def test_a_page_may_ask_what_the_path_takes_with_headers_of_its_own(origins: tuple[str, ...], origin: str) -> None:
+def test_preflight_allows_the_methods_of_the_path_and_any_headers(origins: tuple[str, ...], origin: str) -> None:
     async def test() -> None:
         async with (
             serving(Script(), config=config(*origins)) as server,
             server.session.options(COMPLETIONS, headers={"Origin": PAGE, **PREFLIGHT}) as response,
         ):
             assert response.status == 200
-            assert said(response) == {
+            assert cors_headers(response) == {
                 "Allow-Origin": origin,
                 "Allow-Methods": "POST",
                 "Allow-Headers": "authorization, x-sdk",
@@ -64,36 +64,38 @@ def test_a_page_may_ask_what_the_path_takes_with_headers_of_its_own(origins: tup
 @pytest.mark.parametrize(
     ("steps", "path", "body", "status"),
     [
-        (("a", "b"), COMPLETIONS, ASKED, 200),
-        (("a", "b"), COMPLETIONS, ASKED | {"stream": True}, 200),
+        (("a", "b"), COMPLETIONS, BODY, 200),
+        (("a", "b"), COMPLETIONS, BODY | {"stream": True}, 200),
         (("a",), COMPLETIONS, {}, 400),
-        ((Reason.OVERLOADED,), COMPLETIONS, ASKED, 503),
-        ((Reason.OVERLOADED,), COMPLETIONS, ASKED | {"stream": True}, 503),
-        ((ZeroDivisionError(),), COMPLETIONS, ASKED, 500),
+        ((Reason.OVERLOADED,), COMPLETIONS, BODY, 503),
+        ((Reason.OVERLOADED,), COMPLETIONS, BODY | {"stream": True}, 503),
+        ((ZeroDivisionError(),), COMPLETIONS, BODY, 500),
         ((), "/nowhere", {}, 404),
     ],
 )
-def test_every_answer_can_be_read(steps: tuple[Any, ...], path: str, body: Any, status: int) -> None:
+def test_pages_of_an_allowed_origin_can_read_every_response(
+    steps: tuple[Any, ...], path: str, body: Any, status: int
+) -> None:
     async def test() -> None:
         async with serving(Script(*steps), config=config(PAGE)) as server:
             response, _ = await server.post(path, body, headers={"Origin": PAGE})
 
         assert response.status == status
-        assert said(response) == {"Allow-Origin": PAGE, "Expose-Headers": ", ".join(EXPOSED)}
+        assert cors_headers(response) == {"Allow-Origin": PAGE, "Expose-Headers": ", ".join(EXPOSED)}
         assert response.headers["Vary"] == "Origin"
 
     run(test)
 
 
 @pytest.mark.parametrize("method", ["OPTIONS", "POST"])
-def test_pages_of_other_origins_are_not_let_in_and_caches_told_why(method: str) -> None:
+def test_pages_of_other_origins_get_no_cors_headers_but_vary(method: str) -> None:
     async def test() -> None:
         headers = {"Origin": OTHER, **PREFLIGHT}
         async with (
             serving(Script("a"), config=config(PAGE)) as server,
-            server.session.request(method, COMPLETIONS, data=json.dumps(ASKED), headers=headers) as response,
+            server.session.request(method, COMPLETIONS, data=json.dumps(BODY), headers=headers) as response,
         ):
-            assert said(response) == {}
+            assert cors_headers(response) == {}
             assert response.headers["Vary"] == "Origin"
             assert response.status == (405 if method == "OPTIONS" else 200)
 
@@ -101,19 +103,19 @@ def test_pages_of_other_origins_are_not_let_in_and_caches_told_why(method: str) 
 
 
 @pytest.mark.parametrize("method", ["OPTIONS", "GET"])
-def test_admin_calls_are_for_no_page(method: str) -> None:
+def test_admin_calls_have_no_cors_headers(method: str) -> None:
     async def test() -> None:
         headers = {"Origin": PAGE, **PREFLIGHT}
         async with (
             serving(Script(), config=config("*"), admin=admin_of()) as server,
             server.session.request(method, "/busy_threshold", headers=headers) as response,
         ):
-            assert said(response) == {}
+            assert cors_headers(response) == {}
 
     run(test)
 
 
-def test_a_path_that_is_not_there_has_no_preflight() -> None:
+def test_unknown_path_has_no_preflight() -> None:
     async def test() -> None:
         async with (
             serving(Script(), config=config("*")) as server,
@@ -125,7 +127,7 @@ def test_a_path_that_is_not_there_has_no_preflight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("origins", "sent", "said_of_it"),
+    ("origins", "sent", "expected"),
     [
         ((), PAGE, {}),
         (("*",), PAGE, {"Allow-Origin": "*"}),
@@ -133,8 +135,10 @@ def test_a_path_that_is_not_there_has_no_preflight() -> None:
         ((PAGE,), OTHER, {}),
     ],
 )
-def test_a_page_reads_why_a_head_could_not_be(origins: tuple[str, ...], sent: str, said_of_it: dict[str, str]) -> None:
-    """It saw a failure of CORS in place of one that it could do something about."""
+def test_pages_can_read_the_refusal_of_an_invalid_request(
+    origins: tuple[str, ...], sent: str, expected: dict[str, str]
+) -> None:
+    """Bug: the page saw a CORS error instead of the reason."""
 
     async def test() -> None:
         async with (
@@ -142,7 +146,7 @@ def test_a_page_reads_why_a_head_could_not_be(origins: tuple[str, ...], sent: st
             server.session.get("/live", headers={"Origin": sent, "X-Large": "x" * HEAD_BYTES_MAX}) as response,
         ):
             assert response.status == 431
-            exposed = {"Expose-Headers": ", ".join(EXPOSED)} if said_of_it else {}
-            assert said(response) == said_of_it | exposed
+            exposed = {"Expose-Headers": ", ".join(EXPOSED)} if expected else {}
+            assert cors_headers(response) == expected | exposed
 
     run(test)

@@ -1,4 +1,4 @@
-"""The body: unpacked as its header says, never beyond the bound, and never a part in place of the whole."""
+"""Bodies are decompressed as their header says, within the bound, and completely or not at all."""
 
 import gzip
 import tracemalloc
@@ -15,10 +15,10 @@ from tests.support.doubles import run_async
 
 BYTES_MAX = 1000
 BOMB_BYTES = 100_000_000
-gzipped = partial(gzip.compress, mtime=0)  # Names of tests are made of what it returns.
+gzipped = partial(gzip.compress, mtime=0)  # The result is a part of test ids, so it must not depend on the time.
 
 
-def unpacked(body: bytes, encoding: str | None) -> bytes:
+def decompressed(body: bytes, encoding: str | None) -> bytes:
     async def test() -> bytes:
         headers = {} if encoding is None else {"content-encoding": encoding}
         request = HttpRequest(method="POST", path="/", headers=headers, body=body)
@@ -29,7 +29,7 @@ def unpacked(body: bytes, encoding: str | None) -> bytes:
 
 def reason_of(body: bytes, encoding: str | None) -> Reason:
     with pytest.raises(Failure) as caught:
-        unpacked(body, encoding)
+        decompressed(body, encoding)
     return caught.value.reason
 
 
@@ -43,8 +43,8 @@ def reason_of(body: bytes, encoding: str | None) -> Reason:
         (zlib.compress(b"{}"), "deflate"),
     ],
 )
-def test_a_body_is_unpacked_as_its_header_says(body: bytes, encoding: str | None) -> None:
-    assert unpacked(body, encoding) == b"{}"
+def test_body_is_decompressed_as_its_header_says(body: bytes, encoding: str | None) -> None:
+    assert decompressed(body, encoding) == b"{}"
 
 
 @pytest.mark.parametrize(
@@ -59,18 +59,18 @@ def test_a_body_is_unpacked_as_its_header_says(body: bytes, encoding: str | None
     ],
     ids=["unknown", "not packed", "empty", "cut", "two", "more"],
 )
-def test_what_can_not_be_unpacked_as_a_whole_is_refused(body: bytes, encoding: str) -> None:
+def test_body_that_cannot_be_decompressed_completely_is_refused(body: bytes, encoding: str) -> None:
     assert reason_of(body, encoding) is Reason.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(
     ("body", "encoding"), [(b"x" * (BYTES_MAX + 1), None), (gzipped(b"x" * (BYTES_MAX + 1)), "gzip")]
 )
-def test_the_bound_is_that_of_the_unpacked_body(body: bytes, encoding: str | None) -> None:
+def test_bound_applies_to_the_decompressed_body(body: bytes, encoding: str | None) -> None:
     assert reason_of(body, encoding) is Reason.BODY_TOO_LARGE
 
 
-def test_a_body_that_unpacks_to_very_much_is_not_unpacked() -> None:
+def test_decompression_stops_at_the_bound() -> None:
     bomb = zlib.compress(bytes(BOMB_BYTES))
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""A failure over HTTP: its status, its envelope, and when to come back."""
+"""A failure over HTTP has its status, the error envelope, and headers that say when to retry."""
 
 import json
 
@@ -8,7 +8,7 @@ from services.core.errors import TRAITS, Failure, Reason
 from services.http.errors import envelope, error_response
 
 
-def test_the_envelope_has_every_field() -> None:
+def test_envelope_has_every_field() -> None:
     failure = Failure(Reason.INVALID_ARGUMENT, "top_p must be above 0", param="top_p")
 
     assert json.loads(envelope(failure, "r-1")) == {
@@ -24,7 +24,7 @@ def test_the_envelope_has_every_field() -> None:
     }
 
 
-def test_what_a_failure_tells_beside_its_reason_is_in_the_envelope() -> None:
+def test_metadata_of_a_failure_is_in_the_envelope() -> None:
     failure = Failure(Reason.WORKER_AT_CAPACITY, "full", metadata={"running": "8", "waiting": "16"})
 
     assert json.loads(envelope(failure, "r-1"))["error"]["metadata"] == {"running": "8", "waiting": "16"}
@@ -42,7 +42,7 @@ def test_what_a_failure_tells_beside_its_reason_is_in_the_envelope() -> None:
         (61.0, "60", "60000"),
     ],
 )
-def test_when_to_come_back_is_told_in_whole_seconds_and_in_milliseconds(
+def test_retry_time_is_given_in_whole_seconds_and_in_milliseconds(
     given: float | None, seconds: str, milliseconds: str
 ) -> None:
     headers = error_response(Failure(Reason.OVERLOADED, "", retry_after_s=given), "r-1").headers
@@ -51,7 +51,7 @@ def test_when_to_come_back_is_told_in_whole_seconds_and_in_milliseconds(
 
 
 @pytest.mark.parametrize("reason", list(Reason))
-def test_retry_after_is_on_every_429_and_503_and_nowhere_else(reason: Reason) -> None:
+def test_only_429_and_503_have_retry_after(reason: Reason) -> None:
     response = error_response(Failure(reason, "x"), "r-1")
 
     assert ("Retry-After" in response.headers) == (response.status in {429, 503})
@@ -59,9 +59,7 @@ def test_retry_after_is_on_every_429_and_503_and_nowhere_else(reason: Reason) ->
 
 @pytest.mark.parametrize("status", [400, 401, 429, 503, 529, 599])
 @pytest.mark.parametrize("reason", list(Reason))
-def test_want_of_capacity_has_the_status_that_is_configured_and_says_when_to_come_back(
-    reason: Reason, status: int
-) -> None:
+def test_lack_of_capacity_has_the_configured_status_and_retry_after(reason: Reason, status: int) -> None:
     response = error_response(Failure(reason, "x"), "r-1", overload_status=status)
 
     assert ("WWW-Authenticate" in response.headers) == (reason is Reason.UNAUTHENTICATED)
@@ -72,9 +70,9 @@ def test_want_of_capacity_has_the_status_that_is_configured_and_says_when_to_com
 
 
 @pytest.mark.parametrize("reason", list(Reason))
-def test_an_sdk_that_would_retry_by_the_status_alone_is_told_what_the_envelope_tells_programs(reason: Reason) -> None:
-    """OpenAI's send anything again that fails with 5xx: also what has just killed two workers."""
+def test_should_retry_header_agrees_with_the_envelope(reason: Reason) -> None:
+    """OpenAI's SDKs retry after any 5xx, also a request that has just killed two workers."""
     response = error_response(Failure(reason, "x"), "r-1")
 
-    told = json.loads(response.body)["error"]["retryable"]
-    assert response.headers["x-should-retry"] == {True: "true", False: "false"}[told]
+    is_retryable = json.loads(response.body)["error"]["retryable"]
+    assert response.headers["x-should-retry"] == {True: "true", False: "false"}[is_retryable]

@@ -35,7 +35,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
         (
             b'{"model":"m","prompt":"x","temperature":1e999}',
             "temperature",
-            "temperature is wrong: number out of range",
+            "temperature is invalid: number out of range",
         ),
         (b'{"model":"m","prompt":"x","stop":[1]}', "stop[0]", "stop[0] must be a string, not a number"),
         (
@@ -50,7 +50,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
         ),
     ],
 )
-def test_a_field_that_does_not_fit(body: bytes, param: str, detail: str) -> None:
+def test_field_of_the_wrong_type_or_range_is_refused_by_its_path(body: bytes, param: str, detail: str) -> None:
     with pytest.raises(Failure) as caught:
         decode(body, Decoder(CompletionBody))
 
@@ -75,7 +75,7 @@ def test_a_field_that_does_not_fit(body: bytes, param: str, detail: str) -> None
         (b'{"model":"m","prompt":"x","deep":' + DEEP + b"}", "the body is nested too deeply"),
     ],
 )
-def test_a_body_that_is_no_json_object(body: bytes, detail: str) -> None:
+def test_body_that_is_not_a_json_object_is_refused(body: bytes, detail: str) -> None:
     with pytest.raises(Failure, match=detail) as caught:
         parse_completion(body)
 
@@ -83,14 +83,14 @@ def test_a_body_that_is_no_json_object(body: bytes, detail: str) -> None:
     assert caught.value.param is None
 
 
-def test_a_missing_field_inside_a_list_has_its_whole_path() -> None:
+def test_missing_field_inside_a_list_is_named_by_its_whole_path() -> None:
     with pytest.raises(Failure) as caught:
         decode(b'{"model":"m","messages":[{"role":"user"},{"content":"x"}]}', Decoder(ChatBody))
 
     assert caught.value.param == "messages[1].role"
 
 
-def test_words_that_nobody_foresaw_are_passed_on() -> None:
+def test_unknown_message_of_msgspec_is_passed_on() -> None:
     failure = misfit("Invalid enum value 'x' - at `$.a.b`")
 
-    assert (failure.param, failure.detail) == ("a.b", "a.b is wrong: invalid enum value 'x'")
+    assert (failure.param, failure.detail) == ("a.b", "a.b is invalid: invalid enum value 'x'")

@@ -1,4 +1,4 @@
-"""Routes: a request finds its handler, or is told what there is."""
+"""A request finds its handler by path and method, or gets an error that lists the routes."""
 
 import pytest
 
@@ -16,7 +16,7 @@ async def other(request: HttpRequest, connection: Connection) -> Response | None
     return None
 
 
-def asked(method: str, path: str) -> HttpRequest:
+def request(method: str, path: str) -> HttpRequest:
     return HttpRequest(method=method, path=path, headers={})
 
 
@@ -41,8 +41,8 @@ def routes() -> Router:
         ("GET", "/answers", other),
     ],
 )
-def test_path_and_method_say_which(routes: Router, method: str, path: str, handler: object) -> None:
-    assert routes.find(asked(method, path)) is handler
+def test_handler_is_found_by_path_and_method(routes: Router, method: str, path: str, handler: object) -> None:
+    assert routes.find(request(method, path)) is handler
 
 
 @pytest.mark.parametrize(
@@ -54,24 +54,24 @@ def test_path_and_method_say_which(routes: Router, method: str, path: str, handl
         ("GET", "/models", {}),
     ],
 )
-def test_what_a_path_leaves_open_is_an_argument(routes: Router, method: str, path: str, arguments: object) -> None:
-    request = asked(method, path)
-    routes.find(request)
+def test_variable_part_of_a_path_is_an_argument(routes: Router, method: str, path: str, arguments: object) -> None:
+    found = request(method, path)
+    routes.find(found)
 
-    assert request.arguments == arguments
+    assert found.arguments == arguments
 
 
-def test_a_method_that_is_not_taken_is_told_which_are(routes: Router) -> None:
+def test_error_of_a_wrong_method_lists_the_methods_of_the_path(routes: Router) -> None:
     with pytest.raises(NoRoute, match="/answers does not take PUT: use GET or HEAD or POST") as caught:
-        routes.find(asked("PUT", "/answers"))
+        routes.find(request("PUT", "/answers"))
 
     assert caught.value.allowed == ("GET", "HEAD", "POST")
 
 
 @pytest.mark.parametrize("path", ["/", "/models/", "/requests//cancel", "/nowhere"])
-def test_an_unknown_path_is_told_all_there_are(routes: Router, path: str) -> None:
+def test_error_of_an_unknown_path_lists_all_routes(routes: Router, path: str) -> None:
     with pytest.raises(NoRoute, match=f"there is no GET {path} here") as caught:
-        routes.find(asked("GET", path))
+        routes.find(request("GET", path))
 
     assert caught.value.allowed == ()
     assert caught.value.hint == (
@@ -79,20 +79,20 @@ def test_an_unknown_path_is_told_all_there_are(routes: Router, path: str) -> Non
     )
 
 
-def test_a_long_path_is_not_told_whole(routes: Router) -> None:
+def test_long_path_is_shortened_in_the_error(routes: Router) -> None:
     with pytest.raises(NoRoute) as caught:
-        routes.find(asked("GET", "/" + "x" * 10_000))
+        routes.find(request("GET", "/" + "x" * 10_000))
 
     assert len(str(caught.value)) < QUOTED_CHARACTERS_MAX + 50
 
 
-def test_a_guard_is_asked_before_the_method_is_looked_at(routes: Router) -> None:
-    def refuse(request: HttpRequest) -> None:
+def test_guard_is_called_before_the_method_is_checked(routes: Router) -> None:
+    def refuse(_: HttpRequest) -> None:
         raise Failure(Reason.UNAUTHENTICATED, "no")
 
     routes.guard("/models", refuse)
 
     for method in ("GET", "DELETE"):
         with pytest.raises(Failure):
-            routes.find(asked(method, "/models"))
-    assert routes.find(asked("POST", "/answers")) is one
+            routes.find(request(method, "/models"))
+    assert routes.find(request("POST", "/answers")) is one

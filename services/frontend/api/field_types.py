@@ -1,4 +1,4 @@
-"""Types of fields with the ranges that the OpenAPI document tells; other modules check them, for gRPC as well."""
+"""Types of request fields. Their ranges are for the OpenAPI document; core/validation.py checks them, for gRPC too."""
 
 import math
 from typing import Annotated, Any
@@ -34,14 +34,14 @@ FrequencyPenalty = Annotated[float, Meta(extra_json_schema=_range_of("frequency_
 RepetitionPenalty = Annotated[float, Meta(extra_json_schema=_range_of("repetition_penalty"))]
 Seed = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": SEED_MAX})]
 ChoiceCount = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": CHOICES_MAX})]
-RivalCount = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": LOGPROBS_MAX})]
+LogprobsCount = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": LOGPROBS_MAX})]
 MaxTokens = Annotated[int, Meta(extra_json_schema={"minimum": 1})]
 MinTokens = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
 TopK = Annotated[int, Meta(extra_json_schema={"minimum": -1})]
-"""-1 and 0: all."""
+"""-1 and 0: all tokens."""
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-"""Its range is checked where it is read."""
+"""msgspec checks this range when it decodes a body."""
 TokenIds = Annotated[list[TokenId], Meta(extra_json_schema={"minItems": 1})]
 NotEmpty = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 Prompts = Annotated[list[NotEmpty | TokenId | TokenIds], Meta(extra_json_schema={"minItems": 1})]

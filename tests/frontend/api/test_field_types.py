@@ -1,4 +1,4 @@
-"""Ranges: what the OpenAPI document tells of a field is what is checked, at the very bound."""
+"""The range of a field in the OpenAPI document is the range that is checked, exactly at the bound."""
 
 import json
 from typing import Any
@@ -33,12 +33,12 @@ def check(**fields: Any) -> None:
     check_request(parse_completion(json.dumps({"model": "m", "prompt": "hi"} | fields).encode()).to_request())
 
 
-def test_every_range_of_sampling_is_told() -> None:
+def test_document_has_every_range_of_sampling() -> None:
     assert {name for name in RANGES if not TOLD[name]} == set()
 
 
 @pytest.mark.parametrize(("name", "bound", "value"), BOUNDS)
-def test_a_value_at_its_bound_is_taken_and_one_beyond_is_not(name: str, bound: str, value: Any) -> None:
+def test_value_at_its_documented_bound_is_accepted_and_one_beyond_is_refused(name: str, bound: str, value: Any) -> None:
     step = 1 if PROPERTIES[name]["anyOf"][0]["type"] == "integer" else 0.001
     beyond = value if bound == "exclusiveMinimum" else value + step if bound == "maximum" else value - step
 
@@ -69,7 +69,7 @@ def biases(count: int) -> dict[str, int]:
         ("logit_bias", "maxProperties", biases(LOGIT_BIASES_MAX), biases(LOGIT_BIASES_MAX + 1)),
     ],
 )
-def test_sizes_are_as_told(name: str, told: str, taken: Any, beyond: Any) -> None:
+def test_documented_sizes_are_the_checked_sizes(name: str, told: str, taken: Any, beyond: Any) -> None:
     assert told in _keywords(PROPERTIES[name])
     check(**{name: taken})
     with pytest.raises(Failure) as caught:
@@ -85,7 +85,7 @@ def _keywords(told: Any) -> set[str]:
     return told.keys() | _keywords([*told.values()]) if isinstance(told, dict) else set()
 
 
-def test_a_conversation_is_told_not_to_be_empty_and_to_be_of_text() -> None:
+def test_document_requires_messages_and_text_parts() -> None:
     assert SCHEMAS["ChatBody"]["properties"]["messages"]["minItems"] == 1
     assert SCHEMAS["Part"]["properties"]["type"]["enum"] == ["text"]
     for messages in ([], [{"role": "user", "content": [{"type": "image_url"}]}]):
@@ -96,7 +96,7 @@ def test_a_conversation_is_told_not_to_be_empty_and_to_be_of_text() -> None:
 @pytest.mark.parametrize(
     ("name", "most"), [("active_decode_blocks_threshold", 1), ("active_prefill_tokens_threshold", TOKENS_MAX)]
 )
-def test_thresholds_are_as_told(name: str, most: int) -> None:
+def test_documented_ranges_of_thresholds_are_the_checked_ranges(name: str, most: int) -> None:
     field = THRESHOLDS[name]
     one = SCHEMAS["ThresholdsChange"]["properties"][name]["anyOf"][0]
 

@@ -13,7 +13,7 @@ from services.core.interface import Finish
 from services.core.request import Request
 from services.http.server.config import HttpConfig
 from services.http.server.writer import drain_s
-from tests.frontend.api.openai.test_sse_backlog import TEXT, Ahead, is_cut, post, wait_for
+from tests.frontend.api.openai.test_sse_backlog import TEXT, DeliversAhead, is_cut, post, wait_for
 from tests.http.support import TEST_S_MAX, Script, bytes_left, deaf_client, raw_post, run, serving
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi"}
@@ -103,7 +103,7 @@ def test_client_that_leaves_the_end_of_a_stream_unread_is_disconnected(bounds: d
     """Bug: data that fitted the transport's buffer was not watched, and the connection stayed open for ever."""
 
     async def test() -> None:
-        pipeline = Ahead()
+        pipeline = DeliversAhead()
         pipeline.go.set()
         async with serving(pipeline, config=config(buffer_bytes_max=2**30, **bounds)) as server:
             with deaf_client(server, post()) as client:
@@ -116,7 +116,7 @@ def test_client_that_leaves_the_end_of_a_stream_unread_is_disconnected(bounds: d
     assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
 
 
-class FillsKernelBuffer(Ahead):
+class FillsKernelBuffer(DeliversAhead):
     """Delivers until the kernel's buffer is full, and ends. The unsent rest is too small to make the client slow."""
 
     async def __call__(self, request: Request, call: Call, sink: Any) -> Finish:

@@ -1,6 +1,7 @@
-"""The bodies of OpenAI's completions and chat completions, and what they ask in the plane's own terms.
+"""The request bodies of OpenAI's endpoints, and their conversion to a `Request`.
 
-Types and shapes are checked here; ranges are preprocess's, which gRPC shares.
+A field is added here, with its type from field_types.py. Types are checked here; ranges are checked by the preprocess
+layer, for gRPC as well.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from services.frontend.api.field_types import (
     ChoiceCount,
     FrequencyPenalty,
     LogitBias,
+    LogprobsCount,
     MaxTokens,
     MinP,
     MinTokens,
@@ -24,7 +26,6 @@ from services.frontend.api.field_types import (
     PresencePenalty,
     Prompts,
     RepetitionPenalty,
-    RivalCount,
     Seed,
     StopString,
     StopStrings,
@@ -33,21 +34,23 @@ from services.frontend.api.field_types import (
     TopK,
     TopP,
 )
-from services.frontend.api.openai.guided import ResponseFormat, Schema, StructuredOutputs, forms_of, only_one
+from services.frontend.api.openai.guided import ResponseFormat, Schema, StructuredOutputs, guided_of, only_one
 
 COMPLETION_TOKENS_DEFAULT = 16
-"""As OpenAI documents for /v1/completions."""
+"""OpenAI's documented default of `max_tokens` for /v1/completions."""
 
-_AS_IT_IS: Mapping[str | None, str] = {}
+_SAME_NAMES: Mapping[str | None, str] = {}
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
+    """OpenAI's `stream_options`."""
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class Body(Struct, frozen=True, kw_only=True):
-    """What both endpoints take."""
+    """The fields that both endpoints take."""
 
     model: NotEmpty
     n: ChoiceCount | None = None
@@ -77,25 +80,27 @@ class Body(Struct, frozen=True, kw_only=True):
 
     @property
     def is_streamed(self) -> bool:
+        """Whether the answer is sent as events."""
         return bool(self.stream)
 
     @property
     def is_echoed(self) -> bool:
-        """Whether each answer begins with its prompt."""
+        """Whether each choice begins with its prompt."""
         return False
 
     @property
     def includes_usage(self) -> bool:
+        """Whether a streamed answer ends with its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def to_request(self) -> Request:
-        """What is asked. Raises Failure(INVALID_ARGUMENT)."""
+        """The request that the body describes. Raises Failure(INVALID_ARGUMENT)."""
         self._check_stream_options()
         common = Request(
             model=self.model,
             n=1 if self.n is None else self.n,
             logprobs=self._logprobs(),
-            guided=only_one(self._forms()),
+            guided=only_one(self._guided()),
             sampling=self._sampling(),
             stop=self._stop(),
         )
@@ -106,14 +111,15 @@ class Body(Struct, frozen=True, kw_only=True):
                 return replace(common, parts=tuple(replace(common, **prompt) for prompt in prompts))
 
     def _prompts(self) -> list[dict[str, Any]]:
-        """Each as fields of a request; at least one. Raises Failure(INVALID_ARGUMENT)."""
+        """The prompts, at least one, each as fields of a Request. Raises Failure(INVALID_ARGUMENT)."""
         raise NotImplementedError
 
     def _logprobs(self) -> int | None:
-        """How many rivals' log probabilities to give; None: none at all."""
+        """How many of the likeliest tokens get log probabilities as well; None: no token gets any."""
         raise NotImplementedError
 
     def _limit(self) -> int | None:
+        """The most tokens of an answer; None: no limit but the context length."""
         return self.max_tokens
 
     def _check_stream_options(self) -> None:
@@ -129,7 +135,7 @@ class Body(Struct, frozen=True, kw_only=True):
         return Sampling(
             temperature=self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=0 if self.top_k is None or self.top_k == -1 else self.top_k,  # -1 is vLLM's older word for "all".
+            top_k=0 if self.top_k is None or self.top_k == -1 else self.top_k,  # -1 is vLLM's older value for "all".
             min_p=self.min_p or 0.0,
             seed=self.seed,
             presence_penalty=self.presence_penalty or 0.0,
@@ -139,17 +145,17 @@ class Body(Struct, frozen=True, kw_only=True):
         )
 
     def client_names(self) -> Mapping[str | None, str]:
-        """What the plane calls a field → what this client calls it, where that differs: a failure may name it."""
-        forms = self._forms()
-        return {"guided": next(iter(forms))} if forms else _AS_IT_IS
+        """Field of Request → this body's name for it, where they differ. Failures name fields as the client does."""
+        guided = self._guided()
+        return {"guided": next(iter(guided))} if guided else _SAME_NAMES
 
-    def _forms(self) -> dict[str, Guided]:
-        forms = forms_of("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+    def _guided(self) -> dict[str, Guided]:
+        guided = guided_of("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         if self.structured_outputs is not None:
-            forms |= self.structured_outputs.forms()
+            guided |= self.structured_outputs.to_guided()
         if self.response_format is not None and (form := self.response_format.to_guided()) is not None:
-            forms["response_format"] = form
-        return forms
+            guided["response_format"] = form
+        return guided
 
     def _stop(self) -> Stop:
         return Stop(
@@ -165,7 +171,7 @@ class CompletionBody(Body, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: NotEmpty | Prompts
-    logprobs: RivalCount | None = None
+    logprobs: LogprobsCount | None = None
     echo: bool | None = None
 
     @property
@@ -198,21 +204,21 @@ class CompletionBody(Body, frozen=True, kw_only=True):
 
 
 class Part(Struct, frozen=True, kw_only=True, gc=False):
-    """A piece of a message. Only text is taken in this version."""
+    """A part of a message. Only text is supported in this version."""
 
     type: PartKind
     text: str | None = None
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True, gc=False):
-    """One turn of a conversation."""
+    """One message of a conversation."""
 
     role: str
     content: str | list[Part] | None = None
     name: str | None = None
 
     def to_message(self, path: str) -> Message:
-        """The turn with the text of its parts put together. Raises Failure(INVALID_ARGUMENT)."""
+        """The message with the texts of its parts joined. `path`: names it. Raises Failure(INVALID_ARGUMENT)."""
         if self.content is None:
             raise invalid(f"{path}.content", f"{path}.content is required: give a string or a list of text parts")
         content = self.content
@@ -252,7 +258,7 @@ class ChatBody(Body, frozen=True, kw_only=True):
     def _prompts(self) -> list[dict[str, Any]]:
         if not self.messages:
             raise invalid("messages", "messages is empty: give at least one message")
-        return [{"messages": tuple(turn.to_message(f"messages[{i}]") for i, turn in enumerate(self.messages))}]
+        return [{"messages": tuple(message.to_message(f"messages[{i}]") for i, message in enumerate(self.messages))}]
 
 
 def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

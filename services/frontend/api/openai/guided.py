@@ -1,4 +1,4 @@
-"""The ways in which OpenAI's and vLLM's clients hold an answer to a form."""
+"""Guided decoding: the fields with which OpenAI's and vLLM's clients restrict an answer to a form."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ Schema = dict[str, Any] | str
 
 
 class JsonSchema(Struct, frozen=True, kw_only=True):
-    """OpenAI's. An answer is always held to its schema, `strict` or not."""
+    """The `json_schema` of OpenAI's response format. An answer always follows the schema, `strict` or not."""
 
     name: str | None = None
     schema: dict[str, Any]
@@ -28,7 +28,7 @@ class ResponseFormat(Struct, frozen=True, kw_only=True):
     json_schema: JsonSchema | None = None
 
     def to_guided(self) -> Guided | None:
-        """None: any text. Raises Failure(INVALID_ARGUMENT)."""
+        """The form of the answer; None: any text. Raises Failure(INVALID_ARGUMENT)."""
         match self.type, self.json_schema:
             case "text", None:
                 return None
@@ -46,7 +46,7 @@ class ResponseFormat(Struct, frozen=True, kw_only=True):
 
 
 class StructuredOutputs(Struct, frozen=True, kw_only=True):
-    """vLLM's `structured_outputs`: one of its fields."""
+    """vLLM's `structured_outputs`. Exactly one field must be set."""
 
     json: Schema | None = None
     regex: str | None = None
@@ -54,9 +54,9 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True):
     grammar: str | None = None
     json_object: bool | None = None
 
-    def forms(self) -> dict[str, Guided]:
-        """By name of the field. Raises Failure(INVALID_ARGUMENT) if there is none."""
-        found = forms_of("structured_outputs.", self.json, self.regex, self.choice, self.grammar)
+    def to_guided(self) -> dict[str, Guided]:
+        """The forms that are set, by field name. Raises Failure(INVALID_ARGUMENT) if none is."""
+        found = guided_of("structured_outputs.", self.json, self.regex, self.choice, self.grammar)
         if self.json_object:
             found["structured_outputs.json_object"] = Guided(GuidedKind.JSON_OBJECT)
         if not found:
@@ -64,10 +64,10 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True):
         return found
 
 
-def forms_of(
+def guided_of(
     prefix: str, json: Schema | None, regex: str | None, choice: list[str] | None, grammar: str | None
 ) -> dict[str, Guided]:
-    """Those of vLLM's four kinds that are given, by name of the field: `prefix` and kind."""
+    """The forms of vLLM's four kinds that are set, by field name: `prefix` and kind."""
     found: dict[str, Guided] = {}
     if json is not None:
         found[f"{prefix}json"] = _json_schema(f"{prefix}json", json)
@@ -81,19 +81,19 @@ def forms_of(
 
 
 def only_one(forms: Mapping[str, Guided]) -> Guided | None:
-    """The one that is given, if any. Raises Failure(INVALID_ARGUMENT) if there are more."""
+    """The form, or None if there is none. Raises Failure(INVALID_ARGUMENT) if there are several."""
     match list(forms):
         case []:
             return None
         case [name]:
             return forms[name]
         case [first, second, *_]:
-            raise invalid(second, f"{first} and {second} exclude each other: give one of them")
-    raise AssertionError("a list has no item, one or more")
+            raise invalid(second, f"{first} and {second} exclude each other: set one of them")
+    raise AssertionError("unreachable: a list has no items, one, or more")
 
 
 def _json_schema(name: str, schema: Schema) -> Guided:
-    """The schema as compact JSON. Raises Failure(INVALID_ARGUMENT) for a text that is no JSON object."""
+    """The schema as compact JSON. Raises Failure(INVALID_ARGUMENT) for a string that is not a JSON object."""
     return Guided(GuidedKind.JSON_SCHEMA, (_compact(name, schema),))
 
 
@@ -102,7 +102,7 @@ def _compact(name: str, schema: Schema) -> str:
         value = msgspec.json.decode(schema, type=dict[str, Any]) if isinstance(schema, str) else schema
         return msgspec.json.encode(value).decode()
     except msgspec.DecodeError as error:
-        raise _no_schema(name, f"is no JSON object: {error}") from error
+        raise _no_schema(name, f"is not a JSON object: {error}") from error
     except RecursionError as error:
         raise _no_schema(name, "is nested too deeply: send a flatter schema") from error
 

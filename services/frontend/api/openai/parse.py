@@ -1,6 +1,7 @@
-"""JSON into the bodies of OpenAI's calls.
+"""Decodes JSON into the request bodies of OpenAI's endpoints.
 
-Unknown fields are accepted, as OpenAI does; known ones that this version cannot honour are refused: see unsupported.py.
+Unknown fields are ignored, as OpenAI does. Known fields that this version does not support are refused: see
+unsupported.py.
 """
 
 from collections.abc import Mapping
@@ -25,15 +26,15 @@ B = TypeVar("B", bound=Body)
 
 
 class _KnownCompletion(CompletionBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Takes no other fields."""
+    """A body without other fields."""
 
 
 class _KnownMessage(ChatMessage, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """Takes no other fields."""
+    """A message without other fields."""
 
 
 class _KnownChat(ChatBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Takes no other fields, nor do its messages."""
+    """A body without other fields, in its messages as well."""
 
     messages: Annotated[list[_KnownMessage], Meta(max_length=MESSAGES_MAX)]  # type: ignore[assignment]
 
@@ -42,7 +43,7 @@ _COMPLETION = Decoder(CompletionBody)
 _KNOWN_COMPLETION = Decoder(_KnownCompletion)
 _CHAT = Decoder(ChatBody)
 _KNOWN_CHAT = Decoder(_KnownChat)
-_TURNS = Decoder(list[dict[str, Raw]])
+_MESSAGES = Decoder(list[dict[str, Raw]])
 
 
 def parse_completion(body: bytes) -> CompletionBody:
@@ -62,21 +63,21 @@ def parse_chat(body: bytes) -> ChatBody:
     given = fields_of(body, large={"messages"})
     parsed = decode(body, _CHAT)
     _refuse(parsed, given, NEUTRAL_IN_CHAT)
-    turns = decode(given["messages"], _TURNS)
-    for i, turn in enumerate(turns):
-        refuse_unsupported(turn, NEUTRAL_IN_MESSAGE, path=f"messages[{i}].")
+    messages = decode(given["messages"], _MESSAGES)
+    for i, message in enumerate(messages):
+        refuse_unsupported(message, NEUTRAL_IN_MESSAGE, path=f"messages[{i}].")
     return parsed
 
 
 def _known(body: bytes, decoder: Decoder[B]) -> B | None:
-    """A body in which nothing is to be refused by name: most have only fields that are honoured, and are read once."""
+    """Decodes a body that has supported fields alone, as most have: one pass. None: check it field by field."""
     if len(body) > FIELD_BYTES_MAX:
         return None
     try:
         body.decode()  # As in `fields_of`.
         parsed = decoder.decode(body)
     except (DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # Who reads it field by field says what is wrong, if anything is.
+        return None  # Checking field by field finds what is wrong.
     return parsed if parsed.structured_outputs is None else None
 
 

@@ -1,4 +1,4 @@
-"""Fields that OpenAI or vLLM clients know and this version does not honour: refused by name, never ignored."""
+"""Fields of OpenAI and vLLM that this version does not support. They are refused by name, never ignored."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import msgspec
 from services.core.errors import invalid
 
 Neutral = Mapping[str, tuple[Any, ...]]
-"""For each field the values that ask for nothing; null always does."""
+"""Field → values that change nothing, which are accepted. null is always accepted."""
 
 NEUTRAL: Neutral = {
     "best_of": (1,),
@@ -74,19 +74,19 @@ NEUTRAL_IN_MESSAGE: Neutral = {
 
 
 def refuse_unsupported(given: Mapping[str, msgspec.Raw], neutral: Neutral, *, path: str = "") -> None:
-    """Raises Failure(INVALID_ARGUMENT) for the first field, by name, that asks for what this version cannot do."""
+    """Raises Failure(INVALID_ARGUMENT) for the first unsupported field, in alphabetical order, that is not neutral."""
     for name in sorted(given.keys() & neutral.keys()):
         value = msgspec.json.decode(given[name])
-        if value is not None and not any(_same(value, harmless) for harmless in neutral[name]):
+        if value is not None and not any(_same(value, accepted) for accepted in neutral[name]):
             raise invalid(path + name, f"{path}{name} is not supported in this version: {_advice(neutral[name])}")
 
 
-def _same(value: Any, harmless: Any) -> bool:
-    # False == 0 in Python, but `logprobs: 0` asks for something and `logprobs: false` does not.
-    return type(value) is type(harmless) and value == harmless
+def _same(value: Any, accepted: Any) -> bool:
+    # False == 0 in Python, but `logprobs: 0` asks for log probabilities and `logprobs: false` does not.
+    return type(value) is type(accepted) and value == accepted
 
 
-def _advice(harmless: tuple[Any, ...]) -> str:
-    if not harmless:
+def _advice(accepted: tuple[Any, ...]) -> str:
+    if not accepted:
         return "leave it out"
-    return f"leave it out or set it to {msgspec.json.encode(harmless[0]).decode()}"
+    return f"leave it out or set it to {msgspec.json.encode(accepted[0]).decode()}"

@@ -1,4 +1,4 @@
-"""Admin calls: who brings the token reads and sets the thresholds of any model that is known, and nobody else does."""
+"""Calls with the token read and set the thresholds of any known model; all others are refused."""
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -25,14 +25,14 @@ def make_admin(*, token: str | None = None, is_on: bool = True) -> tuple[Admin, 
 
 
 @pytest.mark.parametrize("given", ["Bearer secret", "bearer secret", "BEARER  secret "])
-def test_the_token_opens(given: str) -> None:
+def test_call_with_the_token_is_authorized(given: str) -> None:
     make_admin(token="secret")[0].authorize(given)
 
 
 @pytest.mark.parametrize(
     "given", [None, "", "secret", "Bearer", "Bearer ", "Bearer other", "Basic secret", "Bearer sécret", "Bearer \udcff"]
 )
-def test_nothing_else_does_and_the_refusal_does_not_say_what_would(given: str | None) -> None:
+def test_other_calls_are_refused_without_the_token_in_the_message(given: str | None) -> None:
     with pytest.raises(Failure) as caught:
         make_admin(token="secret")[0].authorize(given)
 
@@ -40,31 +40,31 @@ def test_nothing_else_does_and_the_refusal_does_not_say_what_would(given: str | 
     assert "secret" not in caught.value.detail
 
 
-@pytest.mark.parametrize(("given", "said"), [(None, "none"), ("Bearer other", "another")])
-def test_the_refusal_says_that_it_is_the_call_that_lacks_it(given: str | None, said: str) -> None:
-    with pytest.raises(Failure, match=f"this call brings {said}$"):
+@pytest.mark.parametrize(("given", "expected"), [(None, "none"), ("Bearer other", "another")])
+def test_refusal_says_what_the_call_has_brought(given: str | None, expected: str) -> None:
+    with pytest.raises(Failure, match=f"this call brings {expected}$"):
         make_admin(token="secret")[0].authorize(given)
 
 
 @pytest.mark.parametrize("given", [None, "Bearer anything"])
-def test_without_a_token_everybody_may(given: str | None) -> None:
+def test_every_call_is_authorized_if_no_token_is_configured(given: str | None) -> None:
     make_admin()[0].authorize(given)
 
 
-def test_the_token_is_no_part_of_the_configuration_that_is_logged() -> None:
+def test_token_is_not_in_the_logged_configuration() -> None:
     assert "secret" not in repr(AdminConfig(token="secret"))
 
 
 # Thresholds
 
 
-def test_all_known_models_are_listed_with_what_counts_for_them() -> None:
+def test_all_known_models_are_listed_with_their_thresholds() -> None:
     admin, _ = make_admin()
 
     assert admin.thresholds() == [(CARD.model, CONFIGURED)]
 
 
-def test_what_is_not_named_stays_and_none_turns_off() -> None:
+def test_unnamed_thresholds_stay_and_none_disables() -> None:
     admin, thresholds = make_admin()
 
     after = [
@@ -83,7 +83,7 @@ def test_what_is_not_named_stays_and_none_turns_off() -> None:
     assert thresholds.of("m") == after[-1]
 
 
-def test_a_change_is_logged_and_a_reading_is_not() -> None:
+def test_changes_are_logged_and_reads_are_not() -> None:
     admin, _ = make_admin()
 
     with capture_logs() as logs:
@@ -94,7 +94,7 @@ def test_a_change_is_logged_and_a_reading_is_not() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {DECODE: 0.5}])
-def test_a_model_that_no_worker_ever_served_is_unknown(changes: dict[str, float]) -> None:
+def test_model_that_no_worker_has_served_is_unknown(changes: dict[str, float]) -> None:
     admin, _ = make_admin()
 
     with pytest.raises(Failure) as caught:
@@ -107,7 +107,7 @@ def test_a_model_that_no_worker_ever_served_is_unknown(changes: dict[str, float]
     ("name", "value"),
     [(DECODE, -0.1), (DECODE, 1.1), (DECODE, float("nan")), (DECODE, float("inf")), (PREFILL, -1), (PREFILL, 2**64)],
 )
-def test_a_value_out_of_range_is_refused_and_changes_nothing(name: str, value: float) -> None:
+def test_value_out_of_range_is_refused_and_changes_nothing(name: str, value: float) -> None:
     admin, thresholds = make_admin()
 
     with pytest.raises(Failure) as caught:
@@ -119,7 +119,7 @@ def test_a_value_out_of_range_is_refused_and_changes_nothing(name: str, value: f
 
 
 class Recording(LocalControl):
-    """Notes what is to be set."""
+    """Records what is to be set."""
 
     def __init__(self, thresholds: BusyThresholds) -> None:
         super().__init__(CollectorRegistry(), Gate(), thresholds)
@@ -130,7 +130,7 @@ class Recording(LocalControl):
         await super().set_thresholds(model, changes)
 
 
-def test_what_is_refused_is_refused_before_it_comes_to_any_process() -> None:
+def test_refused_change_reaches_no_process() -> None:
     thresholds = BusyThresholds(AdmissionConfig(thresholds=CONFIGURED))
     whole = Recording(thresholds)
     admin = Admin(AdminConfig(), models_of(CARD), thresholds, whole)
@@ -143,10 +143,10 @@ def test_what_is_refused_is_refused_before_it_comes_to_any_process() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [(DECODE, 0), (DECODE, 1), (PREFILL, 0), (PREFILL, 2**64 - 1)])
-def test_the_ends_of_a_range_belong_to_it(name: str, value: int) -> None:
+def test_ends_of_a_range_are_accepted(name: str, value: int) -> None:
     run_async(make_admin()[0].set_thresholds("m", {name: value}))
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_says_whether_thresholds_act(is_on: bool) -> None:
+def test_is_acting_says_whether_admission_control_is_on(is_on: bool) -> None:
     assert make_admin(is_on=is_on)[0].is_acting is is_on

@@ -1,4 +1,4 @@
-"""The gRPC service Admin: what its mask names is changed, and a stranger learns nothing but that."""
+"""The gRPC service Admin changes the fields that the mask names; calls without the token learn nothing else."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -62,7 +62,7 @@ def ask(method: str, request: Any, *, metadata: Any = (), **options: Any) -> Any
     ("is_on", "control"),
     [(True, admin_pb2.ADMISSION_CONTROL_TOKEN_CAPACITY), (False, admin_pb2.ADMISSION_CONTROL_NONE)],
 )
-def test_lists_the_thresholds_and_whether_they_act(is_on: bool, control: int) -> None:
+def test_list_has_the_thresholds_and_whether_they_act(is_on: bool, control: int) -> None:
     answer = ask("ListBusyThresholds", admin_pb2.ListBusyThresholdsRequest(), is_on=is_on)
 
     assert list(answer.thresholds) == [threshold(0.5, 100)]
@@ -79,7 +79,7 @@ def test_lists_the_thresholds_and_whether_they_act(is_on: bool, control: int) ->
     ],
     ids=["one", "the other", "named and absent", "given and not named"],
 )
-def test_changes_what_the_mask_names(request_: Any, decode: float, prefill: int | None) -> None:
+def test_set_changes_the_fields_that_the_mask_names(request_: Any, decode: float, prefill: int | None) -> None:
     answer = ask("SetBusyThreshold", request_)
 
     assert answer.threshold == threshold(decode, prefill)
@@ -99,7 +99,7 @@ def test_changes_what_the_mask_names(request_: Any, decode: float, prefill: int 
         (change(model=""), Reason.INVALID_ARGUMENT, "threshold.model"),
     ],
 )
-def test_bad_input_is_named(request_: Any, reason: Reason, param: str) -> None:
+def test_invalid_field_is_named(request_: Any, reason: Reason, param: str) -> None:
     with pytest.raises(Failure) as caught:
         ask("SetBusyThreshold", request_)
 
@@ -110,21 +110,21 @@ def test_bad_input_is_named(request_: Any, reason: Reason, param: str) -> None:
 
 
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer other"),), (("authorization-bin", b"\xff"),)])
-def test_a_stranger_is_refused(metadata: Any) -> None:
+def test_call_without_the_token_is_refused(metadata: Any) -> None:
     with pytest.raises(Failure) as caught:
         ask("ListBusyThresholds", admin_pb2.ListBusyThresholdsRequest(), token="secret", metadata=metadata)
 
     assert caught.value.reason is Reason.UNAUTHENTICATED
 
 
-def test_the_token_opens() -> None:
+def test_call_with_the_token_is_served() -> None:
     metadata = (("authorization", "Bearer secret"),)
 
     assert ask("ListBusyThresholds", admin_pb2.ListBusyThresholdsRequest(), token="secret", metadata=metadata)
 
 
 @pytest.mark.parametrize("method", ["SetBusyThreshold", "NoSuchMethod"])
-def test_whatever_else_is_wrong_a_stranger_is_told_nothing_of_it(method: str) -> None:
+def test_refusal_of_a_call_without_the_token_mentions_nothing_else(method: str) -> None:
     async def scenario() -> grpc.StatusCode:
         async with serving(token="secret") as channel:
             call: Any = channel.unary_unary(f"/{SERVICE}/{method}")

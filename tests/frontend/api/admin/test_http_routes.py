@@ -1,4 +1,4 @@
-"""`/busy_threshold`: operators read and set thresholds; what is wrong with a call is said, to operators alone."""
+"""`/busy_threshold` reads and sets thresholds; only calls with the token learn what is wrong with them."""
 
 import json
 from collections.abc import AsyncIterator
@@ -29,23 +29,23 @@ async def operated(*, token: str | None = None, is_on: bool = True, **options: A
         yield server
 
 
-def named(decode: float | None, prefill: int | None) -> dict[str, Any]:
+def thresholds_of(decode: float | None, prefill: int | None) -> dict[str, Any]:
     return {"model": "m", DECODE: decode, PREFILL: prefill}
 
 
 @pytest.mark.parametrize(("is_on", "control"), [(True, "token-capacity"), (False, "none")])
-def test_lists_the_thresholds_of_all_models_and_whether_they_act(is_on: bool, control: str) -> None:
+def test_get_lists_the_thresholds_of_all_models_and_whether_they_act(is_on: bool, control: str) -> None:
     async def test() -> None:
         async with operated(is_on=is_on) as server:
             response, body = await server.get(PATH)
 
         assert response.status == 200
-        assert json.loads(body) == {"thresholds": [named(0.5, 100)], "admission_control": control}
+        assert json.loads(body) == {"thresholds": [thresholds_of(0.5, 100)], "admission_control": control}
 
     run(test)
 
 
-def test_sets_what_is_given_and_answers_what_counts_now() -> None:
+def test_post_sets_the_given_fields_and_answers_all() -> None:
     async def test() -> None:
         async with operated() as server:
             answers = [
@@ -60,9 +60,15 @@ def test_sets_what_is_given_and_answers_what_counts_now() -> None:
             ]
             _, listed = await server.get(PATH)
 
-        expected = [named(0.5, 100), named(1, 100), named(1, 0), named(None, 0), named(0.25, None)]
+        expected = [
+            thresholds_of(0.5, 100),
+            thresholds_of(1, 100),
+            thresholds_of(1, 0),
+            thresholds_of(None, 0),
+            thresholds_of(0.25, None),
+        ]
         assert answers == [one | {"admission_control": "token-capacity"} for one in expected]
-        assert json.loads(listed)["thresholds"] == [named(0.25, None)]
+        assert json.loads(listed)["thresholds"] == [thresholds_of(0.25, None)]
 
     run(test)
 
@@ -77,20 +83,20 @@ def test_sets_what_is_given_and_answers_what_counts_now() -> None:
         (b'{"model": "m", "active_decode_blocks_threshold": NaN}', 400, "INVALID_ARGUMENT", None),
         ({}, 400, "INVALID_ARGUMENT", "model"),
         ({"model": 1}, 400, "INVALID_ARGUMENT", "model"),
-        (named(1.01, None), 400, "INVALID_ARGUMENT", DECODE),
-        (named(None, -1), 400, "INVALID_ARGUMENT", PREFILL),
-        (named(None, 2**64), 400, "INVALID_ARGUMENT", PREFILL),
-        (named(None, 2**100), 400, "INVALID_ARGUMENT", PREFILL),
+        (thresholds_of(1.01, None), 400, "INVALID_ARGUMENT", DECODE),
+        (thresholds_of(None, -1), 400, "INVALID_ARGUMENT", PREFILL),
+        (thresholds_of(None, 2**64), 400, "INVALID_ARGUMENT", PREFILL),
+        (thresholds_of(None, 2**100), 400, "INVALID_ARGUMENT", PREFILL),
         ({"model": "m", DECODE: "1"}, 400, "INVALID_ARGUMENT", DECODE),
         ({"model": "m", DECODE: True}, 400, "INVALID_ARGUMENT", DECODE),
         ({"model": "m", PREFILL: 0.5}, 400, "INVALID_ARGUMENT", PREFILL),
         ({"model": "m", "active_prefill_tokens": 1}, 400, "INVALID_ARGUMENT", "active_prefill_tokens"),
         ({"model": "made up"}, 404, "MODEL_NOT_FOUND", "model"),
-        (named(0.1, 1) | {"model": "made up"}, 404, "MODEL_NOT_FOUND", "model"),
+        (thresholds_of(0.1, 1) | {"model": "made up"}, 404, "MODEL_NOT_FOUND", "model"),
         (b" " * (BODY_BYTES_MAX + 1), 413, "BODY_TOO_LARGE", None),
     ],
 )
-def test_bad_input_is_named_and_changes_nothing(body: Any, status: int, code: str, param: str | None) -> None:
+def test_invalid_field_is_named_and_changes_nothing(body: Any, status: int, code: str, param: str | None) -> None:
     async def test() -> None:
         async with operated() as server:
             response, answer = await server.post(PATH, body)
@@ -98,12 +104,12 @@ def test_bad_input_is_named_and_changes_nothing(body: Any, status: int, code: st
 
         error = error_of(answer)
         assert (response.status, error["code"], error["param"]) == (status, code, param)
-        assert json.loads(listed)["thresholds"] == [named(0.5, 100)]
+        assert json.loads(listed)["thresholds"] == [thresholds_of(0.5, 100)]
 
     run(test)
 
 
-def test_a_field_that_is_unknown_is_told_which_there_are() -> None:
+def test_error_of_an_unknown_field_lists_the_fields() -> None:
     async def test() -> None:
         async with operated() as server:
             _, answer = await server.post(PATH, {"model": "m", "x" * 1000: 1})
@@ -122,7 +128,9 @@ def test_a_field_that_is_unknown_is_told_which_there_are() -> None:
 @pytest.mark.parametrize(
     ("method", "body"), [("GET", b""), ("POST", b"{"), ("POST", b'{"model": "made up"}'), ("DELETE", b"")]
 )
-def test_a_stranger_is_refused_whatever_else_is_wrong(method: str, body: bytes, headers: dict[str, str]) -> None:
+def test_call_without_the_token_is_refused_whatever_else_is_wrong(
+    method: str, body: bytes, headers: dict[str, str]
+) -> None:
     async def test() -> None:
         async with (
             operated(token="secret") as server,
@@ -138,8 +146,8 @@ def test_a_stranger_is_refused_whatever_else_is_wrong(method: str, body: bytes, 
 
 @pytest.mark.parametrize("token", [None, "secret"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_page_in_a_browser_is_a_stranger_with_a_token_or_without(method: str, token: str | None) -> None:
-    """A browser asks nobody before it posts plain text to another origin."""
+def test_pages_in_a_browser_are_refused_with_and_without_the_token(method: str, token: str | None) -> None:
+    """A browser sends a POST of plain text to another origin without a preflight request."""
 
     async def test() -> None:
         headers = {"Origin": "http://evil", "Content-Type": "text/plain", **(TOKEN if token else {})}
@@ -151,12 +159,12 @@ def test_a_page_in_a_browser_is_a_stranger_with_a_token_or_without(method: str, 
 
         assert response.status == 401
         assert "pages in a browser" in error_of(said)["message"]
-        assert token is not None or json.loads(listed)["thresholds"] == [named(0.5, 100)]
+        assert token is not None or json.loads(listed)["thresholds"] == [thresholds_of(0.5, 100)]
 
     run(test)
 
 
-def test_the_token_opens() -> None:
+def test_call_with_the_token_is_served() -> None:
     async def test() -> None:
         async with operated(token="secret") as server:
             set_, _ = await server.post(PATH, {"model": "m"}, headers=TOKEN)
@@ -181,7 +189,7 @@ def test_clients_need_no_token() -> None:
 # An address of its own
 
 
-def test_apart_there_are_admin_calls_health_metrics_and_their_document_alone() -> None:
+def test_admin_address_has_admin_calls_health_metrics_and_their_document_only() -> None:
     async def test() -> None:
         async with operated(is_apart=True) as server:
             statuses = [(await server.get(path))[0].status for path in (PATH, "/live", "/health", "/metrics")]
@@ -198,7 +206,7 @@ def test_apart_there_are_admin_calls_health_metrics_and_their_document_alone() -
     run(test)
 
 
-def test_apart_strangers_are_refused_as_well() -> None:
+def test_admin_address_refuses_calls_without_the_token() -> None:
     async def test() -> None:
         async with operated(is_apart=True, token="secret", config=HttpConfig()) as server:
             response, _ = await server.get(PATH)
@@ -208,7 +216,7 @@ def test_apart_strangers_are_refused_as_well() -> None:
     run(test)
 
 
-def test_without_an_admin_there_is_nothing_there() -> None:
+def test_path_is_unknown_if_admin_calls_are_disabled() -> None:
     async def test() -> None:
         async with serving(Script()) as server:
             read, _ = await server.get(PATH)

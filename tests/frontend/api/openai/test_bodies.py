@@ -1,4 +1,4 @@
-"""OpenAI bodies become requests: every field is honoured, defaulted as documented, or refused by its name."""
+"""Bodies become requests: each field is used, has its documented default, or is refused by name."""
 
 import json
 from typing import Any
@@ -22,18 +22,18 @@ def chat(*contents: Any, **fields: Any) -> Request:
 
 
 def refusal(ask: Any, *contents: Any, **fields: Any) -> tuple[str | None, str]:
-    """The param and the sentence of what `ask` refuses."""
+    """The param and the message with which `ask` refuses the fields."""
     with pytest.raises(Failure) as caught:
         ask(*contents, **fields)
     assert caught.value.reason is Reason.INVALID_ARGUMENT
     return caught.value.param, caught.value.detail
 
 
-def test_a_plain_completion_has_the_documented_defaults() -> None:
+def test_completion_has_the_documented_defaults() -> None:
     assert completion() == Request(model="m", text="hi", stop=Stop(max_tokens=COMPLETION_TOKENS_DEFAULT))
 
 
-def test_a_plain_chat_may_fill_the_context() -> None:
+def test_chat_without_a_limit_may_fill_the_context() -> None:
     assert chat() == Request(model="m", messages=(Message("user", "hi"),))
 
 
@@ -56,7 +56,7 @@ def test_null_means_the_default() -> None:
     assert completion(**dict.fromkeys(names)) == completion()
 
 
-def test_every_sampling_field_is_carried() -> None:
+def test_every_sampling_field_is_converted() -> None:
     request = completion(
         temperature=0,
         top_p=0.9,
@@ -82,13 +82,13 @@ def test_every_sampling_field_is_carried() -> None:
     )
 
 
-def test_every_stop_field_is_carried() -> None:
+def test_every_stop_field_is_converted() -> None:
     request = completion(stop=["a", "b"], stop_token_ids=[1, 2], ignore_eos=True, min_tokens=3, max_tokens=9)
 
     assert request.stop == Stop(strings=("a", "b"), token_ids=(1, 2), ignore_eos=True, min_tokens=3, max_tokens=9)
 
 
-def test_one_stop_string_needs_no_list() -> None:
+def test_stop_may_be_a_single_string() -> None:
     assert completion(stop="end").stop.strings == ("end",)
 
 
@@ -96,12 +96,12 @@ def test_top_k_minus_one_keeps_all_tokens() -> None:
     assert completion(top_k=-1).sampling.top_k == 0
 
 
-def test_the_number_of_choices_is_carried() -> None:
-    assert [completion(n=n).n for n in (1, 64, 65, 0)] == [1, 64, 65, 0], "ranges are preprocess's"
+def test_number_of_choices_is_converted_without_a_check() -> None:
+    assert [completion(n=n).n for n in (1, 64, 65, 0)] == [1, 64, 65, 0], "the preprocess layer checks ranges"
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, None), (0, 0), (5, 5), (20, 20)])
-def test_a_completion_asks_for_log_probabilities_by_number(given: int | None, expected: int | None) -> None:
+def test_completion_requests_log_probabilities_by_number(given: int | None, expected: int | None) -> None:
     assert completion(logprobs=given).logprobs == expected
 
 
@@ -117,7 +117,7 @@ def test_a_completion_asks_for_log_probabilities_by_number(given: int | None, ex
         ({"logprobs": True, "top_logprobs": 20}, 20),
     ],
 )
-def test_a_chat_asks_for_them_and_says_how_many_rivals(fields: dict[str, Any], expected: int | None) -> None:
+def test_chat_requests_log_probabilities_with_two_fields(fields: dict[str, Any], expected: int | None) -> None:
     assert chat(**fields).logprobs == expected
 
 
@@ -134,7 +134,9 @@ def test_a_chat_asks_for_them_and_says_how_many_rivals(fields: dict[str, Any], e
         (completion, {"n": 1.5}, "n"),
     ],
 )
-def test_other_ways_to_ask_are_refused_by_name(ask: Any, fields: dict[str, Any], param: str) -> None:
+def test_wrong_requests_for_choices_and_log_probabilities_are_refused_by_name(
+    ask: Any, fields: dict[str, Any], param: str
+) -> None:
     assert refusal(ask, **fields)[0] == param
 
 
@@ -149,7 +151,7 @@ def test_other_ways_to_ask_are_refused_by_name(ask: Any, fields: dict[str, Any],
         ([[1, 2]], {"token_ids": (1, 2)}),
     ],
 )
-def test_prompt_forms(prompt: Any, expected: dict[str, Any]) -> None:
+def test_prompt_is_a_text_or_token_ids(prompt: Any, expected: dict[str, Any]) -> None:
     request = completion(prompt=prompt)
 
     assert {name: getattr(request, name) for name in expected} == expected
@@ -159,7 +161,7 @@ def test_prompt_forms(prompt: Any, expected: dict[str, Any]) -> None:
     ("prompt", "field", "values"),
     [(["a", "b"], "text", ["a", "b"]), ([[1], [2, 3]], "token_ids", [(1,), (2, 3)])],
 )
-def test_several_prompts_are_as_many_parts_each_with_all_that_is_asked(prompt: Any, field: str, values: Any) -> None:
+def test_each_of_several_prompts_becomes_a_part_with_all_settings(prompt: Any, field: str, values: Any) -> None:
     request = completion(prompt=prompt, n=2, seed=7)
 
     assert [getattr(part, field) for part in request.parts] == values
@@ -168,35 +170,35 @@ def test_several_prompts_are_as_many_parts_each_with_all_that_is_asked(prompt: A
 
 
 @pytest.mark.parametrize("prompt", ["a", [1]])
-def test_too_many_prompts_are_refused_before_anything_is_made_of_them(prompt: Any) -> None:
+def test_too_many_prompts_are_refused_before_they_are_converted(prompt: Any) -> None:
     assert len(completion(prompt=[prompt] * ANSWERS_MAX).parts) == ANSWERS_MAX
     assert refusal(completion, prompt=[prompt] * (ANSWERS_MAX + 1))[0] == "prompt"
 
 
 @pytest.mark.parametrize("logprobs", [0, 1])
-def test_an_echo_has_no_log_probabilities(logprobs: int) -> None:
+def test_echo_with_log_probabilities_is_refused(logprobs: int) -> None:
     assert completion(echo=True).text == "hi"
     assert completion(echo=False, logprobs=logprobs).logprobs == logprobs
     assert refusal(completion, echo=True, logprobs=logprobs)[0] == "echo"
 
 
-def test_a_conversation_is_not_echoed() -> None:
+def test_chat_has_no_echo() -> None:
     assert refusal(chat, echo=True)[0] == "echo"
 
 
 @pytest.mark.parametrize("prompt", [[], ["a", 1], [1, "a"], [1, [2]], [[1], "a"]])
-def test_prompts_of_several_kinds_are_refused(prompt: Any) -> None:
+def test_prompts_of_different_kinds_are_refused(prompt: Any) -> None:
     assert refusal(completion, prompt=prompt)[0] == "prompt"
 
 
-def test_parts_of_text_are_put_together() -> None:
+def test_text_parts_of_a_message_are_joined() -> None:
     request = chat([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "c")
 
     assert request.messages == (Message("user", "ab"), Message("user", "c"))
 
 
 @pytest.mark.parametrize(("given", "name"), [("Ann", "Ann"), (None, "")])
-def test_who_speaks_may_have_a_name(given: str | None, name: str) -> None:
+def test_message_may_have_the_name_of_its_speaker(given: str | None, name: str) -> None:
     request = chat(messages=[{"role": "user", "content": "x", "name": given}])
 
     assert request.messages == (Message("user", "x", name),)
@@ -212,12 +214,12 @@ def test_who_speaks_may_have_a_name(given: str | None, name: str) -> None:
         (5, "messages[1].content"),
     ],
 )
-def test_other_contents_are_refused_by_their_path(content: Any, param: str) -> None:
+def test_unsupported_content_is_refused_by_its_path(content: Any, param: str) -> None:
     assert refusal(chat, "fine", content)[0] == param
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_chat_takes_either_name_of_the_limit(field: str) -> None:
+def test_chat_accepts_both_names_of_the_limit(field: str) -> None:
     assert chat(**{field: 5}).stop.max_tokens == 5
 
 
@@ -239,5 +241,5 @@ def test_chat_takes_either_name_of_the_limit(field: str) -> None:
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ],
 )
-def test_wrong_combinations_and_values_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_invalid_combinations_and_values_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
     assert refusal(chat, **fields)[0] == param

@@ -1,4 +1,4 @@
-"""The routes: whole answers, models, health, metrics; whatever goes wrong has the envelope, and harms nobody else."""
+"""Completions, chats, models and cancels are answered. A failure has the error envelope and costs no other request."""
 
 import asyncio
 import gc
@@ -8,7 +8,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from prometheus_client import Counter
 
 from services.core.call import Call
 from services.core.errors import QUOTED_CHARACTERS_MAX, Failure, Reason, invalid
@@ -26,7 +25,7 @@ COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
 
 
-def test_a_unary_completion_is_all_the_text_and_the_usage() -> None:
+def test_completion_has_the_whole_text_and_the_usage() -> None:
     async def test() -> None:
         script = Script("Hel", 2, "", "lo\n😀")
         async with serving(script) as server:
@@ -44,7 +43,7 @@ def test_a_unary_completion_is_all_the_text_and_the_usage() -> None:
     run(test)
 
 
-def test_a_unary_chat_is_one_message() -> None:
+def test_chat_completion_has_one_message() -> None:
     async def test() -> None:
         script = Script("Hel", "lo")
         async with serving(script) as server:
@@ -57,7 +56,7 @@ def test_a_unary_chat_is_one_message() -> None:
     run(test)
 
 
-def test_a_unary_failure_is_never_a_200_even_after_tokens() -> None:
+def test_failure_after_tokens_is_not_a_200() -> None:
     async def test() -> None:
         async with serving(Script("a", 2, Reason.ENGINE_ERROR)) as server:
             response, body = await server.post(COMPLETIONS, COMPLETION)
@@ -68,7 +67,7 @@ def test_a_unary_failure_is_never_a_200_even_after_tokens() -> None:
     run(test)
 
 
-def test_choices_of_a_unary_answer_stand_in_order_under_one_usage() -> None:
+def test_choices_are_in_order_and_share_one_usage() -> None:
     async def test() -> None:
         script = Script(Say("b", 1), Say("a", 0), Say("B", 1), End(1, FinishReason.LENGTH, "!"), Say("A", 0), End(0))
         async with serving(script) as server:
@@ -85,7 +84,7 @@ def test_choices_of_a_unary_answer_stand_in_order_under_one_usage() -> None:
     run(test)
 
 
-def test_log_probabilities_of_a_unary_answer_are_whole() -> None:
+def test_log_probabilities_cover_the_whole_answer() -> None:
     async def test() -> None:
         script = Script(Say("", tokens=b"a", logprob=-1.0), 2, Say("ab", tokens=b"b", logprob=-2.0, top=((98, -2.0),)))
         async with serving(script) as server:
@@ -105,14 +104,14 @@ def test_log_probabilities_of_a_unary_answer_are_whole() -> None:
     run(test)
 
 
-def test_what_had_come_of_a_failed_answer_is_told_to_who_asks() -> None:
+def test_error_includes_the_partial_answer_if_the_client_asks() -> None:
     async def test() -> None:
         script = Script(Say("a", 1), 2, End(1), Say("b"), Reason.DISCONNECTED)
         async with serving(script) as server:
-            wish = {"X-Return-Partial": "True"}
-            response, completion = await server.post(COMPLETIONS, COMPLETION | {"n": 2}, headers=wish)
-            _, chat = await server.post(CHATS, CHAT | {"n": 2}, headers=wish)
-            _, unasked = await server.post(COMPLETIONS, COMPLETION | {"n": 2}, headers={"X-Return-Partial": "false"})
+            headers = {"X-Return-Partial": "True"}
+            response, completion = await server.post(COMPLETIONS, COMPLETION | {"n": 2}, headers=headers)
+            _, chat = await server.post(CHATS, CHAT | {"n": 2}, headers=headers)
+            _, without = await server.post(COMPLETIONS, COMPLETION | {"n": 2}, headers={"X-Return-Partial": "false"})
 
         error = error_of(completion, has_partial=True)
         assert (response.status, error["code"]) == (502, "DISCONNECTED")
@@ -127,12 +126,12 @@ def test_what_had_come_of_a_failed_answer_is_told_to_who_asks() -> None:
             "b",
             "a",
         ]
-        error_of(unasked)
+        error_of(without)
 
     run(test)
 
 
-def test_a_failure_halfway_names_the_field_as_the_client_wrote_it() -> None:
+def test_failure_with_a_partial_answer_names_the_field_as_the_client_does() -> None:
     async def test() -> None:
         async with serving(Script(Say("a"), invalid("guided", "no"))) as server:
             body = COMPLETION | {"guided_regex": "a+"}
@@ -143,7 +142,7 @@ def test_a_failure_halfway_names_the_field_as_the_client_wrote_it() -> None:
     run(test)
 
 
-def test_where_nothing_had_come_there_is_no_partial_answer() -> None:
+def test_error_has_no_partial_answer_if_no_token_came() -> None:
     async def test() -> None:
         async with serving(Script(2, Reason.OVERLOADED)) as server:
             response, body = await server.post(COMPLETIONS, COMPLETION, headers={"X-Return-Partial": "true"})
@@ -156,7 +155,7 @@ def test_where_nothing_had_come_there_is_no_partial_answer() -> None:
 
 @pytest.mark.parametrize("body", [COMPLETION, COMPLETION | {"stream": True}], ids=["unary", "stream"])
 @pytest.mark.parametrize("status", [429, 529])
-def test_want_of_capacity_has_the_configured_status(status: int, body: dict[str, Any]) -> None:
+def test_lack_of_capacity_has_the_configured_status(status: int, body: dict[str, Any]) -> None:
     async def test() -> None:
         busy = Failure(Reason.OVERLOADED, "busy", retry_after_s=7.0, metadata={"workers": "2"})
         async with serving(Script(1, busy), config=HttpConfig(overload_status=status)) as server:
@@ -169,7 +168,7 @@ def test_want_of_capacity_has_the_configured_status(status: int, body: dict[str,
 
 
 @pytest.mark.parametrize("steps", [(HANG,), ("a", 2, HANG)])
-def test_a_client_that_leaves_has_its_unary_request_cancelled(steps: tuple[Any, ...]) -> None:
+def test_request_of_a_client_that_disconnects_is_cancelled(steps: tuple[Any, ...]) -> None:
     async def test() -> None:
         script = Script(*steps)
         async with serving(script) as server:
@@ -183,20 +182,20 @@ def test_a_client_that_leaves_has_its_unary_request_cancelled(steps: tuple[Any, 
 
 
 async def cancel(server: Server, request_id: str) -> Any:
-    """The answer to cancelling by name."""
+    """The answer to a cancel of `request_id`."""
     response, body = await server.post(f"/v1/requests/{request_id}/cancel", b"")
     assert response.status == 200
     return json.loads(body)
 
 
-def test_a_unary_request_can_be_cancelled_by_its_name() -> None:
+def test_request_is_cancelled_by_its_id() -> None:
     async def test() -> None:
         script = Script("a", HANG)
         async with serving(script, connections_max=2) as server, asyncio.TaskGroup() as group:
-            asking = group.create_task(server.post(COMPLETIONS, COMPLETION, headers={"X-Request-Id": "mine"}))
+            answering = group.create_task(server.post(COMPLETIONS, COMPLETION, headers={"X-Request-Id": "mine"}))
             await script.running.wait()
             answers = [await cancel(server, name) for name in ("another", "mine", "mine")]
-            response, body = await asking
+            response, body = await answering
 
         assert answers == [
             {"id": "another", "cancelled": 0},
@@ -210,7 +209,7 @@ def test_a_unary_request_can_be_cancelled_by_its_name() -> None:
     run(test)
 
 
-def test_a_stream_that_is_cancelled_by_its_name_says_so_and_is_not_done() -> None:
+def test_stream_that_is_cancelled_by_its_id_ends_with_an_error_event() -> None:
     async def test() -> None:
         async with serving(Script("a", 5, HANG), connections_max=2) as server:
             body = COMPLETION | {"stream": True}
@@ -227,7 +226,7 @@ def test_a_stream_that_is_cancelled_by_its_name_says_so_and_is_not_done() -> Non
 
 
 @pytest.mark.parametrize("name", ["a%20b", "x" * 129, "%C3%A9"])
-def test_what_cannot_be_a_requests_name_is_bad_input(name: str) -> None:
+def test_cancel_with_an_invalid_id_is_refused(name: str) -> None:
     async def test() -> None:
         async with serving(Script()) as server:
             response, body = await server.post(f"/v1/requests/{name}/cancel", b"")
@@ -254,7 +253,9 @@ def test_what_cannot_be_a_requests_name_is_bad_input(name: str) -> None:
         (COMPLETION | {"prompt": "x" * 5000}, 413, "BODY_TOO_LARGE", None),
     ],
 )
-def test_bad_input_is_named_and_the_next_request_is_unharmed(body: Any, status: int, code: str, param: Any) -> None:
+def test_invalid_body_is_refused_by_field_and_the_next_request_succeeds(
+    body: Any, status: int, code: str, param: Any
+) -> None:
     async def test() -> None:
         async with serving(Script("ok"), config=HttpConfig(body_bytes_max=5000)) as server:
             response, answer = await server.post(COMPLETIONS, body, headers={"X-Request-Id": "bad"})
@@ -281,7 +282,7 @@ LONG = "x" * 100_000
     ],
     ids=["encoding", "token", "format", "part"],
 )
-def test_no_message_repeats_what_is_long(body: dict[str, Any], headers: dict[str, str]) -> None:
+def test_messages_shorten_long_values(body: dict[str, Any], headers: dict[str, str]) -> None:
     async def test() -> None:
         async with serving(Script("ok")) as server:
             response, answer = await server.post(CHATS if "messages" in body else COMPLETIONS, body, headers=headers)
@@ -292,7 +293,7 @@ def test_no_message_repeats_what_is_long(body: dict[str, Any], headers: dict[str
     run(test)
 
 
-def test_a_large_body_that_names_its_length_is_refused_before_it_is_sent() -> None:
+def test_too_large_content_length_is_refused_before_the_body_is_sent() -> None:
     async def test() -> None:
         async with serving(Script("ok")) as server:
             reader, writer = await server.connect()
@@ -302,7 +303,7 @@ def test_a_large_body_that_names_its_length_is_refused_before_it_is_sent() -> No
     run(test)
 
 
-def test_a_large_body_in_chunks_is_refused_once_it_is_too_large() -> None:
+def test_chunked_body_is_refused_once_it_is_too_large() -> None:
     async def test() -> None:
         async with serving(Script("ok"), config=HttpConfig(body_bytes_max=5000)) as server:
             reader, writer = await server.connect()
@@ -320,7 +321,7 @@ def test_a_large_body_in_chunks_is_refused_once_it_is_too_large() -> None:
         (b"Content-Encoding: gzip\r\nContent-Length: 4\r\n", b"nope"),
     ],
 )
-def test_a_body_that_is_not_as_its_headers_say_is_a_400(head: bytes, body: bytes) -> None:
+def test_body_that_does_not_match_its_headers_is_a_400(head: bytes, body: bytes) -> None:
     async def test() -> None:
         async with serving(Script("ok")) as server:
             reader, writer = await server.connect()
@@ -330,7 +331,7 @@ def test_a_body_that_is_not_as_its_headers_say_is_a_400(head: bytes, body: bytes
     run(test)
 
 
-def test_a_body_that_does_not_arrive_is_not_waited_for_beyond_the_bound() -> None:
+def test_body_that_does_not_arrive_in_time_is_a_504() -> None:
     async def test() -> None:
         async with serving(Script("ok"), config=HttpConfig(body_read_s_max=0.02)) as server:
             reader, writer = await server.connect()
@@ -340,7 +341,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for_beyond_the_bound() -> Non
     run(test)
 
 
-def test_a_client_that_leaves_in_its_body_is_nobodys_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_that_disconnects_in_its_body_causes_no_error(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with serving(Script("ok")) as server:
             _, writer = await server.connect()
@@ -354,7 +355,7 @@ def test_a_client_that_leaves_in_its_body_is_nobodys_error(caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "nonsense"])
-def test_the_content_type_does_not_matter(content_type: str) -> None:
+def test_content_type_is_ignored(content_type: str) -> None:
     async def test() -> None:
         async with serving(Script("ok")) as server:
             response, _ = await server.post(COMPLETIONS, COMPLETION, headers={"Content-Type": content_type})
@@ -374,7 +375,7 @@ def test_the_content_type_does_not_matter(content_type: str) -> None:
         ("POST", "/health", 405),
     ],
 )
-def test_unknown_paths_and_methods_have_the_envelope(method: str, path: str, status: int) -> None:
+def test_unknown_paths_and_methods_have_the_error_envelope(method: str, path: str, status: int) -> None:
     async def test() -> None:
         async with serving(Script()) as server, server.session.request(method, path) as response:
             error = error_of(await response.read())
@@ -382,12 +383,12 @@ def test_unknown_paths_and_methods_have_the_envelope(method: str, path: str, sta
         assert response.status == status
         assert response.headers["X-Request-Id"] == error["request_id"]
         assert ("Allow" in response.headers) == (status == 405)
-        assert error["hint"], "it says which paths there are, or which models"
+        assert error["hint"], "lists the routes, or the models"
 
     run(test)
 
 
-def test_an_unknown_path_is_told_which_there_are() -> None:
+def test_error_of_an_unknown_path_lists_the_routes() -> None:
     async def test() -> None:
         async with serving(Script()) as server, server.session.get("/v1/" + "x" * 1000) as response:
             error = error_of(await response.read())
@@ -420,64 +421,7 @@ def test_models_are_those_that_can_be_served() -> None:
     run(test)
 
 
-@pytest.mark.parametrize(
-    ("shelf", "status", "code"),
-    [
-        (Shelf(), 200, None),
-        (Shelf(cards=[]), 503, "NO_WORKERS"),
-        (Shelf(is_draining=True), 503, "DRAINING"),
-    ],
-)
-def test_health_says_why_not(shelf: Shelf, status: int, code: str | None) -> None:
-    async def test() -> None:
-        async with serving(Script(), catalog=shelf) as server:
-            health, body = await server.get("/health")
-            live, _ = await server.get("/live")
-
-        assert health.status == status
-        assert live.status == 200
-        if code is None:
-            assert json.loads(body) == {"status": "ready", "models": ["org/tiny"]}
-        else:
-            assert error_of(body)["code"] == code
-            assert health.headers["Retry-After"] == "1"
-
-    run(test)
-
-
-def test_health_tells_workers_that_cannot_be_reached_from_none() -> None:
-    async def test() -> None:
-        async with serving(Script(), catalog=Shelf(cards=[], unreached_count=1)) as server:
-            _, body = await server.get("/health")
-
-        assert "no worker is reached, of 1 registered" in error_of(body)["message"]
-
-    run(test)
-
-
-def test_a_draining_frontend_lets_go_of_connections() -> None:
-    async def test() -> None:
-        async with serving(Script("ok"), catalog=Shelf(is_draining=True)) as server:
-            response, _ = await server.post(COMPLETIONS, COMPLETION)
-
-        assert response.headers["Connection"] == "close"
-
-    run(test)
-
-
-def test_metrics_are_in_prometheus_text() -> None:
-    async def test() -> None:
-        async with serving(Script()) as server:
-            Counter("things", "Things.", registry=server.metrics).inc(3)
-            response, body = await server.get("/metrics")
-
-        assert response.headers["Content-Type"].startswith("text/plain; version=")
-        assert b"things_total 3.0" in body
-
-    run(test)
-
-
-def test_many_requests_at_a_time_do_not_mix() -> None:
+def test_concurrent_requests_get_their_own_answers() -> None:
     async def test() -> None:
         async def echo(request: Any, call: Any, sink: Any) -> Any:
             return await Script(1, request.text, 1)(request, call, sink)
@@ -491,14 +435,14 @@ def test_many_requests_at_a_time_do_not_mix() -> None:
             aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session,
             asyncio.TaskGroup() as group,
         ):
-            asks = [group.create_task(ask(session, number)) for number in range(50)]
+            tasks = [group.create_task(ask(session, number)) for number in range(50)]
 
-        assert [task.result() for task in asks] == [f"<{number}>" for number in range(50)]
+        assert [task.result() for task in tasks] == [f"<{number}>" for number in range(50)]
 
     run(test)
 
 
-def test_a_request_too_broken_for_the_pipeline_is_reported_once_by_the_name_that_its_client_was_told() -> None:
+def test_request_refused_before_the_pipeline_is_reported_once_with_its_id() -> None:
     refused: list[tuple[str, str, Reason]] = []
 
     def on_refused(endpoint: str, request_id: str, failure: Failure) -> None:
@@ -508,23 +452,23 @@ def test_a_request_too_broken_for_the_pipeline_is_reported_once_by_the_name_that
         pipeline = Script(Reason.OVERLOADED)
         async with serving(pipeline, on_refused=on_refused) as server:
             unnamed, _ = await server.post(COMPLETIONS, {"model": "m"})
-            told.append(unnamed.headers["X-Request-Id"])
+            named.append(unnamed.headers["X-Request-Id"])
             await server.post("/v1/chat/completions", {"model": "m"}, headers={"X-Request-Id": "r-1"})
             await server.post(COMPLETIONS, COMPLETION)
 
-    told: list[str] = []
+    named: list[str] = []
     run(test)
     assert refused == [
-        ("completions", told[0], Reason.INVALID_ARGUMENT),
+        ("completions", named[0], Reason.INVALID_ARGUMENT),
         ("chat_completions", "r-1", Reason.INVALID_ARGUMENT),
     ]
 
 
-@pytest.mark.parametrize(("size", "is_aside"), [(1000, False), (300_000, True)])
-def test_a_large_body_is_parsed_in_a_thread(size: int, is_aside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size", "is_threaded"), [(1000, False), (300_000, True)])
+def test_large_body_is_parsed_in_a_thread(size: int, is_threaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
-    def noting(body: bytes) -> CompletionBody:
+    def recording(body: bytes) -> CompletionBody:
         threads.append(threading.get_ident())
         return parse_completion(body)
 
@@ -532,14 +476,14 @@ def test_a_large_body_is_parsed_in_a_thread(size: int, is_aside: bool, monkeypat
         async with serving(Script("ok")) as server:
             response, _ = await server.post(COMPLETIONS, COMPLETION | {"prompt": "x" * size})
             assert response.status == 200
-        assert [thread != threading.get_ident() for thread in threads] == [is_aside]
+        assert [thread != threading.get_ident() for thread in threads] == [is_threaded]
 
-    monkeypatch.setattr(build, "parse_completion", noting)
+    monkeypatch.setattr(build, "parse_completion", recording)
     run(test)
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "param", "spelling"),
+    ("path", "body", "param", "client_name"),
     [
         (CHATS, CHAT | {"response_format": {"type": "json_object"}}, "guided", "response_format"),
         (COMPLETIONS, COMPLETION | {"guided_regex": "a+"}, "guided", "guided_regex"),
@@ -556,20 +500,20 @@ def test_a_large_body_is_parsed_in_a_thread(size: int, is_aside: bool, monkeypat
         (CHATS, CHAT | {"stream": True}, "prompt", "messages"),
     ],
 )
-def test_a_refusal_from_the_pipeline_names_the_field_as_the_client_wrote_it(
-    path: str, body: dict[str, Any], param: str, spelling: str
+def test_refusal_of_the_pipeline_names_the_field_as_the_client_does(
+    path: str, body: dict[str, Any], param: str, client_name: str
 ) -> None:
     async def test() -> None:
         async with serving(Script(1, invalid(param, "no"))) as server:
             response, answer = await server.post(path, body)
 
-        assert (response.status, error_of(answer)["param"]) == (400, spelling)
+        assert (response.status, error_of(answer)["param"]) == (400, client_name)
 
     run(test)
 
 
 class Full:
-    """A pipeline without room, and what is left of the requests that came to it."""
+    """A pipeline that refuses every request, and counts sinks that are still in memory."""
 
     def __init__(self) -> None:
         self._kinds: set[type] = set()
@@ -580,13 +524,13 @@ class Full:
 
     @property
     def left_count(self) -> int:
-        """Of their sinks."""
+        """Sinks that have not been freed."""
         return sum(type(one) in self._kinds for one in gc.get_objects())
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_a_refusal_leaves_nothing_to_the_garbage_collector(is_streamed: bool) -> None:
-    """In a storm its collections stopped every stream for a tenth of a second."""
+def test_refused_request_is_freed_without_the_garbage_collector(is_streamed: bool) -> None:
+    """Bug: in a storm of refusals, collections stopped every stream for a tenth of a second."""
 
     async def test() -> None:
         full = Full()
@@ -596,7 +540,7 @@ def test_a_refusal_leaves_nothing_to_the_garbage_collector(is_streamed: bool) ->
                 assert response.status == 503
             left = full.left_count
 
-        assert left <= 1, "that of the last one, which its connection may still have"
+        assert left <= 1, "the connection may still refer to the last one"
 
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Guided decoding: OpenAI's and vLLM's ways to ask for a form mean the same, and only one may be asked."""
+"""OpenAI's and vLLM's fields for guided decoding mean the same, and only one may be set."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ JSON_SCHEMA = Guided(GuidedKind.JSON_SCHEMA, (COMPACT,))
 
 
 def guided(**fields: Any) -> Guided | None:
-    """What both endpoints make of the fields."""
+    """The form that both endpoints read from the fields."""
     completion = parse_completion(json.dumps({"model": "m", "prompt": "hi"} | fields).encode()).to_request()
     messages = [{"role": "user", "content": "hi"}]
     chat = parse_chat(json.dumps({"model": "m", "messages": messages} | fields).encode()).to_request()
@@ -52,7 +52,7 @@ def refusal(**fields: Any) -> tuple[str | None, str]:
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, Guided(GuidedKind.REGEX, ("a",))),
     ],
 )
-def test_each_way_to_ask(fields: dict[str, Any], expected: Guided | None) -> None:
+def test_each_field_gives_its_form(fields: dict[str, Any], expected: Guided | None) -> None:
     assert guided(**fields) == expected
 
 
@@ -75,8 +75,8 @@ def test_each_way_to_ask(fields: dict[str, Any], expected: Guided | None) -> Non
         ({"guided_json": {}, "structured_outputs": {"json": {}}}, "guided_json", "structured_outputs.json"),
     ],
 )
-def test_more_than_one_is_refused(fields: dict[str, Any], first: str, second: str) -> None:
-    assert refusal(**fields) == (second, f"{first} and {second} exclude each other: give one of them")
+def test_two_forms_are_refused(fields: dict[str, Any], first: str, second: str) -> None:
+    assert refusal(**fields) == (second, f"{first} and {second} exclude each other: set one of them")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_more_than_one_is_refused(fields: dict[str, Any], first: str, second: st
         ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_its_path(fields: dict[str, Any], param: str) -> None:
+def test_unsupported_form_is_refused_by_its_path(fields: dict[str, Any], param: str) -> None:
     found, detail = refusal(**fields)
 
     assert found == param

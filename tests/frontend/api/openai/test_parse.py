@@ -1,4 +1,4 @@
-"""Bodies: unknown fields are passed over; what is not honoured is refused by name, what is too much by a bound."""
+"""Unknown fields of a body are ignored, unsupported ones are refused by name, and too large ones by a bound."""
 
 import json
 from typing import Any
@@ -22,13 +22,13 @@ def chat(*contents: Any, **fields: Any) -> Request:
 
 
 def refused(ask: Any, **fields: Any) -> str | None:
-    """The param of what `ask` refuses."""
+    """The param with which `ask` refuses the fields."""
     with pytest.raises(Failure) as caught:
         ask(**fields)
     return caught.value.param
 
 
-def test_fields_that_nobody_knows_are_accepted() -> None:
+def test_unknown_fields_are_ignored() -> None:
     unknown = {"metadata": {"a": "b"}, "made_up": [1, {"x": None}], "tools": None}
 
     assert completion(**unknown) == completion()
@@ -49,8 +49,8 @@ def test_fields_that_nobody_knows_are_accepted() -> None:
         {"messages": [{"content": "hi"}]},
     ],
 )
-def test_what_is_wrong_is_told_alike_with_and_without_fields_that_nobody_knows(fields: dict[str, Any]) -> None:
-    """A body that has none of these is read another way."""
+def test_errors_are_the_same_with_and_without_unknown_fields(fields: dict[str, Any]) -> None:
+    """A body without unknown fields is decoded another way."""
     told = set()
     for more in ({}, {"made_up": 1}):
         with pytest.raises(Failure) as caught:
@@ -73,8 +73,8 @@ def test_unsupported_fields_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["logit_bias", "stop", "tools", "guided_json", "structured_outputs", "unknown"])
-def test_a_field_that_no_model_reads_is_bounded_before_it_is_decoded(name: str) -> None:
-    """A body full of biases, or of tools to be refused, was decoded first: all streams stood still for seconds."""
+def test_large_field_is_refused_before_it_is_decoded(name: str) -> None:
+    """Bug: a body full of biases, or of tools, was decoded first, which blocked all streams for seconds."""
     for parse, prompt in ((parse_completion, '"prompt": "hi"'), (parse_chat, '"messages": []')):
         body = f'{{"model": "m", {prompt}, "{name}": "{"x" * FIELD_BYTES_MAX}"}}'
 
@@ -84,14 +84,14 @@ def test_a_field_that_no_model_reads_is_bounded_before_it_is_decoded(name: str) 
         assert caught.value.param == name
 
 
-def test_a_prompt_may_be_larger() -> None:
+def test_prompt_may_be_larger() -> None:
     long = "x" * FIELD_BYTES_MAX
 
     assert completion(prompt=long).text == long
     assert chat(long).messages == (Message("user", long),)
 
 
-def test_more_messages_than_a_conversation_has_are_refused() -> None:
+def test_too_many_messages_are_refused() -> None:
     chat(*["x"] * MESSAGES_MAX)
 
     with pytest.raises(Failure, match=f"messages must have at most {MESSAGES_MAX} items") as caught:

@@ -1,4 +1,4 @@
-"""Streams: every token once and in order, as OpenAI's events; failures are told, and a client that leaves is let go."""
+"""A stream has every token once and in order, as OpenAI's events. A failure before the first event is a response."""
 
 import asyncio
 import json
@@ -39,12 +39,12 @@ CHATS = "/v1/chat/completions"
 
 
 def texts(streamed: list[Any]) -> list[str]:
-    """What the events add to the answer."""
+    """The text of each event."""
     choices = [choice for event in streamed if isinstance(event, dict) for choice in event["choices"]]
     return [choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices]
 
 
-def test_a_completion_is_text_events_a_finish_event_and_done() -> None:
+def test_completion_is_text_events_a_finish_event_and_done() -> None:
     async def test() -> None:
         async with serving(Script("Hel", "lo")) as server:
             response, body = await server.post(COMPLETIONS, COMPLETION, headers={"X-Request-Id": "r-1"})
@@ -66,7 +66,7 @@ def test_a_completion_is_text_events_a_finish_event_and_done() -> None:
     run(test)
 
 
-def test_a_chat_begins_with_the_role_and_ends_with_an_empty_delta() -> None:
+def test_chat_begins_with_the_role_and_ends_with_an_empty_delta() -> None:
     async def test() -> None:
         async with serving(Script("Hel", "lo")) as server:
             _, body = await server.post(CHATS, CHAT, headers={"X-Request-Id": "r-1"})
@@ -103,7 +103,7 @@ def test_usage_comes_once_after_the_finish_and_is_null_before(path: str, body: d
     run(test)
 
 
-def test_each_choice_opens_and_ends_by_itself_and_the_stream_once() -> None:
+def test_each_choice_opens_and_ends_once_and_the_stream_ends_once() -> None:
     async def test() -> None:
         more = asyncio.Event()
         script = Script(Say("b", 1), 2, Say("a", 0), Say("B", 1), End(1, FinishReason.LENGTH), more, Say("A", 0))
@@ -131,7 +131,7 @@ def test_each_choice_opens_and_ends_by_itself_and_the_stream_once() -> None:
     run(test)
 
 
-def test_one_choice_that_fails_fails_the_stream() -> None:
+def test_failure_of_one_choice_fails_the_stream() -> None:
     async def test() -> None:
         async with serving(Script(Say("b", 1), 2, End(1), Say("a"), 3, Reason.DISCONNECTED)) as server:
             _, body = await server.post(COMPLETIONS, COMPLETION | {"n": 2})
@@ -143,7 +143,7 @@ def test_one_choice_that_fails_fails_the_stream() -> None:
     run(test)
 
 
-def test_text_that_was_held_back_comes_before_the_end() -> None:
+def test_text_that_was_held_back_precedes_the_finish_event() -> None:
     async def test() -> None:
         async with serving(Script("a", 2, End(text="held"))) as server:
             _, body = await server.post(COMPLETIONS, COMPLETION)
@@ -159,7 +159,7 @@ def test_text_that_was_held_back_comes_before_the_end() -> None:
     run(test)
 
 
-def test_log_probabilities_come_with_their_tokens_even_when_the_text_is_held_back() -> None:
+def test_log_probabilities_are_sent_with_their_tokens_while_text_is_held_back() -> None:
     async def test() -> None:
         script = Script(Say("", tokens=b"a", logprob=-1.0), 2, Say("abc", tokens=b"bc", logprob=-2.0), 2, "d")
         async with serving(script) as server:
@@ -185,7 +185,7 @@ def test_log_probabilities_come_with_their_tokens_even_when_the_text_is_held_bac
     run(test)
 
 
-def test_a_delta_without_text_makes_no_event() -> None:
+def test_delta_without_text_makes_no_event() -> None:
     async def test() -> None:
         async with serving(Script("", "é", "", "!")) as server:
             _, body = await server.post(COMPLETIONS, COMPLETION)
@@ -195,7 +195,7 @@ def test_a_delta_without_text_makes_no_event() -> None:
     run(test)
 
 
-def test_an_answer_without_any_text_is_a_whole_stream() -> None:
+def test_answer_without_text_is_a_complete_stream() -> None:
     async def test() -> None:
         async with serving(Script("")) as server:
             _, body = await server.post(CHATS, CHAT)
@@ -208,7 +208,7 @@ def test_an_answer_without_any_text_is_a_whole_stream() -> None:
     run(test)
 
 
-def test_text_of_every_kind_arrives_as_it_is() -> None:
+def test_text_arrives_unchanged_whatever_it_contains() -> None:
     odd = ["\n\n", 'data: "x"\r\n', "\\u0041", "😀", "\u2028\u2029\u0085", "\x00\x1f\x7f", "ü" * 70_000]
 
     async def test() -> None:
@@ -216,14 +216,14 @@ def test_text_of_every_kind_arrives_as_it_is() -> None:
             _, body = await server.post(COMPLETIONS, COMPLETION)
 
         assert texts(events(body)) == [*odd, *odd, ""]
-        lines = body.decode().splitlines()  # As careless clients split.
+        lines = body.decode().splitlines()  # As some clients split.
         assert all(line == "" or line == "data: [DONE]" or json.loads(line.removeprefix("data: ")) for line in lines)
 
     run(test)
 
 
-class Overheard:
-    """A transport that notes what is written to it. seen: write by write."""
+class RecordingTransport:
+    """Passes writes on to a transport, and records each in `seen`."""
 
     def __init__(self, transport: Any, seen: list[bytes]) -> None:
         self._transport = transport
@@ -239,20 +239,20 @@ class Overheard:
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What was written to clients, write by write."""
+    """The data of each write to a client."""
     seen: list[bytes] = []
     made = Connection.connection_made
 
-    def overhear(connection: Connection, transport: Any) -> None:
-        overheard: Any = Overheard(transport, seen)
-        made(connection, overheard)
+    def record(connection: Connection, transport: Any) -> None:
+        recording: Any = RecordingTransport(transport, seen)
+        made(connection, recording)
 
-    monkeypatch.setattr(Connection, "connection_made", overhear)
+    monkeypatch.setattr(Connection, "connection_made", record)
     return seen
 
 
-def test_the_head_is_written_with_the_first_event_and_the_last_event_with_the_end(writes: list[bytes]) -> None:
-    """Each write costs as much as all else that is done for a token, and wakes the client."""
+def test_head_and_first_event_are_one_write_and_so_are_last_event_and_end(writes: list[bytes]) -> None:
+    """A write costs as much as everything else that is done for a token, and wakes the client."""
 
     async def test() -> None:
         async with serving(Script("a", 2, "b", 2)) as server:
@@ -268,7 +268,7 @@ def test_the_head_is_written_with_the_first_event_and_the_last_event_with_the_en
     run(test)
 
 
-def test_an_answer_without_any_text_is_one_write(writes: list[bytes]) -> None:
+def test_answer_without_text_is_one_write(writes: list[bytes]) -> None:
     async def test() -> None:
         async with serving(Script("", 2)) as server:
             await server.post(COMPLETIONS, COMPLETION)
@@ -278,7 +278,7 @@ def test_an_answer_without_any_text_is_one_write(writes: list[bytes]) -> None:
     run(test)
 
 
-def test_the_last_event_is_told_even_if_the_answer_fails_after_it() -> None:
+def test_last_event_is_sent_even_if_the_answer_fails_after_it() -> None:
     async def test() -> None:
         async def fail_late(request: Any, call: Any, sink: Any) -> Any:
             await Script("a")(request, call, sink)
@@ -294,7 +294,7 @@ def test_the_last_event_is_told_even_if_the_answer_fails_after_it() -> None:
     run(test)
 
 
-def test_the_first_token_does_not_wait_for_the_second() -> None:
+def test_first_token_does_not_wait_for_the_second() -> None:
     async def test() -> None:
         more = asyncio.Event()
         async with (
@@ -312,7 +312,7 @@ def test_the_first_token_does_not_wait_for_the_second() -> None:
 
 
 @pytest.mark.parametrize("reason", list(Reason))
-def test_a_failure_before_the_first_token_has_its_http_status(reason: Reason) -> None:
+def test_failure_before_the_first_token_has_its_http_status(reason: Reason) -> None:
     async def test() -> None:
         async with serving(Script(2, reason)) as server:
             response, body = await server.post(COMPLETIONS, COMPLETION, headers={"X-Request-Id": "r-1"})
@@ -329,7 +329,7 @@ def test_a_failure_before_the_first_token_has_its_http_status(reason: Reason) ->
 
 
 @pytest.mark.parametrize("steps", [("a", "b", Reason.DISCONNECTED), ("a", 3, "b", 3, Reason.DISCONNECTED)])
-def test_a_failure_after_the_first_token_is_an_error_event_and_no_done(steps: tuple[Any, ...]) -> None:
+def test_failure_after_the_first_token_is_an_error_event_without_done(steps: tuple[Any, ...]) -> None:
     async def test() -> None:
         async with serving(Script(*steps)) as server:
             response, body = await server.post(COMPLETIONS, COMPLETION)
@@ -344,8 +344,8 @@ def test_a_failure_after_the_first_token_is_an_error_event_and_no_done(steps: tu
     run(test)
 
 
-def test_after_an_error_event_the_body_is_complete_and_the_connection_takes_the_next_request() -> None:
-    """A connection that closed unannounced would cost a client with a pool its next request."""
+def test_connection_takes_the_next_request_after_an_error_event() -> None:
+    """A connection that is closed unannounced costs a client with a connection pool its next request."""
 
     async def test() -> None:
         async with serving(Script("a", 3, Reason.STALLED)) as server:
@@ -361,7 +361,7 @@ def test_after_an_error_event_the_body_is_complete_and_the_connection_takes_the_
 
 
 @pytest.mark.parametrize("guard", [Guard, lambda pipeline: pipeline], ids=["guarded", "unguarded"])
-def test_a_bug_is_an_internal_error_with_its_traceback_in_the_log(guard: Callable[[Layer], Layer]) -> None:
+def test_bug_is_an_internal_error_with_its_traceback_in_the_log(guard: Callable[[Layer], Layer]) -> None:
     async def test() -> None:
         async with serving(guard(Script(ValueError("secret")))) as server:
             response, early = await server.post(COMPLETIONS, COMPLETION)
@@ -378,8 +378,8 @@ def test_a_bug_is_an_internal_error_with_its_traceback_in_the_log(guard: Callabl
     assert [(entry["event"], repr(entry["exc_info"])) for entry in logs] == [("bug", "ValueError('secret')")] * 2
 
 
-def test_the_next_request_on_the_same_connection_works() -> None:
-    """A wrong length of a chunk would spoil what follows."""
+def test_connection_takes_the_next_request_after_a_stream() -> None:
+    """A wrong chunk length would break the next response."""
 
     async def test() -> None:
         async with serving(Script("a", 2, "bé\n", 2, "c")) as server:
@@ -397,7 +397,7 @@ def test_the_next_request_on_the_same_connection_works() -> None:
 
 
 @pytest.mark.parametrize("headers", ["", "Connection: keep-alive\r\n"])
-def test_http_1_0_gets_the_events_without_chunks_until_the_connection_closes(headers: str) -> None:
+def test_http_1_0_client_gets_events_without_chunks_until_the_connection_closes(headers: str) -> None:
     async def test() -> None:
         async with serving(Script("a", 2, "b")) as server:
             reader, writer = await server.connect()
@@ -411,7 +411,7 @@ def test_http_1_0_gets_the_events_without_chunks_until_the_connection_closes(hea
 
 
 @pytest.mark.parametrize("steps", [(HANG,), ("a", 3, HANG), ("a", HANG)])
-def test_a_client_that_leaves_has_its_request_cancelled(steps: tuple[Any, ...]) -> None:
+def test_request_of_a_client_that_disconnects_is_cancelled(steps: tuple[Any, ...]) -> None:
     async def test() -> None:
         script = Script(*steps)
         async with serving(script) as server:
@@ -424,7 +424,7 @@ def test_a_client_that_leaves_has_its_request_cancelled(steps: tuple[Any, ...]) 
     run(test)
 
 
-def test_a_client_that_leaves_while_tokens_come_has_its_request_cancelled() -> None:
+def test_request_of_a_client_that_disconnects_while_tokens_come_is_cancelled() -> None:
     async def test() -> None:
         flood = Flood("x" * 1000)
         async with serving(flood) as server:
@@ -437,7 +437,7 @@ def test_a_client_that_leaves_while_tokens_come_has_its_request_cancelled() -> N
     run(test)
 
 
-def test_a_client_that_does_not_read_is_cut_and_the_request_told_why() -> None:
+def test_client_that_does_not_read_is_disconnected_and_its_request_fails_with_the_reason() -> None:
     async def test() -> None:
         flood = Flood("x" * 50_000)
         async with serving(flood, config=HttpConfig(client=ClientBounds(buffer_bytes_max=2_000_000))) as server:
@@ -453,8 +453,8 @@ def test_a_client_that_does_not_read_is_cut_and_the_request_told_why() -> None:
     assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
 
 
-def test_after_the_cut_nothing_more_is_written() -> None:
-    """A layer may deliver many tokens before it notices that it was cancelled."""
+def test_nothing_is_written_after_a_slow_client_was_given_up() -> None:
+    """A layer may deliver many tokens before it is cancelled."""
 
     async def test() -> None:
         async def burst(request: Any, call: Any, sink: Any) -> Any:
@@ -469,7 +469,7 @@ def test_after_the_cut_nothing_more_is_written() -> None:
     run(test)
 
 
-def test_a_client_that_does_not_take_the_last_bytes_is_cut_in_bounded_time() -> None:
+def test_client_that_does_not_read_the_last_bytes_is_disconnected_in_bounded_time() -> None:
     async def test() -> None:
         config = HttpConfig(client=ClientBounds(buffer_bytes_max=2**30, drain_s_max=0.05))
         async with serving(Script("x" * 20_000_000), config=config) as server:
@@ -485,8 +485,8 @@ def test_a_client_that_does_not_take_the_last_bytes_is_cut_in_bounded_time() -> 
     assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
 
 
-def test_a_client_that_said_goodbye_but_does_not_read_has_its_request_cancelled() -> None:
-    """asyncio reports the loss of a connection only once what is unsent was sent: here never."""
+def test_request_of_a_client_that_sent_fin_and_does_not_read_is_cancelled() -> None:
+    """asyncio reports a lost connection only after the unsent bytes are sent, which never happens here."""
 
     async def test() -> None:
         flood = Flood("x" * 50_000)
@@ -502,7 +502,7 @@ def test_a_client_that_said_goodbye_but_does_not_read_has_its_request_cancelled(
     run(test)
 
 
-def test_an_answer_that_ends_after_its_client_said_goodbye_is_nobodys_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_answer_that_ends_after_its_client_sent_fin_causes_no_error(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         goodbye = asyncio.Event()
         script = Script("x" * 20_000_000, goodbye, 5)
@@ -518,7 +518,7 @@ def test_an_answer_that_ends_after_its_client_said_goodbye_is_nobodys_error(capl
     assert not caplog.records
 
 
-def test_a_slow_client_harms_no_other() -> None:
+def test_slow_client_does_not_delay_others() -> None:
     async def test() -> None:
         flood = Flood("x" * 50_000)
 
@@ -536,7 +536,7 @@ def test_a_slow_client_harms_no_other() -> None:
     run(test)
 
 
-def test_a_stream_of_a_draining_frontend_is_the_last_on_its_connection() -> None:
+def test_stream_of_a_draining_frontend_is_the_last_on_its_connection() -> None:
     async def test() -> None:
         async with serving(Script("a"), catalog=Shelf(is_draining=True)) as server:
             response, _ = await server.post(COMPLETIONS, COMPLETION)

@@ -1,4 +1,4 @@
-"""Backlog: a client that reads slowly gets the same answer in larger events; one that does not read is cut in time."""
+"""A client that reads slowly gets the same answer in larger events; one that does not read is disconnected in time."""
 
 import asyncio
 import json
@@ -26,9 +26,11 @@ ROOMY = 2**30
 TEXT = "all work and no play "
 
 
-class Ahead:
-    """A pipeline that delivers until too much is unsent, then `more` deltas; then it waits for `go`, says a last word
-    and ends. It looks into its sink: how much a kernel takes before is nobody's to know."""
+class DeliversAhead:
+    """A pipeline that delivers until too much is unsent, then `more` deltas; after `go` it delivers once more and ends.
+
+    It checks the sink for that, since the size of the kernel's buffer is unknown.
+    """
 
     def __init__(self, more: int = 0, *, choices: int = 1, logprobs: bool = False) -> None:
         self._more = more
@@ -71,7 +73,7 @@ class Ahead:
 
 
 class Reader:
-    """The client's end of a deaf connection, once it reads."""
+    """Reads the stream of a client that has not read before."""
 
     def __init__(self, client: socket.socket) -> None:
         self._client = client
@@ -80,7 +82,7 @@ class Reader:
         self.read_count = 0
 
     async def read(self, size: int = 1 << 20) -> bytes:
-        """Some of what has come; nothing at the end."""
+        """Some bytes; empty at the end."""
         data = b""
         with suppress(ConnectionResetError):
             data = await asyncio.get_running_loop().sock_recv(self._client, size)
@@ -90,13 +92,13 @@ class Reader:
         return data
 
     async def read_until(self, condition: Callable[[list[Any]], bool]) -> list[Any]:
-        """The events so far, once they are as wanted; without the line that ends the stream."""
+        """The events so far, once they satisfy the condition; without the end marker."""
         while not condition(self.events):
             assert await self.read()
         return self.events
 
     async def read_text(self, length: int) -> None:
-        """All that has `length` characters of text."""
+        """The events, once they have `length` characters of text."""
         while length:
             before = len(self.events)
             assert await self.read()
@@ -104,7 +106,7 @@ class Reader:
 
 
 def post(**fields: Any) -> bytes:
-    """A request whose answer has no chunks, so that its events can be read as they are."""
+    """A request whose answer has no chunks, so that the events are easy to read."""
     return raw_post(COMPLETIONS, COMPLETION | fields, version="1.0")
 
 
@@ -121,7 +123,7 @@ def config(**bounds: Any) -> HttpConfig:
 
 
 async def is_cut(client: socket.socket) -> bool:
-    """Whether what a deaf client can still read is no whole answer."""
+    """Whether the bytes that a client can still read are an incomplete answer."""
     last = b""
     with suppress(ConnectionResetError):
         while data := await asyncio.get_running_loop().sock_recv(client, 1 << 20):
@@ -130,7 +132,7 @@ async def is_cut(client: socket.socket) -> bool:
 
 
 async def wait_for(seconds: float) -> None:
-    """Let time pass, which is what the bounds are about."""
+    """Let real time pass, which the bounds measure."""
     passed = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, passed.set)
     await passed.wait()
@@ -139,9 +141,9 @@ async def wait_for(seconds: float) -> None:
 # A client that reads on
 
 
-def test_a_client_that_reads_on_has_the_whole_answer_in_larger_events() -> None:
+def test_client_that_reads_again_gets_the_whole_answer_in_larger_events() -> None:
     async def test() -> None:
-        pipeline = Ahead(more=30_000)
+        pipeline = DeliversAhead(more=30_000)
         async with serving(pipeline, config=config()) as server:
             with deaf_client(server, post()) as client:
                 await pipeline.is_ahead.wait()
@@ -153,17 +155,17 @@ def test_a_client_that_reads_on_has_the_whole_answer_in_larger_events() -> None:
         assert events[-1]["usage"]["completion_tokens"] == count
         assert events[-2]["choices"][0]["finish_reason"] == "stop"
         small = [event for event in events if event["choices"] and event["choices"][0]["text"] == TEXT]
-        assert len(small) <= BEHIND_BYTES // len(TEXT), "what fits the transport is written as it comes"
+        assert len(small) <= BEHIND_BYTES // len(TEXT), "more single deltas were sent than fit the transport"
         assert max(len(text_of([event])) for event in events) <= PIECE_BYTES_MAX + len(TEXT)
 
     run(test)
 
 
-def test_what_is_held_comes_as_soon_as_there_is_room_and_what_comes_then_as_it_comes() -> None:
-    """No further token is needed for it: an engine may be slow."""
+def test_buffered_deltas_are_written_once_there_is_room_and_later_ones_at_once() -> None:
+    """It does not wait for the next token, since an engine may be slow."""
 
     async def test() -> None:
-        pipeline = Ahead(more=30_000)
+        pipeline = DeliversAhead(more=30_000)
         async with serving(pipeline, config=config()) as server:
             with deaf_client(server, post()) as client:
                 await pipeline.is_ahead.wait()
@@ -177,8 +179,8 @@ def test_what_is_held_comes_as_soon_as_there_is_room_and_what_comes_then_as_it_c
     run(test)
 
 
-def test_what_one_turn_brings_is_in_order_though_it_be_too_much() -> None:
-    """The first of what is corked may fill the transport: what comes in later turns stands behind all of it."""
+def test_order_is_kept_when_corked_deltas_fill_the_transport() -> None:
+    """The first corked delta may fill the transport. Later deltas must come after all corked ones."""
     parts = ["a" * 20_000_000, "b", "c", "d"]
 
     async def test() -> None:
@@ -203,9 +205,9 @@ def test_what_one_turn_brings_is_in_order_though_it_be_too_much() -> None:
     run(test)
 
 
-def test_choices_and_log_probabilities_are_exact_in_larger_events() -> None:
+def test_larger_events_have_exact_choices_and_log_probabilities() -> None:
     async def test() -> None:
-        pipeline = Ahead(more=200, choices=2, logprobs=True)
+        pipeline = DeliversAhead(more=200, choices=2, logprobs=True)
         async with serving(pipeline, config=config()) as server:
             with deaf_client(server, post(n=2, logprobs=1)) as client:
                 await pipeline.is_ahead.wait()
@@ -214,23 +216,23 @@ def test_choices_and_log_probabilities_are_exact_in_larger_events() -> None:
 
         for choice, count in enumerate(pipeline.positions):
             assert text_of(events, choice) == TEXT * (count // len(TEXT))
-            said = [one for event in events for one in event["choices"] if one["index"] == choice]
-            written = [one["logprobs"] for one in said if one["logprobs"] is not None]
+            sent = [one for event in events for one in event["choices"] if one["index"] == choice]
+            written = [one["logprobs"] for one in sent if one["logprobs"] is not None]
             assert [offset for one in written for offset in one["text_offset"]] == list(range(count))
             assert "".join(token for one in written for token in one["tokens"]) == text_of(events, choice)
             assert max(len(one["tokens"]) for one in written) > len(TEXT)
-            assert [one["finish_reason"] for one in said][-1] == "stop"
+            assert [one["finish_reason"] for one in sent][-1] == "stop"
 
     run(test)
 
 
-# One that does not
+# Clients that do not read
 
 
 @pytest.mark.parametrize("more", [0, 30_000], ids=["just behind", "far behind"])
-def test_a_client_that_takes_nothing_is_cut_though_no_further_token_comes(more: int) -> None:
+def test_client_that_reads_nothing_is_disconnected_without_a_further_token(more: int) -> None:
     async def test() -> None:
-        pipeline = Ahead(more)
+        pipeline = DeliversAhead(more)
         async with serving(pipeline, config=config(stall_s_max=0.1)) as server:
             with deaf_client(server, post()) as client:
                 await pipeline.cancelled.wait()
@@ -244,8 +246,8 @@ def test_a_client_that_takes_nothing_is_cut_though_no_further_token_comes(more: 
     assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
 
 
-def test_a_client_is_slow_by_the_very_token_that_is_too_much() -> None:
-    """A bug: it was so by the next one, and until that came neither bound held."""
+def test_client_is_slow_from_the_token_that_is_too_much() -> None:
+    """Bug: it counted as slow by the next token, and until then neither bound applied."""
 
     async def test() -> None:
         script = Script("x" * 20_000_000, HANG)
@@ -258,11 +260,11 @@ def test_a_client_is_slow_by_the_very_token_that_is_too_much() -> None:
     run(test)
 
 
-def test_what_is_held_counts_as_well_as_what_is_in_the_transport() -> None:
+def test_bound_counts_buffered_deltas_and_the_transport() -> None:
     async def test() -> None:
         held = (400_000 - BEHIND_BYTES) // (len(TEXT) * 5)  # A byte of text and four of a token id for each.
         for more, is_cut in ((held // 2, False), (held * 2, True)):
-            pipeline = Ahead(more)
+            pipeline = DeliversAhead(more)
             async with serving(pipeline, config=config(buffer_bytes_max=400_000)) as server:
                 with deaf_client(server, post()):
                     await pipeline.is_ahead.wait()
@@ -271,11 +273,11 @@ def test_what_is_held_counts_as_well_as_what_is_in_the_transport() -> None:
     run(test)
 
 
-def test_a_client_that_takes_a_little_all_the_time_is_not_cut() -> None:
-    """The kernel asks for more only in large steps: once such a client looked like one that does not read."""
+def test_client_that_reads_a_little_all_the_time_is_not_disconnected() -> None:
+    """Bug: the kernel accepts more only in large steps, so such a client looked like one that does not read."""
 
     async def test() -> None:
-        pipeline = Ahead(more=30_000)
+        pipeline = DeliversAhead(more=30_000)
         async with serving(pipeline, config=config(stall_s_max=0.5)) as server:
             with deaf_client(server, post()) as client:
                 reader, loop = Reader(client), asyncio.get_running_loop()
@@ -285,16 +287,16 @@ def test_a_client_that_takes_a_little_all_the_time_is_not_cut() -> None:
                     assert await reader.read(20_000)
                     await wait_for(0.01)
                 assert pipeline.calls[0].ending.cause is None
-                assert reader.read_count < unsent, "else it was not slow"
+                assert reader.read_count < unsent, "the client was not slow"
                 pipeline.go.set()
                 await reader.read_until(has_usage)
 
     run(test)
 
 
-def test_a_client_that_waits_for_the_engine_does_not_stall() -> None:
+def test_client_that_waits_for_the_engine_does_not_stall() -> None:
     async def test() -> None:
-        pipeline = Ahead()
+        pipeline = DeliversAhead()
         async with serving(pipeline, config=config(stall_s_max=0.04)) as server:
             with deaf_client(server, post()) as client:
                 await pipeline.is_ahead.wait()
@@ -307,9 +309,9 @@ def test_a_client_that_waits_for_the_engine_does_not_stall() -> None:
     run(test)
 
 
-def test_a_client_that_leaves_while_it_is_behind_has_its_request_cancelled() -> None:
+def test_request_of_a_slow_client_that_disconnects_is_cancelled() -> None:
     async def test() -> None:
-        pipeline = Ahead(more=30_000)
+        pipeline = DeliversAhead(more=30_000)
         async with serving(pipeline, config=config()) as server:
             with deaf_client(server, post()) as client:
                 await pipeline.is_ahead.wait()

@@ -1,4 +1,4 @@
-"""What this version cannot do is refused by name; asking for nothing, spelt out, is not."""
+"""Unsupported fields are refused by name, unless their value changes nothing."""
 
 from typing import Any
 
@@ -21,12 +21,12 @@ def given(name: str, value: Any) -> dict[str, msgspec.Raw]:
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in NEUTRAL for value in (*NEUTRAL[name], None)])
-def test_neutral_values_pass(name: str, value: Any) -> None:
+def test_neutral_values_are_accepted(name: str, value: Any) -> None:
     refuse_unsupported(given(name, value), NEUTRAL)
 
 
 @pytest.mark.parametrize("name", list(NEUTRAL))
-def test_anything_else_is_refused_by_name(name: str) -> None:
+def test_other_values_are_refused_by_name(name: str) -> None:
     with pytest.raises(Failure, match=f"{name} is not supported in this version: leave it out") as caught:
         refuse_unsupported(given(name, {"asks": "for something"}), NEUTRAL)
 
@@ -45,35 +45,35 @@ def test_anything_else_is_refused_by_name(name: str) -> None:
         ("modalities", ["text", "audio"]),
     ],
 )
-def test_values_that_look_neutral_and_are_not(name: str, value: Any) -> None:
+def test_values_that_only_look_neutral_are_refused(name: str, value: Any) -> None:
     with pytest.raises(Failure):
         refuse_unsupported(given(name, value), NEUTRAL)
 
 
-def test_the_sentence_says_what_to_change() -> None:
+def test_message_says_what_to_change() -> None:
     with pytest.raises(Failure) as caught:
         refuse_unsupported(given("best_of", 2), NEUTRAL)
 
     assert caught.value.detail == "best_of is not supported in this version: leave it out or set it to 1"
 
 
-def test_of_several_the_first_by_name_is_told() -> None:
-    """Once it was any of them: the same request was refused for another one by another process."""
+def test_first_of_several_unsupported_fields_is_named() -> None:
+    """Bug: it was any of them, so another process named another field for the same request."""
     with pytest.raises(Failure) as caught:
         refuse_unsupported(dict.fromkeys(NEUTRAL, msgspec.Raw(b'"x"')), NEUTRAL)
 
     assert caught.value.param == min(NEUTRAL)
 
 
-def test_what_one_endpoint_lacks_is_refused_there() -> None:
+def test_field_that_one_endpoint_lacks_is_refused_there() -> None:
     refuse_unsupported(given("top_logprobs", 0), NEUTRAL_IN_COMPLETION)
 
     with pytest.raises(Failure, match="top_logprobs"):
         refuse_unsupported(given("top_logprobs", 1), NEUTRAL_IN_COMPLETION)
 
 
-def test_no_field_is_both_refused_and_honoured() -> None:
-    """A body that has only honoured ones is not looked at for others."""
+def test_no_field_is_both_supported_and_unsupported() -> None:
+    """A body that has only supported fields is not checked for others."""
     for body, neutral in ((CompletionBody, NEUTRAL_IN_COMPLETION), (ChatBody, NEUTRAL_IN_CHAT)):
         assert neutral.keys().isdisjoint(body.__struct_fields__)
     assert NEUTRAL_IN_MESSAGE.keys().isdisjoint(ChatMessage.__struct_fields__)

@@ -1,0 +1,39 @@
+"""Each operation lists its body, its answer, its headers and every reason that it can fail with."""
+
+import pytest
+
+from services.core.errors import Reason
+from services.frontend.api.openapi.operations import ANSWER_REASONS, OPERATIONS, Operation
+
+CALLS = list(OPERATIONS.items())
+IDS = [f"{method} {path}" for method, path in OPERATIONS]
+
+
+@pytest.mark.parametrize(("call", "operation"), CALLS, ids=IDS)
+def test_operation_with_a_body_can_fail_for_it(call: tuple[str, str], operation: Operation) -> None:
+    for_bodies = {Reason.INVALID_ARGUMENT, Reason.BODY_TOO_LARGE, Reason.DEADLINE_EXCEEDED}
+
+    assert (operation.body is not None) == (for_bodies <= operation.reasons)
+    assert operation.body is None or call[0] == "POST"
+
+
+@pytest.mark.parametrize(("call", "operation"), CALLS, ids=IDS)
+def test_only_guarded_operations_can_fail_for_lack_of_the_token(call: tuple[str, str], operation: Operation) -> None:
+    assert operation.is_guarded == (Reason.UNAUTHENTICATED in operation.reasons)
+
+
+@pytest.mark.parametrize(("call", "operation"), CALLS, ids=IDS)
+def test_only_completions_are_streamed_and_take_headers(call: tuple[str, str], operation: Operation) -> None:
+    is_completion = call[1].endswith("/completions")
+
+    assert (operation.event is not None) == is_completion
+    assert (operation.headers is not None) == is_completion
+
+
+def test_completions_can_fail_with_every_reason_of_a_request() -> None:
+    assert set(Reason) - ANSWER_REASONS == {
+        Reason.INSTANCE_NOT_FOUND,
+        Reason.STORE_AWAY,
+        Reason.TAKEN_OVER,
+        Reason.UNAUTHENTICATED,
+    }

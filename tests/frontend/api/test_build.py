@@ -1,0 +1,43 @@
+"""The clients' application has all routes of clients, and those of operators only if it is given an `Admin`."""
+
+from services.frontend.api.build import build_admin_app, build_app
+from services.http.server.config import PROBE_PATHS, HttpConfig
+from tests.frontend.support import alone
+from tests.http.support import Script, Shelf, admin_of
+
+OPERATORS = {("/busy_threshold", "GET"), ("/busy_threshold", "POST")}
+EVERYWHERE = {("/live", "GET"), ("/health", "GET"), ("/metrics", "GET"), ("/openapi.json", "GET")}
+CLIENTS = {
+    ("/v1/chat/completions", "POST"),
+    ("/v1/completions", "POST"),
+    ("/v1/models", "GET"),
+    ("/v1/models/{model}", "GET"),
+    ("/v1/requests/{request_id}/cancel", "POST"),
+}
+
+
+def routes_of_clients(*, with_admin: bool) -> set[tuple[str, str]]:
+    admin = admin_of() if with_admin else None
+    app = build_app(Script(), Shelf(), alone(), HttpConfig(), lambda *_: None, admin)
+    return set(app.routes.listed())
+
+
+def routes_of_operators() -> set[tuple[str, str]]:
+    return set(build_admin_app(admin_of(), Shelf(), alone(), HttpConfig()).routes.listed())
+
+
+def test_application_for_clients_has_their_routes_alone() -> None:
+    assert routes_of_clients(with_admin=False) == CLIENTS | EVERYWHERE
+
+
+def test_application_for_clients_has_admin_routes_if_it_serves_operators_too() -> None:
+    assert routes_of_clients(with_admin=True) == CLIENTS | EVERYWHERE | OPERATORS
+
+
+def test_application_for_operators_has_no_routes_of_clients() -> None:
+    assert routes_of_operators() == OPERATORS | EVERYWHERE
+
+
+def test_every_application_serves_the_paths_that_the_server_prefers_as_health_checks() -> None:
+    for routes in (routes_of_clients(with_admin=False), routes_of_operators()):
+        assert {(path, "GET") for path in PROBE_PATHS} <= routes

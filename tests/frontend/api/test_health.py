@@ -1,0 +1,64 @@
+"""`/live` says that the process answers, `/health` whether requests can be served, and `/metrics` all metrics."""
+
+import json
+
+import pytest
+from prometheus_client import Counter
+
+from tests.http.support import Script, Shelf, error_of, run, serving
+
+
+@pytest.mark.parametrize(
+    ("shelf", "status", "code"),
+    [
+        (Shelf(), 200, None),
+        (Shelf(cards=[]), 503, "NO_WORKERS"),
+        (Shelf(is_draining=True), 503, "DRAINING"),
+    ],
+)
+def test_health_is_503_with_the_reason_if_no_request_can_be_served(shelf: Shelf, status: int, code: str | None) -> None:
+    async def test() -> None:
+        async with serving(Script(), catalog=shelf) as server:
+            health, body = await server.get("/health")
+
+        assert health.status == status
+        if code is None:
+            assert json.loads(body) == {"status": "ready", "models": ["org/tiny"]}
+        else:
+            assert error_of(body)["code"] == code
+            assert health.headers["Retry-After"] == "1"
+
+    run(test)
+
+
+@pytest.mark.parametrize("shelf", [Shelf(), Shelf(cards=[]), Shelf(is_draining=True)])
+def test_live_is_200_whatever_health_says(shelf: Shelf) -> None:
+    async def test() -> None:
+        async with serving(Script(), catalog=shelf) as server:
+            live, body = await server.get("/live")
+
+        assert (live.status, body) == (200, b'{"status":"live"}')
+
+    run(test)
+
+
+def test_health_distinguishes_unreachable_workers_from_no_workers() -> None:
+    async def test() -> None:
+        async with serving(Script(), catalog=Shelf(cards=[], unreached_count=1)) as server:
+            _, body = await server.get("/health")
+
+        assert "no worker is reached, of 1 registered" in error_of(body)["message"]
+
+    run(test)
+
+
+def test_metrics_are_in_the_format_of_prometheus() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server:
+            Counter("things", "Things.", registry=server.metrics).inc(3)
+            response, body = await server.get("/metrics")
+
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        assert b"things_total 3.0" in body
+
+    run(test)
