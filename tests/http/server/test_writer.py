@@ -13,7 +13,7 @@ from services.core.interface import Finish
 from services.core.request import Request
 from services.http.server.config import HttpConfig
 from services.http.server.writer import drain_s
-from tests.frontend.api.openai.test_sse_backlog import TEXT, DeliversAhead, is_cut, post, wait_for
+from tests.frontend.api.openai.sse.test_backlog import TEXT, DeliversAhead, is_cut, post, wait_for
 from tests.http.support import TEST_S_MAX, Script, bytes_left, deaf_client, raw_post, run, serving
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi"}

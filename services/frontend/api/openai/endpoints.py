@@ -18,7 +18,7 @@ from services.frontend.api.health import FrontendState
 from services.frontend.api.openai.bodies import Body
 from services.frontend.api.openai.responses import Answer, Echo, model_list, model_object
 from services.frontend.api.openai.schemas import Cancelled
-from services.frontend.api.openai.sse import SseStream
+from services.frontend.api.openai.sse.stream import SseStream
 from services.frontend.api.openai.unary import Collector
 from services.frontend.api.request_headers import call_of, wants_partial
 from services.frontend.control import FrontendControl

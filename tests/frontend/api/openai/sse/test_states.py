@@ -14,7 +14,7 @@ from services.core.client_flow import ClientBounds
 from services.core.errors import Reason
 from services.core.interface import Delta
 from services.frontend.api.openai.responses import CompletionAnswer
-from services.frontend.api.openai.sse import SseStream
+from services.frontend.api.openai.sse.stream import SseStream
 from services.http.server.config import HttpConfig
 from services.http.server.connection import Connection
 from services.http.server.cork import Cork

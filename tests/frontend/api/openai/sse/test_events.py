@@ -11,7 +11,7 @@ from services.core.interface import Delta, TokenLogprobs, Usage
 from services.core.request import FinishReason, Request
 from services.frontend.api.openai.responses import Answer, ChatAnswer, CompletionAnswer, Echo
 from services.frontend.api.openai.schemas import ChatCompletionChunk, Completion
-from services.frontend.api.openai.sse_events import DONE, Events, json_text
+from services.frontend.api.openai.sse.events import DONE, Events, json_text
 from services.models.tokenizers.byte_level import ByteTokenizer
 
 USAGE = Usage(prompt_tokens=3, completion_tokens=4)

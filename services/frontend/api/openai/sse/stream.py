@@ -10,8 +10,8 @@ from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Layer
 from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
-from services.frontend.api.openai.sse_backlog import Backlog
-from services.frontend.api.openai.sse_events import Events
+from services.frontend.api.openai.sse.backlog import Backlog
+from services.frontend.api.openai.sse.events import Events
 from services.http.errors import envelope, error_response
 from services.http.server.config import HttpConfig
 from services.http.server.connection import Connection

@@ -1,0 +1,1 @@
+"""Streamed answers as server-sent events."""
