@@ -3,7 +3,17 @@
 import pytest
 from grpc import StatusCode
 
-from services.core.errors import TRAITS, Failure, Reason, RefusedFor, Traits, invalid, quoted, refused_for
+from services.core.errors import (
+    TRAITS,
+    Failure,
+    Reason,
+    RefusedFor,
+    Traits,
+    invalid,
+    quoted,
+    refused_for,
+    wait_for_slot_s,
+)
 
 LOST = {"CANNOT_CONNECT", "DISCONNECTED", "STALLED", "STREAM_INCOMPLETE", "PROTOCOL_VIOLATION", "ENGINE_DEAD"}
 FREE = {"WORKER_AT_CAPACITY", "DRAINING"}
@@ -82,6 +92,13 @@ def test_invalid_names_the_field() -> None:
 )
 def test_a_clients_text_is_quoted_and_shortened(given: str, expected: str) -> None:
     assert quoted(given) == expected
+
+
+@pytest.mark.parametrize(("waiting", "slots", "expected_s"), [(0, 1, 8.0), (3, 1, 32.0), (3, 4, 8.0), (0, 4, 2.0)])
+def test_a_request_waits_for_all_before_it_and_one_more_at_the_rate_of_all_slots(
+    waiting: int, slots: int, expected_s: float
+) -> None:
+    assert wait_for_slot_s(waiting, 8.0, slots) == expected_s
 
 
 def test_clearing_the_tracebacks_drops_the_frames_of_a_failure_and_of_its_causes() -> None:

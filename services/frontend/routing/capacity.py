@@ -81,11 +81,12 @@ class Capacity:
         self.forget_refusals()
 
     def forget_refusals(self) -> bool:
-        """Returns whether there was one."""
-        were_set = self._refused_choices.is_set or self._refused_tokens.is_set
+        """Forget what the worker refused. Returns whether there was anything."""
+        if not (self._refused_choices.is_set or self._refused_tokens.is_set):
+            return False
         self._refused_choices.forget()
         self._refused_tokens.forget()
-        return were_set
+        return True
 
 
 class Refusal:
