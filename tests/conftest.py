@@ -1,4 +1,4 @@
-"""What holds for all tests: an example that Hypothesis makes up may take as long as the machine takes."""
+"""Settings for all tests: an example of Hypothesis may take as long as the machine needs."""
 
 from hypothesis import HealthCheck, settings
 

@@ -1,6 +1,6 @@
-"""Fixtures of the integration tests: one nursery for all, planes for modules or tests.
+"""Fixtures of the integration tests: one fork server for all tests, planes for modules or tests.
 
-A module, or a test, that is `on_both_engines` or `on_trtllm` runs with workers of these; all others with the mocker.
+A module or test marked `on_both_engines` or `on_trtllm` runs with workers of these engines; all others use the mocker.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ def fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="module")
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """Of the workers."""
+    """The engine of the workers."""
     if getattr(request, "param", "mocker") == "mocker":
         return Mocker()
     return TrtLlm(make_model_folder(tmp_path_factory.mktemp("model"), context_length=CONTEXT_LENGTH))
@@ -34,7 +34,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def start_plane(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator[Start]:
-    """Starts planes that end with the module's tests. Options: frontend=(…), registry=(…)."""
+    """Yield a function that starts planes. They end with the module. Options: frontend=(…), registry=(…)."""
     planes: list[Plane] = []
 
     def start(**options: tuple[str, ...]) -> Plane:
@@ -48,5 +48,5 @@ def start_plane(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def plane(start_plane: Start) -> Plane:
-    """One plane for a module whose tests leave it as they found it."""
+    """One plane for all tests of a module. Each test must leave it as it was."""
     return start_plane()

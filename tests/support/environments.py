@@ -1,4 +1,4 @@
-"""Environments beside the checkout's own, for tests that need other versions: made when first needed, and kept."""
+"""Virtual environments with other versions of dependencies, created when a test first needs them, and kept."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ RUN_TIMEOUT_S = 60.0
 
 
 def run(*command: str | Path, timeout_s: float = RUN_TIMEOUT_S, import_path: tuple[Path, ...] = ()) -> str:
-    """What `command` prints, with the checkout as its folder and import path. Fails when it fails."""
+    """Run `command` in the checkout, which is also on the import path; return its output. Fails if it fails."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, *import_path)))}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -30,7 +30,7 @@ def run(*command: str | Path, timeout_s: float = RUN_TIMEOUT_S, import_path: tup
 
 
 def python_with_protobuf_6() -> Path:
-    """An interpreter with protobuf 6.33 and a gRPC of its time."""
+    """Return an interpreter with protobuf 6.33 and a matching gRPC."""
     folder = ROOT / ".venv-protobuf6"
     python = folder / "bin" / "python"
 
@@ -43,14 +43,14 @@ def python_with_protobuf_6() -> Path:
 
 
 def target_with(requirement: str) -> Path:
-    """A folder with this one distribution and nothing that it needs, for an import path."""
+    """Return a folder with this distribution alone, without its dependencies, for an import path."""
     folder = ROOT / f".venv-{requirement.partition('==')[0]}"
     _make_once(folder, requirement, lambda: _install(requirement, "--no-deps", "--upgrade", f"--target={folder}"))
     return folder
 
 
 def _make_once(folder: Path, made_of: str, make: Callable[[], None]) -> None:
-    """Unless it has been made of the same: by one process at a time, for tests run in several."""
+    """Create the folder unless it was made from the same packages. Only one process does so at a time."""
     note = folder / "made-of"
     with Path(f"{folder}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -60,7 +60,7 @@ def _make_once(folder: Path, made_of: str, make: Callable[[], None]) -> None:
 
 
 def _install(*arguments: str, into: str = "") -> None:
-    """Skips the test where packages cannot be had, unless this is CI, where that is a failure."""
+    """Install packages. If that is impossible, skip the test; in CI, fail it."""
     options = [into] if into else []
     command = [sys.executable, "-m", "pip", *options, "install", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)

@@ -1,4 +1,4 @@
-"""`Inference.Generate` on a real port, with a pipeline that a test drives."""
+"""The `Inference.Generate` service on a real port, over a pipeline that a test controls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,7 +25,7 @@ ANSWER = Finish(FinishReason.STOP, Usage(2, 3))
 
 
 class SteppedPipeline:
-    """A pipeline that a test drives: waits for each step to be allowed, and says when it is gone."""
+    """A pipeline that waits for permission before each step, and records when it is cancelled."""
 
     def __init__(self, *deltas: Sequence[int], outcome: Finish | Exception = ANSWER) -> None:
         self._deltas = deltas
@@ -63,9 +63,9 @@ async def serving(
     kind: Callable[..., InferenceService] = InferenceService,
     options: Sequence[tuple[str, int]] = (),
 ) -> AsyncIterator[Any]:
-    """A client of a real server over `pipeline`, which can be ended from outside as that of every process can.
+    """Yield a client of a real server over `pipeline`, with a gate that can end requests, as every process has one.
 
-    options: of the client's channel.
+    `options`: of the client's channel.
     """
     async with GrpcServer(["unbroken.v1.Inference"]) as server:
         gate = Gate()
@@ -81,7 +81,7 @@ def generate_request(**fields: Any) -> inference_pb2.GenerateRequest:
 
 
 async def read_all(call: Any) -> tuple[list[Any], grpc.aio.AioRpcError | None]:
-    """All items, and how the rpc failed."""
+    """Return all items, and the error that ended the rpc, if any."""
     items: list[Any] = []
     try:
         while (item := await call.read()) is not grpc.aio.EOF:
@@ -113,7 +113,7 @@ def token_ids_of(items: Sequence[Any]) -> list[int]:
 
 
 def unblocked_pipeline(*deltas: Sequence[int], outcome: Finish | Exception = ANSWER) -> SteppedPipeline:
-    """Steps that need no permission."""
+    """Return a pipeline whose steps need no permission."""
     pipeline = SteppedPipeline(*deltas, outcome=outcome)
     for _ in range(len(deltas) + 1):
         pipeline.go.release()

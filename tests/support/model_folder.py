@@ -1,4 +1,4 @@
-"""Makes folders of models as Hugging Face lays them out, without weights: for engines that take such a folder."""
+"""Creates model folders in the layout of Hugging Face, without weights, for engines that take such a folder."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ CONTEXT_LENGTH = 4096
 SMOLLM2_SPECIAL_COUNT = 17
 
 Files = Mapping[str, Any]
-"""What is in each file; None: there is no such file."""
+"""The content of each file; None: the file does not exist."""
 
 
 def make_model_folder(folder: Path, changed: Files | None = None, *, context_length: int = CONTEXT_LENGTH) -> Path:
-    """A model whose tokens are the mocker's: ids 0 to 255 are bytes, 256 is the end. Returns the folder.
+    """Create a model with the mocker's tokens: ids 0 to 255 are bytes, 256 is the end token. Returns the folder.
 
-    changed: further files, or what is in these instead.
+    `changed`: further files, or other content of these files.
     """
     files: dict[str, Any] = {
         "config.json": {
@@ -38,7 +38,7 @@ def make_model_folder(folder: Path, changed: Files | None = None, *, context_len
 
 
 def write_folder(folder: Path, files: Files) -> None:
-    """Texts as they are, anything else as JSON."""
+    """Write strings as they are, and anything else as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         if content is not None:
@@ -47,7 +47,7 @@ def write_folder(folder: Path, files: Files) -> None:
 
 
 def bytes_tokenizer() -> dict[str, Any]:
-    """`tokenizer.json` of a vocabulary of all bytes, each under its value, and the end token."""
+    """Return the `tokenizer.json` of a vocabulary with all bytes, each with its value as id, and the end token."""
     vocab = {character: byte[0] for character, byte in byte_of_character().items()}
     return byte_level_bpe(vocab, merges=[], special={END: EOS})
 
@@ -55,7 +55,9 @@ def bytes_tokenizer() -> dict[str, Any]:
 def byte_level_bpe(
     vocab: Mapping[str, int], merges: Sequence[str], special: Mapping[str, int], **parts: Any
 ) -> dict[str, Any]:
-    """`tokenizer.json` as GPT-2, Llama 3 and Qwen have it. merges: "left right". special: ids by name."""
+    """Return a `tokenizer.json` in the style of GPT-2, Llama 3 and Qwen. `merges`: "left right". `special`: ids by
+    name.
+    """
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     given = {"pre_tokenizer": byte_level, "decoder": byte_level} | parts
     return _tokenizer(_bpe(vocab, merges), special, **given)
@@ -64,7 +66,9 @@ def byte_level_bpe(
 def byte_fallback_bpe(
     vocab: Mapping[str, int], merges: Sequence[str], special: Mapping[str, int], **parts: Any
 ) -> dict[str, Any]:
-    """`tokenizer.json` as Llama 2 has it: words begin with "▁", and what the vocabulary lacks is bytes: "<0x41>"."""
+    """Return a `tokenizer.json` in the style of Llama 2: words begin with "▁", and missing characters are bytes:
+    "<0x41>".
+    """
     blank, word = {"String": " "}, {"String": "▁"}
     given = {
         "normalizer": {
@@ -100,7 +104,7 @@ def _tokenizer(model: dict[str, Any], special: Mapping[str, int], **parts: Any) 
 
 
 def smollm2_tokenizer() -> dict[str, Any]:
-    """`tokenizer.json` of the model that the tests have as GGUF: the same vocabulary in the other layout."""
+    """Return the `tokenizer.json` of the GGUF model of the tests: the same vocabulary in the other format."""
     from services.models.download import resolve
     from services.models.llama_cpp import llama_cpp
 

@@ -1,4 +1,4 @@
-"""A session's connection spoken by hand, as worker.proto describes it: whatever a test wants can be sent."""
+"""A session's connection whose messages a test sends itself, in the format of worker.proto."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,13 +13,13 @@ GREETING = b"unbroken.v1.Session\n"
 
 
 def frame(message: Message | bytes) -> bytes:
-    """The message, or bytes that need not be one, after their length."""
+    """Return a frame with the message, or with bytes that need not be a valid message."""
     body = message if isinstance(message, bytes) else message.SerializeToString()
     return len(body).to_bytes(4, "big") + body
 
 
 class RecordingTransport(asyncio.Transport):
-    """A transport that keeps what is written."""
+    """A transport that records what is written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class RecordingTransport(asyncio.Transport):
 
 
 class RawSession:
-    """One end. message_type: what the other end sends."""
+    """One end of a session. `message_type`: the type of the messages from the other end."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message_type: Any) -> None:
         self._reader = reader
@@ -63,13 +63,13 @@ class RawSession:
         await self._writer.drain()
 
     def send_raw(self, data: bytes) -> None:
-        """Bytes that need not be a frame. Raises ConnectionResetError when the connection is over."""
-        if self._writer.is_closing():  # To uvloop a write is then an error of the program's.
+        """Send bytes that need not be a frame. Raises ConnectionResetError if the connection is closed."""
+        if self._writer.is_closing():  # uvloop treats a write on a closing connection as a bug of the caller.
             raise ConnectionResetError
         self._writer.write(data)
 
     async def read(self) -> Any:
-        """The next message; None at the end of the connection, however it came."""
+        """Return the next message; None at the end of the connection, however it ended."""
         try:
             length = int.from_bytes(await self._reader.readexactly(4), "big")
             return self._decode(await self._reader.readexactly(length))
@@ -77,24 +77,24 @@ class RawSession:
             return None
 
     async def until_over(self) -> None:
-        """Read on to the end."""
+        """Read until the connection ends."""
         while await self.read() is not None:
             pass
 
     def half_close(self) -> None:
-        """Say that nothing more comes from here."""
+        """Close the sending direction."""
         self._writer.write_eof()
 
     def close(self) -> None:
         self._writer.close()
 
     def abort(self) -> None:
-        """As when the process is killed."""
+        """Reset the connection, as when the process is killed."""
         self._writer.transport.abort()
 
 
 async def open_raw_session(address: str, greeting: bytes = GREETING) -> RawSession:
-    """The frontend's end."""
+    """Connect as a frontend."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(greeting)
@@ -105,7 +105,7 @@ async def open_raw_session(address: str, greeting: bytes = GREETING) -> RawSessi
 async def serve_raw_sessions(
     serve: Callable[[RawSession], Awaitable[None]], host: str = "127.0.0.1"
 ) -> AsyncIterator[str]:
-    """The worker's end of each connection, played by `serve`, which hangs up by returning; the address.
+    """Listen as a worker, and run `serve` for each connection, which ends when `serve` returns. Yields the address.
 
     Raises what `serve` raised.
     """
@@ -117,7 +117,7 @@ async def serve_raw_sessions(
             assert await reader.readexactly(len(GREETING)) == GREETING
             await serve(RawSession(reader, writer, worker_pb2.FrontendMessage))
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # The frontend left, or it was somebody who looked whether there is a port.
+            pass  # The frontend left, or something only probed the port.
         except Exception as failure:
             failures.append(failure)
         finally:

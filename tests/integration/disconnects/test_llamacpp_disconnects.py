@@ -49,7 +49,7 @@ def real(start_plane: Start) -> tuple[Plane, Process]:
     return plane, asyncio.run(plane.worker(*OPTIONS))
 
 
-@pytest.mark.parametrize("ending", ["leaves", "rpc"])
+@pytest.mark.parametrize("ending", ["disconnect", "rpc"])
 @pytest.mark.parametrize("state", STATES)
 def test_engine_makes_at_most_two_more_steps(real: tuple[Plane, Process], state: str, ending: str) -> None:
     plane, worker = real

@@ -1,4 +1,4 @@
-"""What processes tell Prometheus, all of it at one moment, and what each must tell when nothing is under way."""
+"""The Prometheus metrics of a process, read at one moment, and the values that an idle process must report."""
 
 import asyncio
 from dataclasses import dataclass
@@ -15,38 +15,38 @@ GAUGES = (
     "dynamo_frontend_worker_active_decode_blocks",
     "dynamo_frontend_worker_active_prefill_tokens",
 )
-"""Of all processes; one that has not got a gauge shows 0."""
+"""Gauges of all processes; a process without one of them reports 0."""
 STEPS = "unbroken_engine_steps_total"
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """One scrape of one process, and after it what a played engine itself says: see Process.work_file."""
+    """One scrape of a process, followed by the figures that a fake engine writes itself: see Process.work_file."""
 
     text: str
 
     def sum(self, name: str, **labels: str) -> float:
-        """Of a metric's samples with these labels, 0 without any."""
+        """Return the sum of a metric's samples with these labels; 0 if there are none."""
         return sum_of(self.text, name, **labels)
 
     @property
     def prompt_tokens(self) -> float:
-        """What a worker's engine has computed of prompts so far, by the engine's own word where there is one."""
+        """Prompt tokens that the engine has computed, from the engine itself if it reports them."""
         return self.sum("tllm_fake_prompt_tokens") or self.sum("unbroken_engine_prefill_tokens_total")
 
     @property
     def generated_tokens(self) -> float:
-        """Of answers, what a worker's engine has told."""
+        """Answer tokens that the worker reports."""
         return self.sum("unbroken_engine_generated_tokens_total")
 
     @property
     def answer_tokens(self) -> float:
-        """Of answers, like `prompt_tokens`."""
+        """Answer tokens that the engine has computed, from the engine itself if it reports them."""
         return self.sum("tllm_fake_answer_tokens") or self.generated_tokens
 
     @property
     def engine_tokens(self) -> float:
-        """Both."""
+        """Prompt and answer tokens together."""
         return self.prompt_tokens + self.answer_tokens
 
     @property
@@ -59,7 +59,7 @@ class Metrics:
 
 
 async def read_metrics(process: Process) -> Metrics:
-    """What it tells now."""
+    """Scrape the process now."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"http://{process.metrics_address}/metrics") as response,
@@ -70,7 +70,7 @@ async def read_metrics(process: Process) -> Metrics:
 
 
 async def nonzero_gauges(*processes: Process) -> dict[tuple[str, str], float]:
-    """Those that are not 0, by the process's and the gauge's name."""
+    """Return the gauges that are not 0, by the names of the process and the gauge."""
     raised: dict[tuple[str, str], float] = {}
     for process in processes:
         metrics = await read_metrics(process)
@@ -79,7 +79,7 @@ async def nonzero_gauges(*processes: Process) -> dict[tuple[str, str], float]:
 
 
 async def wait_idle(*processes: Process) -> None:
-    """Until every gauge of all of them is 0."""
+    """Wait until every gauge of all processes is 0."""
 
     async def is_idle() -> bool:
         return not await nonzero_gauges(*processes)
@@ -87,11 +87,11 @@ async def wait_idle(*processes: Process) -> None:
     try:
         await until(is_idle)
     except TimeoutError as error:
-        raise AssertionError(f"never quiet: {await nonzero_gauges(*processes)}") from error
+        raise AssertionError(f"never idle: {await nonzero_gauges(*processes)}") from error
 
 
 async def wait_load(worker: Process, running: int, waiting: int) -> Metrics:
-    """What the worker tells once so many run and so many wait there."""
+    """Wait until this many requests run and wait at the worker; return its metrics then."""
     metrics_read: list[Metrics] = []
 
     async def is_there() -> bool:
@@ -102,12 +102,12 @@ async def wait_load(worker: Process, running: int, waiting: int) -> Metrics:
         await until(is_there)
     except TimeoutError as error:
         there = (metrics_read[0].running, metrics_read[0].waiting)
-        raise AssertionError(f"{there} run and wait, not {(running, waiting)}") from error
+        raise AssertionError(f"{there} requests run and wait, not {(running, waiting)}") from error
     return metrics_read[0]
 
 
 async def read_metrics_at_rest(worker: Process, step_s: float) -> Metrics:
-    """What the worker tells once its engine has made no step for longer than one takes."""
+    """Return the worker's metrics once its engine has made no step for longer than one step takes."""
 
     async def still() -> Metrics | None:
         before = await read_metrics(worker)

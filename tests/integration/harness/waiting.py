@@ -12,7 +12,7 @@ POLL_S = 0.01
 
 
 async def until(condition: Callable[[], Any], seconds_max: float = WAIT_S) -> Any:
-    """What `condition` returns, awaited where it must be, once that is true."""
+    """Wait until `condition` is true, awaiting its value if necessary; return the value."""
     async with asyncio.timeout(seconds_max):
         while True:
             value = condition()
@@ -24,7 +24,7 @@ async def until(condition: Callable[[], Any], seconds_max: float = WAIT_S) -> An
 
 
 def wait_until(condition: Callable[[], Any], seconds_max: float = WAIT_S) -> Any:
-    """The same outside an event loop."""
+    """Wait like `until`, outside an event loop."""
     give_up_at = time.monotonic() + seconds_max
     while not (value := condition()):
         assert time.monotonic() < give_up_at, f"not within {seconds_max} s: {inspect.getsource(condition)}"

@@ -41,7 +41,7 @@ class Stage:
 
     async def worker_there(self) -> Process:
         address = f"--listen={self.cable.there}:0"
-        return await self.plane.found(self.plane.launch(SLOW, address, nursery=self.there))
+        return await self.plane.found(self.plane.launch(SLOW, address, fork_server=self.there))
 
 
 @pytest.fixture

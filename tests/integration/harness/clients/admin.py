@@ -12,7 +12,7 @@ DECODE, PREFILL = "active_decode_blocks_threshold", "active_prefill_tokens_thres
 
 
 async def get_thresholds(frontend: Frontend) -> Any:
-    """All thresholds, by model."""
+    """Return all thresholds, by model."""
     async with aiohttp.ClientSession() as session, session.get(f"{frontend.http}/busy_threshold") as response:
         assert response.status == 200
         listed = await response.json()
@@ -21,7 +21,7 @@ async def get_thresholds(frontend: Frontend) -> Any:
 
 
 async def post_threshold(frontend: Frontend, body: Any, *, status: int = 200, **fields: str) -> Any:
-    """The body of the response; what is not str is sent as JSON."""
+    """Post a body and return the response's body. A body that is not a string is sent as JSON."""
     content = {"data": body} if isinstance(body, str) else {"json": body}
     async with (
         aiohttp.ClientSession() as session,
@@ -42,7 +42,7 @@ async def http_status(address: str, token: str = "", path: str = "/busy_threshol
 
 
 async def grpc_set(address: str, decode: float | None, prefill: int | None, *paths: str, token: str = "") -> Any:
-    """The thresholds of the mocker after SetBusyThreshold. Raises AioRpcError."""
+    """Call SetBusyThreshold for the mocker; return its thresholds afterwards. Raises AioRpcError."""
     message = admin_pb2.SetBusyThresholdRequest()
     message.threshold.model = "mocker"
     if decode is not None:

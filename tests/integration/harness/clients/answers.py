@@ -1,4 +1,4 @@
-"""What the clients of the tests got, over both protocols, checked item by item."""
+"""The answers that test clients receive, from both protocols, checked item by item against the protocol's rules."""
 
 import json
 from collections import defaultdict
@@ -17,7 +17,7 @@ FINISH = {inference_pb2.FINISH_REASON_STOP: "stop", inference_pb2.FINISH_REASON_
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the answers to a request. token_ids: None over HTTP. logprobs: as the protocol shows them, one a token."""
+    """One choice of an answer. `token_ids`: None over HTTP. `logprobs`: one per token, in the protocol's own form."""
 
     text: str
     finish: str
@@ -27,7 +27,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client got."""
+    """A complete answer."""
 
     choices: tuple[Choice, ...]
     prompt_tokens: int
@@ -52,17 +52,21 @@ class Answer:
 
     @property
     def essence(self) -> "Answer":
-        """What all protocols show."""
+        """The answer reduced to what every protocol shows."""
         choices = tuple(replace(choice, token_ids=None, logprobs=()) for choice in self.choices)
         return replace(self, choices=choices)
 
 
 class Refused(Exception):
-    """The request failed. code: HTTP status or name of the gRPC status; error: the envelope, or ErrorInfo alike."""
+    """The request failed.
+
+    `code`: the HTTP status, or the name of the gRPC status. `error`: the error envelope, or the ErrorInfo in the same
+    form.
+    """
 
     def __init__(self, code: int | str, error: dict[str, Any], headers: Any = None, received: str = "") -> None:
         super().__init__(code, error)
-        assert "127.0.0.1" not in str(error), "clients learn no addresses of workers"
+        assert "127.0.0.1" not in str(error), "an error must not reveal the addresses of workers"
         self.code = code
         self.error = error
         self.headers = headers or {}
@@ -74,19 +78,19 @@ class Refused(Exception):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What else it tells, whatever the protocol."""
+        """The error's further fields, from either protocol."""
         metadata: dict[str, str] = self.error.get("metadata", self.error)
         return metadata
 
     @property
     def is_deadline(self) -> bool:
-        """Whether the deadline has passed. Over gRPC the client's own clock may say so first, without a reason."""
+        """Whether the deadline has passed. Over gRPC the client's own timer may fire first, without a reason."""
         return "DEADLINE_EXCEEDED" in (self.reason, self.code)
 
 
 @dataclass
 class _Growing:
-    """One choice while it comes."""
+    """One choice of an answer that is still arriving."""
 
     text: str = ""
     finish: str | None = None
@@ -94,7 +98,7 @@ class _Growing:
     logprobs: list[Any] = field(default_factory=list)
 
     def choice(self, *, shows_tokens: bool) -> Choice:
-        assert self.finish is not None, "the end of the stream without a finish reason"
+        assert self.finish is not None, "the stream ended without a finish reason"
         return Choice(self.text, self.finish, tuple(self.token_ids) if shows_tokens else None, tuple(self.logprobs))
 
 
@@ -107,7 +111,7 @@ def _in_order(growing: Mapping[int, _Growing], *, shows_tokens: bool) -> tuple[C
 
 
 def entries(logprobs: dict[str, Any] | None, request: Request) -> list[Any]:
-    """OpenAI's log probabilities, one entry for each token."""
+    """Return OpenAI's log probabilities, one entry per token."""
     if logprobs is None:
         return []
     if request.is_chat:
@@ -117,7 +121,7 @@ def entries(logprobs: dict[str, Any] | None, request: Request) -> list[Any]:
 
 
 def whole(answer: dict[str, Any], request: Request) -> Answer:
-    """A unary answer."""
+    """Parse a unary response."""
     choices = []
     for index, one in enumerate(answer["choices"]):
         assert one["index"] == index
@@ -129,7 +133,7 @@ def whole(answer: dict[str, Any], request: Request) -> Answer:
 
 @dataclass
 class Events:
-    """Reads the events of one streamed answer."""
+    """Parses the events of one streamed answer."""
 
     request: Request
     on_tokens: OnTokens
@@ -139,21 +143,21 @@ class Events:
     _is_error: bool = False
 
     async def read(self, response: aiohttp.ClientResponse) -> Answer:
-        """To the end. Raises Refused for an error event."""
+        """Read the stream to its end. Raises Refused for an error event."""
         async for line in response.content:
             self._read_line(line)
         return self.answer()
 
     def take(self, body: bytes) -> Answer:
-        """The same of a body that has been read as fast as it came."""
+        """Parse a body that has already been received."""
         for line in body.splitlines():
             self._read_line(line)
         return self.answer()
 
     def answer(self) -> Answer:
-        """What has been read, which must be all."""
+        """Return the answer, which must be complete."""
         assert self.is_done, "the stream ended without [DONE]"
-        assert self.usage is not None, "[DONE] without the usage that was asked for"
+        assert self.usage is not None, "[DONE] came without the requested usage"
         choices = _in_order(self.choices, shows_tokens=False)
         return Answer(choices, self.usage["prompt_tokens"], self.usage["completion_tokens"])
 
@@ -176,7 +180,7 @@ class Events:
         self.usage = event.get("usage") or self.usage
         for one in event["choices"]:
             choice = self.choices[one["index"]]
-            assert choice.finish is None, "a choice goes on after its finish reason"
+            assert choice.finish is None, "a choice continued after its finish reason"
             choice.finish = one["finish_reason"]
             choice.text += one["delta"].get("content", "") if self.request.is_chat else one["text"]
             choice.logprobs += entries(one["logprobs"], self.request)
@@ -188,7 +192,7 @@ class Events:
 
 @dataclass
 class Items:
-    """Takes the items of one Generate stream."""
+    """Checks and collects the items of one Generate stream."""
 
     request: Request
     on_tokens: OnTokens
@@ -202,7 +206,7 @@ class Items:
 
     def take(self, item: inference_pb2.GenerateResponse) -> None:
         assert not self.is_complete, "an item after complete_final"
-        assert item.HasField("delta") != item.complete_final, "an item is a delta or the marker"
+        assert item.HasField("delta") != item.complete_final, "an item must be either a delta or the marker"
         self.is_complete = item.complete_final
         if item.HasField("delta"):
             self._take(item.delta)

@@ -1,4 +1,4 @@
-"""The ways in which a request ends that nobody wants any more, of each kind that there is."""
+"""The ways to end a request that its client no longer wants, and the kinds of requests to end."""
 
 from collections.abc import Callable
 
@@ -20,21 +20,21 @@ KINDS = {
     "two choices grpc": Request("grpc", n=2),
     "two choices unary": Request("unary", n=2),
 }
-CAUSES = {"leaves": "client_disconnect", "http": "explicit", "rpc": "explicit", "deadline": "deadline"}
-"""How it ends, and as what that counts."""
+CAUSES = {"disconnect": "client_disconnect", "http": "explicit", "rpc": "explicit", "deadline": "deadline"}
+"""How a request is ended, and the cause that metrics count for it."""
 CANCELLATIONS = "dynamo_frontend_model_cancellation_total"
 DEADLINE_TIMES = 5
 
 
 def deadline_s(took_s: float, least_s: float = 1.2) -> float:
-    """Enough for a request to come into any state, where something that is as much work has just taken so long."""
+    """Return a deadline that leaves time to reach any state, given how long comparable work has just taken."""
     return max(least_s, DEADLINE_TIMES * took_s)
 
 
 async def end_request(client: Client, ending: str) -> None:
-    """Have it ended in this way."""
+    """End the client's request in this way."""
     match ending:
-        case "leaves":
+        case "disconnect":
             client.hang_up()
         case "http":
             assert await cancel_over_http(client.frontend, client.request.request_id) == 1
@@ -45,7 +45,7 @@ async def end_request(client: Client, ending: str) -> None:
 
 
 async def cancel_over_http(frontend: Frontend, request_id: str) -> int:
-    """How many requests that ended."""
+    """Cancel by request id; return how many requests this ended."""
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{frontend.http}/v1/requests/{request_id}/cancel") as response,
@@ -55,21 +55,21 @@ async def cancel_over_http(frontend: Frontend, request_id: str) -> int:
 
 
 async def cancel_over_grpc(frontend: Frontend, request_id: str) -> int:
-    """The same."""
+    """Cancel by request id; return how many requests this ended."""
     async with grpc.aio.insecure_channel(frontend.grpc) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         return int((await stub.Cancel(inference_pb2.CancelRequest(request_id=request_id), timeout=5)).cancelled)
 
 
 async def check_client_error(client: Client, ending: str) -> None:
-    """One that did not hang up itself gets the reason."""
-    if ending == "leaves":
+    """Check that a client that did not hang up was told why its request ended."""
+    if ending == "disconnect":
         return
     refused = await client.refusal()
     assert refused.is_deadline if ending == "deadline" else refused.reason == "CANCELLED", refused
 
 
 async def metrics_if_grown(worker: Process, before: Metrics, counted: Callable[[Metrics], float]) -> Metrics | None:
-    """What the worker tells, once this count has grown."""
+    """Return the worker's metrics if this count has grown."""
     after = await read_metrics(worker)
     return after if counted(after) > counted(before) else None

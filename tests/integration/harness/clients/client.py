@@ -1,4 +1,4 @@
-"""Clients that stay until they are told to leave: what a test needs that counts who is inside."""
+"""Clients that keep their request open until a test ends it, for tests that count requests."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -10,14 +10,15 @@ from tests.integration.harness.plane.processes import Frontend
 from tests.integration.harness.waiting import until
 
 ENDLESS = 100_000
-"""Tokens that no engine of a test lives to make."""
+"""More tokens than any engine produces during a test."""
 
 
 @dataclass(eq=False)
 class Client:
-    """One request of one client. ended: what it got, None while it goes on and after the client left.
+    """One client with one request.
 
-    has_begun: whether a token has come, never over unary HTTP.
+    `ended`: what it received; None while the request runs and after the client has hung up. `has_begun`: whether a
+    token has arrived; always false over unary HTTP.
     """
 
     frontend: Frontend
@@ -37,7 +38,7 @@ class Client:
         self.has_begun = True
 
     def hang_up(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         assert self._task is not None
         self._task.cancel()
 
@@ -46,13 +47,13 @@ class Client:
         return isinstance(self.ended, Refused)
 
     async def wait_end(self) -> Answer | Refused:
-        """What it got."""
+        """Wait for the outcome and return it."""
         await until(lambda: self.ended is not None)
         assert self.ended is not None
         return self.ended
 
     async def refusal(self) -> Refused:
-        """How it was refused, which it must be."""
+        """Wait for the outcome, which must be a refusal, and return it."""
         ended = await self.wait_end()
         assert isinstance(ended, Refused), ended
         return ended

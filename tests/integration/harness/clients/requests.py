@@ -1,4 +1,4 @@
-"""What the clients of the tests ask, in the terms that both protocols have."""
+"""The requests of the integration tests, independent of the protocol, and their form in each protocol."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,10 @@ REQUEST_S_MAX = 90.0
 
 @dataclass(frozen=True)
 class Request:
-    """A request. protocol: one of PROTOCOLS; the last two are HTTP. headers: of HTTP alone. timeout_s: its deadline."""
+    """A request.
+
+    `protocol`: one of PROTOCOLS; "stream" and "unary" are HTTP. `headers`: for HTTP only. `timeout_s`: its deadline.
+    """
 
     protocol: str = "stream"
     is_chat: bool = False
@@ -37,7 +40,7 @@ class Request:
     timeout_s: float | None = None
 
     def __str__(self) -> str:
-        """What a test's id says of it."""
+        """Return the part of a test's id that describes the request."""
         kind, draw = "chat" if self.is_chat else "text", "seeded" if self.temperature else "greedy"
         return f"{self.protocol}-{kind}-{draw}"
 
@@ -62,7 +65,7 @@ def headers_of(request: Request) -> dict[str, str]:
 
 
 def json_body(request: Request) -> dict[str, Any]:
-    """The JSON body."""
+    """Return the JSON body of the request over HTTP."""
     same = ("model", "max_tokens", "temperature", "seed", "ignore_eos", "stop", "n", "min_tokens")
     penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
     fields: dict[str, Any] = {name: getattr(request, name) for name in (*same, *penalties)}
@@ -87,7 +90,7 @@ def json_body(request: Request) -> dict[str, Any]:
 
 
 def grpc_message(request: Request) -> inference_pb2.GenerateRequest:
-    """The message."""
+    """Return the message of the request over gRPC."""
     message = inference_pb2.GenerateRequest(model=request.model, request_id=request.request_id)
     if request.is_chat:
         message.chat.messages.add(role="user", content=request.prompt)

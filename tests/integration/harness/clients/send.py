@@ -1,4 +1,4 @@
-"""The clients of the tests: one request over either protocol, or many under which something goes wrong."""
+"""Sends requests over either protocol: one alone, several at a time, or several while a fault strikes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 
 class Endpoint(Protocol):
-    """A frontend as clients see it, wherever it runs."""
+    """The addresses of a frontend, wherever it runs."""
 
     @property
     def http(self) -> str:
-        """Its URL."""
+        """The base URL."""
 
     @property
     def grpc(self) -> str:
@@ -45,9 +45,9 @@ def _ignore(_: int) -> None:
 
 
 async def answer(frontend: Endpoint, request: Request, on_tokens: OnTokens = _ignore) -> Answer:
-    """Ask, and check that all rules of a stream hold. on_tokens: called with the bytes or tokens got so far.
+    """Send a request and check all rules of its stream.
 
-    Raises Refused.
+    `on_tokens`: called with the number of bytes or tokens received so far. Raises Refused.
     """
     if request.protocol == "grpc":
         return await _answer_grpc(frontend.grpc, request, on_tokens)
@@ -79,7 +79,7 @@ async def _answer_grpc(address: str, request: Request, on_tokens: OnTokens) -> A
 
 
 def refusal_from(error: grpc.aio.AioRpcError, received: str = "") -> Refused:
-    """The status and its ErrorInfo, as the HTTP envelope has them."""
+    """Return the status and its ErrorInfo in the form of the HTTP error envelope."""
     status = rpc_status.from_call(error)
     fields: dict[str, Any] = {"message": error.details(), "code": None}
     for detail in status.details if status is not None else ():
@@ -93,14 +93,14 @@ def refusal_from(error: grpc.aio.AioRpcError, received: str = "") -> Refused:
 
 
 async def run_together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all, which run at the same time."""
+    """Run all coroutines at the same time; return their results in order."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(coroutine) for coroutine in coroutines]
     return [task.result() for task in tasks]
 
 
 async def outcome(frontend: Frontend, request: Request, on_tokens: OnTokens = _ignore) -> Answer | Refused:
-    """The answer, or how it was refused."""
+    """Return the answer or the refusal."""
     try:
         return await answer(frontend, request, on_tokens)
     except Refused as refused:
@@ -108,7 +108,7 @@ async def outcome(frontend: Frontend, request: Request, on_tokens: OnTokens = _i
 
 
 async def refusal(frontend: Frontend, request: Request) -> Refused | None:
-    """How it was refused, None where it was answered."""
+    """Return the refusal, or None if the request was answered."""
     got = await outcome(frontend, request)
     return got if isinstance(got, Refused) else None
 
@@ -120,7 +120,7 @@ async def is_answered(frontend: Frontend, request: Request) -> bool:
 async def answers_under_fault(
     frontend: Endpoint, requests: Sequence[Request], fault: Callable[[], Awaitable[None]]
 ) -> list[Answer]:
-    """All answers, with `nemesis` striking when every streamed one has begun. Their request ids are s0, s1, …"""
+    """Send all requests, strike when every stream has begun, and return all answers. Request ids are s0, s1, …"""
     begun: set[int] = set()
 
     def noting(number: int) -> OnTokens:
@@ -137,14 +137,16 @@ async def answers_under_fault(
 
 
 async def kill_and_wait_lost(plane: Plane, worker: Process) -> None:
-    """Kill it, and wait until the frontend has taken note."""
+    """Kill the worker and wait until the frontend has noticed."""
     worker.kill()
     await until(lambda: plane.frontend.events("worker lost", instance=worker.ready["instance_id"]))
 
 
 async def undisturbed_answers(plane: Plane, requests: Sequence[Request]) -> list[Answer]:
-    """What a worker answers that goes afterwards. It is a fast one: those that something happens to may be slow, so
-    that it does before their streams end."""
+    """Return the answers of a worker that is removed afterwards.
+
+    That worker is fast. The workers that a fault strikes are slow, so that the fault comes before their streams end.
+    """
     fast = await plane.worker("--mocker-itl-ms=1")
     undisturbed = await run_together(answer(plane.frontend, request) for request in requests)
     await kill_and_wait_lost(plane, fast)
@@ -152,13 +154,15 @@ async def undisturbed_answers(plane: Plane, requests: Sequence[Request]) -> list
 
 
 def move_reasons(frontend: Frontend, requests: Sequence[Request]) -> list[list[str]]:
-    """For each of the asks `under_streams` the reasons of its moves."""
+    """Return the reasons of the moves of each request of `answers_under_fault`."""
     return [[move["reason"] for move in frontend.moves(f"s{number}")] for number in range(len(requests))]
 
 
 @asynccontextmanager
 async def background_stream(frontend: Frontend, model: str = "mocker") -> AsyncIterator[None]:
-    """Keeps the healthy worker the busier one, so that routing gives the next request to the one that will die."""
+    """Keep the healthy worker busier with an endless stream, so that routing sends the next request to the other
+    one.
+    """
     begun = asyncio.Event()
     request = Request(model=model, max_tokens=100_000)
     async with asyncio.TaskGroup() as group:

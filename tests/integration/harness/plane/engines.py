@@ -1,8 +1,9 @@
-"""The engines that the tests of a worker run on, each in real processes: the mocker, and TensorRT-LLM as we play it.
+"""The engines that worker tests run on, each in real processes: the mocker, and TensorRT-LLM over a fake of its
+package.
 
-What a test asks of a worker it says in the mocker's options. Those that TensorRT-LLM has by another name are
-translated; one that it has not, such as a fault, is a KeyError. Faults of the played package are variables of the
-process: see tests/fakes/tensorrt_llm/_fake/faults.py.
+Tests give a worker the mocker's options. Those that TensorRT-LLM has under another name are translated; an option that
+it does not have, such as a fault, raises KeyError. Faults of the fake package are environment variables of the process:
+see tests/fakes/tensorrt_llm/_fake/faults.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from tests.integration.harness.clients.requests import Request
 
 FAKES = Path(__file__).parents[3] / "fakes"
 MODEL = "mocker"
-"""What clients ask for, of whichever engine."""
+"""The model that clients request, whichever engine serves it."""
 CONTEXT_LENGTH = 131_072
 WORK_FILE = "TLLM_FAKE_WORK_FILE"
 BATCH_SIZE = 1024
@@ -24,10 +25,11 @@ _NAMES = {"--mocker-prefill-chunk-tokens": "--max-num-tokens"}
 
 
 class Engine(Protocol):
-    """draws_move: whether a sampled answer goes on at another worker.
+    """What tests need to know about an engine.
 
-    steps_max: how many steps may still be made, or told of, for a request that ends once a test has looked: the one
-    that was under way, one in which the engine hears of it, and one more where the next is prepared meanwhile.
+    `sampling_survives_moves`: whether a sampled answer continues at another worker. `steps_max`: how many more steps
+    the engine may make or report for a request that is cancelled: the current step, the step in which the engine learns
+    of it, and one more if the engine prepares the next step in advance.
     """
 
     @property
@@ -36,22 +38,22 @@ class Engine(Protocol):
     @property
     def steps_max(self) -> int: ...
 
-    def words(self, options: Sequence[str]) -> list[str]:
-        """Of the worker's command line."""
+    def arguments(self, options: Sequence[str]) -> list[str]:
+        """Return the worker's command line arguments for these options."""
         ...
 
     def environment(self, options: Sequence[str]) -> Mapping[str, str]:
-        """What the worker's process has besides."""
+        """Return further environment variables of the worker's process."""
         ...
 
 
 class Mocker:
-    """The options are its own."""
+    """The mocker takes the options as they are."""
 
     sampling_survives_moves = True
     steps_max = 2
 
-    def words(self, options: Sequence[str]) -> list[str]:
+    def arguments(self, options: Sequence[str]) -> list[str]:
         return [*options]
 
     def environment(self, options: Sequence[str]) -> Mapping[str, str]:
@@ -60,13 +62,15 @@ class Mocker:
 
 @dataclass(frozen=True)
 class TrtLlm:
-    """folder: a model of bytes, so that prompts are as long as the mocker's."""
+    """TensorRT-LLM over its fake. `folder`: a model of bytes, so that prompts have as many tokens as with the
+    mocker.
+    """
 
     folder: Path
     sampling_survives_moves = False
     steps_max = 3
 
-    def words(self, options: Sequence[str]) -> list[str]:
+    def arguments(self, options: Sequence[str]) -> list[str]:
         model = (f"--model={self.folder}", f"--served-model-name={MODEL}")
         size = (f"--context-length={CONTEXT_LENGTH}", f"--max-batch-size={BATCH_SIZE}")
         return ["--engine=trtllm", *model, *size, *(_translated(one) for one in options if not one.startswith(PACE))]
@@ -82,7 +86,9 @@ def _translated(option: str) -> str:
 
 
 def movable_requests(engine: Engine, requests: Sequence[Request]) -> list[Request]:
-    """As they are; where draws do not move, without any, and with prompts that differ instead of seeds."""
+    """Return the requests in a form that can move: greedy, with distinct prompts, if sampling does not survive
+    moves.
+    """
     if engine.sampling_survives_moves:
         return [*requests]
     return [replace(request, temperature=0.0, prompt=f"{request.prompt} {request.seed}") for request in requests]

@@ -1,4 +1,4 @@
-"""The client of the fork server: see fork_server_main.py."""
+"""The client of the fork server, which starts processes quickly: see fork_server_main.py."""
 
 import json
 import subprocess
@@ -9,10 +9,10 @@ from tests.integration.harness.waiting import WAIT_S
 
 
 class ForkServer:
-    """Forks processes; see nursery.py."""
+    """Forks processes from a process that has imported everything."""
 
     def __init__(self, *prefix: str) -> None:
-        """prefix: words before the command."""
+        """`prefix`: words before the server's command, for example to run it in a network namespace."""
         self._process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "tests.integration.harness.plane.fork_server_main"],
             stdin=subprocess.PIPE,

@@ -1,9 +1,9 @@
-"""Starts processes of the plane in a tenth of the time: forked from one that has imported everything.
+"""Starts processes of the plane in a tenth of the usual time: forks them from a process that has imported everything.
 
-Each is a process as real as any: its own interpreter state, event loop, sockets and signals. The nursery reads orders,
-one JSON object a line, and answers each with a line: `{"start": [arguments of unbroken], "log": file}` with the pid,
-`{"poll": pid}` with the exit status (minus the signal's number) or null. A start may have an `environment`, too, of
-variables that are added. At the end of its input it kills them all.
+Each child is a full process with its own interpreter state, event loop, sockets and signals. The server reads one JSON
+object per line and answers each with a line: `{"start": [arguments of unbroken], "log": file}` with the pid, `{"poll":
+pid}` with the exit status (minus the signal's number) or null. A start may also have an `environment` with variables to
+add. At the end of its input the server kills all children.
 """
 
 import gc
@@ -20,16 +20,16 @@ import services.frontend.server
 import services.registry.etcd_store
 import services.registry.server
 import services.worker.engines.mocker
-import services.worker.server  # noqa: F401 (the last of them, by which the package is named)
+import services.worker.server  # noqa: F401 (covers all imports of the package)
 from services.cli import main
 
 EXIT_BUG = 70
 
 
 def serve() -> None:
-    """Until the input ends."""
+    """Handle orders until the input ends."""
     children: set[int] = set()
-    gc.freeze()  # Children share what was imported for as long as nobody writes to it.
+    gc.freeze()  # Keeps the imported objects in shared pages, because no collection writes to them.
     for line in sys.stdin:
         order = json.loads(line)
         answer = _poll(order["poll"], children) if "poll" in order else _start(order, children)
@@ -55,7 +55,7 @@ def _poll(pid: int, children: set[int]) -> int | None:
 
 
 def _become(arguments: list[str], log: Path, environment: dict[str, str]) -> NoReturn:
-    """Run `unbroken` with these arguments in this child, and leave without the parent's clean-up."""
+    """Run `unbroken` with these arguments in this child, and exit without the parent's clean-up."""
     status: Any = EXIT_BUG
     try:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -64,7 +64,7 @@ def _become(arguments: list[str], log: Path, environment: dict[str, str]) -> NoR
         os.dup2(file, 2)
         sys.argv[1:] = arguments
         os.environ.update(environment)
-        if "PYTHONPATH" in environment:  # The interpreter has read it long ago.
+        if "PYTHONPATH" in environment:  # The interpreter has already read it.
             sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
         main()
     except SystemExit as ended:

@@ -1,7 +1,7 @@
-"""A network namespace with one cable to this machine, and ways to make packets vanish on it without a trace.
+"""A network namespace with a virtual cable to this machine, on which packets can be made to vanish without a trace.
 
-Needs root and iproute2. A cut cable is a neighbour entry with an address that nobody has: packets leave, and nobody
-says that they do not arrive.
+Needs root and iproute2. To cut the cable, a neighbour entry points to an address that no interface has: packets leave,
+and no error reports that they do not arrive.
 """
 
 import os
@@ -13,16 +13,16 @@ from contextlib import contextmanager
 
 NOBODY = "02:00:00:00:00:ff"
 CABLES = 50 * 250
-"""How many nets of 10.200.0.0 to 10.249.249.0 there are for them."""
+"""The number of networks from 10.200.0.0 to 10.249.249.0, one for each cable."""
 TRIES_MAX = 20
-NEEDS = "needs root and `ip` of iproute2 (Debian: apt-get install iproute2); leave it out by -m 'not netns'"
+NEEDS = "needs root and `ip` of iproute2 (Debian: apt-get install iproute2); deselect with -m 'not netns'"
 
 
 class Cable:
-    """Between this machine (`here`) and the namespace (`there`); both are IPv4 addresses."""
+    """A cable between this machine (`here`) and the namespace (`there`); both attributes are IPv4 addresses."""
 
     def __init__(self, number: int) -> None:
-        """number: below CABLES; what is named and addressed by it is nobody else's on this machine."""
+        """`number`: below CABLES; names and addresses derived from it must be unused on this machine."""
         self.name = f"ub{number}"
         self._ends = (f"ub{number}h", f"ub{number}t")
         net = f"10.{200 + number // 250}.{number % 250}"
@@ -30,11 +30,11 @@ class Cable:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """What a command begins with that is to run there."""
+        """The words before a command that make it run in the namespace."""
         return ("ip", "netns", "exec", self.name)
 
     def plug(self) -> None:
-        """Between what is there already: see `_claimed`."""
+        """Connect this machine and the namespace, which must exist: see `_claimed`."""
         here, there = self._ends
         _ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", self.name)
         _ip("address", "add", f"{self.here}/30", "dev", here)
@@ -44,12 +44,14 @@ class Cable:
         self._ip_there("link", "set", "lo", "up")
 
     def unplug(self) -> None:
-        """The link first: with its namespace it would go as well, but only some time later."""
+        """Delete the link and the namespace. The link goes first: with its namespace it would disappear only after a
+        delay.
+        """
         _ip("link", "delete", self._ends[0])
         _ip("netns", "delete", self.name)
 
     def cut(self, *, is_one_way: bool = False) -> None:
-        """Nothing that is sent arrives any more: from here to there, and back unless `is_one_way`."""
+        """Drop all packets from here to there, and back unless `is_one_way`."""
         _ip("neighbour", "replace", self.there, "lladdr", NOBODY, "dev", self._ends[0], "nud", "permanent")
         if not is_one_way:
             self._ip_there(
@@ -69,7 +71,7 @@ def _ip(*words: str) -> None:
 
 
 def _claimed() -> Cable:
-    """One with a namespace of its own, whoever else has some, or has left some behind."""
+    """Return a cable with a namespace of its own. Skips namespaces that others use or have left behind."""
     said = ""
     for number in random.sample(range(CABLES), TRIES_MAX):
         one = Cable(number)
@@ -77,12 +79,12 @@ def _claimed() -> Cable:
         if done.returncode == 0:
             return one
         said = done.stderr
-    raise AssertionError(f"no network namespace can be made: {said}")
+    raise AssertionError(f"no network namespace can be created: {said}")
 
 
 @contextmanager
 def cable() -> Iterator[Cable]:
-    """A plugged one."""
+    """Connect a cable, and remove it when the context ends."""
     assert os.geteuid() == 0, NEEDS
     assert shutil.which("ip"), NEEDS
     one = _claimed()

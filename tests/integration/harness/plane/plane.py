@@ -12,20 +12,20 @@ from tests.integration.harness.waiting import until, wait_until
 
 
 class Plane:
-    """One registry, one frontend, any workers."""
+    """One registry, one frontend, and any number of workers."""
 
     def __init__(
         self,
-        nursery: ForkServer,
+        fork_server: ForkServer,
         folder: Path,
         *,
         frontend: tuple[str, ...] = (),
         registry: tuple[str, ...] = (),
         engine: Engine | None = None,
     ) -> None:
-        """engine: of its workers; the mocker unless another is given."""
+        """`engine`: of the workers; the mocker by default."""
         self.engine: Engine = engine or Mocker()
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._folder = folder
         self._names = count()
         self._registry_options = registry
@@ -36,58 +36,60 @@ class Plane:
         self.frontend = self.start_frontend(*frontend)
 
     def start_frontend(self, *options: str) -> Frontend:
-        """A frontend that listens. The plane has one of its own."""
+        """Start a frontend and wait until it listens. The plane already has one."""
         listen = ("--grpc-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0", f"--registry={self.registry_address}")
         frontend: Frontend = self._start(Frontend, "frontend", "frontend", *listen, *options)
         frontend.wait_ready()
         return frontend
 
-    def _start(self, kind: Any, name: str, *arguments: str, nursery: ForkServer | None = None, **more: Any) -> Any:
-        process = kind(nursery or self._nursery, self._folder, f"{name}-{next(self._names)}", *arguments, **more)
+    def _start(self, kind: Any, name: str, *arguments: str, fork_server: ForkServer | None = None, **more: Any) -> Any:
+        process = kind(
+            fork_server or self._fork_server, self._folder, f"{name}-{next(self._names)}", *arguments, **more
+        )
         self._processes.append(process)
         return process
 
     def restart_registry(self) -> None:
-        """Another registry where the first one was."""
+        """Start another registry at the address of the first one."""
         listen = f"--listen={self.registry_address}"
         self.registry = self._start(Process, "registry", "registry", listen, *self._registry_options)
 
     def launch(
-        self, *options: str, nursery: ForkServer | None = None, environment: Mapping[str, str] = NO_VARIABLES
+        self, *options: str, fork_server: ForkServer | None = None, environment: Mapping[str, str] = NO_VARIABLES
     ) -> Process:
-        """Start a worker and don't wait for it. Its model is `mocker` unless the options say otherwise.
+        """Start a worker without waiting for it. Its model is `mocker` unless the options say otherwise.
 
-        environment: what its process has besides what the options come to: see engines.py.
+        `environment`: variables of its process in addition to those that follow from the options; see engines.py.
         """
         listen = ("--listen=127.0.0.1:0", "--metrics-port=0", f"--registry={self.registry_address}")
-        words = (*listen, *self.engine.words(options))
+        words = (*listen, *self.engine.arguments(options))
         given = {**self.engine.environment(options), **environment}
-        worker: Process = self._start(Process, "worker", "worker", *words, nursery=nursery, environment=given)
+        worker: Process = self._start(Process, "worker", "worker", *words, fork_server=fork_server, environment=given)
         return worker
 
     async def worker(self, *options: str, environment: Mapping[str, str] = NO_VARIABLES) -> Process:
-        """A worker that the frontend has found."""
+        """Start a worker and wait until the frontend has found it."""
         return await self.found(self.launch(*options, environment=environment))
 
     async def found(self, worker: Process) -> Process:
-        """The worker, once the frontend has found it."""
+        """Wait until the frontend has found the worker; return the worker."""
         await until(lambda: worker.is_ready and self.frontend.has_found(worker))
         return worker
 
     @property
     def processes(self) -> list[Process]:
-        """All that were started, the dead as well."""
+        """All processes that were started, including those that have exited."""
         return list(self._processes)
 
     async def run(self, command: str, *arguments: str) -> int:
-        """The exit status of a command of `unbroken` that ends by itself."""
+        """Run a command of `unbroken` to its end; return its exit status."""
         log = self._folder / f"{command}-{next(self._names)}.log"
         words = [command, f"--registry={self.registry_address}", *arguments]
-        pid = self._nursery.order(start=words, log=str(log))
+        pid = self._fork_server.order(start=words, log=str(log))
         status: list[int | None] = [None]
 
         def has_ended() -> bool:
-            status[0] = self._nursery.order(poll=pid)
+            status[0] = self._fork_server.order(poll=pid)
             return status[0] is not None
 
         await until(has_ended)

@@ -21,14 +21,15 @@ NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class Process:
-    """One process of the plane: its pid, its log, and what it wrote when it was ready.
+    """One process of the plane: its pid, its log, and the content of its ready file.
 
-    work_file: where an engine that is played tells what it has computed. environment: besides the nursery's.
+    `work_file`: where a fake engine writes how much it has computed. `environment`: variables in addition to the fork
+    server's.
     """
 
     def __init__(
         self,
-        nursery: ForkServer,
+        fork_server: ForkServer,
         folder: Path,
         name: str,
         *arguments: str,
@@ -38,13 +39,13 @@ class Process:
         self.log_file = folder / f"{name}.log"
         self._ready_file = folder / f"{name}.ready"
         self.work_file = folder / f"{name}.work"
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._status: int | None = None
         self._log: list[dict[str, Any]] = []
         self._log_bytes = 0
         words = [*arguments, "--log-format=json", f"--ready-file={self._ready_file}"]
         given = {WORK_FILE: str(self.work_file), **environment}
-        self.pid: int = nursery.order(start=words, log=str(self.log_file), environment=given)
+        self.pid: int = fork_server.order(start=words, log=str(self.log_file), environment=given)
 
     def wait_ready(self) -> "Process":
         wait_until(lambda: self._ready_file.exists() or self.status() is not None)
@@ -57,26 +58,26 @@ class Process:
 
     @property
     def ready(self) -> Any:
-        """What the ready file says: its addresses and names."""
+        """The content of the ready file: addresses and names."""
         return json.loads(self._ready_file.read_text())
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it; nothing happens to a process that is gone."""
+        """Send a signal; does nothing if the process has exited."""
         if self.status() is None:
-            # Not reaped by anybody but `status`, so the pid is still its own.
+            # Only `status` reaps the process, so the pid cannot have been reused.
             os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
 
     def status(self) -> int | None:
-        """The exit status, minus the signal's number if one ended it; None while it runs."""
+        """Return the exit status, or minus the number of the signal that ended it; None while it runs."""
         if self._status is None:
-            self._status = self._nursery.order(poll=self.pid)
+            self._status = self._fork_server.order(poll=self.pid)
         return self._status
 
     def events(self, event: str | None = None, **fields: Any) -> list[dict[str, Any]]:
-        """The lines of its log so far with this event and these fields."""
+        """Return the log lines so far with this event and these fields."""
         self._read_log()
         return [entry for entry in self._log if event in (None, entry["event"]) and fields.items() <= entry.items()]
 
@@ -89,11 +90,11 @@ class Process:
         self._log += [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
     def times(self, event: str, **fields: Any) -> list[float]:
-        """When it logged these lines, in Unix time: its own word, however late anybody reads it."""
+        """Return the Unix times of these log lines, as the process itself recorded them."""
         return [datetime.fromisoformat(one["timestamp"]).timestamp() for one in self.events(event, **fields)]
 
     async def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples with these labels."""
+        """Return the sum of a metric's samples with these labels."""
         return await self.metric_at(self.metrics_address, name, **labels)
 
     @property
@@ -109,7 +110,7 @@ class Process:
 
 
 def sum_of(exposition: str, name: str, **labels: str) -> float:
-    """The sum of a metric's samples with these labels, 0 without any."""
+    """Return the sum of a metric's samples with these labels; 0 if there are none."""
     total = 0.0
     for line in exposition.splitlines():
         found = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
@@ -136,15 +137,15 @@ class Frontend(Process):
         return address
 
     def has_found(self, worker: Process) -> bool:
-        """Has it a session to that worker, or had one?"""
+        """Whether the frontend has or has had a session to the worker."""
         return bool(self.events("worker found", instance=worker.ready["instance_id"]))
 
     def moves(self, request_id: str) -> list[dict[str, Any]]:
-        """The moves of one request."""
+        """Return the log lines of one request's moves."""
         return self.events("request moved", request_id=request_id)
 
     def all_moves(self) -> dict[str, list[dict[str, Any]]]:
-        """The moves of each request, by its id."""
+        """Return the log lines of all moves, by request id."""
         moves: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for move in self.events("request moved"):
             moves[move["request_id"]].append(move)

@@ -1,4 +1,4 @@
-"""A worker that breaks the rules: the plane's protocol spoken by hand, so that anything can be sent."""
+"""A worker that breaks the protocol: a test sends the session's messages itself, so it can send anything."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -18,7 +18,7 @@ NUMBERS = count()
 
 
 def honest_welcome(instance_id: str) -> worker_pb2.WorkerMessage:
-    """What a mocker would say."""
+    """Return the handshake of a well-behaved mocker."""
     message = worker_pb2.WorkerMessage()
     message.welcome.instance_id = instance_id
     message.welcome.card.CopyFrom(card_to_wire(MockerEngine(MockerConfig()).card))
@@ -28,7 +28,7 @@ def honest_welcome(instance_id: str) -> worker_pb2.WorkerMessage:
 
 
 class RogueSession:
-    """The rogue's end of one session."""
+    """The rogue worker's end of one session."""
 
     def __init__(self, session: raw_session.RawSession, instance_id: str, answer: Sequence[int]) -> None:
         self._session = session
@@ -42,7 +42,7 @@ class RogueSession:
         await self.send(honest_welcome(self.instance_id))
 
     async def receive_request(self) -> int:
-        """The stream id of the first request; waits for ever when the frontend leaves without one."""
+        """Return the stream id of the first request. Waits forever if the frontend closes the session without one."""
         message = await self._session.read()
         if message is None:
             await self.wait_forever()
@@ -51,14 +51,14 @@ class RogueSession:
         return stream_id
 
     async def send_tokens(self, stream_id: int, position: int, token_ids: Sequence[int]) -> None:
-        """Some tokens."""
+        """Send some tokens of a stream."""
         step = worker_pb2.Step(
             stream_ids=[stream_id], positions=[position], token_counts=[len(token_ids)], token_ids=token_ids
         )
         await self.send(worker_pb2.WorkerMessage(step=step))
 
     async def end(self, stream_id: int, **fields: Any) -> None:
-        """A StreamEnd."""
+        """Send the end of a stream."""
         end = worker_pb2.StreamEnd(stream_id=stream_id, **fields)
         await self.send(worker_pb2.WorkerMessage(ends=[end]))
 
@@ -66,7 +66,7 @@ class RogueSession:
         self._session.abort()
 
     async def wait_forever(self) -> None:
-        """Until the session is over."""
+        """Wait until the session is cancelled."""
         await asyncio.Event().wait()
 
 
@@ -75,7 +75,9 @@ Act = Callable[[RogueSession], Awaitable[None]]
 
 @asynccontextmanager
 async def rogue_worker(registry: str, act: Act, answer: Sequence[int]) -> AsyncIterator[str]:
-    """A registered worker that behaves like `act` in each session; its instance id. answer: the right one's tokens."""
+    """Register a worker that runs `act` in each session; yields its instance id. `answer`: the correct answer's
+    tokens.
+    """
     instance_id = f"rogue-{next(NUMBERS)}"
 
     async def attach(session: raw_session.RawSession) -> None:

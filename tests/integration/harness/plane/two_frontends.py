@@ -1,4 +1,4 @@
-"""Two frontends that know the same workers: what a worker admits is then its own doing."""
+"""Two frontends with the same workers, so that only the worker can enforce its limits."""
 
 from dataclasses import dataclass
 from itertools import count
@@ -9,21 +9,21 @@ from tests.integration.harness.plane.processes import Frontend, Process
 from tests.integration.harness.waiting import until
 
 LIMITS = [(1, 0), (1, 1), (2, 2), (3, 0), (2, 5), (5, 3)]
-"""Of slots and of places that are tried."""
+"""Pairs of slots and queue places to test."""
 REFUSALS = ("WORKER_AT_CAPACITY", "OVERLOADED")
 NAMES = count()
 
 
 @dataclass
 class TwoFrontends:
-    """See the module."""
+    """A plane's own frontend and a second one."""
 
     plane: Plane
     other: Frontend
 
     @classmethod
     def of(cls, plane: Plane) -> "TwoFrontends":
-        """The plane's own and another."""
+        """Start a second frontend in the plane."""
         return cls(plane, plane.start_frontend())
 
     @property
@@ -31,7 +31,9 @@ class TwoFrontends:
         return (self.plane.frontend, self.other)
 
     async def worker(self, slots: int, places: int, *options: str) -> tuple[Process, str]:
-        """A worker that both have found, and the name of its model, which no other worker serves."""
+        """Start a worker that both frontends find; return it with the name of its model, which no other worker
+        serves.
+        """
         model = f"mocker-{next(NAMES)}"
         limits = (f"--engine-request-limit={slots}", f"--request-queue-limit={places}")
         worker = await self.plane.worker(f"--served-model-name={model}", "--mocker-itl-ms=5", *limits, *options)
@@ -39,7 +41,7 @@ class TwoFrontends:
         return worker, model
 
     async def counted(self, model: str) -> tuple[float, float]:
-        """Requests for the model, and those of them that were rejected, as both frontends count them."""
+        """Return how many requests for the model both frontends counted, and how many of those were rejected."""
         metrics_read = [await read_metrics(frontend) for frontend in self.frontends]
         asked = sum(one.sum("dynamo_frontend_requests_total", model=model) for one in metrics_read)
         return asked, sum(one.sum("dynamo_frontend_model_rejection_total", model=model) for one in metrics_read)
