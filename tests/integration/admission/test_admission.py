@@ -1,10 +1,12 @@
-"""N requests run and Q wait, exactly, whoever asks and in whatever order: counted from outside of a real worker.
+"""A worker runs at most N requests and queues at most Q, whoever sends them and in whatever order.
+
+Everything is counted from outside a real worker.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| endless requests at once, through one frontend or two | N and Q far below | N + Q are in, each other is told why not |
-| short ones at seeded moments | clients leave, seeded | never above N or Q; every request counts once |
-| one that waits | the queue's timeout, its deadline, the queue's bound | the engine never hears of it |
+| endless requests at once, through one frontend or two | N and Q far below | N + Q admitted; all others learn why not |
+| short requests at seeded moments | clients leave, seeded | never above N or Q; every request counts once |
+| a queued request | the queue's timeout, its deadline, the queue's bound | the engine never receives it |
 """
 
 import asyncio
@@ -26,13 +28,20 @@ from tests.integration.harness.plane.two_frontends import LIMITS, REFUSALS, TwoF
 from tests.integration.harness.waiting import until
 
 BURST = 40
-HURRIES = 120
+RANDOM_REQUESTS = 120
 SEED = 20_231
 BURSTS = [
     *(("mocker", slots, places) for slots, places in product(range(1, 6), range(6))),
     *(("trtllm", slots, places) for slots, places in LIMITS),
 ]
-RUSHES = [("mocker", 1, 0), ("mocker", 1, 1), ("mocker", 2, 2), ("mocker", 4, 3), ("trtllm", 1, 1), ("trtllm", 2, 2)]
+RANDOM_LOADS = [
+    ("mocker", 1, 0),
+    ("mocker", 1, 1),
+    ("mocker", 2, 2),
+    ("mocker", 4, 3),
+    ("trtllm", 1, 1),
+    ("trtllm", 2, 2),
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +51,7 @@ def two_frontends(start_plane: Start) -> TwoFrontends:
 
 @pytest.mark.parametrize(("engine", "slots", "places"), BURSTS, indirect=["engine"])
 def test_burst_fills_exactly_the_slots_and_the_queue(two_frontends: TwoFrontends, slots: int, places: int) -> None:
-    """Through one frontend, which knows how many it has sent, or two by turns: those only the worker can count."""
+    """With an odd N + Q, requests alternate between two frontends, and only the worker can count all of them."""
     frontend_count = 1 + (slots + places) % 2
 
     async def scenario() -> None:
@@ -71,7 +80,7 @@ def test_burst_fills_exactly_the_slots_and_the_queue(two_frontends: TwoFrontends
 
 
 def check_refusal(refused: Refused, slots: int, places: int) -> None:
-    """It says what happened, to programs and to people, with the limits, and when to try again."""
+    """Check that the refusal states its reason, the limits and a retry delay, for programs and for people."""
     assert refused.reason in REFUSALS
     assert "at capacity" in refused.error["message"]
     if refused.code == "RESOURCE_EXHAUSTED":
@@ -84,15 +93,15 @@ def check_refusal(refused: Refused, slots: int, places: int) -> None:
         assert refused.error["retryable"] is True
     assert refused.metadata["cause"] == "capacity"
     if refused.reason == "WORKER_AT_CAPACITY":
-        told = {"engine_request_limit": slots, "request_queue_limit": places, "running": slots, "waiting": places}
-        assert {name: int(refused.metadata[name]) for name in told} == told
+        limits = {"engine_request_limit": slots, "request_queue_limit": places, "running": slots, "waiting": places}
+        assert {name: int(refused.metadata[name]) for name in limits} == limits
 
 
-# All at a time
+# Limits at every moment
 
 
 async def watch(worker: Process, stop: asyncio.Event) -> tuple[float, float]:
-    """The most that ran and waited in any scrape until `stop`."""
+    """Return the highest numbers of running and of waiting requests in any scrape until `stop`."""
     running, waiting = 0.0, 0.0
     while not stop.is_set():
         metrics = await read_metrics(worker)
@@ -100,29 +109,29 @@ async def watch(worker: Process, stop: asyncio.Event) -> tuple[float, float]:
     return running, waiting
 
 
-@pytest.mark.parametrize(("engine", "slots", "places"), RUSHES, indirect=["engine"])
+@pytest.mark.parametrize(("engine", "slots", "places"), RANDOM_LOADS, indirect=["engine"])
 def test_random_load_never_exceeds_the_limits(two_frontends: TwoFrontends, slots: int, places: int) -> None:
     rng = random.Random(SEED - 10 * slots - places)
     outcomes: list[Answer | Refused] = []
 
-    async def hurry(model: str) -> None:
-        """Come at some moment, and leave at another unless the answer is there."""
+    async def come_and_go(model: str) -> None:
+        """Send a request at a random moment, and hang up at another unless it has been answered."""
         fits = min(2, slots + places)
         request = Request(rng.choice(PROTOCOLS), model=model, max_tokens=rng.randint(1, 12), n=rng.randint(1, fits))
         frontend, pause_s, patience_s = rng.choice(two_frontends.frontends), rng.random(), rng.choice((0.03, 30.0))
-        await asyncio.sleep(pause_s)  # The moment is what is tested.
+        await asyncio.sleep(pause_s)  # Not synchronisation: the random moment is what is tested.
         try:
             async with asyncio.timeout(patience_s):
                 outcomes.append(await outcome(frontend, request))
         except TimeoutError:
-            pass  # It has left.
+            pass  # The client has hung up.
 
     async def scenario() -> None:
         worker, model = await two_frontends.worker(slots, places)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(watch(worker, stop))
-            await run_together(hurry(model) for _ in range(HURRIES))
+            await run_together(come_and_go(model) for _ in range(RANDOM_REQUESTS))
             stop.set()
         running, waiting = watching.result()
         assert running <= slots
@@ -130,15 +139,15 @@ def test_random_load_never_exceeds_the_limits(two_frontends: TwoFrontends, slots
         await wait_idle(worker, *two_frontends.frontends)
         refusals = [one for one in outcomes if isinstance(one, Refused)]
         assert {one.reason for one in refusals} <= set(REFUSALS)
-        asked, rejected = await two_frontends.counted(model)
-        assert len(outcomes) <= asked <= HURRIES  # One that left may have left before it had asked.
-        assert len(refusals) <= rejected <= len(refusals) + HURRIES - len(outcomes)
+        asked, rejected = await two_frontends.request_and_rejection_counts(model)
+        assert len(outcomes) <= asked <= RANDOM_REQUESTS  # A client may have hung up before its request arrived.
+        assert len(refusals) <= rejected <= len(refusals) + RANDOM_REQUESTS - len(outcomes)
         await until(lambda: is_answered(two_frontends.plane.frontend, Request("grpc", model=model)))
 
     asyncio.run(scenario())
 
 
-# What ends a wait
+# The end of a wait
 
 
 @on_both_engines
@@ -174,7 +183,7 @@ def test_request_that_waits_too_long_never_reaches_the_engine(
         prompts = [one.sum("unbroken_engine_prefill_tokens_total") for one in (before, after)]
         assert prompts[0] == prompts[1]
         expired = after.sum("unbroken_queue_expired_total", cause=cause)
-        if cause == "deadline":  # The frontend's clock may be a little ahead: then it says so to the worker.
+        if cause == "deadline":  # The frontend's clock may be ahead: then it cancels first.
             expired += after.sum("dynamo_component_cancellation_total", cause="signal", phase="queued")
         assert expired == 1
 
@@ -190,19 +199,19 @@ def test_queue_holds_no_more_prompt_tokens_than_its_limit(two_frontends: TwoFron
             return Client(two_frontends.plane.frontend, Request("grpc", model=model, prompt=prompt, max_tokens=ENDLESS))
 
         async with asyncio.TaskGroup() as group:
-            holder = client("a long prompt that runs at once, whatever may wait").start(group)
+            holder = client("a long prompt, which runs at once whatever the queue's limit").start(group)
             await until(lambda: holder.has_begun)
             first = client("fifteen letters").start(group)
             await wait_load(worker, 1, 1)
             refused = await client("sixwww").start(group).refusal()
-            five = client("five!").start(group)  # At once: that too many tokens wait does not make the worker full.
+            five = client("five!").start(group)  # Admitted: too many prompt tokens do not mark the worker full.
             await wait_load(worker, 1, 2)
             for one in (holder, first, five):
                 one.hang_up()
         assert refused.reason in REFUSALS
         assert "too many prompt tokens would wait (21 of at most 20)" in refused.error["message"]
-        told = {"cause": "queue_tokens", "queue_token_limit": "20", "waiting_tokens": "15"}
-        assert told.items() <= refused.metadata.items()
+        limits = {"cause": "queue_tokens", "queue_token_limit": "20", "waiting_tokens": "15"}
+        assert limits.items() <= refused.metadata.items()
 
     asyncio.run(scenario())
 

@@ -1,8 +1,8 @@
-"""Whoever comes and goes, a worker does what a dispatcher on paper does: the same verdicts, gauges and order.
+"""A worker admits, starts and counts requests exactly like a model of its dispatcher, whoever arrives or leaves.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| endless requests one by one, some of several choices, through two frontends | clients leave, seeded | `Paper` |
+| endless requests one by one, some with several choices, two frontends | clients leave, seeded | `ExpectedDispatcher` |
 """
 
 import asyncio
@@ -31,8 +31,8 @@ def two_frontends(start_plane: Start) -> TwoFrontends:
 
 
 @dataclass
-class Paper:
-    """What a dispatcher of N slots and Q places must do. One entry for each choice."""
+class ExpectedDispatcher:
+    """What a dispatcher with N slots and Q queue places must do. Each choice of a request has an entry of its own."""
 
     slots: int
     places: int
@@ -61,39 +61,41 @@ class Paper:
     def load(self) -> tuple[int, int]:
         return len(self.running), len(self.waiting)
 
-    def inside(self) -> list[Client]:
+    def clients(self) -> list[Client]:
         return list(dict.fromkeys((*self.running, *self.waiting)))
 
 
 @dataclass
 class History:
-    """One history of arrivals and leavings at a worker, and the same on paper."""
+    """A series of arrivals and departures at a worker, compared with the model."""
 
     two_frontends: TwoFrontends
     worker: Process
     model: str
-    paper: Paper
+    expected: ExpectedDispatcher
     rng: random.Random
     group: asyncio.TaskGroup
     asked: int = 0
     refused: int = 0
 
-    async def one_comes(self) -> None:
-        """One that has room on paper gets in, at once or when a frontend forgets that the worker was full."""
-        client = self._visit()
-        if self.paper.has_room(client.request.n):
-            while not await self._gets_in(client):
+    async def request_arrives(self) -> None:
+        """Send a request. If the model has room, it must be admitted, at the latest when a frontend retries a full
+        worker.
+        """
+        client = self._new_client()
+        if self.expected.has_room(client.request.n):
+            while not await self._is_admitted(client):
                 client = Client(client.frontend, client.request)
             return
         self._start(client)
         refused = await client.refusal()
-        if client.request.n > self.paper.slots + self.paper.places:
-            assert refused.reason == "INVALID_ARGUMENT"  # However long it waited, it would never fit.
+        if client.request.n > self.expected.slots + self.expected.places:
+            assert refused.reason == "INVALID_ARGUMENT"  # It would never fit, however long it waited.
             return
         assert refused.reason in REFUSALS
         self.refused += 1
 
-    def _visit(self) -> Client:
+    def _new_client(self) -> Client:
         choices, protocol = self.rng.choice((1, 1, 1, 2, 3)), self.rng.choice(("grpc", "stream"))
         request = Request(protocol, model=self.model, max_tokens=ENDLESS, n=choices)
         return Client(self.rng.choice(self.two_frontends.frontends), request)
@@ -102,9 +104,9 @@ class History:
         client.start(self.group)
         self.asked += 1
 
-    async def _gets_in(self, client: Client) -> bool:
-        """Whether it does, on paper as well."""
-        running_before, waiting_before = self.paper.load
+    async def _is_admitted(self, client: Client) -> bool:
+        """Whether the request is admitted; if so, adds it to the model."""
+        running_before, waiting_before = self.expected.load
         self._start(client)
 
         async def is_decided() -> bool:
@@ -116,19 +118,19 @@ class History:
         if client.is_refused:
             self.refused += 1
             return False
-        self.paper.add(client)
+        self.expected.add(client)
         return True
 
-    def one_leaves(self) -> None:
-        client = self.rng.choice(self.paper.inside())
+    def client_leaves(self) -> None:
+        client = self.rng.choice(self.expected.clients())
         client.hang_up()
-        self.paper.remove(client)
+        self.expected.remove(client)
 
-    async def compare(self) -> None:
-        """The worker has as many as the paper, and those have begun that should have, in their order."""
-        await wait_load(self.worker, *self.paper.load)
-        await until(lambda: all(client.has_begun for client in self.paper.running))
-        assert not any(client.has_begun for client in self.paper.waiting if client not in self.paper.running)
+    async def check(self) -> None:
+        """Check that the worker has the model's load, and that exactly the model's running requests have begun."""
+        await wait_load(self.worker, *self.expected.load)
+        await until(lambda: all(client.has_begun for client in self.expected.running))
+        assert not any(client.has_begun for client in self.expected.waiting if client not in self.expected.running)
 
 
 @pytest.mark.parametrize(("slots", "places"), LIMITS)
@@ -138,21 +140,21 @@ def test_worker_admits_and_starts_requests_like_the_model(two_frontends: TwoFron
     async def scenario() -> History:
         worker, model = await two_frontends.worker(slots, places)
         async with asyncio.TaskGroup() as group:
-            history = History(two_frontends, worker, model, Paper(slots, places), rng, group)
+            history = History(two_frontends, worker, model, ExpectedDispatcher(slots, places), rng, group)
             for _ in range(EVENTS):
-                if history.paper.inside() and rng.random() < 0.4:
-                    history.one_leaves()
+                if history.expected.clients() and rng.random() < 0.4:
+                    history.client_leaves()
                 else:
-                    await history.one_comes()
-                await history.compare()
-            while history.paper.inside():
-                history.one_leaves()
-                await history.compare()
+                    await history.request_arrives()
+                await history.check()
+            while history.expected.clients():
+                history.client_leaves()
+                await history.check()
         await wait_idle(worker, *two_frontends.frontends)
         waits = (await read_metrics(worker)).sum("dynamo_work_handler_permit_wait_seconds_count")
-        assert waits == history.paper.started
+        assert waits == history.expected.started
         return history
 
     history = asyncio.run(scenario())
-    asked, refused = asyncio.run(two_frontends.counted(history.model))
+    asked, refused = asyncio.run(two_frontends.request_and_rejection_counts(history.model))
     assert (asked, refused) == (history.asked, history.refused)

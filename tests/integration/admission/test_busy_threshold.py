@@ -1,13 +1,13 @@
-"""Where every worker is over a threshold new requests are refused; thresholds are read and set while all runs.
+"""New requests are refused while every worker exceeds a threshold; thresholds can be read and set at any time.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
 | a request that holds blocks or prompt tokens | thresholds just below and at what it holds | refused, or admitted |
-| the same | thresholds set, changed one by one and taken back | the very next request knows |
-| the same, on two ranks | one of them idle, or mute | busy only if every rank known is |
-| the same | the engine falls silent | neither busy nor idle for ever |
+| the same | thresholds set, changed one by one and removed | they apply to the next request |
+| the same, on two ranks | one of them idle, or without reports | busy only if every known rank is |
+| the same | the engine stops reporting | the worker is not busy forever |
 
-A worker with the fault `hold` takes requests and makes no step, so that what it reports stands still.
+A worker with the fault `hold` takes requests and makes no step, so its reports stay the same.
 """
 
 import asyncio
@@ -34,20 +34,20 @@ STILL = (*CACHE, "--mocker-fault=hold=99")
 SLOW = (*CACHE, "--mocker-itl-ms=50", "--mocker-prefill-chunk-tokens=4")
 ADMISSION = ("--admission-control=token-capacity", "--overload-status-code=529", "--engine-stall-ms=60000")
 HEARTBEATS_S = 3 * 0.25
-"""After which a report counts for nothing."""
+"""A load report expires after this time."""
 TOKENS = 140
-"""Of the holder's prompt."""
+"""Tokens in the holder's prompt."""
 HELD = -(-TOKENS // BLOCK_TOKENS)
 HOLDER = Request("grpc", prompt="h" * TOKENS, max_tokens=60)
 NEXT = Request(prompt="next", max_tokens=2)
 BLOCKS_METRIC = "dynamo_frontend_worker_active_decode_blocks"
 
 
-# What a request meets
+# Thresholds at their limits
 
 
 async def is_admitted(frontend: Frontend, worker: Process, request: Request = NEXT) -> bool:
-    """Whether one more request gets to a worker that has one. It leaves again."""
+    """Whether one more request reaches the only worker, which runs one. The request is withdrawn afterwards."""
     async with asyncio.TaskGroup() as group:
         client = Client(frontend, request).start(group)
 
@@ -77,7 +77,7 @@ def check_refusal(refused: Refused, status: int = 529) -> None:
 
 
 async def wait_reported(frontend: Frontend, *, blocks: int, worker: Process, **labels: str) -> None:
-    """Until the frontend knows that the worker has so many blocks in use."""
+    """Wait until the frontend knows that the worker uses this many blocks."""
 
     async def is_reported() -> bool:
         metrics = await read_metrics(frontend)
@@ -88,8 +88,8 @@ async def wait_reported(frontend: Frontend, *, blocks: int, worker: Process, **l
 
 
 @dataclass
-class Stage:
-    """A plane whose only worker holds one request still, and a frontend that knows it."""
+class Setup:
+    """A plane whose only worker holds one request without progress, and its frontend."""
 
     plane: Plane
     worker: Process
@@ -100,28 +100,28 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def held(start_plane: Start) -> Stage:
+def held(start_plane: Start) -> Setup:
     plane = start_plane(frontend=ADMISSION)
-    return Stage(plane, asyncio.run(plane.worker(*STILL)))
+    return Setup(plane, asyncio.run(plane.worker(*STILL)))
 
 
 CASES: Mapping[str, tuple[float | None, int | None, bool]] = {
-    "nothing is looked at": (None, None, False),
-    "fewer blocks than are held": ((HELD - 1) / BLOCKS, None, True),
-    "as many blocks as are held": (HELD / BLOCKS, None, False),
+    "no thresholds": (None, None, False),
+    "fewer blocks than are in use": ((HELD - 1) / BLOCKS, None, True),
+    "as many blocks as are in use": (HELD / BLOCKS, None, False),
     "all blocks": (1.0, None, False),
-    "no block at all": (0.0, None, True),
+    "no blocks": (0.0, None, True),
     "fewer prompt tokens than wait": (None, TOKENS - 1, True),
     "as many prompt tokens as wait": (None, TOKENS, False),
-    "no prompt token at all": (None, 0, True),
-    "blocks alone are over": ((HELD - 1) / BLOCKS, TOKENS, True),
-    "prompt tokens alone are over": (1.0, TOKENS - 1, True),
-    "both are at the line": (HELD / BLOCKS, TOKENS, False),
+    "no prompt tokens": (None, 0, True),
+    "only blocks exceed": ((HELD - 1) / BLOCKS, TOKENS, True),
+    "only prompt tokens exceed": (1.0, TOKENS - 1, True),
+    "both are at the threshold": (HELD / BLOCKS, TOKENS, False),
 }
 
 
-def test_worker_is_busy_strictly_above_any_threshold(held: Stage) -> None:
-    """No report comes between a change and the request after it: what is reported has long stood still."""
+def test_worker_is_busy_strictly_above_any_threshold(held: Setup) -> None:
+    """The load has not changed for long, so no report comes between a new threshold and the request after it."""
     verdicts = {}
 
     async def scenario() -> None:
@@ -141,7 +141,7 @@ def test_worker_is_busy_strictly_above_any_threshold(held: Stage) -> None:
 
 @pytest.mark.parametrize("is_chat", [False, True])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_each_rejection_is_reported_and_counted_once(held: Stage, protocol: str, is_chat: bool) -> None:
+def test_each_rejection_is_reported_and_counted_once(held: Setup, protocol: str, is_chat: bool) -> None:
     request = Request(protocol, is_chat=is_chat, max_tokens=2)
     endpoint = "generate" if protocol == "grpc" else "chat_completions" if is_chat else "completions"
 
@@ -170,26 +170,26 @@ def test_each_rejection_is_reported_and_counted_once(held: Stage, protocol: str,
     asyncio.run(scenario())
 
 
-# Load that comes by itself, thresholds from options
+# Load from running requests, thresholds from options
 
 
 @pytest.fixture(scope="module")
-def slow(start_plane: Start) -> Stage:
+def slow(start_plane: Start) -> Setup:
     plane = start_plane(frontend=ADMISSION)
-    return Stage(plane, asyncio.run(plane.worker(*SLOW)))
+    return Setup(plane, asyncio.run(plane.worker(*SLOW)))
 
 
-LINES = {
+SIGNALS = {
     "blocks": ("--active-decode-blocks-threshold=0.3", BLOCKS_METRIC, 0.3 * BLOCKS),
     "prompt tokens": ("--active-prefill-tokens-threshold=60", "dynamo_frontend_worker_active_prefill_tokens", 60),
 }
-"""The option, what is over it, and when."""
+"""The option, the metric that it bounds, and the value at which the threshold is reached."""
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("line", LINES)
-def test_requests_are_refused_while_the_load_exceeds_a_threshold(slow: Stage, line: str, protocol: str) -> None:
-    option, metric, threshold = LINES[line]
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_requests_are_refused_while_the_load_exceeds_a_threshold(slow: Setup, signal: str, protocol: str) -> None:
+    option, metric, threshold = SIGNALS[signal]
     request = Request(protocol, prompt="next", max_tokens=2)
 
     async def scenario() -> Refused | None:
@@ -222,7 +222,7 @@ def test_requests_are_refused_while_the_load_exceeds_a_threshold(slow: Stage, li
     ids=["no thresholds", "no admission control"],
 )
 def test_nothing_is_refused_without_thresholds_or_without_admission_control(
-    held: Stage, options: tuple[str, ...]
+    held: Setup, options: tuple[str, ...]
 ) -> None:
     async def scenario() -> None:
         frontend = held.plane.start_frontend("--engine-stall-ms=60000", *options)
@@ -239,7 +239,7 @@ def test_nothing_is_refused_without_thresholds_or_without_admission_control(
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_refusal_has_the_configured_status(held: Stage, status: int) -> None:
+def test_refusal_has_the_configured_status(held: Setup, status: int) -> None:
     options = (*ADMISSION, "--active-prefill-tokens-threshold=0", f"--overload-status-code={status}")
 
     async def scenario() -> Answer | Refused:
@@ -259,7 +259,7 @@ def test_refusal_has_the_configured_status(held: Stage, status: int) -> None:
     check_refusal(refused, status)
 
 
-# Several workers, several ranks, silence
+# Several workers, several ranks, missing reports
 
 
 def test_busy_workers_and_no_workers_are_different_reasons(
@@ -294,17 +294,17 @@ def test_busy_workers_and_no_workers_are_different_reasons(
 
 
 RANKS: Mapping[str, tuple[tuple[str, ...], int, bool]] = {
-    "one of two ranks is over": (("--mocker-dp-ranks=2",), 1, False),
-    "both ranks are over": (("--mocker-dp-ranks=2",), 2, True),
-    "the only rank known is over": (("--mocker-dp-ranks=2", "--mocker-fault=mute_rank=1"), 1, True),
-    "none is known": (("--mocker-fault=mute_rank=0",), 1, False),
+    "one of two ranks exceeds": (("--mocker-dp-ranks=2",), 1, False),
+    "both ranks exceed": (("--mocker-dp-ranks=2",), 2, True),
+    "the only known rank exceeds": (("--mocker-dp-ranks=2", "--mocker-fault=mute_rank=1"), 1, True),
+    "no rank is known": (("--mocker-fault=mute_rank=0",), 1, False),
 }
-"""Options of the worker, how many requests it has, and whether it is busy."""
+"""Options of the worker, the number of its requests, and whether it is busy."""
 
 
 @pytest.mark.parametrize(("options", "holders", "is_busy"), RANKS.values(), ids=RANKS)
 def test_worker_is_busy_only_if_every_known_rank_is(
-    held: Stage, options: tuple[str, ...], holders: int, is_busy: bool
+    held: Setup, options: tuple[str, ...], holders: int, is_busy: bool
 ) -> None:
     model = "-".join(("ranks", str(holders), *(option.strip("-").replace("=", "-") for option in options)))
     served = f"--served-model-name={model}"
@@ -321,7 +321,7 @@ def test_worker_is_busy_only_if_every_known_rank_is(
                 await wait_load(worker, number + 1, 0)
             await wait_reported(held.frontend, blocks=0 if model.endswith("rank-0") else HELD * holders, worker=worker)
             await set_thresholds(held.frontend, None, 0, model=model)
-            got = await first_verdict(held.frontend, worker, Request(model=model, max_tokens=2), holders)
+            got = await is_refused_by_frontend(held.frontend, worker, Request(model=model, max_tokens=2), holders)
             for client in clients:
                 client.hang_up()
         worker.kill()
@@ -330,8 +330,8 @@ def test_worker_is_busy_only_if_every_known_rank_is(
     asyncio.run(scenario())
 
 
-async def first_verdict(frontend: Frontend, worker: Process, request: Request, running: int) -> bool:
-    """Whether a request is refused by a frontend, not taken by a worker that has so many."""
+async def is_refused_by_frontend(frontend: Frontend, worker: Process, request: Request, running: int) -> bool:
+    """Whether the frontend refuses a request, instead of sending it to the worker, which runs `running` others."""
     async with asyncio.TaskGroup() as group:
         client = Client(frontend, request).start(group)
 
@@ -343,12 +343,12 @@ async def first_verdict(frontend: Frontend, worker: Process, request: Request, r
     return isinstance(client.ended, Refused)
 
 
-async def has_told(worker: Process, tokens: float) -> bool:
+async def has_generated(worker: Process, tokens: float) -> bool:
     return (await read_metrics(worker)).generated_tokens >= tokens
 
 
 def test_silent_worker_does_not_stay_busy(start_plane: Start) -> None:
-    """It reports until its request has 20 tokens, and is over the threshold then and ever after."""
+    """The worker reports until its request has 20 tokens, when it exceeds the threshold, and never again."""
     plane = start_plane(frontend=(*ADMISSION, "--active-decode-blocks-threshold=0.3"))
     options = (*CACHE, "--mocker-itl-ms=50", "--mocker-fault=mute_after=20")
 
@@ -357,9 +357,9 @@ def test_silent_worker_does_not_stay_busy(start_plane: Start) -> None:
         async with asyncio.TaskGroup() as group:
             holder = Client(plane.frontend, HOLDER).start(group)
             await until(lambda: refusal(plane.frontend, NEXT))
-            told = (await read_metrics(worker)).generated_tokens
-            await until(lambda: has_told(worker, told + 20))  # All of them to the holder.
-            await read_metrics(plane.frontend)  # So it has heard the last report.
+            generated = (await read_metrics(worker)).generated_tokens
+            await until(lambda: has_generated(worker, generated + 20))  # All of them are the holder's.
+            await read_metrics(plane.frontend)  # By now the frontend has the last report.
             mute_at = time.time()
             await until(lambda: is_answered(plane.frontend, NEXT))
             assert max(plane.frontend.times("request", outcome="OVERLOADED")) <= mute_at + HEARTBEATS_S

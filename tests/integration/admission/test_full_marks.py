@@ -1,8 +1,8 @@
-"""A worker that was full once is asked again soon: at the latest 1 s after the last refusal, whatever it reports.
+"""A worker that was full is tried again soon: at most 1 s after the last refusal, whatever it reports.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| N + Q + 50 requests at once on the only worker, then none | reports of load, or none | refuses nobody after 1 s |
+| N + Q + 50 requests at once on the only worker, then none | load reports, or none | no refusal after 1 s |
 | 50 while another frontend has filled it, which then leaves | the same | the same |
 """
 
@@ -30,19 +30,19 @@ PROTOCOLS = pytest.mark.parametrize("protocols", [("grpc",), ("stream", "unary")
 REPORTS = pytest.mark.parametrize("options", [(), ("--mocker-fault=mute_after=0",)], ids=["reports", "mute"])
 
 
-async def check_soon_answered(frontend: Frontend, worker: Process, nexts: Sequence[Request]) -> None:
-    """By the frontend's own clock: how long an answer takes is not what this is about."""
-    await wait_load(worker, 0, 0)  # So whatever it has refused was before.
+async def check_soon_answered(frontend: Frontend, worker: Process, probes: Sequence[Request]) -> None:
+    """Compares log times of the frontend, so that the duration of an answer does not matter."""
+    await wait_load(worker, 0, 0)  # Any refusal by the worker came before this moment.
     has_room_at = time.time()
-    for request in nexts:
+    for request in probes:
         await until(partial(is_answered, frontend, request))
     assert max(frontend.times("request", outcome="OVERLOADED")) <= has_room_at + FULL_S_MAX
 
 
-async def burst(frontend: Frontend, nexts: Sequence[Request], number: int) -> list[Refused]:
-    """Those of so many requests at once that were refused; the others have their answers."""
-    outcomes = await run_together(outcome(frontend, nexts[index % len(nexts)]) for index in range(number))
-    assert len({one.essence for one in outcomes if isinstance(one, Answer)}) <= 1, "all ask the same"
+async def burst(frontend: Frontend, probes: Sequence[Request], number: int) -> list[Refused]:
+    """Send this many requests at once and return the refusals; all others must be answered equally."""
+    outcomes = await run_together(outcome(frontend, probes[index % len(probes)]) for index in range(number))
+    assert len({one.essence for one in outcomes if isinstance(one, Answer)}) <= 1, "equal requests, different answers"
     return [one for one in outcomes if isinstance(one, Refused)]
 
 
@@ -52,14 +52,14 @@ def test_next_request_is_soon_answered_after_a_burst(
     start_plane: Start, options: tuple[str, ...], protocols: tuple[str, ...]
 ) -> None:
     plane = start_plane()
-    nexts = [Request(protocol, max_tokens=4) for protocol in protocols]
+    probes = [Request(protocol, max_tokens=4) for protocol in protocols]
 
     async def scenario() -> None:
         worker = await plane.worker(*LIMITS, *options)
-        undisturbed = await run_together(answer(plane.frontend, request) for request in nexts)
-        assert await burst(plane.frontend, nexts, SLOTS + PLACES + TOO_MANY)
-        await check_soon_answered(plane.frontend, worker, nexts)
-        assert await run_together(answer(plane.frontend, request) for request in nexts) == undisturbed
+        undisturbed = await run_together(answer(plane.frontend, request) for request in probes)
+        assert await burst(plane.frontend, probes, SLOTS + PLACES + TOO_MANY)
+        await check_soon_answered(plane.frontend, worker, probes)
+        assert await run_together(answer(plane.frontend, request) for request in probes) == undisturbed
         await wait_idle(worker, plane.frontend)
 
     asyncio.run(scenario())
@@ -71,23 +71,23 @@ def test_next_request_is_soon_answered_after_a_burst(
 def test_next_request_is_soon_answered_after_another_frontend_filled_the_worker(
     start_plane: Start, options: tuple[str, ...], protocols: tuple[str, ...]
 ) -> None:
-    """A frontend knows of its own requests that they are too many: only of another's the worker has to tell it."""
+    """A frontend counts its own requests. Only about another frontend's requests must the worker tell it."""
     plane = start_plane()
-    nexts = [Request(protocol, max_tokens=4) for protocol in protocols]
+    probes = [Request(protocol, max_tokens=4) for protocol in protocols]
 
     async def scenario() -> None:
         worker = await plane.worker(*LIMITS, *options)
-        refusals = await while_filled(plane, worker, burst(plane.frontend, nexts, TOO_MANY))
+        refusals = await while_filled(plane, worker, burst(plane.frontend, probes, TOO_MANY))
         assert len(refusals) == TOO_MANY
         assert await worker.metric("dynamo_rejection_request_total") > 0
-        await check_soon_answered(plane.frontend, worker, nexts)
+        await check_soon_answered(plane.frontend, worker, probes)
         await wait_idle(worker, plane.frontend)
 
     asyncio.run(scenario())
 
 
 async def while_filled(plane: Plane, worker: Process, doing: Awaitable[list[Refused]]) -> list[Refused]:
-    """What comes of it while another frontend has all slots and places."""
+    """Return the result of `doing` while another frontend occupies all slots and queue places."""
     other = plane.start_frontend()
     await until(lambda: other.has_found(worker))
     async with asyncio.TaskGroup() as group:

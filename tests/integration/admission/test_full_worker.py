@@ -1,8 +1,8 @@
-"""A full worker refuses whoever wants a slot, by whatever door, and nobody who wants none.
+"""A full worker refuses every request for a slot, on every path, and still answers all other calls.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| a frontend that comes, health, metrics and cancel calls | the only slot is taken | all are answered |
+| a new frontend, health, metrics and cancel calls | the only slot is taken | all are answered |
 | requests to the worker itself | a limit of one | the same limit as through a frontend |
 """
 

@@ -1,12 +1,12 @@
-"""A storm of requests on a worker with room for few: each is answered or refused with its reason, nobody else notices,
-and nothing is left of it.
+"""A storm of requests on a worker with few slots: each is answered or refused with its reason, and nothing else
+suffers.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| streams under way | 500 requests at once, HTTP on new and on open connections, gRPC | \
-at least N + Q answers, the rest refused; the streams whole; all gauges 0, no file and no bug left |
+| running streams | 500 requests at once, HTTP on new and on open connections, gRPC | \
+at least N + Q answers, the rest refused; the streams complete; all gauges 0, no open file and no logged error left |
 
-How long it all takes is measured by bench/storm.py.
+`python -m bench.storm` measures how long it all takes.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ KINDS = [("stream", False), ("stream", True), ("unary", False), ("grpc", True)]
 
 
 @pytest.fixture(scope="module")
-def stormy(start_plane: Start) -> tuple[Plane, Process]:
+def storm_target(start_plane: Start) -> tuple[Plane, Process]:
     """A plane and its only worker."""
     plane = start_plane()
     limits = (f"--engine-request-limit={SLOTS}", f"--request-queue-limit={PLACES}")
@@ -49,9 +49,9 @@ def storm(address: str, wire: Callable[[], Wire], connections: int, *, is_open: 
 
 @pytest.mark.parametrize(("name", "is_open"), KINDS, ids=lambda value: str(value))
 def test_every_request_of_a_storm_gets_a_reply_and_nothing_is_left_over(
-    stormy: tuple[Plane, Process], name: str, is_open: bool
+    storm_target: tuple[Plane, Process], name: str, is_open: bool
 ) -> None:
-    plane, worker = stormy
+    plane, worker = storm_target
     address = plane.frontend.grpc if name == "grpc" else plane.frontend.metrics_address
     connections = GRPC_CONNECTIONS if name == "grpc" else REQUESTS
 
@@ -78,7 +78,7 @@ def test_every_request_of_a_storm_gets_a_reply_and_nothing_is_left_over(
 
 
 async def is_idle(plane: Plane, worker: Process) -> bool:
-    """All gauges are 0 on both sides."""
+    """Whether all gauges are 0 on both sides."""
     return not sum([await process.metric(gauge) for process in (plane.frontend, worker) for gauge in GAUGES])
 
 

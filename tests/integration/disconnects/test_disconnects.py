@@ -1,14 +1,14 @@
-"""Whoever does not want an answer any more costs the engine at most two more steps, wherever the request stands.
+"""A request that is cancelled costs the engine at most two more steps, in whatever state it is.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
 | an endless request of each kind, in the queue, in prefill or running | its client hangs up | STEPS |
-| the same | it is cancelled by its name, over HTTP or gRPC | STEPS, and the client is told |
+| the same | it is cancelled by request id, over HTTP or gRPC | STEPS, and the client is told |
 | the same | its deadline passes | STEPS, and the client is told |
 
-STEPS: the tokens that the worker's engine counts, of prompts and answers, grow by no more than two steps can add once
-the frontend has counted the end; all gauges go back to 0; the cause is counted once; the worker is not blamed. Each
-kind has a worker of its own, so that the kinds run side by side and are counted apart.
+STEPS: once the frontend has counted the end, the prompt and answer tokens that the worker's engine counts grow by at
+most two steps' worth; all gauges return to 0; the cause is counted once; the worker is not blamed. Each kind has a
+worker of its own, so that the kinds run side by side and are counted separately.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ SLOTS = 2
 LIMITS = (f"--engine-request-limit={SLOTS}", "--request-queue-limit=4")
 PACE = (f"--mocker-itl-ms={STEP_MS}", f"--mocker-prefill-chunk-tokens={CHUNK_TOKENS}")
 LONG = "p" * 10_000
-"""A prompt that keeps the engine busy for a thousand steps."""
+"""A prompt that takes the engine a thousand steps."""
 
 ENDPOINTS = {True: "chat_completions", False: "completions"}
 LATE = "unbroken_engine_tokens_after_cancel_total"
@@ -57,7 +57,7 @@ LATE = "unbroken_engine_tokens_after_cancel_total"
 
 @dataclass(frozen=True)
 class Lane:
-    """One kind of request, and the worker that has nothing else to do."""
+    """One kind of request, with a worker of its own."""
 
     plane: Plane
     worker: Process
@@ -66,7 +66,7 @@ class Lane:
 
     @classmethod
     async def of(cls, plane: Plane, worker: Process, request: Request) -> "Lane":
-        """With a deadline that is far enough on this machine as it is now."""
+        """Measure a short request, to choose a deadline that this machine can meet now."""
         began = time.monotonic()
         await answer(plane.frontend, replace(request, max_tokens=1))
         return cls(plane, worker, request, deadline_s(time.monotonic() - began))
@@ -76,7 +76,7 @@ class Lane:
         return self.plane.frontend
 
     def client(self, ending: str, **fields: Any) -> Client:
-        """A client of this kind. Its deadline passes if that is the way it ends."""
+        """Return a client for this kind of request, with a deadline if that is how it ends."""
         timeout_s = self.deadline_s if ending == "deadline" else None
         request_id = f"{self.request.model}-{ending}-{fields.get('prompt', '')[:1]}"
         return Client(self.frontend, replace(self.request, request_id=request_id, timeout_s=timeout_s, **fields))
@@ -97,18 +97,20 @@ def lanes(start_plane: Start) -> list[Lane]:
     return asyncio.run(all_of_them())
 
 
-# Where a request stands when it ends
+# The request's state when it ends
 
 
 async def running(lane: Lane, ending: str, group: asyncio.TaskGroup) -> tuple[Client, Metrics]:
-    """It has tokens, as the worker knows, and so has each choice: their prompts fit into one chunk together."""
+    """Wait until the worker reports tokens. All choices have some, because their prompts fit into one chunk
+    together.
+    """
     before = await read_metrics(lane.worker)
     client = lane.client(ending, prompt="go").start(group)
     return client, await until(lambda: metrics_if_grown(lane.worker, before, attrgetter("generated_tokens")))
 
 
 async def in_prefill(lane: Lane, ending: str, group: asyncio.TaskGroup) -> tuple[Client, Metrics]:
-    """A part of its prompt is computed."""
+    """Wait until a part of the prompt has been computed."""
     before = await read_metrics(lane.worker)
     client = lane.client(ending, prompt=LONG).start(group)
     return client, await until(lambda: metrics_if_grown(lane.worker, before, attrgetter("prompt_tokens")))
@@ -120,7 +122,7 @@ STATES: dict[str, Callable[[Lane, str, asyncio.TaskGroup], Awaitable[tuple[Clien
 }
 
 
-# What it has cost
+# The cost of a cancelled request
 
 
 def labels_of(request: Request, ending: str) -> dict[str, str]:
@@ -130,7 +132,7 @@ def labels_of(request: Request, ending: str) -> dict[str, str]:
 
 
 async def check_counted(lane: Lane, ending: str, before: Metrics) -> None:
-    """Once, with its cause, and nothing else of that model."""
+    """Wait until the end is counted exactly once, with its cause, and nothing else of that model is."""
     labels = labels_of(lane.request, ending)
 
     async def is_counted() -> bool:
@@ -151,7 +153,7 @@ def test_engine_makes_at_most_two_more_steps(lanes: list[Lane], state: str, endi
             client, begun = await STATES[state](lane, ending, group)
             await end_request(client, ending)
             await check_counted(lane, ending, told)
-            ended = await read_metrics(lane.worker)  # Until the frontend knows, a busy machine may take any time.
+            ended = await read_metrics(lane.worker)  # Not before: the frontend may notice late.
             await wait_load(lane.worker, 0, 0)
             await check_client_error(client, ending)
         after = await read_metrics_at_rest(lane.worker, STEP_MS * 1e-3)
@@ -193,7 +195,7 @@ def test_request_cancelled_in_the_queue_never_reaches_the_engine(lanes: list[Lan
 
 @pytest.mark.parametrize("timeout_s", [0.1, 1.013])
 def test_grpc_deadline_is_not_counted_as_a_disconnect(lanes: list[Lane], timeout_s: float) -> None:
-    """The client's own timer may fire first: gRPC rounds what it tells the server up, from a second on."""
+    """The client's timer may fire first: from one second on, gRPC rounds the timeout that it sends to the server up."""
     lane = lanes[0]
 
     async def scenario() -> None:
@@ -208,7 +210,7 @@ def test_grpc_deadline_is_not_counted_as_a_disconnect(lanes: list[Lane], timeout
 
 
 def test_every_cancel_signal_arrives_and_no_worker_is_blamed(lanes: list[Lane]) -> None:
-    """After all the endings above."""
+    """Runs after all cancellations of the tests above."""
     frontend = lanes[0].frontend
 
     async def signals() -> tuple[float, float]:
@@ -236,14 +238,14 @@ def test_every_cancel_signal_arrives_and_no_worker_is_blamed(lanes: list[Lane]) 
 
 
 def test_worker_drops_the_requests_of_a_killed_frontend(lanes: list[Lane]) -> None:
-    """Nobody is there to tell the worker: it has to see it for itself."""
+    """No frontend cancels these requests: the worker itself must notice that its session has ended."""
     worker = lanes[0].worker
     long, short = replace(lanes[0].request, prompt=LONG), replace(lanes[0].request, prompt="go")
 
     async def scenario(plane: Plane) -> None:
         frontend = plane.start_frontend()
         await until(lambda: frontend.has_found(worker))
-        requests = (short, long, short)  # One runs, one is in prefill, one waits.
+        requests = (short, long, short)  # One runs, one is in prefill, one is queued.
         async with asyncio.TaskGroup() as group:
             clients = [Client(frontend, request).start(group) for request in requests]
             await wait_load(worker, SLOTS, len(requests) - SLOTS)
@@ -261,7 +263,7 @@ def test_worker_drops_the_requests_of_a_killed_frontend(lanes: list[Lane]) -> No
 
 @pytest.mark.parametrize("ending", CAUSES)
 def test_worker_whose_requests_were_cancelled_is_not_avoided(start_plane: Start, ending: str) -> None:
-    """One that failed is left alone for 5 s: then both requests would go to the other worker."""
+    """A worker that failed would be avoided for 5 s, so both requests would go to the other one."""
     plane = start_plane()
 
     async def scenario() -> None:

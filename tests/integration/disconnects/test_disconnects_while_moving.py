@@ -1,8 +1,8 @@
-"""Whoever does not want an answer any more while it moves to another worker costs that one two steps at most.
+"""A request that is cancelled while it moves costs the next worker at most two steps.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| endless requests of each kind, whose only worker dies | each of CAUSES, then another worker | it never hears of them |
+| endless requests of each kind, whose only worker dies | each of CAUSES, then another worker | it never receives them |
 | the same, in prefill on another worker | each of CAUSES | two steps, gauges 0 |
 """
 
@@ -42,7 +42,9 @@ LONG = "p" * 10_000
 
 @pytest.mark.parametrize("ending", CAUSES)
 def test_request_cancelled_between_workers_never_starts_on_another(start_plane: Start, ending: str) -> None:
-    """Its worker is killed and there is no other, until it has ended; the next worker never hears of it."""
+    """The only worker is killed, and the next one starts after the requests were cancelled. It must never receive
+    them.
+    """
     plane = start_plane()
     requests = [replace(request, max_tokens=ENDLESS) for request in KINDS.values()]
 
@@ -68,12 +70,12 @@ def test_request_cancelled_between_workers_never_starts_on_another(start_plane: 
 
 
 async def are_counted(plane: Plane, ending: str, count: int) -> bool:
-    """Whether the frontend knows of so many endings."""
+    """Whether the frontend has counted this many cancellations."""
     return (await read_metrics(plane.frontend)).sum(CANCELLATIONS, cause=CAUSES[ending]) == count
 
 
 async def started(plane: Plane, *options: str) -> tuple[Process, float]:
-    """A worker, and how long that took."""
+    """Start a worker; return it and the time that this took."""
     began = time.monotonic()
     return await plane.worker(*options), time.monotonic() - began
 
@@ -81,7 +83,7 @@ async def started(plane: Plane, *options: str) -> tuple[Process, float]:
 def start_all(
     plane: Plane, requests: Sequence[Request], ending: str, group: asyncio.TaskGroup, worker_s: float
 ) -> list[Client]:
-    """worker_s: how long it takes to start a worker, which all of them have to outlive."""
+    """Start a client for each request. `worker_s`: the time to start a worker, which every deadline must exceed."""
     timeout_s = deadline_s(worker_s) if ending == "deadline" else None
     named = [request.named(f"moving-{number}", timeout_s=timeout_s) for number, request in enumerate(requests)]
     return [Client(plane.frontend, request).start(group) for request in named]

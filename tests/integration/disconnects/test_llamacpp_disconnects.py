@@ -1,8 +1,8 @@
-"""With a real model, too, whoever does not want an answer any more costs the engine two more steps at most.
+"""With a real model too, a cancelled request costs the engine at most two more steps.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| requests of each kind, in prefill or running | hung up, or cancelled by name | the engine's own count |
+| requests of each kind, in prefill or running | disconnected, or cancelled by request id | the engine's own count |
 """
 
 import asyncio
@@ -32,7 +32,7 @@ OPTIONS = (
     "--engine-request-limit=2",
 )
 PIECE_TOKENS = 16
-"""Of a prompt in one step; see LlamaCppConfig."""
+"""Prompt tokens per step; see LlamaCppConfig."""
 STEPS_MAX = 2
 PROMPTS, ANSWERS = attrgetter("prompt_tokens"), attrgetter("generated_tokens")
 LATE = "unbroken_engine_tokens_after_cancel_total"
@@ -40,7 +40,7 @@ STATES = {
     "running": (Request(model="real", prompt="Once", max_tokens=1900), ANSWERS, 1),
     "prefill": (Request(model="real", prompt="once upon a time " * 400, max_tokens=100), PROMPTS, PIECE_TOKENS),
 }
-"""What is asked, what grows when it is there, and what a step computes."""
+"""The request, the count that grows once it is in this state, and the tokens that a step computes."""
 
 
 @pytest.fixture(scope="module")

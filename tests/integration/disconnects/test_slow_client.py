@@ -1,11 +1,11 @@
-"""A client that reads slowly, or not at all, costs nobody else anything, and what it costs itself is bounded.
+"""A client that reads slowly, or not at all, affects no other client, and its own cost is bounded.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
 | fast streams beside others | clients that read late | all answers undisturbed, the late ones in larger pieces |
-| | one that reads nothing | cut at the bound in bytes, and counted |
-| a stream without end | nobody reads it | cut in time, and counted |
-| several of these | the same | each cut at the bound in bytes, and the frontend no larger than that |
+| | one that never reads | cut at the bound in bytes, and counted |
+| a stream without end | its client never reads | cut in time, and counted |
+| several of these | the same | each cut at the bound in bytes; the frontend grows no larger than that |
 """
 
 import asyncio
@@ -37,22 +37,22 @@ from tests.integration.harness.waiting import until
 
 MIB = 1 << 20
 PATIENT = "--client-stall-timeout=600"
-"""Longer than any machine takes for a whole answer."""
+"""Longer than any machine takes for a complete answer."""
 FAST = Request(max_tokens=300)
 LONG = Request(n=8, max_tokens=1200, logprobs=20)
-"""Some MB of events: more than two kernels take for a client that does not read."""
+"""Several MB of events: more than two kernels buffer for a client that does not read."""
 LONG_BYTES_MAX = 24 * MIB
-"""It counts half of that."""
+"""The answer counts half of that."""
 ENDLESS = replace(LONG, max_tokens=7000)
-"""It counts three times that, and its engine takes 14 s at the least."""
+"""The answer counts three times that, and takes the engine at least 14 s."""
 RECEIVE_BYTES = 8 * 1024
 SMALL_WINDOW = ("grpc.http2.bdp_probe", 0)
-"""Else gRPC's window grows with what comes quickly, up to all of the answer."""
+"""Disables the growth of gRPC's window, which would otherwise hold the whole answer."""
 
 
 @asynccontextmanager
 async def opened(frontend: Frontend, request: Request) -> AsyncIterator[aiohttp.ClientResponse]:
-    """A response that has begun and that nobody reads, on a connection with a small window."""
+    """Open a response that has begun and that nothing reads, on a connection with a small window."""
 
     def small_socket(info: Any) -> socket.socket:
         one = socket.socket(*info[:3])
@@ -70,8 +70,8 @@ async def opened(frontend: Frontend, request: Request) -> AsyncIterator[aiohttp.
         yield response
 
 
-def widen(response: aiohttp.ClientResponse) -> None:
-    """It is read as fast as by others from now on: some MB through a window of some kB can take a minute."""
+def widen_window(response: aiohttp.ClientResponse) -> None:
+    """Let the response be read at full speed: several MB through a window of a few kB can take a minute."""
     assert response.connection is not None
     assert response.connection.transport is not None
     sock = response.connection.transport.get_extra_info("socket")
@@ -79,22 +79,22 @@ def widen(response: aiohttp.ClientResponse) -> None:
 
 
 async def outcome_of(frontend: Frontend, request_id: str) -> str:
-    """How the frontend says that the request ended, once it has."""
+    """Wait until the frontend logs the end of the request; return the logged outcome."""
     (entry,) = await until(lambda: frontend.events("request", request_id=request_id), REQUEST_S_MAX)
     return str(entry["outcome"])
 
 
 async def read_late(frontend: Frontend, request: Request, may_read: asyncio.Event) -> tuple[Answer, int]:
-    """The answer, read only once the engine is done with it; and in how many events or messages it came.
+    """Read the answer once the engine is done with it; return it with the number of its events or messages.
 
-    It is read as fast as it comes, and looked at after that: there is a bound on how long the rest of it may take.
+    The answer is read at full speed and parsed afterwards, because the time to read the rest of it is bounded.
     """
     counts: list[int] = []
     if request.protocol == "stream":
         async with opened(frontend, request) as response:
             await outcome_of(frontend, request.request_id)
             await may_read.wait()
-            widen(response)
+            widen_window(response)
             return Events(request, counts.append).take(await response.read()), len(counts)
     read: list[inference_pb2.GenerateResponse] = []
     async with grpc.aio.insecure_channel(frontend.grpc, options=[*CHANNEL_OPTIONS, SMALL_WINDOW]) as channel:
@@ -131,20 +131,20 @@ def test_late_readers_get_everything_and_a_client_that_never_reads_is_cut(start_
         requests = [replace(request, protocol=protocol) for request in (FAST, LONG) for protocol in ("stream", "grpc")]
         expected = await run_together(answer(frontend, request) for request in requests)
         may_read = asyncio.Event()
-        async with opened(frontend, ENDLESS.named("deaf")), asyncio.TaskGroup() as group:
+        async with opened(frontend, ENDLESS.named("never-reads")), asyncio.TaskGroup() as group:
             late = [
                 group.create_task(read_late(frontend, request.named(f"late-{request.protocol}"), may_read))
                 for request in requests[2:]
             ]
             assert await run_together(answer(frontend, request) for request in requests[:2]) == expected[:2], (
-                "while nobody else reads"
+                "while no other client reads"
             )
             may_read.set()
             for task, whole in zip(late, expected[2:], strict=True):
                 read, event_count = await task
                 assert read == whole
-                assert event_count < LONG.n * LONG.max_tokens * 0.9, "what was not read came in larger pieces"
-            assert await outcome_of(frontend, "deaf") == "SLOW_CLIENT"
+                assert event_count < LONG.n * LONG.max_tokens * 0.9, "unread tokens did not come in larger pieces"
+            assert await outcome_of(frontend, "never-reads") == "SLOW_CLIENT"
         await until(lambda: is_idle(frontend, worker))
         assert await cut_count(frontend) == 1
         assert len(frontend.events("client cut")) == 1
@@ -156,8 +156,8 @@ def test_client_that_never_reads_is_cut_after_the_stall_timeout(start_plane: Sta
     async def scenario() -> None:
         plane = start_plane(frontend=(f"--client-buffer-max={1 << 30}", "--client-stall-timeout=1"))
         frontend, worker = plane.frontend, await plane.worker("--mocker-itl-ms=2")
-        async with opened(frontend, ENDLESS.named("deaf")):
-            assert await outcome_of(frontend, "deaf") == "SLOW_CLIENT"
+        async with opened(frontend, ENDLESS.named("never-reads")):
+            assert await outcome_of(frontend, "never-reads") == "SLOW_CLIENT"
         await until(lambda: is_idle(frontend, worker))
         assert await cut_count(frontend) == 1
 
@@ -165,25 +165,25 @@ def test_client_that_never_reads_is_cut_after_the_stall_timeout(start_plane: Sta
 
 
 OWN_BYTES = 8 * MIB
-"""What a process may grow by itself: a loop that is late reads more at a time, and malloc keeps the room for it."""
+"""Other growth of the process: a late event loop reads more at a time, and malloc keeps that memory."""
 
 
 def test_memory_for_unread_streams_is_bounded(start_plane: Start) -> None:
-    deaf_count, bound = 8, MIB // 4
+    silent_count, bound = 8, MIB // 4
 
     async def scenario() -> None:
         plane = start_plane(frontend=(f"--client-buffer-max={bound}",))
         frontend, worker = plane.frontend, await plane.worker("--mocker-itl-ms=2")
-        await answer(frontend, LONG)  # What the first request makes room for is not what this is about.
+        await answer(frontend, LONG)  # Allocates what the first request needs, which is not measured here.
         before = resident_bytes(frontend)
         async with AsyncExitStack() as clients:
-            for number in range(deaf_count):
-                await clients.enter_async_context(opened(frontend, ENDLESS.named(f"deaf{number}")))
-            outcomes = [await outcome_of(frontend, f"deaf{number}") for number in range(deaf_count)]
+            for number in range(silent_count):
+                await clients.enter_async_context(opened(frontend, ENDLESS.named(f"never-reads-{number}")))
+            outcomes = [await outcome_of(frontend, f"never-reads-{number}") for number in range(silent_count)]
             grown = resident_bytes(frontend) - before
-        assert outcomes == ["SLOW_CLIENT"] * deaf_count
-        assert grown < 4 * deaf_count * bound + OWN_BYTES, f"{grown / MIB:.1f} MiB"
+        assert outcomes == ["SLOW_CLIENT"] * silent_count
+        assert grown < 4 * silent_count * bound + OWN_BYTES, f"{grown / MIB:.1f} MiB"
         await until(lambda: is_idle(frontend, worker))
-        assert await cut_count(frontend) == deaf_count
+        assert await cut_count(frontend) == silent_count
 
     asyncio.run(scenario())

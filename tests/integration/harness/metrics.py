@@ -92,29 +92,29 @@ async def wait_idle(*processes: Process) -> None:
 
 async def wait_load(worker: Process, running: int, waiting: int) -> Metrics:
     """Wait until this many requests run and wait at the worker; return its metrics then."""
-    metrics_read: list[Metrics] = []
+    latest: list[Metrics] = []
 
-    async def is_there() -> bool:
-        metrics_read[:] = [await read_metrics(worker)]
-        return (metrics_read[0].running, metrics_read[0].waiting) == (running, waiting)
+    async def has_load() -> bool:
+        latest[:] = [await read_metrics(worker)]
+        return (latest[0].running, latest[0].waiting) == (running, waiting)
 
     try:
-        await until(is_there)
+        await until(has_load)
     except TimeoutError as error:
-        there = (metrics_read[0].running, metrics_read[0].waiting)
-        raise AssertionError(f"{there} requests run and wait, not {(running, waiting)}") from error
-    return metrics_read[0]
+        found = (latest[0].running, latest[0].waiting)
+        raise AssertionError(f"{found} requests run and wait, not {(running, waiting)}") from error
+    return latest[0]
 
 
 async def read_metrics_at_rest(worker: Process, step_s: float) -> Metrics:
     """Return the worker's metrics once its engine has made no step for longer than one step takes."""
 
-    async def still() -> Metrics | None:
+    async def if_at_rest() -> Metrics | None:
         before = await read_metrics(worker)
         await asyncio.sleep(1.5 * step_s)
         after = await read_metrics(worker)
         steps = [one.sum(STEPS) for one in (before, after)]
         return after if steps[0] == steps[1] and before.engine_tokens == after.engine_tokens else None
 
-    metrics: Metrics = await until(still)
+    metrics: Metrics = await until(if_at_rest)
     return metrics

@@ -1,13 +1,14 @@
-"""Who leaves in order (SIGTERM, `unbroken drain`) leaves nobody behind: streams move or finish; the exit status is 0.
+"""A process that is asked to leave (SIGTERM, `unbroken drain`) loses no stream: streams move or finish; it exits with
+0.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
 | streams of all kinds on one of two workers | SIGTERM, `unbroken drain` | `Answer`, all moved for DRAINING, exit 0 |
-| the same on the only worker | SIGTERM with time enough | `Answer`, nothing moves, nothing new is taken, exit 0 |
+| the same on the only worker | SIGTERM with enough time | `Answer`, nothing moves, no new request admitted, exit 0 |
 | the same | SIGTERM with too little time, then another worker | `Answer`, all moved for DRAINING, exit 0 |
 | as many as two workers have slots and places for | SIGTERM of one with too little time | `Answer`, exit 0 |
-| the same on two workers | all are replaced, one after the other | every `Answer`; the largest gap is printed |
-| the same | SIGTERM of the frontend | `Answer`, `/health` 503, nothing new is taken, exit 0 |
+| the same on two workers | all are replaced, one after another | every `Answer`; the largest gap is printed |
+| the same | SIGTERM of the frontend | `Answer`, `/health` 503, no new request admitted, exit 0 |
 """
 
 import asyncio
@@ -41,9 +42,9 @@ ASKS = [
 ]
 ITL, SLOW = "--mocker-itl-ms=4", "--mocker-itl-ms=40"
 PATIENT = ("--stall-ms=8000",)
-"""A worker that is silent on a busy machine is not what these tests are about."""
+"""A long stall timeout: a worker that is slow on a busy machine must not count as stalled here."""
 RESTARTS = 4
-"""Each of two workers, twice."""
+"""Each of the two workers is replaced twice."""
 
 
 async def wait_exit(process: Process) -> int | None:
@@ -60,9 +61,9 @@ async def by_command(plane: Plane, worker: Process) -> None:
 
 
 @on_both_engines
-@pytest.mark.parametrize("leave", [by_signal, by_command])
+@pytest.mark.parametrize("drain", [by_signal, by_command])
 def test_streams_of_a_draining_worker_move_to_another_at_once(
-    start_plane: Start, leave: Callable[[Plane, Process], Awaitable[None]]
+    start_plane: Start, drain: Callable[[Plane, Process], Awaitable[None]]
 ) -> None:
     plane = start_plane(frontend=PATIENT)
     requests = movable_requests(plane.engine, ASKS)
@@ -71,11 +72,11 @@ def test_streams_of_a_draining_worker_move_to_another_at_once(
         undisturbed = await undisturbed_answers(plane, requests)
         leaving = await plane.worker(SLOW)
 
-        async def leave_to_another() -> None:
+        async def drain_with_another_worker() -> None:
             await plane.worker(ITL)
-            await leave(plane, leaving)
+            await drain(plane, leaving)
 
-        assert await answers_under_fault(plane.frontend, requests, leave_to_another) == undisturbed
+        assert await answers_under_fault(plane.frontend, requests, drain_with_another_worker) == undisturbed
         assert move_reasons(plane.frontend, requests) == [["DRAINING"]] * len(requests)
         assert await wait_exit(leaving) == 0
         assert await answer(plane.frontend, requests[0]) == undisturbed[0]
@@ -93,12 +94,12 @@ def test_streams_of_the_only_worker_wait_for_a_replacement_after_a_short_drain(s
         leaving = await plane.worker(ITL, "--drain-timeout=0.1")
         undisturbed = await run_together(answer(plane.frontend, request) for request in requests)
 
-        async def leave_and_come() -> None:
+        async def drain_then_replace() -> None:
             leaving.signal(SIGTERM)
             assert await wait_exit(leaving) == 0
             await plane.worker(ITL)
 
-        assert await answers_under_fault(plane.frontend, requests, leave_and_come) == undisturbed
+        assert await answers_under_fault(plane.frontend, requests, drain_then_replace) == undisturbed
         assert move_reasons(plane.frontend, requests) == [["DRAINING"]] * len(requests)
 
     asyncio.run(scenario())
@@ -106,7 +107,7 @@ def test_streams_of_the_only_worker_wait_for_a_replacement_after_a_short_drain(s
 
 @on_both_engines
 def test_queued_requests_of_a_draining_worker_queue_at_another(start_plane: Start) -> None:
-    """Both are full, so that nobody can go elsewhere before some have finished."""
+    """Both workers are full, so no request can move before others have finished."""
     plane = start_plane(frontend=PATIENT)
     requests = [replace(request, max_tokens=60) for request in movable_requests(plane.engine, ASKS)[:10]]
 
@@ -140,14 +141,14 @@ def test_draining_worker_takes_no_new_request_while_its_streams_finish(start_pla
         leaving = await plane.worker(ITL)
         undisturbed = await run_together(answer(plane.frontend, request) for request in requests)
 
-        async def leave_and_ask() -> None:
+        async def drain_and_send() -> None:
             leaving.signal(SIGTERM)
             await until(lambda: leaving.events("draining"))
             with pytest.raises(Refused) as caught:
                 await answer(plane.frontend, replace(requests[0], protocol="unary"))
             assert (caught.value.code, caught.value.reason) == (503, "NO_WORKERS")
 
-        assert await answers_under_fault(plane.frontend, requests, leave_and_ask) == undisturbed
+        assert await answers_under_fault(plane.frontend, requests, drain_and_send) == undisturbed
         assert await wait_exit(leaving) == 0
 
     asyncio.run(scenario())
@@ -163,7 +164,7 @@ def test_rolling_restart_under_load_loses_nothing(start_plane: Start) -> None:
         undisturbed = await run_together(answer(plane.frontend, request) for request in requests)
         is_over = asyncio.Event()
 
-        async def ask_on(number: int) -> int:
+        async def send_again_and_again(number: int) -> int:
             answered = 0
             while not is_over.is_set():
                 assert await answer(plane.frontend, requests[number]) == undisturbed[number]
@@ -171,7 +172,7 @@ def test_rolling_restart_under_load_loses_nothing(start_plane: Start) -> None:
             return answered
 
         async with asyncio.TaskGroup() as group:
-            clients = [group.create_task(ask_on(number)) for number in range(len(requests))]
+            clients = [group.create_task(send_again_and_again(number)) for number in range(len(requests))]
             for _ in range(RESTARTS):
                 workers.append(await plane.worker(ITL))
                 leaving = workers.pop(0)
@@ -194,15 +195,15 @@ def test_draining_frontend_finishes_its_streams_and_takes_nothing_new(start_plan
         await plane.worker(ITL)
         undisturbed = await run_together(answer(plane.frontend, request) for request in requests)
 
-        async def leave() -> None:
+        async def drain() -> None:
             async with asyncio.TaskGroup() as group:
                 last = Client(plane.frontend, Request("grpc", max_tokens=ENDLESS)).start(group)
                 await until(lambda: last.has_begun)
                 plane.frontend.signal(SIGTERM)
-                await check_takes_nothing_new()
+                await check_nothing_new_is_taken()
                 last.hang_up()
 
-        async def check_takes_nothing_new() -> None:
+        async def check_nothing_new_is_taken() -> None:
             await until(lambda: plane.frontend.events("draining"))
             assert await health(plane.frontend) == 503
             for protocol, code in (("unary", 503), ("stream", 503), ("grpc", grpc.StatusCode.UNAVAILABLE.name)):
@@ -210,19 +211,19 @@ def test_draining_frontend_finishes_its_streams_and_takes_nothing_new(start_plan
                     await answer(plane.frontend, Request(protocol))
                 assert (caught.value.code, caught.value.reason) == (code, "DRAINING")
 
-        assert await answers_under_fault(plane.frontend, requests, leave) == undisturbed
+        assert await answers_under_fault(plane.frontend, requests, drain) == undisturbed
         assert await wait_exit(plane.frontend) == 0
 
     asyncio.run(scenario())
 
 
 def test_frontend_whose_drain_times_out_tells_every_client_why(start_plane: Start) -> None:
-    """Once the streams were broken off without a word, and counted as if their clients had left."""
+    """Regression: streams once ended without an error, and were counted as if their clients had left."""
     plane = start_plane(frontend=(*PATIENT, "--drain-timeout=0.2"))
     requests = [replace(request, max_tokens=3000) for request in movable_requests(plane.engine, ASKS)]
     codes = {"grpc": "UNAVAILABLE", "unary": 503, "stream": 200}
 
-    async def told(number: int, begun: set[int]) -> tuple[int | str, str]:
+    async def refusal_of(number: int, begun: set[int]) -> tuple[int | str, str]:
         with pytest.raises(Refused) as caught:
             await answer(plane.frontend, requests[number].named(f"s{number}"), lambda _: begun.add(number))
         return caught.value.code, caught.value.reason
@@ -231,7 +232,7 @@ def test_frontend_whose_drain_times_out_tells_every_client_why(start_plane: Star
         await plane.worker(ITL)
         begun: set[int] = set()
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(told(number, begun)) for number in range(len(requests))]
+            tasks = [group.create_task(refusal_of(number, begun)) for number in range(len(requests))]
             await until(lambda: len(begun) == sum(request.protocol != "unary" for request in requests))
             plane.frontend.signal(SIGTERM)
 

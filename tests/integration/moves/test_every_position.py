@@ -1,13 +1,13 @@
-"""A moved answer is the unmoved one, whatever was asked, wherever it was cut, and however its worker went.
+"""A moved answer equals the unmoved one, for every kind of request, at every position, and for every kind of loss.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| all CASES at a time, by gRPC, SSE and unary HTTP | SIGKILL at each of 64 positions | `Answer`, one move a choice |
-| the same | SIGSTOP at 12 positions | `Answer`, one move a choice, for STALLED |
-| the same | SIGTERM at 12 positions, another worker being there | `Answer`, one move a choice, for DRAINING |
+| all CASES at once, by gRPC, SSE and unary HTTP | SIGKILL at each of 64 positions | `Answer`, one move per choice |
+| the same | SIGSTOP at 12 positions | `Answer`, one move per choice, for STALLED |
+| the same | SIGTERM at 12 positions, with another worker | `Answer`, one move per choice, for DRAINING |
 
-`Answer` is text, token ids, log probabilities, finish reason and usage. One worker carries all streams of a round: it
-holds its first step until all of them are there, so they stand at the same position when it goes.
+`Answer` is text, token ids, log probabilities, finish reason and usage. One worker serves all streams of a round. It
+holds its first step until all of them have arrived, so all are at the same position when it is lost.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ TOKENS = 64
 POSITIONS = range(TOKENS)
 SPREAD = (0, 1, *range(7, TOKENS - 2, 7), TOKENS - 2, TOKENS - 1)
 REPEATS_MAX = 3
-"""How often the positions are tried again at which some kind was not cut: on a busy machine tokens come late."""
+"""How often to repeat positions at which some kind was not cut: on a busy machine tokens may arrive late."""
 LINGER_MS = 150
 NUDGE_S_MAX = 2.0
 FAST = "--mocker-itl-ms=1"
@@ -53,8 +53,8 @@ CASES = {
     "all scripts": replace(GREEDY, is_chat=True, prompt="日本語 🎉 с ёлкой"),
 }
 OFTEN = tuple(b"etaoin ")
-AT_THE_LIMIT = "max_tokens where it is cut"
-"""Its last token is the one that is due when its worker goes."""
+AT_THE_LIMIT = "max_tokens at the cut"
+"""The last token of this case is due when its worker is lost."""
 
 Kind = tuple[str, str]
 """Case and protocol."""
@@ -75,8 +75,8 @@ def with_stops(seeded: Answer) -> Mapping[str, Request]:
 
 
 @dataclass
-class Stage:
-    """A plane with a worker that nothing happens to, and what that answers."""
+class Setup:
+    """A plane with a worker that no fault strikes, and that worker's answers."""
 
     plane: Plane
     cases: Mapping[str, Request] = field(default_factory=dict)
@@ -90,8 +90,8 @@ class Stage:
     def undisturbed(self, kind: Kind, position: int) -> Answer:
         return self.expected[kind, position if kind[0] == AT_THE_LIMIT else 0]
 
-    async def learn(self) -> None:
-        """Ask all without any fault."""
+    async def collect_answers(self) -> None:
+        """Send all requests without a fault."""
         await self.plane.worker(FAST)
         seeded = await answer(self.plane.frontend, replace(SEEDED, protocol="grpc"))
         self.cases = {**CASES, **with_stops(seeded)}
@@ -107,17 +107,17 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(start_plane: Start) -> Stage:
-    one = Stage(start_plane())
-    asyncio.run(one.learn())
+def prepared(start_plane: Start) -> Setup:
+    one = Setup(start_plane())
+    asyncio.run(one.collect_answers())
     return one
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of the mocker, and what its streams then move for.
+    """A fault of the mocker, and the reason for which its streams move.
 
-    lanes: how many rounds run at a time. is_gentle: streams may finish where they are.
+    `lanes`: how many rounds run at a time. `is_gentle`: streams may finish where they are.
     """
 
     fault: str
@@ -129,33 +129,33 @@ class Fault:
 
 KILL = Fault("die_after", "DISCONNECTED")
 FREEZE = Fault("freeze_after", "STALLED")
-LEAVE = Fault("leave_after", "DRAINING", lanes=1, itl_ms=15, is_gentle=True)
+DRAIN = Fault("leave_after", "DRAINING", lanes=1, itl_ms=15, is_gentle=True)
 
 
 @dataclass
 class Survey:
-    """At which positions the streams of each kind have moved."""
+    """The positions at which the streams of each kind have moved."""
 
     moved_at: dict[Kind, set[int]] = field(default_factory=lambda: defaultdict(set))
 
-    def missing(self, stage: Stage) -> set[int]:
-        """Where a worker must still go, so that each kind has been cut everywhere."""
+    def missing(self, prepared: Setup) -> set[int]:
+        """Return the positions at which some kind has not been cut yet."""
         missing = set()
         for kind, positions in self.moved_at.items():
-            whole = stage.undisturbed(kind, 0)
+            whole = prepared.undisturbed(kind, 0)
             length = whole.completion_tokens // len(whole.choices)
             missing |= set(range(TOKENS if kind[0] == AT_THE_LIMIT else length)) - positions
         return missing
 
 
-def test_all_protocols_give_the_same_answer(stage: Stage) -> None:
-    for (name, protocol), position in stage.expected:
-        ours, others = (stage.expected[(name, one), position] for one in (protocol, "grpc"))
+def test_all_protocols_give_the_same_answer(prepared: Setup) -> None:
+    for (name, protocol), position in prepared.expected:
+        ours, others = (prepared.expected[(name, one), position] for one in (protocol, "grpc"))
         assert ours.essence == others.essence
 
 
-def test_cases_end_as_intended(stage: Stage) -> None:
-    ends = {name: stage.undisturbed((name, "grpc"), 0) for name in stage.cases}
+def test_cases_end_as_intended(prepared: Setup) -> None:
+    ends = {name: prepared.undisturbed((name, "grpc"), 0) for name in prepared.cases}
 
     assert {name for name, got in ends.items() if got.choices[0].finish == "stop"} == {
         "stop string",
@@ -168,42 +168,42 @@ def test_cases_end_as_intended(stage: Stage) -> None:
     assert len(ends["logprobs"].only.logprobs) == TOKENS
 
 
-def test_killed_worker_changes_no_answer_at_any_position(stage: Stage) -> None:
+def test_killed_worker_changes_no_answer_at_any_position(prepared: Setup) -> None:
     survey = Survey()
 
     async def scenario() -> None:
-        await strike_at(stage, POSITIONS, KILL, survey)
+        await strike_at_positions(prepared, POSITIONS, KILL, survey)
         for _ in range(REPEATS_MAX):
-            await strike_at(stage, sorted(survey.missing(stage)), KILL, survey)
+            await strike_at_positions(prepared, sorted(survey.missing(prepared)), KILL, survey)
 
     asyncio.run(scenario())
-    assert survey.missing(stage) == set()
+    assert survey.missing(prepared) == set()
 
 
-@pytest.mark.parametrize("fault", [FREEZE, LEAVE], ids=["freezes", "leaves"])
-def test_frozen_or_draining_worker_changes_no_answer(stage: Stage, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [FREEZE, DRAIN], ids=["frozen", "draining"])
+def test_frozen_or_draining_worker_changes_no_answer(prepared: Setup, fault: Fault) -> None:
     survey = Survey()
 
-    asyncio.run(strike_at(stage, SPREAD, fault, survey))
+    asyncio.run(strike_at_positions(prepared, SPREAD, fault, survey))
 
-    unmoved = {name for name, protocol in stage.requests(0) if not survey.moved_at[name, protocol]}
-    assert unmoved <= {AT_THE_LIMIT}  # With one token left it may finish where it is.
+    unmoved = {name for name, protocol in prepared.requests(0) if not survey.moved_at[name, protocol]}
+    assert unmoved <= {AT_THE_LIMIT}  # A stream with one token left may finish on its worker.
 
 
-async def strike_at(stage: Stage, positions: Sequence[int], fault: Fault, survey: Survey) -> None:
-    """One round for each position."""
+async def strike_at_positions(prepared: Setup, positions: Sequence[int], fault: Fault, survey: Survey) -> None:
+    """Run one round for each position."""
 
     async def run_lane(share: Sequence[int]) -> None:
         for position in share:
-            await strike(stage, position, fault, survey)
+            await strike(prepared, position, fault, survey)
 
     await run_together(run_lane(positions[lane :: fault.lanes]) for lane in range(fault.lanes))
 
 
-async def strike(stage: Stage, position: int, fault: Fault, survey: Survey) -> None:
-    """Ask all of a worker that goes after so many tokens, with another beside it, and check each answer."""
-    plane, model = stage.plane, f"{fault.fault}-{position}-{next(stage.names)}"
-    kinds = stage.requests(position)
+async def strike(prepared: Setup, position: int, fault: Fault, survey: Survey) -> None:
+    """Send all requests to a worker that is lost after this many tokens, with another beside it; check each answer."""
+    plane, model = prepared.plane, f"{fault.fault}-{position}-{next(prepared.names)}"
+    kinds = prepared.requests(position)
     requests = [request.named(f"{model}-{index}", model=model) for index, request in enumerate(kinds.values())]
     streams = sum(request.n for request in requests)
     faults = (f"{fault.fault}={position}", f"hold={streams + 1}", f"linger_ms={LINGER_MS}")
@@ -213,12 +213,12 @@ async def strike(stage: Stage, position: int, fault: Fault, survey: Survey) -> N
         tasks = [group.create_task(answer(plane.frontend, request)) for request in requests]
         await until(lambda: has_running(victim, streams))
         successor = await plane.worker(f"--served-model-name={model}", LEASE, FAST)
-        await nudge(victim, model)
+        await release_first_step(victim, model)
     victim.kill()
     successor.kill()
     moves = plane.frontend.all_moves()
     for kind, request, task in zip(kinds, requests, tasks, strict=True):
-        whole, moved = stage.undisturbed(kind, position), moves[request.request_id]
+        whole, moved = prepared.undisturbed(kind, position), moves[request.request_id]
         what = f"{kind}, {fault.fault} {position}: {moved}"
         assert task.result() == whole, what
         assert {move["reason"] for move in moved} <= {fault.reason}, what
@@ -231,11 +231,11 @@ async def has_running(worker: Process, number: int) -> bool:
     return await worker.metric("dynamo_engine_request") == number
 
 
-async def nudge(worker: Process, model: str) -> None:
-    """The last request that the worker holds its first step for: sent to it alone, so that routing can't err."""
+async def release_first_step(worker: Process, model: str) -> None:
+    """Send the last request for which the worker holds its first step, directly, so that it reaches this worker."""
     message = inference_pb2.GenerateRequest(model=model)
     message.tokens.ids.append(32)
     message.stop.max_tokens = 1
     async with grpc.aio.insecure_channel(worker.ready["address"], options=CHANNEL_OPTIONS) as channel:
-        with suppress(grpc.aio.AioRpcError):  # The worker may go before it has answered.
+        with suppress(grpc.aio.AioRpcError):  # The worker may be lost before it answers.
             await inference_pb2_grpc.InferenceStub(channel).Generate(message, timeout=NUDGE_S_MAX).read()

@@ -1,9 +1,9 @@
-"""A frozen worker (SIGSTOP) is a lost worker: its streams go on elsewhere, and nothing it says when it thaws is heard.
+"""A frozen worker (SIGSTOP) counts as lost: its streams move, and what it sends after it thaws is discarded.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| streams of all kinds | SIGSTOP under all of them | `Answer`, all moved for STALLED |
-| the same | SIGCONT while the moved streams still run | `Answer`, nothing twice; the worker serves again |
+| streams of all kinds | SIGSTOP of their worker | `Answer`, all moved for STALLED |
+| the same | SIGCONT while the moved streams still run | `Answer`, no duplicates; the worker serves again |
 """
 
 import asyncio
@@ -74,6 +74,6 @@ async def runs_nothing(worker: Process) -> bool:
 
 
 async def serves(plane: Plane, worker: Process, steps: float) -> bool:
-    """Ask once; has the worker made a step since it had made `steps`?"""
+    """Send one request; return whether the worker has made a step since it had made `steps`."""
     await answer(plane.frontend, Request(max_tokens=1))
     return await worker.metric("unbroken_engine_steps_total") > steps

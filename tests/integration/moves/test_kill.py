@@ -1,13 +1,14 @@
-"""Workers that are killed from outside, at any moment, cost their clients nothing but time.
+"""Workers that are killed at any moment cost their clients nothing but time.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| 100 streams of all kinds at a time on one worker | one SIGKILL | `Answer`, all moved |
+| 100 concurrent streams of all kinds on one worker | one SIGKILL | `Answer`, all moved |
 | 12 streams of all kinds on the only worker | SIGKILL; another worker 3 s later | `Answer`, all moved |
-| a unary request that may not move | its worker dies | what had come, if asked for |
+| a unary request that may not move | its worker dies | the partial answer, if requested |
+| requests that may not move, one of two workers dies | the same | no move is counted |
 
-`Answer` is text, token ids, usage and finish reason; who reads it (answers.py) checks positions, marker and [DONE].
-Kills at every single position are in test_moves.py.
+`Answer` is text, token ids, usage and finish reason. Its parser (answers.py) checks positions, marker and [DONE]. Kills
+at every single position are in test_every_position.py.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ def test_100_streams_lose_nothing_when_their_worker_is_killed(start_plane: Start
 
     async def scenario() -> None:
         undisturbed = await undisturbed_answers(plane, requests)
-        victim = await plane.worker("--mocker-itl-ms=40")  # Slow, so that all have begun before any ends.
+        victim = await plane.worker("--mocker-itl-ms=40")  # Slow, so that all streams begin before any ends.
 
         async def kill() -> None:
             victim.kill()
@@ -70,8 +71,8 @@ def test_streams_of_a_killed_only_worker_continue_on_one_that_starts_3_s_later(s
 
         async def kill_and_replace() -> None:
             await kill_and_wait_lost(plane, victim)
-            await asyncio.sleep(AWAY_S)  # The time without any worker is what is tested.
-            assert not any(move_reasons(plane.frontend, requests)), "somebody was served meanwhile"
+            await asyncio.sleep(AWAY_S)  # Not synchronisation: the time without any worker is what is tested.
+            assert not any(move_reasons(plane.frontend, requests)), "a stream moved while there was no worker"
             await plane.worker("--mocker-itl-ms=1")
 
         assert await answers_under_fault(plane.frontend, requests, kill_and_replace) == undisturbed
@@ -82,10 +83,10 @@ def test_streams_of_a_killed_only_worker_continue_on_one_that_starts_3_s_later(s
     assert min(gaps) > AWAY_S * 1e3
 
 
-@pytest.mark.parametrize("is_asked", [True, False])
-def test_unary_client_gets_the_partial_answer_only_if_it_asks_for_it(start_plane: Start, is_asked: bool) -> None:
+@pytest.mark.parametrize("is_requested", [True, False])
+def test_unary_client_gets_the_partial_answer_only_if_it_asks_for_it(start_plane: Start, is_requested: bool) -> None:
     plane = start_plane()
-    headers = {"X-Migration-Limit": "0"} | ({"X-Return-Partial": "true"} if is_asked else {})
+    headers = {"X-Migration-Limit": "0"} | ({"X-Return-Partial": "true"} if is_requested else {})
 
     async def scenario() -> tuple[Answer, Answer | Refused]:
         whole = (await undisturbed_answers(plane, [Request("unary")]))[0]
@@ -95,7 +96,7 @@ def test_unary_client_gets_the_partial_answer_only_if_it_asks_for_it(start_plane
     whole, refused = asyncio.run(scenario())
     assert isinstance(refused, Refused)
     assert (refused.code, refused.reason) == (502, "DISCONNECTED")
-    if is_asked:
+    if is_requested:
         (choice,) = refused.error["partial"]["choices"]
         assert choice["finish_reason"] is None
         assert len(choice["text"]) > 10

@@ -1,4 +1,4 @@
-"""A moved answer of a real model is the unmoved one: text, token ids, log probabilities, usage and finish reason.
+"""A moved answer of a real model equals the unmoved one: text, token ids, log probabilities, usage and finish reason.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
@@ -7,9 +7,9 @@
 | the same, over two workers | SIGTERM of one at 4 positions | `Answer`, some have moved, exit 0 |
 | JSON by a schema among them | all of these | it fits the schema |
 
-A round asks all of one worker, strikes it when the watched one has got so many tokens, and starts the next worker: it
-takes all over and is the one to be struck in the next round. The prompts make the model write characters of several
-tokens.
+A round sends all requests to one worker, strikes it when the watched stream has enough tokens, and starts the next
+worker, which takes all streams over and is struck in the next round. The prompts make the model write characters of
+several tokens.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from tests.integration.harness.waiting import until
 pytestmark = pytest.mark.model
 
 TARGETS = range(1, 21, 2)
-"""How many tokens the watched answer has when its worker is killed."""
+"""The number of tokens of the watched answer when its worker is killed."""
 FEWER = (1, 7, 13, 19)
 ROUNDS = [
     *((SIGKILL, target) for target in TARGETS),
@@ -41,12 +41,12 @@ ROUNDS = [
     *((SIGTERM, target) for target in FEWER),
 ]
 PATIENT = ("--stall-ms=3000",)
-"""Loading a model keeps a busy machine busier than a second."""
+"""Loading a model keeps a busy machine occupied for more than a second."""
 DISTINCT_MIN = 7
-"""The others are about as far as the watched one, at best at as many positions as there are rounds."""
+"""The other streams are about as far as the watched one, so each round adds at most one position."""
 TOKENS = 24
 OPTIONS = ("--engine=llamacpp", "--model=smollm2", "--threads=1", "--engine-request-limit=5", "--drain-timeout=0.2")
-"""The answers are short: most would end where they are before another worker has computed their prompts."""
+"""The answers are short. Without a short drain most would finish before another worker has computed their prompts."""
 NUMBERS = 6
 SCHEMA = {
     "type": "object",
@@ -76,14 +76,14 @@ LANES: dict[str, dict[str, Request]] = {
         "seeded JSON": replace(JSON, temperature=0.8),
     },
 }
-"""Each lane is a model with one worker at a time, and the cases that are asked of it. The first is the watched one."""
+"""Each lane is a model with one worker at a time, and its cases. The first case is the watched one."""
 
 
 @dataclass
 class Lane:
     """One lane at work: its cases, their undisturbed answers by case and protocol, and where each case has moved.
 
-    left_at: where streams left a worker that was asked to go.
+    `left_at`: the positions at which streams left a draining worker.
     """
 
     plane: Plane
@@ -101,7 +101,7 @@ class Lane:
         return next(iter(self.cases))
 
     def requests(self, number: int) -> dict[str, Request]:
-        """All, over other protocols in each round, but for the watched one."""
+        """Return all requests. Protocols change from round to round, except for the watched case."""
         return {
             name: request.named(
                 f"{self.name}-{number}-{name.replace(' ', '-')}",
@@ -111,8 +111,8 @@ class Lane:
             for index, (name, request) in enumerate(self.cases.items())
         }
 
-    async def learn(self) -> None:
-        """The answers without any fault: what HTTP shows besides text are log probabilities alone."""
+    async def collect_answers(self) -> None:
+        """Collect the answers without a fault. Over HTTP only log probabilities need answers of their own."""
         requests = {(name, "grpc"): replace(request, protocol="grpc") for name, request in self.cases.items()}
         requests |= {
             (name, ending): replace(request, protocol=ending)
@@ -130,9 +130,9 @@ class Lane:
 
     async def run(self) -> None:
         worker = await self.plane.found(self.launch())
-        await self.learn()
+        await self.collect_answers()
         for number, (fault, target) in enumerate(ROUNDS):
-            worker = await strike_under_all(self, worker, number, fault, target)
+            worker = await run_round(self, worker, number, fault, target)
 
 
 def test_answers_of_a_real_model_continue_exactly_from_10_positions(start_plane: Start) -> None:
@@ -154,7 +154,7 @@ def test_answers_of_a_real_model_continue_exactly_from_10_positions(start_plane:
 
 
 def check_json(text: str) -> None:
-    """It fits SCHEMA."""
+    """Check that the text fits SCHEMA."""
     value = json.loads(text)
     assert value.keys() == {"name", "numbers"}
     assert isinstance(value["name"], str)
@@ -162,8 +162,8 @@ def check_json(text: str) -> None:
     assert all(isinstance(number, int) for number in value["numbers"])
 
 
-async def strike_under_all(lane: Lane, worker: Process, number: int, fault: Signals, target: int) -> Process:
-    """One round; the worker for the next one."""
+async def run_round(lane: Lane, worker: Process, number: int, fault: Signals, target: int) -> Process:
+    """Run one round; return the worker for the next one."""
     frontend, requests, reached = lane.plane.frontend, lane.requests(number), asyncio.Event()
     workers = [worker, *([await lane.plane.found(lane.launch())] if fault is SIGTERM else [])]
     watched = requests.pop(lane.watched)

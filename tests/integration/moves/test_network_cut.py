@@ -1,8 +1,8 @@
-"""A worker whose packets vanish without a trace is a lost worker; when the network is back, it serves again.
+"""A worker whose packets vanish without a trace counts as lost; when the network is back, it serves again.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| 12 streams on a worker in a namespace of its own | packets dropped, both ways | `Answer`, all moved for STALLED |
+| 12 streams on a worker in its own namespace | packets dropped in both directions | `Answer`, all moved for STALLED |
 | the same | packets to the worker dropped, its own arrive | the same |
 | the same | the network is back | the worker is found again and serves |
 """
@@ -32,53 +32,53 @@ ASKS = [
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A plane, and what starts its workers on the other end of a cable."""
+class Setup:
+    """A plane, and a fork server for workers at the other end of a cable."""
 
     plane: Plane
     cable: Cable
-    there: ForkServer
+    remote_server: ForkServer
 
-    async def worker_there(self) -> Process:
+    async def remote_worker(self) -> Process:
         address = f"--listen={self.cable.there}:0"
-        return await self.plane.found(self.plane.launch(SLOW, address, fork_server=self.there))
+        return await self.plane.found(self.plane.launch(SLOW, address, fork_server=self.remote_server))
 
 
 @pytest.fixture
-def stage(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def prepared(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     with cable() as one:
         plane = Plane(fork_server, tmp_path_factory.mktemp("plane"), registry=(f"--listen={one.here}:0",))
-        there = ForkServer(*one.prefix)
-        yield Stage(plane, one, there)
+        remote_server = ForkServer(*one.prefix)
+        yield Setup(plane, one, remote_server)
         plane.close()
-        there.close()
+        remote_server.close()
 
 
 @pytest.mark.parametrize("is_one_way", [False, True], ids=["both ways", "one way"])
-def test_streams_leave_a_worker_behind_a_cut_network(stage: Stage, is_one_way: bool) -> None:
-    plane = stage.plane
+def test_streams_leave_a_worker_behind_a_cut_network(prepared: Setup, is_one_way: bool) -> None:
+    plane = prepared.plane
 
     async def scenario() -> None:
         undisturbed = await undisturbed_answers(plane, ASKS)
-        swallowed = await stage.worker_there()
+        cut_off = await prepared.remote_worker()
 
         async def cut() -> None:
             await plane.worker(ITL)
-            stage.cable.cut(is_one_way=is_one_way)
+            prepared.cable.cut(is_one_way=is_one_way)
 
         assert await answers_under_fault(plane.frontend, ASKS, cut) == undisturbed
         assert move_reasons(plane.frontend, ASKS) == [["STALLED"]] * STREAMS
-        stage.cable.mend()
-        instance = swallowed.ready["instance_id"]
+        prepared.cable.mend()
+        instance = cut_off.ready["instance_id"]
         await until(lambda: len(plane.frontend.events("worker found", instance=instance)) == 2)
-        before = await swallowed.metric("unbroken_engine_steps_total")
-        await until(lambda: serves(plane, swallowed, before))
+        before = await cut_off.metric("unbroken_engine_steps_total")
+        await until(lambda: serves(plane, cut_off, before))
 
     asyncio.run(scenario())
     assert not plane.frontend.events(level="error")
 
 
 async def serves(plane: Plane, worker: Process, steps: float) -> bool:
-    """Ask once; has the worker made a step since it had made `steps`?"""
+    """Send one request; return whether the worker has made a step since it had made `steps`."""
     await answer(plane.frontend, Request(max_tokens=1))
     return await worker.metric("unbroken_engine_steps_total") > steps

@@ -1,4 +1,4 @@
-"""A request that kills every worker it meets stops after two, and nobody else pays for it.
+"""A request that kills every worker that it reaches is stopped after two, and no other request suffers.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
@@ -20,7 +20,7 @@ from tests.integration.harness.waiting import until
 
 OPTIONS = ("--mocker-itl-ms=5", "--mocker-fault=die_on_token=7")
 POISON = "ring \a the bell"
-"""The bell is byte 7, and the mocker's tokens are bytes."""
+"""The bell character is byte 7, and the mocker's tokens are bytes."""
 BYSTANDERS = [
     Request(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=100)
     for number in range(12)
@@ -41,7 +41,7 @@ def test_poison_request_is_refused_after_two_deaths_and_harms_no_other(start_pla
             refusals.append(await outcome(plane.frontend, Request(protocol, prompt=POISON)))
 
         assert await answers_under_fault(plane.frontend, BYSTANDERS, poison) == undisturbed
-        await check_one_lives(plane, workers)
+        await check_one_survives(plane, workers)
         return undisturbed, refusals[0]
 
     undisturbed, refused = asyncio.run(scenario())
@@ -51,7 +51,7 @@ def test_poison_request_is_refused_after_two_deaths_and_harms_no_other(start_pla
     assert asyncio.run(answer(plane.frontend, BYSTANDERS[0])) == undisturbed[0]
 
 
-async def check_one_lives(plane: Plane, workers: list[Process]) -> None:
-    """Two of the three died by SIGKILL."""
+async def check_one_survives(plane: Plane, workers: list[Process]) -> None:
+    """Check that two of the three workers died by SIGKILL."""
     await until(lambda: len(plane.frontend.events("worker lost")) == 2)
     assert sorted(worker.status() or 0 for worker in workers) == [-9, -9, 0]

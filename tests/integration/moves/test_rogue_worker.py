@@ -1,11 +1,12 @@
-"""A worker that breaks the rules harms nobody: the client has the right answer, and the log names the failure.
+"""A worker that breaks the protocol harms no request: the client gets the right answer, and the log names the
+violation.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| one request that the rogue gets, gRPC and SSE | each act below | `Answer`; the reason in the log; moved or not |
+| one request that the rogue receives, gRPC and SSE | each act below | `Answer`; the reason in the log; moved or not |
 
-An act is what the rogue does in a session. Most begin with three tokens of the right answer, so that a move has
-something to carry over.
+An act is what the rogue worker does in a session. Most acts begin with three tokens of the right answer, so that a move
+has tokens to carry over.
 """
 
 import asyncio
@@ -28,11 +29,11 @@ from tests.integration.harness.waiting import until
 NUMBERS = count()
 GARBAGE = b"\xff\xff\xff\xffgarbage"
 BEGUN = 3
-"""How many tokens of the right answer come first."""
+"""Tokens of the right answer that come first."""
 
 
 async def begin(session: RogueSession) -> int:
-    """Behave well for some tokens; the stream id."""
+    """Behave well for the first tokens; return the stream id."""
     await session.send_welcome()
     stream_id = await session.receive_request()
     await session.send_tokens(stream_id, 0, session.answer[:BEGUN])
@@ -40,7 +41,7 @@ async def begin(session: RogueSession) -> int:
 
 
 async def answer_all(session: RogueSession) -> int:
-    """The whole answer, but no end; the stream id."""
+    """Send the complete answer without an end; return the stream id."""
     stream_id = await begin(session)
     await session.send_tokens(stream_id, BEGUN, session.answer[BEGUN:])
     return stream_id
@@ -111,7 +112,7 @@ async def complete_without_a_finish_reason_after_tokens(session: RogueSession) -
     await session.wait_forever()
 
 
-async def speak_after_the_end(session: RogueSession) -> None:
+async def send_after_the_end(session: RogueSession) -> None:
     stream_id = await answer_all(session)
     await session.end(stream_id, finish_reason=FINISH_REASON_LENGTH, complete_final=True)
     await session.send_tokens(stream_id, len(session.answer), [32])
@@ -125,7 +126,7 @@ async def end_twice(session: RogueSession) -> None:
     await session.wait_forever()
 
 
-async def speak_after_the_finish_reason(session: RogueSession) -> None:
+async def send_after_the_finish_reason(session: RogueSession) -> None:
     stream_id = await answer_all(session)
     await session.end(stream_id, finish_reason=FINISH_REASON_LENGTH)
     await session.send_tokens(stream_id, len(session.answer), [32])
@@ -149,7 +150,7 @@ async def die_after_the_last_token(session: RogueSession) -> None:
     session.abort()
 
 
-async def speak_of_an_unknown_stream(session: RogueSession) -> None:
+async def name_an_unknown_stream(session: RogueSession) -> None:
     stream_id = await begin(session)
     await session.send_tokens(stream_id + 1000, 0, [32])
     await session.end(stream_id + 1000, complete_final=True)
@@ -158,7 +159,7 @@ async def speak_of_an_unknown_stream(session: RogueSession) -> None:
     await session.wait_forever()
 
 
-async def say_no_welcome(session: RogueSession) -> None:
+async def send_no_welcome(session: RogueSession) -> None:
     await session.wait_forever()
 
 
@@ -172,7 +173,7 @@ async def begin_with_tokens(session: RogueSession) -> None:
     await session.wait_forever()
 
 
-async def bring_another_card(session: RogueSession) -> None:
+async def announce_another_card(session: RogueSession) -> None:
     message = honest_welcome(session.instance_id)
     message.welcome.card.context_length += 1
     await session.send(message)
@@ -192,120 +193,124 @@ MOVES = {
     fall_silent: "STALLED",
     complete_without_a_finish_reason: "ENGINE_ERROR",
 }
-"""The request goes on elsewhere, for this reason."""
-STAYS = {
-    speak_after_the_end: "PROTOCOL_VIOLATION",
+"""The request continues on another worker, for this reason."""
+COMPLETED = {
+    send_after_the_end: "PROTOCOL_VIOLATION",
     end_twice: "PROTOCOL_VIOLATION",
-    speak_after_the_finish_reason: "PROTOCOL_VIOLATION",
+    send_after_the_finish_reason: "PROTOCOL_VIOLATION",
     finish_twice: "PROTOCOL_VIOLATION",
     die_between_finish_and_marker: "DISCONNECTED",
     die_after_the_last_token: "DISCONNECTED",
-    speak_of_an_unknown_stream: None,
+    name_an_unknown_stream: None,
 }
-"""The client has the whole answer from the rogue; what follows is logged with this reason."""
+"""The client gets the complete answer from the rogue; what follows is logged with this reason."""
 UNUSED = {
-    say_no_welcome: "CANNOT_CONNECT",
+    send_no_welcome: "CANNOT_CONNECT",
     begin_with_garbage: "CANNOT_CONNECT",
     begin_with_tokens: "CANNOT_CONNECT",
-    bring_another_card: "CANNOT_CONNECT",
+    announce_another_card: "CANNOT_CONNECT",
 }
 """The rogue never gets a request, for this reason."""
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A plane with one good worker, and what that answers."""
+class Setup:
+    """A plane with one good worker, and that worker's answer."""
 
     plane: Plane
     undisturbed: Answer
 
     def logged(self, instance: str) -> list[str]:
-        """All that the frontend's log says went wrong with an instance."""
+        """Return all failures of an instance in the frontend's log."""
         events = self.plane.frontend.events(instance=instance)
         return [event["why"] for event in events if "why" in event]
 
 
 @pytest.fixture(scope="module")
-def stage(start_plane: Start) -> Stage:
+def prepared(start_plane: Start) -> Setup:
     plane = start_plane(frontend=("--stall-ms=1500",))
 
     async def fill() -> Answer:
         await plane.worker("--mocker-itl-ms=1")
         return await answer(plane.frontend, Request("grpc"))
 
-    return Stage(plane, asyncio.run(fill()))
+    return Setup(plane, asyncio.run(fill()))
 
 
 def named(value: object) -> str:
-    """What a test's id says of an act; the reason that stands beside it says nothing more."""
+    """Return an act's part of a test's id. The reason is left out."""
     return getattr(value, "__name__", "")
 
 
 protocols = pytest.mark.parametrize("protocol", ["grpc", "stream"])
 
 
-async def ask_the_rogue(stage: Stage, act: Act, protocol: str, *, is_used: bool = True) -> tuple[str, str]:
-    """Check the answer to a request that the rogue gets, if it is used at all; the request's id, the rogue's id."""
-    frontend, request_id = stage.plane.frontend, f"rogue-{next(NUMBERS)}"
-    token_ids = stage.undisturbed.token_ids
+async def send_to_rogue(prepared: Setup, act: Act, protocol: str, *, is_used: bool = True) -> tuple[str, str]:
+    """Send a request that the rogue receives, if it is usable; check the answer. Returns the request's and rogue's
+    ids.
+    """
+    frontend, request_id = prepared.plane.frontend, f"rogue-{next(NUMBERS)}"
+    token_ids = prepared.undisturbed.token_ids
     assert token_ids is not None
     async with AsyncExitStack() as exits:
         await exits.enter_async_context(background_stream(frontend))
-        instance = await exits.enter_async_context(rogue_worker(stage.plane.registry_address, act, token_ids))
+        instance = await exits.enter_async_context(rogue_worker(prepared.plane.registry_address, act, token_ids))
         if is_used:
             await until(lambda: frontend.events("worker found", instance=instance))
         else:
-            await until(lambda: stage.logged(instance))
+            await until(lambda: prepared.logged(instance))
 
         got = await answer(frontend, Request(protocol, request_id=request_id))
 
-        assert got.text == stage.undisturbed.text
-        assert (got.finish, got.completion_tokens) == (stage.undisturbed.finish, len(token_ids))
+        assert got.text == prepared.undisturbed.text
+        assert (got.finish, got.completion_tokens) == (prepared.undisturbed.finish, len(token_ids))
         assert got.token_ids == (token_ids if protocol == "grpc" else None)
     return request_id, instance
 
 
 @protocols
 @pytest.mark.parametrize(("act", "reason"), MOVES.items(), ids=named)
-def test_request_continues_on_another_worker(stage: Stage, act: Act, reason: str, protocol: str) -> None:
-    request_id, instance = asyncio.run(ask_the_rogue(stage, act, protocol))
+def test_request_continues_on_another_worker(prepared: Setup, act: Act, reason: str, protocol: str) -> None:
+    request_id, instance = asyncio.run(send_to_rogue(prepared, act, protocol))
 
-    (move,) = stage.plane.frontend.moves(request_id)
+    (move,) = prepared.plane.frontend.moves(request_id)
     assert move["reason"] == reason
     assert move["away_from"].startswith(instance)
 
 
 @protocols
-@pytest.mark.parametrize(("act", "reason"), STAYS.items(), ids=named)
+@pytest.mark.parametrize(("act", "reason"), COMPLETED.items(), ids=named)
 def test_complete_answer_ends_well_whatever_the_worker_does_next(
-    stage: Stage, act: Act, reason: str | None, protocol: str
+    prepared: Setup, act: Act, reason: str | None, protocol: str
 ) -> None:
-    request_id, instance = asyncio.run(ask_the_rogue(stage, act, protocol))
+    request_id, instance = asyncio.run(send_to_rogue(prepared, act, protocol))
 
-    assert not stage.plane.frontend.moves(request_id)
+    assert not prepared.plane.frontend.moves(request_id)
     if reason is not None:
-        assert any(why.startswith(reason) for why in stage.logged(instance)), stage.logged(instance)
+        assert any(why.startswith(reason) for why in prepared.logged(instance)), prepared.logged(instance)
 
 
 @pytest.mark.parametrize(("act", "reason"), UNUSED.items(), ids=named)
-def test_worker_with_a_bad_handshake_gets_no_request(stage: Stage, act: Act, reason: str) -> None:
-    request_id, instance = asyncio.run(ask_the_rogue(stage, act, "stream", is_used=False))
+def test_worker_with_a_bad_handshake_gets_no_request(prepared: Setup, act: Act, reason: str) -> None:
+    request_id, instance = asyncio.run(send_to_rogue(prepared, act, "stream", is_used=False))
 
-    assert not stage.plane.frontend.moves(request_id)
-    assert stage.logged(instance)[0].startswith(reason)
+    assert not prepared.plane.frontend.moves(request_id)
+    assert prepared.logged(instance)[0].startswith(reason)
 
 
 @pytest.mark.parametrize(("protocol", "code"), [("grpc", "INTERNAL"), ("stream", 200)])
 def test_end_without_a_finish_reason_after_tokens_fails_the_request(
-    stage: Stage, protocol: str, code: int | str
+    prepared: Setup, protocol: str, code: int | str
 ) -> None:
-    """It may be the request's own fault, so it is not tried elsewhere; the client has a typed error, and no marker."""
+    """The request itself may be at fault, so it is not retried elsewhere; the client gets a typed error and no
+    marker.
+    """
     with pytest.raises(ExceptionGroup) as caught:
-        asyncio.run(ask_the_rogue(stage, complete_without_a_finish_reason_after_tokens, protocol))
+        asyncio.run(send_to_rogue(prepared, complete_without_a_finish_reason_after_tokens, protocol))
 
     error: BaseException = caught.value
     while isinstance(error, ExceptionGroup):
         (error,) = error.exceptions
     assert isinstance(error, Refused)
     assert (error.code, error.reason) == (code, "ENGINE_ERROR")
-    assert stage.undisturbed.text.startswith(error.received)
+    assert prepared.undisturbed.text.startswith(error.received)

@@ -1,6 +1,7 @@
-"""A worker that starts where another was killed is itself: the dead one is found no more while it is registered.
+"""A worker that starts at the address of a killed one is not mistaken for it while the dead one is still registered.
 
-Once the frontend took the new process for both, and a stream of the one moved to the other when that process froze.
+Regression: the frontend once took the new process for both workers, and when that process froze, a stream moved from
+the one to the other.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ def test_dead_worker_is_not_found_at_an_address_where_another_worker_answers(pla
         killed.kill()
 
         again = await plane.worker(*there)
-        await until(lambda: again.events("session over"))  # The frontend has looked for the dead one there, and left.
+        await until(lambda: again.events("session over"))  # The frontend looked for the dead one there.
 
         dead = killed.ready["instance_id"]
         assert len(plane.frontend.events("worker found", instance=dead)) == 1

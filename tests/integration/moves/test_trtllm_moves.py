@@ -1,4 +1,4 @@
-"""A moved answer of TensorRT-LLM is the unmoved one: text, token ids, log probabilities, usage and finish reason.
+"""A moved answer of TensorRT-LLM equals the unmoved one: text, token ids, log probabilities, usage and finish reason.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
@@ -6,8 +6,9 @@
 | the same | SIGSTOP at 2 positions | the same, for STALLED |
 | the same, over two workers | SIGTERM of one at 2 positions | `Answer`, some have moved, exit 0 |
 
-A round asks all of one worker, strikes it when the watched one has got so many tokens, and starts the next worker: it
-takes all over and is the one to be struck in the next round. All are greedy: nothing else is promised to move.
+A round sends all requests to one worker, strikes it when the watched stream has enough tokens, and starts the next
+worker, which takes all streams over and is struck in the next round. All requests are greedy, because no others can
+move.
 """
 
 import asyncio
@@ -44,11 +45,11 @@ CASES = {
     "all scripts": replace(GREEDY, is_chat=True, prompt="日本語 🎉 с ёлкой"),
     "biased": replace(GREEDY, logit_bias={97: 14.0, 98: 13.5}),
 }
-"""The first is the watched one. Two more are made of its answer: see `with_stops`."""
+"""The first case is the watched one. `with_stops` adds two more that depend on its answer."""
 
 
 def with_stops(whole: Answer) -> dict[str, Request]:
-    """Cases that end in the middle of the greedy answer."""
+    """Return cases that end in the middle of the greedy answer."""
     assert whole.token_ids is not None
     first: dict[int, int] = {}
     for position, token in enumerate(whole.token_ids):
@@ -61,10 +62,10 @@ def with_stops(whole: Answer) -> dict[str, Request]:
 
 
 @dataclass
-class Stage:
+class Setup:
     """The cases, their undisturbed answers by case and protocol, and where each case has moved.
 
-    left_at: where streams left a worker that was asked to go.
+    `left_at`: the positions at which streams left a draining worker.
     """
 
     plane: Plane
@@ -73,8 +74,8 @@ class Stage:
     moved_at: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     left_at: list[int] = field(default_factory=list)
 
-    async def learn(self) -> None:
-        """The answers without any fault, from a worker that goes afterwards."""
+    async def collect_answers(self) -> None:
+        """Collect the answers without a fault, from a worker that is removed afterwards."""
         worker = await self.plane.worker("--mocker-itl-ms=1")
         self.cases = {**CASES, **with_stops(await answer(self.plane.frontend, replace(GREEDY, protocol="grpc")))}
         requests = {
@@ -88,35 +89,35 @@ class Stage:
         await until(lambda: self.plane.frontend.events("worker lost"))
 
     def requests(self, number: int) -> dict[str, Request]:
-        """All, over other protocols in each round, but for the watched one."""
+        """Return all requests. Protocols change from round to round, except for the watched case."""
         named = {name: request.named(f"{number}-{name.replace(' ', '-')}") for name, request in self.cases.items()}
         ways = {name: PROTOCOLS[(number + index) % 3] for index, name in enumerate(named)} | {"greedy": "grpc"}
         return {name: replace(request, protocol=ways[name]) for name, request in named.items()}
 
 
 def test_greedy_answers_continue_exactly_from_any_position(start_plane: Start) -> None:
-    stage = Stage(start_plane())
+    prepared = Setup(start_plane())
 
     async def scenario() -> None:
-        await stage.learn()
-        worker = await stage.plane.worker(ITL)
+        await prepared.collect_answers()
+        worker = await prepared.plane.worker(ITL)
         for number, (fault, target) in enumerate(ROUNDS):
-            worker = await strike_under_all(stage, worker, number, fault, target)
+            worker = await run_round(prepared, worker, number, fault, target)
 
     asyncio.run(scenario())
-    for name, request in stage.cases.items():
-        whole = stage.expected[name, "grpc"]
-        assert whole.essence == stage.expected[name, "unary"].essence == stage.expected[name, "stream"].essence
+    for name, request in prepared.cases.items():
+        whole = prepared.expected[name, "grpc"]
+        assert whole.essence == prepared.expected[name, "unary"].essence == prepared.expected[name, "stream"].essence
         if len(whole.choices[0].token_ids or ()) == TOKENS:
-            assert len(stage.moved_at[name]) == (len(TARGETS) + len(FEWER)) * request.n
-        assert len(set(stage.moved_at[name])) >= len(FEWER), f"{name} moved at {stage.moved_at[name]}"
-    assert stage.left_at
-    assert not stage.plane.frontend.events(level="error")
+            assert len(prepared.moved_at[name]) == (len(TARGETS) + len(FEWER)) * request.n
+        assert len(set(prepared.moved_at[name])) >= len(FEWER), f"{name} moved at {prepared.moved_at[name]}"
+    assert prepared.left_at
+    assert not prepared.plane.frontend.events(level="error")
 
 
-async def strike_under_all(stage: Stage, worker: Process, number: int, fault: Signals, target: int) -> Process:
-    """One round; the worker for the next one."""
-    plane, requests, reached = stage.plane, stage.requests(number), asyncio.Event()
+async def run_round(prepared: Setup, worker: Process, number: int, fault: Signals, target: int) -> Process:
+    """Run one round; return the worker for the next one."""
+    plane, requests, reached = prepared.plane, prepared.requests(number), asyncio.Event()
     workers = [worker, *([await plane.worker(ITL)] if fault is SIGTERM else [])]
     watched = requests.pop("greedy")
     async with asyncio.TaskGroup() as group:
@@ -127,10 +128,12 @@ async def strike_under_all(stage: Stage, worker: Process, number: int, fault: Si
         worker.signal(fault)
         replacement = workers[-1] if fault is SIGTERM else plane.launch(ITL)
     for name, request in {**requests, "greedy": watched}.items():
-        assert tasks[name].result() == stage.expected[name, request.protocol], f"{name}, round {number}, {fault.name}"
+        assert tasks[name].result() == prepared.expected[name, request.protocol], (
+            f"{name}, round {number}, {fault.name}"
+        )
         moves = plane.frontend.moves(request.request_id)
         assert {move["reason"] for move in moves} <= {REASONS[fault]}
-        (stage.left_at if fault is SIGTERM else stage.moved_at[name]).extend(move["position"] for move in moves)
+        (prepared.left_at if fault is SIGTERM else prepared.moved_at[name]).extend(move["position"] for move in moves)
     if fault is SIGTERM:
         await until(lambda: worker.status() == 0)
     worker.kill()

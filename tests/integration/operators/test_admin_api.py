@@ -1,6 +1,6 @@
-"""Operators read and set thresholds over HTTP and gRPC, where they may, and nothing that makes no sense.
+"""Operators read and set thresholds over HTTP and gRPC, if they are allowed to and the values make sense.
 
-What thresholds do is in test_busy_threshold.py.
+The effect of thresholds is tested in test_busy_threshold.py.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ ADMISSION = "--admission-control=token-capacity"
 
 @pytest.fixture(scope="module")
 def plane(start_plane: Start) -> Plane:
-    """With a worker of the model `mocker`."""
+    """A plane with a worker of the model `mocker`."""
     plane = start_plane(frontend=(ADMISSION,))
     asyncio.run(plane.worker())
     return plane
 
 
-async def frontend_beside(plane: Plane, *options: str) -> Frontend:
-    """One that serves the same model."""
+async def another_frontend(plane: Plane, *options: str) -> Frontend:
+    """Start another frontend with these options that serves the same model."""
     frontend = plane.start_frontend(ADMISSION, *options)
     await until(lambda: frontend.events("worker found"))
     return frontend
@@ -52,7 +52,7 @@ STEPS: Sequence[tuple[Mapping[str, float | None], float | None, int | None]] = [
     ({DECODE: 1}, 1, 0),
     ({PREFILL: None}, 1, None),
 ]
-"""What is asked, and what counts then."""
+"""What is requested, and the thresholds that apply afterwards."""
 
 
 def test_thresholds_are_listed_read_and_set_one_by_one(start_plane: Start) -> None:
@@ -64,8 +64,8 @@ def test_thresholds_are_listed_read_and_set_one_by_one(start_plane: Start) -> No
         assert await get_thresholds(frontend) == {"mocker": {DECODE: None, PREFILL: 1000}}
         same = {"model": "mocker", "admission_control": "token-capacity"}
         for asked, decode, prefill in STEPS:
-            told = await post_threshold(frontend, {"model": "mocker", **asked})
-            assert told == same | {DECODE: decode, PREFILL: prefill}
+            listed_threshold = await post_threshold(frontend, {"model": "mocker", **asked})
+            assert listed_threshold == same | {DECODE: decode, PREFILL: prefill}
         assert await get_thresholds(frontend) == {"mocker": {DECODE: 1, PREFILL: None}}
         await post_threshold(frontend, {"model": "mocker", DECODE: None})
         await plane.worker("--served-model-name=another")
@@ -86,10 +86,10 @@ BAD_BODIES: Mapping[str, Any] = {
     "below 0": {"model": "mocker", DECODE: -0.01},
     "text": {"model": "mocker", DECODE: "0.5"},
     "true": {"model": "mocker", DECODE: True},
-    "fewer than no tokens": {"model": "mocker", PREFILL: -1},
+    "below 0 tokens": {"model": "mocker", PREFILL: -1},
     "half a token": {"model": "mocker", PREFILL: 0.5},
-    "more tokens than there are": {"model": "mocker", PREFILL: 2**64},
-    "one good, one bad": {"model": "mocker", DECODE: 0.5, PREFILL: -1},
+    "above 64 bits": {"model": "mocker", PREFILL: 2**64},
+    "one valid, one invalid": {"model": "mocker", DECODE: 0.5, PREFILL: -1},
     "no model": {DECODE: 0.5},
     "a list": [],
     "an unknown field": {"model": "mocker", "active_decode_block_threshold": 0.5},
@@ -136,7 +136,7 @@ def test_thresholds_are_set_over_grpc(plane: Plane) -> None:
 
 def test_disabled_admin_api_is_not_found(plane: Plane) -> None:
     async def scenario() -> None:
-        frontend = await frontend_beside(plane, "--disable-admin-api")
+        frontend = await another_frontend(plane, "--disable-admin-api")
         assert await http_status(frontend.http) == 404
         assert await grpc_code(frontend.grpc, DECODE) == "UNIMPLEMENTED"
         assert await http_status(frontend.http, path="/live") == 200
@@ -147,7 +147,7 @@ def test_disabled_admin_api_is_not_found(plane: Plane) -> None:
 
 def test_admin_calls_need_the_admin_token(plane: Plane) -> None:
     async def scenario() -> None:
-        frontend = await frontend_beside(plane, "--admin-token=sesame")
+        frontend = await another_frontend(plane, "--admin-token=sesame")
         assert [await http_status(frontend.http, token) for token in ("", "wrong", "sesame")] == [401, 401, 200]
         codes = [await grpc_code(frontend.grpc, DECODE, token=token) for token in ("", "wrong", "sesame")]
         assert codes == ["UNAUTHENTICATED", "UNAUTHENTICATED", "OK"]
@@ -161,12 +161,12 @@ def test_admin_api_can_listen_on_its_own_ports(plane: Plane) -> None:
     options = ("--admin-listen=127.0.0.1:0", "--admin-grpc-listen=127.0.0.1:0")
 
     async def scenario() -> None:
-        frontend = await frontend_beside(plane, *options)
+        frontend = await another_frontend(plane, *options)
         apart, apart_grpc = f"http://{frontend.ready['admin_http']}", frontend.ready["admin_grpc"]
         assert await http_status(frontend.http) == 404
         assert await http_status(apart) == 200
-        beside = ("/live", "/health", "/metrics", "/openapi.json")
-        assert [await http_status(apart, path=path) for path in beside] == [200] * 4
+        other_paths = ("/live", "/health", "/metrics", "/openapi.json")
+        assert [await http_status(apart, path=path) for path in other_paths] == [200] * 4
         assert await http_status(apart, path="/v1/models") == 404
         assert await grpc_code(frontend.grpc, DECODE) == "UNIMPLEMENTED"
         assert await grpc_code(apart_grpc, DECODE) == "OK"

@@ -1,4 +1,4 @@
-"""Operators, as they meet a real frontend: what they set counts at once, what is theirs is nobody else's."""
+"""Settings of operators apply at once on a real frontend, and their token is not disclosed."""
 
 import asyncio
 from pathlib import Path
@@ -25,7 +25,7 @@ STATUS = 529
 
 @pytest.fixture(scope="module")
 def operated(start_plane: Start, tmp_path_factory: pytest.TempPathFactory) -> Plane:
-    """A plane with admission control, whose admin calls are apart and need a token."""
+    """A plane with admission control, whose admin API listens on its own ports and needs a token."""
     file: Path = tmp_path_factory.mktemp("secrets") / "token"
     file.write_text(f"{TOKEN}\n")
     plane = start_plane(

@@ -1,12 +1,12 @@
-"""A frontend of several processes is one frontend to its clients and operators, and to them alone: each dies alone.
+"""A frontend with several processes acts as one frontend to clients and operators, and each process fails alone.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| requests over many connections | – | both processes serve, and metrics count each once |
-| what operators set; cancels by name | the connection may end in either process | it acts in both |
-| a burst at one worker | N and Q far below | N + Q are in |
-| streams in both | SIGKILL of one process | the others' streams go on; it comes back as it was |
-| the same | SIGTERM of the supervisor | all streams end well, and all processes |
+| requests over many connections | – | both processes serve, and metrics count each request once |
+| settings of operators; cancels by request id | the connection may end in either process | they act in both |
+| a burst at one worker | N and Q far below | N + Q are admitted |
+| streams in both | SIGKILL of one process | the other's streams continue; it restarts with its settings |
+| the same | SIGTERM of the supervisor | all streams and all processes end well |
 | – | SIGKILL of the supervisor | no process is left |
 """
 
@@ -37,7 +37,7 @@ from tests.integration.harness.waiting import until, wait_until
 OPTIONS = ("--processes=2", "--admission-control=token-capacity")
 NAMES = {"frontend-1", "frontend-2"}
 CONNECTIONS = 16
-"""Each ends in either process: all in the same once in 2^15 times."""
+"""Each ends in either process. All end in the same process with a probability of 1 in 2^15."""
 SLOW = "--mocker-itl-ms=20"
 
 
@@ -49,7 +49,7 @@ def plane(start_plane: Start) -> Iterator[Plane]:
 
 
 async def worker_of(plane: Plane, *options: str, model: str = "mocker") -> Process:
-    """A worker that both processes have found."""
+    """Start a worker and wait until both processes have found it."""
     worker = plane.launch(*options, f"--served-model-name={model}")
     await until(lambda: worker.is_ready)
     instance = worker.ready["instance_id"]
@@ -58,12 +58,12 @@ async def worker_of(plane: Plane, *options: str, model: str = "mocker") -> Proce
 
 
 def children(frontend: Frontend) -> list[int]:
-    """The pids of a supervisor's processes."""
+    """Return the pids of a supervisor's processes."""
     return [int(pid) for pid in Path(f"/proc/{frontend.pid}/task/{frontend.pid}/children").read_text().split()]
 
 
 def servers_of(frontend: Frontend, **fields: Any) -> Counter[str]:
-    """How many requests each process says to have served."""
+    """Return how many requests each process has logged."""
     return Counter(line["process"] for line in frontend.events("request", **fields))
 
 
@@ -78,7 +78,7 @@ def test_both_processes_serve_and_metrics_count_each_request_once(plane: Plane) 
         assert servers_of(plane.frontend, model="shared").keys() == NAMES
         assert metrics.sum("dynamo_frontend_requests_total", model="shared") == len(requests)
         assert metrics.sum("dynamo_frontend_output_sequence_tokens_sum", model="shared") == 4 * len(requests)
-        assert metrics.sum("dynamo_frontend_model_migration_limit", model="shared") == 3, "not once for each process"
+        assert metrics.sum("dynamo_frontend_model_migration_limit", model="shared") == 3, "counted once per process"
         assert metrics.sum("dynamo_frontend_processes") == 2
 
     asyncio.run(scenario())
@@ -95,7 +95,7 @@ def test_threshold_set_in_one_process_applies_in_both(plane: Plane) -> None:
             await until(lambda: all(client.has_begun for client in running))
             await post_threshold(frontend, {"model": "watched", DECODE: 0.0})
             listed = [(await get_thresholds(frontend))["watched"] for _ in range(CONNECTIONS)]
-            await until(lambda: are_all_refused(frontend, short))  # Once both have heard of the worker's load.
+            await until(lambda: are_all_refused(frontend, short))  # Once both processes know the worker's load.
             await post_threshold(frontend, {"model": "watched", DECODE: None})
             answered = await run_together(outcome(frontend, short) for _ in range(CONNECTIONS))
             for client in running:
@@ -114,7 +114,7 @@ async def are_all_refused(frontend: Frontend, request: Request) -> bool:
 
 
 async def cancel(frontend: Frontend, name: str, protocol: str) -> int:
-    """How many requests of that name were ended."""
+    """Cancel by request id over the protocol; return how many requests this ended."""
     if protocol == "grpc":
         async with grpc.aio.insecure_channel(frontend.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
             stub: Any = inference_pb2_grpc.InferenceStub(channel)
@@ -169,11 +169,11 @@ def test_burst_fills_exactly_the_slots_and_the_queue(plane: Plane) -> None:
     asyncio.run(scenario())
 
 
-# What ends
+# How processes end
 
 
-async def whole_or_cut(frontend: Frontend, request: Request) -> Answer | None:
-    """The answer; None where the connection ended before it was complete."""
+async def answer_or_none(frontend: Frontend, request: Request) -> Answer | None:
+    """Return the answer; None if the connection ended before it was complete."""
     try:
         return await answer(frontend, request)
     except aiohttp.ClientError:
@@ -195,26 +195,26 @@ def test_killed_process_loses_only_its_own_streams_and_restarts_with_its_setting
         undisturbed = await answer(frontend, requests[1])
         before = await frontend.metric("dynamo_frontend_requests_total")
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(whole_or_cut(frontend, request)) for request in requests]
+            tasks = [group.create_task(answer_or_none(frontend, request)) for request in requests]
             await until(lambda: has_inflight(frontend, CONNECTIONS))
             victim = children(frontend)[0]
             os.kill(victim, SIGKILL)
         answers = [task.result() for task in tasks]
         await until(lambda: has_processes(frontend, 2))
 
-        whole = [one.essence for one in answers if one is not None]
-        assert 0 < len(whole) < CONNECTIONS
-        assert set(whole) == {undisturbed.essence}
+        complete = [one.essence for one in answers if one is not None]
+        assert 0 < len(complete) < CONNECTIONS
+        assert set(complete) == {undisturbed.essence}
         assert victim not in children(frontend)
-        again = [(await get_thresholds(frontend))["mocker"] for _ in range(CONNECTIONS)]
-        assert all(one[DECODE] == 0.9 for one in again), "a process that comes later has what was set"
+        thresholds = [(await get_thresholds(frontend))["mocker"] for _ in range(CONNECTIONS)]
+        assert all(one[DECODE] == 0.9 for one in thresholds), "a restarted process lacks the settings"
         served = servers_of(frontend)
         await run_together(answer(frontend, request) for request in requests)
         assert (servers_of(frontend) - served).keys() == NAMES
         await wait_idle(frontend)
         counted = await frontend.metric("dynamo_frontend_requests_total")
-        assert counted == before + len(whole) + CONNECTIONS, "what it had counted before it died is counted still"
-        assert not frontend.events(outcome="NO_WORKERS"), "it took clients before it had workers"
+        assert counted == before + len(complete) + CONNECTIONS, "the counts of a process that died are lost"
+        assert not frontend.events(outcome="NO_WORKERS"), "a process accepted clients before it had workers"
         assert not frontend.events(level="error")
 
     asyncio.run(scenario())
@@ -237,10 +237,10 @@ def test_sigterm_lets_the_streams_of_all_processes_finish(start_plane: Start) ->
         pids = children(plane.frontend)
         undisturbed = await answer(plane.frontend, requests[1])
 
-        async def end() -> None:
+        async def terminate() -> None:
             plane.frontend.signal(SIGTERM)
 
-        answers = await answers_under_fault(plane.frontend, requests, end)
+        answers = await answers_under_fault(plane.frontend, requests, terminate)
         await until(lambda: plane.frontend.status() is not None)
 
         assert {one.essence for one in answers} == {undisturbed.essence}
@@ -262,7 +262,7 @@ def test_killed_supervisor_leaves_no_process_behind(start_plane: Start) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it runs; one that is dead and not yet reaped does not."""
+    """Whether the process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,11 +1,11 @@
-"""Registry and etcd may die: who is being served notices nothing, and who comes later is found once they are back.
+"""An outage of the registry or of etcd fails no running request; workers that start meanwhile are found afterwards.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| 8 clients that ask again and again, all protocols | SIGKILL of the registry, of etcd, for a while | every `Answer` |
+| 8 clients that never pause, all protocols | SIGKILL of registry or etcd, for a while | every `Answer` |
 | a worker that starts in the outage, one that starts after it | the same | both serve; all are registered |
 
-UNBROKEN_OUTAGE_S is how long the outage lasts, by default longer than the workers' leases.
+UNBROKEN_OUTAGE_S sets the length of the outage, which is longer than the workers' leases by default.
 """
 
 import asyncio
@@ -50,33 +50,33 @@ def test_losing_the_registry_fails_no_request(start_plane: Start) -> None:
 
 @pytest.mark.etcd
 def test_losing_a_registry_over_etcd_fails_no_request(start_plane: Start, etcd: Etcd) -> None:
-    plane = start_plane(registry=over(etcd))
+    plane = start_plane(registry=store_options(etcd))
 
     asyncio.run(outage(plane, plane.registry.kill, plane.restart_registry))
 
 
 @pytest.mark.etcd
 def test_losing_etcd_fails_no_request(start_plane: Start, etcd: Etcd) -> None:
-    plane = start_plane(registry=over(etcd))
+    plane = start_plane(registry=store_options(etcd))
 
     asyncio.run(outage(plane, etcd.kill, etcd.start))
 
 
-def over(etcd: Etcd) -> tuple[str, ...]:
+def store_options(etcd: Etcd) -> tuple[str, ...]:
     return ("--store=etcd", f"--etcd-endpoints={etcd.endpoint}")
 
 
 async def outage(plane: Plane, begin: Callable[[], None], end: Callable[[], None]) -> None:
-    """Load from before the outage to after it, and two workers that come meanwhile."""
+    """Keep up the load from before the outage until after it, and start two workers meanwhile."""
     workers = [await plane.worker(*OPTIONS) for _ in range(2)]
     stop, served = asyncio.Event(), count()
     async with asyncio.TaskGroup() as group:
         for number in range(CLIENTS):
-            group.create_task(ask_again_and_again(plane, Request(PROTOCOLS[number % 3], seed=number), stop, served))
+            group.create_task(send_again_and_again(plane, Request(PROTOCOLS[number % 3], seed=number), stop, served))
         await until(lambda: next(served) > CLIENTS)
         begin()
         workers.append(plane.launch(*OPTIONS))
-        await asyncio.sleep(OUTAGE_S)
+        await asyncio.sleep(OUTAGE_S)  # Not synchronisation: the length of the outage is what is tested.
         assert not plane.frontend.has_found(workers[-1]), "there was no outage"
         end()
         workers.append(plane.launch(*OPTIONS))
@@ -88,8 +88,8 @@ async def outage(plane: Plane, begin: Callable[[], None], end: Callable[[], None
     assert await plane.frontend.metric("dynamo_frontend_requests_total", status="error") == 0
 
 
-async def ask_again_and_again(plane: Plane, request: Request, stop: asyncio.Event, served: Iterator[int]) -> None:
-    """Until `stop`; every answer must be as the first was."""
+async def send_again_and_again(plane: Plane, request: Request, stop: asyncio.Event, served: Iterator[int]) -> None:
+    """Send the request until `stop`; every answer must equal the first."""
     undisturbed = await answer(plane.frontend, request)
     while not stop.is_set():
         assert await answer(plane.frontend, request) == undisturbed
@@ -101,7 +101,7 @@ async def has_served(worker: Process) -> bool:
 
 
 async def registered(registry: str, workers: list[Process]) -> bool:
-    """Does the registry know exactly these? False while it can't say."""
+    """Whether the registry knows exactly these workers. False while it cannot answer."""
     async with grpc.aio.insecure_channel(registry, options=CHANNEL_OPTIONS) as channel:
         try:
             known = await RegistryStub(channel).List(ListRequest(), timeout=1)

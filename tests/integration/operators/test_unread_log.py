@@ -1,4 +1,4 @@
-"""A log that nobody reads stops no stream, and no probe; and nothing of it is lost once somebody reads it.
+"""A log that nobody reads blocks no stream and no probe, and is complete once somebody reads it.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
@@ -30,13 +30,13 @@ LISTEN = ("--grpc-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0")
 
 @pytest.fixture
 def unread(tmp_path: Path) -> Iterator[int]:
-    """The end of a small pipe that stands where the log of a process `unread` is to be."""
+    """Yield the read end of a small pipe at the path of the log of a process named `unread`."""
     path = tmp_path / "unread.log"
     os.mkfifo(path)
-    metrics = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    fcntl.fcntl(metrics, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    yield metrics
-    os.close(metrics)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    yield fd
+    os.close(fd)
 
 
 def test_unread_log_blocks_nothing(start_plane: Start, fork_server: ForkServer, tmp_path: Path, unread: int) -> None:
@@ -56,13 +56,13 @@ async def scenario(plane: Plane, frontend: Frontend, unread: int) -> None:
     async with aiohttp.ClientSession(frontend.http, connector=connector, timeout=timeout) as session:
         await until(lambda: is_served(session))
         ids = {f"short-{number}" for number in range(ANSWERS)}
-        tokens = await asyncio.gather(*(request(session, name, 1) for name in ids))
+        tokens = await asyncio.gather(*(complete(session, name, 1) for name in ids))
         assert tokens == [1] * ANSWERS
-        assert await request(session, "long", TOKENS) == TOKENS
+        assert await complete(session, "long", TOKENS) == TOKENS
         async with session.get("/live") as live:
             assert live.status == 200
-    log = Log(unread)
-    await until(lambda: log.named() >= ids | {"long"})
+    log = PipeReader(unread)
+    await until(lambda: log.request_ids() >= ids | {"long"})
 
 
 async def is_served(session: aiohttp.ClientSession) -> bool:
@@ -70,25 +70,25 @@ async def is_served(session: aiohttp.ClientSession) -> bool:
         return bool((await models.json())["data"])
 
 
-async def request(session: aiohttp.ClientSession, name: str, tokens: int) -> int:
-    """How many tokens the answer has, by its usage."""
+async def complete(session: aiohttp.ClientSession, name: str, tokens: int) -> int:
+    """Send a request; return the number of tokens in the answer's usage."""
     body = {"model": "mocker", "prompt": "hello", "max_tokens": tokens, "ignore_eos": True}
     async with session.post("/v1/completions", json=body, headers={"X-Request-Id": name}) as answer:
         usage = (await answer.json())["usage"]
     return int(usage["completion_tokens"])
 
 
-class Log:
-    """What is read of it, as it comes."""
+class PipeReader:
+    """The log as far as it has been read."""
 
-    def __init__(self, metrics: int) -> None:
-        self._reading = metrics
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
         self._text = b""
 
-    def named(self) -> set[str]:
-        """The requests that have a line so far."""
+    def request_ids(self) -> set[str]:
+        """Read what is available; return the ids of all requests with a line so far."""
         try:
-            while piece := os.read(self._reading, 65536):
+            while piece := os.read(self._fd, 65536):
                 self._text += piece
         except BlockingIOError:
             pass

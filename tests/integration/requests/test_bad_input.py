@@ -1,8 +1,8 @@
-"""A wrong request is told what to change, with the right status, and harms no other request.
+"""A bad request fails with the right status and says what to change, and affects no other request.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| a good request meanwhile and one after it | each wrong one below, HTTP and gRPC | status, reason, field; `Answer` |
+| a good request meanwhile and one after it | each bad one below, HTTP and gRPC | status, reason, field; `Answer` |
 """
 
 import asyncio
@@ -35,7 +35,7 @@ BODY_BYTES = 100 * MIB
 
 
 @dataclass(frozen=True)
-class Stage:
+class Setup:
     """A plane with one worker, and its answer to a good request."""
 
     plane: Plane
@@ -47,31 +47,31 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(start_plane: Start) -> Iterator[Stage]:
+def prepared(start_plane: Start) -> Iterator[Setup]:
     plane = start_plane()
 
-    async def fill() -> Answer:
+    async def start() -> Answer:
         await plane.worker(f"--context-length={CONTEXT}", "--mocker-itl-ms=1")
         return await answer(plane.frontend, Request())
 
-    yield Stage(plane, asyncio.run(fill()))
-    assert not plane.frontend.events(level="error"), "bad input is no bug of ours"
+    yield Setup(plane, asyncio.run(start()))
+    assert not plane.frontend.events(level="error"), "bad input was logged as an error of the frontend"
 
 
-async def check_unharmed(stage: Stage, wrong: Any) -> None:
-    """The next request, and one that runs meanwhile, are answered as ever."""
+async def check_unharmed(prepared: Setup, bad_request: Any) -> None:
+    """Check that a concurrent good request and the next one are answered as usual."""
     async with asyncio.TaskGroup() as group:
-        meanwhile = group.create_task(answer(stage.frontend, Request()))
-        await wrong
-    assert meanwhile.result() == stage.undisturbed
-    assert await answer(stage.frontend, Request()) == stage.undisturbed
+        meanwhile = group.create_task(answer(prepared.frontend, Request()))
+        await bad_request
+    assert meanwhile.result() == prepared.undisturbed
+    assert await answer(prepared.frontend, Request()) == prepared.undisturbed
 
 
 # HTTP
 
 
 async def post(frontend: Frontend, data: Any, path: str = "/v1/completions") -> None:
-    """Raises Refused, unless the request is taken."""
+    """Send a request. Raises Refused unless it is accepted."""
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{frontend.http}{path}", data=data) as response,
@@ -128,22 +128,22 @@ HTTP = {
     "too many answers": (GOOD | {"n": 65}, 400, "INVALID_ARGUMENT", "n"),
     "too many log probabilities": (GOOD | {"logprobs": 21}, 400, "INVALID_ARGUMENT", "logprobs"),
     "log probabilities below 0": (GOOD | {"logprobs": -1}, 400, "INVALID_ARGUMENT", "logprobs"),
-    "a form that the engine can't do": (
+    "a grammar that the engine does not support": (
         GOOD | {"guided_grammar": "root ::= x"},
         400,
         "INVALID_ARGUMENT",
         "guided_grammar",
     ),
-    "an empty form": (GOOD | {"guided_regex": ""}, 400, "INVALID_ARGUMENT", "guided_regex"),
+    "an empty grammar": (GOOD | {"guided_regex": ""}, 400, "INVALID_ARGUMENT", "guided_regex"),
     "two forms": (GOOD | {"guided_regex": "a", "guided_choice": ["b"]}, 400, "INVALID_ARGUMENT", "guided_choice"),
-    "an unknown form": (GOOD | {"response_format": {"type": "xml"}}, 400, "INVALID_ARGUMENT", "response_format.type"),
-    "a form without its schema": (
+    "an unknown format": (GOOD | {"response_format": {"type": "xml"}}, 400, "INVALID_ARGUMENT", "response_format.type"),
+    "a format without its schema": (
         GOOD | {"response_format": {"type": "json_schema"}},
         400,
         "INVALID_ARGUMENT",
         "response_format.json_schema",
     ),
-    "a list for an object": ([1, 2], 400, "INVALID_ARGUMENT", None),
+    "a list instead of an object": ([1, 2], 400, "INVALID_ARGUMENT", None),
 }
 CHATS = {
     "no messages": (CHAT | {"messages": []}, "messages"),
@@ -162,7 +162,7 @@ RAW = {
     "nothing": b"",
     "broken JSON": b'{"model": "mocker", "prompt": "Hi"',
     "no JSON": b"model=mocker&prompt=Hi",
-    "no UTF-8": b'{"model": "mocker", "prompt": "\xff"}',
+    "invalid UTF-8": b'{"model": "mocker", "prompt": "\xff"}',
     "NaN": b'{"model": "mocker", "prompt": "Hi", "temperature": NaN}',
     "infinity": b'{"model": "mocker", "prompt": "Hi", "temperature": Infinity}',
     "deep nesting": b"[" * 100_000,
@@ -172,46 +172,46 @@ RAW = {
 @pytest.mark.parametrize(("given", "status", "code", "param"), HTTP.values(), ids=HTTP.keys())
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["unary", "streamed"])
 def test_completions_refuse_bad_input(
-    stage: Stage, given: Any, status: int, code: str, param: str | None, is_streamed: bool
+    prepared: Setup, given: Any, status: int, code: str, param: str | None, is_streamed: bool
 ) -> None:
     streamed = given | {"stream": True} if is_streamed and isinstance(given, dict) else given
     data = json.dumps(streamed)
 
-    asyncio.run(check_unharmed(stage, check_http(stage.frontend, data, "/v1/completions", status, code, param)))
+    asyncio.run(check_unharmed(prepared, check_http(prepared.frontend, data, "/v1/completions", status, code, param)))
 
 
 @pytest.mark.parametrize(("given", "param"), CHATS.values(), ids=CHATS.keys())
-def test_chat_refuses_bad_input(stage: Stage, given: Any, param: str) -> None:
+def test_chat_refuses_bad_input(prepared: Setup, given: Any, param: str) -> None:
     path, data = "/v1/chat/completions", json.dumps(given)
 
-    asyncio.run(check_unharmed(stage, check_http(stage.frontend, data, path, 400, "INVALID_ARGUMENT", param)))
+    asyncio.run(check_unharmed(prepared, check_http(prepared.frontend, data, path, 400, "INVALID_ARGUMENT", param)))
 
 
 @pytest.mark.parametrize("data", RAW.values(), ids=RAW.keys())
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_http_refuses_malformed_json(stage: Stage, data: bytes, path: str) -> None:
-    asyncio.run(check_unharmed(stage, check_http(stage.frontend, data, path, 400, "INVALID_ARGUMENT", None)))
+def test_http_refuses_malformed_json(prepared: Setup, data: bytes, path: str) -> None:
+    asyncio.run(check_unharmed(prepared, check_http(prepared.frontend, data, path, 400, "INVALID_ARGUMENT", None)))
 
 
-async def in_pieces(size: int) -> AsyncIterator[bytes]:
+async def in_chunks(size: int) -> AsyncIterator[bytes]:
     for _ in range(size // MIB):
         yield bytes(MIB)
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: io.BytesIO(bytes(BODY_BYTES)), lambda: in_pieces(BODY_BYTES)], ids=["with its length", "in chunks"]
+    "make", [lambda: io.BytesIO(bytes(BODY_BYTES)), lambda: in_chunks(BODY_BYTES)], ids=["with its length", "in chunks"]
 )
-def test_http_refuses_a_body_of_100_mb(stage: Stage, make: Callable[[], Any]) -> None:
-    wrong = check_http(stage.frontend, make(), "/v1/completions", 413, "BODY_TOO_LARGE", None)
+def test_http_refuses_a_body_of_100_mb(prepared: Setup, make: Callable[[], Any]) -> None:
+    bad_request = check_http(prepared.frontend, make(), "/v1/completions", 413, "BODY_TOO_LARGE", None)
 
-    asyncio.run(check_unharmed(stage, wrong))
+    asyncio.run(check_unharmed(prepared, bad_request))
 
 
 # gRPC
 
 
-def wrong(**fields: Any) -> inference_pb2.GenerateRequest:
-    """A good request but for these."""
+def bad_request(**fields: Any) -> inference_pb2.GenerateRequest:
+    """Return a good request with these fields changed."""
     message = grpc_message(Request())
     for name, value in fields.items():
         holder: Any = message
@@ -227,30 +227,30 @@ def wrong(**fields: Any) -> inference_pb2.GenerateRequest:
 
 INVALID = ("INVALID_ARGUMENT", "INVALID_ARGUMENT")
 GRPC = {
-    "unknown model": (wrong(model="gpt-9"), ("NOT_FOUND", "MODEL_NOT_FOUND"), "model"),
-    "no model": (wrong(model=""), INVALID, "model"),
+    "unknown model": (bad_request(model="gpt-9"), ("NOT_FOUND", "MODEL_NOT_FOUND"), "model"),
+    "no model": (bad_request(model=""), INVALID, "model"),
     "no prompt": (inference_pb2.GenerateRequest(model="mocker"), INVALID, "prompt"),
-    "empty prompt": (wrong(text=""), INVALID, "prompt"),
-    "too long prompt": (wrong(text="x" * CONTEXT), ("INVALID_ARGUMENT", "PROMPT_TOO_LONG"), "prompt"),
-    "unknown token": (wrong(tokens__ids=[99_999]), INVALID, "prompt"),
-    "no tokens at all": (wrong(stop__max_tokens=0), INVALID, "max_tokens"),
-    "huge max_tokens": (wrong(stop__max_tokens=HUGE), INVALID, "max_tokens"),
-    "NaN temperature": (wrong(sampling__temperature=math.nan), INVALID, "temperature"),
-    "negative temperature": (wrong(sampling__temperature=-1), INVALID, "temperature"),
-    "no answers": (wrong(n=0), INVALID, "n"),
-    "too many answers": (wrong(n=65), INVALID, "n"),
-    "too many log probabilities": (wrong(logprobs=21), INVALID, "logprobs"),
-    "a form that the engine can't do": (wrong(guided__grammar="root ::= x"), INVALID, "guided"),
-    "an empty form": (wrong(guided__grammar=""), INVALID, "guided"),
-    "a session": (wrong(session_id="s"), INVALID, "session_id"),
-    "a priority": (wrong(priority=1), INVALID, "priority"),
-    "a request id with a space": (wrong(request_id="a b"), INVALID, "request_id"),
-    "too many generated tokens": (wrong(generated_token_ids=[32] * 100), INVALID, "generated_token_ids"),
+    "empty prompt": (bad_request(text=""), INVALID, "prompt"),
+    "too long prompt": (bad_request(text="x" * CONTEXT), ("INVALID_ARGUMENT", "PROMPT_TOO_LONG"), "prompt"),
+    "unknown token": (bad_request(tokens__ids=[99_999]), INVALID, "prompt"),
+    "no tokens at all": (bad_request(stop__max_tokens=0), INVALID, "max_tokens"),
+    "huge max_tokens": (bad_request(stop__max_tokens=HUGE), INVALID, "max_tokens"),
+    "NaN temperature": (bad_request(sampling__temperature=math.nan), INVALID, "temperature"),
+    "negative temperature": (bad_request(sampling__temperature=-1), INVALID, "temperature"),
+    "no answers": (bad_request(n=0), INVALID, "n"),
+    "too many answers": (bad_request(n=65), INVALID, "n"),
+    "too many log probabilities": (bad_request(logprobs=21), INVALID, "logprobs"),
+    "a grammar that the engine does not support": (bad_request(guided__grammar="root ::= x"), INVALID, "guided"),
+    "an empty grammar": (bad_request(guided__grammar=""), INVALID, "guided"),
+    "a session": (bad_request(session_id="s"), INVALID, "session_id"),
+    "a priority": (bad_request(priority=1), INVALID, "priority"),
+    "a request id with a space": (bad_request(request_id="a b"), INVALID, "request_id"),
+    "too many generated tokens": (bad_request(generated_token_ids=[32] * 100), INVALID, "generated_token_ids"),
 }
 
 
 async def refused(frontend: Frontend, message: Any, *, is_raw: bool = False) -> Refused:
-    """How the frontend refuses the message, which may be bytes already."""
+    """Return how the frontend refuses the message, which may already be encoded."""
     unbounded = [*CHANNEL_OPTIONS, ("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(frontend.grpc, options=unbounded) as channel:
         generate: Any = inference_pb2_grpc.InferenceStub(channel).Generate
@@ -262,40 +262,40 @@ async def refused(frontend: Frontend, message: Any, *, is_raw: bool = False) -> 
 
 
 @pytest.mark.parametrize(("message", "refusal", "param"), GRPC.values(), ids=GRPC.keys())
-def test_generate_refuses_bad_input(stage: Stage, message: Any, refusal: tuple[str, str], param: str) -> None:
-    """refusal: status and reason."""
+def test_generate_refuses_bad_input(prepared: Setup, message: Any, refusal: tuple[str, str], param: str) -> None:
+    """`refusal`: status and reason."""
 
     async def check() -> None:
-        got = await refused(stage.frontend, message)
+        got = await refused(prepared.frontend, message)
         assert (got.code, got.reason, got.error["param"]) == (*refusal, param)
         assert got.error["message"]
         assert got.error["retryable"] == "false"
 
-    asyncio.run(check_unharmed(stage, check()))
+    asyncio.run(check_unharmed(prepared, check()))
 
 
 @pytest.mark.parametrize(
     ("message", "status"),
     [(b"\xff\xff\xff\xff", "INVALID_ARGUMENT"), (bytes(MESSAGE_BYTES_MAX + 1), "RESOURCE_EXHAUSTED")],
-    ids=["bytes that are no message", "a message above the bound"],
+    ids=["bytes that are not a message", "a message above the size limit"],
 )
-def test_generate_refuses_malformed_messages(stage: Stage, message: bytes, status: str) -> None:
-    """The one above the bound never reaches us: gRPC refuses it without an ErrorInfo."""
+def test_generate_refuses_malformed_messages(prepared: Setup, message: bytes, status: str) -> None:
+    """gRPC itself refuses the message above the limit, without an ErrorInfo."""
 
     async def check() -> None:
-        assert (await refused(stage.frontend, message, is_raw=True)).code == status
+        assert (await refused(prepared.frontend, message, is_raw=True)).code == status
 
-    asyncio.run(check_unharmed(stage, check()))
+    asyncio.run(check_unharmed(prepared, check()))
 
 
 @pytest.mark.parametrize("port", ["grpc", "http"])
-def test_bytes_of_an_unknown_protocol_close_only_their_own_connection(stage: Stage, port: str) -> None:
+def test_bytes_of_an_unknown_protocol_close_only_their_own_connection(prepared: Setup, port: str) -> None:
     async def check() -> None:
-        host, _, number = stage.frontend.ready[port].partition(":")
+        host, _, number = prepared.frontend.ready[port].partition(":")
         reader, writer = await asyncio.open_connection(host, int(number))
         writer.write(b"\x16\x03\x01\x00\xa5 hello\r\n\r\n" * 10)
         async with asyncio.timeout(20):
-            await reader.read()  # It hangs up.
+            await reader.read()  # The frontend closes the connection.
         writer.close()
 
-    asyncio.run(check_unharmed(stage, check()))
+    asyncio.run(check_unharmed(prepared, check()))

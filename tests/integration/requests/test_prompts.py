@@ -1,8 +1,8 @@
-"""Several prompts in one request: each is answered as if it were alone, and a worker that is killed changes nothing.
+"""Each of several prompts in one request is answered as if it were alone, even if the worker is killed.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| 6 prompts with 2 answers each, in one stream | SIGKILL of their worker | texts and usage are those of 6 requests |
+| 6 prompts with 2 answers each, in one stream | SIGKILL of their worker | texts and usage equal those of 6 requests |
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from tests.integration.harness.clients.requests import REQUEST_S_MAX
 from tests.integration.harness.plane.processes import Frontend
 
 PROMPTS = [f"Prompt {number}" for number in range(6)]
-ASKED = {"model": "mocker", "n": 2, "max_tokens": 40, "temperature": 0.8, "seed": 7, "ignore_eos": True}
+FIELDS = {"model": "mocker", "n": 2, "max_tokens": 40, "temperature": 0.8, "seed": 7, "ignore_eos": True}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 EVENTS_BEFORE_KILL = 30
 Answers = tuple[list[str], Counter[str]]
 """The text of each choice, and the usage of all."""
 
 
-async def alone(session: aiohttp.ClientSession, frontend: Frontend) -> Answers:
-    """Of each prompt in a request of its own."""
+async def answers_one_by_one(session: aiohttp.ClientSession, frontend: Frontend) -> Answers:
+    """Return the answers to each prompt in a request of its own."""
     texts, usage = [], Counter[str]()
     for prompt in PROMPTS:
-        async with session.post(f"{frontend.http}/v1/completions", json=ASKED | {"prompt": prompt}) as response:
+        async with session.post(f"{frontend.http}/v1/completions", json=FIELDS | {"prompt": prompt}) as response:
             answer = await response.json()
         texts += [choice["text"] for choice in answer["choices"]]
         usage.update(answer["usage"])
@@ -37,13 +37,13 @@ async def alone(session: aiohttp.ClientSession, frontend: Frontend) -> Answers:
 
 
 async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[Any]:
-    """Those of a stream that ends as it should."""
+    """Yield the events of a stream, which must end with [DONE]."""
     async for line in response.content:
         if line == b"data: [DONE]\n":
             return
         if line.strip():
             yield json.loads(line.removeprefix(b"data: "))
-    raise AssertionError("the stream ends without [DONE]")
+    raise AssertionError("the stream ended without [DONE]")
 
 
 def test_killed_worker_changes_no_answer_to_several_prompts(start_plane: Start) -> None:
@@ -52,12 +52,12 @@ def test_killed_worker_changes_no_answer_to_several_prompts(start_plane: Start) 
 
     async def scenario(session: aiohttp.ClientSession) -> Answers:
         undisturbed = await plane.worker("--mocker-itl-ms=1")
-        expected = await alone(session, plane.frontend)
+        expected = await answers_one_by_one(session, plane.frontend)
         undisturbed.kill()
         victim = await plane.worker("--mocker-itl-ms=20")
         count = 0
-        asked = ASKED | STREAM | {"prompt": PROMPTS}
-        async with session.post(f"{plane.frontend.http}/v1/completions", json=asked) as response:
+        body = FIELDS | STREAM | {"prompt": PROMPTS}
+        async with session.post(f"{plane.frontend.http}/v1/completions", json=body) as response:
             async for event in events_of(response):
                 for choice in event["choices"]:
                     texts[choice["index"]] += choice["text"]

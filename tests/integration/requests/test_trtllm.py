@@ -1,14 +1,14 @@
-"""What a worker with TensorRT-LLM alone has: an engine that may die within it, and requests that it cannot serve.
+"""What is special about a worker with TensorRT-LLM: its engine may die, and it cannot serve every request.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| streams | their engine dies at exact positions, in each way | `Answer`, moved there; exit 1 if it is told |
-| 12 streams | a prompt that is the death of any engine | POISON_REQUEST after two deaths; `Answer` |
-| the same | a request that the engine fails on, before its first token or after it | ENGINE_ERROR, for it alone |
-| a sampled and a guided stream | SIGKILL of their worker | the worker's failure, after what had come |
-| fields that the engine would ignore, forms that it cannot read | – | INVALID_ARGUMENT with the field; `Answer` |
-| forms | – | the answer fits |
-| streams | – | frontends know what they hold |
+| streams | their engine dies at exact positions, in several ways | `Answer`, moved there; exit 1 if noticed |
+| 12 streams | a prompt that kills any engine | POISON_REQUEST after two deaths; `Answer` |
+| the same | a request on which the engine fails, before or after its first token | ENGINE_ERROR, for it alone |
+| a sampled and a guided stream | SIGKILL of their worker | the worker's failure, after the delivered tokens |
+| fields that the engine would ignore, unreadable grammars | – | INVALID_ARGUMENT with the field; `Answer` |
+| grammars | – | the answer fits |
+| streams | – | frontends know the blocks they use |
 """
 
 import asyncio
@@ -48,31 +48,31 @@ ASKS = [
     for number in range(12)
 ]
 BELL, RINGING = 7, "ring \a the bell"
-"""A token that faults are bound to: the model's are bytes."""
+"""A token to which faults are bound. The model's tokens are bytes."""
 
 
 # An engine that dies
 
 WARM_UP_STEPS = 1
 ENGINE_STALL = "--engine-stall-ms=3000"
-"""Longer than the worker needs to find out for itself, where it can."""
+"""Longer than the worker needs to notice the death itself, if it can."""
 
 
 @dataclass(frozen=True)
 class Death:
-    """variables: of the fake. reason: for which streams move. is_told: whether the process ends soon."""
+    """`variables`: of the fake. `reason`: why streams move. `is_noticed`: whether the process notices and soon ends."""
 
     variables: dict[str, str]
     reason: str = "ENGINE_DEAD"
     positions: tuple[int, ...] = (0, 1, 40)
-    is_told: bool = True
+    is_noticed: bool = True
 
 
 DEATHS = {
-    "its error waits for a call": Death({"TLLM_FAKE_DEATH": "stored"}),
+    "the next call raises its error": Death({"TLLM_FAKE_DEATH": "stored"}),
     "its error is raised": Death({"TLLM_FAKE_DEATH": "raised"}),
-    "nothing is told": Death({"TLLM_FAKE_DEATH": "silent"}, "STALLED", positions=(1, 40), is_told=False),
-    "it holds up the event loop": Death({"TLLM_FAKE_SHUTDOWN": "hangs"}, "STALLED", is_told=False),
+    "it reports nothing": Death({"TLLM_FAKE_DEATH": "silent"}, "STALLED", positions=(1, 40), is_noticed=False),
+    "it blocks the event loop": Death({"TLLM_FAKE_SHUTDOWN": "hangs"}, "STALLED", is_noticed=False),
 }
 
 
@@ -87,13 +87,13 @@ def test_streams_of_a_dead_engine_move(start_plane: Start, death: Death) -> None
         dying = await plane.worker(ITL, name, environment={**death.variables, **steps})
         async with asyncio.TaskGroup() as group:
             task = group.create_task(answer(plane.frontend, request))
-            await until(lambda: is_asked(plane, request.model))  # The worker itself may be gone by now.
+            await until(lambda: is_in_flight(plane, request.model))  # The worker itself may have ended by now.
             await plane.worker(ITL, name)
         assert task.result() == undisturbed
         (move,) = plane.frontend.moves(request.request_id)
         assert move["reason"] == death.reason
-        assert move["position"] <= position  # What was drawn last may be lost with the worker, and is drawn again.
-        if death.is_told:
+        assert move["position"] <= position  # The last token may be lost with the worker, and is sampled again.
+        if death.is_noticed:
             await until(lambda: dying.status() == 1)
             assert dying.ready["instance_id"] not in await registered(plane)
 
@@ -105,12 +105,12 @@ def test_streams_of_a_dead_engine_move(start_plane: Start, death: Death) -> None
     asyncio.run(scenario())
 
 
-async def is_asked(plane: Plane, model: str) -> bool:
+async def is_in_flight(plane: Plane, model: str) -> bool:
     return await plane.frontend.metric("dynamo_frontend_inflight_requests", model=model) == 1
 
 
 async def registered(plane: Plane) -> set[str]:
-    """Instance ids."""
+    """Return the ids of all registered instances."""
     async with grpc.aio.insecure_channel(plane.registry_address) as channel:
         listed = await RegistryStub(channel).List(ListRequest())
     return {instance.instance_id for instance in listed.instances}
@@ -137,12 +137,12 @@ def test_request_that_kills_every_engine_stops_after_two(start_plane: Start) -> 
     assert refused.reason == "POISON_REQUEST"
 
 
-# What one request alone pays for
+# Requests on which the engine fails
 
 
 @pytest.fixture(scope="module")
 def plane(start_plane: Start) -> Iterator[Plane]:
-    """Two workers that a request may fail on, and do forms."""
+    """Workers whose engines fail on a certain token, and that support guided decoding."""
     plane = start_plane()
 
     async def start() -> None:
@@ -181,7 +181,7 @@ def test_request_that_the_engine_fails_on_fails_alone(plane: Plane, after: int) 
     asyncio.run(scenario())
 
 
-# What it cannot do
+# Requests that the engine cannot serve
 
 IGNORED = {
     "seed": replace(SAMPLED, seed=7),
@@ -215,7 +215,7 @@ def test_sampled_answers_differ_and_are_complete(plane: Plane) -> None:
     asyncio.run(scenario())
 
 
-# Forms
+# Guided decoding
 
 SCHEMA = {
     "type": "object",
@@ -249,7 +249,7 @@ def test_guided_answer_fits_its_grammar_and_an_unreadable_grammar_is_a_client_er
 def test_stream_that_cannot_move_fails_and_keeps_what_was_delivered(
     start_plane: Start, irreproducible: Request, protocol: str
 ) -> None:
-    """Rather than go on as another answer."""
+    """The alternative would be to continue as a different answer."""
     plane = start_plane()
 
     async def scenario() -> None:
@@ -264,7 +264,7 @@ def test_stream_that_cannot_move_fails_and_keeps_what_was_delivered(
         assert refused.received
 
     asyncio.run(scenario())
-    assert not plane.frontend.events("irreproducible moved")
+    assert not plane.frontend.events("request moved")
 
 
 # Load

@@ -43,9 +43,8 @@ class Plane:
         return frontend
 
     def _start(self, kind: Any, name: str, *arguments: str, fork_server: ForkServer | None = None, **more: Any) -> Any:
-        process = kind(
-            fork_server or self._fork_server, self._folder, f"{name}-{next(self._names)}", *arguments, **more
-        )
+        parent = fork_server or self._fork_server
+        process = kind(parent, self._folder, f"{name}-{next(self._names)}", *arguments, **more)
         self._processes.append(process)
         return process
 

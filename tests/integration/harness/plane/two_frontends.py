@@ -40,8 +40,8 @@ class TwoFrontends:
         await until(lambda: self.other.has_found(worker))
         return worker, model
 
-    async def counted(self, model: str) -> tuple[float, float]:
+    async def request_and_rejection_counts(self, model: str) -> tuple[float, float]:
         """Return how many requests for the model both frontends counted, and how many of those were rejected."""
-        metrics_read = [await read_metrics(frontend) for frontend in self.frontends]
-        asked = sum(one.sum("dynamo_frontend_requests_total", model=model) for one in metrics_read)
-        return asked, sum(one.sum("dynamo_frontend_model_rejection_total", model=model) for one in metrics_read)
+        metrics = [await read_metrics(frontend) for frontend in self.frontends]
+        asked = sum(one.sum("dynamo_frontend_requests_total", model=model) for one in metrics)
+        return asked, sum(one.sum("dynamo_frontend_model_rejection_total", model=model) for one in metrics)
