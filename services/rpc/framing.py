@@ -1,17 +1,17 @@
-"""Protobuf messages as frames on a TCP connection: how a session between frontend and worker travels.
+"""The transport of a session between frontend and worker: protobuf messages as frames on a TCP connection.
 
-    connection = preamble frame*        the preamble from whoever opened it, and only from there
-    frame      = length message         length: 4 bytes, big-endian, of the message; at most MESSAGE_BYTES_MAX
+    connection = preamble frame*        the end that opens the connection sends the preamble
+    frame      = length message         length: size of the message, 4 bytes, big-endian; at most MESSAGE_BYTES_MAX
 
-Not an rpc, for what an rpc costs: grpc.aio hands each message from a thread of its own to the loop, and that wake-up
-takes longer than all the tokens of a small step. Here a message is one read and a plain call, and several that have
-come in the meantime are one read and one call as well.
+A session is not an rpc because of the cost of an rpc: grpc.aio hands each message from a thread of its own to the event
+loop, and that wake-up takes longer than all tokens of a small step. Here a message costs one read and one plain call,
+and messages that arrive together share them.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 
@@ -19,30 +19,16 @@ from services.core.errors import Failure, Reason
 from services.rpc.status import MESSAGE_BYTES_MAX
 
 M = TypeVar("M", bound=Message)
-M_contra = TypeVar("M_contra", bound=Message, contravariant=True)
 
 PREAMBLE = b"unbroken.v1.Session\n"
-"""Who says something else is no frontend, or one of another version."""
+"""Anything else means that the peer is not a compatible frontend."""
 _LENGTH = Struct(">I")
-
-
-class Receiver(Protocol[M_contra]):
-    """Whom a connection calls, from the loop. It must not raise."""
-
-    def on_messages(self, messages: Sequence[M_contra]) -> None:
-        """Those that one read brought, in order."""
-
-    def on_writable(self) -> None:
-        """What was sent has left, or nearly all of it."""
-
-    def on_lost(self, failure: Failure) -> None:
-        """The connection is over, and closed: DISCONNECTED, or PROTOCOL_VIOLATION for what can't be read."""
 
 
 class FrameConnection(asyncio.Protocol, Generic[M]):
     """One end of a connection.
 
-    Until `start` has given it its receiver it reads once at most: the rest waits in the kernel.
+    Before `start` the connection reads at most once; the rest waits in the kernel.
     """
 
     def __init__(
@@ -50,84 +36,97 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
         message_type: type[M],
         *,
         is_opener: bool,
-        on_made: "Callable[[FrameConnection[M]], None] | None" = None,
+        on_connected: "Callable[[FrameConnection[M]], None] | None" = None,
     ) -> None:
-        """message_type: what the other end sends. on_made: called once it is connected."""
-        self._on_made = on_made
+        """`message_type`: what the peer sends. `on_connected`: called once the connection is established."""
+        self._on_connected = on_connected
         self._decode = message_type.FromString
         self._is_opener = is_opener
-        self._awaited = b"" if is_opener else PREAMBLE
-        self._receiver: Receiver[M] | None = None
+        self._expected = b"" if is_opener else PREAMBLE  # The part of the preamble that has not arrived yet.
+        self._on_messages: Callable[[Sequence[M]], None] | None = None
+        self._on_writable: Callable[[], None] | None = None
+        self._on_lost: Callable[[Failure], None] | None = None
         self._transport: asyncio.Transport | None = None
-        self._unread = bytearray()  # The beginning of a frame, of so many bytes at least.
+        self._unread = bytearray()  # The beginning of a frame of at least `_unread_min` bytes.
         self._unread_min = 0
         self._is_over = False
-        self._failure: Failure | None = None  # What it was lost by.
+        self._failure: Failure | None = None  # Why the connection was lost.
         self.is_writable = True
 
     @property
     def peer(self) -> str:
-        """The other end's address, for people."""
+        """The address of the peer, for logs."""
         assert self._transport is not None
         name = self._transport.get_extra_info("peername") or ("unknown",)
         return ":".join(str(part) for part in name[:2])
 
-    def start(self, receiver: Receiver[M]) -> None:
-        """Hand what comes, and what has come already, to the receiver. Once."""
-        self._receiver = receiver
+    def start(
+        self,
+        *,
+        on_messages: Callable[[Sequence[M]], None],
+        on_writable: Callable[[], None],
+        on_lost: Callable[[Failure], None],
+    ) -> None:
+        """Begin to deliver messages, first those that have arrived already. Call it once.
+
+        The callbacks run on the event loop and must not raise. `on_messages`: gets the messages of one read, in order.
+        `on_writable`: the peer has read nearly everything that was sent, after `is_writable` was False. `on_lost`: the
+        connection is closed, by DISCONNECTED, or PROTOCOL_VIOLATION if the peer sent something that cannot be read.
+        """
+        self._on_messages, self._on_writable, self._on_lost = on_messages, on_writable, on_lost
         if self._failure is not None:
-            receiver.on_lost(self._failure)
+            on_lost(self._failure)
         self.data_received(b"")
-        self.go_on()
+        self.resume()
 
     def send(self, message: Message) -> None:
-        """In order, at once. Who sends much looks at `is_writable` before, or it gathers here without a bound."""
+        """Send the message, in order. Check `is_writable` first: `send` buffers without a bound."""
         if self._is_over or self._transport is None:
             return
         body = message.SerializeToString()
-        assert len(body) <= MESSAGE_BYTES_MAX, "a message that nobody would take"
+        assert len(body) <= MESSAGE_BYTES_MAX, "no peer accepts a message of this size"
         self._transport.write(_LENGTH.pack(len(body)) + body)
 
-    def rest(self, delay_s: float) -> None:
-        """Leave what comes in the kernel for so long."""
+    def pause_for(self, delay_s: float) -> None:
+        """Stop reading for `delay_s`: what the peer sends waits in the kernel."""
         self.pause()
-        asyncio.get_running_loop().call_later(delay_s, self.go_on)
+        asyncio.get_running_loop().call_later(delay_s, self.resume)
 
     def pause(self) -> None:
-        """Leave what comes in the kernel until `go_on`. Idempotent."""
+        """Stop reading until `resume`: what the peer sends waits in the kernel. Idempotent."""
         if self._transport is not None and not self._is_over:
             self._transport.pause_reading()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Read again. Idempotent."""
         if self._transport is not None and not self._is_over:
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Send what is left and hang up. The receiver hears nothing more. Idempotent."""
+        """Send what is buffered and hang up. No callback is called afterwards. Idempotent."""
         self._is_over = True
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Hang up at once, whatever is unsent. The receiver hears nothing more. Idempotent."""
+        """Hang up at once and drop what is buffered. No callback is called afterwards. Idempotent."""
         self._is_over = True
         if self._transport is not None:
             self._transport.abort()
 
-    # What the loop calls
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no instances of it.
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of it.
         if self._is_opener:
             self._transport.write(PREAMBLE)
-        if self._on_made is not None:
-            self._on_made(self)
+        if self._on_connected is not None:
+            self._on_connected(self)
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             return
-        if self._receiver is None:  # uvloop reads before whoever awaits the connection knows that it is made.
+        if self._on_messages is None:  # uvloop reads before the caller of `create_connection` resumes.
             self._unread += data
             self.pause()
             return
@@ -139,7 +138,7 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
         messages: list[M] = []
         failure = self._split(data, messages)
         if messages:
-            self._receiver.on_messages(messages)
+            self._on_messages(messages)
         if failure is not None:
             self._fail(failure)
 
@@ -148,24 +147,24 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
 
     def resume_writing(self) -> None:
         self.is_writable = True
-        if self._receiver is not None and not self._is_over:
-            self._receiver.on_writable()
+        if self._on_writable is not None and not self._is_over:
+            self._on_writable()
 
     def eof_received(self) -> None:
-        """Whoever sends no more has hung up. At once: what it does not read any more would never leave."""
-        self._fail(Failure(Reason.DISCONNECTED, "the other end hung up"))
+        """The peer has closed its direction. The connection ends at once: the peer may never read what is buffered."""
+        self._fail(Failure(Reason.DISCONNECTED, "the peer hung up"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(Failure(Reason.DISCONNECTED, str(exc or "it was closed")))
+        self._fail(Failure(Reason.DISCONNECTED, str(exc or "the connection was closed")))
 
     # Frames
 
     def _split(self, data: bytes, messages: list[M]) -> Failure | None:
-        """Add all whole messages up to one that breaks the rules, and say how, if one does; what follows is kept.
+        """Append all complete messages to `messages` and keep the rest. Returns a failure if the peer breaks the rules.
 
-        In one function, for this is what each step costs, most of all in a process that has slept meanwhile.
+        This is one function because every step pays for it, and a process that has slept meanwhile pays most.
         """
-        start, size, end = self._skip_preamble(data) if self._awaited else 0, _LENGTH.size, len(data)
+        start, size, end = self._skip_preamble(data) if self._expected else 0, _LENGTH.size, len(data)
         if start is None:
             return Failure(Reason.PROTOCOL_VIOLATION, "it does not begin as a session of this version does")
         while end - start >= size:
@@ -179,24 +178,24 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
             try:
                 messages.append(self._decode(data[start + _LENGTH.size : start + size]))
             except DecodeError:
-                return Failure(Reason.PROTOCOL_VIOLATION, "a message can't be decoded")
+                return Failure(Reason.PROTOCOL_VIOLATION, "a message cannot be decoded")
             start, size = start + size, _LENGTH.size
         self._unread, self._unread_min = bytearray(data[start:]), size
         return None
 
     def _skip_preamble(self, data: bytes) -> int | None:
-        """Where the frames begin, as far as they have come; None if it is not the preamble."""
-        came = data[: len(self._awaited)]
-        if not self._awaited.startswith(came):
+        """Return where the frames begin, as far as the preamble has arrived; None if it is not the preamble."""
+        arrived = data[: len(self._expected)]
+        if not self._expected.startswith(arrived):
             return None
-        self._awaited = self._awaited[len(came) :]
-        return len(came)
+        self._expected = self._expected[len(arrived) :]
+        return len(arrived)
 
     def _fail(self, failure: Failure) -> None:
-        """The connection is over, by the other end or for what it sent."""
+        """The connection is over, because the peer ended it or broke the protocol."""
         if self._is_over:
             return
         self._failure = failure
         self.abort()
-        if self._receiver is not None:
-            self._receiver.on_lost(failure)
+        if self._on_lost is not None:
+            self._on_lost(failure)

@@ -45,9 +45,9 @@ class SessionListener:
         return f"{host}:{sock.getsockname()[1]}"
 
     def _new_connection(self) -> Connection:
-        return FrameConnection(worker_pb2.FrontendMessage, is_opener=False, on_made=self._on_made)
+        return FrameConnection(worker_pb2.FrontendMessage, is_opener=False, on_connected=self._on_connected)
 
-    def _on_made(self, connection: Connection) -> None:
+    def _on_connected(self, connection: Connection) -> None:
         if self._is_closing:
             connection.abort()  # It was on its way already.
             return

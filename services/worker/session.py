@@ -134,7 +134,9 @@ class FrontendSession:
                 self._group.create_task(self._beat())
                 self._connection = connection
                 self._send_soon()
-                connection.start(self)
+                connection.start(
+                    on_messages=self._on_messages, on_writable=self._send_soon, on_lost=self._on_connection_lost
+                )
                 await self._is_over.wait()
                 raise self._error or AssertionError("_end_with sets both")
         except* SessionOverError as over:
@@ -145,7 +147,7 @@ class FrontendSession:
             else:
                 connection.abort()
 
-    def on_messages(self, messages: Sequence[worker_pb2.FrontendMessage]) -> None:
+    def _on_messages(self, messages: Sequence[worker_pb2.FrontendMessage]) -> None:
         """What the frontend has said since the last time."""
         self._silent_beats = 0
         if self._is_over.is_set():
@@ -159,11 +161,7 @@ class FrontendSession:
         except Exception as error:
             self._end_with(error)
 
-    def on_writable(self) -> None:
-        """The frontend has taken what was sent."""
-        self._send_soon()
-
-    def on_lost(self, failure: Failure) -> None:
+    def _on_connection_lost(self, failure: Failure) -> None:
         """The connection is over."""
         if failure.reason is Reason.PROTOCOL_VIOLATION:
             why = f"the frontend broke the protocol: {failure.detail}"

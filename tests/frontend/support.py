@@ -78,7 +78,7 @@ class BareWorker:
         while not self.has_sent:
             await asyncio.sleep(0)
         message = worker_pb2.FrontendMessage()
-        for one in self.session._writer.take():
+        for one in self.session._writer.pop_messages():
             message.MergeFrom(one)
         return message
 
@@ -90,7 +90,7 @@ class BareWorker:
     # What it says
 
     def hear(self, **message: Any) -> None:
-        self.session.on_messages([worker_pb2.WorkerMessage(**message)])
+        self.session._reader.on_messages([worker_pb2.WorkerMessage(**message)])
 
     def begin(self, *stream_ids: int) -> None:
         self.hear(begun=stream_ids)

@@ -22,12 +22,13 @@ from tests.support.raw_session import (
 
 
 class Heard:
-    """What a receiver was told. calls: the messages of each call."""
+    """Starts a connection and records its callbacks. `calls`: the messages of each call."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: FrameConnection[Any]) -> None:
         self.calls: list[list[Any]] = []
         self.lost: list[Failure] = []
         self.writable_count = 0
+        connection.start(on_messages=self.on_messages, on_writable=self.on_writable, on_lost=self.on_lost)
 
     def on_messages(self, messages: Sequence[Any]) -> None:
         self.calls.append(list(messages))
@@ -66,7 +67,7 @@ def test_speaks_as_the_proto_file_says() -> None:
 
 def test_what_comes_together_is_handed_over_in_one_call() -> None:
     connection, _ = connected(is_opener=False)
-    connection.start(heard := Heard())
+    heard = Heard(connection)
 
     connection.data_received(SENT)
 
@@ -76,7 +77,7 @@ def test_what_comes_together_is_handed_over_in_one_call() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 100, len(SENT) - 1])
 def test_messages_are_whole_and_in_order_however_the_bytes_come(size: int) -> None:
     connection, _ = connected(is_opener=False)
-    connection.start(heard := Heard())
+    heard = Heard(connection)
 
     for start in range(0, len(SENT), size):
         connection.data_received(SENT[start : start + size])
@@ -90,7 +91,7 @@ def test_what_comes_before_there_is_a_receiver_waits_for_it() -> None:
     connection.data_received(SENT)
     assert wire.reads == ["paused"]
 
-    connection.start(heard := Heard())
+    heard = Heard(connection)
 
     assert heard.calls == [MESSAGES]
     assert wire.reads == ["paused", "resumed"]
@@ -115,7 +116,7 @@ def test_a_read_at_most_waits_here_for_a_receiver_and_the_rest_in_the_kernel() -
             for _ in range(100):  # Turns in which it could read more.
                 await asyncio.sleep(0)
             assert len(connection._unread) <= READ_BYTES_MAX
-            connection.start(heard := Heard())
+            heard = Heard(connection)
             while sum(map(len, heard.calls)) < len(many):
                 await asyncio.sleep(0)
             connection.abort()
@@ -129,7 +130,7 @@ def test_a_receiver_that_comes_after_the_loss_is_told_of_it() -> None:
     connection, _ = connected(is_opener=True)
     connection.connection_lost(ConnectionResetError("reset by peer"))
 
-    connection.start(heard := Heard())
+    heard = Heard(connection)
 
     assert [failure.reason for failure in heard.lost] == [Reason.DISCONNECTED]
 
@@ -142,9 +143,9 @@ def test_an_end_that_sends_no_more_has_hung_up_though_it_left_things_unread() ->
         await asyncio.Event().wait()
 
     class Over(Heard):
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, connection: FrameConnection[Any]) -> None:
             self.is_over = asyncio.Event()
+            super().__init__(connection)
 
         def on_lost(self, failure: Failure) -> None:
             super().on_lost(failure)
@@ -157,7 +158,7 @@ def test_an_end_that_sends_no_more_has_hung_up_though_it_left_things_unread() ->
             await asyncio.get_running_loop().create_connection(lambda: connection, host, int(port))
             while connection.is_writable:
                 connection.send(cancels(*range(100_000)))
-            connection.start(over := Over())
+            over = Over(connection)
             await over.is_over.wait()
             return over.lost
 
@@ -169,12 +170,12 @@ def test_an_end_that_sends_no_more_has_hung_up_though_it_left_things_unread() ->
     [
         (b"GET / HTTP/1.1\r\n", "does not begin"),
         (PREAMBLE + (MESSAGE_BYTES_MAX + 1).to_bytes(4, "big"), "at most"),
-        (PREAMBLE + frame(b"\xff"), "can't be decoded"),
+        (PREAMBLE + frame(b"\xff"), "cannot be decoded"),
     ],
 )
 def test_what_breaks_the_rules_ends_the_connection(sent: bytes, why: str) -> None:
     connection, wire = connected(is_opener=False)
-    connection.start(heard := Heard())
+    heard = Heard(connection)
 
     connection.data_received(sent)
     connection.data_received(frame(cancels(1)))
@@ -187,7 +188,7 @@ def test_what_breaks_the_rules_ends_the_connection(sent: bytes, why: str) -> Non
 
 def test_what_came_before_the_breach_counts() -> None:
     connection, _ = connected(is_opener=False)
-    connection.start(heard := Heard())
+    heard = Heard(connection)
 
     connection.data_received(PREAMBLE + frame(cancels(1)) + frame(b"\xff"))
 
@@ -197,7 +198,7 @@ def test_what_came_before_the_breach_counts() -> None:
 
 def test_a_connection_that_ends_is_lost_once() -> None:
     connection, _ = connected(is_opener=False)
-    connection.start(heard := Heard())
+    heard = Heard(connection)
 
     connection.connection_lost(ConnectionResetError("reset by peer"))
     connection.connection_lost(None)
@@ -208,7 +209,7 @@ def test_a_connection_that_ends_is_lost_once() -> None:
 @pytest.mark.parametrize(("hang_up", "how"), [(FrameConnection.close, "closed"), (FrameConnection.abort, "aborted")])
 def test_who_hangs_up_hears_and_says_nothing_more(hang_up: Any, how: str) -> None:
     connection, wire = connected(is_opener=True)
-    connection.start(heard := Heard())
+    heard = Heard(connection)
 
     hang_up(connection)
     connection.data_received(frame(cancels(1)))
@@ -221,7 +222,7 @@ def test_who_hangs_up_hears_and_says_nothing_more(hang_up: Any, how: str) -> Non
 
 def test_says_while_the_other_end_takes_nothing_and_when_it_does_again() -> None:
     connection, _ = connected(is_opener=True)
-    connection.start(heard := Heard())
+    heard = Heard(connection)
 
     connection.pause_writing()
     assert not connection.is_writable
@@ -237,7 +238,7 @@ def test_a_rest_leaves_what_comes_in_the_kernel_and_ends_by_itself(is_over: bool
         connection, wire = connected(is_opener=True)
         rested = asyncio.Event()
         wire.reads.clear()
-        connection.rest(0.001)
+        connection.pause_for(0.001)
         asyncio.get_running_loop().call_later(0.002, rested.set)
         assert wire.reads == ["paused"]
         if is_over:
@@ -253,7 +254,7 @@ def test_a_pause_leaves_what_comes_in_the_kernel_until_it_goes_on() -> None:
         connection, wire = connected(is_opener=True)
         wire.reads.clear()
         connection.pause()
-        connection.go_on()
+        connection.resume()
         connection.abort()
         connection.pause()
         return wire.reads
@@ -286,14 +287,14 @@ def test_two_ends_understand_each_other() -> None:
         accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def accept() -> FrameConnection[FrontendMessage]:
-            return FrameConnection(FrontendMessage, is_opener=False, on_made=accepted.set_result)
+            return FrameConnection(FrontendMessage, is_opener=False, on_connected=accepted.set_result)
 
         server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
         line = await open_raw_session(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
         await line.send(cancels(1))
         await line.send(cancels(2))
         connection = await accepted
-        connection.start(heard := Heard())
+        heard = Heard(connection)
         while sum(map(len, heard.calls)) < 2:
             await asyncio.sleep(0)
         connection.send(WorkerMessage(begun=[3]))

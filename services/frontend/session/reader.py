@@ -1,5 +1,7 @@
-"""What a worker has said on a session: joined where much has come, cut where it is about very many streams, and left in
-the kernel for a moment where tokens take too much of the frontend's time.
+"""Receives a worker's messages and hands them to the session one by one.
+
+Messages that arrive together are merged. A message about very many streams is cut, so that no turn of the event loop
+takes long. When tokens take too much of the frontend's time, what the worker sends waits in the kernel for a moment.
 """
 
 import asyncio
@@ -12,30 +14,32 @@ from services.rpc.framing import FrameConnection
 from services.stubs import worker_pb2
 
 STREAMS_AT_ONCE_MAX = 512
-"""Whose tokens are passed on in one turn of the loop, if one worker sends for no more: some milliseconds."""
+"""A message with tokens for at most this many streams is handled in one turn of the event loop: some milliseconds."""
 STREAMS_A_TURN_MAX = 128
-"""The same where it sends for more: a probe takes several turns, and there are several workers."""
+"""A message about more streams is cut into parts of this size, one a turn: other tasks and workers run in between."""
 
 ENDS_AWAITED_MAX = 128
-"""For whose ends the tokens of a read wait, so that each leaves with its last ones: 4 ms."""
-
+"""Writes wait for so many ends of a read, so that each end leaves with its last tokens. More would take over 4 ms."""
 
 TOKENS_SHARE_MAX = 0.2
-"""Of the loop's time, for tokens."""
+"""The share of the event loop's time that tokens may take before sessions read less often."""
 REST_S_MAX = 0.01
-"""What a token may come later for it: less than two steps of a quick engine."""
+"""The longest pause between two reads. A token is delayed by less than two steps of a fast engine."""
 REST_S_MIN = 0.0005
-"""A shorter rest is none: the loop's timers are no finer than a millisecond."""
+"""A shorter pause is left out: timers of the event loop are no finer than a millisecond."""
 
 
 def rest_s(spent_s: float, elapsed_s: float) -> float:
-    """How long a session rests. spent_s: on tokens of all sessions, in the `elapsed_s` since it last began to rest."""
+    """How long a session pauses before its next read; 0: not at all.
+
+    `spent_s`: time that tokens of all sessions took during the `elapsed_s` since this session last computed its pause.
+    """
     wanted_s = spent_s / TOKENS_SHARE_MAX - elapsed_s
     return 0.0 if wanted_s < REST_S_MIN else min(wanted_s, REST_S_MAX)
 
 
 class ReadThrottle:
-    """What tokens have taken of a frontend's time, all sessions together."""
+    """The time that tokens of all sessions of a frontend have taken so far."""
 
     __slots__ = ("spent_s",)
 
@@ -44,11 +48,14 @@ class ReadThrottle:
 
 
 class SessionReader:
-    """Messages from one worker, handed over in order. Until all that came are, no more is read."""
+    """Hands the messages of one worker over in order. While some of them wait, no more is read from the connection."""
 
-    def __init__(self, take: Callable[[worker_pb2.WorkerMessage], bool], throttle: ReadThrottle, cork: Cork) -> None:
-        """take: gets one after the other; whether it wants more. It must not raise. cork: of those who write it on."""
-        self._take = take
+    def __init__(self, handle: Callable[[worker_pb2.WorkerMessage], bool], throttle: ReadThrottle, cork: Cork) -> None:
+        """`handle`: called with each message; returns whether it wants more. It must not raise.
+
+        `cork`: holds back what `handle` writes to clients until all messages of a turn are handled.
+        """
+        self._handle = handle
         self._throttle = throttle
         self._cork = cork
         self._loop = asyncio.get_running_loop()
@@ -58,24 +65,25 @@ class SessionReader:
         self._spent_before_s = self._rested_at = 0.0
 
     def connect(self, connection: FrameConnection[worker_pb2.WorkerMessage]) -> None:
-        """Where they come from, from now on."""
+        """Set the connection whose reading is paused and resumed."""
         self._connection = connection
 
-    def add(self, messages: Sequence[worker_pb2.WorkerMessage]) -> None:
-        """Those that one read brought."""
+    def on_messages(self, messages: Sequence[worker_pb2.WorkerMessage]) -> None:
+        """The messages of one read."""
         for message in coalesce(messages) if len(messages) > 1 else messages:
             streams = len(message.step.stream_ids)
             if streams > STREAMS_AT_ONCE_MAX:
-                self._messages.extend((STREAMS_A_TURN_MAX, piece) for piece in split(message, STREAMS_A_TURN_MAX))
+                self._messages.extend((STREAMS_A_TURN_MAX, part) for part in split(message, STREAMS_A_TURN_MAX))
             else:
                 self._messages.append((streams, message))
-        self._hand_over(lets_end=True)
+        self._hand_over(awaits_ends=True)
 
-    def _hand_over(self, *, lets_end: bool = False) -> None:
-        """As much as fits a turn of the loop. In one function, for this is what each step costs.
+    def _hand_over(self, *, awaits_ends: bool = False) -> None:
+        """Handle as many messages as fit into a turn of the event loop.
 
-        lets_end: what ends a stream may leave with its last tokens, which wait so long, if it is not too long. That is
-        for a read alone: all that are read in one turn come before all that they wake.
+        This is one function because every step pays for it. `awaits_ends`: writes wait until the tasks of the streams
+        that end here have run, unless these are too many. Only a read does so: the event loop calls all reads of a turn
+        before the tasks that they wake.
         """
         began, left, ends = self._clock(), STREAMS_A_TURN_MAX, 0
         self._cork.hold()
@@ -84,11 +92,11 @@ class SessionReader:
                 streams, message = self._messages.popleft()
                 left -= streams
                 ends += len(message.ends)
-                if not self._take(message):
+                if not self._handle(message):
                     self._messages.clear()
         finally:
-            if lets_end and 0 < ends <= ENDS_AWAITED_MAX:
-                self._loop.call_soon(self._pull)
+            if awaits_ends and 0 < ends <= ENDS_AWAITED_MAX:
+                self._loop.call_soon(self._uncork)
             else:
                 self._cork.release()
         now = self._clock()
@@ -98,19 +106,19 @@ class SessionReader:
         if self._connection is not None:
             self._read_on(self._connection, now)
 
-    def _pull(self) -> None:
-        """After the tasks of the streams that have ended."""
+    def _uncork(self) -> None:
+        """Runs after the tasks of the streams that have ended."""
         began = self._clock()
         self._cork.release()
         self._throttle.spent_s += self._clock() - began
 
     def _read_on(self, connection: FrameConnection[worker_pb2.WorkerMessage], now: float) -> None:
-        """Unless something waits here; and after a rest, if tokens have taken more than their share of the time."""
+        """Read on unless messages wait here; after a pause if tokens have taken more than their share of the time."""
         if self._messages:
             connection.pause()
             return
-        connection.go_on()
+        connection.resume()
         delay_s = rest_s(self._throttle.spent_s - self._spent_before_s, now - self._rested_at)
         self._spent_before_s, self._rested_at = self._throttle.spent_s, now
         if delay_s:
-            connection.rest(delay_s)
+            connection.pause_for(delay_s)

@@ -1,4 +1,4 @@
-"""One request on a session: checks what the worker sends for it, item by item."""
+"""One request on a session: validates each item that the worker sends for it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from services.rpc.codec import error_from_wire, finish_reason_from_wire
 from services.stubs import worker_pb2
 
 
-class _Held:
-    """The sink of a stream that nobody has joined so far: its tokens wait for whoever does."""
+class _HoldingSink:
+    """The sink of a stream before its request joins it: keeps the tokens."""
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
@@ -23,7 +23,10 @@ class _Held:
 
 
 class Stream:
-    """One request on a session. What comes before somebody has joined it is kept for them."""
+    """One request on a session. What arrives before the request has joined is kept for it.
+
+    `ended`: its finish or its failure.
+    """
 
     __slots__ = ("_choice", "_finish", "_has_logprobs", "_position", "_sink", "_vocab_size", "attempt", "ended", "id")
 
@@ -31,7 +34,7 @@ class Stream:
         self.id = stream_id
         self.attempt = Attempt()
         self.ended = ended
-        self._sink: Sink = _Held()
+        self._sink: Sink = _HoldingSink()
         self._vocab_size = vocab_size
         self._choice = request.choice
         self._has_logprobs = request.logprobs is not None
@@ -39,9 +42,9 @@ class Stream:
         self._finish: Finish | None = None
 
     def join(self, attempt: Attempt, sink: Sink) -> None:
-        """Whose stream it is from now on. Once."""
+        """Deliver to `sink` what has arrived and what follows, and report to `attempt`. Call it once."""
         held, self._sink = self._sink, sink
-        assert isinstance(held, _Held), "it is somebody's already"
+        assert isinstance(held, _HoldingSink), "the stream has been joined already"
         if self.attempt.has_begun:
             attempt.begin()
         self.attempt = attempt
@@ -51,20 +54,24 @@ class Stream:
     def on_tokens(
         self, position: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None
     ) -> None:
+        """Deliver tokens. Raises PROTOCOL_VIOLATION if they do not continue the stream."""
         if position != self._position or self._finish is not None or not token_ids:
-            why = "after the finish" if self._finish is not None else f"where position {self._position} was due"
+            why = "after the finish" if self._finish is not None else f"instead of at position {self._position}"
             raise Failure(Reason.PROTOCOL_VIOLATION, f"{len(token_ids)} tokens at position {position} {why}")
         if self._has_logprobs and (logprobs is None or len(logprobs) != len(token_ids)):
-            raise Failure(Reason.PROTOCOL_VIOLATION, "not as many log probabilities as tokens")
+            raise Failure(Reason.PROTOCOL_VIOLATION, "the number of log probabilities is not that of the tokens")
         if max(token_ids) >= self._vocab_size:
-            raise Failure(Reason.PROTOCOL_VIOLATION, f"token {max(token_ids)} of a vocabulary of {self._vocab_size}")
+            raise Failure(
+                Reason.PROTOCOL_VIOLATION, f"token {max(token_ids)} is not in the vocabulary of {self._vocab_size}"
+            )
         self._position += len(token_ids)
         try:
             self._sink.deliver(Delta(position, token_ids, "", self._choice, logprobs))
-        except Exception as error:  # A sink never raises: it is a bug, and must not harm the streams beside it.
+        except Exception as error:  # A bug: sinks must not raise. The other streams go on.
             self.fail(bug_failure(error, "(see above)"))
 
     def on_end(self, end: worker_pb2.StreamEnd) -> None:
+        """End the stream, or note its finish reason. Raises PROTOCOL_VIOLATION for an empty end or a second reason."""
         if end.HasField("error"):
             self.fail(error_from_wire(end.error))
             return
@@ -85,7 +92,7 @@ class Stream:
             self.ended.set_result(self._finish)
 
     def fail(self, failure: Failure) -> None:
-        """End the stream; well, if its finish reason has come already."""
+        """End the stream with the failure, or with its finish reason if it has one. Ignored if the stream has ended."""
         if self.ended.done():
             return
         if self._finish is not None:

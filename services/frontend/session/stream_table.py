@@ -1,72 +1,171 @@
-"""The streams of one session, by id: those under way, and which have ended."""
+"""The streams of one session: opened for requests, fed by the worker's messages, closed by either end."""
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
+from functools import partial
 
+import structlog
 from msgspec.structs import replace
 
-from services.core.errors import Failure, Reason
+from services.core.call import Call
+from services.core.choice_group import Reservation
+from services.core.common_layers import bug_failure
+from services.core.errors import CAUSE, Failure, Reason
+from services.core.interface import Sink
 from services.core.request import Request
+from services.frontend.routing.candidate import Candidate
+from services.frontend.routing.capacity import had_place
 from services.frontend.session.stream import Stream
+from services.frontend.session.writer import CancelCounts, SessionWriter
+from services.rpc.step import read_entries
+from services.stubs import worker_pb2
+
+log = structlog.get_logger()
 
 COMPLETED_KEPT = 4096
 """How many completed stream ids a session remembers, to notice items that follow `complete_final`."""
 
 
 class StreamTable:
-    """Ids are given out in order, and never twice."""
+    """The streams of one session by id. Ids are assigned in order and never reused."""
 
-    def __init__(self) -> None:
-        self._under_way: dict[int, Stream] = {}
-        self._kept: dict[int, Stream] = {}  # Of choices that have not come yet, ended or not; parties bound them.
-        self._completed: OrderedDict[int, None] = OrderedDict()
+    def __init__(self, writer: SessionWriter, candidate: Candidate, cancels: CancelCounts) -> None:
+        """`candidate`: the worker as routing sees it, told of streams that open and close."""
+        self._writer = writer
+        self._candidate = candidate
+        self._cancels = cancels
         self._loop = asyncio.get_running_loop()
-        self.next_id = 1
+        self._open: dict[int, Stream] = {}
+        self._reserved: dict[int, Stream] = {}  # Streams of choices that have not come yet, ended or not.
+        self._completed: OrderedDict[int, None] = OrderedDict()  # Ids that the worker has ended, oldest first.
+        self._next_id = 1
 
     def __len__(self) -> int:
-        """How many are under way."""
-        return len(self._under_way)
+        """The number of open streams."""
+        return len(self._open)
 
-    def __iter__(self) -> Iterator[Stream]:
-        """Those under way, as of now: what is done with one may end others."""
-        return iter(list(self._under_way.values()))
+    # Requests
 
-    def get(self, stream_id: int) -> Stream | None:
-        return self._under_way.get(stream_id)
+    def open(self, request: Request, call: Call, sink: Sink, vocab_size: int) -> Stream:
+        """Send the request. Its tokens go to `sink`; await `ended` of the stream, then close it.
 
-    def find(self, stream_id: int) -> Stream | None:
-        """The stream; None if it was closed by us. Raises PROTOCOL_VIOLATION if the worker itself had ended it."""
-        stream = self._under_way.get(stream_id)
+        The first choice of a group sends the request for all its choices and reserves a stream for each of the others.
+        Raises INVALID_ARGUMENT for a request that is too large to send.
+        """
+        if call.choice_group is None:
+            stream = self._start(request, call, vocab_size)
+        else:
+            reserve = partial(self._reserve, request, call, vocab_size)
+            stream = self._reserved.pop(call.choice_group.claim(request.choice, reserve))
+        stream.join(call.attempt, sink)
+        return stream
+
+    def _start(self, request: Request, call: Call, vocab_size: int, choices: int = 1) -> Stream:
+        """Send the request for `choices` choices, from its own on. Returns the first of their streams.
+
+        The streams have consecutive ids.
+        """
+        first_id = self._next_id
+        self._writer.submit(first_id, request, call, choices)
+        self._candidate.on_opened(choices)
+        self._next_id += choices
+        for number in range(choices):
+            one = replace(request, choice=request.choice + number) if number else request
+            self._open[first_id + number] = Stream(first_id + number, one, vocab_size, self._loop.create_future())
+        return self._open[first_id]
+
+    def _reserve(self, request: Request, call: Call, vocab_size: int, count: int) -> Reservation:
+        """Open a stream for each choice of the call's group."""
+        assert call.choice_group is not None
+        assert count == call.choice_group.count, "route sends no group that a choice has left"
+        first = self._start(replace(request, choice=call.choice_group.first), call, vocab_size, count)
+        ids = range(first.id, first.id + count)
+        self._reserved |= {stream_id: self._open[stream_id] for stream_id in ids}
+        return ids, self._give_back
+
+    def _give_back(self, stream_id: int) -> None:
+        """Close a reserved stream whose choice never comes."""
+        stream = self._reserved.pop(stream_id)
+        if stream.ended.done():
+            stream.ended.exception()  # Or asyncio would report it as never retrieved.
+        self.close(stream)
+
+    def close(self, stream: Stream) -> None:
+        """Forget the stream; cancel it if the worker has not ended it. Late tokens are dropped. Idempotent."""
+        if self._remove(stream, frees_room=True):
+            self._writer.cancel(stream.id)
+
+    def _remove(self, stream: Stream, *, frees_room: bool) -> bool:
+        """Remove an open stream. Returns False if it is not open. `frees_room`: it had a slot or a queue place."""
+        if self._open.pop(stream.id, None) is None:
+            return False
+        self._candidate.on_closed(frees_room=frees_room)
+        return True
+
+    # The worker's messages
+
+    def on_begun(self, stream_ids: Iterable[int]) -> None:
+        """The engine has the requests of these streams."""
+        for stream_id in stream_ids:
+            if (stream := self._open.get(stream_id)) is not None:
+                stream.attempt.begin()
+
+    def on_step(self, step: worker_pb2.Step) -> None:
+        """Deliver tokens. Raises PROTOCOL_VIOLATION if the step is malformed or a stream had been completed."""
+        find = self._find
+        for stream_id, position, token_ids, logprobs in read_entries(step):
+            if (stream := find(stream_id)) is not None:
+                try:
+                    stream.on_tokens(position, token_ids, logprobs)
+                except Failure as failure:
+                    self._fail(stream, failure)
+            else:
+                self._cancels.late_tokens += len(token_ids)
+
+    def on_end(self, end: worker_pb2.StreamEnd) -> None:
+        """End a stream. Raises PROTOCOL_VIOLATION if it had been completed."""
+        stream = self._find(end.stream_id)
+        if stream is None:
+            return
+        try:
+            stream.on_end(end)
+        except Failure as failure:
+            self._fail(stream, failure)
+        is_failed = end.HasField("error")
+        if end.complete_final or is_failed:
+            frees_room = not is_failed or had_place(end.error.reason, end.error.metadata.get(CAUSE))
+            self._remove(stream, frees_room=frees_room)
+            self._complete(stream.id)
+
+    def on_goaway(self, grace_s: float) -> None:
+        """Tell each open stream that the worker leaves within `grace_s`."""
+        for stream in list(self._open.values()):
+            try:
+                stream.attempt.on_leaving(grace_s)
+            except Exception as error:  # A bug of one request must not harm the others.
+                stream.fail(bug_failure(error, f"(any) on the session to worker {self._candidate.instance_id}"))
+
+    def fail_all(self, failure: Failure) -> None:
+        """The session is lost: fail and forget all open streams."""
+        streams, self._open = self._open, {}
+        for stream in streams.values():
+            stream.fail(failure)
+
+    def _find(self, stream_id: int) -> Stream | None:
+        """The open stream; None if this end has closed it. Raises PROTOCOL_VIOLATION if the worker had completed it."""
+        stream = self._open.get(stream_id)
         if stream is None and stream_id in self._completed:
             raise Failure(Reason.PROTOCOL_VIOLATION, f"the worker went on with stream {stream_id} after its end")
         return stream
 
-    def add(self, request: Request, vocab_size: int, choices: int = 1) -> Stream:
-        """The first of so many new ones with consecutive ids, for choices from the request's own on."""
-        first = self.next_id
-        for number in range(choices):
-            one = replace(request, choice=request.choice + number) if number else request
-            self._under_way[first + number] = Stream(first + number, one, vocab_size, self._loop.create_future())
-        self.next_id += choices
-        return self._under_way[first]
+    def _fail(self, stream: Stream, failure: Failure) -> None:
+        """The worker broke the protocol on this stream. The others go on."""
+        log.warning("worker broke the protocol", instance=self._candidate.instance_id, why=str(failure))
+        stream.fail(failure)
+        self.close(stream)
 
-    def remove(self, stream: Stream) -> bool:
-        """Whether it was under way."""
-        return self._under_way.pop(stream.id, None) is not None
-
-    def complete(self, stream: Stream) -> None:
-        """The worker has nothing more to say of it."""
-        self._completed[stream.id] = None
+    def _complete(self, stream_id: int) -> None:
+        self._completed[stream_id] = None
         if len(self._completed) > COMPLETED_KEPT:
             self._completed.popitem(last=False)
-
-    # Those of choices that have not come yet
-
-    def keep(self, stream_ids: Sequence[int]) -> None:
-        """Until somebody takes them, even if they end before."""
-        self._kept |= {stream_id: self._under_way[stream_id] for stream_id in stream_ids}
-
-    def take(self, stream_id: int) -> Stream:
-        """One that was kept. Whoever takes it asks for its end, or its failure would be reported as forgotten."""
-        return self._kept.pop(stream_id)

@@ -1,4 +1,4 @@
-"""What a session is about to send: requests and cancels, joined into one message for each turn of the loop."""
+"""Sends requests and cancels to a worker, gathered into one message for each turn of the event loop."""
 
 import asyncio
 import math
@@ -15,25 +15,28 @@ from services.rpc.status import MESSAGE_BYTES_MAX, time_left_s
 from services.stubs import worker_pb2
 
 SUBMIT_BYTES_MAX = MESSAGE_BYTES_MAX // 2
-"""The largest request, and all the requests that travel in one message: a larger message would cost all streams."""
+"""The largest size of a request, and of all requests in one message. A larger message would end the whole session."""
 KEEPALIVE_S = 5.0
-"""The longest silence of a frontend that lives: its worker waits three times as long."""
+"""The longest silence of a healthy frontend. Its worker takes it for gone after three times as long."""
 UNTAKEN_S_MAX = 3 * KEEPALIVE_S
-"""How long a worker may take nothing of what waits here for it: by then it has not heard of us for as long."""
+"""How long a worker may leave unread what is sent to it. By then it has not heard from this frontend for as long."""
 TIMEOUT_S_MAX = 1e9
-"""More than a client can mean: what a Duration holds is bounded, too."""
+"""Longer timeouts are cut to this one: a Duration has a bound, too."""
 
 
 @dataclass(slots=True)
 class CancelCounts:
-    """For all workers of a frontend. signals: cancels sent. late_tokens: that came for streams cancelled before."""
+    """Counts over all workers of a frontend. `signals`: cancels sent. `late_tokens`: tokens received after a cancel."""
 
     signals: int = 0
     late_tokens: int = 0
 
 
 class SessionWriter:
-    """Messages to one worker, sent in order: those of one turn of the loop in the next, while the worker takes them."""
+    """The messages to one worker, in order.
+
+    What is submitted in one turn of the event loop is sent in the next, unless the worker is slow to read.
+    """
 
     def __init__(self, cancels: CancelCounts) -> None:
         self._cancels = cancels
@@ -45,21 +48,21 @@ class SessionWriter:
         self._sent_at = 0.0
 
     def connect(self, connection: FrameConnection[worker_pb2.WorkerMessage]) -> None:
-        """Where they go, from now on."""
+        """Set the connection to send on."""
         self._connection = connection
         self._sent_at = self._loop.time()
 
     def submit(self, stream_id: int, request: Request, call: Call, choices: int = 1) -> None:
-        """Start the request, so many choices from its own on: with the next message, or with one more where that would
-        become too large.
+        """Send the request, for `choices` choices from its own on.
 
-        Or where that has cancels: they would be read after it, and it may need the room that they make. Raises
-        INVALID_ARGUMENT for a request that is too large to send.
+        It starts a new message if it would make the last one too large, or if that one has cancels: a worker reads
+        cancels after submits, and the request may need the room that they free. Raises INVALID_ARGUMENT for a request
+        that is too large to send.
         """
         if self._has_cancels:
             self._begin_message()
         message = self._messages[-1]
-        submit = message.submits.add()  # In its place: to copy a message serialises and parses it.
+        submit = message.submits.add()  # Filled in place: to copy a message serialises and parses it.
         try:
             submit.stream_id, submit.choices = stream_id, choices
             size = _put(submit, request, call)
@@ -67,7 +70,7 @@ class SessionWriter:
             del message.submits[-1]
             self._messages[-1] = (
                 worker_pb2.FrontendMessage()
-            )  # What is deleted keeps its memory while the message lives.
+            )  # A deleted item keeps its memory while its message lives.
             self._messages[-1].CopyFrom(message)
             raise
         if self._bytes + size > SUBMIT_BYTES_MAX:
@@ -79,10 +82,11 @@ class SessionWriter:
 
     def _begin_message(self) -> None:
         self._messages.append(worker_pb2.FrontendMessage())
-        self._bytes = 0  # Of its requests.
-        self._has_cancels = False  # It itself; to ask it takes longer.
+        self._bytes = 0  # The size of its requests.
+        self._has_cancels = False  # Faster than to ask the message.
 
     def cancel(self, stream_id: int) -> None:
+        """Send a cancel of the stream."""
         self._messages[-1].cancels.append(stream_id)
         self._has_cancels = True
         self._cancels.signals += 1
@@ -94,31 +98,31 @@ class SessionWriter:
             self._loop.call_soon(self.send)
 
     def send(self) -> None:
-        """All that there is, unless the worker is slow to take what it got: then when it has."""
+        """Send everything. If the worker is slow to read, nothing: the connection calls again when it has read."""
         self._is_due = False
         if self._connection is not None and self._connection.is_writable:
-            for message in self.take():
+            for message in self.pop_messages():
                 self._connection.send(message)
             self._sent_at = self._loop.time()
 
-    def take(self) -> Iterable[worker_pb2.FrontendMessage]:
-        """What is to be sent, once."""
+    def pop_messages(self) -> Iterable[worker_pb2.FrontendMessage]:
+        """Remove and return everything that is to be sent."""
         messages, self._messages = self._messages, deque()
         self._begin_message()
         return messages
 
     def keep_alive(self, now: float) -> None:
-        """Say that we are there, after a long silence. Called at every look, and so up to KEEPALIVE_S late."""
+        """Send an empty message after a long silence. Called at every check, so it may be up to KEEPALIVE_S late."""
         if now - self._sent_at >= KEEPALIVE_S:
             self.send()
 
     def stuck_at(self) -> float:
-        """When the worker will have taken nothing for too long, whatever it says. Ask after `keep_alive`."""
+        """The time at which the worker will have read nothing for UNTAKEN_S_MAX. Call it after `keep_alive`."""
         return math.inf if self._connection is None else self._sent_at + UNTAKEN_S_MAX
 
 
 def _put(submit: worker_pb2.Submit, request: Request, call: Call) -> int:
-    """Fill it in. Returns its size in bytes. Raises INVALID_ARGUMENT if that is too large to send."""
+    """Fill in the submit and return its size in bytes. Raises INVALID_ARGUMENT if it is too large to send."""
     message = submit.request
     put_request(message, request)
     message.request_id = call.request_id

@@ -58,7 +58,7 @@ def ask(play: Play) -> Collected | Failure:
             asking = group.create_task(outcome(layers_over(BareWorkers(*workers)), COUNT))
             await play(*await in_order_of_asking(workers))
         assert [one.candidate.in_flight_count for one in workers] == [0, 0]
-        assert [len(one.session._streams._kept) for one in workers] == [0, 0]
+        assert [len(one.session._streams._reserved) for one in workers] == [0, 0]
         return asking.result()
 
     return run_async(scenario())
@@ -110,7 +110,7 @@ def test_the_choices_go_to_one_worker_in_one_message() -> None:
             a.tokens(stream_id, 0, stream_id)
             a.finish(stream_id)
         await turns()
-        assert (a.cancels.signals, b.session._streams.next_id) == (0, 1)
+        assert (a.cancels.signals, b.session._streams._next_id) == (0, 1)
 
     assert answered(ask(play)) == [[1], [2], [3]]
 
@@ -282,7 +282,7 @@ def test_no_choice_starts_elsewhere_if_the_client_disconnects_in_the_turn_of_a_r
             a.refuse(1, 2, 3)
             asking.cancel()
         assert [one.candidate.in_flight_count for one in (*workers, b)] == [0, 0]
-        assert b.session._streams.next_id == 1
+        assert b.session._streams._next_id == 1
 
     run_async(scenario())
 
@@ -410,7 +410,7 @@ def test_random_events_leave_no_stream_and_no_place_on_either_side(seed: int) ->
     """The sink asserts that positions have no gap."""
     for worker in run_async(history(random.Random(seed))):
         assert worker.bare.candidate.in_flight_count == 0
-        assert worker.bare.session._streams._kept == {}
+        assert worker.bare.session._streams._reserved == {}
         assert worker.holds == 0
         assert worker.bare.session.is_lost or worker.bare.candidate.quarantined_until == 0, (
             "the worker kept to the protocol"

@@ -34,10 +34,10 @@ class Quiet(FrameConnection[WorkerMessage]):
     def pause(self) -> None:
         self.is_paused = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.is_paused = False
 
-    def rest(self, delay_s: float) -> None:
+    def pause_for(self, delay_s: float) -> None:
         self.rests.append(delay_s)
 
 
@@ -78,7 +78,7 @@ def step(streams: int, position: int = 0) -> WorkerMessage:
 def test_what_has_come_together_is_handed_over_joined() -> None:
     async def scenario() -> Stage:
         stage = Stage()
-        stage.incoming.add([step(2), step(2, position=1)])
+        stage.incoming.on_messages([step(2), step(2, position=1)])
         return stage
 
     stage = run_clocked(scenario())
@@ -89,7 +89,7 @@ def test_what_has_come_together_is_handed_over_joined() -> None:
 def test_a_step_of_some_streams_is_handed_over_at_once() -> None:
     async def scenario() -> Stage:
         stage = Stage()
-        stage.incoming.add([step(STREAMS_AT_ONCE_MAX)])
+        stage.incoming.on_messages([step(STREAMS_AT_ONCE_MAX)])
         return stage
 
     stage = run_clocked(scenario())
@@ -101,7 +101,7 @@ def test_a_step_of_some_streams_is_handed_over_at_once() -> None:
 def test_one_of_very_many_comes_a_piece_at_a_turn_and_no_more_is_read_meanwhile() -> None:
     async def scenario() -> list[int]:
         stage, turns = Stage(), []
-        stage.incoming.add([step(STREAMS_AT_ONCE_MAX + 1)])
+        stage.incoming.on_messages([step(STREAMS_AT_ONCE_MAX + 1)])
         while stage.connection.is_paused:
             turns.append(len(stage.taken))
             await asyncio.sleep(0)
@@ -123,7 +123,7 @@ def test_what_is_written_of_one_turn_leaves_together_though_there_be_a_bug() -> 
 
         stage.take = take
         with pytest.raises(AssertionError, match="a bug"):
-            stage.incoming.add([WorkerMessage(step=one) for one in (step(2).step, step(2, position=5).step)])
+            stage.incoming.on_messages([WorkerMessage(step=one) for one in (step(2).step, step(2, position=5).step)])
         stage.cork.write(wire, b"more")
         return [*written, wire.written]
 
@@ -143,7 +143,7 @@ def pieces_of(*messages: WorkerMessage) -> list[bytes]:
             return True
 
         stage.take = take
-        stage.incoming.add(messages)
+        stage.incoming.on_messages(messages)
         for _ in range(20):
             await asyncio.sleep(0)
         assert stage.cork.write(wire, b"") is False, "and it is out"
@@ -176,7 +176,7 @@ def test_tokens_of_very_many_streams_wait_for_no_end_of_the_turn_before() -> Non
 def test_who_wants_no_more_gets_no_more() -> None:
     async def scenario() -> Stage:
         stage = Stage(wants=2)
-        stage.incoming.add([step(STREAMS_AT_ONCE_MAX + 1)])
+        stage.incoming.on_messages([step(STREAMS_AT_ONCE_MAX + 1)])
         for _ in range(10):
             await asyncio.sleep(0)
         return stage
@@ -188,10 +188,10 @@ def test_it_rests_for_what_other_sessions_took_as_well() -> None:
     async def scenario() -> list[float]:
         pace = ReadThrottle()
         stage = Stage(pace=pace)
-        stage.incoming.add([WorkerMessage(load=Load(running=1))])
+        stage.incoming.on_messages([WorkerMessage(load=Load(running=1))])
         assert stage.connection.rests == []
         pace.spent_s += 1.0  # Of the others, since it last rested.
-        stage.incoming.add([WorkerMessage(load=Load(running=1))])
+        stage.incoming.on_messages([WorkerMessage(load=Load(running=1))])
         return stage.connection.rests
 
     assert run_clocked(scenario()) == [REST_S_MAX]

@@ -1,69 +1,215 @@
-"""Streams of a session: ids are never used twice, and what has ended has no sequel."""
+"""Streams of a session: opened for requests and their choices, closed by either end, each id used once."""
+
+import asyncio
+import gc
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from services.core.call import Attempt, Call
+from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason
-from services.frontend.session.stream_table import COMPLETED_KEPT, StreamTable
-from services.models.tokenizers.byte_level import VOCAB_SIZE
-from tests.support.doubles import make_request, run_async
+from services.core.request import FinishReason
+from services.frontend.session.stream import Stream
+from services.frontend.session.stream_table import COMPLETED_KEPT
+from services.frontend.session.writer import CancelCounts
+from services.stubs import worker_pb2
+from tests.frontend.session.support import failure_of
+from tests.frontend.support import BareWorker
+from tests.support.doubles import Collected, RecordingAttempt, make_request, run_async
 
 
-def test_choices_have_consecutive_ids() -> None:
+def join(bare: BareWorker, choice: int, choice_group: ChoiceGroup) -> tuple[Stream, Collected]:
+    """Open the stream of one choice of a group."""
+    collected = Collected()
+    call = Call(request_id="r", choice_group=choice_group)
+    return bare.session.open(make_request(choice=choice), call, collected), collected
+
+
+def test_cancels_of_running_streams_and_late_tokens_are_counted() -> None:
     async def scenario() -> None:
-        streams = StreamTable()
-        assert streams.add(make_request(), VOCAB_SIZE).id == 1
-        assert streams.add(make_request(), VOCAB_SIZE, choices=3).id == 2
-        assert (len(streams), streams.next_id) == (4, 5)
+        bare = BareWorker()
+        ended, cancelled = bare.open(), bare.open()
+        bare.finish(ended.id)
+        for stream in (ended, cancelled, cancelled):
+            bare.session.close(stream)
+        bare.tokens(cancelled.id, 0, 7, 8, 9)
+        assert bare.cancels == CancelCounts(signals=1, late_tokens=3)
 
     run_async(scenario())
 
 
-def test_one_that_we_closed_is_unknown_and_one_that_the_worker_ended_has_no_sequel() -> None:
+def test_ids_are_assigned_in_order_and_never_reused() -> None:
     async def scenario() -> None:
-        streams = StreamTable()
-        closed, ended = streams.add(make_request(), VOCAB_SIZE), streams.add(make_request(), VOCAB_SIZE)
-        assert streams.find(1) is closed
-        assert [streams.remove(closed), streams.remove(closed), streams.remove(ended)] == [True, False, True]
-        streams.complete(ended)
-        assert streams.find(1) is None
-        with pytest.raises(Failure) as caught:
-            streams.find(2)
-        assert caught.value.reason is Reason.PROTOCOL_VIOLATION
+        bare = BareWorker()
+        first, second = bare.open(), bare.open()
+        bare.session.close(second)
+        bare.finish(first.id)
+        assert [first.id, second.id, bare.open().id] == [1, 2, 3]
 
     run_async(scenario())
 
 
-def test_remembers_so_many_that_ended() -> None:
+def test_items_for_a_closed_stream_are_ignored_and_items_after_a_completed_one_are_a_violation() -> None:
     async def scenario() -> None:
-        streams = StreamTable()
+        bare = BareWorker()
+        closed, completed = bare.open(), bare.open()
+        bare.session.close(closed)
+        bare.finish(completed.id)
+
+        bare.finish(closed.id)
+        bare.tokens(closed.id, 0, 7)
+        assert not bare.session.is_lost
+
+        bare.finish(completed.id)
+        assert bare.session.is_lost
+
+    run_async(scenario())
+
+
+@pytest.mark.parametrize(("stream_id", "is_lost"), [(1, False), (2, True)], ids=["forgotten", "remembered"])
+def test_number_of_completed_ids_that_are_remembered_is_bounded(stream_id: int, is_lost: bool) -> None:
+    async def scenario() -> bool:
+        bare = BareWorker()
         for _ in range(COMPLETED_KEPT + 1):
-            stream = streams.add(make_request(), VOCAB_SIZE)
-            streams.remove(stream)
-            streams.complete(stream)
-        assert streams.find(1) is None
-        with pytest.raises(Failure):
-            streams.find(2)
+            bare.finish(bare.open().id)
+        bare.finish(stream_id)
+        return bare.session.is_lost
+
+    assert run_async(scenario()) is is_lost
+
+
+def test_attempt_that_closes_other_streams_at_a_goaway_disturbs_nothing() -> None:
+    async def scenario() -> None:
+        bare = BareWorker()
+        streams: list[Stream] = []
+
+        class Closing(Attempt):
+            def on_leaving(self, grace_s: float) -> None:
+                for stream in streams:
+                    bare.session.close(stream)
+
+        streams += [bare.open(attempt=Closing()), bare.open(attempt=Closing())]
+        bare.hear(goaway=worker_pb2.GoAway())
+
+        assert bare.candidate.in_flight_count == 0
+        assert not bare.session.is_lost
 
     run_async(scenario())
 
 
-def test_what_is_done_with_one_may_end_others() -> None:
+# Choice groups
+
+
+def test_first_choice_sends_one_message_for_all_and_the_others_join() -> None:
     async def scenario() -> None:
-        streams = StreamTable()
-        streams.add(make_request(), VOCAB_SIZE, choices=3)
-        for stream in streams:
-            assert streams.remove(stream)
-        assert len(streams) == 0
+        bare, choice_group = BareWorker(), ChoiceGroup(3)
+        streams = [join(bare, choice, choice_group)[0] for choice in (2, 0, 1)]
+
+        [submit] = (await bare.sent()).submits
+        assert (submit.stream_id, submit.choices, submit.request.choice) == (1, 3, 0)
+        assert [stream.id for stream in streams] == [3, 1, 2]
+        alone = bare.open()
+        assert (alone.id, (await bare.sent()).submits[0].choices) == (4, 1)
 
     run_async(scenario())
 
 
-def test_one_that_is_kept_can_be_taken_after_its_end() -> None:
+def test_all_choices_of_a_group_count_as_in_flight_from_the_first_message_on() -> None:
     async def scenario() -> None:
-        streams = StreamTable()
-        stream = streams.add(make_request(), VOCAB_SIZE)
-        streams.keep([stream.id])
-        streams.remove(stream)
-        assert streams.take(stream.id) is stream
+        bare = BareWorker(slots=2, places=2)
+        join(bare, 0, ChoiceGroup(3))
+        assert bare.candidate.in_flight_count == 3
+        assert not bare.candidate.capacity.is_full()
+        assert bare.candidate.capacity.is_full(2)
+
+    run_async(scenario())
+
+
+def test_items_for_a_choice_that_has_not_joined_wait_for_it() -> None:
+    async def scenario() -> None:
+        bare, choice_group = BareWorker(), ChoiceGroup(2)
+        join(bare, 0, choice_group)
+        bare.begin(1, 2)
+        bare.tokens(2, 0, 7, 8)
+        bare.tokens(2, 2, 9)
+        bare.finish(2)
+
+        collected, attempt = Collected(), RecordingAttempt()
+        call = Call(request_id="r", choice_group=choice_group, attempt=attempt)
+        stream = bare.session.open(make_request(choice=1), call, collected)
+
+        assert (await stream.ended).reason is FinishReason.STOP
+        assert [(delta.choice, list(delta.token_ids)) for delta in collected.deltas] == [(1, [7, 8]), (1, [9])]
+        assert (attempt.begun_count, attempt.has_begun) == (1, True)
+
+    run_async(scenario())
+
+
+def test_choice_that_was_refused_before_it_joined_gets_the_refusal_when_it_joins() -> None:
+    async def scenario() -> None:
+        bare, choice_group = BareWorker(), ChoiceGroup(2)
+        first, _ = join(bare, 0, choice_group)
+        bare.refuse(1, 2)
+        second, _ = join(bare, 1, choice_group)
+        assert [await failure_of(first), await failure_of(second)] == [Reason.WORKER_AT_CAPACITY] * 2
+
+    run_async(scenario())
+
+
+@pytest.mark.parametrize(("says", "signals"), [("nothing", 2), ("refused", 0), ("lost", 0)])
+def test_reserved_stream_that_no_choice_joins_is_cancelled_if_the_worker_still_has_it(says: str, signals: int) -> None:
+    async def scenario() -> None:
+        complaints: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        bare, choice_group = BareWorker(), ChoiceGroup(3)
+        first, _ = join(bare, 0, choice_group)
+        await bare.sent()
+        if says == "refused":
+            bare.refuse(1, 2, 3)
+        elif says == "lost":
+            bare.vanish()
+
+        choice_group.release()
+
+        assert bare.cancels.signals == signals
+        assert bare.candidate.in_flight_count == (1 if says == "nothing" else 0)
+        if says == "nothing":
+            assert (await bare.sent()).cancels == [2, 3]
+        else:
+            assert isinstance(first.ended.exception(), Failure)
+        gc.collect()
+        assert complaints == []
+
+    run_async(scenario())
+
+
+def test_choice_that_joins_after_the_loss_fails_and_its_reserved_stream_leaves_nothing() -> None:
+    async def scenario() -> None:
+        bare, choice_group = BareWorker(), ChoiceGroup(2)
+        first, _ = join(bare, 0, choice_group)
+        bare.vanish()
+        with pytest.raises(Failure) as caught:
+            join(bare, 1, choice_group)
+        assert caught.value.reason is Reason.CANNOT_CONNECT
+        assert await failure_of(first) is Reason.DISCONNECTED
+        choice_group.release()
+        assert bare.cancels.signals == 0
+
+    run_async(scenario())
+
+
+def test_all_choices_of_a_request_that_is_too_large_fail_and_leave_nothing() -> None:
+    async def scenario() -> None:
+        bare, choice_group = BareWorker(), ChoiceGroup(2)
+        large = make_request(range(2**28, 2**28 + 2_000_000))
+        for choice in (0, 1):
+            with pytest.raises(Failure) as caught:
+                bare.session.open(
+                    replace(large, choice=choice), Call(request_id="r", choice_group=choice_group), Collected()
+                )
+            assert caught.value.reason is Reason.INVALID_ARGUMENT
+        assert bare.candidate.in_flight_count == 0
 
     run_async(scenario())

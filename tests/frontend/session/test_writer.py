@@ -32,7 +32,7 @@ def _loop() -> Iterator[None]:
 
 def sent(outgoing: SessionWriter) -> list[tuple[list[int], list[int]]]:
     """Ids of submits and cancels of each message."""
-    return [([one.stream_id for one in message.submits], list(message.cancels)) for message in outgoing.take()]
+    return [([one.stream_id for one in message.submits], list(message.cancels)) for message in outgoing.pop_messages()]
 
 
 def test_what_comes_in_one_turn_goes_in_one_message() -> None:
@@ -119,7 +119,7 @@ def test_several_choices_are_one_request() -> None:
 
     outgoing.submit(1, make_request(choice=2), Call(request_id="r"), choices=3)
 
-    (message,) = outgoing.take()
+    (message,) = outgoing.pop_messages()
     assert [(one.choices, one.request.choice) for one in message.submits] == [(3, 2)]
 
 
