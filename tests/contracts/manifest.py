@@ -1,6 +1,6 @@
-"""What our worker uses of TensorRT-LLM: names of modules, classes, functions and fields, and requirements of 1.2.1.
+"""The parts of TensorRT-LLM that our worker uses: names of modules, classes, functions and fields, and requirements.
 
-When another version is to be supported, what changes here is what has to change in the worker.
+To support another version than 1.2.1, update this manifest: each change here shows a change that the worker needs.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,10 @@ VERSION = "1.2.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassUse:
-    """fields: annotated in the class, or set in its methods. methods: `def`, properties among them.
+    """The parts of one class that are used. All of them may come from a base class in the same file.
 
-    coroutines: `async def`. calls: for each function the keywords we pass. All may come from a base in the same file.
+    `fields`: annotated in the class, or assigned in its methods. `methods`: `def`, including properties. `coroutines`:
+    `async def`. `calls`: for each function, the keywords that we pass.
     """
 
     module: str
@@ -111,7 +112,7 @@ EXPORTS = {
     "__init__.py": ("LLM", "SamplingParams", "__version__"),
     "llmapi/__init__.py": ("GuidedDecodingParams",),
 }
-"""What we import from packages rather than from where it is defined."""
+"""Names that we import from a package and not from the module that defines them."""
 
 REQUIREMENTS = (
     "aiohttp>=3.13.3",
@@ -126,11 +127,11 @@ REQUIREMENTS = (
     "transformers==4.57.3",
     "urllib3>=2.6.3",
     "xgrammar==0.1.32",
-    # By way of these:
+    # Indirect requirements:
     "grpcio>=1.66.2,<=2",  # etcd-sdk-python 0.0.7
     "tokenizers>=0.22.0,<=0.23.0",  # transformers 4.57.3
 )
-"""Of 1.2.1, as far as they can meet ours: its metadata on PyPI names them, though the wheel is not there."""
+"""The requirements of 1.2.1 that may conflict with ours. Source: its metadata on PyPI, which has no wheel."""
 
 PYTHONS = ("3.10", "3.12")
-"""Those there are wheels for."""
+"""The Python versions of its wheels."""

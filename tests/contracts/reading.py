@@ -1,4 +1,4 @@
-"""Reads names and signatures off a package's files and imports nothing: no native library is needed for that."""
+"""Reads names and signatures from a package's source files, without importing it or its native libraries."""
 
 import ast
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(slots=True)
 class ClassFacts:
-    """fields: annotated in the body or assigned to `self`. functions: by name."""
+    """The contents of a class. `fields`: annotated in the body or assigned to `self`. `functions`: by name."""
 
     fields: set[str] = field(default_factory=set)
     functions: dict[str, Function] = field(default_factory=dict)
 
 
 def read_class(path: Path, name: str) -> ClassFacts | None:
-    """With what it has from bases in the same file; None: there is no such class."""
+    """Read a class, including its base classes in the same file; None if there is no such class."""
     classes = {node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)}
     if name not in classes:
         return None
@@ -52,14 +52,14 @@ def _set_on_self(function: Function) -> set[str]:
 
 
 def parameters(function: Function) -> set[str]:
-    """All names under which it takes something."""
+    """The names of all parameters of a function."""
     arguments = function.args
     named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
     return {argument.arg for argument in named if argument is not None}
 
 
 def exported(path: Path) -> set[str]:
-    """What a package's `__init__` imports, defines, or hands out when it is asked for."""
+    """The names that a package's `__init__` imports, defines, or mentions in a string, as a lazy import does."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom | ast.Import):
@@ -72,7 +72,7 @@ def exported(path: Path) -> set[str]:
 
 
 def missing_from(package: Path, use: ClassUse) -> list[str]:
-    """What of `use` the package does not have, in words."""
+    """Describe the parts of `use` that the package lacks."""
     where = f"{use.module}: {use.name}"
     path = package / use.module
     facts = read_class(path, use.name) if path.is_file() else None

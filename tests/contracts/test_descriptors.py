@@ -1,7 +1,7 @@
-"""The etcd client that TensorRT-LLM brings and all that a worker loads live in one process, whoever comes first.
+"""TensorRT-LLM's etcd client and the modules of a worker can be loaded in one process, in either order.
 
-That client puts `rpc.proto`, `kv.proto` and `auth.proto` of etcd into the descriptor pool of the process, and a second
-one with the same names or packages cannot be loaded any more.
+The client adds etcd's `rpc.proto`, `kv.proto` and `auth.proto` to the descriptor pool of the process. Other files with
+the same names or packages can then no longer be loaded.
 """
 
 import sys
@@ -42,24 +42,24 @@ IN_EITHER_ORDER = pytest.mark.parametrize("client_is_first", [True, False], ids=
 
 
 def run_with_client(python: Path, ours: str, *, client_is_first: bool) -> str:
-    """The version of protobuf, after both have been loaded and the client has been used."""
+    """Load both, use the client, and return the version of protobuf."""
     order = (IMPORT_CLIENT, ours) if client_is_first else (ours, IMPORT_CLIENT)
     return run(python, "-c", "\n".join((*order, USE_CLIENT)), import_path=(target_with(CLIENT),))
 
 
 @IN_EITHER_ORDER
-def test_the_client_and_a_worker_load_with_protobuf_7(client_is_first: bool) -> None:
+def test_client_and_worker_load_together_with_protobuf_7(client_is_first: bool) -> None:
     assert run_with_client(Path(sys.executable), IMPORT_WORKER, client_is_first=client_is_first).startswith("7.")
 
 
 @IN_EITHER_ORDER
-def test_the_client_and_our_messages_load_with_protobuf_6(client_is_first: bool) -> None:
+def test_client_and_our_messages_load_together_with_protobuf_6(client_is_first: bool) -> None:
     assert run_with_client(python_with_protobuf_6(), IMPORT_MESSAGES, client_is_first=client_is_first).startswith(
         "6.33."
     )
 
 
-def test_these_are_all_messages_that_a_worker_loads() -> None:
+def test_list_of_message_packages_covers_all_that_a_worker_loads() -> None:
     ours = run(sys.executable, "-c", IMPORT_MESSAGES + PRINT_MESSAGES).split()
     of_a_worker = run(sys.executable, "-c", IMPORT_WORKER + PRINT_MESSAGES).split()
 
@@ -67,7 +67,7 @@ def test_these_are_all_messages_that_a_worker_loads() -> None:
     assert set(of_a_worker) - set(ours) == set()
 
 
-def test_a_clash_would_be_found() -> None:
-    """The registry's own client of etcd is such a second one, which is why no worker loads it."""
+def test_second_etcd_client_is_found_as_a_conflict() -> None:
+    """The registry's own etcd client is such a second one, so no worker loads it."""
     with pytest.raises(AssertionError, match=r"duplicate (symbol|file name)"):
         run(sys.executable, "-c", f"{IMPORT_CLIENT}\n{IMPORT_OUR_ETCD}", import_path=(target_with(CLIENT),))

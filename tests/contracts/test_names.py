@@ -1,6 +1,6 @@
-"""TensorRT-LLM has every name that our worker uses: the real package where it is installed, and our fake of it always.
+"""TensorRT-LLM has every name that our worker uses: checked on the fake, and on the real package if it is installed.
 
-Nothing of it is imported, since it cannot be without its native libraries.
+The package is not imported, because that needs its native libraries.
 """
 
 import importlib.util
@@ -29,21 +29,21 @@ def package(request: pytest.FixtureRequest) -> Path:
     return folder
 
 
-def test_all_classes_have_what_is_used_of_them(package: Path) -> None:
+def test_all_classes_have_the_names_in_the_manifest(package: Path) -> None:
     assert [name for use in CLASSES for name in missing_from(package, use)] == []
 
 
-def test_packages_hand_out_what_is_imported_from_them(package: Path) -> None:
+def test_packages_export_the_names_in_the_manifest(package: Path) -> None:
     missing = {module: set(names) - exported(package / module) for module, names in EXPORTS.items()}
 
     assert not any(missing.values()), missing
 
 
-def test_the_version_is_the_one_of_the_manifest(package: Path) -> None:
+def test_version_is_the_one_in_the_manifest(package: Path) -> None:
     assert f'__version__ = "{VERSION}"' in (package / "version.py").read_text()
 
 
-def test_what_is_missing_would_be_found() -> None:
+def test_missing_names_are_found() -> None:
     use = ClassUse(
         module="executor/result.py",
         name="GenerationResult",

@@ -1,4 +1,4 @@
-"""Our worker and TensorRT-LLM can live in one environment: of whatever both need, some version suits both."""
+"""Our worker and TensorRT-LLM can be installed together: each common requirement has a version that suits both."""
 
 import tomllib
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from tests.contracts.manifest import PYTHONS, REQUIREMENTS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXTRAS = ("huggingface",)
-"""What a worker with TensorRT-LLM needs besides our core. The other engines' extras are for other environments."""
+"""The extras of a worker with TensorRT-LLM. The other engines' extras are for other environments."""
 
 
 def ours() -> list[str]:
@@ -25,7 +25,7 @@ def ours() -> list[str]:
 
 
 def by_name(lines: Iterable[str]) -> dict[str, SpecifierSet]:
-    """Those that hold without extras."""
+    """The requirements that apply without extras, by name."""
     found: dict[str, SpecifierSet] = {}
     for requirement in map(Requirement, lines):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
@@ -35,25 +35,25 @@ def by_name(lines: Iterable[str]) -> dict[str, SpecifierSet]:
 
 
 def clashes(some: Iterable[str], others: Iterable[str]) -> dict[str, str]:
-    """The distributions of which no version suits both, and what is asked of them."""
+    """The distributions without a version that suits both, and their combined specifiers."""
     left, right = by_name(some), by_name(others)
     both = {name: left[name] & right[name] for name in left.keys() & right.keys()}
-    return {name: str(asked) for name, asked in both.items() if not has_version(asked)}
+    return {name: str(specifiers) for name, specifiers in both.items() if not has_version(specifiers)}
 
 
-def has_version(asked: SpecifierSet) -> bool:
-    """If any version suits, then one that is named or one just above or below."""
-    named = [Version(specifier.version.removesuffix(".*")) for specifier in asked]
+def has_version(specifiers: SpecifierSet) -> bool:
+    """Whether any version matches. If one does, so does a version in the specifiers, or one just above or below."""
+    named = [Version(specifier.version.removesuffix(".*")) for specifier in specifiers]
     near = [Version(f"{version}{suffix}") for version in named for suffix in (".post1", ".dev0", ".1")]
-    return not named or any(asked.contains(version, prereleases=True) for version in [*named, *near])
+    return not named or any(specifiers.contains(version, prereleases=True) for version in [*named, *near])
 
 
-def test_requirements_as_published_suit_ours() -> None:
+def test_published_requirements_are_compatible_with_ours() -> None:
     assert by_name(REQUIREMENTS).keys() & by_name(ours()).keys() >= {"aiohttp", "grpcio", "protobuf", "tokenizers"}
     assert clashes(ours(), REQUIREMENTS) == {}
 
 
-def test_requirements_of_the_installed_package_suit_ours() -> None:
+def test_requirements_of_the_installed_package_are_compatible_with_ours() -> None:
     try:
         theirs = requires("tensorrt_llm") or []
     except PackageNotFoundError:
@@ -62,10 +62,10 @@ def test_requirements_of_the_installed_package_suit_ours() -> None:
     assert clashes(ours(), theirs) == {}
 
 
-def test_there_is_a_python_for_both() -> None:
-    asked = SpecifierSet(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"])
+def test_some_python_version_suits_both() -> None:
+    specifiers = SpecifierSet(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"])
 
-    assert any(asked.contains(version) for version in PYTHONS)
+    assert any(specifiers.contains(version) for version in PYTHONS)
 
 
 @pytest.mark.parametrize(
@@ -78,5 +78,5 @@ def test_there_is_a_python_for_both() -> None:
         ("click", "click>=8", False),
     ],
 )
-def test_a_clash_would_be_found(one: str, other: str, is_clash: bool) -> None:
+def test_conflicting_requirements_are_found(one: str, other: str, is_clash: bool) -> None:
     assert bool(clashes([one], [other])) is is_clash

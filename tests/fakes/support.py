@@ -1,4 +1,4 @@
-"""What the tests of the fake share: an engine that is shut down at the end, and requests to it."""
+"""Shared by the tests of the fake: an engine that is shut down at the end, and requests to it."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from tests.fakes.tensorrt_llm.llmapi import RequestOutput
 END_ID = 256
 PROMPT = [*b"Tell me of the sea."]
 SILENCE_S = 0.05
-"""So long nothing comes, where nothing is to come."""
+"""How long a test waits to see that no response arrives."""
 
 
 @contextmanager
@@ -24,24 +24,24 @@ def engine(**kwargs: Any) -> Iterator[LLM]:
 
 
 def greedy(**fields: Any) -> SamplingParams:
-    """Without an end of its own, unless `fields` say so."""
+    """Greedy parameters; the answer ends only at its limit, unless `fields` change that."""
     return SamplingParams(**({"top_k": 1, "end_id": END_ID, "ignore_eos": True, "detokenize": False} | fields))
 
 
 def start(
     llm: LLM, prompt: list[int] = PROMPT, *, params: SamplingParams | None = None, **fields: Any
 ) -> RequestOutput:
-    """A stream with `fields` in its SamplingParams."""
+    """Start a streaming request with `fields` in its SamplingParams."""
     return llm.generate_async(inputs=prompt, sampling_params=params or greedy(**fields), streaming=True)
 
 
 async def answer(llm: LLM, prompt: list[int] = PROMPT, **fields: Any) -> list[int]:
-    """All token ids of a request that ends."""
+    """Run a request to its end. Returns its token ids."""
     return list((await start(llm, prompt, **fields)).outputs[0].token_ids)
 
 
 async def is_silent(result: RequestOutput) -> bool:
-    """Does nothing come of it?"""
+    """Whether no response arrives within SILENCE_S."""
     try:
         await asyncio.wait_for(anext(result), SILENCE_S)
     except TimeoutError:

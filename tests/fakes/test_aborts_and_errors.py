@@ -1,4 +1,4 @@
-"""The fake's ends before the end: aborts, failures of one request and of all, and shutdown."""
+"""Early ends in the fake: aborts, failures of one request and of the engine, and shutdown."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ LONG = 1500
 MARKER = 1
 
 
-def test_an_abort_takes_effect_some_steps_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abort_takes_effect_some_steps_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_CANCEL_STEPS", "3")
 
     async def play(llm: Any) -> None:
@@ -38,8 +38,8 @@ def test_an_abort_takes_effect_some_steps_later(monkeypatch: pytest.MonkeyPatch)
         run_async(play(llm))
 
 
-def test_an_abort_takes_effect_in_the_middle_of_a_long_prompt() -> None:
-    """Of which every step reads a part: those under way are still read, and no other."""
+def test_abort_takes_effect_in_the_middle_of_a_long_prompt() -> None:
+    """Each step computes a chunk: those in progress are completed, and no further one is started."""
 
     async def play(llm: Any) -> None:
         result = start(llm, [*b"ab"] * LONG, max_tokens=1)
@@ -54,7 +54,7 @@ def test_an_abort_takes_effect_in_the_middle_of_a_long_prompt() -> None:
         run_async(play(llm))
 
 
-def test_what_was_computed_can_be_seen_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_work_file_has_the_numbers_of_computed_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TLLM_FAKE_WORK_FILE", str(tmp_path / "work"))
 
     async def play(llm: Any) -> None:
@@ -67,7 +67,7 @@ def test_what_was_computed_can_be_seen_from_outside(monkeypatch: pytest.MonkeyPa
         run_async(play(llm))
 
 
-def test_of_a_request_aborted_while_it_waits_nothing_is_ever_heard() -> None:
+def test_request_aborted_while_waiting_never_gets_a_response() -> None:
     async def play(llm: Any) -> None:
         running, waiting = start(llm, max_tokens=20), start(llm, max_tokens=2)
         waiting.abort()
@@ -81,7 +81,7 @@ def test_of_a_request_aborted_while_it_waits_nothing_is_ever_heard() -> None:
         run_async(play(llm))
 
 
-def test_an_abort_after_the_end_does_nothing() -> None:
+def test_abort_after_the_end_has_no_effect() -> None:
     async def play(llm: Any) -> None:
         result = await start(llm, max_tokens=2)
         result.abort()
@@ -93,7 +93,7 @@ def test_an_abort_after_the_end_does_nothing() -> None:
         run_async(play(llm))
 
 
-def test_a_task_that_stops_reading_does_not_stop_the_engine() -> None:
+def test_engine_continues_a_request_that_is_no_longer_read() -> None:
     async def play(llm: Any) -> None:
         left = start(llm, max_tokens=40)
         async for _ in left:
@@ -106,7 +106,7 @@ def test_a_task_that_stops_reading_does_not_stop_the_engine() -> None:
         run_async(play(llm))
 
 
-def test_a_failed_request_is_not_finished_and_gets_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_request_is_not_finished_and_gets_no_more_responses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", str(MARKER))
     monkeypatch.setenv("TLLM_FAKE_ERROR_AFTER", "2")
 
@@ -140,8 +140,8 @@ def test_responses_of_one_request_may_get_lost(monkeypatch: pytest.MonkeyPatch) 
         run_async(play(llm))
 
 
-def test_a_dead_engine_leaves_requests_hanging_and_meets_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is raised once, by a call that shuts all down first."""
+def test_dead_engine_leaves_requests_hanging_and_fails_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is raised once, by a call that first shuts the engine down."""
     monkeypatch.setenv("TLLM_FAKE_DEATH_TOKEN", str(MARKER))
 
     async def play(llm: Any) -> None:
@@ -156,13 +156,13 @@ def test_a_dead_engine_leaves_requests_hanging_and_meets_the_next(monkeypatch: p
         with pytest.raises(RuntimeError, match="LLM is shutting down"):
             start(llm)
         while not await is_silent(running):
-            pass  # What it had drawn before.
+            pass  # Tokens drawn before.
 
     with engine() as llm:
         run_async(play(llm))
 
 
-def test_a_death_may_be_raised_where_somebody_iterates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_dead_engine_may_be_raised_by_an_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_DEATH_TOKEN", str(MARKER))
     monkeypatch.setenv("TLLM_FAKE_DEATH", "raised")
 
@@ -179,7 +179,7 @@ def test_a_death_may_be_raised_where_somebody_iterates(monkeypatch: pytest.Monke
         run_async(play(llm))
 
 
-def test_a_death_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_may_die_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_DEATH_TOKEN", str(MARKER))
     monkeypatch.setenv("TLLM_FAKE_DEATH", "silent")
 
@@ -191,7 +191,7 @@ def test_a_death_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
         run_async(play(llm))
 
 
-def test_shutdown_cancels_what_runs() -> None:
+def test_shutdown_cancels_running_requests() -> None:
     async def play(llm: Any) -> None:
         running = start(llm, max_tokens=LONG)
         await anext(running)
@@ -222,7 +222,7 @@ def test_shutdown_may_never_return(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_hanging
 
 
-def test_a_process_may_hang_in_what_is_done_at_its_exit() -> None:
+def test_process_may_hang_in_its_exit_handlers() -> None:
     code = "from tests.fakes.tensorrt_llm import LLM; llm = LLM('bytes'); print('end', flush=True)"
     environment = os.environ | {"TLLM_FAKE_SHUTDOWN": "hangs", "PYTHONPATH": str(ROOT)}
 
@@ -243,6 +243,6 @@ def test_the_constructor_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_a_variable_that_means_nothing_is_refused() -> None:
+def test_unknown_variable_is_refused() -> None:
     with pytest.raises(ValueError, match="TLLM_FAKE_STEPS_MS"):
         Faults.from_environment({"TLLM_FAKE_STEPS_MS": "1"})

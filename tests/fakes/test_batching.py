@@ -1,4 +1,4 @@
-"""The fake's batch: slots, the queue behind them, ranks, and the cache."""
+"""The fake's batch: slots, the queue, ranks and the cache."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def on_rank(llm: LLM, rank: int, *, relax: bool, max_tokens: int = LONG) -> Requ
     )
 
 
-def test_as_many_run_as_there_are_slots_and_the_others_wait_in_line() -> None:
+def test_as_many_requests_run_as_there_are_slots_and_others_wait_in_order() -> None:
     async def play(llm: Any) -> None:
         first, second, third, fourth = (start(llm, max_tokens=count) for count in (20, 40, 5, 5))
         ends = [(await result).decoding_iter for result in (first, second, third, fourth)]
@@ -32,7 +32,7 @@ def test_as_many_run_as_there_are_slots_and_the_others_wait_in_line() -> None:
         run_async(play(llm))
 
 
-def test_nothing_is_ever_refused_for_load() -> None:
+def test_no_request_is_refused_for_load() -> None:
     async def play(llm: Any) -> None:
         results = [start(llm, max_tokens=1) for _ in range(300)]
         for result in results:
@@ -42,7 +42,7 @@ def test_nothing_is_ever_refused_for_load() -> None:
         run_async(play(llm))
 
 
-def test_a_prompt_of_several_pieces_takes_as_many_steps() -> None:
+def test_chunked_prompt_takes_one_step_for_each_chunk() -> None:
     async def play(llm: Any) -> None:
         long = await start(llm, [*b"abcd" * 25], max_tokens=1)
         short = await start(llm, [*b"abc"], max_tokens=1)
@@ -54,7 +54,7 @@ def test_a_prompt_of_several_pieces_takes_as_many_steps() -> None:
         run_async(play(llm))
 
 
-def test_a_strict_rank_is_waited_for_and_a_relaxed_one_is_not() -> None:
+def test_strict_request_waits_for_its_rank_and_a_relaxed_one_does_not() -> None:
     async def play(llm: Any) -> None:
         blocker = on_rank(llm, 1, relax=False)
         await anext(blocker)
@@ -69,7 +69,7 @@ def test_a_strict_rank_is_waited_for_and_a_relaxed_one_is_not() -> None:
         run_async(play(llm))
 
 
-def test_without_attention_of_its_own_a_rank_means_nothing() -> None:
+def test_rank_is_ignored_without_attention_data_parallelism() -> None:
     async def play(llm: Any) -> None:
         await on_rank(llm, 5, relax=False, max_tokens=2)
 
@@ -77,7 +77,7 @@ def test_without_attention_of_its_own_a_rank_means_nothing() -> None:
         run_async(play(llm))
 
 
-def test_full_blocks_of_a_prompt_are_not_read_again_by_the_same_tenant() -> None:
+def test_full_prompt_blocks_are_reused_by_the_same_tenant() -> None:
     prompt = [*b"a" * 70]
 
     async def ask(llm: Any, salt: str | None) -> int:
@@ -93,7 +93,7 @@ def test_full_blocks_of_a_prompt_are_not_read_again_by_the_same_tenant() -> None
         run_async(play(llm))
 
 
-def test_no_block_is_reused_if_told_so() -> None:
+def test_no_block_is_reused_if_reuse_is_off() -> None:
     async def play(llm: Any) -> None:
         for _ in range(2):
             result = await start(llm, [*b"a" * 70], max_tokens=1)
@@ -103,8 +103,8 @@ def test_no_block_is_reused_if_told_so() -> None:
         run_async(play(llm))
 
 
-def test_an_answer_starts_when_there_is_room_for_all_of_it() -> None:
-    """And one that can never have enough fails."""
+def test_answer_starts_once_there_is_room_for_its_maximum_length() -> None:
+    """An answer that can never have enough room fails."""
 
     async def play(llm: Any) -> None:
         first, second = start(llm, max_tokens=60), start(llm, max_tokens=60)

@@ -1,4 +1,4 @@
-"""The fake's LLM: what the constructor and a submission take and refuse, and what is read from a model's folder."""
+"""The fake's LLM: the arguments that it accepts and refuses, and the files that it reads from a model folder."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from tests.support.doubles import run_async
 from tests.support.model_folder import make_model_folder
 
 
-def test_the_version_is_one_that_is_known() -> None:
+def test_version_is_supported_by_the_worker() -> None:
     assert __version__ == "1.2.1"
 
 
-def test_an_argument_that_there_is_not_is_refused() -> None:
+def test_unknown_argument_is_refused() -> None:
     with pytest.raises(ValueError, match="got invalid argument: trace_headers"):
         LLM("bytes", trace_headers={})
 
@@ -31,22 +31,22 @@ def test_an_argument_that_there_is_not_is_refused() -> None:
     ],
     ids=str,
 )
-def test_a_wrong_argument_is_refused(arguments: dict[str, Any]) -> None:
+def test_invalid_argument_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         LLM("bytes", **arguments)
 
 
-def test_a_dict_will_do_for_a_configuration() -> None:
+def test_configuration_may_be_given_as_a_dict() -> None:
     with engine(kv_cache_config={"free_gpu_memory_fraction": 0.5}) as llm:
         assert llm.args.kv_cache_config == KvCacheConfig(free_gpu_memory_fraction=0.5)
 
 
-def test_a_length_that_was_not_given_stays_unknown_here() -> None:
+def test_length_that_was_not_given_stays_unknown_to_the_caller() -> None:
     with engine() as llm:
         assert llm.args.max_seq_len is None
 
 
-def test_without_a_tokenizer_a_request_must_name_its_end() -> None:
+def test_request_without_a_tokenizer_must_have_an_end_id() -> None:
     async def play(llm: Any) -> None:
         with pytest.raises(ValueError, match="end_id"):
             start(llm, params=SamplingParams())
@@ -56,7 +56,7 @@ def test_without_a_tokenizer_a_request_must_name_its_end() -> None:
         run_async(play(llm))
 
 
-def test_a_long_prompt_is_refused_at_once_unless_it_may_be_read_in_pieces() -> None:
+def test_long_prompt_is_refused_at_once_without_chunked_prefill() -> None:
     async def play(llm: Any) -> None:
         with pytest.raises(ValueError, match="exceeds max_num_tokens"):
             start(llm)
@@ -70,7 +70,7 @@ def test_a_long_prompt_is_refused_at_once_unless_it_may_be_read_in_pieces() -> N
         run_async(play_chunked(llm))
 
 
-def test_a_prompt_beyond_the_context_is_not_refused_before_it_fails() -> None:
+def test_prompt_beyond_the_context_fails_only_in_the_engine() -> None:
     async def play(llm: Any) -> None:
         result = start(llm)
         with pytest.raises(RequestError):
@@ -80,7 +80,7 @@ def test_a_prompt_beyond_the_context_is_not_refused_before_it_fails() -> None:
         run_async(play(llm))
 
 
-def test_prompts_come_in_several_shapes_and_are_never_empty() -> None:
+def test_prompt_may_have_several_formats_and_is_never_empty() -> None:
     async def play(llm: Any) -> None:
         whole = await answer(llm, max_tokens=5)
         for inputs in (bytes(PROMPT).decode(), {"prompt_token_ids": PROMPT}, {"prompt": bytes(PROMPT).decode()}):
@@ -95,7 +95,7 @@ def test_prompts_come_in_several_shapes_and_are_never_empty() -> None:
         run_async(play(llm))
 
 
-def test_what_the_fake_does_not_play_it_says() -> None:
+def test_unsupported_parameter_of_the_fake_is_refused() -> None:
     async def play(llm: Any) -> None:
         with pytest.raises(NotImplementedError, match="use_beam_search"):
             start(llm, use_beam_search=True)
@@ -106,7 +106,7 @@ def test_what_the_fake_does_not_play_it_says() -> None:
         run_async(play(llm))
 
 
-def test_vocabulary_ends_and_context_come_from_the_models_folder(tmp_path: Path) -> None:
+def test_vocabulary_end_ids_and_context_come_from_the_model_folder(tmp_path: Path) -> None:
     generation = {"eos_token_id": [END_ID, 10]}
     folder = make_model_folder(tmp_path, {"generation_config.json": generation}, context_length=60)
 

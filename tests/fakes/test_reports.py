@@ -1,4 +1,4 @@
-"""The fake's statistics and cache events: one queue each, read by taking out."""
+"""The fake's statistics and cache events: one queue each, and reading removes entries."""
 
 import asyncio
 from collections.abc import AsyncIterable
@@ -21,7 +21,7 @@ async def read(items: AsyncIterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [item async for item in items]
 
 
-def test_before_the_first_request_there_are_no_stats_and_events_are_an_error() -> None:
+def test_reports_before_the_first_request_are_empty_or_an_error() -> None:
     async def play(llm: Any) -> None:
         assert await read(llm.get_stats_async(QUICKLY_S)) == []
         with pytest.raises(AssertionError):
@@ -34,7 +34,7 @@ def test_before_the_first_request_there_are_no_stats_and_events_are_an_error() -
         run_async(play(llm))
 
 
-def test_there_are_no_stats_unless_asked_for() -> None:
+def test_statistics_are_off_by_default() -> None:
     async def play(llm: Any) -> None:
         await answer(llm, max_tokens=5)
 
@@ -44,7 +44,7 @@ def test_there_are_no_stats_unless_asked_for() -> None:
         run_async(play(llm))
 
 
-def test_each_step_is_told_once_to_whoever_reads_first() -> None:
+def test_statistics_of_each_step_are_returned_once_to_the_first_reader() -> None:
     async def play(llm: Any) -> None:
         await answer(llm, max_tokens=5)
         stats = await read(llm.get_stats_async(QUICKLY_S))
@@ -60,7 +60,7 @@ def test_each_step_is_told_once_to_whoever_reads_first() -> None:
         run_async(play(llm))
 
 
-def test_those_who_wait_are_counted() -> None:
+def test_statistics_count_waiting_requests() -> None:
     async def play(llm: Any) -> None:
         results = [start(llm, max_tokens=5) for _ in range(3)]
         for result in results:
@@ -73,7 +73,7 @@ def test_those_who_wait_are_counted() -> None:
         run_async(play(llm))
 
 
-def test_the_reader_is_always_the_same_and_done_until_the_next_request() -> None:
+def test_iterator_is_shared_and_exhausted_until_the_next_request() -> None:
     async def play(llm: Any) -> None:
         await answer(llm, max_tokens=2)
         reader = llm.get_stats_async(QUICKLY_S)
@@ -91,7 +91,7 @@ def test_the_reader_is_always_the_same_and_done_until_the_next_request() -> None
         run_async(play(llm))
 
 
-def test_a_reader_that_is_cancelled_as_news_come_ends() -> None:
+def test_reader_cancelled_while_statistics_arrive_ends() -> None:
     async def play(llm: Any) -> None:
         await answer(llm, max_tokens=2)
         items = llm.get_stats_async(10.0)
@@ -127,7 +127,7 @@ def test_cache_events_name_blocks_and_their_parents_in_order() -> None:
         run_async(play(llm))
 
 
-def test_blocks_that_had_to_go_are_told() -> None:
+def test_removed_blocks_are_reported() -> None:
     async def play(llm: Any) -> None:
         for letter in b"abc":
             await answer(llm, [letter] * 70, max_tokens=1)
@@ -142,7 +142,7 @@ def test_blocks_that_had_to_go_are_told() -> None:
         run_async(play(llm))
 
 
-def test_events_that_nobody_kept_leave_a_gap() -> None:
+def test_dropped_events_leave_a_gap_in_the_ids() -> None:
     async def play(llm: Any) -> None:
         await answer(llm, [*b"a" * 200], max_tokens=1)
         events = await read(llm.get_kv_cache_events_async(QUICKLY_S))

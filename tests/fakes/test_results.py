@@ -1,4 +1,4 @@
-"""The fake's results: what 1.2.1 hands to those who iterate, with what they trip over."""
+"""The fake's results: the objects that an iteration returns in 1.2.1, with their pitfalls."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ def two_answers() -> SamplingParams:
     return SamplingParams(n=2, temperature=1.0, top_p=1.0, end_id=END_ID, ignore_eos=True, max_tokens=4)
 
 
-def test_every_iteration_gives_the_same_object_with_all_tokens_so_far() -> None:
+def test_every_iteration_returns_the_same_object_with_all_tokens_so_far() -> None:
     async def play(llm: Any) -> None:
         result = start(llm, max_tokens=5)
         seen, lengths, by_diff = set(), [], list[int]()
@@ -33,7 +33,7 @@ def test_every_iteration_gives_the_same_object_with_all_tokens_so_far() -> None:
         run_async(play(llm))
 
 
-def test_a_token_follows_from_all_tokens_before_it_and_from_nothing_else() -> None:
+def test_token_depends_on_all_tokens_before_it_and_nothing_else() -> None:
     async def play(llm: Any) -> None:
         whole = await answer(llm, max_tokens=64)
 
@@ -44,14 +44,14 @@ def test_a_token_follows_from_all_tokens_before_it_and_from_nothing_else() -> No
         run_async(play(llm))
 
 
-def test_another_engine_goes_on_with_the_same_tokens() -> None:
+def test_another_engine_continues_with_the_same_tokens() -> None:
     with engine() as one, engine() as other:
         whole = run_async(answer(one, max_tokens=30))
 
         assert run_async(answer(other, PROMPT + whole[:9], max_tokens=21)) == whole[9:]
 
 
-def test_an_answer_is_text_and_most_of_it_ascii() -> None:
+def test_answer_is_mostly_ascii_text() -> None:
     async def play(llm: Any) -> None:
         result = await start(llm, max_tokens=400, detokenize=True)
 
@@ -62,8 +62,8 @@ def test_an_answer_is_text_and_most_of_it_ascii() -> None:
         run_async(play(llm))
 
 
-def test_an_answer_ends_by_itself_unless_told_to_ignore_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the end token is a token like any other."""
+def test_answer_ends_by_itself_unless_ignore_eos_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ignore_eos, the end token is an ordinary token."""
     monkeypatch.setenv("TLLM_FAKE_END_ODDS", "9")
 
     async def play(llm: Any) -> None:
@@ -79,7 +79,7 @@ def test_an_answer_ends_by_itself_unless_told_to_ignore_the_end(monkeypatch: pyt
         run_async(play(llm))
 
 
-def test_the_end_token_may_also_be_missing_from_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_token_may_be_missing_from_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_END_ODDS", "9")
     monkeypatch.setenv("TLLM_FAKE_END_IN_TOKENS", "0")
 
@@ -94,7 +94,7 @@ def test_the_end_token_may_also_be_missing_from_the_tokens(monkeypatch: pytest.M
         run_async(play(llm))
 
 
-def test_a_stop_token_is_cut_off_and_named() -> None:
+def test_stop_token_is_removed_and_named_as_the_stop_reason() -> None:
     async def play(llm: Any) -> None:
         whole = await answer(llm, max_tokens=30)
         stop = whole[20]
@@ -109,7 +109,7 @@ def test_a_stop_token_is_cut_off_and_named() -> None:
         run_async(play(llm))
 
 
-def test_the_list_of_tokens_shrinks_at_a_stop_of_several_tokens() -> None:
+def test_token_list_shrinks_at_a_stop_of_several_tokens() -> None:
     async def play(llm: Any) -> None:
         whole = await answer(llm, max_tokens=30)
         params = greedy(max_tokens=30, end_id=None, stop=bytes(whole[10:14]).decode("ascii"))
@@ -121,7 +121,7 @@ def test_the_list_of_tokens_shrinks_at_a_stop_of_several_tokens() -> None:
         run_async(play(llm))
 
 
-def test_stop_strings_beside_an_end_id_fail_the_request() -> None:
+def test_stop_strings_together_with_an_end_id_fail_the_request() -> None:
     async def play(llm: Any) -> None:
         with pytest.raises(RuntimeError, match="not processed by tokenizer"):
             await start(llm, stop="x")
@@ -130,7 +130,7 @@ def test_stop_strings_beside_an_end_id_fail_the_request() -> None:
         run_async(play(llm))
 
 
-def test_the_diffs_of_the_other_answers_are_stale() -> None:
+def test_diffs_of_the_other_answers_are_stale() -> None:
     async def play(llm: Any) -> None:
         by_diff: list[int] = []
         async for item in start(llm, params=two_answers()):
@@ -144,7 +144,7 @@ def test_the_diffs_of_the_other_answers_are_stale() -> None:
         run_async(play(llm))
 
 
-def test_each_answer_of_several_takes_a_slot() -> None:
+def test_each_of_several_answers_takes_a_slot() -> None:
     async def play(llm: Any) -> None:
         result = start(llm, params=two_answers())
         lengths = [[len(output.token_ids) for output in item.outputs] async for item in result]
@@ -155,7 +155,7 @@ def test_each_answer_of_several_takes_a_slot() -> None:
         run_async(play(llm))
 
 
-def test_without_streaming_there_is_one_item() -> None:
+def test_request_without_streaming_has_one_item() -> None:
     async def play(llm: Any) -> None:
         result = llm.generate_async(inputs=PROMPT, sampling_params=greedy(max_tokens=7))
 
@@ -175,7 +175,7 @@ def test_stream_interval_bundles_tokens() -> None:
         run_async(play(llm))
 
 
-def test_a_result_made_without_a_loop_is_for_synchronous_use_alone() -> None:
+def test_result_created_without_a_loop_is_for_synchronous_use_only() -> None:
     async def play(result: RequestOutput) -> None:
         with pytest.raises(AssertionError, match="event loop"):
             await anext(result)
@@ -187,8 +187,8 @@ def test_a_result_made_without_a_loop_is_for_synchronous_use_alone() -> None:
         assert len(result.result(timeout=0.0).outputs[0].token_ids) == 3
 
 
-def test_all_readers_are_woken_by_way_of_the_loop_of_the_first() -> None:
-    """So submit and read on one loop: a reader on another may sleep on."""
+def test_all_readers_are_woken_through_the_loop_of_the_first_one() -> None:
+    """Submit and read on one loop: a reader on another loop may not wake up."""
 
     async def make() -> AsyncQueue[int]:
         return AsyncQueue()
@@ -212,7 +212,7 @@ def test_all_readers_are_woken_by_way_of_the_loop_of_the_first() -> None:
     loop.close()
 
 
-def test_the_engine_writes_into_the_params_it_is_given() -> None:
+def test_engine_modifies_the_sampling_params() -> None:
     async def play(llm: Any) -> None:
         params = SamplingParams(max_tokens=2)
         await start(llm, params=params)

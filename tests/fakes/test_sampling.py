@@ -1,4 +1,4 @@
-"""The fake's sampling: what 1.2.1 makes of its parameters, and what it makes nothing of."""
+"""The fake's sampling: the parameters that have an effect in 1.2.1, and those that do not."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ from tests.support.doubles import run_async
 
 
 def drawn(**fields: Any) -> SamplingParams:
-    """At a temperature of 1, over all tokens."""
+    """Parameters that sample from all tokens at a temperature of 1."""
     given = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "end_id": END_ID, "ignore_eos": True, "detokenize": False}
     return SamplingParams(**(given | fields))
 
@@ -24,7 +24,7 @@ def drawn(**fields: Any) -> SamplingParams:
 @pytest.mark.parametrize(
     "fields", [{}, {"top_k": 1, "temperature": 2.0}, {"top_p": 0.0}, {"temperature": 0.0}], ids=str
 )
-def test_greedy_is_what_nothing_says_or_leaves_one_token(fields: dict[str, Any]) -> None:
+def test_defaults_and_parameters_that_leave_one_token_are_greedy(fields: dict[str, Any]) -> None:
     async def play(llm: Any) -> None:
         params = SamplingParams(**fields, end_id=END_ID, ignore_eos=True, max_tokens=20)
         result = await start(llm, params=params)
@@ -35,7 +35,7 @@ def test_greedy_is_what_nothing_says_or_leaves_one_token(fields: dict[str, Any])
         run_async(play(llm))
 
 
-def test_a_seed_does_nothing() -> None:
+def test_seed_has_no_effect() -> None:
     async def play(llm: Any) -> None:
         first = await start(llm, params=drawn(seed=7, max_tokens=20))
         second = await start(llm, params=drawn(seed=7, max_tokens=20))
@@ -46,7 +46,7 @@ def test_a_seed_does_nothing() -> None:
         run_async(play(llm))
 
 
-def test_penalties_and_min_p_do_nothing() -> None:
+def test_penalties_and_min_p_have_no_effect() -> None:
     async def play(llm: Any) -> None:
         penalties: dict[str, Any] = {
             "presence_penalty": 2.0,
@@ -61,7 +61,7 @@ def test_penalties_and_min_p_do_nothing() -> None:
         run_async(play(llm))
 
 
-def test_top_k_and_top_p_leave_the_likeliest() -> None:
+def test_top_k_and_top_p_keep_the_likeliest_tokens() -> None:
     async def play(llm: Any) -> None:
         seen: dict[str, Counter[int]] = {"k": Counter(), "p": Counter(), "all": Counter()}
         for name, fields in (("k", {"top_k": 2}), ("p", {"top_p": 0.3}), ("all", {})):
@@ -77,7 +77,7 @@ def test_top_k_and_top_p_leave_the_likeliest() -> None:
         run_async(play(llm))
 
 
-def test_logprobs_are_of_the_likeliest_and_of_the_token_drawn() -> None:
+def test_logprobs_include_the_likeliest_tokens_and_the_drawn_one() -> None:
     async def play(llm: Any) -> None:
         output = (await start(llm, params=drawn(logprobs=2, max_tokens=40))).outputs[0]
 
@@ -89,7 +89,7 @@ def test_logprobs_are_of_the_likeliest_and_of_the_token_drawn() -> None:
         run_async(play(llm))
 
 
-def test_a_token_drawn_that_is_not_likely_may_also_be_missing_from_its_logprobs(
+def test_unlikely_drawn_token_may_be_missing_from_the_logprobs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TLLM_FAKE_DRAWN_IN_LOGPROBS", "0")
@@ -106,7 +106,7 @@ def test_a_token_drawn_that_is_not_likely_may_also_be_missing_from_its_logprobs(
         run_async(play(llm))
 
 
-def test_logprobs_add_up_to_less_than_certainty() -> None:
+def test_probabilities_add_up_to_less_than_one() -> None:
     async def play(llm: Any) -> None:
         first, second = (await start(llm, logprobs=2, max_tokens=1)).outputs[0].logprobs[0].values()
 
@@ -117,7 +117,7 @@ def test_logprobs_add_up_to_less_than_certainty() -> None:
 
 
 @pytest.mark.parametrize("count", [0, None])
-def test_zero_logprobs_are_none_at_all(count: int | None) -> None:
+def test_zero_logprobs_means_none(count: int | None) -> None:
     async def play(llm: Any) -> None:
         assert (await start(llm, logprobs=count, max_tokens=3)).outputs[0].logprobs == []
 
@@ -125,7 +125,7 @@ def test_zero_logprobs_are_none_at_all(count: int | None) -> None:
         run_async(play(llm))
 
 
-def test_logprobs_of_a_stop_token_that_was_cut_off_stay() -> None:
+def test_logprobs_of_a_removed_stop_token_are_kept() -> None:
     async def play(llm: Any) -> None:
         whole = await answer(llm, max_tokens=5)
         output = (await start(llm, stop_token_ids=[whole[3]], logprobs=1, max_tokens=5)).outputs[0]
@@ -136,7 +136,7 @@ def test_logprobs_of_a_stop_token_that_was_cut_off_stay() -> None:
         run_async(play(llm))
 
 
-def test_a_stop_token_at_the_limit_is_a_token() -> None:
+def test_stop_token_at_the_limit_is_an_ordinary_token() -> None:
     async def play(llm: Any) -> None:
         whole = await answer(llm, max_tokens=4)
         output = (await start(llm, stop_token_ids=[whole[3]], max_tokens=4)).outputs[0]
@@ -149,7 +149,7 @@ def test_a_stop_token_at_the_limit_is_a_token() -> None:
         run_async(play(llm))
 
 
-def test_min_tokens_holds_back_the_end_but_not_stop_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_min_tokens_suppresses_the_end_token_but_not_stop_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_END_ODDS", "3")
 
     async def play(llm: Any) -> None:
@@ -163,7 +163,7 @@ def test_min_tokens_holds_back_the_end_but_not_stop_tokens(monkeypatch: pytest.M
         run_async(play(llm))
 
 
-def test_a_bias_bans_and_forces_tokens() -> None:
+def test_bias_bans_and_forces_tokens() -> None:
     async def play(llm: Any) -> None:
         first = (await answer(llm, max_tokens=1))[0]
         banned = tensor([-100.0 if token == first else 0.0 for token in range(END_ID + 1)])
@@ -176,7 +176,7 @@ def test_a_bias_bans_and_forces_tokens() -> None:
         run_async(play(llm))
 
 
-def test_max_tokens_are_32_if_not_said_and_clamped_to_the_context() -> None:
+def test_max_tokens_defaults_to_32_and_is_clamped_to_the_context() -> None:
     async def play(llm: Any) -> None:
         room = 100 - len(PROMPT)
 
@@ -197,12 +197,12 @@ def test_max_tokens_are_32_if_not_said_and_clamped_to_the_context() -> None:
         ({"guided_decoding": GuidedDecodingParams(regex="a", json_object=True)}, "Only one"),
     ],
 )
-def test_params_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_contradictory_params_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SamplingParams(**fields)
 
 
-def test_params_take_no_other_names() -> None:
+def test_params_accept_no_unknown_or_positional_arguments() -> None:
     params: Any = SamplingParams()
 
     with pytest.raises(TypeError):
@@ -214,7 +214,7 @@ def test_params_take_no_other_names() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"temperature": -1.0}, {"top_p": 1.5}, {"top_k": -1}, {"max_tokens": -1}], ids=str)
-def test_what_the_engine_finds_wrong_fails_the_request(fields: dict[str, Any]) -> None:
+def test_value_that_the_engine_rejects_fails_the_request(fields: dict[str, Any]) -> None:
     async def play(llm: Any) -> None:
         with pytest.raises(RequestError):
             await start(llm, params=drawn(**fields))
@@ -224,7 +224,7 @@ def test_what_the_engine_finds_wrong_fails_the_request(fields: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("form", "fits"),
+    ("guide", "fits"),
     [
         (GuidedDecodingParams(regex="(yes|no)"), r"yes|no"),
         (
@@ -235,9 +235,9 @@ def test_what_the_engine_finds_wrong_fails_the_request(fields: dict[str, Any]) -
     ],
     ids=["regex", "json", "grammar"],
 )
-def test_a_guided_answer_keeps_to_its_form(form: GuidedDecodingParams, fits: str) -> None:
+def test_guided_answer_matches_its_grammar(guide: GuidedDecodingParams, fits: str) -> None:
     async def play(llm: Any) -> str:
-        params = SamplingParams(top_k=1, guided_decoding=form, max_tokens=60)
+        params = SamplingParams(top_k=1, guided_decoding=guide, max_tokens=60)
         result = await start(llm, params=params)
         assert result.outputs[0].finish_reason == "stop"
         return result.outputs[0].text
@@ -248,23 +248,23 @@ def test_a_guided_answer_keeps_to_its_form(form: GuidedDecodingParams, fits: str
     assert re.match(fits, text)
 
 
-def test_a_form_that_cannot_be_read_fails_the_request() -> None:
+def test_invalid_grammar_fails_the_request() -> None:
     async def play(llm: Any) -> None:
-        for form in (GuidedDecodingParams(json="{"), GuidedDecodingParams(regex="(")):
+        for guide in (GuidedDecodingParams(json="{"), GuidedDecodingParams(regex="(")):
             with pytest.raises(RequestError):
-                await start(llm, params=greedy(guided_decoding=form))
+                await start(llm, params=greedy(guided_decoding=guide))
         assert await answer(llm, max_tokens=1)
 
     with engine(guided_decoding_backend="xgrammar") as llm:
         run_async(play(llm))
 
 
-def test_a_form_that_leaves_no_token_is_the_end_of_the_engine() -> None:
-    """Here because the end of a complete form is ignored."""
+def test_grammar_that_allows_no_token_kills_the_engine() -> None:
+    """Here, the grammar is complete and its end token is ignored."""
 
     async def play(llm: Any) -> None:
-        form = GuidedDecodingParams(regex="ab")
-        result = start(llm, params=greedy(guided_decoding=form))
+        guide = GuidedDecodingParams(regex="ab")
+        result = start(llm, params=greedy(guided_decoding=guide))
         lengths = [len((await anext(result)).outputs[0].token_ids) for _ in range(3)]
 
         assert lengths == [1, 2, 3]
@@ -276,7 +276,7 @@ def test_a_form_that_leaves_no_token_is_the_end_of_the_engine() -> None:
         run_async(play(llm))
 
 
-def test_a_bias_of_another_length_fails_the_request() -> None:
+def test_bias_of_another_length_fails_the_request() -> None:
     async def play(llm: Any) -> None:
         with pytest.raises(RequestError, match="embedding_bias"):
             await start(llm, embedding_bias=tensor([1.0]))
@@ -285,7 +285,7 @@ def test_a_bias_of_another_length_fails_the_request() -> None:
         run_async(play(llm))
 
 
-def test_forms_need_a_backend() -> None:
+def test_guided_decoding_needs_a_backend() -> None:
     async def play(llm: Any) -> None:
         with pytest.raises(RequestError, match="not enabled"):
             await start(llm, params=greedy(guided_decoding=GuidedDecodingParams(regex="a")))

@@ -1,4 +1,4 @@
-"""As much of torch as a caller of the fake TensorRT-LLM needs: a vector, to pass on."""
+"""The part of torch that callers of the fake TensorRT-LLM need: a vector."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ float32 = "float32"
 
 
 class Tensor:
-    """Numbers in one dimension."""
+    """A one-dimensional tensor."""
 
     def __init__(self, values: Iterable[float]) -> None:
         self._values = [float(value) for value in values]
@@ -16,7 +16,7 @@ class Tensor:
 
 
 def tensor(values: Iterable[float], dtype: str = float32) -> Tensor:
-    """Raises TypeError for another type than float32, the only one here."""
+    """Create a tensor. Raises TypeError unless `dtype` is float32, the only supported type."""
     if dtype != float32:
         raise TypeError(f"the fake has no {dtype}")
     return Tensor(values)

@@ -1,10 +1,10 @@
-"""Asks TensorRT-LLM on a real GPU what only a GPU can tell, and prints it beside what our worker assumes.
+"""Asks TensorRT-LLM questions that only a real GPU can answer, and compares the answers with our worker's assumptions.
 
     python3 tests/gpu/smoke.py --model /model
 
-Needs nothing but TensorRT-LLM, so it runs in NVIDIA's container as that is. It loads the model once, which takes
-minutes, and kills the engine at the end. Ends with 0 if all is as assumed, with 1 if something is not: then the worker
-is to be changed, or not to be used.
+It needs nothing but TensorRT-LLM, so it runs in NVIDIA's unmodified container. It loads the model once, which takes
+minutes, and kills the engine at the end. It exits with 0 if all assumptions hold, and with 1 otherwise: then change the
+worker, or do not use it.
 """
 
 import argparse
@@ -25,24 +25,24 @@ from typing import Any
 BATCH_SIZE = 2
 CONTEXT_LENGTH = 2048
 LONG = 1500
-"""Tokens of an answer that is not to end by itself."""
+"""Tokens of an answer that must not end by itself."""
 ANSWER = 32
 TEXT = "The sea covers most of the earth, and most of it has never been seen by anybody. " * 6
-"""More than two blocks of the cache."""
+"""A prompt of more than two cache blocks."""
 ABORT_S = 2.0
 """How long the worker waits for an aborted request: `abort_s` in services/worker/engines/trtllm/options.py."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """An answer. is_as_assumed: the worker is right with it."""
+    """An answer to a question. `is_as_assumed`: whether it agrees with the worker's assumption."""
 
     text: str
     is_as_assumed: bool = True
 
 
 class Bench:
-    """One engine, and requests to it. patience_s: how long a question may take."""
+    """One engine, and requests to it. `patience_s`: how long a question may take."""
 
     def __init__(self, model: str, tensor_parallel_size: int, patience_s: float) -> None:
         package = importlib.import_module("tensorrt_llm")
@@ -67,7 +67,7 @@ class Bench:
         self.end_id: int = self.llm.tokenizer.eos_token_id
 
     def start(self, prompt: Sequence[int] | None = None, **fields: Any) -> Any:
-        """A stream: greedy and without an end before `max_tokens`, unless `fields` say so."""
+        """Start a streaming request: greedy and ended only by `max_tokens`, unless `fields` change that."""
         given = {"end_id": self.end_id, "ignore_eos": True, "max_tokens": ANSWER, "detokenize": False} | fields
         if "temperature" not in given:
             given["top_k"] = 1
@@ -76,7 +76,7 @@ class Bench:
         )
 
     async def answer(self, prompt: Sequence[int] | None = None, **fields: Any) -> Any:
-        """The whole answer to a request."""
+        """Run a request to its end. Returns its completion."""
         result = self.start(prompt, **fields)
         await drain(result)
         return result.outputs[0]
@@ -84,28 +84,28 @@ class Bench:
     async def tokens(self, prompt: Sequence[int] | None = None, **fields: Any) -> list[int]:
         return list((await self.answer(prompt, **fields)).token_ids)
 
-    async def ender(self) -> tuple[int, list[int]]:
-        """A token that the model says early in its answer, for the first time, and what it says before it."""
+    async def early_token(self) -> tuple[int, list[int]]:
+        """A token that occurs early in the model's answer for the first time, and the tokens before it."""
         free = (await self.tokens())[: ANSWER // 2]
         index = max(index for index, token in enumerate(free) if token not in free[:index])
         return free[index], free[:index]
 
 
 async def drain(result: Any) -> None:
-    """To the end. Nothing says whether there is one, so whoever waits has a limit."""
+    """Read the result to its end. It may have none, so callers must bound the wait."""
     async for _ in result:
         pass
 
 
 async def begun(result: Any, count: int) -> int:
-    """Wait until it has had `count` items; how many tokens it has then."""
+    """Read `count` items. Returns the number of tokens after them."""
     for _ in range(count):
         await result.__anext__()
     return len(result.outputs[0].token_ids)
 
 
 async def aborted(result: Any, limit_s: float) -> str:
-    """Abort it; what comes of it then."""
+    """Abort the request. Returns a description of what follows."""
     count, began = len(result.outputs[0].token_ids), time.monotonic()
     result.abort()
     try:
@@ -118,7 +118,7 @@ async def aborted(result: Any, limit_s: float) -> str:
 
 
 def same(are_same: bool) -> str:
-    return "the same" if are_same else "others"
+    return "the same" if are_same else "different"
 
 
 # Questions
@@ -132,7 +132,7 @@ async def stats_before_requests(bench: Bench) -> Seen:
 
 
 async def end_id_among_tokens(bench: Bench) -> Seen:
-    end, before = await bench.ender()
+    end, before = await bench.early_token()
     output = await bench.answer(end_id=end, ignore_eos=False)
     token_ids = list(output.token_ids)
     place = {0: "cut off", 1: "the last of token_ids"}.get(len(token_ids) - len(before), f"{token_ids} after {before}")
@@ -141,7 +141,7 @@ async def end_id_among_tokens(bench: Bench) -> Seen:
 
 
 async def stop_ids_with_ignore_eos(bench: Bench) -> Seen:
-    stop, before = await bench.ender()
+    stop, before = await bench.early_token()
     output = await bench.answer(stop_token_ids=[stop])
     token_ids = list(output.token_ids)
     if len(token_ids) > len(before) + 1:
@@ -169,7 +169,7 @@ async def abort_of_a_waiting_request(bench: Bench) -> Seen:
     for one in running:
         await begun(one, 1)
     waiting = bench.start()
-    await asyncio.sleep(0.1)  # or it might be aborted before it has arrived
+    await asyncio.sleep(0.1)  # Otherwise the abort might arrive before the request.
     seen = await aborted(waiting, bench.abort_s)
     for one in running:
         await aborted(one, bench.abort_s)
@@ -185,7 +185,7 @@ async def continuation(bench: Bench) -> Seen:
     whole, cuts = await bench.tokens(), (1, 7, 16, 31)
     rests = [await bench.tokens([*bench.prompt, *whole[:cut]], max_tokens=ANSWER - cut) for cut in cuts]
     equal = sum(rest == whole[cut:] for rest, cut in zip(rests, cuts, strict=True))
-    return Seen(f"{equal} of {len(cuts)} go on with the same tokens", equal == len(cuts))
+    return Seen(f"{equal} of {len(cuts)} continue with the same tokens", equal == len(cuts))
 
 
 async def seed(bench: Bench) -> Seen:
@@ -203,16 +203,16 @@ async def penalties(bench: Bench) -> Seen:
 
 async def min_p(bench: Bench) -> Seen:
     greedy = await bench.tokens()
-    drawn = await bench.tokens(temperature=1.5, top_p=1.0, top_k=0, min_p=1.0)  # Leaves the likeliest alone.
+    drawn = await bench.tokens(temperature=1.5, top_p=1.0, top_k=0, min_p=1.0)  # Keeps only the likeliest token.
     return Seen(f"{same(drawn == greedy)} tokens as greedy ones", drawn != greedy)
 
 
 async def min_tokens(bench: Bench) -> Seen:
-    """The prompt alone has more: an engine that counted it would end the answer early."""
-    end, before = await bench.ender()
-    asked = len(before) + 4
-    count = len(await bench.tokens(end_id=end, ignore_eos=False, min_tokens=asked))
-    return Seen(f"{count} tokens of at least {asked}", count >= asked)
+    """The prompt is longer than `min_tokens`: an engine that counted it would end the answer early."""
+    end, before = await bench.early_token()
+    wanted = len(before) + 4
+    count = len(await bench.tokens(end_id=end, ignore_eos=False, min_tokens=wanted))
+    return Seen(f"{count} tokens of at least {wanted}", count >= wanted)
 
 
 async def bias(bench: Bench) -> Seen:
@@ -226,7 +226,7 @@ async def bias(bench: Bench) -> Seen:
 
 
 async def logprobs(bench: Bench) -> Seen:
-    """Of the first token, whose scores are the same however it is drawn."""
+    """Log probabilities of the first token, whose scores do not depend on how it is drawn."""
     asks: list[dict[str, Any]] = [{}, {"temperature": 1.5, "top_p": 1.0, "top_k": 0}]
     firsts = [(await bench.answer(logprobs=2, **ask)).logprobs[0] for ask in asks]
     if not all(isinstance(one, dict) for one in firsts):
@@ -264,8 +264,8 @@ async def import_without_gpu(bench: Bench) -> Seen:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "import tensorrt_llm", stdout=pipe, stderr=pipe, env=hidden
     )
-    _, said = await process.communicate()
-    last = (said.decode(errors="replace").strip().splitlines() or [""])[-1]
+    _, stderr = await process.communicate()
+    last = (stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
     return Seen("works" if process.returncode == 0 else f"status {process.returncode}: {last}")
 
 
@@ -287,7 +287,7 @@ async def kill_of_a_child(bench: Bench) -> Seen:
         return Seen(f"nothing in {bench.patience_s / 2:g} s")
     except Exception as error:
         return Seen(f"{type(error).__name__} after {time.monotonic() - began:.1f} s: {error}")
-    return Seen("it answers as if nothing had been", is_as_assumed=False)
+    return Seen("the engine still answers", is_as_assumed=False)
 
 
 async def shutdown(bench: Bench) -> Seen:
@@ -311,46 +311,50 @@ async def shutdown(bench: Bench) -> Seen:
 
 Ask = Callable[[Bench], Awaitable[Seen]]
 QUESTIONS: Sequence[tuple[str, Ask, str]] = (
-    # The first, for it is about what is before all others; the last two end the engine.
+    # The first question needs an engine without requests before it; the last two end the engine.
     ("statistics before the first request?", stats_before_requests, "none, and no error"),
     ("is the end id among token_ids?", end_id_among_tokens, "maybe, as the last; nothing after it"),
-    ("ignore_eos with stop_token_ids?", stop_ids_with_ignore_eos, "either: the worker looks for them itself"),
+    ("ignore_eos with stop_token_ids?", stop_ids_with_ignore_eos, "either: the worker checks for them itself"),
     ("end_id with a stop string?", stop_string_with_end_id, "an error: the worker never sends strings"),
-    ("abort of a running request?", abort_of_a_running_request, f"a final item in {ABORT_S:g} s; else left behind"),
-    ("abort of a waiting request?", abort_of_a_waiting_request, "maybe nothing ever comes: left behind"),
+    (
+        "abort of a running request?",
+        abort_of_a_running_request,
+        f"a final item within {ABORT_S:g} s; otherwise given up",
+    ),
+    ("abort of a waiting request?", abort_of_a_waiting_request, "possibly no final item: given up"),
     ("is the next request answered after aborts?", next_after_aborts, "yes, all of it"),
-    ("a greedy answer, continued from a cut?", continuation, "the same tokens: the card promises it"),
+    ("a greedy answer, continued from a cut?", continuation, "the same tokens: the model card promises it"),
     ("does a seed have an effect?", seed, "none: sampled requests with a seed are refused"),
     ("do penalties have an effect?", penalties, "none: they are refused"),
     ("does min_p have an effect?", min_p, "none: it is refused"),
-    ("does min_tokens count the answer alone?", min_tokens, "yes; else such requests fail rather than end early"),
+    ("does min_tokens count the answer alone?", min_tokens, "yes; otherwise such requests fail and do not end early"),
     ("does a bias have an effect?", bias, "yes: logit_bias is passed on"),
     ("log probabilities of the first token?", logprobs, "by token, before temperature and top_k"),
-    ("xgrammar with block reuse and aborts?", guided_with_reuse_and_aborts, "the engine lives, and keeps to JSON"),
+    ("xgrammar with block reuse and aborts?", guided_with_reuse_and_aborts, "the engine lives, and the answer is JSON"),
     ("_check_health?", check_health, "either: a canary is asked instead"),
     ("trace_headers?", trace_headers, "either: never passed"),
     ("import without a GPU?", import_without_gpu, "either: imported once the engine starts"),
     ("size of the package?", size, "too large for an extra"),
-    ("kill -9 of the largest child?", kill_of_a_child, "an error or silence: the canary finds out"),
-    ("does shutdown return?", shutdown, "maybe never: left after a limit"),
+    ("kill -9 of the largest child?", kill_of_a_child, "an error or silence: the canary detects it"),
+    ("does shutdown return?", shutdown, "possibly never: given up after a limit"),
 )
 
 
 def size_of(package: str) -> int:
-    """Of all its files, in bytes."""
+    """The size of all files of a package, in bytes."""
     folders = importlib.import_module(package).__path__
     files = (file for folder in folders for file in Path(folder).rglob("*") if file.is_file())
     return sum(file.stat().st_size for file in files)
 
 
 def descendants(pid: int) -> list[int]:
-    """Of a process, all that live."""
+    """The ids of all living descendants of a process."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # The process has ended meanwhile.
     found, pending = list[int](), [pid]
     while pending:
         current = pending.pop()
@@ -364,8 +368,8 @@ def resident_pages(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
 
 
-async def asked(ask: Ask, bench: Bench) -> Seen:
-    """An answer, whatever happens: no answer and an error that nobody expected are answers, too."""
+async def answer_of(ask: Ask, bench: Bench) -> Seen:
+    """Ask a question. A timeout and an unexpected error count as answers that contradict the assumption."""
     try:
         async with asyncio.timeout(bench.patience_s):
             return await ask(bench)
@@ -375,8 +379,8 @@ async def asked(ask: Ask, bench: Bench) -> Seen:
         return Seen(f"{type(error).__name__}: {error}", is_as_assumed=False)
 
 
-def leave_stuck(question: str) -> None:
-    row(question, "holds up the event loop", "that calls return", is_as_assumed=False)
+def exit_stuck(question: str) -> None:
+    row(question, "blocks the event loop", "calls return", is_as_assumed=False)
     os._exit(1)
 
 
@@ -386,14 +390,14 @@ def row(*cells: str, is_as_assumed: bool) -> None:
 
 
 async def ask_all(bench: Bench) -> bool:
-    """Print a row for each question. Whether all is as assumed."""
+    """Print a row for each question. Returns whether all assumptions hold."""
     print(f"\nTensorRT-LLM {bench.version}\n\n| question | seen | assumed | as assumed |\n| --- | --- | --- | --- |")
     is_well = True
     for question, ask, assumed in QUESTIONS:
-        # A call into an engine that has died may never return, and hold up the loop.
-        guard = threading.Timer(3 * bench.patience_s, leave_stuck, [question])
+        # A call into a dead engine may never return and block the loop.
+        guard = threading.Timer(3 * bench.patience_s, exit_stuck, [question])
         guard.start()
-        seen = await asked(ask, bench)
+        seen = await answer_of(ask, bench)
         guard.cancel()
         row(question, seen.text, assumed, is_as_assumed=seen.is_as_assumed)
         is_well = is_well and seen.is_as_assumed
@@ -401,15 +405,15 @@ async def ask_all(bench: Bench) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Ask TensorRT-LLM what only a GPU can tell.")
-    parser.add_argument("--model", required=True, help="a folder as Hugging Face lays it out")
+    parser = argparse.ArgumentParser(description="Ask TensorRT-LLM questions that only a GPU can answer.")
+    parser.add_argument("--model", required=True, help="a model folder in Hugging Face's layout")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--patience", type=float, default=120.0, help="seconds that a question may take")
     given = parser.parse_args()
     bench = Bench(given.model, given.tensor_parallel_size, given.patience)
     is_well = asyncio.run(ask_all(bench))
     sys.stdout.flush()
-    os._exit(0 if is_well else 1)  # What the engine has registered for the interpreter's exit may never return.
+    os._exit(0 if is_well else 1)  # The engine's exit handlers may never return.
 
 
 if __name__ == "__main__":  # The engine's processes import this file, too.

@@ -1,4 +1,4 @@
-"""How a request is decoded: an object for one request, for the engine writes into it."""
+"""The sampling parameters of one request. The engine modifies the object, so each request needs its own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,13 +6,13 @@ from typing import Any, Protocol
 
 
 class _Vector(Protocol):
-    """A tensor of one dimension."""
+    """A one-dimensional tensor."""
 
     def tolist(self) -> list[float]: ...
 
 
 class _Encoder(Protocol):
-    """As much of a tokeniser as is needed here."""
+    """The part of a tokeniser that is used here."""
 
     @property
     def eos_token_id(self) -> int: ...
@@ -22,7 +22,7 @@ class _Encoder(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class GuidedDecodingParams:
-    """The form an answer is held to: at most one of these."""
+    """The grammar that constrains an answer: at most one of these fields."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -31,8 +31,8 @@ class GuidedDecodingParams:
     structural_tag: str | None = None
 
     def _validate(self) -> None:
-        forms = (self.json, self.regex, self.grammar, self.json_object or None, self.structural_tag)
-        if sum(form is not None for form in forms) > 1:
+        guides = (self.json, self.regex, self.grammar, self.json_object or None, self.structural_tag)
+        if sum(guide is not None for guide in guides) > 1:
             raise ValueError("Only one guide can be used for a request.")
 
 
@@ -40,7 +40,7 @@ class GuidedDecodingParams:
 class SamplingParams:
     """Fields, defaults and checks of 1.2.1. Raises ValueError for more than one greedy answer.
 
-    Of these the engine ignores seed and all penalties without a word, as the sampler of 1.2.1 does.
+    Like the sampler of 1.2.1, the engine silently ignores the seed and all penalties.
     """
 
     end_id: int | None = None
@@ -113,11 +113,11 @@ class SamplingParams:
 
     @property
     def _greedy_decoding(self) -> bool:
-        """By this check, which does not look at the temperature."""
+        """Whether decoding is greedy according to this check, which ignores the temperature."""
         return not self.use_beam_search and self.top_k in (None, 1) and self.top_p in (None, 0.0)
 
     def _setup(self, tokenizer: _Encoder) -> None:
-        """Fill in what follows from the tokeniser. It is asked only for objects without an end_id."""
+        """Fill in the fields that depend on the tokeniser. Called only for objects without an end_id."""
         self.end_id = tokenizer.eos_token_id
         if self.pad_id is None:
             self.pad_id = self.end_id
@@ -125,7 +125,7 @@ class SamplingParams:
         self._stop_words = [(text, tokenizer.encode(text)) for text in strings]
 
     def _stops(self) -> list[tuple[str | int, list[int]]]:
-        """What ends the answer: what to call it, and its token ids. Raises RuntimeError for strings never encoded."""
+        """The stop reasons and their token ids. Raises RuntimeError for strings that were not encoded."""
         if self.stop and self._stop_words is None:
             raise RuntimeError(f"{self.stop=} is not processed by tokenizer")
         words: list[tuple[str | int, list[int]]] = [(token, [token]) for token in self.stop_token_ids or ()]

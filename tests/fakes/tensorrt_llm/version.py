@@ -1,3 +1,3 @@
-"""The version whose behaviour this package has."""
+"""The version whose behaviour this package reproduces."""
 
 __version__ = "1.2.1"

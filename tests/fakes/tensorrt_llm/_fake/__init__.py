@@ -1,1 +1,1 @@
-"""What the real package does not have: its engine, played by a thread."""
+"""The parts that the real package does not have: an engine that runs in a thread."""

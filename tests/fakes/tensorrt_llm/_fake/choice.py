@@ -1,4 +1,4 @@
-"""One answer in the making."""
+"""One answer while it is being generated."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,19 +8,20 @@ from random import Random
 from ..executor.request import GenerationRequest, Logprob, Response
 from ..sampling_params import SamplingParams
 from .guided import Guide
-from .kv_cache import Lease
+from .kv_cache import Allocation
 from .model import Model, State
 
 
 class DeadEndError(RuntimeError):
-    """No token may follow. 1.2.1 does not survive it."""
+    """No token may follow. 1.2.1 crashes in this case."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Answer:
-    """All the answers to one request. open_count: how many have not ended. max_tokens: what is left of the context.
+    """All answers to one request.
 
-    error_after, lost_after: after how many tokens it fails, or nothing is told of it any more.
+    `max_tokens`: bounded by the context. `open_count`: answers that have not ended. `error_after`, `lost_after`: the
+    number of tokens after which the request fails, or its responses get lost.
     """
 
     request: GenerationRequest
@@ -34,7 +35,7 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One of them: a slot of the batch. prefill_left: tokens of the prompt to be read before the first is drawn."""
+    """One of the answers, in a slot of the batch. `prefill_left`: prompt tokens that are not computed yet."""
 
     answer: Answer
     index: int
@@ -42,7 +43,7 @@ class Choice:
     prefill_left: int
     stops: list[tuple[str | int, list[int]]]
     guide: Guide | None = None
-    lease: Lease | None = None
+    allocation: Allocation | None = None
     generated: list[int] = field(default_factory=list)
     unsent: list[int] = field(default_factory=list)
     unsent_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -53,11 +54,11 @@ class Choice:
 
     @property
     def token_count(self) -> int:
-        """Tokens that take room in the cache."""
+        """Tokens in the cache."""
         return len(self.answer.request.prompt_token_ids) + len(self.generated)
 
     def draw(self, model: Model, random: Random) -> int:
-        """The next token, which becomes part of the answer. Raises DeadEndError."""
+        """Draw the next token and add it to the answer. Raises DeadEndError."""
         logits = self._logits(model)
         if not logits:
             raise DeadEndError("no token is allowed")
@@ -65,7 +66,7 @@ class Choice:
         if self.params.logprobs:
             self.unsent_logprobs.append(logprobs_of(token, logits, model.normaliser(logits), self.params.logprobs))
         if self.guide is not None:
-            self.guide.take(token)
+            self.guide.accept_token(token)
         self.state = self.state.after((token,))
         self.generated.append(token)
         self.unsent.append(token)
@@ -86,9 +87,9 @@ class Choice:
         return {token: value for token, value in logits.items() if token not in banned}
 
     def end(self, token: int) -> tuple[str, str | int | None, int] | None:
-        """(why, what stopped it, how many tokens are cut off) if the token is the last.
+        """If the token is the last: the finish reason, the stop reason, and how many tokens are removed from the end.
 
-        Where several ends come together an end token goes first, and the limit before a stop word, which then stays.
+        An end token takes precedence over the limit, and the limit over a stop word, which is then kept.
         """
         if token == self.params.end_id and not self.params.ignore_eos:
             return "stop", None, 0
@@ -100,7 +101,7 @@ class Choice:
         return None
 
     def response(self, step: int, end: tuple[str, str | int | None, int] | None = None) -> Response:
-        """What has not been sent yet, and the end if that is it."""
+        """The response with the tokens that are not sent yet, and the end if there is one."""
         finish, stop_reason, cut_count = end or (None, None, 0)
         if finish is not None:
             self.answer.open_count -= 1
@@ -121,13 +122,13 @@ class Choice:
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    """By the sampler's own rule, under which an untouched object is greedy and one with a temperature is not."""
+    """The sampler's own rule: parameters with defaults are greedy, and a temperature alone makes them sampled."""
     given = (params.temperature, params.top_p, params.top_k)
     return given == (None, None, None) or params.top_k == 1 or params.top_p == 0 or params.temperature == 0
 
 
 def draw(logits: Mapping[int, float], params: SamplingParams, random: Random) -> int:
-    """The likeliest, or one by chance; seed and penalties do not matter."""
+    """Draw the likeliest token, or a random one. Seed and penalties have no effect."""
     ranked = sorted(logits, key=lambda token: (-logits[token], token))
     if is_greedy(params):
         return ranked[0]
@@ -139,7 +140,7 @@ def draw(logits: Mapping[int, float], params: SamplingParams, random: Random) ->
 
 
 def _nucleus(weights: Iterable[float], top_p: float) -> int:
-    """How many of the likeliest together have a share of top_p."""
+    """The number of likeliest tokens whose probabilities add up to top_p."""
     values = list(weights)
     total, reached = sum(values), 0.0
     for count, weight in enumerate(values, start=1):
@@ -150,7 +151,7 @@ def _nucleus(weights: Iterable[float], top_p: float) -> int:
 
 
 def logprobs_of(drawn: int, logits: Mapping[int, float], normaliser: float, count: int) -> dict[int, Logprob]:
-    """The `count` likeliest, before temperature, and after them the token that was drawn if it is another one."""
+    """The `count` likeliest tokens, before temperature, and then the drawn token unless it is one of them."""
     ranked = sorted(logits, key=lambda token: (-logits[token], token))
     ranks = {token: rank for rank, token in enumerate(ranked, start=1)}
     return {token: Logprob(logits[token] - normaliser, ranks[token]) for token in [*ranked[:count], drawn]}

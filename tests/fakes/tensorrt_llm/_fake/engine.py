@@ -1,4 +1,4 @@
-"""The engine's thread: requests wait in a queue without end, run in a batch, and get a token each at every step."""
+"""The engine's thread: requests wait in an unbounded queue, run in a batch, and get one token in each step."""
 
 import json
 import threading
@@ -15,24 +15,24 @@ from ..executor.utils import CppExecutorError
 from ..llmapi.llm_args import TorchLlmArgs
 from .choice import Answer, Choice, DeadEndError
 from .faults import Death, Faults
-from .guided import GuideMaker
+from .guided import GuideBuilder
 from .kv_cache import KvCache
 from .model import Model, State
-from .rank import Rank, wanted_rank
+from .rank import Rank, candidate_ranks
 from .stats import iteration_stats
 from .work import WorkFile
 
 BATCH_SIZE_MAX = 2048
-"""Where max_batch_size was not given."""
+"""The default of max_batch_size."""
 STATS_MAX = 1000
-"""Iterations whose statistics are kept for a reader, where iter_stats_max_iterations was not given."""
+"""The default of iter_stats_max_iterations: iterations whose statistics are kept for a reader."""
 
 
 class Parent(Protocol):
-    """The process that started the engine. All methods are called on the engine's thread."""
+    """The process that started the engine. All methods are called in the engine's thread."""
 
     def dispatch(self, responses: Sequence[Response]) -> None:
-        """What one step did."""
+        """Receive the responses of one step."""
         ...
 
     def fail(self, error: Exception) -> None:
@@ -40,24 +40,24 @@ class Parent(Protocol):
         ...
 
     def report(self, stats: Sequence[str], events: Sequence[str]) -> None:
-        """Statistics and cache events, each in JSON."""
+        """Receive statistics and cache events, each in JSON."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Comes through the same queue as the requests."""
+    """A cancel, sent through the same queue as the requests."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Quit:
-    """End all that runs, and the thread."""
+    """Ends all requests and the thread."""
 
 
 class Engine(threading.Thread):
-    """Starts with nothing to do; the inbox takes what comes."""
+    """The engine. It reads requests, cancels and the end from `inbox`."""
 
     def __init__(self, args: TorchLlmArgs, model: Model, faults: Faults, parent: Parent) -> None:
         super().__init__(name="tensorrt_llm_fake_engine", daemon=True)
@@ -69,7 +69,7 @@ class Engine(threading.Thread):
         self._step_count = 0
         self._random = Random(0)
         self._context_length = args.max_seq_len or model.vocabulary.context_length
-        self._guides = GuideMaker(model.vocabulary, args.guided_decoding_backend or "")
+        self._guides = GuideBuilder(model.vocabulary, args.guided_decoding_backend or "")
         self._waiting: deque[Choice] = deque()
         self._ranks = make_ranks(args, self._context_length)
         self._stats: deque[str] = deque(maxlen=args.iter_stats_max_iterations or STATS_MAX)
@@ -79,7 +79,7 @@ class Engine(threading.Thread):
 
     def run(self) -> None:
         while not self._is_over:
-            self._take_messages()
+            self._read_messages()
             self._admit()
             if self._active:
                 time.sleep(self._faults.step_ms / 1000)
@@ -91,8 +91,8 @@ class Engine(threading.Thread):
     def _active(self) -> list[Choice]:
         return [choice for rank in self._ranks for choice in rank.active]
 
-    def _take_messages(self) -> None:
-        """All there are; while there is nothing to do, wait for one."""
+    def _read_messages(self) -> None:
+        """Handle all messages in the inbox. Waits for one if the engine has nothing to do."""
         is_idle = not (self._active or self._waiting)
         timeout = max(0.0, self._report_at - time.monotonic()) if self._stats else None
         while not self._is_over:
@@ -116,12 +116,12 @@ class Engine(threading.Thread):
             self._parent.dispatch([Response(id=request.id, error=str(error))])
 
     def _choices(self, request: GenerationRequest) -> list[Choice]:
-        """Raises RuntimeError or ValueError, for this request alone."""
+        """Create the answers of a request. Raises RuntimeError or ValueError, which fail only this request."""
         params, prompt = request.sampling_params, request.prompt_token_ids
         room = self._context_length - len(prompt)
         if room < 1:
             raise ValueError(f"a prompt of {len(prompt)} tokens does not fit max_seq_len {self._context_length}")
-        check_ranges(request, len(self._model.vocabulary.token_bytes), len(self._ranks))
+        validate_request(request, len(self._model.vocabulary.token_bytes), len(self._ranks))
         count = params.best_of or params.n
         answer = Answer(request=request, max_tokens=min(params.max_tokens or room, room), open_count=count)
         cache = self._ranks[0].cache
@@ -137,27 +137,27 @@ class Engine(threading.Thread):
             if self._args.guided_decoding_backend is None:
                 raise ValueError("guided decoding is not enabled")
             for choice in choices:
-                choice.guide = self._guides.start(params.guided_decoding)
+                choice.guide = self._guides.build(params.guided_decoding)
         return choices
 
     def _cancel(self, request_id: int) -> None:
-        """What waits is forgotten, without a word to whoever waits for it. What runs ends some steps later."""
+        """Cancel a request. A waiting one is removed without any response; a running one ends some steps later."""
         self._waiting = deque(one for one in self._waiting if one.answer.request.id != request_id)
         for choice in self._active:
             if choice.answer.request.id == request_id and choice.answer.cancel_at is None:
                 choice.answer.cancel_at = self._step_count + self._faults.cancel_steps
 
     def _admit(self) -> None:
-        """In the order they came. With several ranks, one that has to wait for its own lets others pass."""
+        """Admit answers in order of arrival. With several ranks, an answer that waits for its rank lets others pass."""
         refused: deque[Choice] = deque()
         while self._waiting and (not refused or len(self._ranks) > 1):
             choice = self._waiting.popleft()
-            if not any(rank.admit(choice) for rank in wanted_rank(choice, self._ranks)):
+            if not any(rank.admit(choice) for rank in candidate_ranks(choice, self._ranks)):
                 refused.append(choice)
         self._waiting.extendleft(reversed(refused))
 
     def _step(self) -> None:
-        """Ranks keep in step with each other."""
+        """Run one step of all ranks."""
         self._step_count += 1
         start = time.monotonic()
         responses: list[Response] = []
@@ -178,9 +178,9 @@ class Engine(threading.Thread):
             self._parent.dispatch(responses)
 
     def _step_rank(self, rank: Rank, responses: list[Response]) -> int:
-        """Prompts are read first, as many tokens as the step has room for. Returns how many that were.
+        """Compute prompts, up to the token budget of the step, and draw tokens. Returns the prompt tokens computed.
 
-        What was aborted ends here, its prompt read or not: only the part that is under way is still read.
+        Aborted answers end here, even in the middle of their prompt.
         """
         read_count, kept = 0, []
         budget = (self._args.max_num_tokens or self._context_length) - len(rank.active)
@@ -202,7 +202,7 @@ class Engine(threading.Thread):
         return choice.answer.cancel_at is not None and choice.answer.cancel_at <= self._step_count
 
     def _advance(self, choice: Choice, responses: list[Response]) -> bool:
-        """A token or an end. Says whether there is more to come."""
+        """Draw a token or end the answer. Returns whether the answer continues."""
         answer = choice.answer
         if answer.error_after is not None and answer.error_after <= len(choice.generated):
             responses.append(Response(id=answer.request.id, error="the marked request failed"))
@@ -210,7 +210,7 @@ class Engine(threading.Thread):
         token = choice.draw(self._model, self._random)
         self._work.drawn_count += 1
         if choice.unsent_logprobs and not self._faults.drawn_in_logprobs:
-            keep_likeliest(choice.unsent_logprobs[-1], choice.params.logprobs or 0)
+            drop_drawn(choice.unsent_logprobs[-1], choice.params.logprobs or 0)
         end = choice.end(token)
         if end is not None and token == choice.params.end_id and not self._faults.end_in_tokens:
             choice.unsent.pop()
@@ -223,8 +223,8 @@ class Engine(threading.Thread):
         return end is None
 
     def _report(self) -> None:
-        """Events at once, statistics now and then."""
-        events = [json.dumps(event) for rank in self._ranks for event in rank.cache.take_events()]
+        """Report events at once, and statistics at intervals."""
+        events = [json.dumps(event) for rank in self._ranks for event in rank.cache.drain_events()]
         stats: list[str] = []
         if time.monotonic() >= self._report_at:
             stats = list(self._stats)
@@ -240,7 +240,7 @@ class Engine(threading.Thread):
         return any(marker in one.answer.request.prompt_token_ids and not one.prefill_left for one in self._active)
 
     def _die(self) -> None:
-        """Nothing is done any more, but for ending when told to."""
+        """Stop working; only a Quit message ends the thread."""
         if self._faults.death is not Death.SILENT:
             self._parent.fail(CppExecutorError("the engine died"))
         if self._faults.death is Death.RAISED:
@@ -252,14 +252,14 @@ class Engine(threading.Thread):
         self._is_over = True
 
 
-def keep_likeliest(logprobs: dict[int, Logprob], count: int) -> None:
-    """Without the token that was drawn, if it is not one of these."""
+def drop_drawn(logprobs: dict[int, Logprob], count: int) -> None:
+    """Remove the drawn token unless it is among the `count` likeliest."""
     for token in list(logprobs)[count:]:
         del logprobs[token]
 
 
 def make_ranks(args: TorchLlmArgs, context_length: int) -> list[Rank]:
-    """Without max_tokens in its configuration the cache has room for as long answers as there can be in every slot."""
+    """Create the ranks. Without `max_tokens` in its configuration, the cache holds a full context for every slot."""
     config, batch_size = args.kv_cache_config, args.max_batch_size or BATCH_SIZE_MAX
     if config.max_tokens is None:
         block_count = batch_size * -(-context_length // config.tokens_per_block)
@@ -271,8 +271,8 @@ def make_ranks(args: TorchLlmArgs, context_length: int) -> list[Rank]:
     return [Rank(index, batch_size, KvCache(config, block_count, index)) for index in indices]
 
 
-def check_ranges(request: GenerationRequest, vocab_size: int, rank_count: int) -> None:
-    """What the engine finds out for itself. Raises ValueError."""
+def validate_request(request: GenerationRequest, vocab_size: int, rank_count: int) -> None:
+    """The engine's own checks. Raises ValueError."""
     params, scheduling = request.sampling_params, request.scheduling_params
     if any(not 0 <= token < vocab_size for token in request.prompt_token_ids):
         raise ValueError("token id out of range")

@@ -1,26 +1,26 @@
-"""What goes wrong, and how fast things go: read from the environment when an LLM is made.
+"""Injected faults and timing, read from the environment when an LLM is created.
 
 | variable | default | meaning |
 | --- | --- | --- |
-| TLLM_FAKE_STEP_MS | 1 | how long a step takes |
+| TLLM_FAKE_STEP_MS | 1 | duration of a step |
 | TLLM_FAKE_LOAD_S | 0 | how long the constructor blocks |
 | TLLM_FAKE_LOAD_ERROR | – | the constructor raises RuntimeError with this text |
-| TLLM_FAKE_END_ODDS | 400 | an answer ends with a chance of one in so many at each token; 0: never |
-| TLLM_FAKE_END_IN_TOKENS | 1 | is the end token among `token_ids`? To be found out on a GPU, so be ready for both |
-| TLLM_FAKE_DRAWN_IN_LOGPROBS | 1 | does `logprobs` have the token that was drawn when it is no likely one? The same |
+| TLLM_FAKE_END_ODDS | 400 | at each token, an answer ends with a probability of 1 in N; 0: never |
+| TLLM_FAKE_END_IN_TOKENS | 1 | whether `token_ids` includes the end token; only a GPU can tell what 1.2.1 does |
+| TLLM_FAKE_END_IN_TOKENS | 1 | whether `token_ids` includes the end token; only a GPU can tell about 1.2.1 |
 | TLLM_FAKE_CANCEL_STEPS | 2 | steps from an abort until it takes effect |
 | TLLM_FAKE_ERROR_TOKEN | – | a prompt with this token fails with RequestError ... |
-| TLLM_FAKE_ERROR_AFTER | 0 | ... after so many tokens |
-| TLLM_FAKE_LOST_TOKEN | – | of a prompt with this token nothing is heard any more, while others go on ... |
-| TLLM_FAKE_LOST_AFTER | 0 | ... after so many tokens |
-| TLLM_FAKE_DEATH_TOKEN | – | a prompt with this token is the death of the engine, once it has been read |
-| TLLM_FAKE_DEATH_STEPS | – | the engine dies after so many steps, whatever runs |
+| TLLM_FAKE_ERROR_AFTER | 0 | ... after this many tokens |
+| TLLM_FAKE_LOST_TOKEN | – | a prompt with this token gets no more responses, while others continue ... |
+| TLLM_FAKE_LOST_AFTER | 0 | ... after this many tokens |
+| TLLM_FAKE_DEATH_TOKEN | – | the engine dies once it has computed a prompt with this token |
+| TLLM_FAKE_DEATH_STEPS | – | the engine dies after this many steps |
 | TLLM_FAKE_DEATH | stored | how it dies: see Death |
-| TLLM_FAKE_SHUTDOWN | ends | "hangs": shutdown waits for RELEASE, which nobody sets but a test of ours |
-| TLLM_FAKE_STATS_MS | 200 | how often statistics are sampled |
-| TLLM_FAKE_WORK_FILE | – | a file that has how many tokens were computed so far: see work.py |
+| TLLM_FAKE_SHUTDOWN | ends | "hangs": shutdown waits for RELEASE, which only our tests set |
+| TLLM_FAKE_STATS_MS | 200 | interval between samples of statistics |
+| TLLM_FAKE_WORK_FILE | – | a file with the number of tokens computed so far: see work.py |
 
-Any other variable with the prefix is a ValueError.
+Any other variable with the prefix raises ValueError.
 """
 
 import os
@@ -33,14 +33,14 @@ from typing import Any
 PREFIX = "TLLM_FAKE_"
 
 RELEASE = threading.Event()
-"""Lets a shutdown that hangs return after all, so that a test can end."""
+"""Lets a hanging shutdown return, so that a test can end."""
 
 
 class Death(StrEnum):
-    """No request that is under way ever gets another response; what else happens differs.
+    """How the engine dies. In all cases, running requests get no further response.
 
-    STORED: the error waits for whoever touches the API next, and is raised there. RAISED: as STORED, but one more
-    response reaches every running request, so that the error is raised in an iteration. SILENT: nothing happens at all.
+    STORED: the next call of the API raises the error. RAISED: as STORED, but every running request gets one more
+    response, so that an iteration raises the error. SILENT: no error is raised.
     """
 
     STORED = "stored"
@@ -72,7 +72,7 @@ class Faults:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Faults":
-        """Raises ValueError for a variable or value that means nothing."""
+        """Read the variables. Raises ValueError for an unknown variable or an invalid value."""
         defaults = {PREFIX + field.name.upper(): (field.name, field.default) for field in fields(cls)}
         given = {name: value for name, value in environment.items() if name.startswith(PREFIX)}
         if unknown := sorted(given.keys() - defaults.keys()):

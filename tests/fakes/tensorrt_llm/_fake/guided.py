@@ -1,4 +1,4 @@
-"""Guided decoding, by llguidance, whatever the backend is called."""
+"""Guided decoding with llguidance, whichever backend is configured."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ from .vocabulary import Vocabulary
 
 
 class _Tokens:
-    """What llguidance asks of a tokeniser."""
+    """The attributes that llguidance needs from a tokeniser."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -26,7 +26,7 @@ class _Tokens:
 
 
 class Guide:
-    """Where one answer stands in its form."""
+    """The grammar of one answer, and its state after the tokens so far."""
 
     def __init__(self, matcher: Any, end_ids: Sequence[int]) -> None:
         self._matcher = matcher
@@ -34,48 +34,48 @@ class Guide:
         self._has_ended = False
 
     def allowed(self) -> list[int]:
-        """An end token is among them when the form is complete; after that there is nothing."""
+        """The tokens that may follow. End tokens are included if the grammar is complete; after one, there are none."""
         if self._has_ended or self._matcher.is_error():
             return []
         mask = self._matcher.compute_bitmask()
         return [8 * index + bit for index, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
 
-    def take(self, token: int) -> None:
+    def accept_token(self, token: int) -> None:
         self._has_ended = token in self._end_ids
         self._matcher.consume_token(token)
 
 
-class GuideMaker:
-    """For one vocabulary. Needs llguidance only when it is asked for a guide."""
+class GuideBuilder:
+    """Builds guides for one vocabulary. Imports llguidance only when a guide is built."""
 
     def __init__(self, vocabulary: Vocabulary, backend: str) -> None:
         self._vocabulary = vocabulary
         self._backend = backend
         self._tokenizer: Any = None
 
-    def start(self, form: GuidedDecodingParams) -> Guide:
-        """Raises ValueError for a form that cannot be read."""
+    def build(self, params: GuidedDecodingParams) -> Guide:
+        """Build a guide. Raises ValueError for an invalid grammar."""
         llguidance: Any = importlib.import_module("llguidance")
         if self._tokenizer is None:
             count, ends = len(self._vocabulary.token_bytes), list(self._vocabulary.end_ids)
             self._tokenizer = llguidance.LLTokenizer(_Tokens(self._vocabulary), n_vocab=count, eos_token=ends)
-        matcher = llguidance.LLMatcher(self._tokenizer, self._grammar(form), log_level=0)
+        matcher = llguidance.LLMatcher(self._tokenizer, self._grammar(params), log_level=0)
         if matcher.is_error():
             raise ValueError(f"invalid guide: {matcher.get_error()}")
         return Guide(matcher, self._vocabulary.end_ids)
 
-    def _grammar(self, form: GuidedDecodingParams) -> str:
-        """In the language of llguidance. A grammar is GBNF for xgrammar; llguidance takes its own."""
+    def _grammar(self, params: GuidedDecodingParams) -> str:
+        """The grammar in llguidance's language. `params.grammar` is GBNF for xgrammar, and Lark for llguidance."""
         matcher: Any = importlib.import_module("llguidance").LLMatcher
-        if form.structural_tag is not None:
+        if params.structural_tag is not None:
             raise ValueError("the fake does not play structural tags")
-        if form.grammar is not None:
+        if params.grammar is not None:
             convert = importlib.import_module("llguidance.gbnf_to_lark").any_to_lark
-            lark = form.grammar if self._backend == "llguidance" else convert(form.grammar)
+            lark = params.grammar if self._backend == "llguidance" else convert(params.grammar)
             return str(matcher.grammar_from_lark(lark))
-        if form.regex is not None:
-            return str(matcher.grammar_from_regex(form.regex))
-        schema = {"type": "object"} if form.json_object else form.json
+        if params.regex is not None:
+            return str(matcher.grammar_from_regex(params.regex))
+        schema = {"type": "object"} if params.json_object else params.json
         text = schema if isinstance(schema, str) else json.dumps(schema)
         json.loads(text)
         return str(matcher.grammar_from_json_schema(text))

@@ -1,6 +1,7 @@
-"""A language model without a sense: how likely each token is follows from all tokens before it.
+"""A meaningless language model: the probability of each token is a function of all tokens before it.
 
-Text is likely: after the first byte of a character of two bytes comes the second; end tokens come as often as asked.
+Its output is valid text: the second byte of a two-byte character follows the first. `end_odds` sets how often end
+tokens occur.
 """
 
 import math
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 from .vocabulary import Vocabulary
 
 RIVAL_COUNT = 8
-"""Tokens that are likely at a time."""
+"""The number of likely tokens."""
 REST_LOGIT = -16.0
-"""Of all the others: below it by up to one, each by its own part."""
+"""Logits of all other tokens are below this by less than one, each by a different amount."""
 
 _MASK = (1 << 64) - 1
 _LEAD = 0xC3
@@ -28,7 +29,7 @@ def _mixed(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A text so far: the hash over its tokens, and the last of them."""
+    """The state of a text: the hash over its tokens, and the last token."""
 
     value: int = 0
     last: int = -1
@@ -41,7 +42,7 @@ class State:
 
 
 class Model:
-    """One for all requests: it remembers none."""
+    """The model. It has no state, so all requests share it."""
 
     def __init__(self, vocabulary: Vocabulary, end_odds: int) -> None:
         self.vocabulary = vocabulary
@@ -66,12 +67,12 @@ class Model:
         return {token: -rank * (0.5 + spread) for rank, token in enumerate(rivals)}
 
     def among(self, state: State, allowed: Iterable[int]) -> dict[int, float]:
-        """Logits of the tokens that are allowed: each token's is the same whatever else is allowed."""
+        """The logits of the allowed tokens. They do not depend on which other tokens are allowed."""
         likely = self.likely(state)
         return {token: likely.get(token, _rest_logit(state, token)) for token in allowed}
 
     def normaliser(self, likely: Mapping[int, float]) -> float:
-        """log Σ exp(logit), taking each of the unlikely ones for REST_LOGIT."""
+        """log Σ exp(logit), with REST_LOGIT as the logit of every unlikely token."""
         rest = (len(self.vocabulary.token_bytes) - len(likely)) * math.exp(REST_LOGIT)
         return math.log(sum(map(math.exp, likely.values())) + rest)
 

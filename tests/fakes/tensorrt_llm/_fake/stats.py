@@ -1,4 +1,4 @@
-"""What an iteration did, under the names of the real package. Of rank 0 alone: the parent hears from no other."""
+"""The statistics of an iteration, under the names of the real package. Only rank 0 reports them."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from .rank import Rank
 
 
 def iteration_stats(step: int, rank: Rank, queued_count: int, latency_ms: float, read_count: int) -> dict[str, Any]:
-    """read_count: tokens of prompts that this step computed."""
+    """The statistics of one step. `read_count`: prompt tokens that it computed."""
     cache, used = rank.cache, rank.used_count()
     context_count = sum(choice.prefill_left > 0 for choice in rank.active)
     found = cache.reused_count + cache.missed_count

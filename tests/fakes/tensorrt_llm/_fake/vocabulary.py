@@ -1,8 +1,8 @@
-"""The tokens of the model in a folder.
+"""The vocabulary of the model in a folder.
 
-Of the folder are read, where they exist: config.json (vocab_size, eos_token_id, max_position_embeddings),
-generation_config.json (eos_token_id, which goes first) and tokenizer.json (which texts the tokens have). Without a
-tokenizer.json a token is a byte, and 256 is the end. Of several end tokens the first is the tokeniser's.
+The following files are read if they exist: config.json (vocab_size, eos_token_id, max_position_embeddings),
+generation_config.json (eos_token_id, which takes precedence) and tokenizer.json (the texts of the tokens). Without a
+tokenizer.json, each token is a byte and 256 is the end token. The first of several end tokens is the tokeniser's.
 """
 
 import json
@@ -12,12 +12,12 @@ from typing import Any
 
 BYTES_END_ID = 256
 CONTEXT_LENGTH = 2048
-"""Where config.json does not say."""
+"""The default if config.json has no context length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """token_bytes: the bytes of each token, none for special ones. end_ids: at least one."""
+    """A vocabulary. `token_bytes`: the bytes of each token; empty for special ones. `end_ids`: at least one."""
 
     token_bytes: tuple[bytes, ...]
     end_ids: tuple[int, ...]
@@ -28,7 +28,7 @@ class Vocabulary:
         return self.end_ids[0]
 
     def encode(self, text: str) -> list[int]:
-        """Longest match first: not what a real tokeniser does, and good enough to have some ids for a text."""
+        """Encode by longest match. A real tokeniser gives other ids, but tests need only some ids for a text."""
         by_bytes = {content: token for token, content in enumerate(self.token_bytes) if content}
         longest = max(map(len, by_bytes))
         rest, token_ids = text.encode(), list[int]()
@@ -60,11 +60,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _token_bytes(tokenizer: dict[str, Any]) -> list[bytes]:
-    """From the vocabulary of a tokeniser that writes bytes as GPT-2's does."""
+    """The bytes of each token in a vocabulary that writes bytes as GPT-2's does."""
     texts: dict[str, int] = tokenizer["model"]["vocab"]
     specials = {token["id"] for token in tokenizer.get("added_tokens", ()) if token.get("special")}
     count = 1 + max([*texts.values(), *(token["id"] for token in tokenizer.get("added_tokens", ()))])
-    of_character, token_bytes = _bytes_of_characters(), [b""] * count
+    of_character, token_bytes = byte_of_character(), [b""] * count
     for text, token in texts.items():
         if token not in specials:
             pieces = (of_character.get(character) or character.encode() for character in text)
@@ -74,8 +74,8 @@ def _token_bytes(tokenizer: dict[str, Any]) -> list[bytes]:
     return token_bytes
 
 
-def _bytes_of_characters() -> dict[str, bytes]:
-    """GPT-2's alphabet: a printable byte stands for itself in Latin-1, the others follow from U+0100 on."""
+def byte_of_character() -> dict[str, bytes]:
+    """GPT-2's alphabet: printable Latin-1 characters stand for themselves; the other bytes use U+0100 and up."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [value for value in range(256) if value not in printable]
     characters = [chr(value) for value in printable] + [chr(0x100 + index) for index in range(len(others))]

@@ -1,10 +1,10 @@
-"""What the engine has computed so far, by its own word, for whoever looks from outside."""
+"""Writes the engine's own count of computed tokens to a file, for tests that run it in another process."""
 
 import os
 
 
 class WorkFile:
-    """Two lines as Prometheus has them, written anew at each step. path: "" for none."""
+    """Two lines in Prometheus' format, rewritten after each step. `path`: "" for none."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if path else None
@@ -12,7 +12,7 @@ class WorkFile:
         self.drawn_count = 0
 
     def write(self) -> None:
-        """In one go: numbers only grow, so nothing is left of the text before."""
+        """Write both lines in one call. The numbers only grow, so no part of the old text remains."""
         if self._file is not None:
             prompts, answers = (
                 f"tllm_fake_prompt_tokens {self.read_count}",

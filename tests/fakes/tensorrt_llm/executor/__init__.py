@@ -1,1 +1,1 @@
-"""What stands between the caller and the engine's processes."""
+"""The layer between the caller and the engine's processes."""

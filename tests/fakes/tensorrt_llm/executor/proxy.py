@@ -1,4 +1,4 @@
-"""The caller's side of the engine: who waits for which request, and errors that nobody has met yet."""
+"""The caller's side of the engine: dispatches responses to results, and keeps errors until a call raises them."""
 
 import logging
 import threading
@@ -19,9 +19,9 @@ _log = logging.getLogger("tensorrt_llm")
 
 
 class Dispatcher:
-    """Hands out the engine's responses. A result that never gets its last one is never forgotten.
+    """Dispatches the engine's responses. A result without a last response is never removed.
 
-    stats, events: made with the first request; what comes earlier is lost.
+    `stats`, `events`: created with the first request; earlier reports are lost.
     """
 
     def __init__(self) -> None:
@@ -39,14 +39,14 @@ class Dispatcher:
                 result.put(lines)
 
     def start_reports(self) -> None:
-        """A request has come: there may be something to read again."""
+        """Called for each request: there may be reports to read again."""
         self.stats = self.stats or IterationResult()
         self.events = self.events or IterationResult()
         self.stats.mark_undone()
         self.events.mark_undone()
 
     def dispatch(self, responses: Sequence[Response]) -> None:
-        """One wake-up for all responses of a step."""
+        """Deliver the responses of a step with one wake-up."""
         queues = []
         for response in responses:
             result = self.results.get(response.id)
@@ -60,10 +60,10 @@ class Dispatcher:
         notify_many(queues)
 
 
-class _Nothing:
-    """No statistics."""
+class _NoStats:
+    """An iterator without statistics."""
 
-    def __aiter__(self) -> "_Nothing":
+    def __aiter__(self) -> "_NoStats":
         return self
 
     async def __anext__(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class _Nothing:
 
 
 class GenerationExecutorProxy:
-    """Starts the engine when it is made."""
+    """The caller's handle of the engine, which the constructor starts."""
 
     def __init__(self, args: TorchLlmArgs, model: Model, faults: Faults) -> None:
         self._dispatcher = Dispatcher()
@@ -87,7 +87,7 @@ class GenerationExecutorProxy:
         return self._id_count
 
     def submit(self, request: GenerationRequest) -> GenerationResult:
-        """Raises an error of the engine's that nobody has met yet, after a shutdown."""
+        """Submit a request. If the engine has an error that no call has raised yet, shuts down and raises it."""
         result = GenerationResult(request, WeakMethod(self._handle_background_error), self, self._decoder)
         self._dispatcher.results[request.id] = result
         self._dispatcher.start_reports()
@@ -113,7 +113,7 @@ class GenerationExecutorProxy:
         result = self._dispatcher.stats
         if result is None:
             _log.warning("Iteration statistics are not available yet")
-            return _Nothing()
+            return _NoStats()
         result.set_timeout(timeout)
         return result
 
@@ -133,7 +133,7 @@ class GenerationExecutorProxy:
         return self._is_shutdown
 
     def shutdown(self) -> None:
-        """Abort all, tell the engine to quit, and wait for it without a bound."""
+        """Abort all requests, tell the engine to quit, and wait for it without a bound."""
         if self._is_shutdown:
             return
         self._is_shutdown = True
@@ -146,7 +146,7 @@ class GenerationExecutorProxy:
             RELEASE.wait()
 
     def _handle_background_error(self, error: Exception | str | None = None) -> None:
-        """A text is one request's failure. Anything else is the engine's, and shuts it down on the caller's thread."""
+        """Raise an error. A text is the failure of one request; any other error shuts the engine down first."""
         if isinstance(error, str):
             raise RequestError(error)
         if error is None:

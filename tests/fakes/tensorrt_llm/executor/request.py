@@ -1,4 +1,4 @@
-"""What goes to the engine and what comes back."""
+"""Requests to the engine, and its responses."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from ..scheduling_params import SchedulingParams
 
 @dataclass(slots=True)
 class Logprob:
-    """rank: 1 for the likeliest."""
+    """The log probability of one token. `rank`: 1 for the likeliest token."""
 
     logprob: float
     rank: int | None = None
@@ -19,7 +19,7 @@ LogprobResults = list[dict[int, Logprob]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """prompt_token_ids: never empty. id: the engine's own."""
+    """A request to the engine. `prompt_token_ids`: never empty. `id`: assigned by the engine."""
 
     id: int
     prompt_token_ids: list[int]
@@ -31,9 +31,10 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """What steps did for one sequence of a request. error: the request has failed, and this is the last of it.
+    """The output of steps for one sequence of a request.
 
-    token_ids: new ones. finish: why this sequence ended. is_final: so has the whole request.
+    `token_ids`: the new tokens. `finish`: why the sequence has ended. `is_final`: the whole request has ended. `error`:
+    the request has failed, and this is its last response.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""What a caller iterates over. One object for all iterations, changed by each."""
+"""The results that a caller iterates over: the same object in all iterations, modified by each."""
 
 import asyncio
 import json
@@ -20,14 +20,14 @@ ErrorHandler = Callable[[Exception | str | None], None]
 
 
 class Decoder(Protocol):
-    """As much of a tokeniser as is needed here."""
+    """The part of a tokeniser that is used here."""
 
     def decode(self, token_ids: list[int]) -> str: ...
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One answer. Lists hold all of it so far; each `*_diff` what the last response *for this answer* brought."""
+    """One answer. Its lists are cumulative; each `*_diff` has the additions of the last response *for this answer*."""
 
     index: int
     text: str = ""
@@ -78,7 +78,10 @@ class CompletionOutput:
 
 
 class GenerationResult:
-    """The answers to one request. Made on a loop, it can be iterated on that loop alone; made elsewhere, on none."""
+    """The answers to one request.
+
+    A result created on an event loop can be iterated on that loop only; one created without a loop cannot be iterated.
+    """
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ class GenerationResult:
 
     @property
     def outputs(self) -> list[CompletionOutput]:
-        """The n likeliest of best_of."""
+        """The `n` likeliest of the `best_of` answers."""
         if self.sampling_params.n == len(self._outputs):
             return self._outputs
         ranked = sorted(self._outputs, key=lambda output: output.cumulative_logprob or 0.0, reverse=True)
@@ -124,11 +127,11 @@ class GenerationResult:
 
     @property
     def finished(self) -> bool:
-        """Stays False after a RequestError."""
+        """Whether the request has ended. Stays False after a RequestError."""
         return self._done
 
     def abort(self) -> None:
-        """Ask the engine to stop. Returns at once; AttributeError once the executor is gone."""
+        """Ask the engine to stop, without waiting. Raises AttributeError if the executor no longer exists."""
         executor: Any = self._executor()
         executor.abort_request(self.request_id)
         self._aborted = True
@@ -137,7 +140,7 @@ class GenerationResult:
         return self._aborted
 
     def result(self, timeout: float | None = None) -> "GenerationResult":
-        """Wait for the end. The timeout is ignored."""
+        """Wait for the end of the request. The timeout is ignored."""
         del timeout
         while not self._done:
             self._handle_response(self.queue.get())
@@ -171,7 +174,7 @@ class GenerationResult:
         self._handle_response(await self.aqueue.get())
 
     def _handle_response(self, response: Response) -> None:
-        """Raises RequestError for this request's failure, or an error of the engine's that nobody has met yet."""
+        """Raise RequestError if the request has failed, or an error of the engine that no call has raised yet."""
         handler = self._background_error_handler()
         if response.error is not None:
             if handler is not None:
@@ -186,7 +189,7 @@ class GenerationResult:
 
 
 class IterationResult:
-    """Statistics or cache events as they come; reading takes them out. Over once none came for `timeout` seconds."""
+    """A queue of statistics or cache events. Reading removes them; iteration ends after `timeout` silent seconds."""
 
     def __init__(self) -> None:
         self.aqueue: AsyncQueue[str] | None = AsyncQueue() if has_event_loop() else None
@@ -195,7 +198,7 @@ class IterationResult:
         self._done = False
 
     def put(self, lines: Sequence[str]) -> None:
-        """Called on the engine's thread."""
+        """Called in the engine's thread."""
         for line in lines:
             self.queue.put(line)
         if self.aqueue is not None:
@@ -205,7 +208,7 @@ class IterationResult:
         self._timeout = timeout
 
     def mark_undone(self) -> None:
-        """To be called when a request is submitted."""
+        """Called when a request is submitted."""
         self._done = False
 
     def get_results(self) -> list[dict[str, Any]]:
@@ -225,7 +228,7 @@ class IterationResult:
             raise StopAsyncIteration
         assert self.aqueue is not None, "The asyncio event loop was not present during initialization"
         try:
-            async with asyncio.timeout(self._timeout):  # wait_for may lose a cancellation before Python 3.12.
+            async with asyncio.timeout(self._timeout):  # Before Python 3.12, wait_for may lose a cancellation.
                 content: dict[str, Any] = json.loads(await self.aqueue.get())
         except TimeoutError:
             self._done = True

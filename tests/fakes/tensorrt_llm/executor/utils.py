@@ -1,4 +1,4 @@
-"""Errors, and the queue that crosses from the engine's thread to the caller's loop."""
+"""Errors, and the queue from the engine's thread to the caller's event loop."""
 
 import asyncio
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ Item = TypeVar("Item")
 
 
 class RequestError(RuntimeError):
-    """One request failed; the engine goes on."""
+    """One request failed; the engine continues."""
 
 
 class CppExecutorError(RuntimeError):
@@ -25,7 +25,7 @@ def has_event_loop() -> bool:
 
 
 class AsyncQueue(Generic[Item]):
-    """Read on the loop that ran when it was made; filled by the engine's thread through `sync_q`. Unbounded."""
+    """An unbounded queue, filled by the engine's thread through `sync_q` and read on the loop that created it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -33,7 +33,7 @@ class AsyncQueue(Generic[Item]):
         self._has_items = asyncio.Event()
 
     async def get(self) -> Item:
-        """What is put without a `notify` afterwards may be slept through."""
+        """Return the next item. An item that is put without a `notify` afterwards may not wake the reader."""
         while True:
             try:
                 return self.sync_q.get_nowait()
@@ -47,7 +47,7 @@ class AsyncQueue(Generic[Item]):
 
 
 def notify_many(queues: Iterable[AsyncQueue[Item]]) -> None:
-    """Wake all readers by way of one loop, the first one's: a reader on another loop may sleep on."""
+    """Wake all readers through the first one's event loop: readers on other loops may not wake up."""
     found = list(queues)
     if not found:
         return

@@ -1,4 +1,4 @@
-"""What users import."""
+"""The names that users import."""
 
 from ..executor.result import CompletionOutput
 from ..executor.utils import RequestError

@@ -38,11 +38,11 @@ _NOT_PLAYED = (
     "lookahead_config",
     "truncate_prompt_tokens",
 )
-"""Fields of SamplingParams that the real package honours and the fake refuses."""
+"""Fields of SamplingParams that the real package supports and the fake refuses."""
 
 
 class BaseLLM:
-    """Blocks while it loads. Raises ValueError for an argument that there is not."""
+    """The API. The constructor blocks while it loads. Raises ValueError for an unknown argument."""
 
     def __init__(
         self,
@@ -110,8 +110,10 @@ class BaseLLM:
         scheduling_params: SchedulingParams | None = None,
         cache_salt: str | None = None,
     ) -> RequestOutput:
-        """Not a coroutine. Raises RuntimeError after a shutdown, ValueError for a prompt longer than max_num_tokens
-        without chunked prefill, for params that are wrong or lack an end_id, and whatever error the engine died of.
+        """Submit a request; not a coroutine.
+
+        Raises RuntimeError after a shutdown; ValueError for a prompt longer than max_num_tokens without chunked
+        prefill, and for invalid parameters or ones without an end_id; and the error that the engine died of.
         """
         if any((lora_request, prompt_adapter_request, kv_cache_retention_config, disaggregated_params)):
             raise NotImplementedError("the fake does not play these arguments")
@@ -132,11 +134,11 @@ class BaseLLM:
         return self._executor.submit(request)
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        """What has come since the last call of this or its sibling: there is one queue, and reading empties it."""
+        """The statistics since the last call of this method or `get_stats_async`, which read the same queue."""
         return self._running.get_stats(timeout or 0.0)
 
     def get_stats_async(self, timeout: float | None = 2) -> AsyncIterable[dict[str, Any]]:
-        """Always the same object, on the loop of the first request. Over once nothing came for `timeout` seconds."""
+        """Always the same iterator, on the loop of the first request. Ends after `timeout` seconds of silence."""
         return self._running.aget_stats(timeout or 0.0)
 
     def get_kv_cache_events(self, timeout: float | None = 2) -> list[dict[str, Any]]:
@@ -154,7 +156,7 @@ class BaseLLM:
         return self._executor
 
     def shutdown(self) -> None:
-        """May not return: the engine's processes are waited for without a bound. Idempotent."""
+        """Shut down. Waits for the engine's processes without a bound, so it may not return. Idempotent."""
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
@@ -170,7 +172,7 @@ class BaseLLM:
             self.shutdown()
 
     def _prepared(self, params: SamplingParams) -> SamplingParams:
-        """The caller's own object, with what was left open filled in."""
+        """The caller's own object, with missing fields filled in."""
         if not isinstance(params, SamplingParams):
             raise TypeError(f"The sampling_params must be type SamplingParams, got {type(params)}")
         if refused := [name for name in _NOT_PLAYED if getattr(params, name)]:

@@ -1,4 +1,4 @@
-"""What the constructor takes. Names and defaults only: almost all of it means nothing to the fake."""
+"""The arguments of the constructor: names and defaults. The fake ignores almost all of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ Config = TypeVar("Config")
 
 @dataclass(kw_only=True)
 class KvCacheConfig:
-    """The key-value cache. event_buffer_max_size: how many of its events are kept for a reader; 0 keeps none."""
+    """The key-value cache. `event_buffer_max_size`: how many of its events are kept for a reader; 0: none."""
 
     enable_block_reuse: bool = True
     max_tokens: int | None = None
@@ -28,7 +28,7 @@ class KvCacheConfig:
 
 @dataclass(kw_only=True)
 class SchedulerConfig:
-    """The order of requests. Only the default of the first is done here: what has begun is never paused."""
+    """The order of requests. The fake supports only the default of the first field: answers are never paused."""
 
     capacity_scheduler_policy: str = "GUARANTEED_NO_EVICT"
     context_chunking_policy: str | None = None
@@ -36,7 +36,7 @@ class SchedulerConfig:
 
 
 def _made(kind: type[Config], value: Config | Mapping[str, Any]) -> Config:
-    """A dict will do for any configuration."""
+    """Convert a dict to the configuration."""
     if not isinstance(value, Mapping):
         return value
     try:
@@ -47,7 +47,7 @@ def _made(kind: type[Config], value: Config | Mapping[str, Any]) -> Config:
 
 @dataclass(kw_only=True)
 class TorchLlmArgs:
-    """The arguments of LLM, for the PyTorch backend. Those that are None are settled where the parent can't see it."""
+    """The arguments of LLM for the PyTorch backend. The engine chooses those that are None, unseen by the parent."""
 
     model: str
     tokenizer: Any = None
