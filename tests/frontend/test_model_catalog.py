@@ -1,4 +1,4 @@
-"""Catalogue: what a frontend knows of models it has from workers, checked."""
+"""ModelCatalog learns models from workers, validates their tokenisers, and refuses conflicting cards."""
 
 import asyncio
 import hashlib
@@ -26,7 +26,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Library(worker_pb2_grpc.WorkerServicer):
-    """A worker that has `content` under whatever checksum it is asked for."""
+    """A worker that serves `content` for every checksum."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -39,7 +39,7 @@ class Library(worker_pb2_grpc.WorkerServicer):
 
 
 def learn(catalog: ModelCatalog, card: ModelCard, content: bytes = CONTENT, *, times: int = 1) -> int:
-    """Let the catalogue learn the card from a worker; how often it fetched the tokeniser."""
+    """Let the catalog learn the card from a worker. Returns how often it fetched the tokeniser."""
 
     async def scenario() -> int:
         library = Library(content)
@@ -59,7 +59,7 @@ def refusal(card: ModelCard, content: bytes = CONTENT, catalog: ModelCatalog | N
     return caught.value
 
 
-def test_a_builtin_tokeniser_is_not_fetched() -> None:
+def test_builtin_tokeniser_is_not_fetched() -> None:
     catalog = ModelCatalog()
 
     assert learn(catalog, CARD) == 0
@@ -67,7 +67,7 @@ def test_a_builtin_tokeniser_is_not_fetched() -> None:
     assert catalog.knows("m")
 
 
-def test_a_tokeniser_is_fetched_once_for_its_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokeniser_is_fetched_once_per_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[bytes] = []
 
     def load(_: TokenizerRef, content: bytes) -> Tokenizer:
@@ -84,7 +84,7 @@ def test_a_tokeniser_is_fetched_once_for_its_checksum(monkeypatch: pytest.Monkey
     assert loaded == [CONTENT]
 
 
-def test_a_hugging_face_tokeniser_is_read_from_what_the_worker_sends(tmp_path: Path) -> None:
+def test_hugging_face_tokeniser_is_loaded_from_the_workers_data(tmp_path: Path) -> None:
     catalog, folder = ModelCatalog(), read_model_folder(make_model_folder(tmp_path))
 
     learn(catalog, replace(CARD, tokenizer=folder.tokenizer), folder.tokenizer_content)
@@ -92,13 +92,13 @@ def test_a_hugging_face_tokeniser_is_read_from_what_the_worker_sends(tmp_path: P
     assert catalog.find("m").tokenizer.encode("é", add_special=True) == list("é".encode())
 
 
-def test_a_tokeniser_with_another_checksum_is_refused() -> None:
+def test_tokeniser_with_a_wrong_checksum_is_refused() -> None:
     failure = refusal(replace(CARD, tokenizer=TokenizerRef("gguf", SHA256)), CONTENT[:-1])
 
     assert failure.reason is Reason.PROTOCOL_VIOLATION
 
 
-def test_a_tokeniser_beyond_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokeniser_above_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TOKENIZER_BYTES_MAX", 1000)
 
     failure = refusal(replace(CARD, tokenizer=TokenizerRef("gguf", SHA256)))
@@ -106,21 +106,21 @@ def test_a_tokeniser_beyond_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch
     assert failure.reason is Reason.PROTOCOL_VIOLATION
 
 
-def test_a_kind_that_this_version_cannot_read_is_refused() -> None:
+def test_unknown_kind_of_tokeniser_is_refused() -> None:
     failure = refusal(replace(CARD, tokenizer=TokenizerRef("from the future", SHA256)))
 
     assert "from the future" in failure.detail
 
 
-def test_a_tokeniser_with_fewer_tokens_than_the_card_says_is_refused() -> None:
-    """A token without bytes would have ended the request as a bug of ours."""
+def test_tokeniser_with_fewer_tokens_than_the_card_says_is_refused() -> None:
+    """Otherwise a token without bytes would fail requests with INTERNAL."""
     failure = refusal(replace(CARD, vocab_size=CARD.vocab_size + 1))
 
     assert failure.reason is Reason.PROTOCOL_VIOLATION
     assert "257 tokens where its card says 258" in failure.detail
 
 
-def test_a_card_that_contradicts_is_refused_while_the_others_serve_and_replaces_them_afterwards() -> None:
+def test_conflicting_card_is_refused_until_it_may_replace_the_old_one() -> None:
     catalog = models_of()
     other = replace(CARD, context_length=7)
 
@@ -129,7 +129,7 @@ def test_a_card_that_contradicts_is_refused_while_the_others_serve_and_replaces_
     assert catalog.find("m").card == other
 
 
-def test_an_unknown_name_is_told_what_there_is() -> None:
+def test_unknown_model_is_refused_with_the_known_names() -> None:
     with pytest.raises(Failure) as caught:
         models_of().find("gpt")
 
@@ -137,14 +137,14 @@ def test_an_unknown_name_is_told_what_there_is() -> None:
     assert "known: m" in caught.value.detail
 
 
-def test_a_long_name_is_not_repeated_whole() -> None:
+def test_long_model_name_is_truncated_in_the_error() -> None:
     with pytest.raises(Failure) as caught:
         models_of().find("gpt" * 30_000)
 
     assert len(caught.value.detail) < QUOTED_CHARACTERS_MAX + 100
 
 
-def test_a_name_is_one_while_a_worker_is_registered_for_it_or_has_ever_had_it() -> None:
+def test_name_is_known_while_a_worker_is_registered_or_after_a_card_was_learned() -> None:
     catalog = models_of()
     a, b = (InstanceRecord(name, "x:1", "new") for name in "ab")
 
@@ -155,10 +155,10 @@ def test_a_name_is_one_while_a_worker_is_registered_for_it_or_has_ever_had_it() 
     catalog.note_registered([], [b])
 
     assert [catalog.is_name(name) for name in ("m", "new", "made up")] == [True, False, False]
-    assert not catalog._registered, "names that nobody has any more would gather"
+    assert not catalog._registered, "names without instances are removed"
 
 
-def test_of_two_cards_learnt_at_the_same_time_one_is_refused() -> None:
+def test_one_of_two_conflicting_cards_learned_at_the_same_time_is_refused() -> None:
     ref = TokenizerRef("gguf", SHA256)
     cards = [replace(CARD, tokenizer=ref), replace(CARD, tokenizer=ref, context_length=7)]
 
@@ -191,7 +191,7 @@ def test_equal_cards_are_one_object() -> None:
     assert run_async(catalog.learn(replace(CARD), "", lambda: False)) is catalog.find("m").card
 
 
-def test_a_tokeniser_that_cannot_be_read_is_the_workers_failure_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_tokeniser_is_a_failure_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any) -> Tokenizer:
         raise OSError("no space left")
 

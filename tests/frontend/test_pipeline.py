@@ -1,4 +1,4 @@
-"""The order of the frontend's layers: every line stands where it must, and swapping two neighbours is noticed."""
+"""The order of the frontend's layers: for each pair of neighbours a scenario fails if they are swapped."""
 
 import asyncio
 import itertools
@@ -39,7 +39,7 @@ SWAP_S_MAX = 1.0
 
 
 class Plane:
-    """A frontend's pipeline over a script, with two neighbouring layers swapped on demand."""
+    """A frontend's pipeline above a script, optionally with two neighbouring layers swapped."""
 
     def __init__(self, script: Script, swapped: int | None, **parts: Any) -> None:
         self.script = script
@@ -70,7 +70,7 @@ class Plane:
         return self.metrics.registry.get_sample_value("dynamo_frontend_requests_total", labels)
 
 
-async def a_bug_is_counted_as_the_internal_error_that_the_client_sees(swapped: int | None) -> None:
+async def bug_is_counted_as_the_internal_error_that_the_client_sees(swapped: int | None) -> None:
     plane = Plane(Script([ValueError("bug")]), swapped)
 
     failure = await failure_of(plane, make_request())
@@ -80,7 +80,7 @@ async def a_bug_is_counted_as_the_internal_error_that_the_client_sees(swapped: i
     assert plane.counted("INTERNAL") == 1
 
 
-async def a_bug_in_the_gate_is_guarded_too(swapped: int | None) -> None:
+async def bug_in_the_gate_is_an_internal_error(swapped: int | None) -> None:
     class BrokenGate(Gate):
         def enter(self, call: Call) -> None:
             raise ValueError("bug")
@@ -90,7 +90,7 @@ async def a_bug_in_the_gate_is_guarded_too(swapped: int | None) -> None:
     assert (await failure_of(plane, make_request())).reason is Reason.INTERNAL
 
 
-async def a_process_that_leaves_says_so_though_it_has_no_room_either(swapped: int | None) -> None:
+async def draining_process_answers_draining_even_without_capacity(swapped: int | None) -> None:
     gate = Gate()
     gate.is_draining = True
     plane = Plane(Script(), swapped, gate=gate, pool=FakePool())
@@ -98,7 +98,7 @@ async def a_process_that_leaves_says_so_though_it_has_no_room_either(swapped: in
     assert (await failure_of(plane, make_request())).reason is Reason.DRAINING
 
 
-async def a_refusal_for_want_of_room_sets_no_timer(swapped: int | None) -> None:
+async def refusal_for_lack_of_capacity_sets_no_timer(swapped: int | None) -> None:
     plane = Plane(Script(), swapped, pool=FakePool(make_candidate("a", is_full=True)))
 
     failure, timers = await refused_with_timers(plane)
@@ -107,7 +107,7 @@ async def a_refusal_for_want_of_room_sets_no_timer(swapped: int | None) -> None:
     assert timers == 0
 
 
-async def a_deadline_covers_the_time_in_the_tokeniser(swapped: int | None) -> None:
+async def deadline_covers_the_time_in_the_tokeniser(swapped: int | None) -> None:
     released = threading.Event()
 
     class SlowTokenizer(ByteTokenizer):
@@ -128,7 +128,7 @@ async def a_deadline_covers_the_time_in_the_tokeniser(swapped: int | None) -> No
     assert failure.reason is Reason.DEADLINE_EXCEEDED
 
 
-async def no_prompt_is_answered_before_all_are_known_to_be_good(swapped: int | None) -> None:
+async def no_prompt_is_answered_before_all_are_valid(swapped: int | None) -> None:
     plane = Plane(Script([97], [97]), swapped)
     parts = (make_request(), make_request((999_999,)))
 
@@ -138,7 +138,7 @@ async def no_prompt_is_answered_before_all_are_known_to_be_good(swapped: int | N
     assert not plane.script.requests
 
 
-async def each_prompt_has_choices_of_its_own(swapped: int | None) -> None:
+async def each_prompt_has_its_own_choices(swapped: int | None) -> None:
     plane = Plane(Script([97], [97], [97], [97]), swapped)
     parts = (make_request((1,), n=2), make_request((1, 2), n=2))
 
@@ -149,7 +149,7 @@ async def each_prompt_has_choices_of_its_own(swapped: int | None) -> None:
     assert result.finish.usage == Usage(3, 4)
 
 
-async def each_choice_has_a_text_of_its_own(swapped: int | None) -> None:
+async def each_choice_has_its_own_text(swapped: int | None) -> None:
     first, second, third = "漢".encode()
     plane = Plane(Script([first, second, third], [first, second, third]), swapped)
 
@@ -159,7 +159,7 @@ async def each_choice_has_a_text_of_its_own(swapped: int | None) -> None:
         assert "".join(delta.text for delta in result.deltas if delta.choice == choice) == "漢"
 
 
-async def an_answer_that_migrate_ends_by_itself_still_shows_all_its_text(swapped: int | None) -> None:
+async def answer_that_migrate_completes_still_shows_all_its_text(swapped: int | None) -> None:
     plane = Plane(Script([*b"a st", Reason.DISCONNECTED]), swapped)
 
     result = await call_layer(plane.call, make_request(max_tokens=4, strings=("stop",)))
@@ -169,7 +169,7 @@ async def an_answer_that_migrate_ends_by_itself_still_shows_all_its_text(swapped
     assert result.finish.usage == Usage(2, 4)
 
 
-async def each_attempt_goes_to_another_worker(swapped: int | None) -> None:
+async def each_attempt_may_choose_another_worker(swapped: int | None) -> None:
     plane = Plane(Script([97, Reason.DISCONNECTED], [98]), swapped)
 
     await call_layer(plane.call, make_request())
@@ -178,16 +178,16 @@ async def each_attempt_goes_to_another_worker(swapped: int | None) -> None:
 
 
 PAIRS = [
-    ("Observe", "Guard", a_bug_is_counted_as_the_internal_error_that_the_client_sees),
-    ("Guard", "Accept", a_bug_in_the_gate_is_guarded_too),
-    ("Accept", "Admit", a_process_that_leaves_says_so_though_it_has_no_room_either),
-    ("Admit", "Deadline", a_refusal_for_want_of_room_sets_no_timer),
-    ("Deadline", "Preprocess", a_deadline_covers_the_time_in_the_tokeniser),
-    ("Preprocess", "Prompts", no_prompt_is_answered_before_all_are_known_to_be_good),
-    ("Prompts", "Choices", each_prompt_has_choices_of_its_own),
-    ("Choices", "Detokenize", each_choice_has_a_text_of_its_own),
-    ("Detokenize", "Migrate", an_answer_that_migrate_ends_by_itself_still_shows_all_its_text),
-    ("Migrate", "Route", each_attempt_goes_to_another_worker),
+    ("Observe", "Guard", bug_is_counted_as_the_internal_error_that_the_client_sees),
+    ("Guard", "Accept", bug_in_the_gate_is_an_internal_error),
+    ("Accept", "Admit", draining_process_answers_draining_even_without_capacity),
+    ("Admit", "Deadline", refusal_for_lack_of_capacity_sets_no_timer),
+    ("Deadline", "Preprocess", deadline_covers_the_time_in_the_tokeniser),
+    ("Preprocess", "Prompts", no_prompt_is_answered_before_all_are_valid),
+    ("Prompts", "Choices", each_prompt_has_its_own_choices),
+    ("Choices", "Detokenize", each_choice_has_its_own_text),
+    ("Detokenize", "Migrate", answer_that_migrate_completes_still_shows_all_its_text),
+    ("Migrate", "Route", each_attempt_may_choose_another_worker),
 ]
 Scenario = Callable[[int | None], Coroutine[Any, Any, None]]
 
@@ -199,31 +199,31 @@ async def failure_of(plane: Plane, request: Request, **call: Any) -> Failure:
 
 
 async def refused_with_timers(plane: Plane) -> tuple[Failure, int]:
-    """The failure of a request that has a deadline, and how many timers were set for it."""
+    """The failure of a request with a deadline, and the number of timers that were set for it."""
     loop = asyncio.get_running_loop()
     timers, call_at = [], loop.call_at
     loop.call_at = lambda when, *args, **kwargs: timers.append(when) or call_at(when, *args, **kwargs)  # type: ignore[func-returns-value, method-assign]
     return await failure_of(plane, make_request(), deadline=loop.time() + 60), len(timers)
 
 
-def test_every_two_neighbours_have_a_scenario() -> None:
+def test_every_pair_of_neighbours_has_a_scenario() -> None:
     names = Plane(Script(), None).names
 
     assert list(itertools.pairwise(names)) == [(above, below) for above, below, _ in PAIRS]
 
 
 @pytest.mark.parametrize("scenario", [pair[2] for pair in PAIRS], ids=lambda scenario: scenario.__name__)
-def test_in_the_right_order(scenario: Scenario) -> None:
+def test_scenario_passes_with_the_layers_in_order(scenario: Scenario) -> None:
     run_async(scenario(None))
 
 
 @pytest.mark.parametrize(("index", "scenario"), list(enumerate(pair[2] for pair in PAIRS)))
-def test_fails_with_the_two_lines_swapped(index: int, scenario: Scenario) -> None:
+def test_scenario_fails_with_the_two_layers_swapped(index: int, scenario: Scenario) -> None:
     with pytest.raises((AssertionError, Failure, TimeoutError, ValueError, pytest.fail.Exception)):
         run_async(scenario(index))
 
 
-def test_a_model_whose_workers_were_never_reached_is_counted_by_its_name() -> None:
+def test_model_with_registered_but_unreachable_workers_is_counted_by_its_name() -> None:
     async def scenario() -> None:
         catalog = ModelCatalog()
         catalog.note_registered([InstanceRecord("a", "x:1", "m")], [])
@@ -235,7 +235,7 @@ def test_a_model_whose_workers_were_never_reached_is_counted_by_its_name() -> No
     run_async(scenario())
 
 
-def test_sampling_left_open_is_settled_once_for_all_attempts() -> None:
+def test_unset_sampling_is_settled_once_for_all_attempts() -> None:
     async def scenario() -> None:
         plane = Plane(Script([97, Reason.DISCONNECTED], [98]), None)
         await call_layer(plane.call, make_request(sampling=Sampling()))
@@ -249,7 +249,7 @@ def test_sampling_left_open_is_settled_once_for_all_attempts() -> None:
 @pytest.mark.parametrize(
     ("workers", "reason"), [([], Reason.NO_WORKERS), ([make_candidate("a", is_full=True)], Reason.OVERLOADED)]
 )
-def test_what_is_refused_for_want_of_room_is_not_tokenised(workers: list[Candidate], reason: Reason) -> None:
+def test_request_refused_for_lack_of_capacity_is_not_tokenised(workers: list[Candidate], reason: Reason) -> None:
     class NoTokenizer(ByteTokenizer):
         def encode(self, text: str, *, add_special: bool) -> list[int]:
             raise AssertionError("tokenised")
@@ -263,7 +263,7 @@ def test_what_is_refused_for_want_of_room_is_not_tokenised(workers: list[Candida
     run_async(scenario())
 
 
-def test_a_prompt_is_tokenised_once_for_all_choices() -> None:
+def test_prompt_is_tokenised_once_for_all_choices() -> None:
     texts: list[str] = []
 
     class CountingTokenizer(ByteTokenizer):

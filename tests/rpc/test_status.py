@@ -22,7 +22,6 @@ from services.rpc.status import (
     status_of,
     time_left_s,
 )
-from services.runtime.address import is_wildcard, split_address, split_addresses
 from tests.registry.support import Proxy
 from tests.support.doubles import run_async
 
@@ -290,23 +289,3 @@ def test_time_left_is_never_negative_and_none_without_a_deadline() -> None:
     assert (none, past) == (None, 0.0)
     assert future is not None
     assert 4 < future <= 5
-
-
-def test_splits_addresses() -> None:
-    assert split_addresses(" a:1, [::1]:2 ,") == ["a:1", "[::1]:2"]
-
-
-@pytest.mark.parametrize("text", ["", " , ", "a", "a:", "a:1,b", "8001", ":8001", "a:65536", "::1:80", "http://a:1"])
-def test_refuses_what_is_not_host_and_port(text: str) -> None:
-    with pytest.raises(ValueError, match="host:port"):
-        split_addresses(text)
-
-
-def test_splits_an_address_into_host_and_port() -> None:
-    assert [split_address(text) for text in ("a.b-c:65535", "[::1]:0")] == [("a.b-c", 65535), ("[::1]", 0)]
-
-
-def test_knows_the_hosts_that_stand_for_all_addresses() -> None:
-    hosts = ("0.0.0.0", "[::]", "127.0.0.1", "[::1]", "worker-1")
-
-    assert [is_wildcard(host) for host in hosts] == [True, True, False, False, False]

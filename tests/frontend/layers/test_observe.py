@@ -1,4 +1,4 @@
-"""Observe: every request is counted once, with the outcome that its client saw."""
+"""Observe counts and logs every request once, with the outcome that its client saw."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ End = Callable[[Gate, asyncio.Task[Any]], object]
 
 
 class Case:
-    """An Observe layer and its metrics."""
+    """An Observe layer above a script, with its metrics."""
 
     def __init__(self, *take: Step) -> None:
         self.script = Script(take)
@@ -40,7 +40,7 @@ class Case:
         return self.value("requests_total", **(given | labels))
 
 
-def test_counts_a_success_with_its_times() -> None:
+def test_success_is_counted_with_its_times() -> None:
     case = Case(7, FinishReason.STOP)
 
     run_async(call_layer(case.layer, make_request()))
@@ -50,7 +50,7 @@ def test_counts_a_success_with_its_times() -> None:
     assert case.value("request_duration_seconds_count") == 1
 
 
-def test_counts_a_failure_by_its_reason() -> None:
+def test_failure_is_counted_by_its_reason() -> None:
     case = Case(Reason.OVERLOADED)
 
     with pytest.raises(Failure):
@@ -60,7 +60,7 @@ def test_counts_a_failure_by_its_reason() -> None:
     assert case.value("time_to_first_token_seconds_count") is None
 
 
-def test_counts_tokens_as_they_are_billed() -> None:
+def test_tokens_are_counted_as_billed() -> None:
     async def inner(request: Request, call: Call, sink: Sink) -> Finish:
         return Finish(FinishReason.STOP, Usage(5, 70))
 
@@ -73,7 +73,7 @@ def test_counts_tokens_as_they_are_billed() -> None:
     assert (total("input_sequence_tokens"), total("output_sequence_tokens")) == (5, 70)
 
 
-def test_a_model_that_a_client_made_up_makes_no_time_series() -> None:
+def test_unknown_model_name_creates_no_time_series() -> None:
     case = Case(Reason.MODEL_NOT_FOUND)
 
     with pytest.raises(Failure):
@@ -82,7 +82,7 @@ def test_a_model_that_a_client_made_up_makes_no_time_series() -> None:
     assert case.requests("error", "MODEL_NOT_FOUND", model="unknown") == 1
 
 
-def test_a_client_that_leaves_is_counted_and_the_gauge_goes_back() -> None:
+def test_client_that_leaves_is_counted_and_the_inflight_gauge_returns_to_zero() -> None:
     async def scenario() -> Case:
         case = Case(7, HANG)
         async with asyncio.TaskGroup() as group:
@@ -97,8 +97,8 @@ def test_a_client_that_leaves_is_counted_and_the_gauge_goes_back() -> None:
     assert case.value("inflight_requests") == 0
 
 
-def test_a_request_that_its_own_sink_had_ended_is_counted_with_that_reason() -> None:
-    """Once a client that was cut for not reading was counted as one that had left."""
+def test_request_ended_by_its_own_sink_is_counted_with_that_reason() -> None:
+    """A bug: a client that was cut off because it did not read was counted as one that had left."""
     case = Case(7, HANG)
     case.layer = Observe(Accept(case.script, Gate()), case.metrics, lambda name: name == "m")
 
@@ -125,7 +125,7 @@ def test_a_request_that_its_own_sink_had_ended_is_counted_with_that_reason() -> 
 
 @pytest.mark.parametrize("take", [(), (7, 8)], ids=["at once", "in the middle of a stream"])
 @pytest.mark.parametrize("reason", [Reason.OVERLOADED, Reason.WORKER_AT_CAPACITY])
-def test_want_of_capacity_is_counted_whenever_it_comes(reason: Reason, take: tuple[int, ...]) -> None:
+def test_lack_of_capacity_is_counted_as_a_rejection_at_any_time(reason: Reason, take: tuple[int, ...]) -> None:
     case = Case(*take, reason)
 
     with pytest.raises(Failure):
@@ -135,7 +135,7 @@ def test_want_of_capacity_is_counted_whenever_it_comes(reason: Reason, take: tup
 
 
 @pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.OVERLOADED, Reason.WORKER_AT_CAPACITY}))
-def test_nothing_else_is_a_rejection(reason: Reason) -> None:
+def test_other_reasons_are_not_counted_as_rejections(reason: Reason) -> None:
     case = Case(reason)
 
     with pytest.raises(Failure):
@@ -144,7 +144,7 @@ def test_nothing_else_is_a_rejection(reason: Reason) -> None:
     assert case.value("model_rejection_total", endpoint="generate") is None
 
 
-def test_rejections_are_counted_and_logged_by_the_bound_they_met_and_each_once() -> None:
+def test_each_rejection_is_counted_and_logged_once_by_its_cause() -> None:
     causes = ["capacity", "busy_threshold", "queue_tokens", "queue_timeout", "preparation", None, "from the future"]
     failures = [Failure(Reason.OVERLOADED, "full", metadata={"cause": one} if one else {}) for one in causes]
     case = Case()
@@ -161,7 +161,7 @@ def test_rejections_are_counted_and_logged_by_the_bound_they_met_and_each_once()
     assert [line["refused_for"] for line in logs] == [*causes[:5], "capacity", "capacity"]
 
 
-def test_what_is_no_rejection_has_no_bound_in_the_log() -> None:
+def test_other_failures_have_no_rejection_cause_in_the_log() -> None:
     with capture_logs() as logs:
         run_async(ask_quietly(Case(Reason.NO_WORKERS).layer))
 
@@ -172,7 +172,7 @@ def test_what_is_no_rejection_has_no_bound_in_the_log() -> None:
 
 
 def cancellations(case: Case) -> dict[str, float]:
-    """How many there were of each cause."""
+    """The number of cancellations by cause."""
     name = "dynamo_frontend_model_cancellation_total"
     samples = [sample for metric in case.registry.collect() for sample in metric.samples if sample.name == name]
     assert all(sample.labels["model"] == "m" and sample.labels["endpoint"] == "generate" for sample in samples)
@@ -180,7 +180,7 @@ def cancellations(case: Case) -> dict[str, float]:
 
 
 async def end_by(case: Case, end: End, **call: Any) -> list[Any]:
-    """End the request that hangs in the case, and return the lines of the log."""
+    """Start a request that hangs, and end it by `end`. Returns the log."""
     gate = Gate()
     case.layer = Observe(Accept(Deadline(case.script), gate), case.metrics, lambda name: name == "m")
     with capture_logs() as logs:
@@ -205,7 +205,7 @@ ENDS: dict[Cause, tuple[End, Reason]] = {
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 @pytest.mark.parametrize("cause", ENDS)
-def test_who_ended_a_request_is_counted_and_said_once(cause: Cause, is_streamed: bool) -> None:
+def test_cause_that_ended_a_request_is_counted_and_logged_once(cause: Cause, is_streamed: bool) -> None:
     case = Case(7, HANG)
     end, reason = ENDS[cause]
 
@@ -219,7 +219,7 @@ def test_who_ended_a_request_is_counted_and_said_once(cause: Cause, is_streamed:
     assert [(line["outcome"], line["cause"]) for line in logs] == [(reason, cause)]
 
 
-def test_a_deadline_is_a_cause() -> None:
+def test_deadline_is_counted_as_a_cause() -> None:
     async def scenario() -> Case:
         case = Case(7, HANG)
         layer = Observe(Deadline(case.script), case.metrics, lambda name: name == "m")
@@ -231,7 +231,7 @@ def test_a_deadline_is_a_cause() -> None:
     assert cancellations(case) == {"deadline": 1}
 
 
-def test_a_request_that_a_worker_was_told_to_end_was_ended_by_name() -> None:
+def test_request_cancelled_on_the_worker_counts_as_explicitly_cancelled() -> None:
     case = Case(7, Reason.CANCELLED)
 
     run_async(ask_quietly(case.layer))
@@ -240,7 +240,7 @@ def test_a_request_that_a_worker_was_told_to_end_was_ended_by_name() -> None:
 
 
 @pytest.mark.parametrize("reason", [Reason.DISCONNECTED, Reason.OVERLOADED, Reason.DRAINING])
-def test_what_fails_by_itself_was_ended_by_nobody(reason: Reason) -> None:
+def test_request_that_fails_by_itself_has_no_cause(reason: Reason) -> None:
     case = Case(7, reason)
 
     with capture_logs() as logs:
@@ -250,7 +250,7 @@ def test_what_fails_by_itself_was_ended_by_nobody(reason: Reason) -> None:
     assert "cause" not in logs[0]
 
 
-def test_who_ended_it_first_counts_though_its_client_leaves_meanwhile() -> None:
+def test_first_cause_counts_even_if_the_client_leaves_meanwhile() -> None:
     case = Case(7, HANG)
 
     run_async(end_by(case, lambda gate, asking: (gate.cancel("r"), asking.cancel())))
@@ -269,8 +269,10 @@ def test_who_ended_it_first_counts_though_its_client_leaves_meanwhile() -> None:
         (100.0, -1.0, Cause.DEADLINE),
     ],
 )
-def test_a_client_whose_own_timer_ended_it_has_not_left(timeout_s: float | None, left_s: float, cause: Cause) -> None:
-    """gRPC cancels the handler for both, and for the deadline up to a hundredth of it too early."""
+def test_cancellation_close_to_the_deadline_counts_as_the_deadline(
+    timeout_s: float | None, left_s: float, cause: Cause
+) -> None:
+    """gRPC cancels the handler in both cases, and for a deadline up to 1 % of the timeout early."""
     call = Call(request_id="r", deadline=None if timeout_s is None else 1000.0 + timeout_s)
 
     failure, found = why_cancelled(call, 1000.0, 1000.0 + (timeout_s or 0.0) - left_s)
@@ -289,7 +291,7 @@ def test_a_client_whose_own_timer_ended_it_has_not_left(timeout_s: float | None,
         (Reason.INVALID_ARGUMENT, "info"),
     ],
 )
-def test_a_failure_is_logged_with_its_detail_and_warns_when_it_is_ours(reason: Reason, level: str) -> None:
+def test_failure_is_logged_with_its_detail_and_as_a_warning_if_it_is_the_servers(reason: Reason, level: str) -> None:
     async def inner(request: Request, call: Call, sink: Sink) -> Finish:
         raise Failure(reason, "x" * 10_000, param="prompt")
 
@@ -301,7 +303,7 @@ def test_a_failure_is_logged_with_its_detail_and_warns_when_it_is_ours(reason: R
     assert logs[0]["why"] == "x" * WHY_CHARS_MAX
 
 
-def test_a_storm_of_rejections_is_counted_whole_and_told_in_few_lines() -> None:
+def test_all_rejections_of_a_storm_are_counted_but_few_are_logged() -> None:
     case, more = Case(), 50
     case.script = Script(*[[Reason.OVERLOADED]] * (REJECTION_LINES_PER_S_MAX + more + 1))
     layer = Observe(case.script, case.metrics, lambda _: True)
@@ -313,7 +315,7 @@ def test_a_storm_of_rejections_is_counted_whole_and_told_in_few_lines() -> None:
 
     async def scenario() -> None:
         await ask(REJECTION_LINES_PER_S_MAX + more)
-        await asyncio.sleep(0)  # What has ended is written down in the next turn.
+        await asyncio.sleep(0)  # Outcomes are logged in the next turn.
         layer._outcomes._rejection_lines._since -= 1  # As if a second had passed.
         await ask(1)
 
@@ -325,7 +327,7 @@ def test_a_storm_of_rejections_is_counted_whole_and_told_in_few_lines() -> None:
     assert [line.get("unlogged") for line in logs] == [None] * REJECTION_LINES_PER_S_MAX + [more]
 
 
-def test_a_request_too_broken_for_the_pipeline_is_counted_and_logged_too() -> None:
+def test_malformed_request_is_counted_and_logged() -> None:
     metrics = build_metrics()
     labels = {"model": "unknown", "endpoint": "completions", "request_type": "unary", "status": "error"}
 
@@ -338,7 +340,7 @@ def test_a_request_too_broken_for_the_pipeline_is_counted_and_logged_too() -> No
     assert metrics.registry.get_sample_value("dynamo_frontend_requests_total", labels) == 1
 
 
-def test_one_that_there_was_no_thread_to_read_is_a_rejection_too() -> None:
+def test_request_refused_before_the_pipeline_for_lack_of_threads_is_a_rejection() -> None:
     metrics = build_metrics()
 
     cause = {"cause": "preparation"}

@@ -1,4 +1,4 @@
-"""Preprocess: of what a client wrote it makes what any worker can run alike."""
+"""Preprocess turns a client's request into one that any worker runs in the same way."""
 
 import random
 import threading
@@ -31,26 +31,26 @@ def refused(request: Request, **card: Any) -> Failure:
     return caught.value
 
 
-def test_makes_token_ids_of_text() -> None:
+def test_text_is_tokenised() -> None:
     request = preprocessed(make_request(token_ids=None, text="hé"))
 
     assert (request.token_ids, request.text) == (tuple("hé".encode()), None)
 
 
-def test_makes_token_ids_of_a_very_long_text_too() -> None:
+def test_very_long_text_is_tokenised() -> None:
     request = preprocessed(make_request(token_ids=None, text="x" * 40_000), context_length=50_000)
 
     assert len(request.prompt_token_ids) == 40_000
 
 
-def test_puts_chat_through_the_models_template() -> None:
+def test_chat_messages_are_rendered_with_the_models_template() -> None:
     request = preprocessed(make_request(token_ids=None, messages=CHAT))
 
     assert bytes(request.prompt_token_ids) == b"<system>Be kind.<user>Hi"
     assert request.messages is None
 
 
-def test_prepares_each_of_several_prompts() -> None:
+def test_each_of_several_prompts_is_prepared() -> None:
     parts = (make_request(token_ids=None, text="hé"), make_request(prompt=(5,), max_tokens=None))
 
     request = preprocessed(make_request(token_ids=None, parts=parts), context_length=20)
@@ -60,13 +60,13 @@ def test_prepares_each_of_several_prompts() -> None:
 
 
 @pytest.mark.parametrize("parts", [("ok", ""), ("ok", "x" * 100), ("ok", "x" * 40_000)])
-def test_says_which_of_several_prompts_cannot_be_answered(parts: tuple[str, ...]) -> None:
+def test_failure_names_the_prompt_that_caused_it(parts: tuple[str, ...]) -> None:
     asked = tuple(make_request(token_ids=None, text=text, max_tokens=None) for text in parts)
 
     assert refused(make_request(token_ids=None, parts=asked), context_length=50).param == "prompt[1]"
 
 
-def test_refuses_more_answers_than_one_request_may_have() -> None:
+def test_more_answers_than_the_limit_are_refused() -> None:
     parts = (make_request(n=64),) * (ANSWERS_MAX // 64)
 
     preprocessed(make_request(token_ids=None, parts=parts, n=64))
@@ -75,17 +75,17 @@ def test_refuses_more_answers_than_one_request_may_have() -> None:
     assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "prompt")
 
 
-def test_passes_token_ids_through() -> None:
+def test_token_ids_are_not_changed() -> None:
     assert preprocessed(make_request(prompt=(5, 6))).token_ids == (5, 6)
 
 
-def test_keeps_the_clients_own_limits_seed_and_temperature() -> None:
+def test_clients_limits_seed_and_temperature_are_kept() -> None:
     asked = make_request(max_tokens=5, sampling=Sampling(temperature=0.5, seed=9, top_k=3))
 
     assert preprocessed(asked) == asked
 
 
-def test_settles_what_the_client_left_open() -> None:
+def test_unset_limits_seed_and_temperature_are_settled() -> None:
     request = preprocessed(make_request(max_tokens=None, sampling=Sampling()), default_temperature=0.25)
 
     assert request.max_tokens == CARD.context_length - 2
@@ -109,7 +109,7 @@ def test_refuses(request_fields: dict[str, Any], card: dict[str, Any], reason: R
 
 
 class Unread(ByteTokenizer):
-    """A vocabulary whose longest token has five characters, and that must not be asked for more."""
+    """A tokeniser whose longest token has five characters, and that must not be used."""
 
     token_characters_max = 5
 
@@ -121,8 +121,8 @@ class Unread(ByteTokenizer):
     ("prompt", "param"),
     [({"text": "x" * 101}, "prompt"), ({"messages": (Message("user", "x" * 51),) * 2}, "messages")],
 )
-def test_a_text_that_cannot_fit_is_refused_without_tokenising_it(prompt: dict[str, Any], param: str) -> None:
-    """Once 16 MiB of text became 285 MiB of tokens, and held up every stream for 0.6 s, only to be refused."""
+def test_text_that_cannot_fit_is_refused_without_being_tokenised(prompt: dict[str, Any], param: str) -> None:
+    """A bug: 16 MiB of text became 285 MiB of tokens and blocked every stream for 0.6 s before it was refused."""
     catalog = ModelCatalog()
     catalog.add(Model(replace(CARD, context_length=20), Unread()))
     layer = Preprocess(Script([7]), catalog, random.Random(1))
@@ -134,7 +134,7 @@ def test_a_text_that_cannot_fit_is_refused_without_tokenising_it(prompt: dict[st
 
 
 @pytest.mark.parametrize(
-    ("prompt", "is_aside"),
+    ("prompt", "is_in_thread"),
     [
         ({"text": "x" * 100}, False),
         ({"text": "x" * 40_000}, True),
@@ -142,7 +142,7 @@ def test_a_text_that_cannot_fit_is_refused_without_tokenising_it(prompt: dict[st
         ({"messages": (Message("user", "x"),) * 300}, True),
     ],
 )
-def test_a_long_prompt_is_prepared_in_a_thread(prompt: dict[str, Any], is_aside: bool) -> None:
+def test_long_prompt_is_prepared_in_a_thread(prompt: dict[str, Any], is_in_thread: bool) -> None:
     threads = []
 
     class Noting(ByteTokenizer):
@@ -154,4 +154,4 @@ def test_a_long_prompt_is_prepared_in_a_thread(prompt: dict[str, Any], is_aside:
     catalog.add(Model(replace(CARD, context_length=100_000), Noting()))
     run_async(call_layer(Preprocess(Script([7]), catalog, random.Random(1)), make_request(token_ids=None, **prompt)))
 
-    assert [thread != threading.get_ident() for thread in threads] == [is_aside]
+    assert [thread != threading.get_ident() for thread in threads] == [is_in_thread]
