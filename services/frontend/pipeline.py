@@ -42,7 +42,7 @@ def frontend_layers(
 ) -> list[Callable[[Layer], Layer]]:
     """The layers above the transport, outermost first. For each pair of neighbours a test fails if they are swapped."""
     balancer = Balancer(busy, rng)
-    admit = partial(Admit, catalog=catalog, workers=pool, balancer=balancer)
+    admit = partial(Admit, catalog=catalog, pool=pool, balancer=balancer)
     migrate = partial(Migrate, config=config.migrate, metrics=metrics)
     return [
         partial(Observe, metrics=metrics, is_known=catalog.is_name),  # Above all: refusals and bugs are outcomes, too.
@@ -55,5 +55,5 @@ def frontend_layers(
         Choices,  # Above detokenize: each choice has its own text.
         partial(Detokenize, catalog=catalog),  # Above migrate: text that one worker began may end on another.
         migrate,  # Above route: each attempt may choose another worker.
-        partial(Route, workers=pool, balancer=balancer),  # Above the transport, which sends on the chosen session.
+        partial(Route, pool=pool, balancer=balancer),  # Above the transport, which sends on the chosen session.
     ]

@@ -211,6 +211,11 @@ def fill(candidate: Candidate) -> None:
     candidate.on_refused(RefusedFor.CAPACITY, 1, 0)
 
 
+def make_room(candidate: Candidate) -> None:
+    """The worker forgets what it refused."""
+    candidate.capacity.on_load(worker_pb2.Load(ranks=[worker_pb2.RankLoad()]))
+
+
 class FakePool:
     """A pool as routing sees it, with workers of one model."""
 

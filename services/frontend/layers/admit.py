@@ -14,10 +14,10 @@ class Admit:
     `Route` asks the same balancer again, because other requests may have taken the room while a prompt was tokenised.
     """
 
-    def __init__(self, inner: Layer, catalog: ModelCatalog, workers: Workers, balancer: Balancer) -> None:
+    def __init__(self, inner: Layer, catalog: ModelCatalog, pool: Workers, balancer: Balancer) -> None:
         self._inner = inner
         self._catalog = catalog
-        self._workers = workers
+        self._pool = pool
         self._balancer = balancer
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
@@ -29,5 +29,5 @@ class Admit:
 
     def _require_room(self, request: Request, call: Call) -> None:
         """Raises OVERLOADED, NO_WORKERS, or INVALID_ARGUMENT for more choices than any worker takes."""
-        workers = self._workers.worker_set(self._catalog.find(request.model).card)
-        self._balancer.require_room(workers, self._balancer.needs(request.model, call, request.n))
+        worker_set = self._pool.worker_set(self._catalog.find(request.model).card)
+        self._balancer.require_room(worker_set, self._balancer.needs(request.model, call, request.n))

@@ -17,9 +17,9 @@ from services.frontend.routing.worker_set import WorkerSet
 class Route:
     """Above the transport, which sends the request on the session of the chosen worker."""
 
-    def __init__(self, inner: Layer, workers: Workers, balancer: Balancer) -> None:
+    def __init__(self, inner: Layer, pool: Workers, balancer: Balancer) -> None:
         self._inner = inner
-        self._workers = workers
+        self._pool = pool
         self._balancer = balancer
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
@@ -34,7 +34,7 @@ class Route:
 
     def _on_failure(self, worker: Candidate, failure: Failure, request: Request, call: Call) -> None:
         if failure.traits.blames_worker:
-            self._workers.quarantine(worker)
+            self._pool.quarantine(worker)
         elif failure.reason is Reason.WORKER_AT_CAPACITY:
             worker.on_refused(refused_for(failure), _count(call), _tokens(request, call))
             self._balancer.rejections.set_retry_after(failure)
@@ -48,7 +48,7 @@ class Route:
         """
         if call.choice_group is None or call.choice_group.worker is None:
             return None
-        worker = self._workers.candidate(call.choice_group.worker)
+        worker = self._pool.candidate(call.choice_group.worker)
         if worker is None:
             raise Failure(Reason.CANNOT_CONNECT, "the worker was lost before the choice was sent")
         return worker
@@ -59,32 +59,32 @@ class Route:
         Raises the balancer's rejection.
         """
         assert call.card is not None, "preprocess sets the card"
-        workers = self._workers.worker_set(call.card)
-        chosen = self._find(workers, request, call) or await self._wait_for_room(workers, request, call)
+        worker_set = self._pool.worker_set(call.card)
+        chosen = self._find(worker_set, request, call) or await self._wait_for_room(worker_set, request, call)
         if call.choice_group is not None:
             call.choice_group.worker = chosen.key
         return chosen
 
-    def _find(self, workers: WorkerSet, request: Request, call: Call) -> Candidate | None:
+    def _find(self, worker_set: WorkerSet, request: Request, call: Call) -> Candidate | None:
         """A worker with room now; None if a call that lost its worker has to wait for one."""
         if call.replacement_deadline is not None:
             needs = self._balancer.needs(request.model, call, _count(call), _tokens(request, call))
-            return self._balancer.choose_other(workers, needs)
-        return self._balancer.choose(workers, self._balancer.needs(request.model, call, _count(call)))
+            return self._balancer.choose_other(worker_set, needs)
+        return self._balancer.choose(worker_set, self._balancer.needs(request.model, call, _count(call)))
 
-    async def _wait_for_room(self, workers: WorkerSet, request: Request, call: Call) -> Candidate:
+    async def _wait_for_room(self, worker_set: WorkerSet, request: Request, call: Call) -> Candidate:
         """Raises NO_WORKERS at the deadline.
 
         A worker that is no longer busy need not wake the call, because busy workers are eligible for it.
         """
         try:
             async with asyncio.timeout_at(call.replacement_deadline):
-                with workers.wait_queue.join() as waiter:
+                with worker_set.wait_queue.join() as waiter:
                     while True:
                         await waiter.wait_turn()
-                        if (found := self._find(workers, request, call)) is not None:
+                        if (found := self._find(worker_set, request, call)) is not None:
                             return found
-                        waiter.wait_again(is_room_left=bool(workers.open or workers.busy))
+                        waiter.wait_again(is_room_left=bool(worker_set.open or worker_set.busy))
         except TimeoutError:
             raise self._balancer.rejections.not_replaced(request.model) from None
 

@@ -27,7 +27,7 @@ from services.runtime.loop import clock
 BUSY_S = 0.05
 """A fifth of the time between two load reports."""
 REJECTION_S = 0.25
-"""What a worker reports of its load is as old."""
+"""The time between two load reports of a worker: the facts behind a rejection are as old anyway."""
 REJECTIONS_MAX = 64
 """How many rejections are kept for reuse, each for a model and needs."""
 
@@ -39,14 +39,15 @@ class Balancer:
         self.rejections = Rejections(rng)
         self._thresholds = thresholds
         self._rng = rng
-        self._kept: dict[tuple[str, Needs], tuple[Failure, int, float]] = {}  # With the version, and until when.
+        # (model, needs) → rejection, version of the worker set, and until when it may be reused
+        self._kept: dict[tuple[str, Needs], tuple[Failure, int, float]] = {}
 
     def needs(self, model: str, call: Call, count: int = 1, tokens: int = 0) -> Needs:
         """What the call needs, with the thresholds as they are now. `count`, `tokens`: see `Needs`."""
         return Needs(call.excluded, self._thresholds.acting(model), count, tokens)
 
     def require_room(self, workers: WorkerSet, needs: Needs) -> None:
-        """Raise the rejection of a new request if `choose` would raise it."""
+        """Raise the rejection of a new request, if `choose` would raise it."""
         now = clock()
         workers.expire_busy(needs.thresholds, now)
         if next(healthy(workers.open, needs, now, self._rng), None) is not None:
@@ -55,13 +56,13 @@ class Balancer:
             raise self._rejection(workers, needs)
 
     def choose(self, workers: WorkerSet, needs: Needs) -> Candidate:
-        """A worker for a new request: the less loaded of two healthy ones, if there are. Raises its rejection."""
+        """Choose a worker for a new request. Raises the rejection of the request if no worker is eligible."""
         if (found := self._find(workers, needs, NEW_REQUEST, clock())) is None:
             raise self._rejection(workers, needs)
         return found
 
     def choose_other(self, workers: WorkerSet, needs: Needs) -> Candidate | None:
-        """A worker for a request that lost its own. It may be a busy one."""
+        """Choose a worker for a request that lost its own; None if no worker is eligible. It may be a busy one."""
         now = clock()
         found = self._find(workers, needs, MOVED_REQUEST, now)
         if found is None and workers.busy:

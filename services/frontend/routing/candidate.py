@@ -105,9 +105,9 @@ class Candidate:
             self._notify()
 
     def on_load(self, load: worker_pb2.Load) -> None:
-        """The worker has reported its load. A message without ranks is only a heartbeat: refusals keep counting."""
+        """The worker has sent a load: a report, or a heartbeat without ranks."""
         self.load.add(load)
-        if load.ranks and self.capacity.forget_refusals():
+        if self.capacity.on_load(load):
             self._notify()
 
     def on_refused(self, bound: RefusedFor, count: int, tokens: int) -> None:

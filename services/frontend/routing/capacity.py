@@ -9,7 +9,7 @@
 Refusals are forgotten when the worker reports its load, when a request of ours that had a slot or a place ends, and
 `full_s` after the last one at the latest.
 
-To add another reason, add it to `Capacity.is_full`, and to the events that end it.
+To add another reason, extend `Capacity.is_full` and the methods for the events that begin and end it.
 """
 
 import asyncio
@@ -24,19 +24,16 @@ FULL_S = 1.0
 
 
 class Capacity:
-    """Counts our requests on one worker and remembers what it refused.
-
-    The methods named after events return whether the worker may have room again that it did not have before.
-    """
+    """Counts our requests on one worker and remembers what the worker refused."""
 
     def __init__(self, full_s: float, on_room: Callable[[], None]) -> None:
-        """`full_s`: how long a refusal counts at most; infinity: until another event.
+        """`full_s`: how long a refusal counts at most; infinity: until another event ends it.
 
-        `on_room`: called when one has expired.
+        `on_room`: called when a refusal has expired, so that the worker may have room.
         """
         self.in_flight_count = 0
         self.request_limit: int | None = None
-        """How many requests the worker takes, running and waiting; None if it does not say."""
+        """How many requests the worker takes, running and waiting; None if the worker names no limit."""
         self._refused_choices = Refusal(full_s, on_room)
         self._refused_tokens = Refusal(full_s, on_room)
 
@@ -50,14 +47,14 @@ class Capacity:
         return self.request_limit is not None and self.in_flight_count + count > self.request_limit
 
     def on_welcome(self, welcome: worker_pb2.Welcome) -> None:
-        """The worker tells its limits."""
+        """The worker has named its limits."""
         slots = welcome.engine_request_limit
         self.request_limit = slots + welcome.request_queue_limit if slots else None
 
     def on_refused(self, bound: RefusedFor, count: int, tokens: int) -> None:
-        """The worker refused `count` choices, with `tokens` prompt tokens together, because of `bound`.
+        """The worker refused `count` choices, which have `tokens` prompt tokens together, because of `bound`.
 
-        A request that waited too long leaves its place to the next, so it says nothing about room.
+        A request that waited too long leaves its place to another one, so its refusal does not make the worker full.
         """
         if bound is RefusedFor.QUEUE_TOKENS:
             self._refused_tokens.remember(tokens)
@@ -69,19 +66,29 @@ class Capacity:
         self.in_flight_count += count
 
     def on_closed(self, *, frees_room: bool) -> bool:
-        """One request has ended. `frees_room`: it had a slot or a place, which another request can have now."""
+        """One request has ended. `frees_room`: it had a slot or a place, which another request can have now.
+
+        Returns whether the worker may have room that it did not have before.
+        """
         was_full = self.is_full()
         self.in_flight_count -= 1
-        was_refusing = frees_room and self.forget_refusals()
+        was_refusing = frees_room and self._forget_refusals()
         return (was_full or was_refusing) and not self.is_full()
 
-    def on_lost(self) -> None:
-        """The session is over, and every request on it with it."""
-        self.in_flight_count = 0
-        self.forget_refusals()
+    def on_load(self, load: worker_pb2.Load) -> bool:
+        """The worker has sent a load. Returns whether the worker may have room that it did not have before.
 
-    def forget_refusals(self) -> bool:
-        """Forget what the worker refused. Returns whether there was anything."""
+        A load without ranks is only a heartbeat, and does not end refusals.
+        """
+        return bool(load.ranks) and self._forget_refusals()
+
+    def on_lost(self) -> None:
+        """The session is over, and with it all its requests."""
+        self.in_flight_count = 0
+        self._forget_refusals()
+
+    def _forget_refusals(self) -> bool:
+        """Forget what the worker refused. Returns whether there was anything to forget."""
         if not (self._refused_choices.is_set or self._refused_tokens.is_set):
             return False
         self._refused_choices.forget()
@@ -90,9 +97,9 @@ class Capacity:
 
 
 class Refusal:
-    """The smallest amount that a worker refused: it may have room for less, but not for as much.
+    """The smallest number of choices, or of prompt tokens, that a worker refused. It may have room for fewer.
 
-    The amount is a number of choices or of prompt tokens. It is forgotten after `full_s` in any case.
+    The refusal is forgotten after `full_s` in any case.
     """
 
     def __init__(self, full_s: float, on_expired: Callable[[], None]) -> None:
@@ -106,11 +113,11 @@ class Refusal:
         return self._amount is not None
 
     def covers(self, amount: int) -> bool:
-        """Whether the worker refused as much or less."""
+        """Whether the worker refused this amount or a smaller one."""
         return self._amount is not None and amount >= self._amount
 
     def remember(self, amount: int) -> None:
-        """Count the refusal of `amount` for `full_s` from now on, and with it an earlier one of less."""
+        """Remember the refusal for `full_s` from now on. A smaller amount that was refused before still counts."""
         amount = amount if self._amount is None else min(amount, self._amount)
         self.forget()
         self._amount = amount
@@ -129,8 +136,9 @@ class Refusal:
 
 
 def had_place(reason: str, cause: str | None) -> bool:
-    """Whether a request that failed with `reason` had a slot or a place on its worker before.
+    """Whether a request that failed with `reason` had a slot or a place on its worker.
 
-    One that is refused at once had none. One that waited too long had a place. `cause`: from the failure's metadata.
+    A request that was refused at once had none; one that waited too long had a place. `cause`: from the failure's
+    metadata.
     """
     return reason != Reason.WORKER_AT_CAPACITY or cause == RefusedFor.QUEUE_TIMEOUT

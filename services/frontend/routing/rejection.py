@@ -1,11 +1,11 @@
-"""Rejections: the failures that tell a client that no worker takes its request, why, and when to try again.
+"""Rejections: failures that tell a client why no worker takes its request, and when to try again.
 
 | case | failure |
 | --- | --- |
-| no worker takes as many choices at a time | INVALID_ARGUMENT |
-| no worker is present, or none but those that the call excludes | NO_WORKERS |
-| workers are registered for the model, but none is reached | NO_WORKERS |
-| a request that lost its worker finds no other in time | NO_WORKERS |
+| the request has more choices than any worker takes at a time | INVALID_ARGUMENT |
+| there is no worker, or the call excludes all of them | NO_WORKERS |
+| the registered workers of the model cannot be reached | NO_WORKERS |
+| a request that lost its worker has found no other in time | NO_WORKERS |
 | all workers are full or busy | OVERLOADED |
 | the chosen worker itself has refused | its own WORKER_AT_CAPACITY |
 """
@@ -29,33 +29,33 @@ from services.frontend.routing.thresholds import excess
 
 
 class Rejections:
-    """Builds rejections. Each has a time to try again of its own, so that clients do not come back together."""
+    """Builds rejections. Each has its own `Retry-After`, so that clients do not come back at the same time."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
     def not_reached(self, model: str, registered_count: int) -> Failure:
-        """For a model that discovery knows `registered_count` workers of, before any of them is reached."""
+        """The rejection of requests for a model while none of its `registered_count` workers has been reached."""
         return self.jittered(_no_workers(f"no worker of {model!r} is reached, {of_registered(registered_count)}"))
 
     def not_replaced(self, model: str) -> Failure:
-        """For a request that lost its worker and has waited for another."""
+        """The rejection of a request that lost its worker and has waited for another in vain."""
         return self.jittered(_no_workers(f"no other worker of {model!r} had room or came in time"))
 
     def jittered(self, rejection: Failure) -> Failure:
-        """A copy of the rejection for one request."""
+        """A copy of the rejection for one request, with a jittered `Retry-After`."""
         own = rejection.copy()
         if own.retry_after_s is not None:
             own.retry_after_s = jittered_s(own.retry_after_s, self._rng)
         return own
 
     def set_retry_after(self, refusal: Failure) -> None:
-        """Keep what a worker's own refusal says, within the limits of every `Retry-After`, and jittered."""
+        """Jitter the `Retry-After` of a worker's own refusal, within the limits of every `Retry-After`."""
         refusal.retry_after_s = jittered_s(refusal.retry_after_s or RETRY_AFTER_S_MIN, self._rng)
 
 
 def rejection_of(found: Survey, model: str) -> Failure:
-    """The rejection of new requests for which no worker is eligible. To be jittered for each."""
+    """The rejection of new requests that no worker is eligible for. The caller jitters it for each request."""
     count = found.needs.count
     limits = [one.capacity.request_limit for one in found.present]
     known = [limit for limit in limits if limit is not None]
@@ -103,7 +103,7 @@ def limits_and_load(workers: Sequence[Occupancy]) -> dict[str, str]:
 
 
 def _no_workers(detail: str) -> Failure:
-    """NO_WORKERS with the shortest time to try again: when a worker comes is not known."""
+    """NO_WORKERS with the shortest `Retry-After`, because nobody knows when a worker comes."""
     return Failure(Reason.NO_WORKERS, detail, retry_after_s=RETRY_AFTER_S_MIN)
 
 

@@ -24,6 +24,7 @@ from tests.support.doubles import (
     fill,
     make_candidate,
     make_request,
+    make_room,
     run_async,
 )
 
@@ -288,7 +289,7 @@ def test_waiting_calls_get_room_in_order_and_a_woken_call_that_is_cancelled_wake
                 asking = call_layer(layer, make_request(), request_id=name, replacement_deadline=FOREVER)
                 tasks[name] = group.create_task(asking)
                 await asyncio.sleep(0)
-            worker.capacity.forget_refusals()
+            make_room(worker)
             workers.worker_set(CARD).on_change(worker)
             for name in cancelled:
                 tasks[name].cancel()

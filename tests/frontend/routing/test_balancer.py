@@ -17,7 +17,7 @@ from services.frontend.routing.worker_set import WorkerSet
 from services.rpc.codec import seconds_to_wire
 from services.stubs.worker_pb2 import Load
 from services.worker.engine import RankLoad
-from tests.support.doubles import CARD, fill, make_candidate, report
+from tests.support.doubles import CARD, fill, make_candidate, make_room, report
 
 CALM = RankLoad(kv_blocks_used=0, kv_blocks_total=10, active_prefill_tokens=0)
 BUSY = RankLoad(kv_blocks_used=9, kv_blocks_total=10, active_prefill_tokens=0)
@@ -83,7 +83,7 @@ def test_two_workers_are_looked_at_however_many_there_are(number: int) -> None:
 @pytest.mark.parametrize("number", [1, 2, LOOKS_MAX, LOOKS_MAX + 1, 100])
 def test_the_only_worker_with_room_is_found(number: int) -> None:
     many = Many(number, is_full=True)
-    many.workers[-1].capacity.forget_refusals()
+    make_room(many.workers[-1])
 
     assert {many.choose() for _ in range(20)} == {str(number - 1)}
 
@@ -91,7 +91,7 @@ def test_the_only_worker_with_room_is_found(number: int) -> None:
 @pytest.mark.parametrize("number", [1, LOOKS_MAX, 100])
 def test_a_quarantined_worker_is_found_if_there_is_no_other(number: int) -> None:
     many = Many(number, is_full=True)
-    many.workers[0].capacity.forget_refusals()
+    make_room(many.workers[0])
     many.workers[0].quarantined_until = float("inf")
 
     assert many.choose() == "0"
@@ -103,7 +103,7 @@ def test_a_full_worker_is_looked_at_once_and_again_only_after_a_change() -> None
     assert many.choose() is None
     many.looks()
     assert (many.choose(), many.looks()) == (None, 0)
-    many.workers[7].capacity.forget_refusals()
+    make_room(many.workers[7])
     many.worker_set.on_change(many.workers[7])
     assert many.choose() == "7"
 

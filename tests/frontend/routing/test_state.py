@@ -17,7 +17,7 @@ from services.frontend.routing.state import (
 )
 from services.frontend.routing.thresholds import Thresholds
 from services.worker.engine import RankLoad
-from tests.support.doubles import fill, make_candidate, report
+from tests.support.doubles import fill, make_candidate, make_room, report
 
 CHOICES = {None: "never", 1: "first choice", 2: "second choice", 3: "third choice"}
 BUSY = RankLoad(kv_blocks_used=9, kv_blocks_total=10, active_prefill_tokens=0)
@@ -65,7 +65,7 @@ def test_a_worker_is_in_the_first_state_of_the_table_that_applies() -> None:
     steps: list[tuple[Callable[[], object], Needs, float]] = [
         (lambda: None, exclude(worker), 0.0),
         (stay, exclude(worker), 0.0),
-        (worker.capacity.forget_refusals, exclude(worker), 0.0),
+        (lambda: make_room(worker), exclude(worker), 0.0),
         (lambda: None, by_threshold, 0.0),
         (lambda: report(worker, CALM), by_threshold, 0.0),
         (lambda: None, by_threshold, 10.0),
