@@ -5,6 +5,7 @@ from itertools import chain
 
 from services.core.call import Call, Cause, Ending
 from services.core.errors import Failure, Reason
+from services.runtime.tasks import wait_event
 
 
 class Gate:
@@ -60,9 +61,4 @@ class Gate:
 
     async def wait_quiet(self, timeout_s: float) -> bool:
         """Wait until no request is left. Returns False if some are left after `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._quiet.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await wait_event(self._quiet, timeout_s)

@@ -13,7 +13,7 @@ from services.discovery.client import (
     registration_request,
     stay_connected,
 )
-from services.runtime.tasks import root_cause
+from services.runtime.tasks import root_cause, wait_event
 from services.stubs.registry_pb2 import (
     INSTANCE_STATE_DRAINING,
     Deregister,
@@ -65,10 +65,7 @@ class Registrar:
 
     async def _wait_disconnected(self) -> None:
         """Wait until the stream, if one is open, has deregistered or failed."""
-        try:
-            async with asyncio.timeout(DEREGISTER_TIMEOUT_S):
-                await self._disconnected.wait()
-        except TimeoutError:
+        if not await wait_event(self._disconnected, DEREGISTER_TIMEOUT_S):
             log.warning("the registry did not confirm the deregistration: the record expires with its lease")
 
     async def _register(self, stub: "RegistryAsyncStub", on_up: Callable[[], None]) -> bool:

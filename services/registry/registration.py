@@ -11,6 +11,7 @@ import structlog
 from services.core.errors import Failure, Reason
 from services.registry.store import Lease, LeaseLost, Store
 from services.runtime.backoff import Backoff
+from services.runtime.tasks import wait_event
 from services.stubs.registry_pb2 import Instance, RegisterResponse
 
 log = structlog.get_logger()
@@ -141,10 +142,7 @@ class Registration:
 
     async def _wait_change(self, timeout_s: float) -> bool:
         """Wait for a change of the wanted or the stored record. Returns False on timeout."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._has_changed.wait()
-        except TimeoutError:
-            return False
-        self._has_changed.clear()
-        return True
+        has_changed = await wait_event(self._has_changed, timeout_s)
+        if has_changed:
+            self._has_changed.clear()
+        return has_changed

@@ -1,8 +1,18 @@
-"""Helpers for asyncio tasks: which exception ended a TaskGroup, and tasks that run beside a request."""
+"""Helpers for asyncio: a bounded wait, which exception ended a TaskGroup, and tasks that run beside a request."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+
+async def wait_event(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait until the event is set. Returns False if it is not set within `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def leaf_of(error: BaseException) -> BaseException:

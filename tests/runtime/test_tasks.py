@@ -1,4 +1,6 @@
-"""leaf_of finds the cause in nested exception groups. TaskSet never outlives its owner, and reports every exception."""
+"""wait_event waits for a bounded time. leaf_of finds the cause in nested exception groups. TaskSet never outlives its
+owner, and reports every exception.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -6,8 +8,30 @@ from typing import Any
 
 import pytest
 
-from services.runtime.tasks import TaskSet, leaf_of, root_cause
+from services.runtime.tasks import TaskSet, leaf_of, root_cause, wait_event
 from tests.support.doubles import run_async
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_wait_event_returns_whether_the_event_was_set_in_time(is_set: bool) -> None:
+    async def scenario() -> bool:
+        event = asyncio.Event()
+        if is_set:
+            asyncio.get_running_loop().call_soon(event.set)
+        return await wait_event(event, 60.0 if is_set else 0.001)
+
+    assert run_async(scenario()) is is_set
+
+
+def test_wait_event_passes_a_cancellation_on() -> None:
+    async def scenario() -> bool:
+        waiting = asyncio.create_task(wait_event(asyncio.Event(), 60.0))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        return waiting.cancelled()
+
+    assert run_async(scenario())
 
 
 def test_leaf_of_finds_the_first_exception_in_nested_groups() -> None:

@@ -15,6 +15,7 @@ from typing import Protocol
 from services.runtime.backoff import Backoff
 from services.runtime.process import StartupError
 from services.runtime.supervision.pdeathsig import with_parent_death_signal
+from services.runtime.tasks import wait_event
 
 READY_POLL_S = 0.02
 READ_BYTES_MAX = 64 * 1024
@@ -146,20 +147,12 @@ class Child:
         self._stopping.set()
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)  # A stopped process handles SIGTERM only after it continues.
-        if await self._has_stopped_within(timeout_s):
+        if await wait_event(self._stopped, timeout_s):
             return
         self._warn(f"did not exit within {timeout_s:g} s: killed")
         self._signal(signal.SIGKILL)
-        if not await self._has_stopped_within(KILL_TIMEOUT_S):
+        if not await wait_event(self._stopped, KILL_TIMEOUT_S):
             self._warn(f"did not exit within {KILL_TIMEOUT_S:g} s of SIGKILL")
-
-    async def _has_stopped_within(self, timeout_s: float) -> bool:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._stopped.wait()
-        except TimeoutError:
-            return False
-        return True
 
     async def _run_process(self) -> None:
         """Start one process and return when it has exited."""
@@ -262,9 +255,7 @@ class Child:
         """Wait for the back-off; `stop` ends the wait."""
         delay_s = self._config.backoff.delay_s(tries, self._rng)
         self._note(f"starting again in {delay_s:.2f} s")
-        with suppress(TimeoutError):
-            async with asyncio.timeout(delay_s):
-                await self._stopping.wait()
+        await wait_event(self._stopping, delay_s)
 
     def _note(self, text: str) -> None:
         self._console.note(self.name, text)

@@ -14,6 +14,7 @@ from services.core.errors import CAUSE, Failure, Reason, RefusedFor, invalid
 from services.core.model_card import ModelCard, Resume, TokenizerRef
 from services.core.request import Request
 from services.runtime.process import StartupError
+from services.runtime.tasks import wait_event
 from services.worker.engine import Emit, EngineLoad, Output, RankLoad
 
 try:
@@ -226,13 +227,10 @@ def _card_of(llama: Llama, config: LlamaCppConfig, content: bytes) -> ModelCard:
 
 async def _wait_ended(thread: threading.Thread, ended: asyncio.Event) -> None:
     """Wait at most END_TIMEOUT_S for the thread, without blocking the event loop. It sets `ended` when it returns."""
-    try:
-        async with asyncio.timeout(END_TIMEOUT_S):
-            await ended.wait()
-    except TimeoutError:
-        log.warning("the engine thread did not end in time, continuing without it", timeout_s=END_TIMEOUT_S)
-    else:
+    if await wait_event(ended, END_TIMEOUT_S):
         thread.join()
+    else:
+        log.warning("the engine thread did not end in time, continuing without it", timeout_s=END_TIMEOUT_S)
 
 
 def _check(request: Request, card: ModelCard) -> None:

@@ -17,6 +17,7 @@ import structlog
 
 from services.core.errors import Failure, Reason
 from services.core.request import Request, Sampling, Stop
+from services.runtime.tasks import wait_event
 from services.worker.engine import Output
 from services.worker.engines.trtllm.client import Client
 from services.worker.engines.trtllm.engine_request import EngineRequest
@@ -127,11 +128,8 @@ class Health:
                 left = self._heard_at + self._config.canary_after_s - self._loop.time()
             if left <= 0:
                 return
-            try:
-                async with asyncio.timeout(min(left, self._config.probe_after_s)):
-                    await self._is_in_doubt.wait()
-            except TimeoutError:
-                continue  # A result may have arrived meanwhile, or a request.
+            # A result or a request may arrive meanwhile.
+            await wait_event(self._is_in_doubt, min(left, self._config.probe_after_s))
 
     async def _prove(self) -> None:
         asked_at = self._loop.time()

@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from services.runtime.process import EXIT_FORCED
+from services.runtime.tasks import wait_event
 
 log = structlog.get_logger()
 
@@ -50,10 +51,7 @@ async def shut_down(llm: Any, limit_s: float) -> None:
             loop.call_soon_threadsafe(ended.set)
 
     begin_shutdown(llm, set_ended)
-    try:
-        async with asyncio.timeout(limit_s):
-            await ended.wait()
-    except TimeoutError:
+    if not await wait_event(ended, limit_s):
         log.warning("engine shutdown timed out, continuing without it", waited_s=limit_s)
 
 
