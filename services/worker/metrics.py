@@ -27,7 +27,9 @@ class WorkerMetrics(Collector):
         yield GaugeMetricFamily("dynamo_request_queue", "Requests that wait.", execute.waiting_count)
         yield GaugeMetricFamily("dynamo_work_handler_pool_capacity", "Requests that may run.", limits.slots)
         yield GaugeMetricFamily("dynamo_work_handler_queue_capacity", "Requests that may wait.", limits.places)
-        text = "Requests refused for capacity here; frontends refuse most, by what they know, and count those."
+        text = (
+            "Requests refused for capacity by the worker; frontends refuse most requests themselves, and count those."
+        )
         yield CounterMetricFamily("dynamo_rejection_request", text, counters.refused)
         yield from counters.wait_s.collect()
         expired = CounterMetricFamily("unbroken_queue_expired", "Requests that waited too long.", labels=["cause"])
@@ -37,12 +39,14 @@ class WorkerMetrics(Collector):
 
     def _early_ends(self) -> Iterator[Metric]:
         counters = self._execute.counters
-        text = "Requests that somebody ended early, by whom and how far they had come."
+        text = "Requests that ended early, by cause and phase."
         cancelled = CounterMetricFamily("dynamo_component_cancellation", text, labels=["cause", "phase"])
         for (cause, phase), number in sorted(counters.cancelled.items()):
             cancelled.add_metric([cause, phase], number)
         yield cancelled
-        yield CounterMetricFamily("unbroken_engine_aborts", "Requests taken off the engine early.", counters.aborted)
+        yield CounterMetricFamily(
+            "unbroken_engine_aborts", "Requests removed from the engine before their end.", counters.aborted
+        )
 
     def _engine_work(self) -> Iterator[Metric]:
         load = self._engine.load()

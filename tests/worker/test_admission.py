@@ -41,7 +41,7 @@ def name_of(request: Request) -> Name:
 
 
 @dataclass(eq=False)
-class Asked:
+class SentChoice:
     """One choice that was sent. `outcome`: a reason, DONE or LEFT; None: none yet."""
 
     name: Name
@@ -66,7 +66,7 @@ class CheckedEngine(ManualEngine):
 
     def __init__(self, slots: int) -> None:
         super().__init__()
-        self.asked: dict[Name, Asked] = {}
+        self.sent: dict[Name, SentChoice] = {}
         self.started: list[Name] = []
         self.violations: list[str] = []
         self._slots = slots
@@ -75,11 +75,11 @@ class CheckedEngine(ManualEngine):
     def submit(self, key: int, request: Request) -> None:
         super().submit(key, request)
         self._known.add(key)
-        asked = self.asked[name_of(request)]
-        self.started.append(asked.name)
+        sent = self.sent[name_of(request)]
+        self.started.append(sent.name)
         self._must(len(self.requests) <= self._slots, "more than N requests on the engine")
-        self._must(not asked.task.cancelling(), f"the client of {asked.name} has left")
-        self._must(not asked.is_overdue(asyncio.get_running_loop().time()), f"{asked.name} was overdue")
+        self._must(not sent.task.cancelling(), f"the client of {sent.name} has left")
+        self._must(not sent.is_overdue(asyncio.get_running_loop().time()), f"{sent.name} was overdue")
 
     def cancel(self, key: int) -> None:
         self._must(key in self._known, f"{key} was never submitted")
@@ -105,32 +105,32 @@ class World:
         return asyncio.get_running_loop().time()
 
     @property
-    def asked(self) -> list[Asked]:
-        return list(self.engine.asked.values())
+    def sent(self) -> list[SentChoice]:
+        return list(self.engine.sent.values())
 
-    def ask(self, count: int, tokens: int, left_s: int | None) -> list[Asked]:
+    def send(self, count: int, tokens: int, left_s: int | None) -> list[SentChoice]:
         """Send a request with `count` choices, each in a task like those of a session."""
-        prompt, choice_group = len(self.engine.asked) + 1, ChoiceGroup(count)
+        prompt, choice_group = len(self.engine.sent) + 1, ChoiceGroup(count)
         deadline = None if left_s is None else self.now + left_s
-        choices = [Asked(Name(prompt, choice), tokens, deadline, self.now) for choice in range(count)]
+        choices = [SentChoice(Name(prompt, choice), tokens, deadline, self.now) for choice in range(count)]
         for one in choices:
-            self.engine.asked[one.name] = one
+            self.engine.sent[one.name] = one
             one.task = self._group.create_task(self._run(one, choice_group))
             one.task.add_done_callback(partial(self._end, one, choice_group))
         return choices
 
-    async def _run(self, asked: Asked, choice_group: ChoiceGroup) -> None:
-        asked.arrived_at = self.now
-        request = make_request(prompt=(asked.name.prompt,) * asked.tokens, choice=asked.name.choice)
+    async def _run(self, sent: SentChoice, choice_group: ChoiceGroup) -> None:
+        sent.arrived_at = self.now
+        request = make_request(prompt=(sent.name.prompt,) * sent.tokens, choice=sent.name.choice)
         try:
-            await call_layer(Deadline(self.execute), request, choice_group=choice_group, deadline=asked.deadline)
-            asked.outcome = DONE
+            await call_layer(Deadline(self.execute), request, choice_group=choice_group, deadline=sent.deadline)
+            sent.outcome = DONE
         except Failure as failure:
-            asked.outcome = failure.reason
+            sent.outcome = failure.reason
 
-    def _end(self, asked: Asked, choice_group: ChoiceGroup, _: asyncio.Task[None]) -> None:
-        choice_group.leave(asked.name.choice)
-        asked.outcome = asked.outcome or LEFT
+    def _end(self, sent: SentChoice, choice_group: ChoiceGroup, _: asyncio.Task[None]) -> None:
+        choice_group.leave(sent.name.choice)
+        sent.outcome = sent.outcome or LEFT
 
     def finish(self, index: int) -> Name | None:
         """End one request on the engine. Returns its name."""
@@ -148,7 +148,7 @@ class World:
 
     def leave(self, index: int) -> Name | None:
         """Cancel one choice that has no outcome yet. Returns its name."""
-        inside = [one for one in self.asked if one.outcome is None]
+        inside = [one for one in self.sent if one.outcome is None]
         if not inside:
             return None
         inside[index % len(inside)].task.cancel()
@@ -163,7 +163,7 @@ class World:
         """Check that nothing is left once all clients have left."""
         self.check()
         counters = self.execute.counters
-        outcomes = [one.outcome for one in self.asked]
+        outcomes = [one.outcome for one in self.sent]
         assert (self.execute.running_count, self.execute.waiting_count) == (0, 0), "a slot or a place leaked"
         assert self.engine.requests == {}, "the engine still has requests"
         assert all(outcomes)
@@ -178,12 +178,12 @@ class Model:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.running: list[Asked] = []
-        self.waiting: list[Asked] = []
+        self.running: list[SentChoice] = []
+        self.waiting: list[SentChoice] = []
         self.started: list[Name] = []
         self.outcomes: dict[Name, str] = {}
 
-    def ask(self, group: list[Asked]) -> None:
+    def send(self, group: list[SentChoice]) -> None:
         """Admit the group as a whole, or change nothing but its outcomes."""
         if not self._fits(self.running, self.waiting, group):
             is_possible = self._fits([], [], group)
@@ -193,7 +193,7 @@ class Model:
             self.waiting += group
         self._fill()
 
-    def _fits(self, running: list[Asked], waiting: list[Asked], group: list[Asked]) -> bool:
+    def _fits(self, running: list[SentChoice], waiting: list[SentChoice], group: list[SentChoice]) -> bool:
         left = [*waiting, *group][self.limits.slots - len(running) :]
         if len(left) > self.limits.places:
             return False
@@ -223,8 +223,8 @@ class Model:
 
 INDEX = st.integers(0, 9)
 EVENTS: st.SearchStrategy[tuple[Any, ...]] = st.one_of(
-    st.tuples(st.just("ask"), st.sampled_from([1, 1, 2, 3, 7]), st.integers(1, 4), st.none() | st.integers(1, 8)),
-    st.tuples(st.just("ask"), st.just(1), st.just(1), st.none() | st.integers(1, 8)),
+    st.tuples(st.just("send"), st.sampled_from([1, 1, 2, 3, 7]), st.integers(1, 4), st.none() | st.integers(1, 8)),
+    st.tuples(st.just("send"), st.just(1), st.just(1), st.none() | st.integers(1, 8)),
     st.tuples(st.just("finish"), INDEX),
     st.tuples(st.just("give"), INDEX),
     st.tuples(st.just("leave"), INDEX),
@@ -246,7 +246,7 @@ def play(limits: Limits, history: Callable[[World], Any]) -> None:
         async with asyncio.TaskGroup() as group:
             world = World(group, limits)
             await history(world)
-            for one in world.asked:
+            for one in world.sent:
                 one.task.cancel()
         await settle()
         world.check_quiet()
@@ -272,7 +272,7 @@ def test_admission_agrees_with_the_obvious_model_in_every_history(
                 one.name for one in model.running
             }
             assert world.execute.waiting_count == len(model.waiting)
-            outcomes = {one.name: one.outcome for one in world.asked if one.outcome is not None}
+            outcomes = {one.name: one.outcome for one in world.sent if one.outcome is not None}
             assert outcomes == model.outcomes
             counters, reasons = world.execute.counters, list(outcomes.values())
             assert counters.refused + counters.queue_timeouts == reasons.count(Reason.WORKER_AT_CAPACITY)
@@ -284,8 +284,8 @@ def test_admission_agrees_with_the_obvious_model_in_every_history(
 def happen(world: World, model: Model, event: str, *values: Any) -> None:
     """Apply one event to the world and to its model."""
     match event:
-        case "ask":
-            model.ask(world.ask(*values))
+        case "send":
+            model.send(world.send(*values))
         case "pass":
             pass_time(*values)
             model.advance(world.now)
@@ -308,7 +308,7 @@ def test_events_within_one_turn_of_the_loop_break_no_bound_and_leak_nothing(
 
     async def history(world: World) -> None:
         doing: dict[str, Callable[..., Any]] = {
-            "ask": world.ask,
+            "send": world.send,
             "pass": pass_time,
             "give": world.give,
             "finish": world.finish,

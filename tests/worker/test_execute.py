@@ -41,20 +41,20 @@ class Case:
     def cancelled(self) -> dict[tuple[Cause, Phase], int]:
         return dict(self.execute.counters.cancelled)
 
-    def ask(self, prompt: int, call: dict[str, Any] | None = None, **fields: Any) -> asyncio.Task[Collected | Failure]:
+    def send(self, prompt: int, call: dict[str, Any] | None = None, **fields: Any) -> asyncio.Task[Collected | Failure]:
         """Send a request. Its prompt is one token, which identifies it."""
-        return self._group.create_task(self._ask(make_request(prompt=(prompt,), **fields), call or {}))
+        return self._group.create_task(self._send(make_request(prompt=(prompt,), **fields), call or {}))
 
-    async def _ask(self, request: Request, call: dict[str, Any]) -> Collected | Failure:
+    async def _send(self, request: Request, call: dict[str, Any]) -> Collected | Failure:
         try:
             return await call_layer(Deadline(self.execute), request, **call)
         except Failure as failure:
             return failure
 
-    def ask_group(self, prompt: int, count: int, **call: Any) -> list[asyncio.Task[Collected | Failure]]:
+    def send_group(self, prompt: int, count: int, **call: Any) -> list[asyncio.Task[Collected | Failure]]:
         """Send the choices of one request, numbered from 5."""
         choice_group = ChoiceGroup(count, first=5)
-        return [self.ask(prompt, {"choice_group": choice_group, **call}, choice=5 + number) for number in range(count)]
+        return [self.send(prompt, {"choice_group": choice_group, **call}, choice=5 + number) for number in range(count)]
 
     def key(self, prompt: int) -> int:
         return self.engine.key_of((prompt,))
@@ -84,11 +84,11 @@ def play(scenario: Callable[[Case], Awaitable[T]], slots: int = 1, places: int =
 
 def test_tokens_reach_the_sink_with_their_positions_and_usage_counts_them() -> None:
     async def scenario(case: Case) -> Any:
-        asked = case.ask(1, choice=2)
+        sent = case.send(1, choice=2)
         await settle()
         case.engine.give(case.key(1), [7, 8])
         case.engine.give(case.key(1), [9], FinishReason.STOP)
-        return await asked
+        return await sent
 
     result = play(scenario)
 
@@ -102,11 +102,11 @@ def test_tokens_reach_the_sink_with_their_positions_and_usage_counts_them() -> N
 
 def test_positions_and_usage_of_a_continued_request_include_its_generated_tokens() -> None:
     async def scenario(case: Case) -> Any:
-        asked = case.ask(1, generated_token_ids=(5, 6))
+        sent = case.send(1, generated_token_ids=(5, 6))
         await settle()
         assert case.engine.submitted[0].generated_token_ids == (5, 6)
         case.engine.give(case.key(1), [7], FinishReason.LENGTH)
-        return await asked
+        return await sent
 
     result = play(scenario)
 
@@ -116,10 +116,10 @@ def test_positions_and_usage_of_a_continued_request_include_its_generated_tokens
 
 def test_finish_without_a_token_delivers_nothing() -> None:
     async def scenario(case: Case) -> Any:
-        asked = case.ask(1)
+        sent = case.send(1)
         await settle()
         case.engine.give(case.key(1), [], FinishReason.STOP)
-        return await asked
+        return await sent
 
     result = play(scenario)
 
@@ -129,9 +129,9 @@ def test_finish_without_a_token_delivers_nothing() -> None:
 
 def test_waiting_requests_start_in_order_of_arrival_when_a_slot_becomes_free() -> None:
     async def scenario(case: Case) -> list[list[int]]:
-        asked = [case.ask(prompt) for prompt in (1, 2, 3)]
+        tasks = [case.send(prompt) for prompt in (1, 2, 3)]
         order = []
-        for task in asked:
+        for task in tasks:
             await settle()
             order.append(case.running())
             case.engine.give(case.key(case.running()[0]), [7], FinishReason.STOP)
@@ -143,11 +143,11 @@ def test_waiting_requests_start_in_order_of_arrival_when_a_slot_becomes_free() -
 
 def test_request_beyond_the_limits_is_refused_and_never_reaches_the_engine() -> None:
     async def scenario(case: Case) -> Any:
-        asked = [case.ask(prompt) for prompt in (1, 2)]
-        refused = await case.ask(3)
+        tasks = [case.send(prompt) for prompt in (1, 2)]
+        refused = await case.send(3)
         assert case.execute.counters.refused == 1
         assert [request.prompt_token_ids for request in case.engine.submitted] == [(1,)]
-        for task in asked:
+        for task in tasks:
             task.cancel()
         return refused
 
@@ -175,7 +175,7 @@ def test_engine_failure_follows_its_tokens_and_frees_the_slot() -> None:
 
 def test_cancelled_running_request_leaves_the_engine_and_the_next_one_starts() -> None:
     async def scenario(case: Case) -> list[int]:
-        first, second = case.ask(1), case.ask(2)
+        first, second = case.send(1), case.send(2)
         await settle()
         first.cancel()
         await settle()
@@ -188,12 +188,12 @@ def test_cancelled_running_request_leaves_the_engine_and_the_next_one_starts() -
 
 def test_cancelled_waiting_request_never_reaches_the_engine_and_frees_its_place() -> None:
     async def scenario(case: Case) -> list[tuple[int, ...]]:
-        first, second = case.ask(1), case.ask(2)
+        first, second = case.send(1), case.send(2)
         await settle()
         second.cancel()
         await settle()
         assert case.counts == (1, 0)
-        third = case.ask(3)
+        third = case.send(3)
         await settle()
         assert case.counts == (1, 1)
         first.cancel()
@@ -206,9 +206,9 @@ def test_cancelled_waiting_request_never_reaches_the_engine_and_frees_its_place(
 
 def test_running_and_waiting_requests_may_be_cancelled_at_once() -> None:
     async def scenario(case: Case) -> None:
-        asked = [case.ask(prompt) for prompt in range(6)]
+        tasks = [case.send(prompt) for prompt in range(6)]
         await settle()
-        for task in asked:
+        for task in tasks:
             task.cancel()
 
     play(scenario, slots=2, places=4)
@@ -225,18 +225,18 @@ def test_running_and_waiting_requests_may_be_cancelled_at_once() -> None:
 def test_exception_at_submission_fails_only_that_request(position: str, refusal: Exception, reason: Reason) -> None:
     async def scenario(case: Case) -> Any:
         if position == "waiting":
-            first = case.ask(1)
+            first = case.send(1)
             await settle()
-            asked = case.ask(2)
+            sent = case.send(2)
             await settle()
             case.engine.refusal = refusal
             case.engine.give(case.key(1), [7], FinishReason.STOP)
             await first
         else:
             case.engine.refusal = refusal
-            asked = case.ask(2)
-        failure = await asked
-        after = case.ask(3)
+            sent = case.send(2)
+        failure = await sent
+        after = case.send(3)
         await settle()
         assert case.running() == [3]
         after.cancel()
@@ -248,7 +248,7 @@ def test_exception_at_submission_fails_only_that_request(position: str, refusal:
 def test_refusal_by_the_engine_is_counted_as_refused() -> None:
     async def scenario(case: Case) -> int:
         case.engine.refusal = Failure(Reason.WORKER_AT_CAPACITY, "full")
-        await case.ask(1)
+        await case.send(1)
         return case.execute.counters.refused
 
     assert play(scenario) == 1
@@ -287,7 +287,7 @@ def test_bug_in_a_sink_fails_only_its_request() -> None:
     async def scenario(case: Case) -> tuple[Failure, Any]:
         async with asyncio.TaskGroup() as group:
             broken = group.create_task(ask_broken(case))
-            whole = case.ask(2)
+            whole = case.send(2)
             await settle()
             case.engine.step(Output(case.key(1), [7]), Output(case.key(2), [8]))
             case.engine.give(case.key(2), [9], FinishReason.STOP)
@@ -303,12 +303,12 @@ def test_bug_in_a_sink_fails_only_its_request() -> None:
 
 def test_outputs_after_the_end_are_ignored() -> None:
     async def scenario(case: Case) -> Any:
-        asked = case.ask(1)
+        sent = case.send(1)
         await settle()
         key = case.key(1)
         case.engine.give(key, [7], FinishReason.STOP)
         case.engine.give(key, [8])
-        result = await asked
+        result = await sent
         case.engine.give(key, [9])
         return result
 
@@ -317,10 +317,10 @@ def test_outputs_after_the_end_are_ignored() -> None:
 
 def test_fail_all_ends_running_and_waiting_requests() -> None:
     async def scenario(case: Case) -> list[Any]:
-        asked = [case.ask(prompt) for prompt in (1, 2, 3)]
+        tasks = [case.send(prompt) for prompt in (1, 2, 3)]
         await settle()
         case.execute.fail_all(Failure(Reason.ENGINE_DEAD, "dead"))
-        failures = [await task for task in asked]
+        failures = [await task for task in tasks]
         assert case.cancelled == {}, "no request was cancelled"
         return failures
 
@@ -332,13 +332,13 @@ def test_fail_all_ends_running_and_waiting_requests() -> None:
 
 def test_engine_never_has_more_than_n_requests_and_all_are_answered() -> None:
     async def scenario(case: Case) -> tuple[int, list[int]]:
-        asked = [case.ask(prompt) for prompt in range(10)]
+        tasks = [case.send(prompt) for prompt in range(10)]
         await settle()
         while case.engine.requests:
             key = next(iter(case.engine.requests))
             case.engine.give(key, [case.engine.requests[key].prompt_token_ids[0]], FinishReason.STOP)
             await settle()
-        results = [await task for task in asked]
+        results = [await task for task in tasks]
         answered = [result.token_ids[0] for result in results if isinstance(result, Collected)]
         return case.engine.running_count_max, answered
 
@@ -348,11 +348,11 @@ def test_engine_never_has_more_than_n_requests_and_all_are_answered() -> None:
 def test_first_of_two_causes_in_one_turn_is_counted() -> None:
     async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
         ending = Ending()
-        asked = case.ask(1, {"ending": ending})
+        sent = case.send(1, {"ending": ending})
         await settle()
         ending.fail(Failure(Reason.CANCELLED, "by its request id"), Cause.EXPLICIT)
         case.execute.fail_all(Failure(Reason.DRAINING, "the worker leaves"), Cause.DRAIN)
-        await asked
+        await sent
         return case.cancelled
 
     assert play(scenario) == {(Cause.EXPLICIT, Phase.PREFILL): 1}
@@ -362,10 +362,10 @@ def test_request_cancelled_before_it_used_its_slot_does_not_shorten_the_service_
     """When a frontend died with a full queue, the others were once told to retry at once."""
 
     async def scenario(case: Case) -> float | None:
-        asked = [*(case.ask(prompt) for prompt in range(1, 5)), *case.ask_group(5, 2)]
+        tasks = [*(case.send(prompt) for prompt in range(1, 5)), *case.send_group(5, 2)]
         await settle()
         pass_time(8)
-        for task in asked:
+        for task in tasks:
             task.cancel()
         await settle()
         return case.execute.service_time_s
@@ -379,7 +379,7 @@ def test_request_cancelled_before_it_used_its_slot_does_not_shorten_the_service_
 @pytest.mark.parametrize("late_s", [0, 5])
 def test_request_that_has_waited_for_wait_s_is_refused_and_never_reaches_the_engine(late_s: float) -> None:
     async def scenario(case: Case) -> Any:
-        first, second = case.ask(1), case.ask(2)
+        first, second = case.send(1), case.send(2)
         await settle()
         pass_time(29)
         await settle()
@@ -404,7 +404,7 @@ def test_request_that_has_waited_for_wait_s_is_refused_and_never_reaches_the_eng
 
 def test_request_whose_deadline_passes_while_waiting_never_reaches_the_engine() -> None:
     async def scenario(case: Case) -> Any:
-        first, second = case.ask(1), case.ask(2, {"deadline": 10.0})
+        first, second = case.send(1), case.send(2, {"deadline": 10.0})
         await settle()
         pass_time(10)
         failure = await second
@@ -429,10 +429,10 @@ def test_slot_freed_before_a_late_timer_fires_goes_to_the_next_request_in_time(
     """In a late loop, callbacks that are already scheduled run before the timers of the same turn."""
 
     async def scenario(case: Case) -> Any:
-        first, second = case.ask(1), case.ask(2, call)
+        first, second = case.send(1), case.send(2, call)
         await settle()
         pass_time(5)
-        third = case.ask(3)
+        third = case.send(3)
         await settle()
         pass_time(5)
         case.finish(1)  # The first request leaves in this turn; the timer fires at the end of the turn.
@@ -453,7 +453,7 @@ def test_request_past_its_deadline_fails_with_that_reason_when_its_slot_becomes_
                 await call_layer(case.execute, make_request(prompt=(2,)), deadline=10.0)
             return caught.value
 
-        first = case.ask(1)
+        first = case.send(1)
         await settle()
         async with asyncio.TaskGroup() as group:
             second = group.create_task(ask_alone())
@@ -469,7 +469,7 @@ def test_request_past_its_deadline_fails_with_that_reason_when_its_slot_becomes_
 def test_request_that_arrives_after_its_deadline_takes_no_place() -> None:
     async def scenario(case: Case) -> Any:
         pass_time(10)
-        failure = await case.ask(1, {"deadline": 10.0})
+        failure = await case.send(1, {"deadline": 10.0})
         assert case.engine.submitted == []
         assert case.cancelled == {(Cause.DEADLINE, Phase.QUEUED): 1}
         assert case.execute.counters.queue_deadlines == 0, "the request never was in the queue"
@@ -487,13 +487,13 @@ def test_only_waiting_requests_have_a_timer() -> None:
             await settle()
             counts.append(sum(not timer.cancelled() for timer in loop._scheduled))
 
-        asked = []
+        tasks = []
         for prompt in (1, 2, 3):
-            asked.append(case.ask(prompt))
+            tasks.append(case.send(prompt))
             await count()
         case.finish(1)
         await count()
-        asked[2].cancel()
+        tasks[2].cancel()
         await count()
         case.finish(2)
         return counts
@@ -503,7 +503,7 @@ def test_only_waiting_requests_have_a_timer() -> None:
 
 def test_wait_from_arrival_to_slot_is_observed() -> None:
     async def scenario(case: Case) -> dict[str, float]:
-        first, second, third = case.ask(1), case.ask(2), case.ask(3)
+        first, second, third = case.send(1), case.send(2), case.send(3)
         await settle()
         third.cancel()
         pass_time(0.2)
@@ -540,7 +540,7 @@ def test_deadline_takes_precedence_over_the_bound_on_waiting() -> None:
     """The client once got a deadline failure while a queue timeout was counted."""
 
     async def scenario(case: Case) -> Any:
-        first, second = case.ask(1), case.ask(2, {"deadline": 11.0})
+        first, second = case.send(1), case.send(2, {"deadline": 11.0})
         await settle()
         pass_time(12)
         failure = await second
@@ -553,14 +553,14 @@ def test_deadline_takes_precedence_over_the_bound_on_waiting() -> None:
 
 def test_refusal_has_a_retry_time_derived_from_the_service_time() -> None:
     async def scenario(case: Case) -> Any:
-        asked = [case.ask(1), case.ask(2)]
+        tasks = [case.send(1), case.send(2)]
         await settle()
         pass_time(3)
         case.finish(1)
         await settle()
-        asked.append(case.ask(3))
-        failure = await case.ask(4)
-        for task in asked:
+        tasks.append(case.send(3))
+        failure = await case.send(4)
+        for task in tasks:
             task.cancel()
         return failure
 
@@ -578,10 +578,10 @@ def test_refusal_has_a_retry_time_derived_from_the_service_time() -> None:
 
 def test_waiting_tokens_of_a_continued_request_include_its_generated_tokens() -> None:
     async def scenario(case: Case) -> list[Any]:
-        first = case.ask(1)
+        first = case.send(1)
         await settle()
-        seen: list[Any] = [await case.ask(2, generated_token_ids=(7,) * 4)]
-        fits = case.ask(3, generated_token_ids=(7,) * 3)
+        seen: list[Any] = [await case.send(2, generated_token_ids=(7,) * 4)]
+        fits = case.send(3, generated_token_ids=(7,) * 3)
         await settle()
         seen.append(case.counts)
         for task in (first, fits):
@@ -599,11 +599,11 @@ def test_waiting_tokens_of_a_continued_request_include_its_generated_tokens() ->
 
 def test_choices_of_a_group_get_slots_and_places_together_in_order() -> None:
     async def scenario(case: Case) -> list[int]:
-        choices = case.ask_group(1, 3)
+        choices = case.send_group(1, 3)
         await settle()
         counts = case.counts
         assert counts == (2, 1)
-        alone = case.ask(2)
+        alone = case.send(2)
         await settle()
         order = []
         while case.engine.requests:
@@ -620,9 +620,9 @@ def test_choices_of_a_group_get_slots_and_places_together_in_order() -> None:
 
 def test_group_without_enough_room_is_refused_as_a_whole() -> None:
     async def scenario(case: Case) -> list[Any]:
-        first = case.ask(1)
+        first = case.send(1)
         await settle()
-        failures = [await task for task in case.ask_group(2, 3)]
+        failures = [await task for task in case.send_group(2, 3)]
         assert case.counts == (1, 0)
         assert case.execute.counters.refused == 3
         assert len(case.engine.submitted) == 1
@@ -637,7 +637,7 @@ def test_group_without_enough_room_is_refused_as_a_whole() -> None:
 
 def test_group_larger_than_n_plus_q_is_an_invalid_argument() -> None:
     async def scenario(case: Case) -> list[Any]:
-        return [await task for task in case.ask_group(1, 4)]
+        return [await task for task in case.send_group(1, 4)]
 
     failures = play(scenario, slots=2, places=1)
 
@@ -656,7 +656,9 @@ def test_reservations_of_choices_that_never_arrive_are_released_when_they_leave(
                 for choice in gone:
                     choice_group.leave(choice)
             coming = [
-                case.ask(1, {"choice_group": choice_group}, choice=choice) for choice in (5, 6, 7) if choice not in gone
+                case.send(1, {"choice_group": choice_group}, choice=choice)
+                for choice in (5, 6, 7)
+                if choice not in gone
             ]
             await settle()
             for choice in gone:
@@ -675,7 +677,7 @@ def test_choice_that_fails_at_once_does_not_affect_the_others() -> None:
 
     async def scenario(case: Case) -> Any:
         case.engine.refusal = Failure(Reason.ENGINE_ERROR, "no")
-        first, second = case.ask_group(1, 2)
+        first, second = case.send_group(1, 2)
         failure = await first
         await settle()
         case.finish(1)
@@ -687,7 +689,7 @@ def test_choice_that_fails_at_once_does_not_affect_the_others() -> None:
 
 def test_each_choice_is_cancelled_separately() -> None:
     async def scenario(case: Case) -> list[int]:
-        choices = case.ask_group(1, 3)
+        choices = case.send_group(1, 3)
         await settle()
         choices[0].cancel()
         await settle()
@@ -707,7 +709,7 @@ def test_each_choice_is_cancelled_separately() -> None:
 @pytest.mark.parametrize(("endpoint", "cause"), [("generate", Cause.CLIENT_DISCONNECT), (ATTACH, Cause.SESSION_LOST)])
 def test_hang_up_is_counted_by_cause_and_phase(endpoint: str, cause: Cause) -> None:
     async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
-        running, prefilling, queued = [case.ask(prompt, {"endpoint": endpoint}) for prompt in (1, 2, 3)]
+        running, prefilling, queued = [case.send(prompt, {"endpoint": endpoint}) for prompt in (1, 2, 3)]
         await settle()
         case.engine.give(case.key(1), [7])
         for task in (running, prefilling, queued):
@@ -722,7 +724,7 @@ def test_hang_up_is_counted_by_cause_and_phase(endpoint: str, cause: Cause) -> N
 
 def test_request_that_was_never_submitted_is_not_cancelled_on_the_engine() -> None:
     async def scenario(case: Case) -> None:
-        first, second = case.ask(1), case.ask(2)
+        first, second = case.send(1), case.send(2)
         await settle()
         case.engine.cancel_bug = AssertionError("this request was never submitted")
         second.cancel()
@@ -736,10 +738,10 @@ def test_request_that_was_never_submitted_is_not_cancelled_on_the_engine() -> No
 
 def test_hang_up_in_the_moment_of_the_finish_is_not_an_early_end() -> None:
     async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
-        asked = case.ask(1)
+        sent = case.send(1)
         await settle()
         case.finish(1)
-        asked.cancel()
+        sent.cancel()
         await settle()
         return case.cancelled
 
@@ -748,11 +750,11 @@ def test_hang_up_in_the_moment_of_the_finish_is_not_an_early_end() -> None:
 
 def test_deadline_is_counted_by_its_cause() -> None:
     async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
-        asked = case.ask(1, {"deadline": 10.0})
+        sent = case.send(1, {"deadline": 10.0})
         await settle()
         case.engine.give(case.key(1), [7])
         pass_time(10)
-        failure = await asked
+        failure = await sent
         assert isinstance(failure, Failure)
         assert failure.reason is Reason.DEADLINE_EXCEEDED
         assert case.execute.counters.queue_deadlines == 0
@@ -763,10 +765,10 @@ def test_deadline_is_counted_by_its_cause() -> None:
 
 def test_handed_over_requests_are_counted_as_drained() -> None:
     async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
-        asked = [case.ask(1), case.ask(2)]
+        tasks = [case.send(1), case.send(2)]
         await settle()
         case.execute.fail_all(Failure(Reason.DRAINING, "leaving"), Cause.DRAIN)
-        for task in asked:
+        for task in tasks:
             failure = await task
             assert isinstance(failure, Failure)
             assert failure.reason is Reason.DRAINING
@@ -797,11 +799,11 @@ def test_early_end_from_outside_is_counted_by_its_cause(cause: Cause) -> None:
 def test_signal_is_not_counted_again_at_the_end() -> None:
     async def scenario(case: Case) -> dict[tuple[Cause, Phase], int]:
         ending = Ending()
-        asked = case.ask(1, {"ending": ending, "endpoint": ATTACH})
+        sent = case.send(1, {"ending": ending, "endpoint": ATTACH})
         await settle()
         ending.cause = Cause.SIGNAL
         case.execute.counters.cancelled[Cause.SIGNAL, Phase.PREFILL] += 1
-        asked.cancel()
+        sent.cancel()
         await settle()
         assert case.execute.counters.aborted == 1
         return case.cancelled

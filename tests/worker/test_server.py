@@ -35,7 +35,7 @@ NO_REGISTRY = "127.0.0.1:1"
 WAIT_S = 15.0
 
 
-def asked(max_tokens: int = 40, **fields: Any) -> inference_pb2.GenerateRequest:
+def generate_request(max_tokens: int = 40, **fields: Any) -> inference_pb2.GenerateRequest:
     stop = inference_pb2.Stop(max_tokens=max_tokens, ignore_eos=True)
     given: dict[str, Any] = {"model": "mocker", "tokens": inference_pb2.TokenIds(ids=[1, 2]), "stop": stop} | fields
     return inference_pb2.GenerateRequest(**given)
@@ -45,7 +45,7 @@ class Answer:
     """One Generate call; the test reads its items."""
 
     def __init__(self, channel: grpc.aio.Channel, request: inference_pb2.GenerateRequest | None = None) -> None:
-        self._call = inference_pb2_grpc.InferenceStub(channel).Generate(request or asked())
+        self._call = inference_pb2_grpc.InferenceStub(channel).Generate(request or generate_request())
         self.items: list[Any] = []
         self.failure: Failure | None = None
 
@@ -171,7 +171,7 @@ def test_requests_that_exceed_the_drain_timeout_are_handed_over(tmp_path: Path) 
         options = ("--served-model-name", "m", "--mocker-itl-ms", "5", "--drain-timeout", "0.2")
         async with started(tmp_path, *options) as (process, channel):
             frontend = await process.attach()
-            request = asked(max_tokens=10_000, model="m")
+            request = generate_request(max_tokens=10_000, model="m")
             await frontend.send(submit(1, 3, stop=request.stop))
             answer = Answer(channel, request)
             await answer.read()
@@ -290,7 +290,7 @@ def test_dead_engine_fails_all_requests_with_engine_dead_before_the_process_ends
                 RawFrontend(ready["session_address"]) as frontend,
             ):
                 await frontend.send(submit(1, 10))
-                answer = Answer(channel, asked(model="m"))
+                answer = Answer(channel, generate_request(model="m"))
                 reading = group.create_task(answer.read_all())
                 async with asyncio.timeout(WAIT_S):
                     while len(engine.requests) < 2:
@@ -345,7 +345,7 @@ def test_exactly_n_plus_q_of_fifty_simultaneous_requests_are_served(places: int,
             grpc.aio.insecure_channel(ready["address"], options=CHANNEL_OPTIONS) as channel,
             asyncio.TaskGroup() as group,
         ):
-            answers = [Answer(channel, asked(model="m")) for _ in range(50)]
+            answers = [Answer(channel, generate_request(model="m")) for _ in range(50)]
             reading = {group.create_task(answer.read_all()) for answer in answers}
             while len(reading) > 2 + places:  # No request finishes before the others are refused.
                 _, reading = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
@@ -373,11 +373,11 @@ def test_worker_applies_the_configured_queue_limits(tmp_path: Path) -> None:
             grpc.aio.insecure_channel(ready["address"], options=CHANNEL_OPTIONS) as channel,
             asyncio.TaskGroup() as group,
         ):
-            first = group.create_task(Answer(channel, asked(model="m")).read_all())
+            first = group.create_task(Answer(channel, generate_request(model="m")).read_all())
             await engine.wait_submitted(1)
             longer = inference_pb2.TokenIds(ids=[1, 2, 3])
-            refused = await Answer(channel, asked(model="m", tokens=longer)).read_all()
-            expired = await Answer(channel, asked(model="m")).read_all()
+            refused = await Answer(channel, generate_request(model="m", tokens=longer)).read_all()
+            expired = await Answer(channel, generate_request(model="m")).read_all()
             engine.give(next(iter(engine.requests)), [7], FinishReason.STOP)
             return [await first, refused, expired]
 
@@ -411,7 +411,7 @@ def test_health_and_admin_calls_work_on_a_worker_without_a_free_slot(tmp_path: P
             seen.append((late.messages[0].load.running, late.messages[0].load.waiting))
             seen += [piece async for piece in worker.FetchTokenizer(worker_pb2.FetchTokenizerRequest())]
             seen.append((await inference.Cancel(inference_pb2.CancelRequest(request_id="nobody"))).cancelled)
-            assert (await Answer(channel, asked(model="m")).read_all()).reason is Reason.WORKER_AT_CAPACITY
+            assert (await Answer(channel, generate_request(model="m")).read_all()).reason is Reason.WORKER_AT_CAPACITY
             ready["stopping"].set()
             end = await running.until(lambda: running.end(1))
         assert end.error.reason == "DRAINING"
@@ -456,7 +456,7 @@ def test_bug_below_the_guard_is_an_internal_failure_and_frees_the_slot(tmp_path:
             reasons = []
             for _ in range(2):
                 engine.refusal, engine.cancel_bug = Failure(Reason.ENGINE_ERROR, "x"), ZeroDivisionError("a bug")
-                reasons.append((await Answer(channel, asked(model="m")).read_all()).reason)
+                reasons.append((await Answer(channel, generate_request(model="m")).read_all()).reason)
             return reasons
 
     assert run_async(scenario()) == [Reason.INTERNAL] * 2

@@ -60,5 +60,5 @@ def run(
     return run_async(play())
 
 
-def asked(sampling: Sampling = GREEDY, *, max_tokens: int = 64, **fields: Any) -> Request:
+def new_request(sampling: Sampling = GREEDY, *, max_tokens: int = 64, **fields: Any) -> Request:
     return make_request(PROMPT, sampling=sampling, max_tokens=max_tokens, **({"ignore_eos": True} | fields))

@@ -44,8 +44,8 @@ class Listener(Protocol):
 class EngineRequest:
     """One request on the engine; the module docstring has its states and events.
 
-    `result`: the result of `generate_async`. `rank`: its data-parallel rank. `heard_at`: when the last result arrived,
-    in event-loop time. `has_begun`: its prompt has been computed.
+    `result`: the result of `generate_async`. `rank`: its data-parallel rank. `last_result_at`: when the last result
+    arrived, in event-loop time. `has_begun`: its prompt has been computed.
     """
 
     __slots__ = (
@@ -59,10 +59,10 @@ class EngineRequest:
         "_scope",
         "begun_at",
         "has_begun",
-        "heard_at",
         "is_cancelled",
         "is_wanted",
         "key",
+        "last_result_at",
         "rank",
         "request",
     )
@@ -77,7 +77,7 @@ class EngineRequest:
         self.has_begun = False
         self.is_cancelled = False
         self._loop = asyncio.get_running_loop()
-        self.begun_at = self.heard_at = self._loop.time()
+        self.begun_at = self.last_result_at = self._loop.time()
         self._cursor = cursor
         self._result = result
         self._listener = listener
@@ -158,7 +158,7 @@ class EngineRequest:
                 self._scope = None
 
     def _read_result(self) -> None:
-        self.heard_at = self._loop.time()
+        self.last_result_at = self._loop.time()
         completion = self._result.outputs[0]
         before, output = self.drawn, None
         if self.is_wanted:

@@ -98,16 +98,16 @@ class Health:
         self._ask = ask
         self._is_busy = is_busy
         self._loop = asyncio.get_running_loop()
-        self._heard_at = self._asked_at = self._loop.time()
+        self._last_result_at = self._request_at = self._loop.time()
         self._is_in_doubt = asyncio.Event()
 
-    def asked(self) -> None:
+    def note_request(self) -> None:
         """A request was submitted to an idle engine."""
-        self._asked_at = self._loop.time()
+        self._request_at = self._loop.time()
 
-    def heard(self) -> None:
+    def note_result(self) -> None:
         """The engine sent a result."""
-        self._heard_at = self._loop.time()
+        self._last_result_at = self._loop.time()
 
     def doubt(self) -> None:
         """An error makes it doubtful that the engine lives: ask for a token now."""
@@ -123,9 +123,9 @@ class Health:
     async def _wait_silent(self) -> None:
         while not self._is_in_doubt.is_set():
             if self._is_busy():
-                left = max(self._heard_at, self._asked_at) + self._config.probe_after_s - self._loop.time()
+                left = max(self._last_result_at, self._request_at) + self._config.probe_after_s - self._loop.time()
             else:
-                left = self._heard_at + self._config.canary_after_s - self._loop.time()
+                left = self._last_result_at + self._config.canary_after_s - self._loop.time()
             if left <= 0:
                 return
             # A result or a request may arrive meanwhile.
@@ -137,7 +137,7 @@ class Health:
         try:
             async with asyncio.timeout(limit_s):
                 await self._ask()
-            self.heard()
+            self.note_result()
         except TimeoutError:
-            if self._heard_at <= asked_at:
+            if self._last_result_at <= asked_at:
                 raise Failure(Reason.ENGINE_DEAD, f"it made no token for {limit_s:g} s") from None

@@ -85,7 +85,7 @@ class Runner:
         try:
             async with asyncio.timeout(self._config.warm_up_s):
                 await self._canary.ask()
-                self._health.heard()
+                self._health.note_result()
         except Exception as error:
             why = "timed out" if isinstance(error, TimeoutError) else _why(error)
             raise Failure(Reason.ENGINE_DEAD, f"TensorRT-LLM cannot make a token: {why}") from error
@@ -112,7 +112,7 @@ class Runner:
             self._steps.add(Output(key, finish=FinishReason.LENGTH))
             return
         if not self._live:
-            self._health.asked()
+            self._health.note_request()
         rank = emptiest_rank(self._live.values(), self._config.rank_count)
         result = self._start(request, rank)
         cursor = ResultCursor(key, request, self._facts)
@@ -177,7 +177,7 @@ class Runner:
     def _on_engine_result(self, drawn: int) -> None:
         """The engine sent a result of any request, the canary included. `drawn`: new tokens in it."""
         self._steps.step_soon()
-        self._health.heard()
+        self._health.note_result()
         if drawn:
             self._emit_held_failures()
 
@@ -252,7 +252,7 @@ class Runner:
             await asyncio.sleep(SILENCE_CHECK_S)
             for active in list(self._live.values()):
                 limit_s = self._config.silence_s if active.has_begun else self._config.first_token_s
-                if self._loop.time() - active.heard_at > limit_s:
+                if self._loop.time() - active.last_result_at > limit_s:
                     detail = f"TensorRT-LLM sent no result of this request for {limit_s:g} s"
                     active.fail(Failure(Reason.ENGINE_ERROR, detail))
 

@@ -7,7 +7,7 @@
 | TLLM_FAKE_LOAD_ERROR | – | the constructor raises RuntimeError with this text |
 | TLLM_FAKE_END_ODDS | 400 | at each token, an answer ends with a probability of 1 in N; 0: never |
 | TLLM_FAKE_END_IN_TOKENS | 1 | whether `token_ids` includes the end token; only a GPU can tell what 1.2.1 does |
-| TLLM_FAKE_END_IN_TOKENS | 1 | whether `token_ids` includes the end token; only a GPU can tell about 1.2.1 |
+| TLLM_FAKE_DRAWN_IN_LOGPROBS | 1 | the same question for a drawn token that is not likely, in `logprobs` |
 | TLLM_FAKE_CANCEL_STEPS | 2 | steps from an abort until it takes effect |
 | TLLM_FAKE_ERROR_TOKEN | – | a prompt with this token fails with RequestError ... |
 | TLLM_FAKE_ERROR_AFTER | 0 | ... after this many tokens |

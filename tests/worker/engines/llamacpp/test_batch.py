@@ -213,21 +213,21 @@ def text_of(vocabulary: GgufTokenizer, tokens: list[int]) -> str:
 def test_json_answer_that_is_cut_at_any_token_continues_as_the_same_json(
     llama: Llama, vocabulary: GgufTokenizer, temperature: float
 ) -> None:
-    asked = Request(
+    guided_request = Request(
         model="m",
         token_ids=SHORT,
         guided=Guided(GuidedKind.JSON_SCHEMA, (json.dumps(SCHEMA),)),
         sampling=Sampling(temperature=temperature, seed=5),
         stop=Stop(max_tokens=60),
     )
-    [whole] = outputs_of(llama, make_batch(llama), [asked])
+    [whole] = outputs_of(llama, make_batch(llama), [guided_request])
     tokens = tokens_of(whole)
     assert json.loads(text_of(vocabulary, tokens)).keys() == {"city"}
     assert whole[-1].finish is FinishReason.STOP
 
     for start in range(0, len(tokens) + 1, SEQUENCES):
         cuts = range(start, min(start + SEQUENCES, len(tokens) + 1))
-        continued = outputs_of(llama, make_batch(llama), [asked.after(tokens[:cut]) for cut in cuts])
+        continued = outputs_of(llama, make_batch(llama), [guided_request.after(tokens[:cut]) for cut in cuts])
         assert [tokens_of(one) for one in continued] == [tokens[cut:] for cut in cuts]
         assert all(one[-1].finish is FinishReason.STOP for one in continued)
 
@@ -244,11 +244,11 @@ def test_guided_answer_ends_where_the_model_ends_it_or_where_its_grammar_is_comp
     llama: Llama, vocabulary: GgufTokenizer, stop: Stop, text: str
 ) -> None:
     ending = Sampling(temperature=0, logit_bias=tuple((token, 100.0) for token in llama.end_ids))
-    asked = Request(
+    guided_request = Request(
         model="m", token_ids=SHORT, guided=Guided(GuidedKind.REGEX, ("no( no){0,2}",)), sampling=ending, stop=stop
     )
 
-    [outputs] = outputs_of(llama, make_batch(llama), [asked])
+    [outputs] = outputs_of(llama, make_batch(llama), [guided_request])
 
     assert text_of(vocabulary, tokens_of(outputs)) == text
     assert outputs[-1].finish is FinishReason.STOP

@@ -5,7 +5,7 @@ import asyncio
 from services.models.tokenizers.byte_level import ByteTokenizer
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from tests.support.doubles import make_request, run_async
-from tests.worker.engines.support import RunningEngine, asked, run
+from tests.worker.engines.support import RunningEngine, new_request, run
 
 
 def test_step_gives_every_running_sequence_one_token() -> None:
@@ -13,23 +13,23 @@ def test_step_gives_every_running_sequence_one_token() -> None:
         await running.until(lambda: len(running.steps) == 3)
         return [[output.key for output in step] for step in running.steps[:3]]
 
-    assert run(scenario, asked(), asked()) == [[1, 2]] * 3
+    assert run(scenario, new_request(), new_request()) == [[1, 2]] * 3
 
 
 def test_engine_continues_after_its_last_sequence_was_cancelled() -> None:
     async def scenario(running: RunningEngine) -> int:
         await running.until(lambda: running.token_ids(1))
         running.engine.cancel(1)
-        running.engine.submit(2, asked())
+        running.engine.submit(2, new_request())
         await running.until(lambda: running.end(2))
         return len(running.token_ids(2))
 
-    assert run(scenario, asked()) == 64
+    assert run(scenario, new_request()) == 64
 
 
 def test_long_prompt_is_computed_in_chunks_while_others_continue() -> None:
     async def scenario(running: RunningEngine) -> int:
-        running.engine.submit(2, asked())
+        running.engine.submit(2, new_request())
         await running.until(lambda: running.token_ids(2))
         running.engine.submit(3, make_request((1,) * 100, max_tokens=1))
         before = len(running.token_ids(2))
@@ -55,7 +55,7 @@ def test_tokens_are_spaced_by_itl() -> None:
         await running.until(lambda: len(running.token_ids(1)) == 10)
         return asyncio.get_running_loop().time() - began
 
-    assert run(scenario, asked(), itl_ms=5.0) >= 0.049
+    assert run(scenario, new_request(), itl_ms=5.0) >= 0.049
 
 
 def test_ready_is_set_after_the_startup_time() -> None:

@@ -13,14 +13,14 @@ import pytest
 from services.core.errors import Failure, Reason
 from services.worker.engines.mocker import Faults, MockerConfig, MockerEngine
 from tests.support.doubles import run_async
-from tests.worker.engines.support import RunningEngine, asked, run
+from tests.worker.engines.support import RunningEngine, new_request, run
 
 
 @pytest.mark.parametrize("after", [0, 3])
 def test_raise_after_fails_each_request_at_its_token_count_and_the_engine_continues(after: int) -> None:
     async def scenario(running: RunningEngine) -> list[tuple[int, Reason | None]]:
         await running.until(lambda: running.end(1))
-        running.engine.submit(2, asked())
+        running.engine.submit(2, new_request())
         await running.until(lambda: running.end(2))
         ends = [running.end(key) for key in (1, 2)]
         return [
@@ -28,7 +28,7 @@ def test_raise_after_fails_each_request_at_its_token_count_and_the_engine_contin
             for key, end in enumerate(ends, start=1)
         ]
 
-    assert run(scenario, asked(), faults=Faults(raise_after=after)) == [(after, Reason.ENGINE_ERROR)] * 2
+    assert run(scenario, new_request(), faults=Faults(raise_after=after)) == [(after, Reason.ENGINE_ERROR)] * 2
 
 
 def test_raise_after_counts_only_tokens_of_this_process() -> None:
@@ -36,7 +36,7 @@ def test_raise_after_counts_only_tokens_of_this_process() -> None:
         await running.until(lambda: running.end(1))
         return len(running.token_ids(1))
 
-    assert run(scenario, asked().after([97] * 10), faults=Faults(raise_after=3)) == 3
+    assert run(scenario, new_request().after([97] * 10), faults=Faults(raise_after=3)) == 3
 
 
 @pytest.mark.parametrize(("after", "max_tokens"), [(0, 64), (3, 64), (3, 3)])
@@ -45,12 +45,12 @@ def test_hang_after_stops_all_steps_for_good(after: int, max_tokens: int) -> Non
 
     async def scenario(running: RunningEngine) -> tuple[int, int]:
         await running.until(lambda: len(running.token_ids(1)) == after)
-        running.engine.submit(2, asked())
+        running.engine.submit(2, new_request())
         for _ in range(50):
             await asyncio.sleep(0)
         return len(running.token_ids(1)), running.engine.load().steps
 
-    assert run(scenario, asked(max_tokens=max_tokens), faults=Faults(hang_after=after)) == (after, after)
+    assert run(scenario, new_request(max_tokens=max_tokens), faults=Faults(hang_after=after)) == (after, after)
 
 
 def test_hold_delays_the_first_step_until_enough_requests_are_there() -> None:
@@ -58,11 +58,11 @@ def test_hold_delays_the_first_step_until_enough_requests_are_there() -> None:
         for _ in range(50):
             await asyncio.sleep(0)
         before = running.engine.load().steps
-        running.engine.submit(3, asked())
+        running.engine.submit(3, new_request())
         await running.until(lambda: running.end(3))
         return before, len(running.steps)
 
-    assert run(scenario, asked(), asked(), faults=Faults(hold=3)) == (0, 64)
+    assert run(scenario, new_request(), new_request(), faults=Faults(hold=3)) == (0, 64)
 
 
 def test_refuse_refuses_exactly_the_configured_number_of_submissions() -> None:
@@ -70,7 +70,7 @@ def test_refuse_refuses_exactly_the_configured_number_of_submissions() -> None:
     reasons = []
     for key in range(3):
         try:
-            engine.submit(key, asked())
+            engine.submit(key, new_request())
         except Failure as failure:
             reasons.append(failure.reason)
 
@@ -154,7 +154,7 @@ def test_request_cancelled_while_frozen_draws_no_token_afterwards(monkeypatch: p
         assert running.token_ids(1) == []
         assert running.engine.load().tokens_after_cancel == 0
 
-    run(scenario, asked(max_tokens=1), asked(max_tokens=1), faults=Faults(freeze_after=0))
+    run(scenario, new_request(max_tokens=1), new_request(max_tokens=1), faults=Faults(freeze_after=0))
 
 
 def test_leave_after_sends_sigterm_once_and_the_request_continues() -> None:
@@ -172,7 +172,7 @@ def test_mute_after_stops_all_load_reports_at_its_token_count(after: int) -> Non
         seen = [(0, len(running.engine.load().ranks))]
         async with asyncio.TaskGroup() as group:
             engine = group.create_task(running.engine.run(running.emit, asyncio.Event()))
-            running.engine.submit(1, asked(max_tokens=5))
+            running.engine.submit(1, new_request(max_tokens=5))
             while not running.end(1):
                 await asyncio.sleep(0)
                 seen.append((len(running.token_ids(1)), len(running.engine.load().ranks)))

@@ -9,7 +9,7 @@ import pytest
 from services.worker.engine import EngineLoad, RankLoad
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from tests.support.doubles import make_request
-from tests.worker.engines.support import PROMPT, RunningEngine, asked, run
+from tests.worker.engines.support import PROMPT, RunningEngine, new_request, run
 
 QUIET = (RankLoad(0, 65_536, 0),)
 
@@ -67,7 +67,7 @@ def test_counters_equal_the_tokens_of_requests_that_ran_to_their_end() -> None:
         await running.until(lambda: running.end(1) and running.end(2))
         return running.engine.load()
 
-    load = run(scenario, asked(max_tokens=9), asked(max_tokens=30).after([97] * 10))
+    load = run(scenario, new_request(max_tokens=9), new_request(max_tokens=30).after([97] * 10))
 
     assert (load.prefill_tokens, load.generated_tokens, load.tokens_after_cancel) == (2 * len(PROMPT) + 10, 9 + 20, 0)
 
@@ -91,7 +91,7 @@ def test_answers_do_not_depend_on_ranks() -> None:
         await running.until(lambda: all(running.end(key) for key in (1, 2, 3)))
         return [running.token_ids(key) for key in (1, 2, 3)]
 
-    requests = asked(), asked(), asked(max_tokens=20)
+    requests = new_request(), new_request(), new_request(max_tokens=20)
     assert run(scenario, *requests, dp_ranks=2) == run(scenario, *requests)
 
 
@@ -116,7 +116,7 @@ def test_answers_that_outgrow_the_cache_take_turns_and_stay_the_same() -> None:
             await asyncio.sleep(0)
         return [running.token_ids(key) for key in keys], running.engine.load()
 
-    requests = [asked(max_tokens=length) for length in (60, 50, 40, 60, 10)]
+    requests = [new_request(max_tokens=length) for length in (60, 50, 40, 60, 10)]
     ample, _ = run(scenario, *requests)
     scarce, load = run(scenario, *requests, kv_blocks_total=12, kv_block_tokens=8)
 
@@ -141,7 +141,7 @@ def test_cancelled_request_emits_nothing_more_and_others_continue() -> None:
         await running.until(lambda: running.end(2))
         return len(running.token_ids(1)), len(running.token_ids(2))
 
-    assert run(scenario, asked(), asked()) == (3, 64)
+    assert run(scenario, new_request(), new_request()) == (3, 64)
 
 
 def test_request_cancelled_before_its_first_step_costs_nothing() -> None:
@@ -151,7 +151,7 @@ def test_request_cancelled_before_its_first_step_costs_nothing() -> None:
         await running.until(lambda: running.end(2))
         return running.engine.load()
 
-    assert run(scenario, asked(), prompt(7), itl_ms=1.0) == EngineLoad(1, QUIET, 7, 1, 0)
+    assert run(scenario, new_request(), prompt(7), itl_ms=1.0) == EngineLoad(1, QUIET, 7, 1, 0)
 
 
 async def wait_steps(engine: MockerEngine, count: int) -> None:
@@ -186,7 +186,7 @@ def test_answer_cancelled_during_a_step_draws_no_token_in_it() -> None:
         assert len(running.token_ids(1)) == before
         return before, running.engine.load()
 
-    before, after = run(scenario, asked(), itl_ms=1.0)
+    before, after = run(scenario, new_request(), itl_ms=1.0)
 
     assert before >= 3
     assert (after.generated_tokens, after.tokens_after_cancel) == (before + 1, 0)
@@ -202,7 +202,7 @@ def test_cancel_of_a_request_that_has_just_ended_does_not_affect_others() -> Non
         await running.until(lambda: running.end(2))
         return len(running.token_ids(2)), running.engine.load().tokens_after_cancel
 
-    assert run(scenario, asked(max_tokens=3), asked()) == (64, 0)
+    assert run(scenario, new_request(max_tokens=3), new_request()) == (64, 0)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -216,14 +216,14 @@ def test_load_and_counters_are_correct_under_random_submissions_and_cancels(seed
         await running.until(lambda: running.end(1))
         return running.token_ids(1)
 
-    longest = run(whole, asked(max_tokens=40))
+    longest = run(whole, new_request(max_tokens=40))
 
     async def scenario(running: RunningEngine) -> EngineLoad:
         engine, waiting = running.engine, list(lengths)
         while waiting or not all(running.end(key) or is_cancelled.get(key) for key in lengths):
             if waiting and dice.random() < 0.3:
                 key = waiting.pop()
-                engine.submit(key, asked(max_tokens=lengths[key]))
+                engine.submit(key, new_request(max_tokens=lengths[key]))
             for key in is_cancelled:
                 if key not in waiting and dice.random() < 0.05:
                     engine.cancel(key)

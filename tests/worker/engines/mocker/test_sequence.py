@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from services.core.request import FinishReason, Request, Sampling
 from services.models.tokenizers.byte_level import EOS
 from services.worker.engines.mocker import MockerConfig, MockerEngine
-from tests.worker.engines.support import GREEDY, PROMPT, SEEDED, RunningEngine, asked, run
+from tests.worker.engines.support import GREEDY, PROMPT, SEEDED, RunningEngine, new_request, run
 
 
 def answer(request: Request, **config: Any) -> tuple[list[int], FinishReason | None]:
@@ -33,7 +33,7 @@ def tokens(request: Request) -> list[int]:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
 def test_continuation_from_any_cut_equals_the_uncut_answer(sampling: Sampling) -> None:
-    whole = asked(sampling)
+    whole = new_request(sampling)
     uncut = tokens(whole)
 
     assert len(uncut) == 64
@@ -44,32 +44,32 @@ def test_continuation_from_any_cut_equals_the_uncut_answer(sampling: Sampling) -
 
 @pytest.mark.parametrize("place", [0, 9, len(PROMPT) - 1])
 def test_every_token_depends_on_every_token_of_the_prompt(place: int) -> None:
-    other = replace(asked(), token_ids=(*PROMPT[:place], PROMPT[place] ^ 1, *PROMPT[place + 1 :]))
+    other = replace(new_request(), token_ids=(*PROMPT[:place], PROMPT[place] ^ 1, *PROMPT[place + 1 :]))
 
-    assert tokens(other)[:16] != tokens(asked())[:16]
+    assert tokens(other)[:16] != tokens(new_request())[:16]
 
 
 def test_every_token_depends_on_all_generated_tokens_and_their_order() -> None:
-    uncut = tokens(asked())
+    uncut = tokens(new_request())
     begun = uncut[:20]
     missing, doubled, swapped = begun[:-1], [*begun, begun[-1]], [*begun[:-2], begun[-1], begun[-2]]
     assert begun[-1] != begun[-2], "swapping equal tokens would change nothing"
 
     for wrong in (missing, doubled, swapped):
-        assert tokens(asked().after(wrong))[: 64 - 21] != uncut[20:-1]
+        assert tokens(new_request().after(wrong))[: 64 - 21] != uncut[20:-1]
 
 
 def test_greedy_answers_depend_on_neither_seed_nor_choice() -> None:
-    assert tokens(asked(replace(GREEDY, seed=2), choice=1)) == tokens(asked(GREEDY))
+    assert tokens(new_request(replace(GREEDY, seed=2), choice=1)) == tokens(new_request(GREEDY))
 
 
 @pytest.mark.parametrize("other", [{"seed": 2}, {"temperature": 0.9}, {"top_p": 0.5}, {"presence_penalty": 1.0}])
 def test_sampled_answers_depend_on_the_sampling_parameters(other: dict[str, float]) -> None:
-    assert tokens(asked(replace(SEEDED, **other))) != tokens(asked(SEEDED))
+    assert tokens(new_request(replace(SEEDED, **other))) != tokens(new_request(SEEDED))
 
 
 def test_sampled_answers_depend_on_the_choice() -> None:
-    assert tokens(asked(SEEDED, choice=1)) != tokens(asked(SEEDED))
+    assert tokens(new_request(SEEDED, choice=1)) != tokens(new_request(SEEDED))
 
 
 def test_answers_do_not_depend_on_other_requests() -> None:
@@ -77,13 +77,13 @@ def test_answers_do_not_depend_on_other_requests() -> None:
         await running.until(lambda: running.end(2))
         return running.token_ids(2)
 
-    together = run(scenario, asked(SEEDED), asked(), asked(max_tokens=10))
+    together = run(scenario, new_request(SEEDED), new_request(), new_request(max_tokens=10))
 
-    assert together == tokens(asked())
+    assert together == tokens(new_request())
 
 
 def test_answers_are_text_in_many_scripts() -> None:
-    written = bytes(tokens(asked(max_tokens=2000))).decode(errors="ignore")
+    written = bytes(tokens(new_request(max_tokens=2000))).decode(errors="ignore")
 
     assert {len(character.encode()) for character in written} == {1, 2, 3, 4}
 
@@ -92,7 +92,7 @@ def test_answers_are_text_in_many_scripts() -> None:
 
 
 def test_end_token_ends_the_answer_and_is_not_part_of_it() -> None:
-    ended = [answer(asked(replace(SEEDED, seed=seed), max_tokens=200, ignore_eos=False)) for seed in range(20)]
+    ended = [answer(new_request(replace(SEEDED, seed=seed), max_tokens=200, ignore_eos=False)) for seed in range(20)]
     stopped = [token_ids for token_ids, finish in ended if finish is FinishReason.STOP]
 
     assert stopped
@@ -102,7 +102,7 @@ def test_end_token_ends_the_answer_and_is_not_part_of_it() -> None:
 def stopping() -> tuple[Request, list[int]]:
     """A request whose answer ends early at the end token, and the tokens of that answer."""
     for seed in range(100):
-        request = asked(replace(SEEDED, seed=seed), max_tokens=200, ignore_eos=False)
+        request = new_request(replace(SEEDED, seed=seed), max_tokens=200, ignore_eos=False)
         token_ids, finish = answer(request)
         if finish is FinishReason.STOP and len(token_ids) > 20:
             return request, token_ids
@@ -133,17 +133,20 @@ def test_min_tokens_counts_the_generated_tokens_of_a_continued_request() -> None
 
 
 def test_stop_token_ends_the_answer_and_is_not_part_of_it() -> None:
-    uncut = tokens(asked())
+    uncut = tokens(new_request())
     stop = uncut[30]
     before = uncut[: uncut.index(stop)]
 
-    assert answer(asked(token_ids=PROMPT, stop=replace(asked().stop, token_ids=(stop,)))) == (before, FinishReason.STOP)
+    assert answer(new_request(token_ids=PROMPT, stop=replace(new_request().stop, token_ids=(stop,)))) == (
+        before,
+        FinishReason.STOP,
+    )
 
 
 def test_min_tokens_suppresses_stop_tokens() -> None:
-    uncut = tokens(asked())
-    stop = replace(asked().stop, token_ids=(uncut[5],), min_tokens=64)
-    token_ids, finish = answer(asked(stop=stop))
+    uncut = tokens(new_request())
+    stop = replace(new_request().stop, token_ids=(uncut[5],), min_tokens=64)
+    token_ids, finish = answer(new_request(stop=stop))
 
     assert (len(token_ids), finish) == (64, FinishReason.LENGTH)
     assert uncut[5] not in token_ids
@@ -151,18 +154,21 @@ def test_min_tokens_suppresses_stop_tokens() -> None:
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 64])
 def test_max_tokens_counts_the_whole_continuation(max_tokens: int) -> None:
-    uncut = tokens(asked())
+    uncut = tokens(new_request())
 
-    assert answer(asked(max_tokens=max_tokens)) == (uncut[:max_tokens], FinishReason.LENGTH)
-    assert answer(asked(max_tokens=max_tokens).after(uncut[: max_tokens - 1]))[0] == uncut[max_tokens - 1 : max_tokens]
+    assert answer(new_request(max_tokens=max_tokens)) == (uncut[:max_tokens], FinishReason.LENGTH)
+    assert (
+        answer(new_request(max_tokens=max_tokens).after(uncut[: max_tokens - 1]))[0]
+        == uncut[max_tokens - 1 : max_tokens]
+    )
 
 
 def test_request_that_is_at_its_limit_finishes_without_a_token() -> None:
-    assert answer(asked(max_tokens=3).after([97, 98, 99])) == ([], FinishReason.LENGTH)
+    assert answer(new_request(max_tokens=3).after([97, 98, 99])) == ([], FinishReason.LENGTH)
 
 
 def test_full_context_ends_the_answer() -> None:
-    token_ids, finish = answer(asked(), context_length=len(PROMPT) + 5)
+    token_ids, finish = answer(new_request(), context_length=len(PROMPT) + 5)
 
     assert (len(token_ids), finish) == (5, FinishReason.LENGTH)
 
@@ -175,7 +181,7 @@ def test_log_probabilities_continue_exactly_as_the_card_promises() -> None:
         await running.until(lambda: running.end(1))
         return [one for step in running.steps for output in step for one in output.logprobs or ()]
 
-    whole = asked(SEEDED, logprobs=3)
+    whole = new_request(SEEDED, logprobs=3)
     uncut = run(scenario, whole)
 
     assert MockerEngine(MockerConfig()).card.resume.logprobs

@@ -79,7 +79,7 @@ def play(folder: Path, scenario: Callable[[RunningEngine], Any], **config: Any) 
     return run_async(played())
 
 
-def asked(sampling: Sampling = GREEDY, *, max_tokens: int = 64, **fields: Any) -> Request:
+def new_request(sampling: Sampling = GREEDY, *, max_tokens: int = 64, **fields: Any) -> Request:
     return make_request(PROMPT, sampling=sampling, max_tokens=max_tokens, **({"ignore_eos": True} | fields))
 
 

@@ -16,7 +16,7 @@ from services.runtime.process import StartupError
 from services.worker.engine import Output
 from services.worker.engines.trtllm import TrtLlmConfig, TrtLlmEngine
 from tests.support.model_folder import make_model_folder
-from tests.worker.engines.trtllm.support import GREEDY, PROMPT, SAMPLED, RunningEngine, asked, llm_of, play
+from tests.worker.engines.trtllm.support import GREEDY, PROMPT, SAMPLED, RunningEngine, llm_of, new_request, play
 
 
 def answers(folder: Path, *requests: Request, **config: Any) -> list[tuple[list[int], FinishReason | None]]:
@@ -34,29 +34,29 @@ def answers(folder: Path, *requests: Request, **config: Any) -> list[tuple[list[
 
 
 def test_greedy_continuation_from_any_cut_equals_the_uncut_answer(folder: Path) -> None:
-    [(uncut, _)] = answers(folder, asked())
+    [(uncut, _)] = answers(folder, new_request())
     cuts = range(0, 64, 7)
 
-    continued = answers(folder, *(asked().after(uncut[:cut]) for cut in cuts))
+    continued = answers(folder, *(new_request().after(uncut[:cut]) for cut in cuts))
 
     assert continued == [(uncut[cut:], FinishReason.LENGTH) for cut in cuts]
 
 
 def test_request_that_is_at_its_limit_finishes_without_a_token(folder: Path) -> None:
-    assert answers(folder, asked(max_tokens=3).after([97, 98, 99])) == [([], FinishReason.LENGTH)]
+    assert answers(folder, new_request(max_tokens=3).after([97, 98, 99])) == [([], FinishReason.LENGTH)]
 
 
 def test_full_context_ends_the_answer(folder: Path) -> None:
-    [(token_ids, finish)] = answers(folder, asked(), max_seq_len=len(PROMPT) + 5)
+    [(token_ids, finish)] = answers(folder, new_request(), max_seq_len=len(PROMPT) + 5)
 
     assert (len(token_ids), finish) == (5, FinishReason.LENGTH)
 
 
 def test_stop_token_ends_the_answer_and_is_not_part_of_it(folder: Path) -> None:
-    [(uncut, _)] = answers(folder, asked())
+    [(uncut, _)] = answers(folder, new_request())
     stop = uncut[30]
 
-    [(token_ids, finish)] = answers(folder, asked(stop_token_ids=(stop,)))
+    [(token_ids, finish)] = answers(folder, new_request(stop_token_ids=(stop,)))
 
     assert (token_ids, finish) == (uncut[: uncut.index(stop)], FinishReason.STOP)
 
@@ -69,7 +69,7 @@ def test_end_token_ends_the_answer_whether_or_not_the_engine_returns_it(
     monkeypatch.setenv("TLLM_FAKE_END_IN_TOKENS", is_returned)
     prompts = [tuple(b"prompt %d" % number) for number in range(8)]
 
-    ended = answers(folder, *(replace(asked(ignore_eos=False), token_ids=prompt) for prompt in prompts))
+    ended = answers(folder, *(replace(new_request(ignore_eos=False), token_ids=prompt) for prompt in prompts))
 
     assert [finish for token_ids, finish in ended if len(token_ids) < 64] == [FinishReason.STOP] * 8
     assert all(EOS not in token_ids for token_ids, _ in ended)
@@ -79,7 +79,7 @@ def test_end_token_from_the_generation_config_ends_the_answer(tmp_path: Path) ->
     turn_end = ord(" ")
     folder = make_model_folder(tmp_path, {"generation_config.json": {"eos_token_id": [EOS, turn_end]}})
 
-    [(token_ids, finish)] = answers(folder, asked(ignore_eos=False, max_tokens=500))
+    [(token_ids, finish)] = answers(folder, new_request(ignore_eos=False, max_tokens=500))
 
     assert finish is FinishReason.STOP
     assert turn_end not in token_ids
@@ -88,25 +88,27 @@ def test_end_token_from_the_generation_config_ends_the_answer(tmp_path: Path) ->
 def test_min_tokens_suppresses_the_end_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_END_ODDS", "5")
 
-    [(short, _), (long, _)] = answers(folder, asked(ignore_eos=False), asked(ignore_eos=False, min_tokens=40))
+    [(short, _), (long, _)] = answers(
+        folder, new_request(ignore_eos=False), new_request(ignore_eos=False, min_tokens=40)
+    )
 
     assert len(short) < 40 <= len(long)
 
 
 def test_sampled_request_is_answered(folder: Path) -> None:
-    [(token_ids, finish)] = answers(folder, asked(SAMPLED))
+    [(token_ids, finish)] = answers(folder, new_request(SAMPLED))
 
     assert (len(token_ids), finish) == (64, FinishReason.LENGTH)
 
 
 def test_logit_bias_changes_the_answer(folder: Path) -> None:
-    request = replace(asked(max_tokens=8), sampling=replace(GREEDY, logit_bias=((ord("z"), 100.0),)))
+    request = replace(new_request(max_tokens=8), sampling=replace(GREEDY, logit_bias=((ord("z"), 100.0),)))
 
     assert answers(folder, request) == [([ord("z")] * 8, FinishReason.LENGTH)]
 
 
 def test_concurrent_requests_do_not_affect_each_other(folder: Path) -> None:
-    requests = [replace(asked(), token_ids=tuple(b"prompt %d" % number)) for number in range(6)]
+    requests = [replace(new_request(), token_ids=tuple(b"prompt %d" % number)) for number in range(6)]
     alone = answers(folder, *requests)
 
     async def scenario(running: RunningEngine) -> list[list[int]]:
@@ -124,7 +126,7 @@ def test_one_step_of_the_engine_is_emitted_in_one_call(folder: Path, monkeypatch
 
     async def scenario(running: RunningEngine) -> list[int]:
         for key in range(8):
-            running.engine.submit(key, asked())
+            running.engine.submit(key, new_request())
         for key in range(8):
             await running.wait_end(key)
         return [len({output.key for output in step}) for step in running.steps]
@@ -140,7 +142,7 @@ def test_one_step_of_the_engine_is_emitted_in_one_call(folder: Path, monkeypatch
 @pytest.mark.parametrize("rivals", [0, 3])
 def test_each_token_has_its_log_probability_and_the_requested_rivals(folder: Path, rivals: int) -> None:
     async def scenario(running: RunningEngine) -> list[Any]:
-        token_ids, _ = await running.answer(1, asked(logprobs=rivals))
+        token_ids, _ = await running.answer(1, new_request(logprobs=rivals))
         logprobs = [one for output in running.outputs(1) for one in output.logprobs or ()]
         return [token_ids, logprobs]
 
@@ -155,7 +157,7 @@ def test_each_token_has_its_log_probability_and_the_requested_rivals(folder: Pat
 def test_log_probabilities_of_a_continuation_equal_the_uncut_ones(folder: Path) -> None:
     async def scenario(running: RunningEngine) -> list[Any]:
         found = []
-        whole = asked(logprobs=2)
+        whole = new_request(logprobs=2)
         uncut, _ = await running.answer(1, whole)
         for key, cut in ((1, 0), (2, 10), (3, 40)):
             if cut:
@@ -221,10 +223,10 @@ def test_engine_package_can_be_imported_without_tensorrt_llm() -> None:
 
 def test_request_beyond_the_batch_size_is_refused(folder: Path) -> None:
     async def scenario(running: RunningEngine) -> Reason:
-        running.engine.submit(1, asked(max_tokens=500))
-        running.engine.submit(2, asked(max_tokens=500))
+        running.engine.submit(1, new_request(max_tokens=500))
+        running.engine.submit(2, new_request(max_tokens=500))
         with pytest.raises(Failure) as caught:
-            running.engine.submit(3, asked())
+            running.engine.submit(3, new_request())
         return caught.value.reason
 
     assert play(folder, scenario, max_batch_size=2) is Reason.WORKER_AT_CAPACITY
@@ -233,7 +235,7 @@ def test_request_beyond_the_batch_size_is_refused(folder: Path) -> None:
 def test_ended_requests_leave_no_state_behind(folder: Path) -> None:
     async def scenario(running: RunningEngine) -> None:
         for key in range(4):
-            running.engine.submit(key, asked())
+            running.engine.submit(key, new_request())
         running.engine.cancel(3)
         for key in range(3):
             await running.wait_end(key)
@@ -253,8 +255,8 @@ def test_request_error_fails_only_that_request(folder: Path, monkeypatch: pytest
     monkeypatch.setenv("TLLM_FAKE_ERROR_AFTER", "3")
 
     async def scenario(running: RunningEngine) -> tuple[Output, Output]:
-        running.engine.submit(1, asked())
-        _, bad = await running.answer(2, replace(asked(), token_ids=(7,)))
+        running.engine.submit(1, new_request())
+        _, bad = await running.answer(2, replace(new_request(), token_ids=(7,)))
         return await running.wait_end(1), bad
 
     good, bad = play(folder, scenario)
@@ -277,9 +279,9 @@ def test_request_that_the_engine_rejects_fails_and_the_engine_is_asked_for_a_tok
         monkeypatch.setattr(llm, "generate_async", refuse)
         steps = running.engine.load().steps
         with pytest.raises(Failure, match="not like this") as caught:
-            running.engine.submit(1, asked())
+            running.engine.submit(1, new_request())
         await running.until(lambda: running.engine.load().steps > steps)
-        assert (await running.answer(2, asked()))[1].finish is FinishReason.LENGTH
+        assert (await running.answer(2, new_request()))[1].finish is FinishReason.LENGTH
         return caught.value.reason
 
     assert play(folder, scenario, canary_after_s=60.0) is Reason.ENGINE_ERROR
@@ -299,7 +301,7 @@ def test_request_that_the_engine_rejects_fails_and_the_engine_is_asked_for_a_tok
     ids=lambda value: value.kind if isinstance(value, Guided) else None,
 )
 def test_guided_answer_matches_its_grammar(folder: Path, guided: Guided, pattern: str) -> None:
-    request = asked(ignore_eos=False, guided=guided)
+    request = new_request(ignore_eos=False, guided=guided)
 
     [(token_ids, finish)] = answers(folder, request, guided_decoding_backend="xgrammar")
 
@@ -308,10 +310,10 @@ def test_guided_answer_matches_its_grammar(folder: Path, guided: Guided, pattern
 
 
 def test_invalid_grammar_fails_only_its_request(folder: Path) -> None:
-    bad = asked(ignore_eos=False, guided=Guided(GuidedKind.JSON_SCHEMA, ('{"type": "nonsense"}',)))
+    bad = new_request(ignore_eos=False, guided=Guided(GuidedKind.JSON_SCHEMA, ('{"type": "nonsense"}',)))
 
     async def scenario(running: RunningEngine) -> tuple[Output, Output]:
-        running.engine.submit(1, asked())
+        running.engine.submit(1, new_request())
         _, failed = await running.answer(2, bad)
         return await running.wait_end(1), failed
 

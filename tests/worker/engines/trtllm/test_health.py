@@ -21,12 +21,12 @@ class Engine:
     """An engine that is asked for tokens; the test completes each one. `is_busy`: whether it has requests."""
 
     def __init__(self, *, is_busy: bool = False) -> None:
-        self.asked: list[asyncio.Future[None]] = []
+        self.questions: list[asyncio.Future[None]] = []
         self.health = Health(CONFIG, self._ask, lambda: is_busy)
 
     async def _ask(self) -> None:
-        self.asked.append(asyncio.get_running_loop().create_future())
-        await self.asked[-1]
+        self.questions.append(asyncio.get_running_loop().create_future())
+        await self.questions[-1]
 
 
 def play(scenario: Callable[[Engine, asyncio.Task[None]], Any], *, is_busy: bool = False) -> Any:
@@ -58,8 +58,8 @@ def test_engine_that_sends_results_regularly_is_not_asked_for_a_token() -> None:
     async def scenario(engine: Engine, _: Any) -> int:
         for _step in range(10):
             await idle_for(4)
-            engine.health.heard()
-        return len(engine.asked)
+            engine.health.note_result()
+        return len(engine.questions)
 
     assert play(scenario) == 0
 
@@ -67,10 +67,10 @@ def test_engine_that_sends_results_regularly_is_not_asked_for_a_token() -> None:
 def test_silent_engine_is_asked_for_a_token_and_lives_if_it_makes_one() -> None:
     async def scenario(engine: Engine, watch: asyncio.Task[None]) -> tuple[int, bool]:
         await idle_for(5)
-        engine.asked[0].set_result(None)
-        engine.health.heard()
+        engine.questions[0].set_result(None)
+        engine.health.note_result()
         await idle_for(4)
-        return len(engine.asked), watch.done()
+        return len(engine.questions), watch.done()
 
     assert play(scenario) == (1, False)
 
@@ -79,10 +79,10 @@ def test_engine_in_doubt_is_asked_for_a_token_at_once() -> None:
     async def scenario(engine: Engine, _: Any) -> int:
         engine.health.doubt()
         await settle()
-        engine.asked[0].set_result(None)
-        engine.health.heard()
+        engine.questions[0].set_result(None)
+        engine.health.note_result()
         await settle()
-        return len(engine.asked)
+        return len(engine.questions)
 
     assert play(scenario) == 1
 
@@ -95,7 +95,7 @@ def death(watch: asyncio.Task[None]) -> BaseException | None:
 def test_engine_that_makes_no_token_in_time_is_dead(is_busy: bool, after_s: float, limit_s: float) -> None:
     async def scenario(engine: Engine, watch: asyncio.Task[None]) -> None:
         await idle_for(round(after_s) - 1)
-        assert not engine.asked
+        assert not engine.questions
         await later(1.0)
         await later(limit_s - 0.1)
         assert death(watch) is None
@@ -112,7 +112,7 @@ def test_result_of_any_request_proves_that_the_engine_lives() -> None:
     async def scenario(engine: Engine, watch: asyncio.Task[None]) -> BaseException | None:
         await later(1.0)
         await later(30.0)
-        engine.health.heard()
+        engine.health.note_result()
         await later(31.0)
         return death(watch)
 
@@ -122,7 +122,7 @@ def test_result_of_any_request_proves_that_the_engine_lives() -> None:
 def test_error_of_a_dead_engine_is_raised_unchanged() -> None:
     async def scenario(engine: Engine, watch: asyncio.Task[None]) -> BaseException | None:
         await idle_for(5)
-        engine.asked[0].set_exception(RuntimeError("LLM is shutting down"))
+        engine.questions[0].set_exception(RuntimeError("LLM is shutting down"))
         await settle()
         return death(watch)
 
@@ -132,12 +132,12 @@ def test_error_of_a_dead_engine_is_raised_unchanged() -> None:
 def test_idle_engine_with_a_new_request_gets_the_full_time_to_answer() -> None:
     async def scenario(engine: Engine, _: Any) -> list[int]:
         await later(0.9)
-        engine.health.asked()
+        engine.health.note_request()
         counts = []
         for _step in range(2):
             await later(0.5)
-            counts.append(len(engine.asked))
+            counts.append(len(engine.questions))
         await later(0.1)
-        return [*counts, len(engine.asked)]
+        return [*counts, len(engine.questions)]
 
     assert play(scenario, is_busy=True) == [0, 1, 1]

@@ -13,7 +13,7 @@ from services.worker.engine import RankLoad
 from services.worker.engines.trtllm import load as load_module
 from services.worker.engines.trtllm.load import SAMPLE_FRESH_S, Sample, emptiest_rank, rank_loads, read_stats, sample_of
 from tests.support.doubles import run_async
-from tests.worker.engines.trtllm.support import WITHOUT_STATS, RunningEngine, asked, llm_of, play
+from tests.worker.engines.trtllm.support import WITHOUT_STATS, RunningEngine, llm_of, new_request, play
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def test_cache_size_is_known_soon_after_the_first_token(folder: Path) -> None:
 
         await running.until(lambda: rank().kv_blocks_total > 0)
         assert rank().kv_blocks_used == 0
-        running.engine.submit(1, asked(max_tokens=900))
+        running.engine.submit(1, new_request(max_tokens=900))
         assert rank().kv_blocks_used == 1
 
     play(folder, scenario, extra={})
@@ -189,7 +189,7 @@ def test_statistics_have_at_most_one_reader(folder: Path, is_on: bool, monkeypat
 
         monkeypatch.setattr(llm, "get_stats_async", noted)
         for key in range(1, 9):
-            await running.answer(key, asked())
+            await running.answer(key, new_request())
         await asyncio.sleep(0.05)
         return readers
 

@@ -18,9 +18,9 @@ from services.runtime.tasks import leaf_of
 from services.worker.engine import Output
 from services.worker.engines.trtllm.health import CANARY, CANARY_TRIES
 from tests.support.doubles import TEST_S_MAX
-from tests.worker.engines.trtllm.support import PROMPT, WITHOUT_STATS, RunningEngine, asked, llm_of, play
+from tests.worker.engines.trtllm.support import PROMPT, WITHOUT_STATS, RunningEngine, llm_of, new_request, play
 
-LONG = asked(max_tokens=900)
+LONG = new_request(max_tokens=900)
 
 
 def death(folder: Path, scenario: Any, **config: Any) -> Failure:
@@ -60,7 +60,7 @@ def test_request_cancelled_in_the_turn_of_its_submission_is_aborted(folder: Path
     async def scenario(running: RunningEngine) -> None:
         running.engine.submit(1, LONG)
         running.engine.cancel(1)
-        running.engine.submit(2, asked())
+        running.engine.submit(2, new_request())
         await running.wait_end(2)
         runner: Any = running.engine._runner
         await running.until(lambda: not runner._leaving)
@@ -100,7 +100,7 @@ def test_request_is_aborted_at_most_once_and_only_before_its_end(folder: Path, m
     async def scenario(running: RunningEngine) -> list[int]:
         executor, aborted = llm_of(running)._executor, list[int]()
         monkeypatch.setattr(executor, "abort_request", aborted.append)
-        await running.answer(1, asked())
+        await running.answer(1, new_request())
         running.engine.cancel(1)
         running.engine.submit(2, LONG)
         await running.until(lambda: running.token_ids(2))
@@ -129,9 +129,9 @@ def test_aborted_request_is_not_aborted_again_at_shutdown(folder: Path, monkeypa
 
 def test_buffered_output_of_a_cancelled_request_is_discarded(folder: Path) -> None:
     async def scenario(running: RunningEngine) -> None:
-        running.engine.submit(1, asked(max_tokens=3).after([97, 98, 99]))  # Ends with the next step.
+        running.engine.submit(1, new_request(max_tokens=3).after([97, 98, 99]))  # Ends with the next step.
         running.engine.cancel(1)
-        await running.answer(2, asked())
+        await running.answer(2, new_request())
 
         assert not running.outputs(1)
 
@@ -151,7 +151,7 @@ def test_hundreds_of_cancels_leave_no_state_behind(folder: Path) -> None:
         await running.until(lambda: not runner._leaving and not llm_of(running)._executor._dispatcher.results)
 
         assert not runner._live
-        assert (await running.answer(1000, asked()))[1].finish is FinishReason.LENGTH
+        assert (await running.answer(1000, new_request()))[1].finish is FinishReason.LENGTH
 
     play(folder, scenario)
 
@@ -168,7 +168,7 @@ def test_answer_that_ends_before_the_engines_last_result_is_aborted(
             given["sampling_params"].stop_token_ids = None
             return start(**given)
 
-        uncut, _ = await running.answer(1, asked())
+        uncut, _ = await running.answer(1, new_request())
         monkeypatch.setattr(llm, "generate_async", forgetful)
         token_ids, end = await running.answer(2, replace(LONG, stop=replace(LONG.stop, token_ids=(uncut[9],))))
         assert token_ids == uncut[: uncut.index(uncut[9])]
@@ -188,7 +188,7 @@ def test_load_reports_tokens_of_requests_and_totals(folder: Path, monkeypatch: p
     async def scenario(running: RunningEngine) -> None:
         engine = running.engine
         steps = engine.load().steps
-        engine.submit(1, asked(max_tokens=8))
+        engine.submit(1, new_request(max_tokens=8))
         [rank] = engine.load().ranks
         assert rank.active_prefill_tokens == len(PROMPT)
         await running.until(lambda: running.token_ids(1))
@@ -205,7 +205,7 @@ def test_load_reports_tokens_of_requests_and_totals(folder: Path, monkeypatch: p
 
 
 def test_prompt_tokens_found_in_the_cache_are_not_counted(folder: Path) -> None:
-    request = replace(asked(max_tokens=1), token_ids=tuple(range(100)))
+    request = replace(new_request(max_tokens=1), token_ids=tuple(range(100)))
 
     async def scenario(running: RunningEngine) -> list[int]:
         counts = []
@@ -229,17 +229,17 @@ def test_silence_counts_from_the_first_request_after_an_idle_period(
 
     async def scenario(running: RunningEngine) -> None:
         runner: Any = running.engine._runner
-        _note_calls(monkeypatch, events, runner._health, "asked")
-        running.engine.submit(1, asked())
-        running.engine.submit(2, asked())
+        _note_calls(monkeypatch, events, runner._health, "note_request")
+        running.engine.submit(1, new_request())
+        running.engine.submit(2, new_request())
         await running.wait_end(1)
         await running.wait_end(2)
-        assert events == ["asked"]
-        await running.answer(3, asked())
+        assert events == ["note_request"]
+        await running.answer(3, new_request())
 
     play(folder, scenario)
 
-    assert events == ["asked", "asked"]
+    assert events == ["note_request", "note_request"]
 
 
 def test_attention_dp_sends_each_request_to_the_emptiest_rank_strictly(
@@ -248,12 +248,12 @@ def test_attention_dp_sends_each_request_to_the_emptiest_rank_strictly(
     async def scenario(running: RunningEngine) -> list[tuple[int, bool]]:
         llm, start, sent = llm_of(running), llm_of(running).generate_async, []
 
-        def look(**given: Any) -> Any:
+        def recorded(**given: Any) -> Any:
             scheduling = given["scheduling_params"]
             sent.append((scheduling.attention_dp_rank, scheduling.attention_dp_relax))
             return start(**given)
 
-        monkeypatch.setattr(llm, "generate_async", look)
+        monkeypatch.setattr(llm, "generate_async", recorded)
         for key in (1, 2, 3):
             running.engine.submit(key, LONG)
         assert [rank.active_prefill_tokens for rank in running.engine.load().ranks] == [2 * len(PROMPT), len(PROMPT)]
@@ -289,7 +289,7 @@ def test_death_of_an_idle_engine_is_detected(folder: Path, how: str, monkeypatch
     monkeypatch.setenv("TLLM_FAKE_DEATH", how)
 
     async def scenario(running: RunningEngine) -> None:
-        await running.answer(1, asked(max_tokens=1))
+        await running.answer(1, new_request(max_tokens=1))
         await asyncio.Event().wait()
 
     assert death(folder, scenario, probe_after_s=0.1, canary_after_s=0.1, canary_s=0.3).reason is Reason.ENGINE_DEAD
@@ -300,7 +300,7 @@ def test_request_to_an_engine_that_has_shut_down_fails_with_engine_dead(folder: 
         llm_of(running).shutdown()
         for _ in range(2):
             with pytest.raises(Failure) as caught:
-                running.engine.submit(1, asked())
+                running.engine.submit(1, new_request())
             assert caught.value.reason is Reason.ENGINE_DEAD
         await asyncio.Event().wait()
 
@@ -352,7 +352,7 @@ def test_engine_that_fails_every_request_is_dead(folder: Path) -> None:
     """For example, after an illegal memory access on a GPU, each request gets an error and the engine continues."""
 
     async def scenario(running: RunningEngine) -> None:
-        assert (await running.answer(1, asked()))[1].finish is FinishReason.LENGTH
+        assert (await running.answer(1, new_request()))[1].finish is FinishReason.LENGTH
         engine = llm_of(running)._executor._engine
         engine._faults = dataclasses.replace(engine._faults, error_token=CANARY.prompt_token_ids[0])
         emitted.append(running)
@@ -370,7 +370,7 @@ def test_failure_of_one_request_is_emitted_with_the_next_token_of_the_engine(
     monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", "7")
 
     async def scenario(running: RunningEngine) -> Output:
-        running.engine.submit(1, replace(asked(), token_ids=(7,)))
+        running.engine.submit(1, replace(new_request(), token_ids=(7,)))
         return await running.wait_end(1)  # The next token is the canary's, because no other request runs.
 
     end = play(folder, scenario, canary_after_s=60.0)
@@ -384,10 +384,10 @@ def test_cancelled_request_does_not_emit_its_held_failure(folder: Path, monkeypa
     async def scenario(running: RunningEngine) -> None:
         runner: Any = running.engine._runner
         monkeypatch.setattr(runner._health, "doubt", lambda: None)  # No canary, so no token.
-        running.engine.submit(1, replace(asked(), token_ids=(7,)))
+        running.engine.submit(1, replace(new_request(), token_ids=(7,)))
         await running.until(lambda: runner._held_failures)
         running.engine.cancel(1)
-        assert (await running.answer(2, asked()))[1].finish is FinishReason.LENGTH
+        assert (await running.answer(2, new_request()))[1].finish is FinishReason.LENGTH
         assert running.end(1) is None
 
     play(folder, scenario, canary_after_s=60.0)
@@ -403,16 +403,16 @@ def test_engine_lives_if_the_canary_succeeds_at_its_last_try(folder: Path, monke
         runner: Any = running.engine._runner
         start, starts = runner._client.start, []
 
-        def look(*given: Any) -> Any:
+        def recorded(*given: Any) -> Any:
             starts.append(given)
             if len(starts) == CANARY_TRIES:
                 engine._faults = faults
             return start(*given)
 
-        monkeypatch.setattr(runner._client, "start", look)
+        monkeypatch.setattr(runner._client, "start", recorded)
         runner._health.doubt()
         await running.until(lambda: len(starts) == CANARY_TRIES)
-        return (await running.answer(1, asked()))[1].finish
+        return (await running.answer(1, new_request()))[1].finish
 
     assert play(folder, scenario, canary_after_s=60.0) is FinishReason.LENGTH
 
