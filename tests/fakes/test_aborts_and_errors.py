@@ -236,7 +236,7 @@ def test_process_may_hang_in_its_exit_handlers() -> None:
             process.kill()
 
 
-def test_the_constructor_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constructor_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TLLM_FAKE_LOAD_ERROR", "no such weights")
 
     with pytest.raises(RuntimeError, match="no such weights"), engine():
