@@ -1,4 +1,4 @@
-"""Helpers for asyncio: a bounded wait, which exception ended a TaskGroup, and tasks that run beside a request."""
+"""Helpers for asyncio: a bounded wait, the exception that ended a TaskGroup, and a set of tasks with one owner."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -125,17 +125,17 @@ main()
 
 
 def test_grpc_reads_on_the_waiting_thread() -> None:
-    told, complaint = grpc_experiments()
+    value, stderr = grpc_experiments()
 
-    assert told == "-event_engine_client"
-    assert "experiment" not in complaint
+    assert value == "-event_engine_client"
+    assert "experiment" not in stderr
 
 
 def test_operators_grpc_experiments_are_kept() -> None:
-    told, complaint = grpc_experiments(GRPC_EXPERIMENTS="-no_such_thing")
+    value, stderr = grpc_experiments(GRPC_EXPERIMENTS="-no_such_thing")
 
-    assert told == "-no_such_thing"
-    assert "Unknown experiment: no_such_thing" in complaint
+    assert value == "-no_such_thing"
+    assert "Unknown experiment: no_such_thing" in stderr
 
 
 def test_unknown_command_is_refused() -> None:

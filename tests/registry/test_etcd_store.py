@@ -96,8 +96,8 @@ def test_loss_of_etcds_data_begins_a_new_epoch_with_the_open_registrations(etcd:
         store = EtcdStore(etcd.config)
         async with running(store), asyncio.TaskGroup() as group:
             for number in range(5):
-                await put(store, f"dead{number}")
-            living = group.create_task(Registration(store, instance("living"), 1, ignore).run())
+                await put(store, f"old{number}")
+            open_one = group.create_task(Registration(store, instance("open"), 1, ignore).run())
             await until(lambda: len(ids(store)) == 6)
             epoch, revision = store.cache.epoch, store.cache.revision
 
@@ -105,12 +105,12 @@ def test_loss_of_etcds_data_begins_a_new_epoch_with_the_open_registrations(etcd:
             etcd.wipe()
             etcd.start()
 
-            await until(lambda: ids(store) == ["living"])
-            news = store.cache.since(revision, epoch)
-            assert news is not None
-            assert news.snapshot
+            await until(lambda: ids(store) == ["open"])
+            changes = store.cache.since(revision, epoch)
+            assert changes is not None
+            assert changes.snapshot
             assert store.cache.revision < revision
-            living.cancel()
+            open_one.cancel()
 
     run_on_loop(scenario())
 
@@ -203,9 +203,13 @@ def test_changes_that_were_compacted_during_an_outage_are_not_missed(etcd: Etcd)
             proxy.mend()
 
             await until(lambda: ids(near) == ["comes", "stays"])
-            news = near.cache.since(seen, epoch)
-            assert news is not None
-            assert (news.snapshot, list(news.put), list(news.deleted)) == (False, [instance("comes")], ["goes"])
+            changes = near.cache.since(seen, epoch)
+            assert changes is not None
+            assert (changes.snapshot, list(changes.put), list(changes.deleted)) == (
+                False,
+                [instance("comes")],
+                ["goes"],
+            )
 
     run_on_loop(scenario())
 

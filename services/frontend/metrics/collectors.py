@@ -21,7 +21,7 @@ class BusyMetrics(Collector):
         self._prefix = prefix
 
     def collect(self) -> Iterator[Metric]:
-        text = "Thresholds as they are set now; they act only with --admission-control token-capacity."
+        text = "Current busy thresholds. They have an effect only with --admission-control token-capacity."
         family = GaugeMetricFamily(f"{self._prefix}_model_busy_threshold", text, labels=["model", "threshold"])
         for model in self._catalog.names():
             thresholds = self._thresholds.of(model)
@@ -43,12 +43,12 @@ class WorkerLoadMetrics(Collector):
         cancels = self._pool.cancels
         yield CounterMetricFamily(f"{self._prefix}_cancel_signals", "Cancels sent to workers.", cancels.signals)
         yield CounterMetricFamily(
-            f"{self._prefix}_tokens_after_cancel", "Tokens that came for cancelled requests.", cancels.late_tokens
+            f"{self._prefix}_tokens_after_cancel", "Tokens received for cancelled requests.", cancels.late_tokens
         )
 
     def _loads(self) -> Iterator[Metric]:
         blocks = self._gauge("active_decode_blocks", "Key-value cache blocks in use.")
-        total = self._gauge("total_decode_blocks", "Key-value cache blocks that there are.")
+        total = self._gauge("total_decode_blocks", "Key-value cache blocks in total.")
         tokens = self._gauge("active_prefill_tokens", "Prompt tokens still to be computed.")
         for session in self._pool.all_sessions():
             for rank in session.candidate.ranks():

@@ -85,12 +85,12 @@ def build_metrics(prefix: str = PREFIX) -> Metrics:
         ),
         rejections=make.counter(
             "model_rejection",
-            "Requests refused for want of capacity, before their first token or after.",
+            "Requests refused for lack of capacity, before or after their first token.",
             ("model", "endpoint"),
         ),
         rejection_causes=make.counter(
             "model_rejection_cause",
-            "Requests refused for want of capacity, by the bound that was met.",
+            "Requests refused for lack of capacity, by the limit that was reached.",
             ("model", "cause"),
         ),
         cancellations=make.counter(
@@ -100,29 +100,29 @@ def build_metrics(prefix: str = PREFIX) -> Metrics:
         ),
         disconnected=make.gauge(
             "disconnected_clients",
-            "Clients that left before their answer was complete, since the start: a gauge by tradition, it only grows.",
+            "Clients that left before their answer was complete, since the start. A gauge that never decreases.",
         ),
-        inflight=make.gauge("inflight_requests", "Requests under way.", ("model",)),
+        inflight=make.gauge("inflight_requests", "Running requests.", ("model",)),
         first_token_s=make.histogram("time_to_first_token_seconds", "From the request to its first token.", _SECONDS),
         duration_s=make.histogram("request_duration_seconds", "From the request to its end.", _SECONDS),
         prompt_tokens=make.histogram("input_sequence_tokens", "Tokens of the prompt.", _TOKENS),
         completion_tokens=make.histogram("output_sequence_tokens", "Tokens of the answer.", _TOKENS),
         migrations=make.counter(
             "model_migration",
-            "Moves of a request to another worker, before its first token or after.",
+            "Moves of requests to another worker, before or after their first token.",
             ("model", "migration_type"),
         ),
         migration_s=make.histogram(
             "model_migration_duration_seconds",
-            "From the loss of a worker to the next token, the wait for room elsewhere included.",
+            "From the loss of a worker to the next token, including the wait for capacity elsewhere.",
             _SECONDS,
             ("model", "migration_type", "outcome"),
         ),
         migration_exceeded=make.counter(
-            "model_migration_max_seq_len_exceeded", "Requests too long to be moved any more.", ("model",)
+            "model_migration_max_seq_len_exceeded", "Requests that were too long to move.", ("model",)
         ),
-        migration_limit=make.gauge("model_migration_limit", "Moves that a request may make.", ("model",)),
+        migration_limit=make.gauge("model_migration_limit", "Maximum number of moves of a request.", ("model",)),
         recomputed_tokens=make.counter(
-            "model_migration_recomputed_tokens", "Tokens that a second worker had to compute again.", ("model",)
+            "model_migration_recomputed_tokens", "Tokens that were computed again after a move.", ("model",)
         ),
     )

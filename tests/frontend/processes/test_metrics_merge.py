@@ -91,10 +91,10 @@ def test_created_time_is_that_of_the_oldest_process() -> None:
 
 
 def test_counters_of_exited_processes_are_kept_and_gauges_are_dropped() -> None:
-    dead = [*counter(m=1), *gauge("inflight_requests", m=3), *gauge("disconnected_clients", m=2)]
-    alive = [*counter(m=10), *gauge("inflight_requests", m=4), *gauge("disconnected_clients", m=1)]
+    exited = [*counter(m=1), *gauge("inflight_requests", m=3), *gauge("disconnected_clients", m=2)]
+    running = [*counter(m=10), *gauge("inflight_requests", m=4), *gauge("disconnected_clients", m=1)]
 
-    left = merged([kept_after_exit(dead, PREFIX), alive], PREFIX)
+    left = merged([kept_after_exit(exited, PREFIX), running], PREFIX)
 
     names = ("p_requests_total", "p_inflight_requests", "p_disconnected_clients")
     assert [value(left, name, model="m") for name in names] == [11, 4, 3]

@@ -25,7 +25,7 @@ PAUSED_ANSWER_S_MAX = 0.2
 PIDS = {"one": 101, "other": 102, "third": 103}
 
 
-class Stage:
+class GroupCase:
     """A process group, and the processes that have joined it."""
 
     def __init__(self, group: ProcessGroup, folder: Path) -> None:
@@ -65,14 +65,14 @@ class Stage:
         return None
 
 
-def run(scenario: Callable[[Stage], Awaitable[Any]]) -> None:
+def run(scenario: Callable[[GroupCase], Awaitable[Any]]) -> None:
     async def run() -> None:
         async with supervised(answer_s_max=10) as (group, folder):
-            stage = Stage(group, folder)
+            case = GroupCase(group, folder)
             try:
-                await scenario(stage)
+                await scenario(case)
             finally:
-                for server in stage.servers.values():
+                for server in case.servers.values():
                     await server.aclose()
 
     run_async(run())
@@ -82,49 +82,49 @@ def run(scenario: Callable[[Stage], Awaitable[Any]]) -> None:
 
 
 def test_exposition_sums_counters_and_gauges_of_all_processes() -> None:
-    async def scenario(stage: Stage) -> None:
-        one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
+    async def scenario(case: GroupCase) -> None:
+        one, other = (await case.join("one"))[0], (await case.join("other"))[0]
         one.requests.inc(1)
         other.requests.inc(2)
         one.inflight.set(3)
 
-        assert await stage.value("p_requests_total") == 3
-        assert await stage.value("p_inflight_requests") == 3
-        assert await stage.value("p_processes") == 2
+        assert await case.value("p_requests_total") == 3
+        assert await case.value("p_inflight_requests") == 3
+        assert await case.value("p_processes") == 2
 
     run(scenario)
 
 
 def test_counters_of_an_exited_process_are_kept_and_counted_once() -> None:
-    async def scenario(stage: Stage) -> None:
-        one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
+    async def scenario(case: GroupCase) -> None:
+        one, other = (await case.join("one"))[0], (await case.join("other"))[0]
         one.requests.inc(5)
         one.inflight.set(1)
         other.requests.inc(1)
-        await stage.value("p_requests_total")
-        await stage.exit("one")
-        seen = [await stage.value("p_requests_total") for _ in range(3)]
-        gauges = [await stage.value("p_inflight_requests"), await stage.value("p_processes")]
-        successor, _ = await stage.join("one")
+        await case.value("p_requests_total")
+        await case.exit("one")
+        seen = [await case.value("p_requests_total") for _ in range(3)]
+        gauges = [await case.value("p_inflight_requests"), await case.value("p_processes")]
+        successor, _ = await case.join("one")
         successor.requests.inc(10)
 
         assert seen == [6, 6, 6]
         assert gauges == [0, 1]
-        assert await stage.value("p_requests_total") == 16
+        assert await case.value("p_requests_total") == 16
 
     run(scenario)
 
 
 def test_counters_are_kept_if_a_successor_joins_before_the_exit_is_noticed() -> None:
-    async def scenario(stage: Stage) -> None:
-        one, _ = await stage.join("one")
+    async def scenario(case: GroupCase) -> None:
+        one, _ = await case.join("one")
         one.requests.inc(5)
-        await stage.value("p_requests_total")
-        await stage.exit("one")
-        await stage.join("one")
+        await case.value("p_requests_total")
+        await case.exit("one")
+        await case.join("one")
 
-        assert await stage.value("p_requests_total") == 5
-        assert await stage.value("p_processes") == 1
+        assert await case.value("p_requests_total") == 5
+        assert await case.value("p_processes") == 1
 
     run(scenario)
 
@@ -132,19 +132,19 @@ def test_counters_are_kept_if_a_successor_joins_before_the_exit_is_noticed() -> 
 def test_silent_process_keeps_its_counters_but_not_its_gauges() -> None:
     """If it answers again, its gauges are back."""
 
-    async def scenario(stage: Stage) -> None:
-        one, _ = await stage.join("one")
+    async def scenario(case: GroupCase) -> None:
+        one, _ = await case.join("one")
         one.requests.inc(5)
         one.inflight.set(1)
-        await stage.value("p_requests_total")
-        with stage.paused("one", one), capture_logs() as logs:
-            silent = [await stage.value(f"p_{name}") for name in ("requests_total", "inflight_requests", "processes")]
+        await case.value("p_requests_total")
+        with case.paused("one", one), capture_logs() as logs:
+            silent = [await case.value(f"p_{name}") for name in ("requests_total", "inflight_requests", "processes")]
         one.requests.inc(1)
 
         assert silent == [5, None, 0]
         assert logs[0]["event"] == "a process does not answer"
-        assert await stage.value("p_requests_total") == 6
-        assert await stage.value("p_inflight_requests") == 1
+        assert await case.value("p_requests_total") == 6
+        assert await case.value("p_inflight_requests") == 1
 
     run(scenario)
 
@@ -153,29 +153,29 @@ def test_silent_process_keeps_its_counters_but_not_its_gauges() -> None:
 
 
 def test_cancel_finds_requests_in_every_process() -> None:
-    async def scenario(stage: Stage) -> None:
-        one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
+    async def scenario(case: GroupCase) -> None:
+        one, other = (await case.join("one"))[0], (await case.join("other"))[0]
         calls = [Call(request_id="mine"), Call(request_id="mine"), Call(request_id="other's")]
         one.gate.enter(calls[0])
         other.gate.enter(calls[1])
         other.gate.enter(calls[2])
 
-        assert [await stage.group.cancel("mine"), await stage.group.cancel("mine")] == [2, 0]
+        assert [await case.group.cancel("mine"), await case.group.cancel("mine")] == [2, 0]
         assert [call.ending.failure is not None for call in calls] == [True, True, False]
 
     run(scenario)
 
 
 def test_cancel_that_finds_nothing_fails_if_a_process_did_not_answer() -> None:
-    async def scenario(stage: Stage) -> None:
-        one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
-        with stage.paused("other", other):
+    async def scenario(case: GroupCase) -> None:
+        one, other = (await case.join("one"))[0], (await case.join("other"))[0]
+        with case.paused("other", other):
             with pytest.raises(
                 Failure, match=r"1 of 2 processes .*\(pid 102\), the others have no such request: ask again"
             ) as caught:
-                await stage.group.cancel("mine")
+                await case.group.cancel("mine")
             one.gate.enter(Call(request_id="mine"))
-            found = await stage.group.cancel("mine")
+            found = await case.group.cancel("mine")
 
         assert caught.value.reason is Reason.STALLED
         assert caught.value.traits.retryable
@@ -188,31 +188,29 @@ def test_cancel_that_finds_nothing_fails_if_a_process_did_not_answer() -> None:
 
 
 def test_thresholds_are_set_in_all_processes_and_in_those_that_join_later() -> None:
-    async def scenario(stage: Stage) -> None:
-        processes = [(await stage.join(name))[0] for name in ("one", "other")]
-        await stage.group.set_thresholds("m", {DECODE: 0.5, PREFILL: 7})
-        await stage.group.set_thresholds("m", {DECODE: None})
-        _, welcome = await stage.join("third")
+    async def scenario(case: GroupCase) -> None:
+        processes = [(await case.join(name))[0] for name in ("one", "other")]
+        await case.group.set_thresholds("m", {DECODE: 0.5, PREFILL: 7})
+        await case.group.set_thresholds("m", {DECODE: None})
+        _, response = await case.join("third")
 
         for process in processes:
             assert process.thresholds.of("m") == Thresholds(active_prefill_tokens=7)
-        assert welcome.changes == {"m": {DECODE: None, PREFILL: 7}}
+        assert response.changes == {"m": {DECODE: None, PREFILL: 7}}
 
     run(scenario)
 
 
 def test_threshold_changes_reach_every_process_in_the_same_order() -> None:
-    async def scenario(stage: Stage) -> None:
-        one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
+    async def scenario(case: GroupCase) -> None:
+        one, other = (await case.join("one"))[0], (await case.join("other"))[0]
         one.control.may_answer.clear()
         async with asyncio.TaskGroup() as group:
             for value in (1, 2):
-                group.create_task(stage.group.set_thresholds("m", {PREFILL: value}))
+                group.create_task(case.group.set_thresholds("m", {PREFILL: value}))
             while not one.control.call_count:
                 await asyncio.sleep(0)
-            await stage.remote("other").cancel(
-                "r"
-            )  # If the second change were sent early, it would arrive before this.
+            await case.remote("other").cancel("r")  # If the second change were sent early, it would arrive before this.
             call_count = other.control.call_count
             one.control.may_answer.set()
 
@@ -223,13 +221,13 @@ def test_threshold_changes_reach_every_process_in_the_same_order() -> None:
 
 
 def test_set_thresholds_fails_if_a_process_did_not_answer() -> None:
-    async def scenario(stage: Stage) -> None:
-        one, other = (await stage.join("one"))[0], (await stage.join("other"))[0]
+    async def scenario(case: GroupCase) -> None:
+        one, other = (await case.join("one"))[0], (await case.join("other"))[0]
         with (
-            stage.paused("other", other),
+            case.paused("other", other),
             pytest.raises(Failure, match=r"1 of 2 processes .*\(pid 102\), the others have done it: ask again"),
         ):
-            await stage.group.set_thresholds("m", {PREFILL: 1})
+            await case.group.set_thresholds("m", {PREFILL: 1})
 
         assert one.thresholds.of("m") == Thresholds(active_prefill_tokens=1)
 
@@ -237,41 +235,41 @@ def test_set_thresholds_fails_if_a_process_did_not_answer() -> None:
 
 
 def test_process_that_joins_during_a_change_gets_it_and_is_not_waited_for() -> None:
-    async def scenario(stage: Stage) -> None:
-        one, _ = await stage.join("one")
+    async def scenario(case: GroupCase) -> None:
+        one, _ = await case.join("one")
         one.control.may_answer.clear()
         async with asyncio.TaskGroup() as group:
-            setting = group.create_task(stage.group.set_thresholds("m", {PREFILL: 1}))
+            setting = group.create_task(case.group.set_thresholds("m", {PREFILL: 1}))
             while not one.control.call_count:
                 await asyncio.sleep(0)
-            _, welcome = await stage.join("other")
+            _, response = await case.join("other")
             one.control.may_answer.set()
         await setting
 
-        assert welcome.changes == {"m": {PREFILL: 1}}
+        assert response.changes == {"m": {PREFILL: 1}}
 
     run(scenario)
 
 
 def test_exited_process_does_not_delay_calls() -> None:
-    async def scenario(stage: Stage) -> None:
-        one, _ = await stage.join("one")
-        await stage.join("other")
-        await stage.exit("other")
-        await stage.group.set_thresholds("m", {PREFILL: 1})
+    async def scenario(case: GroupCase) -> None:
+        one, _ = await case.join("one")
+        await case.join("other")
+        await case.exit("other")
+        await case.group.set_thresholds("m", {PREFILL: 1})
 
         assert one.thresholds.of("m") == Thresholds(active_prefill_tokens=1)
-        assert await stage.group.cancel("mine") == 0
+        assert await case.group.cancel("mine") == 0
 
     run(scenario)
 
 
 def test_join_tells_a_process_whether_it_is_a_successor() -> None:
-    async def scenario(stage: Stage) -> None:
-        welcomes = [(await stage.join("one"))[1], (await stage.join("other"))[1]]
-        await stage.exit("one")
-        welcomes.append((await stage.join("one"))[1])
+    async def scenario(case: GroupCase) -> None:
+        responses = [(await case.join("one"))[1], (await case.join("other"))[1]]
+        await case.exit("one")
+        responses.append((await case.join("one"))[1])
 
-        assert [welcome.is_successor for welcome in welcomes] == [False, False, True]
+        assert [response.is_successor for response in responses] == [False, False, True]
 
     run(scenario)

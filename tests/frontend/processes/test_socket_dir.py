@@ -44,16 +44,18 @@ def test_folder_is_private_and_removed_at_the_end(temporary: Path) -> None:
 
 
 def test_folders_of_killed_supervisors_are_removed_and_others_stay(temporary: Path) -> None:
-    dead, living, new, foreign = (temporary / f"{FOLDER_PREFIX}{name}" for name in ("dead", "living", "new", "foreign"))
-    for folder in (dead, living, new, foreign):
+    stale, active, new, foreign = (
+        temporary / f"{FOLDER_PREFIX}{name}" for name in ("stale", "active", "new", "foreign")
+    )
+    for folder in (stale, active, new, foreign):
         folder.mkdir()
     (foreign / SUPERVISOR_SOCKET).touch()  # Not a socket.
     with socket.socket(socket.AF_UNIX) as left, socket.socket(socket.AF_UNIX) as listening:
-        left.bind(str(dead / SUPERVISOR_SOCKET))
-        listening.bind(str(living / SUPERVISOR_SOCKET))
+        left.bind(str(stale / SUPERVISOR_SOCKET))
+        listening.bind(str(active / SUPERVISOR_SOCKET))
         listening.listen()
         with private_folder() as folder:
-            assert set(temporary.iterdir()) == {living, new, foreign, folder}
+            assert set(temporary.iterdir()) == {active, new, foreign, folder}
 
 
 def test_folder_of_another_user_is_ignored(temporary: Path) -> None:

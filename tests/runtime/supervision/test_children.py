@@ -13,13 +13,13 @@ from tests.runtime.supervision.support import EXITS, NEVER_READY, SERVES, WAIT_S
 
 
 def test_start_all_returns_when_every_child_serves_and_stop_all_when_every_child_has_exited(tmp_path: Path) -> None:
-    stages = [Supervised(tmp_path, SERVES, name) for name in ("one", "other")]
-    children = [stage.child for stage in stages]
+    supervised = [Supervised(tmp_path, SERVES, name) for name in ("one", "other")]
+    children = [one.child for one in supervised]
 
     async def scenario() -> list[int | None]:
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
             await start_all(children, group)
-            pids = [stage.pid for stage in stages]
+            pids = [one.pid for one in supervised]
             await stop_all(children)
         return pids
 
