@@ -165,14 +165,14 @@ DAY_S = 86_400
 def command(**given: Any) -> None:
     if given["processes"] > 1 and given["member"] is None:
         check_options(given)
-        supervise(given, lambda: _warn_of_unused_thresholds(_admission(given)))
+        supervise(given, lambda: warn_of_unused_thresholds(_admission(given)))
         return
     name = "frontend" if given["member"] is None else given["member"].name
     configure_logging(name, level=given["log_level"], log_format=given["log_format"])
     config = frontend_config(given)
     log_config(config)
     if config.member is None:
-        _warn_of_unused_thresholds(config.admission)
+        warn_of_unused_thresholds(config.admission)
 
     async def serve(stopping: Any) -> None:
         from services.frontend.server import Frontend
@@ -248,7 +248,7 @@ def _admission(given: dict[str, Any]) -> "AdmissionConfig":
     return AdmissionConfig(is_on=given["admission_control"] == "token-capacity", thresholds=thresholds)
 
 
-def _warn_of_unused_thresholds(admission: "AdmissionConfig") -> None:
+def warn_of_unused_thresholds(admission: "AdmissionConfig") -> None:
     """Warn about thresholds without admission control. They are allowed, because metrics show them."""
     if not admission.is_on and any(value is not None for value in astuple(admission.thresholds)):
         log.warning(

@@ -6,7 +6,7 @@ import click
 import pytest
 from structlog.testing import capture_logs
 
-from services.cli.frontend import _warn_of_unused_thresholds, command
+from services.cli.frontend import command, warn_of_unused_thresholds
 from services.frontend.routing.thresholds import AdmissionConfig, Thresholds
 
 
@@ -28,7 +28,7 @@ def test_thresholds_without_admission_control_cause_a_warning(
     thresholds: Thresholds, is_on: bool, warnings: int
 ) -> None:
     with capture_logs() as logs:
-        _warn_of_unused_thresholds(AdmissionConfig(is_on=is_on, thresholds=thresholds))
+        warn_of_unused_thresholds(AdmissionConfig(is_on=is_on, thresholds=thresholds))
 
     assert [line["log_level"] for line in logs] == ["warning"] * warnings
     assert all("--admission-control" in line["why"] for line in logs)
