@@ -1,4 +1,4 @@
-"""Where frontends come in: each connection is a session, in a task of its own."""
+"""Accepts the connections of frontends. Each is a session in a task of its own."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,16 +14,16 @@ from services.stubs import worker_pb2
 log = structlog.get_logger()
 
 CLOSE_GRACE_S = 0.5
-"""How long sessions that were told to end have for it, when the worker closes."""
+"""How long sessions may take to end when the worker closes."""
 
 Connection = FrameConnection[worker_pb2.FrontendMessage]
 
 
 class SessionListener:
-    """Listens from `start` on. An async context: leaving it ends all sessions."""
+    """Listens from `start` on. As an async context manager it ends all sessions on exit."""
 
     def __init__(self, attach: Callable[[Connection], Awaitable[None]]) -> None:
-        """attach: a session on the connection, to its end."""
+        """`attach`: serves a session on a connection and returns at its end."""
         self._attach = attach
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -31,9 +31,9 @@ class SessionListener:
         self._is_closing = False
 
     async def start(self, listen: str, *, option: str = "--session-listen") -> str:
-        """Listen on `host:port` and return the real one. Raises StartupError if it can't be had.
+        """Listen on `host:port` and return the actual address. Raises StartupError if that fails.
 
-        option: that which says where, for people.
+        `option`: the option that sets the address, for the error message.
         """
         host, _port = split_listen(listen)
         try:
@@ -49,21 +49,21 @@ class SessionListener:
 
     def _on_connected(self, connection: Connection) -> None:
         if self._is_closing:
-            connection.abort()  # It was on its way already.
+            connection.abort()  # It was accepted before the server closed.
             return
         task = self._group.create_task(self._serve(connection))
         self._tasks.add(task)
         task.add_done_callback(partial(self._forget, connection))
 
     def _forget(self, connection: Connection, task: asyncio.Task[None]) -> None:
-        """The session is over, or was cancelled before it began."""
+        """The session has ended, or was cancelled before it started."""
         self._tasks.discard(task)
         connection.close()
 
     async def _serve(self, connection: Connection) -> None:
         try:
             await self._attach(connection)
-        except Exception:  # A bug, and this frontend's streams go on elsewhere; those of the others stay.
+        except Exception:  # A bug costs this frontend its session; its streams continue elsewhere.
             log.exception("bug in a session", peer=connection.peer)
 
     async def __aenter__(self) -> "SessionListener":
@@ -82,4 +82,4 @@ class SessionListener:
         finally:
             for task in self._tasks:
                 task.cancel()
-            await self._group.__aexit__(None, None, None)  # What happened outside it is not for it to wrap.
+            await self._group.__aexit__(None, None, None)  # An error of the context's body is not wrapped.

@@ -1,4 +1,4 @@
-"""What a worker has for one frontend and has not sent yet."""
+"""Gathers what a worker has not sent to one frontend yet."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -10,21 +10,22 @@ from services.rpc.step import Entries, put_entries
 from services.stubs import inference_pb2, worker_pb2
 
 TOKEN_BYTES = 4
-"""What a token id is long; an end counts as so many tokens as it has bytes for."""
+"""The size of a token id. An end counts as many tokens as its size has room for."""
 
 
 class Outbox:
-    """What is to be sent to one frontend: each stream's tokens in one entry, then ends.
+    """The next message to one frontend. A frontend that reads slowly gets fewer messages with larger entries.
 
-    A frontend that is slow gets fewer and larger entries.
+    `token_count`: the size of the tokens, ends and begun streams in the outbox, in tokens. A log probability counts as
+    one token (`Delta.weight`), a stream that has begun as one, an end by its size.
     """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
-        """on_change: called whenever there is more to send."""
+        """`on_change`: called whenever something is added."""
         self._on_change = on_change
         self._message = worker_pb2.WorkerMessage()
         self._entries: Entries = {}
-        self._logprobs: dict[int, list[TokenLogprobs]] = {}  # stream id → of those tokens, where asked
+        self._logprobs: dict[int, list[TokenLogprobs]] = {}  # By stream id, if the request asked for them.
         self.token_count = 0
 
     def add_tokens(self, stream_id: int, delta: Delta) -> None:

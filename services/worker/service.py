@@ -1,4 +1,4 @@
-"""What a worker gives frontends: a session for each, and over gRPC the tokeniser they need."""
+"""What a worker serves to frontends: a session for each, and over gRPC the tokeniser of its model."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,18 +34,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._grace_s: float | None = None
 
     def goaway(self, grace_s: float) -> None:
-        """Tell all frontends, and whoever attaches from now on, that this worker leaves."""
+        """Tell all frontends, and those that connect later, that this worker leaves within `grace_s`."""
         self._grace_s = grace_s
         for session in self._sessions:
             session.goaway(grace_s)
 
     def end_sessions(self) -> None:
-        """Nothing runs any more: the frontends need not wait for the connection to break."""
+        """Send what is left and close all sessions, once no request runs any more."""
         for session in self._sessions:
             session.end()
 
     async def attach(self, connection: FrameConnection[worker_pb2.FrontendMessage]) -> None:
-        """A session on the connection, to its end."""
+        """Serve a session on the connection until its end."""
         session = FrontendSession(self._pipeline, self._welcome(), self.load, self._execute.counters, self._config)
         if self._grace_s is not None:
             session.goaway(self._grace_s)
@@ -60,14 +60,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> None:
         """See worker.proto."""
         if request.sha256 != self._engine.card.tokenizer.sha256:
-            detail = f"no tokeniser with checksum {quoted(request.sha256)} here"
+            detail = f"this worker has no tokeniser with checksum {quoted(request.sha256)}"
             await abort(context, Failure(Reason.MODEL_NOT_FOUND, detail))
         content = self._engine.tokenizer_content()
         for start in range(0, len(content), PIECE_BYTES):
             await context.write(worker_pb2.FetchTokenizerResponse(data=content[start : start + PIECE_BYTES]))
 
     def load(self) -> worker_pb2.Load:
-        """What the worker is doing now."""
+        """The load of the worker, as of now."""
         load, service_time_s = self._engine.load(), self._execute.service_time_s
         return worker_pb2.Load(
             running=self._execute.running_count,

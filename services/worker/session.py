@@ -1,8 +1,8 @@
 """The worker's end of one session: all requests of one frontend on one connection.
 
-Every request is one call of the worker's pipeline in a task of its own; its tokens go to the session's outbox, which
-is emptied into one message as often as the frontend can take one. When the session ends, its task group ends, and with
-it every request.
+Every request is one call of the worker's pipeline in a task of its own. Its tokens go to the outbox of the session,
+which becomes one message whenever the frontend is ready to read one. All tasks belong to one task group: when the
+session ends, every request ends.
 """
 
 import asyncio
@@ -31,22 +31,21 @@ from services.worker.outbox import Outbox
 log = structlog.get_logger()
 
 ENDED_KEPT = 16_384
-"""How many ended stream ids a session remembers, to count each cancel that crosses an end on its way exactly once."""
+"""How many ids of ended streams a session remembers, to count a cancel that crosses its stream's end exactly once."""
 
 SILENCE_S_MAX = 15.0
-"""A frontend that has said nothing for so long is gone: it says something every 5 s (KEEPALIVE_S)."""
+"""A frontend that is silent for longer is gone: it sends something at least every 5 s (KEEPALIVE_S of the frontend)."""
 
 STREAMS_MAX = 16_384
-"""How many streams a session may have beyond those that there is room for: each is a task before it is refused."""
+"""How many streams a session may have beyond the worker's limits. Each is a task until it is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendSessionConfig:
-    """heartbeat_s: longest silence while the worker has requests, and until it has told that it has none any more;
-    idle_heartbeats: as a multiple of it, otherwise.
+    """`heartbeat_s`: the longest silence while the worker has requests, and until it has reported that it has none.
 
-    outbox_tokens_max: what a frontend may leave unread before its session is dropped; an end counts by its length, a
-    stream that begins as one.
+    `idle_heartbeats`: the longest silence otherwise, in heartbeats. `outbox_tokens_max`: how much a frontend may leave
+    unread before its session is dropped; see `Outbox.token_count`. `migration_limit`: see `ModelCard`.
     """
 
     heartbeat_s: float = 0.25
@@ -56,16 +55,16 @@ class FrontendSessionConfig:
 
 
 class SessionOverError(Exception):
-    """Ends a session's task group; the message says why."""
+    """Ends the task group of a session. The message says why."""
 
 
 class _Stream(Attempt):
     """One stream of a session, from its submit to its end: the attempt of its call, and the sink of its request.
 
-    choice: its number in the request. ending: of its call. has_come: its task has made its first step.
+    `choice`: its number in the request. `ending`: that of its call. `has_started`: whether its task has run.
     """
 
-    __slots__ = ("_outbox", "choice", "choice_group", "ending", "has_come", "id", "task")
+    __slots__ = ("_outbox", "choice", "choice_group", "ending", "has_started", "id", "task")
 
     def __init__(self, stream_id: int, choice: int, choice_group: ChoiceGroup | None, outbox: Outbox) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ class _Stream(Attempt):
         self.choice = choice
         self.choice_group = choice_group
         self.ending = Ending()
-        self.has_come = False
+        self.has_started = False
         self.task: asyncio.Task[None] | None = None
         self._outbox = outbox
 
@@ -101,34 +100,34 @@ class FrontendSession:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._connection: FrameConnection[worker_pb2.FrontendMessage] | None = None
-        self._is_due = False
-        self._silent_beats = 0
-        self._owes_load = False  # There were requests since the last report, or its ends had yet to be sent.
-        self._error: Exception | None = None  # What the session ends with.
+        self._is_send_due = False
+        self._silent_beats = 0  # Heartbeats since the last message of the frontend.
+        self._owes_load = False  # There were requests at the last report, or since, or their ends were not sent yet.
+        self._error: Exception | None = None  # What ends the session.
         self._is_over = asyncio.Event()
         self._outbox = Outbox(self._on_outbox)
         self._outbox.set_welcome(welcome)
         self._outbox.set_load(load())
         self._streams_max = welcome.engine_request_limit + welcome.request_queue_limit + STREAMS_MAX
         self._streams: dict[int, _Stream] = {}
-        # Ids of streams that have ended, oldest first: a cancel may still come. A dict that loses its first again and
-        # again has to look for it, behind ever more gaps.
+        # Ids of ended streams, oldest first: a cancel may still arrive. An OrderedDict, because a dict that often loses
+        # its first key takes ever longer to find the next.
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._is_leaving = False
         self._has_ended = False
 
     def goaway(self, grace_s: float) -> None:
-        """Tell the frontend that the worker leaves."""
+        """Tell the frontend that the worker leaves within `grace_s`."""
         self._is_leaving = True
         self._outbox.set_goaway(grace_s)
 
     def end(self) -> None:
-        """End the session in order, with what is still unsent sent."""
+        """Send what is left, then end the session."""
         self._has_ended = True
         self._send_soon()
 
     async def serve(self, connection: FrameConnection[worker_pb2.FrontendMessage]) -> None:
-        """Until the frontend hangs up or the session has to be dropped. Leaves no request behind."""
+        """Serve the frontend until it hangs up or the session must be dropped. No request outlives the call."""
         try:
             async with asyncio.TaskGroup() as self._group:
                 self._group.create_task(self._beat())
@@ -148,7 +147,7 @@ class FrontendSession:
                 connection.abort()
 
     def _on_messages(self, messages: Sequence[worker_pb2.FrontendMessage]) -> None:
-        """What the frontend has said since the last time."""
+        """The messages of one read."""
         self._silent_beats = 0
         if self._is_over.is_set():
             return
@@ -162,18 +161,17 @@ class FrontendSession:
             self._end_with(error)
 
     def _on_connection_lost(self, failure: Failure) -> None:
-        """The connection is over."""
         if failure.reason is Reason.PROTOCOL_VIOLATION:
             why = f"the frontend broke the protocol: {failure.detail}"
         else:
-            why = "this worker leaves" if self._is_leaving else "the frontend ended it, or is gone"
+            why = "this worker leaves" if self._is_leaving else "the frontend closed it, or is gone"
         self._end_with(SessionOverError(why))
 
     def _end_with(self, error: Exception) -> None:
         self._error = self._error or error
         self._is_over.set()
 
-    # What is sent
+    # Sending
 
     def _on_outbox(self) -> None:
         if self._outbox.token_count > self._config.outbox_tokens_max:
@@ -182,14 +180,14 @@ class FrontendSession:
         self._send_soon()
 
     def _send_soon(self) -> None:
-        """In the next turn but one: a request whose last token has come ends in the next, and that travels with it."""
-        if not self._is_due and self._connection is not None:
-            self._is_due = True
+        """Send in the turn after the next: a request ends one turn after its last token, and both travel together."""
+        if not self._is_send_due and self._connection is not None:
+            self._is_send_due = True
             self._loop.call_soon(self._loop.call_soon, self._send)
 
     def _send(self) -> None:
-        """All that there is, if the frontend takes it: else it gathers in the outbox, which has a bound."""
-        self._is_due = False
+        """Send everything, if the frontend is ready to read. Otherwise it stays in the outbox, which has a bound."""
+        self._is_send_due = False
         assert self._connection is not None
         if self._connection.is_writable:
             if not self._outbox.is_empty:
@@ -200,7 +198,7 @@ class FrontendSession:
     # Requests
 
     def _submit(self, submit: worker_pb2.Submit) -> None:
-        """One stream for each choice. What they share is read once."""
+        """Start a stream for each choice. The request is decoded once."""
         asked, first_id, count = submit.request, submit.stream_id, max(submit.choices, 1)
         first_choice = asked.choice
         if count > CHOICES_MAX:
@@ -224,7 +222,7 @@ class FrontendSession:
             stream.task.add_done_callback(partial(self._forget, stream))
 
     async def _run(self, stream: _Stream, request: Request | Failure, request_id: str, deadline: float | None) -> None:
-        stream.has_come = True
+        stream.has_started = True
         try:
             call = Call(
                 request_id=request_id_of(request_id),
@@ -245,7 +243,7 @@ class FrontendSession:
         stream.phase = Phase.ENDED
 
     def _cancel(self, stream_id: int) -> None:
-        """The frontend wants no more of it. Counted once for each stream that there is or was, however far it came."""
+        """Cancel the stream. Each cancelled stream is counted once, whether it was still running or had ended."""
         if (stream := self._streams.get(stream_id)) is not None:
             if stream.ending.cause is not Cause.SIGNAL:
                 stream.ending.cause = Cause.SIGNAL
@@ -257,40 +255,44 @@ class FrontendSession:
             self._counters.cancelled[Cause.SIGNAL, Phase.ENDED] += 1
 
     def _forget(self, stream: _Stream, _: asyncio.Task[None]) -> None:
-        """Its task is done, or was cancelled before it began."""
+        """The task of the stream is done, or was cancelled before it started."""
         del self._streams[stream.id]
         if stream.choice_group is not None:
             stream.choice_group.leave(stream.choice)
         if stream.ending.cause is Cause.SIGNAL:
-            return  # It is counted, and whoever cancelled has forgotten it.
-        if not stream.has_come:
+            return  # It has been counted, and no further cancel will come.
+        if not stream.has_started:
             self._counters.cancelled[Cause.SESSION_LOST, Phase.QUEUED] += 1
         self._ended[stream.id] = None
         if len(self._ended) > ENDED_KEPT:
             self._ended.popitem(last=False)
 
-    # What goes on beside them
+    # Heartbeats
 
     async def _beat(self) -> None:
-        """The load, every heartbeat while the worker has requests, whoever's, and once more; seldom otherwise."""
+        """Report the load at every heartbeat while the worker has requests, of any frontend, and once more after them.
+
+        Otherwise report it every `idle_heartbeats` heartbeats.
+        """
         beats = 0
         while True:
             await asyncio.sleep(self._config.heartbeat_s)
             beats += 1
-            self._silent_beats += 1  # Not by the clock: while this worker stood still itself, it heard nobody.
+            self._silent_beats += 1  # Not by the clock: a worker that stood still could hear nothing.
             if self._silent_beats * self._config.heartbeat_s > SILENCE_S_MAX:
                 self._end_with(SessionOverError(f"the frontend was silent for {SILENCE_S_MAX:g} s"))
             load = self._load()
             has_requests = bool(self._streams or load.running or load.waiting)
             if has_requests or self._owes_load or beats % self._config.idle_heartbeats == 0:
                 self._outbox.set_load(load)
-            # Once more after the last has ended, however short it was: the worker would pass for loaded, and then for
-            # unknown. A load that travels with ends is read before them, as that of a worker in use.
+            # Report once more after the last request has ended, however short it was. Otherwise its frontend takes the
+            # worker for loaded, and then for unknown. A load that travels with ends does not count: the frontend reads
+            # it before them.
             self._owes_load = has_requests or self._outbox.has_ends
 
 
 def _read(message: inference_pb2.GenerateRequest) -> Request | Failure:
-    """What is asked, or why it can't be honoured."""
+    """The request, or the failure that says why it cannot be honoured."""
     try:
         return request_from_wire(message)
     except Failure as failure:

@@ -1,4 +1,4 @@
-"""SessionListener: each connection is a session of its own, and none is left behind."""
+"""SessionListener: each connection is a session of its own, and none outlives the listener."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ async def hang(_: Connection) -> None:
     await asyncio.Event().wait()
 
 
-def test_serves_each_connection_beside_the_others() -> None:
+def test_connections_are_served_at_the_same_time() -> None:
     async def scenario() -> list[str]:
         came: list[str] = []
         both = asyncio.Event()
@@ -38,7 +38,7 @@ def test_serves_each_connection_beside_the_others() -> None:
     assert len(set(run_async(scenario()))) == 2
 
 
-def test_a_bug_in_one_session_is_logged_and_leaves_the_others_alone() -> None:
+def test_bug_in_one_session_is_logged_and_the_others_go_on() -> None:
     async def scenario() -> None:
         async def attach(connection: Connection) -> None:
             connection.close()
@@ -57,7 +57,7 @@ def test_a_bug_in_one_session_is_logged_and_leaves_the_others_alone() -> None:
     assert [line["event"] for line in logs] == ["bug in a session"] * 2
 
 
-def test_leaving_ends_what_hangs_and_raises_what_was_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_ends_hanging_sessions_and_raises_the_error_of_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.worker.listener.CLOSE_GRACE_S", 0.01)
 
     async def scenario(error: Exception | None) -> None:
@@ -79,8 +79,8 @@ def test_leaving_ends_what_hangs_and_raises_what_was_raised(monkeypatch: pytest.
         run_async(scenario(ValueError("mine")))
 
 
-def test_a_connection_that_was_on_its_way_when_it_left_is_hung_up_on() -> None:
-    """A bug: its session was begun in a group that had ended already."""
+def test_connection_that_arrives_during_the_exit_is_aborted() -> None:
+    """A bug: its session was started in a task group that had ended."""
 
     async def scenario() -> RecordingTransport:
         async with SessionListener(hang) as listener:
@@ -91,7 +91,7 @@ def test_a_connection_that_was_on_its_way_when_it_left_is_hung_up_on() -> None:
     assert run_async(scenario()).end == "aborted"
 
 
-def test_a_cancelled_leave_leaves_no_session_behind() -> None:
+def test_cancelled_exit_leaves_no_session_behind() -> None:
     async def scenario() -> bool:
         began, ended, leaving = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -118,7 +118,7 @@ def test_a_cancelled_leave_leaves_no_session_behind() -> None:
     assert run_async(scenario())
 
 
-def test_a_port_in_use_is_one_sentence() -> None:
+def test_port_in_use_is_reported_in_one_sentence() -> None:
     async def scenario() -> None:
         async with SessionListener(hang) as one, SessionListener(hang) as other:
             await other.start(await one.start("127.0.0.1:0"))
@@ -127,7 +127,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
         run_async(scenario())
 
 
-def test_any_ipv6_address_is_any_ipv4_address_as_well() -> None:
+def test_any_ipv6_address_includes_any_ipv4_address() -> None:
     async def scenario() -> None:
         began = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Outbox: all that one frontend has not been sent yet is one message, and it is counted."""
+"""Outbox: everything that one frontend has not been sent yet is one message, and its size is counted."""
 
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta
@@ -8,10 +8,10 @@ from services.worker.outbox import TOKEN_BYTES, Outbox
 
 
 def nobody() -> None:
-    """Who only looks at what is there need not be told of it."""
+    """For tests that look at the messages alone."""
 
 
-def test_all_that_there_is_is_one_message() -> None:
+def test_everything_in_the_outbox_is_one_message() -> None:
     outbox = Outbox(nobody)
     outbox.add_tokens(1, Delta(0, [11]))
     outbox.add_tokens(2, Delta(5, (21, 22)))
@@ -27,7 +27,7 @@ def test_all_that_there_is_is_one_message() -> None:
     assert message.HasField("goaway")
 
 
-def test_what_was_taken_is_not_there_any_more() -> None:
+def test_popped_message_leaves_an_empty_outbox() -> None:
     outbox = Outbox(nobody)
     outbox.add_tokens(2, Delta(5, (21, 22)))
     outbox.pop_message()
@@ -38,7 +38,7 @@ def test_what_was_taken_is_not_there_any_more() -> None:
     assert outbox.pop_message().step == worker_pb2.Step(stream_ids=[2], positions=[7], token_counts=[1], token_ids=[23])
 
 
-def test_what_gathers_while_a_message_is_on_its_way_is_one_entry_for_each_stream() -> None:
+def test_tokens_that_gather_between_two_messages_are_one_entry_for_each_stream() -> None:
     outbox = Outbox(nobody)
     for position in range(3):
         outbox.add_tokens(1, Delta(position, [10 + position]))
@@ -49,7 +49,7 @@ def test_what_gathers_while_a_message_is_on_its_way_is_one_entry_for_each_stream
     )
 
 
-def test_whoever_sends_is_told_of_each_change() -> None:
+def test_each_addition_is_notified() -> None:
     told: list[int] = []
     outbox = Outbox(lambda: told.append(outbox.token_count))
 
@@ -62,8 +62,8 @@ def test_whoever_sends_is_told_of_each_change() -> None:
     assert told == [1, 3, 3, 0]
 
 
-def test_ends_count_by_their_length() -> None:
-    """Once 200,000 refused requests lay unread and the session went on."""
+def test_ends_count_by_their_size() -> None:
+    """A bug: 200,000 refused requests were left unread, and the session was not dropped."""
     outbox = Outbox(nobody)
 
     outbox.add_failure(1, Failure(Reason.DRAINING, "x" * 200))
@@ -71,8 +71,8 @@ def test_ends_count_by_their_length() -> None:
     assert outbox.token_count >= 200 / TOKEN_BYTES
 
 
-def test_streams_that_begin_count() -> None:
-    """Of those that are cancelled there is nothing else to send: once they filled the memory beside it."""
+def test_streams_that_begin_count_as_one_token() -> None:
+    """A bug: for a cancelled stream nothing else is sent, and such streams filled the memory uncounted."""
     outbox = Outbox(nobody)
 
     for stream_id in range(4):

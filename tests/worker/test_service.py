@@ -1,4 +1,4 @@
-"""The Worker service: the tokeniser in pieces, and the load as it is."""
+"""WorkerService: it sends its tokeniser in pieces and reports its present load."""
 
 import asyncio
 from dataclasses import replace
@@ -34,9 +34,7 @@ def fetch(content: bytes, sha256: str = "abc") -> list[bytes]:
     ("size", "pieces"),
     [(0, []), (1, [1]), (PIECE_BYTES, [PIECE_BYTES]), (2 * PIECE_BYTES + 1, [PIECE_BYTES, PIECE_BYTES, 1])],
 )
-def test_the_pieces_of_a_tokeniser_are_the_whole_and_none_is_larger_than_its_bound(
-    size: int, pieces: list[int]
-) -> None:
+def test_tokeniser_is_sent_in_pieces_of_bounded_size(size: int, pieces: list[int]) -> None:
     content = bytes(index % 251 for index in range(size))
 
     fetched = fetch(content)
@@ -45,7 +43,7 @@ def test_the_pieces_of_a_tokeniser_are_the_whole_and_none_is_larger_than_its_bou
     assert b"".join(fetched) == content
 
 
-def test_another_checksum_is_not_found() -> None:
+def test_unknown_checksum_is_not_found() -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         fetch(b"x", sha256="def")
 
@@ -53,7 +51,7 @@ def test_another_checksum_is_not_found() -> None:
     assert failure_of(caught.value, otherwise=Reason.INTERNAL).reason is Reason.MODEL_NOT_FOUND
 
 
-def test_the_load_is_what_runs_and_waits_now() -> None:
+def test_load_has_the_present_number_of_running_and_waiting_requests() -> None:
     async def scenario() -> list[Any]:
         engine = ManualEngine()
         execute = Execute(engine, Limits(slots=1, places=2))
@@ -77,7 +75,7 @@ def test_the_load_is_what_runs_and_waits_now() -> None:
     assert [load.HasField("service_time") for load in loads] == [False, False, True], "once a slot has been given back"
 
 
-def test_the_welcome_says_how_often_requests_of_this_worker_may_move() -> None:
+def test_welcome_has_the_migration_limit_of_the_worker() -> None:
     async def welcome(**config: Any) -> worker_pb2.ModelCard:
         async with serving(Script(), **config) as served:
             frontend = served.attach()

@@ -1,4 +1,4 @@
-"""Attach: one session carries all requests of a frontend, and leaves none behind."""
+"""The worker's end of a session carries all requests of one frontend, and none outlives it."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ def play(scenario: Callable[[Served, ManualLayer], Awaitable[Any]], **config: An
 # What a session says
 
 
-def test_the_first_message_welcomes_and_the_others_do_not() -> None:
+def test_only_the_first_message_has_a_welcome() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.read()
@@ -59,7 +59,7 @@ def test_the_first_message_welcomes_and_the_others_do_not() -> None:
     assert not any(message.HasField("welcome") for message in others)
 
 
-def test_tokens_then_the_finish_reason_and_complete_final() -> None:
+def test_successful_stream_has_tokens_then_a_finish_reason_and_complete_final() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
@@ -79,7 +79,7 @@ def test_tokens_then_the_finish_reason_and_complete_final() -> None:
     )
 
 
-def test_a_failure_ends_its_stream_after_its_tokens_and_without_complete_final() -> None:
+def test_failed_stream_has_tokens_then_an_error_without_complete_final() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
@@ -97,7 +97,7 @@ def test_a_failure_ends_its_stream_after_its_tokens_and_without_complete_final()
     )
 
 
-def test_streams_go_on_side_by_side() -> None:
+def test_several_streams_run_at_the_same_time() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.send(submit(1, 10), submit(2, 20))
@@ -119,7 +119,7 @@ def test_streams_go_on_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
-def test_the_time_that_is_left_becomes_the_calls_deadline(timeout_s: float | None) -> None:
+def test_timeout_of_a_submit_becomes_the_deadline_of_its_call(timeout_s: float | None) -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> float | None:
         asked_for = submit(1, 10, request_id="r-1")
         if timeout_s is not None:
@@ -136,7 +136,7 @@ def test_the_time_that_is_left_becomes_the_calls_deadline(timeout_s: float | Non
     assert left_s is None or 4 < left_s <= 5
 
 
-def test_a_session_that_is_ended_sends_what_is_unsent_first() -> None:
+def test_end_sends_what_is_left_before_it_closes_the_session() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
@@ -161,7 +161,7 @@ def test_a_session_that_is_ended_sends_what_is_unsent_first() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"priority": 1}, {"session_id": "s"}, {"request_id": "two words"}])
-def test_a_request_that_cannot_be_honoured_ends_with_an_error_and_harms_no_other(fields: dict[str, Any]) -> None:
+def test_request_that_cannot_be_honoured_ends_with_an_error_and_the_others_go_on(fields: dict[str, Any]) -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.send(submit(1, 10, **fields), submit(2, 20))
@@ -178,7 +178,7 @@ def test_a_request_that_cannot_be_honoured_ends_with_an_error_and_harms_no_other
     assert done.complete_final
 
 
-def test_a_bug_in_one_request_is_that_requests_failure_under_the_guard() -> None:
+def test_bug_in_one_request_fails_that_request_alone_under_the_guard() -> None:
     async def scenario() -> tuple[str, bool]:
         async with serving(Guard(Script([7, ValueError("a bug")], [8]))) as served:
             frontend = served.attach()
@@ -191,7 +191,7 @@ def test_a_bug_in_one_request_is_that_requests_failure_under_the_guard() -> None
     assert run_async(scenario()) == ("INTERNAL", True)
 
 
-def test_a_message_that_cannot_be_decoded_ends_the_session() -> None:
+def test_message_that_cannot_be_decoded_ends_the_session() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
@@ -205,7 +205,7 @@ def test_a_message_that_cannot_be_decoded_ends_the_session() -> None:
     play(scenario)
 
 
-def test_a_stream_id_in_use_ends_the_session() -> None:
+def test_stream_id_that_is_in_use_ends_the_session() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
@@ -231,7 +231,7 @@ def group_of(count: int, stream_id: int, prompt: int, **fields: Any) -> worker_p
         [group_of(3, 1, 10), group_of(2, 3, 20)],
     ],
 )
-def test_a_stream_id_in_use_by_any_choice_ends_the_session(twice: list[worker_pb2.Submit]) -> None:
+def test_stream_id_that_any_choice_uses_ends_the_session(twice: list[worker_pb2.Submit]) -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
         await frontend.send(*twice)
@@ -240,7 +240,7 @@ def test_a_stream_id_in_use_by_any_choice_ends_the_session(twice: list[worker_pb
     play(scenario)
 
 
-def test_the_stream_id_of_one_that_has_ended_is_no_new_one() -> None:
+def test_stream_id_of_an_ended_stream_cannot_be_used_again() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
@@ -257,7 +257,7 @@ def test_the_stream_id_of_one_that_has_ended_is_no_new_one() -> None:
     [(CHOICES_MAX + 1, 1), (2**32 - 1, 1), (2, 2**32 - 1), (CHOICES_MAX, 2**32 - CHOICES_MAX + 1)],
 )
 @pytest.mark.parametrize("counted", ["stream_id", "choice"])
-def test_more_choices_than_anybody_may_ask_for_end_the_session(count: int, stream_id: int, counted: str) -> None:
+def test_too_many_choices_in_one_submit_end_the_session(count: int, stream_id: int, counted: str) -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
         ids = {"stream_id": 1} | {counted: stream_id}
@@ -268,10 +268,8 @@ def test_more_choices_than_anybody_may_ask_for_end_the_session(count: int, strea
 
 
 @pytest.mark.parametrize("count", [7, 8])
-def test_a_session_with_more_streams_than_any_frontend_has_is_dropped(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One small message of 5,000 requests of 64 choices once held up the worker for 17 s."""
+def test_session_with_too_many_streams_is_dropped(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug: one small message with 5,000 requests of 64 choices blocked the worker for 17 s."""
     monkeypatch.setattr(session_module, "STREAMS_MAX", 2)  # Beside the 2 that run and the 3 that wait.
 
     async def scenario(served: Served, pipeline: ManualLayer) -> bool:
@@ -291,14 +289,14 @@ def test_a_session_with_more_streams_than_any_frontend_has_is_dropped(
 
 
 def answering(engine: ManualEngine, **config: Any) -> Any:
-    """A session on a worker's own admission, over an engine that the test steps."""
+    """A session with the real admission of a worker, on an engine that the test steps."""
     execute = Execute(engine, Limits(slots=2, places=3))
     engine.attach(execute.emit)
     return serving(Guard(Deadline(execute)), engine=engine, execute=execute, **config)
 
 
 async def until_taken_note(frontend: RawFrontend) -> None:
-    """Until the worker has dealt with all that was sent before: it refuses one more request."""
+    """Wait until the worker has processed everything sent before: it refuses one more request."""
     await frontend.send(submit(1000, 10, priority=1))
     await frontend.until(lambda: frontend.end(1000))
 
@@ -307,7 +305,7 @@ async def until_ended(frontend: RawFrontend, *stream_ids: int) -> list[worker_pb
     return [await frontend.until(partial(frontend.end, stream_id)) for stream_id in stream_ids]
 
 
-def test_every_choice_is_a_stream_with_tokens_and_an_end_of_its_own() -> None:
+def test_every_choice_is_a_stream_with_its_own_tokens_and_end() -> None:
     async def scenario() -> Any:
         engine = ManualEngine()
         async with answering(engine) as served:
@@ -327,7 +325,7 @@ def test_every_choice_is_a_stream_with_tokens_and_an_end_of_its_own() -> None:
     assert all(stream_id in frontend.begun() for stream_id in (5, 6, 7))
 
 
-def test_all_choices_end_with_the_same_error_when_there_is_no_room_for_all() -> None:
+def test_all_choices_end_with_the_same_error_if_there_is_no_room_for_all() -> None:
     async def scenario() -> list[Any]:
         engine = ManualEngine()
         async with answering(engine) as served:
@@ -345,7 +343,7 @@ def test_all_choices_end_with_the_same_error_when_there_is_no_room_for_all() -> 
 
 @pytest.mark.parametrize("gone", [[5], [6], [7], [5, 7], [5, 6, 7]])
 @pytest.mark.parametrize("is_in_one_message", [True, False])
-def test_a_choice_is_cancelled_alone_and_keeps_no_place_even_if_it_had_not_begun(
+def test_cancelled_choice_frees_its_place_even_before_it_has_begun_and_the_others_go_on(
     gone: list[int], is_in_one_message: bool
 ) -> None:
     async def scenario() -> tuple[Any, tuple[int, int]]:
@@ -372,7 +370,7 @@ def test_a_choice_is_cancelled_alone_and_keeps_no_place_even_if_it_had_not_begun
     assert (cancelled.total(), load) == (len(gone), (0, 0))
 
 
-def test_a_request_that_is_refused_before_admission_ends_every_choice() -> None:
+def test_request_that_is_refused_before_admission_ends_every_choice() -> None:
     async def scenario() -> list[str]:
         engine = ManualEngine()
         async with answering(engine) as served:
@@ -385,7 +383,7 @@ def test_a_request_that_is_refused_before_admission_ends_every_choice() -> None:
     assert run_async(scenario()) == ["INVALID_ARGUMENT"] * 3
 
 
-def test_a_party_whose_time_is_up_before_it_came_takes_no_place() -> None:
+def test_choice_group_whose_deadline_has_passed_takes_no_place() -> None:
     async def scenario() -> list[str]:
         engine = ManualEngine()
         async with answering(engine) as served:
@@ -404,8 +402,8 @@ def test_a_party_whose_time_is_up_before_it_came_takes_no_place() -> None:
 # Signals
 
 
-def test_each_signal_counts_once_with_how_far_its_stream_had_come() -> None:
-    """Duplicates and unknown ids count nothing, and harm nobody; one that crosses the end counts as well."""
+def test_each_cancel_counts_once_under_the_phase_of_its_stream() -> None:
+    """Duplicates and unknown ids do not count. A cancel that crosses the end of its stream counts."""
 
     async def scenario() -> tuple[dict[Any, int], int]:
         engine = ManualEngine()
@@ -437,12 +435,12 @@ def test_each_signal_counts_once_with_how_far_its_stream_had_come() -> None:
 
 
 def unconnected(pipeline: Layer, counters: Counters) -> session_module.FrontendSession:
-    """A session whose requests and cancels a test brings itself."""
+    """A session without a connection: the test calls it with requests and cancels."""
     config = session_module.FrontendSessionConfig(heartbeat_s=9.0)
     return session_module.FrontendSession(pipeline, worker_pb2.Welcome(), worker_pb2.Load, counters, config)
 
 
-def test_a_signal_that_comes_in_the_turn_in_which_its_stream_ends_crosses_the_end() -> None:
+def test_cancel_in_the_turn_in_which_its_stream_ends_counts_as_crossing_the_end() -> None:
     async def scenario() -> dict[Any, int]:
         counters = Counters()
         session = unconnected(Script([]), counters)
@@ -457,7 +455,7 @@ def test_a_signal_that_comes_in_the_turn_in_which_its_stream_ends_crosses_the_en
     assert run_async(scenario()) == {(Cause.SIGNAL, Phase.ENDED): 1}
 
 
-def test_a_signal_and_a_cancel_by_name_in_one_turn_count_once() -> None:
+def test_cancel_and_a_cancel_by_name_in_one_turn_count_once() -> None:
     async def scenario() -> Counters:
         engine, gate = ManualEngine(), Gate()
         execute = Execute(engine, Limits(slots=1, places=0))
@@ -476,7 +474,7 @@ def test_a_signal_and_a_cancel_by_name_in_one_turn_count_once() -> None:
     assert counters.aborted == 1
 
 
-def test_a_stream_whose_session_ends_before_it_began_is_counted_too() -> None:
+def test_stream_whose_session_ends_before_its_task_started_is_counted() -> None:
     async def scenario() -> dict[Any, int]:
         counters = Counters()
         session = unconnected(Script([]), counters)
@@ -491,7 +489,7 @@ def test_a_stream_whose_session_ends_before_it_began_is_counted_too() -> None:
     assert run_async(scenario()) == {(Cause.SESSION_LOST, Phase.QUEUED): 1}
 
 
-def test_what_a_session_remembers_of_ended_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_ended_streams_that_a_session_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "ENDED_KEPT", 2)
 
     async def scenario(served: Served, pipeline: ManualLayer) -> dict[Any, int]:
@@ -508,7 +506,7 @@ def test_what_a_session_remembers_of_ended_streams_is_bounded(monkeypatch: pytes
     assert play(scenario) == {(Cause.SIGNAL, Phase.ENDED): 2}
 
 
-def test_a_frontend_that_is_gone_is_counted_for_each_of_its_streams() -> None:
+def test_lost_session_is_counted_for_each_of_its_streams() -> None:
     async def scenario() -> dict[Any, int]:
         engine = ManualEngine()
         async with answering(engine) as served:
@@ -531,7 +529,7 @@ def test_a_frontend_that_is_gone_is_counted_for_each_of_its_streams() -> None:
 # Who hangs up
 
 
-def test_cancel_stops_that_request_alone_and_unknown_ids_are_ignored() -> None:
+def test_cancel_stops_one_request_and_unknown_ids_are_ignored() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.send(submit(1, 10), submit(2, 20))
@@ -550,7 +548,7 @@ def test_cancel_stops_that_request_alone_and_unknown_ids_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("cancels", [[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]])
-def test_of_those_that_leave_together_none_begins_in_the_slot_of_another(cancels: list[int]) -> None:
+def test_request_that_is_cancelled_with_another_does_not_begin_in_its_slot(cancels: list[int]) -> None:
     async def scenario() -> int:
         engine = ManualEngine()
         async with answering(engine) as served:
@@ -565,7 +563,7 @@ def test_of_those_that_leave_together_none_begins_in_the_slot_of_another(cancels
     assert run_async(scenario()) == 2
 
 
-def test_a_request_that_is_cancelled_before_it_began_never_begins() -> None:
+def test_request_that_is_cancelled_before_it_began_never_begins() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> RawFrontend:
         frontend = served.attach()
         await frontend.send(submit(1, 10), submit(2, 20), cancels=[1])
@@ -578,7 +576,7 @@ def test_a_request_that_is_cancelled_before_it_began_never_begins() -> None:
 
 
 @pytest.mark.parametrize("hang_up", [RawSession.close, RawSession.abort, RawSession.half_close])
-def test_a_frontend_that_hangs_up_cancels_all_its_requests_and_nobody_elses(
+def test_frontend_that_hangs_up_cancels_its_own_requests_alone(
     hang_up: Callable[[RawSession], None],
 ) -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> int:
@@ -601,7 +599,7 @@ def test_a_frontend_that_hangs_up_cancels_all_its_requests_and_nobody_elses(
 # Leaving
 
 
-def test_goaway_reaches_those_who_are_here_and_those_who_come() -> None:
+def test_goaway_reaches_present_and_later_sessions() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> list[float]:
         here = served.attach()
         await here.read()
@@ -616,10 +614,10 @@ def test_goaway_reaches_those_who_are_here_and_those_who_come() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_leaving", "why"), [(True, "this worker leaves"), (False, "the frontend ended it, or is gone")]
+    ("is_leaving", "why"), [(True, "this worker leaves"), (False, "the frontend closed it, or is gone")]
 )
-def test_the_log_says_on_whose_account_a_session_ended(is_leaving: bool, why: str) -> None:
-    """ "The frontend left" was said of a frontend that had been told to."""
+def test_log_says_which_end_closed_the_session(is_leaving: bool, why: str) -> None:
+    """A bug: the log said that the frontend left, although the worker had told it to leave."""
 
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
@@ -638,7 +636,7 @@ def test_the_log_says_on_whose_account_a_session_ended(is_leaving: bool, why: st
 # Heartbeats
 
 
-def test_loads_come_with_every_heartbeat_while_a_stream_runs() -> None:
+def test_load_is_reported_at_every_heartbeat_while_a_stream_runs() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> worker_pb2.Load:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
@@ -650,8 +648,8 @@ def test_loads_come_with_every_heartbeat_while_a_stream_runs() -> None:
     assert (load.engine_steps, load.ranks[0].kv_blocks_total) == (7, 9)
 
 
-def test_a_frontend_hears_with_every_heartbeat_of_what_others_have_running() -> None:
-    """Or it would take a worker for busy that another frontend had filled, seconds after all that had ended."""
+def test_load_is_reported_at_every_heartbeat_while_another_frontend_has_streams() -> None:
+    """Otherwise a frontend takes a worker for busy for seconds after the requests of another frontend have ended."""
 
     async def scenario() -> worker_pb2.Load:
         engine = ManualEngine()
@@ -665,8 +663,8 @@ def test_a_frontend_hears_with_every_heartbeat_of_what_others_have_running() -> 
     assert run_async(scenario()).running == 1
 
 
-def test_one_more_load_tells_that_the_last_stream_is_gone() -> None:
-    """Without it the worker would pass for as loaded as it was until it reports again, which is long with no stream."""
+def test_load_is_reported_once_more_after_the_last_stream_has_ended() -> None:
+    """Otherwise the last load counts until the next report, which is rare without streams."""
 
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
@@ -686,8 +684,8 @@ async def _load_after_end(frontend: RawFrontend) -> None:
     await frontend.until(lambda: any(message.HasField("load") for message in frontend.messages[after:]))
 
 
-def test_a_stream_that_no_heartbeat_has_seen_is_followed_by_a_load_too() -> None:
-    """Its frontend expects a report within a heartbeat from its start on, and took the worker for unknown."""
+def test_load_follows_a_stream_that_ended_between_two_heartbeats() -> None:
+    """A bug: the frontend, which expects a report within a heartbeat of a stream's start, took the load for unknown."""
 
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
@@ -698,8 +696,8 @@ def test_a_stream_that_no_heartbeat_has_seen_is_followed_by_a_load_too() -> None
     play(scenario, heartbeat_s=0.1, idle_heartbeats=10**9)
 
 
-def test_a_load_that_travels_with_the_last_end_is_followed_by_another() -> None:
-    """It is read before the end, while the frontend counts the worker as in use and believes it for less long."""
+def test_load_that_travels_with_the_last_end_is_followed_by_another() -> None:
+    """The frontend reads it before the end, while the worker is in use, and so believes it for a shorter time."""
 
     async def scenario(served: Served, pipeline: ManualLayer) -> None:
         frontend = served.attach()
@@ -713,8 +711,8 @@ def test_a_load_that_travels_with_the_last_end_is_followed_by_another() -> None:
     play(scenario, heartbeat_s=0.05, idle_heartbeats=10**9)
 
 
-def test_a_worker_under_load_sends_one_load_a_heartbeat() -> None:
-    """However many requests begin and end between two."""
+def test_busy_worker_reports_one_load_for_each_heartbeat() -> None:
+    """The number of requests that begin and end between two heartbeats changes nothing."""
 
     async def scenario(served: Served, pipeline: ManualLayer) -> tuple[int, float]:
         frontend = served.attach()
@@ -731,7 +729,7 @@ def test_a_worker_under_load_sends_one_load_a_heartbeat() -> None:
     assert count <= 1 + took_s / 0.05
 
 
-def test_loads_come_seldom_while_none_does() -> None:
+def test_idle_worker_reports_its_load_rarely() -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> float:
         frontend = served.attach()
         await frontend.read()
@@ -743,7 +741,7 @@ def test_loads_come_seldom_while_none_does() -> None:
     assert play(scenario, heartbeat_s=0.01, idle_heartbeats=5) > 2 * 5 * 0.01
 
 
-def test_a_frontend_that_falls_silent_is_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_frontend_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "SILENCE_S_MAX", 0.2)
 
     async def scenario(served: Served, pipeline: ManualLayer) -> bool:
@@ -762,8 +760,8 @@ def test_a_frontend_that_falls_silent_is_taken_for_gone(monkeypatch: pytest.Monk
     assert "the frontend was silent for 0.2 s" in [line.get("why") for line in logs]
 
 
-def test_a_worker_that_stood_still_itself_takes_nobody_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Meanwhile it could hear nobody."""
+def test_worker_that_stood_still_itself_drops_no_frontend_for_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could hear no frontend meanwhile."""
     monkeypatch.setattr(session_module, "SILENCE_S_MAX", 0.1)
 
     async def scenario(served: Served, pipeline: ManualLayer) -> bool:
@@ -782,7 +780,7 @@ def test_a_worker_that_stood_still_itself_takes_nobody_for_gone(monkeypatch: pyt
 # What is sent together
 
 
-def test_an_end_travels_with_the_last_tokens() -> None:
+def test_end_travels_with_the_last_tokens() -> None:
     async def scenario() -> list[worker_pb2.WorkerMessage]:
         engine = ManualEngine()
         async with answering(engine) as served:
@@ -803,7 +801,7 @@ def test_an_end_travels_with_the_last_tokens() -> None:
 
 
 @pytest.mark.parametrize("count", [10, 11])
-def test_a_frontend_may_leave_exactly_the_bound_unread(count: int) -> None:
+def test_frontend_may_leave_exactly_the_bound_unread(count: int) -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> bool:
         frontend = served.attach()
         await frontend.send(submit(1, 10))
@@ -819,7 +817,7 @@ def test_a_frontend_may_leave_exactly_the_bound_unread(count: int) -> None:
     assert play(scenario, outbox_tokens_max=10) is (count > 10)
 
 
-def test_a_frontend_that_submits_and_reads_nothing_is_dropped() -> None:
+def test_frontend_that_submits_and_reads_nothing_is_dropped() -> None:
     async def scenario() -> None:
         refused = Script(*[[Reason.WORKER_AT_CAPACITY]] * 1000)
         async with serving(refused, outbox_tokens_max=100) as served:
@@ -830,8 +828,8 @@ def test_a_frontend_that_submits_and_reads_nothing_is_dropped() -> None:
     run_async(scenario())
 
 
-def test_a_frontend_that_reads_nothing_is_dropped_while_the_write_still_waits() -> None:
-    """Once the bound was only looked at between writes, and a frontend that read nothing filled the worker's memory."""
+def test_frontend_that_reads_nothing_is_dropped_while_a_write_waits() -> None:
+    """A bug: the bound was checked only between writes, so a frontend that read nothing filled the worker's memory."""
     delivered = 0
 
     async def flood(request: Request, call: Call, sink: Sink) -> Finish:

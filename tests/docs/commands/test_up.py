@@ -27,7 +27,7 @@ class Way:
 
 WAYS = (
     Way("DYN_PROCESSES=2 unbroken up", r"^frontend-1 .* processes=2\b"),
-    Way("DYN_STALL_MS=3000 unbroken up", r"^frontend-1 .* stall_s=3\.0\b"),
+    Way("DYN_STALL_MS=3000 unbroken up", r"^frontend-1 .*\bstall_s=3\.0\b"),
     Way(
         "unbroken up --engine trtllm --model /model --workers 1",
         r"^worker-1 .* worker ready .* engine=trtllm ",
