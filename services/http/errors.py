@@ -22,7 +22,7 @@ OVERLOADED = "overloaded_error"
 class ErrorDetail(Struct, kw_only=True):
     """type, code and metadata are for programs, message and hint for people.
 
-    param: the field at fault. partial: what had come of the answer, for a client that asks with X-Return-Partial.
+    param: the field at fault. partial: the answer up to the failure, for a client that asks with X-Return-Partial.
     """
 
     message: str
@@ -47,7 +47,7 @@ def envelope(
 ) -> bytes:
     """The failure as an `Error` in JSON.
 
-    `partial`: what had come of the answer, if the client asked for it. `hint`: replaces the hint of the reason.
+    `partial`: the answer up to the failure, if the client asked for it. `hint`: replaces the hint of the reason.
     """
     traits = failure.traits
     detail = ErrorDetail(

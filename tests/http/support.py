@@ -160,7 +160,7 @@ class Flood:
 
 
 @dataclass
-class Shelf:
+class StubFrontend:
     """The state of a frontend: a stand-in for its catalog, pool and gate."""
 
     cards: list[ModelCard] = field(default_factory=lambda: [CARD])
@@ -236,7 +236,7 @@ class Server:
 async def serving(
     pipeline: Any,
     *,
-    catalog: Shelf | None = None,
+    catalog: StubFrontend | None = None,
     config: HttpConfig | None = None,
     on_refused: Callable[[str, str, Failure], None] = lambda *_: None,
     connections_max: int = 1,
@@ -245,15 +245,15 @@ async def serving(
 ) -> AsyncIterator[Server]:
     """`is_apart`: serve only admin calls."""
     metrics = CollectorRegistry()
-    shelf = catalog or Shelf()
-    outcomes = Outcomes(pipeline, shelf.gate)
-    control = alone(metrics=metrics, gate=shelf.gate)
+    frontend = catalog or StubFrontend()
+    outcomes = Outcomes(pipeline, frontend.gate)
+    control = alone(metrics=metrics, gate=frontend.gate)
     config = config or HttpConfig()
     if is_apart:
         assert admin is not None
-        app = build_admin_app(admin, shelf, control, config)
+        app = build_admin_app(admin, frontend, control, config)
     else:
-        app = build_app(outcomes, shelf, control, config, on_refused, admin)
+        app = build_app(outcomes, frontend, control, config, on_refused, admin)
     async with http_server(app, config, "127.0.0.1", 0) as listening:
         connector = aiohttp.TCPConnector(limit=connections_max)
         session = aiohttp.ClientSession(f"http://127.0.0.1:{listening.port}", connector=connector)

@@ -1,8 +1,8 @@
 """Request headers of the OpenAI endpoints: the file to edit when a header is added.
 
-A header needs its name and JSON schema in `HEADERS`, which the OpenAPI document lists, and a function here that reads
-it. `call_of` reads headers that set how a request is carried out. `OpenAiEndpoints.serve` has the body's request at
-hand: a header that sets a part of it, such as a sampling setting, is applied there.
+To add a header, put its name and JSON schema into `HEADERS`, which is a part of the OpenAPI document, and read it in a
+function here. `call_of` reads the headers that apply to the call, such as the deadline. A header that changes the
+request, such as a sampling setting, is applied by `OpenAiEndpoints.serve` after the body is parsed.
 `X-Request-Id`, which every path takes, is read in services/http/request_id.py.
 """
 
@@ -62,7 +62,7 @@ def _seconds(text: str) -> float:
 
 
 def wants_partial(request: HttpRequest) -> bool:
-    """`X-Return-Partial`: whether the error of an answer that fails halfway includes what had come of it.
+    """`X-Return-Partial`: whether the error of an answer that fails halfway includes the answer up to the failure.
 
     Raises Failure(INVALID_ARGUMENT) unless the header is true or false.
     """

@@ -37,7 +37,7 @@ class _TooManyAhead(Exception):
 
 
 class RequestParser:
-    """Parses the requests of one connection. After `feed` has returned False, or after `break_off`, it is done."""
+    """Parses the requests of one connection. Do not feed it after `feed` returned False or `break_off`."""
 
     __slots__ = (
         "_body",

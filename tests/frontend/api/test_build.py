@@ -3,7 +3,7 @@
 from services.frontend.api.build import build_admin_app, build_app
 from services.http.server.config import PROBE_PATHS, HttpConfig
 from tests.frontend.support import alone
-from tests.http.support import Script, Shelf, admin_of
+from tests.http.support import Script, StubFrontend, admin_of
 
 OPERATORS = {("/busy_threshold", "GET"), ("/busy_threshold", "POST")}
 EVERYWHERE = {("/live", "GET"), ("/health", "GET"), ("/metrics", "GET"), ("/openapi.json", "GET")}
@@ -18,12 +18,12 @@ CLIENTS = {
 
 def routes_of_clients(*, with_admin: bool) -> set[tuple[str, str]]:
     admin = admin_of() if with_admin else None
-    app = build_app(Script(), Shelf(), alone(), HttpConfig(), lambda *_: None, admin)
+    app = build_app(Script(), StubFrontend(), alone(), HttpConfig(), lambda *_: None, admin)
     return set(app.routes.listed())
 
 
 def routes_of_operators() -> set[tuple[str, str]]:
-    return set(build_admin_app(admin_of(), Shelf(), alone(), HttpConfig()).routes.listed())
+    return set(build_admin_app(admin_of(), StubFrontend(), alone(), HttpConfig()).routes.listed())
 
 
 def test_application_for_clients_has_their_routes_alone() -> None:

@@ -5,20 +5,22 @@ import json
 import pytest
 from prometheus_client import Counter
 
-from tests.http.support import Script, Shelf, error_of, run, serving
+from tests.http.support import Script, StubFrontend, error_of, run, serving
 
 
 @pytest.mark.parametrize(
-    ("shelf", "status", "code"),
+    ("frontend", "status", "code"),
     [
-        (Shelf(), 200, None),
-        (Shelf(cards=[]), 503, "NO_WORKERS"),
-        (Shelf(is_draining=True), 503, "DRAINING"),
+        (StubFrontend(), 200, None),
+        (StubFrontend(cards=[]), 503, "NO_WORKERS"),
+        (StubFrontend(is_draining=True), 503, "DRAINING"),
     ],
 )
-def test_health_is_503_with_the_reason_if_no_request_can_be_served(shelf: Shelf, status: int, code: str | None) -> None:
+def test_health_is_503_with_the_reason_if_no_request_can_be_served(
+    frontend: StubFrontend, status: int, code: str | None
+) -> None:
     async def test() -> None:
-        async with serving(Script(), catalog=shelf) as server:
+        async with serving(Script(), catalog=frontend) as server:
             health, body = await server.get("/health")
 
         assert health.status == status
@@ -31,10 +33,10 @@ def test_health_is_503_with_the_reason_if_no_request_can_be_served(shelf: Shelf,
     run(test)
 
 
-@pytest.mark.parametrize("shelf", [Shelf(), Shelf(cards=[]), Shelf(is_draining=True)])
-def test_live_is_200_whatever_health_says(shelf: Shelf) -> None:
+@pytest.mark.parametrize("frontend", [StubFrontend(), StubFrontend(cards=[]), StubFrontend(is_draining=True)])
+def test_live_is_200_whatever_health_says(frontend: StubFrontend) -> None:
     async def test() -> None:
-        async with serving(Script(), catalog=shelf) as server:
+        async with serving(Script(), catalog=frontend) as server:
             live, body = await server.get("/live")
 
         assert (live.status, body) == (200, b'{"status":"live"}')
@@ -44,7 +46,7 @@ def test_live_is_200_whatever_health_says(shelf: Shelf) -> None:
 
 def test_health_distinguishes_unreachable_workers_from_no_workers() -> None:
     async def test() -> None:
-        async with serving(Script(), catalog=Shelf(cards=[], unreached_count=1)) as server:
+        async with serving(Script(), catalog=StubFrontend(cards=[], unreached_count=1)) as server:
             _, body = await server.get("/health")
 
         assert "no worker is reached, of 1 registered" in error_of(body)["message"]

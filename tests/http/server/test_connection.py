@@ -204,7 +204,7 @@ def test_bytes_after_the_last_request_do_not_cost_its_answer() -> None:
     run(test)
 
 
-# What HTTP asks of a server
+# What HTTP requires
 
 
 @pytest.mark.parametrize("cut", [20, -4], ids=["in the head", "before its end"])
@@ -492,7 +492,7 @@ def test_parser_of_a_lost_connection_is_freed_without_the_garbage_collector(
         gc.enable()
 
 
-# Leaving and closing
+# Disconnects and closing
 
 
 @pytest.mark.parametrize("steps", [(HANG,), ("a", HANG)], ids=["nothing sent", "a stream"])

@@ -18,7 +18,7 @@ from tests.support.tables import rows_of
 
 TEST_S_MAX = 10.0
 SHORT_S = 0.2
-"""Of a bound that a test lets pass."""
+"""The time of a bound that passes during a test."""
 AT_ONCE = b"GET /at-once HTTP/1.1\r\nHost: x\r\n\r\n"
 HELD = b"POST /held HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
 LAST = HELD.replace(b"Host: x", b"Connection: close")

@@ -10,11 +10,11 @@ from services.http.server.config import HttpConfig
 from services.http.server.listener import http_server
 from services.runtime.process import StartupError
 from tests.frontend.support import alone
-from tests.http.support import HANG, Script, Shelf, error_of, raw_post, run, serving
+from tests.http.support import HANG, Script, StubFrontend, error_of, raw_post, run, serving
 
 
 def new_app() -> HttpApp:
-    return build_app(Script(), Shelf(), alone(), HttpConfig(), lambda *_: None)
+    return build_app(Script(), StubFrontend(), alone(), HttpConfig(), lambda *_: None)
 
 
 def test_port_in_use_is_a_startup_error() -> None:

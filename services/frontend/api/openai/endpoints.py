@@ -98,9 +98,9 @@ class OpenAiEndpoints:
     async def _respond(
         self, body: Body, request: Request, call: Call, answer: Answer, *, returns_partial: bool
     ) -> Response:
-        """The response to a request without `stream`. `returns_partial`: an error includes what had come of the answer.
+        """The response to a request without `stream`. Raises Failure.
 
-        Raises Failure.
+        `returns_partial`: an error includes the answer up to the failure.
         """
         collector = Collector()
         try:

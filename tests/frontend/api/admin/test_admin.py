@@ -21,7 +21,7 @@ def make_admin(*, token: str | None = None, is_on: bool = True) -> tuple[Admin, 
     return Admin(AdminConfig(token=token), models_of(CARD), thresholds, alone(thresholds)), thresholds
 
 
-# Who may
+# Authorization
 
 
 @pytest.mark.parametrize("given", ["Bearer secret", "bearer secret", "BEARER  secret "])

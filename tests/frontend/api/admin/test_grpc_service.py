@@ -106,7 +106,7 @@ def test_invalid_field_is_named(request_: Any, reason: Reason, param: str) -> No
     assert (caught.value.reason, caught.value.param) == (reason, param)
 
 
-# Strangers
+# Calls without the token
 
 
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer other"),), (("authorization-bin", b"\xff"),)])

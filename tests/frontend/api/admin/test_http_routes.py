@@ -121,7 +121,7 @@ def test_error_of_an_unknown_field_lists_the_fields() -> None:
     run(test)
 
 
-# Strangers
+# Calls without the token
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer other"}, {"Authorization": "Basic secret"}])

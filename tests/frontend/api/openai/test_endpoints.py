@@ -17,7 +17,20 @@ from services.frontend.api import build
 from services.frontend.api.openai.bodies import CompletionBody
 from services.frontend.api.openai.parse import parse_completion
 from services.http.server.config import HttpConfig
-from tests.http.support import CARD, HANG, End, Say, Script, Server, Shelf, error_of, events, raw_post, run, serving
+from tests.http.support import (
+    CARD,
+    HANG,
+    End,
+    Say,
+    Script,
+    Server,
+    StubFrontend,
+    error_of,
+    events,
+    raw_post,
+    run,
+    serving,
+)
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi"}
 CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -404,11 +417,11 @@ def test_error_of_an_unknown_path_lists_the_routes() -> None:
 
 def test_models_are_those_that_can_be_served() -> None:
     async def test() -> None:
-        shelf = Shelf()
-        async with serving(Script(), catalog=shelf) as server:
+        frontend = StubFrontend()
+        async with serving(Script(), catalog=frontend) as server:
             _, listed = await server.get("/v1/models")
             _, one = await server.get("/v1/models/org/tiny")
-            shelf.cards = []
+            frontend.cards = []
             _, none = await server.get("/v1/models")
 
         model = json.loads(one)

@@ -138,7 +138,7 @@ async def wait_for(seconds: float) -> None:
     await passed.wait()
 
 
-# A client that reads on
+# Clients that read slowly
 
 
 def test_client_that_reads_again_gets_the_whole_answer_in_larger_events() -> None:

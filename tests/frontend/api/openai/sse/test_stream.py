@@ -22,7 +22,7 @@ from tests.http.support import (
     Flood,
     Say,
     Script,
-    Shelf,
+    StubFrontend,
     bytes_left,
     deaf_client,
     error_of,
@@ -538,7 +538,7 @@ def test_slow_client_does_not_delay_others() -> None:
 
 def test_stream_of_a_draining_frontend_is_the_last_on_its_connection() -> None:
     async def test() -> None:
-        async with serving(Script("a"), catalog=Shelf(is_draining=True)) as server:
+        async with serving(Script("a"), catalog=StubFrontend(is_draining=True)) as server:
             response, _ = await server.post(COMPLETIONS, COMPLETION)
 
         assert response.headers["Connection"] == "close"
