@@ -1,1 +1,1 @@
-"""Protobuf messages and gRPC: codecs, frames, statuses, servers."""
+"""Protobuf messages and gRPC: codecs, token columns, frames, statuses, servers."""

@@ -1,4 +1,7 @@
-"""Messages of the plane ↔ our own types: the one place that knows both. Malformed messages raise Failure."""
+"""Converts protobuf messages to our own types and back. No other module knows both, except step.py for token columns.
+
+Malformed messages raise Failure.
+"""
 
 from google.protobuf import duration_pb2
 
@@ -16,9 +19,9 @@ _FINISH_FROM_WIRE: dict[int, FinishReason] = {number: reason for reason, number 
 
 
 def request_from_wire(message: inference_pb2.GenerateRequest) -> Request:
-    """The request. Raises INVALID_ARGUMENT for fields that this version cannot honour, naming the field.
+    """Decode a request. Raises INVALID_ARGUMENT for a field that this version cannot honour, and names it.
 
-    Why `[:]`, here and below: to iterate over a message's list takes twice as long as to copy it first.
+    `[:]`, here and below, copies a list, because iterating over a message's own list takes twice as long.
     """
     _refuse_later_fields(message)
     kind = message.WhichOneof("prompt")
@@ -87,9 +90,9 @@ def _stop_from_wire(message: inference_pb2.Stop) -> Stop:
 
 
 def put_request(message: inference_pb2.GenerateRequest, request: Request) -> None:
-    """Fill in an empty message, which `request_from_wire` reads back.
+    """Fill an empty message, which `request_from_wire` decodes.
 
-    In its place: to put one message into another serialises and parses it.
+    It is filled in place, because assigning one message to another serialises and parses it.
     """
     message.model, message.n, message.choice = request.model, request.n, request.choice
     _put_sampling(message.sampling, request.sampling)
@@ -134,7 +137,7 @@ def _put_stop(message: inference_pb2.Stop, stop: Stop) -> None:
 
 
 def delta_to_wire(delta: Delta) -> inference_pb2.GenerateResponse:
-    """One item of a `Generate` stream."""
+    """Encode one item of a `Generate` stream."""
     message = inference_pb2.Delta(
         choice=delta.choice, position=delta.position, token_ids=delta.token_ids, text=delta.text
     )
@@ -149,7 +152,7 @@ def delta_to_wire(delta: Delta) -> inference_pb2.GenerateResponse:
 
 
 def logprobs_to_wire(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
-    """One token's log probabilities."""
+    """Encode the log probabilities of one token."""
     return inference_pb2.TokenLogprobs(
         logprob=logprobs.logprob,
         top_token_ids=[token for token, _ in logprobs.top],
@@ -158,17 +161,17 @@ def logprobs_to_wire(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
 
 
 def logprobs_from_wire(message: inference_pb2.TokenLogprobs) -> TokenLogprobs:
-    """The message that `logprobs_to_wire` writes, read back."""
+    """Decode the log probabilities of one token."""
     return TokenLogprobs(message.logprob, tuple(zip(message.top_token_ids, message.top_logprobs, strict=False)))
 
 
 def finish_reason_to_wire(reason: FinishReason) -> inference_pb2.FinishReason:
-    """For a `StreamEnd`."""
+    """Encode the finish reason of a `StreamEnd`."""
     return _FINISH_TO_WIRE[reason]
 
 
 def finish_reason_from_wire(number: int) -> FinishReason | None:
-    """None when there is none. Raises PROTOCOL_VIOLATION for a number that this version does not know."""
+    """Decode a finish reason; None if it is unspecified. Raises PROTOCOL_VIOLATION for an unknown number."""
     if number == inference_pb2.FINISH_REASON_UNSPECIFIED:
         return None
     if number not in _FINISH_FROM_WIRE:
@@ -177,7 +180,7 @@ def finish_reason_from_wire(number: int) -> FinishReason | None:
 
 
 def error_to_wire(failure: Failure) -> worker_pb2.Error:
-    """A failure inside a session."""
+    """Encode a failure inside a session."""
     retry_after = None if failure.retry_after_s is None else seconds_to_wire(failure.retry_after_s)
     return worker_pb2.Error(
         reason=failure.reason,
@@ -189,7 +192,7 @@ def error_to_wire(failure: Failure) -> worker_pb2.Error:
 
 
 def error_from_wire(message: worker_pb2.Error) -> Failure:
-    """The failure; a reason that this version does not know is an ENGINE_ERROR."""
+    """Decode a failure. An unknown reason becomes ENGINE_ERROR."""
     reason = Reason(message.reason) if message.reason in Reason.__members__ else Reason.ENGINE_ERROR
     return Failure(
         reason,
@@ -201,7 +204,7 @@ def error_from_wire(message: worker_pb2.Error) -> Failure:
 
 
 def card_to_wire(card: ModelCard) -> worker_pb2.ModelCard:
-    """The card as in `Welcome`."""
+    """Encode the model card of a `Welcome`."""
     return worker_pb2.ModelCard(
         model=card.model,
         engine=card.engine,
@@ -225,7 +228,7 @@ def card_to_wire(card: ModelCard) -> worker_pb2.ModelCard:
 
 
 def card_from_wire(message: worker_pb2.ModelCard) -> ModelCard:
-    """The message that `card_to_wire` writes, read back."""
+    """Decode the model card of a `Welcome`."""
     return ModelCard(
         model=message.model,
         engine=message.engine,
@@ -249,12 +252,12 @@ def card_from_wire(message: worker_pb2.ModelCard) -> ModelCard:
 
 
 def seconds_to_wire(seconds: float) -> duration_pb2.Duration:
-    """A duration, to the nanosecond."""
+    """Encode a duration, rounded to nanoseconds."""
     duration = duration_pb2.Duration()
     duration.FromNanoseconds(round(seconds * 1e9))
     return duration
 
 
 def seconds_from_wire(duration: duration_pb2.Duration) -> float:
-    """A duration in seconds."""
+    """Decode a duration, in seconds."""
     return float(duration.seconds) + float(duration.nanos) * 1e-9

@@ -1,7 +1,7 @@
-"""`Inference.Generate` over gRPC, alike on a frontend and on a worker: any pipeline, one handler.
+"""The gRPC service `Inference` of frontends and workers. It serves any pipeline.
 
-The handler is a coroutine that calls `context.write`, not a generator: on hang-up it is cancelled in its own frame, and
-with it the pipeline.
+Its handlers are coroutines that call `context.write`, not generators: when the client hangs up, a coroutine is
+cancelled in its own frame, and with it the pipeline.
 """
 
 import uuid
@@ -27,12 +27,12 @@ DEFAULT_BOUNDS = ClientBounds()
 
 
 def request_id_of(given: str) -> str:
-    """The client's own name for the request, or a new one. Raises INVALID_ARGUMENT for one that can't be logged."""
+    """The request id that the client gave, or a new one. Raises INVALID_ARGUMENT for an id that cannot be logged."""
     return checked_request_id(given) if given else uuid.uuid4().hex
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """Serves a pipeline."""
+    """Serves one pipeline."""
 
     def __init__(
         self,
@@ -42,8 +42,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         bounds: ClientBounds = DEFAULT_BOUNDS,
         cancel: Callable[[str], Awaitable[int]] | None = None,
     ) -> None:
-        """gate: the pipeline's own. on_refused: told of requests that are too broken for the pipeline. bounds: how
-        slowly a client may read. cancel: by name, where there is more than the gate.
+        """`gate`: that of the pipeline. `bounds`: how slowly a client may read.
+
+        `on_refused`: called with endpoint, request id and failure of a request that is refused before the pipeline.
+        `cancel`: cancels requests by id instead of the gate, for a frontend of several processes.
         """
         self._pipeline = pipeline
         self._gate = gate
@@ -64,7 +66,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """See inference.proto."""
-        request_id = ""  # One that is refused is not echoed either: it may be of any size.
+        request_id = ""  # A refused id is not echoed: it may have any size.
         try:
             request_id = request_id_of(request.request_id)
             limit = migration_limit_of(_metadata(context).get(MIGRATION_LIMIT.lower()))
@@ -82,7 +84,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             _end(context, ending, request_id)
 
     async def _attempt(self, request: Request, call: Call, context: Context) -> Failure | None:
-        """Serve the request. Returns what it failed with."""
+        """Serve the request. Returns its failure, if it failed."""
         try:
             await StreamWriter(call, context, self._bounds).run(self._pipeline, request)
         except Failure as failure:
@@ -93,16 +95,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 def _metadata(context: Context) -> dict[str, str]:
-    """What the client sent beside the request; gRPC's keys are in lower case."""
+    """The metadata that the client sent. gRPC has its keys in lower case."""
     pairs = context.invocation_metadata() or ()
     return {key: value for key, value in pairs if isinstance(value, str)}
 
 
 def _end(context: Context, failure: Failure, request_id: str) -> None:
-    """Have the rpc end with the failure when its handler returns.
+    """End the rpc with the failure when its handler returns.
 
-    Behind a message that its client does not take the status waits too: gRPC sends it to a client that reads on after
-    all, and forgets it with the connection.
+    If the client does not read, the status waits behind the last message: gRPC sends it if the client reads on, and
+    drops it with the connection.
     """
     status = rpc_status.to_status(status_of(failure, request_id=request_id))
     context.set_code(status.code)

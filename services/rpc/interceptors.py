@@ -1,6 +1,6 @@
-"""A request that is no message of its type is the client's fault, and the client is told so.
+"""Answers a request that cannot be decoded with INVALID_ARGUMENT, because it is the client's fault.
 
-gRPC by itself answers UNKNOWN and leaves a traceback in the server's log, as if the server had a bug.
+gRPC itself answers UNKNOWN and logs a traceback, as if the server had a bug.
 """
 
 import inspect
@@ -18,7 +18,7 @@ _DETAIL = "the request cannot be decoded: send a message of the type that the .p
 
 
 async def read(context: Context) -> Any:
-    """The next message of the client's stream, or `grpc.aio.EOF`. Raises INVALID_ARGUMENT if it can't be decoded."""
+    """Read the next request of a stream, or `grpc.aio.EOF`. Raises INVALID_ARGUMENT if it cannot be decoded."""
     try:
         return await context.read()
     except DecodeError:
@@ -26,8 +26,10 @@ async def read(context: Context) -> Any:
 
 
 class RefuseUndecodable(grpc.aio.ServerInterceptor):
-    """Ends an rpc whose one request can't be decoded with INVALID_ARGUMENT. A stream of requests is let through:
-    its handler gets each of them by `read`."""
+    """Ends a unary-request rpc with INVALID_ARGUMENT if its request cannot be decoded.
+
+    Rpcs with a stream of requests pass: their handlers call `read`.
+    """
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         handler = await continuation(handler_call_details)
@@ -43,7 +45,7 @@ class RefuseUndecodable(grpc.aio.ServerInterceptor):
 
 
 def _lenient(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Hands out the error in place of the message: what a deserialiser raises, gRPC takes for a bug."""
+    """Return the error in place of the message: gRPC takes an exception of a deserialiser for a bug."""
 
     def read(data: bytes) -> Any:
         try:

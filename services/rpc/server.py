@@ -1,4 +1,4 @@
-"""A gRPC server as every process of the plane runs one: health, reflection and channelz beside its own services."""
+"""The gRPC server of every process: its own services, and health, reflection and channelz."""
 
 import errno
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ CLOSE_GRACE_S = 0.5
 
 
 class GrpcServer:
-    """Listens from `start` on; `set_serving` drives the health service. An async context: leaving it closes."""
+    """Listens from `start` on. `set_serving` drives the health service. An async context manager: it closes on exit."""
 
     def __init__(
         self,
@@ -27,9 +27,10 @@ class GrpcServer:
         guards: Sequence[grpc.aio.ServerInterceptor] = (),
         is_shared: bool = False,
     ) -> None:
-        """services: full names of the services that are added to `server`, for health and reflection. always: likewise,
-        of those that serve whatever `set_serving` says. guards: see each rpc before anything reads its request.
-        is_shared: whether other processes of the same frontend listen there too.
+        """`services`: full names of the services that are added to `server`, for health and reflection.
+
+        `always`: names of further services, whose health does not depend on `set_serving`. `guards`: interceptors that
+        see each rpc before its request is read. `is_shared`: other processes of the frontend listen on the same port.
         """
         options = SHARED_SERVER_OPTIONS if is_shared else SERVER_OPTIONS
         self.server = grpc.aio.server(options=options, interceptors=[*guards, RefuseUndecodable()])
@@ -43,22 +44,22 @@ class GrpcServer:
         )
 
     async def start(self, listen: str, *, option: str = "--listen") -> str:
-        """Listen on `host:port` and return the real one; not serving yet. Raises StartupError if it can't be had.
+        """Listen on `host:port` and return the actual address. Health is NOT_SERVING until `set_serving`.
 
-        option: that which says where, for people.
+        Raises StartupError if that fails. `option`: the option that sets the address, for the error message.
         """
         host, _port = split_listen(listen)
         try:
             port = self.server.add_insecure_port(listen)
-        except RuntimeError as error:  # It does not say why: ask the system.
-            why = bind_error(listen) or OSError(errno.EADDRINUSE, "whoever had it has let go of it since")
+        except RuntimeError as error:  # It does not say why, so ask the system.
+            why = bind_error(listen) or OSError(errno.EADDRINUSE, "it was in use, and is free again")
             raise cannot_listen("gRPC", listen, why, option=option) from error
-        await self.set_serving(is_serving=False)  # Unsaid, health would be SERVING for the server as a whole.
+        await self.set_serving(is_serving=False)  # Otherwise health is SERVING for the server as a whole.
         await self.server.start()
         return f"{host}:{port}"
 
     async def set_serving(self, *, is_serving: bool) -> None:
-        """What the health service answers, for the whole server and for each service."""
+        """Set what the health service answers, for the whole server and for each service."""
         status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._services):
             await self._health.set(name, status)

@@ -1,4 +1,4 @@
-"""The seam to gRPC: channel and server options, and Failure ↔ status, in one place for every process."""
+"""Options of gRPC channels and servers, and the conversion of failures to gRPC statuses and back."""
 
 from typing import Any, NoReturn, TypeVar
 
@@ -24,36 +24,36 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_pings_without_data", 0),
 ]
 DETAIL_BYTES_MAX = 1024
-"""Of a failure's detail on the wire, in UTF-8. It travels twice, once percent-encoded, in trailers of 8 KiB."""
+"""The largest detail of a failure on the wire, in UTF-8. Trailers of 8 KiB hold it twice, once percent-encoded."""
 PARAM_BYTES_MAX = 128
 METADATA_BYTES_MAX = 1024
-"""Of all of a failure's metadata on the wire, keys and values, in UTF-8. What goes beyond is left out."""
+"""The largest metadata of a failure on the wire, keys and values together, in UTF-8. The rest is left out."""
 OWN_METADATA = frozenset({"retryable", "hint", "param", "request_id"})
-"""Keys of ErrorInfo that say what every failure says; a failure's own metadata has others."""
+"""Keys of ErrorInfo that every failure has. The metadata of a failure uses other keys."""
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 RECONNECT_BACKOFF_MS_MAX = 1_000
 CONNECT_TIMEOUT_MS = 2_000
-"""How long one attempt to connect may take. gRPC takes it from the option that its name calls a least back-off, which
-it is not: a peer that refuses is tried again as early as `initial_reconnect_backoff_ms` says."""
+"""How long one attempt to connect may take. gRPC's option for it is called `min_reconnect_backoff_ms`, but a peer that
+refuses is tried again after `initial_reconnect_backoff_ms`."""
 PENDING_CALLS_MAX = 16_384
-"""Calls that have come and not been looked at. gRPC's own bound is 1,000, from where on it cancels some without a word;
-ours are refused one by one, each with its reason."""
+"""Calls that no handler has started yet. gRPC's default is 1,000, and it cancels calls beyond without a reason. With
+this bound the frontend refuses them itself, each with a reason."""
 _KEEPALIVE = [
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    # Without it gRPC waits a minute for the answer to a ping, whatever the keepalive timeout: seen with SIGSTOP.
+    # Without it gRPC waits a minute for the answer to a ping, despite the keepalive timeout (seen with SIGSTOP).
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
 ]
 
 CHANNEL_OPTIONS = [
     *_OPTIONS,
-    ("grpc.enable_retries", 0),  # Retries belong to migrate: two layers that retry multiply.
+    ("grpc.enable_retries", 0),  # Retries belong to migration: two layers that retry multiply.
     *_KEEPALIVE,
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MAX),
-    ("grpc.use_local_subchannel_pool", 1),  # A worker that came back must not inherit another channel's back-off.
+    ("grpc.use_local_subchannel_pool", 1),  # A restarted peer must not inherit the back-off of another channel.
 ]
 SERVER_OPTIONS = [
     *_OPTIONS,
@@ -61,17 +61,17 @@ SERVER_OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
     ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
-    ("grpc.so_reuseport", 0),  # A port in use is an error, not a second server beside the first.
+    ("grpc.so_reuseport", 0),  # A port in use is an error, not a second server on it.
 ]
 SHARED_SERVER_OPTIONS = [*SERVER_OPTIONS[:-1], ("grpc.so_reuseport", 1)]
-"""For processes that are to share a port. Of an option that is given twice gRPC takes the first."""
+"""For processes that share a port. If an option is given twice, gRPC takes the first."""
 
 
 def status_of(failure: Failure, *, request_id: str = "") -> status_pb2.Status:
-    """The failure as google.rpc.Status: ErrorInfo always, RetryInfo where the time is known.
+    """Convert the failure to google.rpc.Status, with ErrorInfo, and RetryInfo if a time is known.
 
-    What a client sent may be part of the detail, at any length, so that is cut: trailers that are too large would reach
-    the client as another status, without a reason.
+    The detail is cut, because it may repeat what a client sent, at any length. Trailers that are too large reach the
+    client as a different status without a reason.
     """
     info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN, metadata=_metadata(failure, request_id))
     details = [_pack(info)]
@@ -84,7 +84,7 @@ def status_of(failure: Failure, *, request_id: str = "") -> status_pb2.Status:
 
 
 def _metadata(failure: Failure, request_id: str) -> dict[str, str]:
-    """What ErrorInfo says beside the reason: the failure's own metadata, as far as it fits, and what every one has."""
+    """The metadata of ErrorInfo: that of the failure, as far as it fits, and the keys that every failure has."""
     metadata: dict[str, str] = {}
     bytes_left = METADATA_BYTES_MAX
     for key, value in failure.metadata.items():
@@ -118,19 +118,19 @@ def _code(status: grpc.StatusCode) -> code_pb2.Code:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Failure, *, request_id: str = "") -> NoReturn:
-    """End the rpc with the failure. Raises, as `context.abort` does."""
+    """End the rpc with the failure. Always raises, as `context.abort` does."""
     status = rpc_status.to_status(status_of(failure, request_id=request_id))
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("abort raises")
 
 
 def failure_of(error: grpc.aio.AioRpcError, *, otherwise: Reason) -> Failure:
-    """The failure that an rpc ended with: its own ErrorInfo if it has one of ours, else `otherwise`."""
+    """The failure that an rpc ended with: that of its ErrorInfo if the status has ours, else one with `otherwise`."""
     try:
         status = rpc_status.from_call(error) or status_pb2.Status()
         info = _detail_of(status, error_details_pb2.ErrorInfo)
         retry = _detail_of(status, error_details_pb2.RetryInfo)
-    except (DecodeError, ValueError):  # Details that can't be read, or that contradict the status, say nothing.
+    except (DecodeError, ValueError):  # Details that cannot be decoded or contradict the status are ignored.
         info = None
     if info is None or info.domain != DOMAIN or info.reason not in Reason.__members__:
         return Failure(otherwise, f"{error.code().name.lower()}: {error.details()}")
@@ -144,7 +144,7 @@ def failure_of(error: grpc.aio.AioRpcError, *, otherwise: Reason) -> Failure:
 
 
 def _detail_of(status: status_pb2.Status, kind: type[Detail]) -> Detail | None:
-    """The first detail of that kind. Raises DecodeError."""
+    """The first detail of this type, or None. Raises DecodeError."""
     for packed in status.details:
         detail = kind()
         if packed.Unpack(detail):
@@ -153,5 +153,5 @@ def _detail_of(status: status_pb2.Status, kind: type[Detail]) -> Detail | None:
 
 
 def time_left_s(deadline: float | None) -> float | None:
-    """Seconds until `deadline` (loop time), at least 0; None without one."""
+    """Seconds until `deadline` (absolute, in event-loop time), at least 0; None without a deadline."""
     return None if deadline is None else max(0.0, deadline - clock())

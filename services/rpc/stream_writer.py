@@ -1,6 +1,6 @@
-"""One answer on its way to a gRPC client, who may read as slowly as the bounds allow.
+"""Writes one answer to a gRPC client, which may read as slowly as the bounds allow.
 
-Tokens that come while a write is under way travel together in the next message.
+Tokens that arrive during a write travel together in the next message.
 """
 
 import asyncio
@@ -29,22 +29,23 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class StreamWriter:
     """The sink of one answer, and the writer of its messages.
 
-    A client that does not read holds up the writer, so it is the sink, or the watch, that has the request ended.
+    A client that does not read blocks the writer, so the sink or the stall watch ends the request.
 
     | the client | what happens |
     | --- | --- |
-    | leaves more than `buffer_bytes_max` unread | the request ends; what has come may still be read for `drain_s_max` |
-    | takes no message for `stall_s_max` | the request ends, and nothing more is written |
-    | does not take the end within `drain_s_max` | nothing more is written |
+    | leaves more than `buffer_bytes_max` unread | the request ends; the client may read the buffer for `drain_s_max` |
+    | reads no message for `stall_s_max` | the request ends, and nothing more is written |
+    | does not read the end within `drain_s_max` | nothing more is written |
 
-    Unread is what is held here: not the one message under way, of `PIECE_BYTES_MAX`, nor what gRPC itself buffers.
+    Unread bytes are those in the buffer, without the message being written (at most `PIECE_BYTES_MAX`) and gRPC's own
+    buffers.
     """
 
     def __init__(self, call: Call, context: Context, bounds: ClientBounds) -> None:
         self._call = call
         self._context = context
         self._bounds = bounds
-        self._held = DeltaBuffer()
+        self._buffer = DeltaBuffer()
         self._changed = asyncio.Event()
         self._is_closed = False
         self._is_writing = False
@@ -55,15 +56,15 @@ class StreamWriter:
         self._watch: StallWatch | None = None
 
     def deliver(self, delta: Delta) -> None:
-        self._held.add(delta)
+        self._buffer.add(delta)
         self._changed.set()
         if self._writing is None:
             self._begin()
-        if self._held.size > self._bounds.buffer_bytes_max and self._call.ending.failure is None:
+        if self._buffer.size > self._bounds.buffer_bytes_max and self._call.ending.failure is None:
             self._end(f"the client left more than {self._bounds.buffer_bytes_max} bytes unread")
 
     async def run(self, pipeline: Layer, request: Request) -> None:
-        """The whole answer. Raises the pipeline's failure, and SLOW_CLIENT."""
+        """Run the request and write its answer. Raises the failure of the pipeline, and SLOW_CLIENT."""
         try:
             async with self._draining:
                 await self._run(pipeline, request)
@@ -71,11 +72,11 @@ class StreamWriter:
             if not self._draining.expired():
                 raise
             log.warning("client cut", reason=Reason.SLOW_CLIENT, request_id=self._call.request_id)
-            raise Failure(Reason.SLOW_CLIENT, self._why_cut()) from None
+            raise Failure(Reason.SLOW_CLIENT, self._slow_detail()) from None
         finally:
             if self._watch is not None:
                 self._watch.stop()
-                self._watch = None  # Each has the other, and nothing is to be left to the garbage collector.
+                self._watch = None  # Break the cycle: it need not wait for the garbage collector.
 
     async def _run(self, pipeline: Layer, request: Request) -> None:
         try:
@@ -83,7 +84,7 @@ class StreamWriter:
                 outcome = await outcome_of(pipeline, request, self._call, self)
                 self._close()
                 if self._writing is not None:
-                    # Not left to the group: one that fails while it ends leaves its owner cancelled.
+                    # Await it here: a group with a task that fails during its exit leaves its owner cancelled.
                     await self._writing
         except ExceptionGroup as failures:
             raise root_cause(failures) from None
@@ -92,9 +93,9 @@ class StreamWriter:
         await self._write(_MARKER)
 
     def _begin(self) -> None:
-        """Not before there is something to write: what is refused before needs no second task, and no timer."""
+        """Start to write, at the first token: a request that is refused before needs no second task and no timer."""
         self._writing = self._group.create_task(self._write_all())
-        self._watch = StallWatch(self._bounds.stall_s_max, self._taken_count, self._on_stall)
+        self._watch = StallWatch(self._bounds.stall_s_max, self._read_count, self._on_stall)
         self._watch.start()
 
     @property
@@ -102,26 +103,26 @@ class StreamWriter:
         return self._watch is not None and self._watch.has_stalled
 
     def _close(self) -> None:
-        """Nothing more comes: from now on the time for the end runs, of which one that has stalled gets none."""
+        """No more tokens come. The client has `drain_s_max` to read the rest, or no time if it has stalled."""
         self._is_closed = True
         self._changed.set()
         left_s = 0.0 if self._has_stalled else self._bounds.drain_s_max
         self._draining.reschedule(asyncio.get_running_loop().time() + left_s)
 
     async def _write_all(self) -> None:
-        # By itself: as part of a message that its client does not take it would stand in the way of the status.
+        # Sent alone: as part of a message that the client does not read it would hold up the status.
         await self._context.send_initial_metadata(())
-        delta = await self._take()
+        delta = await self._next_delta()
         while delta is not None:
             await self._write(delta_to_wire(delta))
-            delta = await self._take()
+            delta = await self._next_delta()
 
-    async def _take(self) -> Delta | None:
-        """The next of what has come, once something has; None after the last."""
-        while not self._held and not self._is_closed:
+    async def _next_delta(self) -> Delta | None:
+        """Wait for tokens and return them; None after the last."""
+        while not self._buffer and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
-        return self._held.pop() if self._held else None
+        return self._buffer.pop() if self._buffer else None
 
     async def _write(self, message: inference_pb2.GenerateResponse) -> None:
         self._is_writing = True
@@ -129,19 +130,19 @@ class StreamWriter:
         self._is_writing = False
         self._written_count += 1
 
-    def _taken_count(self) -> int | None:
-        """Of messages; None: none is under way."""
+    def _read_count(self) -> int | None:
+        """How many messages the client has read; None while none is being written."""
         return self._written_count if self._is_writing else None
 
     def _on_stall(self) -> None:
-        self._end(self._why_cut())
+        self._end(self._slow_detail())
         if self._is_closed:
             self._draining.reschedule(asyncio.get_running_loop().time())
 
-    def _why_cut(self) -> str:
+    def _slow_detail(self) -> str:
         if self._has_stalled:
-            return f"the client has taken nothing for {self._bounds.stall_s_max:g} s"
-        return f"the client did not take the end of the answer within {self._bounds.drain_s_max:g} s"
+            return f"the client has read nothing for {self._bounds.stall_s_max:g} s"
+        return f"the client did not read the end of the answer within {self._bounds.drain_s_max:g} s"
 
     def _end(self, why: str) -> None:
         self._call.ending.fail(Failure(Reason.SLOW_CLIENT, why), Cause.SLOW_CLIENT)

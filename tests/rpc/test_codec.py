@@ -1,4 +1,4 @@
-"""The wire: what crosses it comes back the same, and what cannot be honoured is refused by name."""
+"""Codec: decoding restores what was encoded, and a field that cannot be honoured is refused by name."""
 
 import math
 from typing import Any
@@ -83,8 +83,8 @@ REQUESTS = st.builds(
 
 
 @given(prompt=PROMPTS, request=REQUESTS)
-def test_every_request_comes_back_the_same(prompt: dict[str, Any], request: Request) -> None:
-    """Through bytes, as between processes. Empty prompts and absent ones are told apart."""
+def test_every_request_is_decoded_as_it_was_encoded(prompt: dict[str, Any], request: Request) -> None:
+    """Through bytes, as between processes. Empty and absent prompts stay different."""
     request = replace(request, **prompt)
     message = inference_pb2.GenerateRequest()
     put_request(message, request)
@@ -92,7 +92,7 @@ def test_every_request_comes_back_the_same(prompt: dict[str, Any], request: Requ
     assert request_from_wire(inference_pb2.GenerateRequest.FromString(message.SerializeToString())) == request
 
 
-def test_what_a_client_leaves_out_is_what_the_proto_says() -> None:
+def test_absent_fields_have_the_defaults_of_the_proto_file() -> None:
     request = request_from_wire(inference_pb2.GenerateRequest(model="m"))
 
     assert request == Request(model="m")
@@ -100,7 +100,7 @@ def test_what_a_client_leaves_out_is_what_the_proto_says() -> None:
     assert (request.sampling.temperature, request.sampling.seed, request.stop.max_tokens) == (None, None, None)
 
 
-def test_zero_is_not_absent() -> None:
+def test_zero_differs_from_absent() -> None:
     request = request_from_wire(
         inference_pb2.GenerateRequest(
             sampling=inference_pb2.Sampling(temperature=0, top_p=0, seed=0, repetition_penalty=0),
@@ -112,7 +112,7 @@ def test_zero_is_not_absent() -> None:
     assert (request.sampling.repetition_penalty, request.stop.max_tokens) == (0, 0)
 
 
-def test_nan_crosses_for_the_validation_to_see() -> None:
+def test_nan_is_passed_on_to_validation() -> None:
     message = inference_pb2.GenerateRequest(sampling=inference_pb2.Sampling(temperature=math.nan))
     temperature = request_from_wire(message).sampling.temperature
 
@@ -129,7 +129,7 @@ def test_nan_crosses_for_the_validation_to_see() -> None:
         ({"priority": 1}, "priority"),
     ],
 )
-def test_what_this_version_cannot_honour_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
+def test_field_that_this_version_cannot_honour_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
     with pytest.raises(Failure) as caught:
         request_from_wire(inference_pb2.GenerateRequest(model="m", **fields))
 
@@ -138,7 +138,7 @@ def test_what_this_version_cannot_honour_is_refused_by_name(fields: dict[str, An
 
 
 def test_every_field_of_a_request_is_read_or_refused() -> None:
-    """A new field in the proto must not be ignored in silence."""
+    """A new field in the proto file must not be ignored silently."""
     prompts = {"text", "chat", "tokens"}
     read = prompts | {"model", "generated_token_ids", "sampling", "stop", "choice", "n", "logprobs", "guided"}
     refused = {"session_id", "priority"}
@@ -151,7 +151,7 @@ def test_every_field_of_a_request_is_read_or_refused() -> None:
     assert {field.name for field in inference_pb2.Guided.DESCRIPTOR.fields} == set(GuidedKind)
 
 
-def test_a_delta_is_an_item_that_is_not_the_last() -> None:
+def test_delta_is_encoded_without_complete_final() -> None:
     item = delta_to_wire(Delta(3, (7, 8), "ab", choice=1))
 
     assert (item.delta.position, list(item.delta.token_ids), item.delta.text, item.delta.choice) == (3, [7, 8], "ab", 1)
@@ -160,7 +160,7 @@ def test_a_delta_is_an_item_that_is_not_the_last() -> None:
     assert not item.delta.HasField("usage")
 
 
-def test_the_last_delta_brings_finish_reason_and_usage() -> None:
+def test_last_delta_has_finish_reason_and_usage() -> None:
     item = delta_to_wire(Delta(5, (), choice=1, finish_reason=FinishReason.LENGTH, usage=Usage(2, 5)))
 
     assert (item.delta.finish_reason, item.delta.position) == (inference_pb2.FINISH_REASON_LENGTH, 5)
@@ -168,7 +168,7 @@ def test_the_last_delta_brings_finish_reason_and_usage() -> None:
     assert not item.complete_final
 
 
-def test_log_probabilities_come_back_the_same() -> None:
+def test_log_probabilities_are_decoded_as_they_were_encoded() -> None:
     logprobs = [TokenLogprobs(-0.5), TokenLogprobs(-0.25, ((7, -0.25), (8, -1.5)))]
 
     item = delta_to_wire(Delta(0, (1, 7), logprobs=logprobs))
@@ -178,11 +178,11 @@ def test_log_probabilities_come_back_the_same() -> None:
 
 
 @pytest.mark.parametrize("reason", FinishReason)
-def test_finish_reasons_come_back_the_same(reason: FinishReason) -> None:
+def test_finish_reasons_are_decoded_as_they_were_encoded(reason: FinishReason) -> None:
     assert finish_reason_from_wire(finish_reason_to_wire(reason)) is reason
 
 
-def test_no_finish_reason_is_none_and_one_from_the_future_is_a_violation() -> None:
+def test_unspecified_finish_reason_is_none_and_an_unknown_one_is_a_violation() -> None:
     assert finish_reason_from_wire(0) is None
     with pytest.raises(Failure) as caught:
         finish_reason_from_wire(99)
@@ -190,7 +190,7 @@ def test_no_finish_reason_is_none_and_one_from_the_future_is_a_violation() -> No
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_failures_cross_a_session_with_reason_and_detail(reason: Reason) -> None:
+def test_failures_keep_reason_and_detail_on_a_session(reason: Reason) -> None:
     failure = error_from_wire(error_to_wire(Failure(reason, "größer", param="p")))
 
     assert (failure.reason, failure.detail, failure.param) == (reason, "größer", "p")
@@ -198,7 +198,7 @@ def test_failures_cross_a_session_with_reason_and_detail(reason: Reason) -> None
 
 
 @pytest.mark.parametrize("retry_after_s", [0.0, 1.5])
-def test_what_a_refusal_tells_beside_its_reason_crosses_a_session(retry_after_s: float) -> None:
+def test_refusals_keep_metadata_and_retry_time_on_a_session(retry_after_s: float) -> None:
     told = Failure(Reason.WORKER_AT_CAPACITY, "full", retry_after_s=retry_after_s, metadata={"running": "4"})
 
     failure = error_from_wire(error_to_wire(told))
@@ -207,11 +207,11 @@ def test_what_a_refusal_tells_beside_its_reason_crosses_a_session(retry_after_s:
 
 
 @pytest.mark.parametrize("reason", ["", "FROM_THE_FUTURE", "stalled"])
-def test_a_reason_that_this_version_does_not_know_is_the_engines_error(reason: str) -> None:
+def test_unknown_reason_becomes_an_engine_error(reason: str) -> None:
     assert error_from_wire(worker_pb2.Error(reason=reason, detail="d")).reason is Reason.ENGINE_ERROR
 
 
-def test_every_field_of_a_card_comes_back() -> None:
+def test_every_field_of_a_model_card_is_decoded_as_it_was_encoded() -> None:
     card = ModelCard(
         model="m",
         engine="e",
@@ -234,9 +234,9 @@ def test_every_field_of_a_card_comes_back() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.25, 1.0, 30.5, -1.5, 1e9])
-def test_seconds_come_back_the_same(seconds: float) -> None:
+def test_durations_are_decoded_as_they_were_encoded(seconds: float) -> None:
     assert seconds_from_wire(seconds_to_wire(seconds)) == seconds
 
 
-def test_seconds_are_kept_to_the_nanosecond() -> None:
+def test_durations_keep_nanoseconds() -> None:
     assert seconds_to_wire(1.000000001) == Duration(seconds=1, nanos=1)

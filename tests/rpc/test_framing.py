@@ -1,4 +1,4 @@
-"""Frames: whole messages, in order, however the bytes come; and an end for whoever breaks the rules."""
+"""FrameConnection: complete messages in order, however the bytes are split, and an end at a protocol violation."""
 
 import asyncio
 from collections.abc import Sequence
@@ -54,10 +54,10 @@ def cancels(*ids: int) -> FrontendMessage:
 MESSAGES = [cancels(1), cancels(), cancels(*range(300)), cancels(2, 3)]
 SENT = PREAMBLE + b"".join(map(frame, MESSAGES))
 READ_BYTES_MAX = 256 * 1024
-"""Of uvloop and of asyncio."""
+"""The largest read of uvloop and of asyncio."""
 
 
-def test_speaks_as_the_proto_file_says() -> None:
+def test_opener_sends_the_preamble_and_then_frames() -> None:
     connection, wire = connected(is_opener=True)
 
     connection.send(cancels(7))
@@ -65,7 +65,7 @@ def test_speaks_as_the_proto_file_says() -> None:
     assert wire.written == GREETING + frame(cancels(7))
 
 
-def test_what_comes_together_is_handed_over_in_one_call() -> None:
+def test_messages_that_arrive_together_are_delivered_in_one_call() -> None:
     connection, _ = connected(is_opener=False)
     heard = Heard(connection)
 
@@ -75,7 +75,7 @@ def test_what_comes_together_is_handed_over_in_one_call() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 100, len(SENT) - 1])
-def test_messages_are_whole_and_in_order_however_the_bytes_come(size: int) -> None:
+def test_messages_are_complete_and_in_order_however_the_bytes_are_split(size: int) -> None:
     connection, _ = connected(is_opener=False)
     heard = Heard(connection)
 
@@ -86,7 +86,7 @@ def test_messages_are_whole_and_in_order_however_the_bytes_come(size: int) -> No
     assert heard.lost == []
 
 
-def test_what_comes_before_there_is_a_receiver_waits_for_it() -> None:
+def test_messages_that_arrive_before_start_are_delivered_at_start() -> None:
     connection, wire = connected(is_opener=False)
     connection.data_received(SENT)
     assert wire.reads == ["paused"]
@@ -97,8 +97,8 @@ def test_what_comes_before_there_is_a_receiver_waits_for_it() -> None:
     assert wire.reads == ["paused", "resumed"]
 
 
-def test_a_read_at_most_waits_here_for_a_receiver_and_the_rest_in_the_kernel() -> None:
-    """A bug: uvloop reads from a connection before whoever opens it knows of it, and cannot be told not to."""
+def test_at_most_one_read_is_buffered_before_start() -> None:
+    """A bug: uvloop reads from a connection before `create_connection` returns, and offers no way to prevent it."""
     many = [cancels(*range(number)) for number in range(1500)]
 
     async def serve(line: RawSession) -> None:
@@ -125,8 +125,8 @@ def test_a_read_at_most_waits_here_for_a_receiver_and_the_rest_in_the_kernel() -
     assert run_async(scenario()) == many
 
 
-def test_a_receiver_that_comes_after_the_loss_is_told_of_it() -> None:
-    """A bug: where the very first write failed the session waited for all the time that a welcome may take."""
+def test_loss_before_start_is_reported_at_start() -> None:
+    """A bug: if the first write failed, the session waited for the full time limit of the welcome."""
     connection, _ = connected(is_opener=True)
     connection.connection_lost(ConnectionResetError("reset by peer"))
 
@@ -135,8 +135,8 @@ def test_a_receiver_that_comes_after_the_loss_is_told_of_it() -> None:
     assert [failure.reason for failure in heard.lost] == [Reason.DISCONNECTED]
 
 
-def test_an_end_that_sends_no_more_has_hung_up_though_it_left_things_unread() -> None:
-    """A bug: the connection was lost only once all was sent, which it never is where nobody reads."""
+def test_half_closed_connection_is_lost_at_once_even_if_the_peer_has_unread_data() -> None:
+    """A bug: the connection was lost only after everything was sent, which never happens if the peer does not read."""
 
     async def serve(line: RawSession) -> None:
         line.half_close()
@@ -173,7 +173,7 @@ def test_an_end_that_sends_no_more_has_hung_up_though_it_left_things_unread() ->
         (PREAMBLE + frame(b"\xff"), "cannot be decoded"),
     ],
 )
-def test_what_breaks_the_rules_ends_the_connection(sent: bytes, why: str) -> None:
+def test_bytes_that_break_the_protocol_end_the_connection(sent: bytes, why: str) -> None:
     connection, wire = connected(is_opener=False)
     heard = Heard(connection)
 
@@ -186,7 +186,7 @@ def test_what_breaks_the_rules_ends_the_connection(sent: bytes, why: str) -> Non
     assert why in heard.lost[0].detail
 
 
-def test_what_came_before_the_breach_counts() -> None:
+def test_messages_before_the_violation_are_delivered() -> None:
     connection, _ = connected(is_opener=False)
     heard = Heard(connection)
 
@@ -196,7 +196,7 @@ def test_what_came_before_the_breach_counts() -> None:
     assert len(heard.lost) == 1
 
 
-def test_a_connection_that_ends_is_lost_once() -> None:
+def test_loss_is_reported_once() -> None:
     connection, _ = connected(is_opener=False)
     heard = Heard(connection)
 
@@ -207,7 +207,7 @@ def test_a_connection_that_ends_is_lost_once() -> None:
 
 
 @pytest.mark.parametrize(("hang_up", "how"), [(FrameConnection.close, "closed"), (FrameConnection.abort, "aborted")])
-def test_who_hangs_up_hears_and_says_nothing_more(hang_up: Any, how: str) -> None:
+def test_closed_connection_calls_and_sends_nothing_more(hang_up: Any, how: str) -> None:
     connection, wire = connected(is_opener=True)
     heard = Heard(connection)
 
@@ -220,7 +220,7 @@ def test_who_hangs_up_hears_and_says_nothing_more(hang_up: Any, how: str) -> Non
     assert (wire.end, wire.written) == (how, PREAMBLE)
 
 
-def test_says_while_the_other_end_takes_nothing_and_when_it_does_again() -> None:
+def test_connection_is_not_writable_while_the_peer_is_slow_to_read() -> None:
     connection, _ = connected(is_opener=True)
     heard = Heard(connection)
 
@@ -233,7 +233,7 @@ def test_says_while_the_other_end_takes_nothing_and_when_it_does_again() -> None
 
 
 @pytest.mark.parametrize(("is_over", "reads"), [(False, ["paused", "resumed"]), (True, ["paused"])])
-def test_a_rest_leaves_what_comes_in_the_kernel_and_ends_by_itself(is_over: bool, reads: list[str]) -> None:
+def test_pause_for_resumes_reading_by_itself(is_over: bool, reads: list[str]) -> None:
     async def scenario() -> list[str]:
         connection, wire = connected(is_opener=True)
         rested = asyncio.Event()
@@ -249,7 +249,7 @@ def test_a_rest_leaves_what_comes_in_the_kernel_and_ends_by_itself(is_over: bool
     assert run_async(scenario()) == reads
 
 
-def test_a_pause_leaves_what_comes_in_the_kernel_until_it_goes_on() -> None:
+def test_pause_stops_reading_until_resume() -> None:
     async def scenario() -> list[str]:
         connection, wire = connected(is_opener=True)
         wire.reads.clear()
@@ -262,8 +262,8 @@ def test_a_pause_leaves_what_comes_in_the_kernel_until_it_goes_on() -> None:
     assert run_async(scenario()) == ["paused", "resumed"]
 
 
-def test_small_messages_do_not_wait_for_each_others_acknowledgement() -> None:
-    """A bug: with Nagle's algorithm each first token came 40 ms late. uvloop turns it off, asyncio not always."""
+def test_nagles_algorithm_is_off() -> None:
+    """A bug: with Nagle's algorithm each first token came 40 ms late. uvloop turns it off, asyncio does not always."""
 
     async def serve(line: RawSession) -> None:
         for _ in range(20):
@@ -282,7 +282,7 @@ def test_small_messages_do_not_wait_for_each_others_acknowledgement() -> None:
     run_async(scenario())
 
 
-def test_two_ends_understand_each_other() -> None:
+def test_opener_and_acceptor_exchange_messages() -> None:
     async def scenario() -> list[Any]:
         accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 

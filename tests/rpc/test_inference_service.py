@@ -1,4 +1,4 @@
-"""Generate: whatever the pipeline, its client gets every token once, in order, and then the truth about the end."""
+"""InferenceService: with any pipeline, the client gets every token once, in order, and then how the request ended."""
 
 import asyncio
 import gc
@@ -35,7 +35,7 @@ MARKER = inference_pb2.GenerateResponse(complete_final=True)
 # A whole answer
 
 
-def test_sends_deltas_then_the_finish_with_usage_then_the_marker() -> None:
+def test_answer_is_deltas_then_the_finish_with_usage_then_complete_final() -> None:
     items, error = generate(unblocked_pipeline([7, 8], [9]))
 
     assert error is None
@@ -47,27 +47,27 @@ def test_sends_deltas_then_the_finish_with_usage_then_the_marker() -> None:
     assert not any(item.complete_final for item in items[:-1])
 
 
-def test_an_answer_without_tokens_is_a_finish_and_the_marker() -> None:
+def test_answer_without_tokens_is_a_finish_and_complete_final() -> None:
     items, error = generate(unblocked_pipeline())
 
     assert error is None
     assert [item.HasField("delta") for item in items] == [True, False]
 
 
-def test_a_continued_answer_starts_behind_the_tokens_it_brings() -> None:
+def test_continued_answer_starts_after_the_generated_tokens_of_its_request() -> None:
     items, _ = generate(unblocked_pipeline([9]), generated_token_ids=[7, 8])
 
     assert items[0].delta.position == 2
     assert items[-2].delta.position + len(items[-2].delta.token_ids) == 3
 
 
-def test_every_delta_and_the_finish_name_the_choice() -> None:
+def test_every_delta_and_the_finish_have_the_number_of_the_choice() -> None:
     items, _ = generate(unblocked_pipeline([9]), choice=3)
 
     assert {item.delta.choice for item in items[:-1]} == {3}
 
 
-def test_a_token_is_sent_as_it_comes() -> None:
+def test_each_token_is_sent_when_it_arrives() -> None:
     async def scenario() -> list[int]:
         pipeline = SteppedPipeline([7], [8])
         seen = []
@@ -86,7 +86,7 @@ def test_a_token_is_sent_as_it_comes() -> None:
 # Failures
 
 
-def test_a_failure_before_the_first_token_is_the_status_with_its_reason() -> None:
+def test_failure_before_the_first_token_is_the_status_with_its_reason() -> None:
     items, error = generate(Script([Reason.NO_WORKERS]), request_id="r-1")
 
     assert items == []
@@ -97,7 +97,7 @@ def test_a_failure_before_the_first_token_is_the_status_with_its_reason() -> Non
     assert info.metadata["retryable"] == "true"
 
 
-def test_says_when_to_try_again_where_that_is_known() -> None:
+def test_status_has_the_retry_time_if_it_is_known() -> None:
     failure = Failure(Reason.OVERLOADED, "busy", retry_after_s=1.5)
     _, error = generate(unblocked_pipeline(outcome=failure))
 
@@ -108,7 +108,7 @@ def test_says_when_to_try_again_where_that_is_known() -> None:
     assert retry.retry_delay.ToMilliseconds() == 1500
 
 
-def test_all_tokens_delivered_before_a_failure_arrive_before_it() -> None:
+def test_tokens_that_precede_a_failure_arrive_before_it() -> None:
     burst = [list(range(start, start + 50)) for start in range(0, 5000, 50)]
     items, error = generate(unblocked_pipeline(*burst, outcome=Failure(Reason.DISCONNECTED, "gone")))
 
@@ -127,7 +127,7 @@ def test_all_tokens_delivered_before_a_failure_arrive_before_it() -> None:
         ({"request_id": "x" * 129}, "request_id"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
+def test_field_that_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
     script = Script()
     _, error = generate(script, **fields)
 
@@ -138,15 +138,15 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], name
     assert script.requests == []
 
 
-def test_a_huge_request_id_is_refused_like_any_other_bad_one() -> None:
-    """Echoed back it would not fit the trailers, and the client would see another status without ErrorInfo."""
+def test_huge_request_id_is_refused_like_any_other_invalid_one() -> None:
+    """An echo of it would not fit into the trailers, and the client would see a status without ErrorInfo."""
     _, error = generate(Script(), request_id="x" * 100_000)
 
     assert error_info(error).metadata["param"] == "request_id"
 
 
 @pytest.mark.parametrize(("given", "told"), [("r-1", "r-1"), ("two words", "")])
-def test_what_is_too_broken_for_the_pipeline_is_reported_by_its_name_if_it_has_one(given: str, told: str) -> None:
+def test_request_refused_before_the_pipeline_is_reported_with_its_id(given: str, told: str) -> None:
     refused: list[tuple[str, str, Reason]] = []
 
     def on_refused(endpoint: str, request_id: str, failure: Failure) -> None:
@@ -161,13 +161,13 @@ def test_what_is_too_broken_for_the_pipeline_is_reported_by_its_name_if_it_has_o
     assert refused == [("generate", told, Reason.INVALID_ARGUMENT)]
 
 
-def test_n_of_one_is_the_default_said_aloud() -> None:
+def test_n_of_one_equals_the_default() -> None:
     _, error = generate(unblocked_pipeline([7]), n=1)
 
     assert error is None
 
 
-def test_the_next_request_is_unharmed_by_one_that_failed() -> None:
+def test_failed_request_does_not_affect_the_next() -> None:
     async def scenario() -> list[int]:
         async with serving(Script([Reason.INTERNAL], [7])) as stub:
             _, error = await read_all(stub.Generate(generate_request()))
@@ -181,8 +181,8 @@ def test_the_next_request_is_unharmed_by_one_that_failed() -> None:
     assert run_async(scenario()) == [7]
 
 
-def test_a_bug_in_the_writer_ends_the_request_and_is_not_taken_for_a_hang_up() -> None:
-    """A text that is no text, in the last delta: the group around the writer fails while it is being left."""
+def test_bug_in_the_writer_ends_the_request_and_does_not_count_as_a_hang_up() -> None:
+    """The last delta has a string that is not valid Unicode, so the task group of the writer fails during its exit."""
 
     async def pipeline(request: Request, call: Call, sink: Sink) -> Finish:
         sink.deliver(Delta(0, [7], text="\ud800"))
@@ -197,7 +197,7 @@ def test_a_bug_in_the_writer_ends_the_request_and_is_not_taken_for_a_hang_up() -
 # The call
 
 
-def test_a_request_without_an_id_gets_one() -> None:
+def test_request_without_an_id_gets_one() -> None:
     pipeline = unblocked_pipeline()
     generate(pipeline)
 
@@ -205,7 +205,7 @@ def test_a_request_without_an_id_gets_one() -> None:
     assert len(pipeline.calls[0].request_id) == 32
 
 
-def test_a_request_keeps_its_own_id() -> None:
+def test_request_keeps_its_own_id() -> None:
     pipeline = unblocked_pipeline()
     generate(pipeline, request_id="a-Z_0.9:x")
 
@@ -213,7 +213,7 @@ def test_a_request_keeps_its_own_id() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
-def test_the_clients_deadline_becomes_the_calls(timeout_s: float | None) -> None:
+def test_deadline_of_the_client_becomes_that_of_the_call(timeout_s: float | None) -> None:
     async def scenario() -> float | None:
         pipeline = unblocked_pipeline()
         async with serving(pipeline) as stub:
@@ -227,7 +227,7 @@ def test_the_clients_deadline_becomes_the_calls(timeout_s: float | None) -> None
     assert left_s is None or 4.0 < left_s < 5.1
 
 
-def test_a_deadline_that_passes_ends_the_pipeline() -> None:
+def test_deadline_that_passes_ends_the_pipeline() -> None:
     async def scenario() -> grpc.StatusCode:
         pipeline = SteppedPipeline()
         async with serving(pipeline) as stub:
@@ -243,7 +243,7 @@ def test_a_deadline_that_passes_ends_the_pipeline() -> None:
 
 
 @pytest.mark.parametrize("tokens_read", [0, 1])
-def test_a_client_that_hangs_up_cancels_the_pipeline(tokens_read: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_client_that_hangs_up_cancels_the_pipeline(tokens_read: int, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> list[str]:
         pipeline = SteppedPipeline([7], [8])
         async with serving(pipeline) as stub:
@@ -260,7 +260,7 @@ def test_a_client_that_hangs_up_cancels_the_pipeline(tokens_read: int, caplog: p
 
 
 @pytest.mark.parametrize(("given", "limit"), [((), None), ((("x-migration-limit", "2"),), 2)])
-def test_a_client_says_in_the_metadata_how_often_its_request_may_move(given: Any, limit: int | None) -> None:
+def test_metadata_sets_the_migration_limit_of_a_request(given: Any, limit: int | None) -> None:
     async def scenario() -> int | None:
         pipeline = unblocked_pipeline([7])
         async with serving(pipeline) as stub:
@@ -270,7 +270,7 @@ def test_a_client_says_in_the_metadata_how_often_its_request_may_move(given: Any
     assert run_async(scenario()) == limit
 
 
-def test_a_migration_limit_that_is_no_number_is_refused_by_name() -> None:
+def test_migration_limit_that_is_no_number_is_refused_by_name() -> None:
     async def scenario() -> grpc.aio.AioRpcError | None:
         async with serving(Script()) as stub:
             return (await read_all(stub.Generate(generate_request(), metadata=(("x-migration-limit", "many"),))))[1]
@@ -281,7 +281,7 @@ def test_a_migration_limit_that_is_no_number_is_refused_by_name() -> None:
 # Cancel
 
 
-def test_cancelling_by_name_ends_the_stream_with_cancelled() -> None:
+def test_cancel_by_id_ends_the_stream_with_cancelled() -> None:
     async def scenario() -> tuple[list[int], grpc.aio.AioRpcError | None]:
         pipeline = SteppedPipeline([5])
         pipeline.go.release()
@@ -301,7 +301,7 @@ def test_cancelling_by_name_ends_the_stream_with_cancelled() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 129])
-def test_a_name_that_no_request_can_have_is_bad_input(name: str) -> None:
+def test_cancel_with_an_invalid_request_id_is_an_invalid_argument(name: str) -> None:
     async def scenario() -> grpc.aio.AioRpcError:
         async with serving(SteppedPipeline()) as stub:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -313,8 +313,8 @@ def test_a_name_that_no_request_can_have_is_bad_input(name: str) -> None:
     assert error_info(error).metadata["param"] == "request_id"
 
 
-def test_a_refusal_leaves_nothing_to_the_garbage_collector() -> None:
-    """In a storm its collections stopped every stream for a tenth of a second."""
+def test_refusal_leaves_nothing_to_the_garbage_collector() -> None:
+    """A bug: during an overload, garbage collections stopped every stream for a tenth of a second."""
     sinks: WeakSet[Sink] = WeakSet()
 
     async def refuse(_request: Request, _call: Call, sink: Sink) -> Finish:

@@ -1,4 +1,4 @@
-"""A request that is no message of its type is refused as the client's fault."""
+"""Interceptors: a request that cannot be decoded is refused as the client's fault."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -31,7 +31,7 @@ async def serving(script: Script) -> AsyncIterator[grpc.aio.Channel]:
     [("/unbroken.v1.Inference/Generate", "unary_stream"), ("/grpc.health.v1.Health/Check", "unary_unary")],
     ids=["a stream of answers", "one answer"],
 )
-def test_garbage_is_an_invalid_argument_and_no_bug(method: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_undecodable_request_is_an_invalid_argument(method: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> grpc.aio.AioRpcError:
         async with serving(Script()) as channel:
             call: Any = getattr(channel, kind)(method)(GARBAGE)

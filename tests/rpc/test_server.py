@@ -1,4 +1,4 @@
-"""The gRPC server of every process: its services, health, reflection and channelz, on the port it was told."""
+"""The gRPC server of every process: its services, health, reflection and channelz, on the port that it was given."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -34,7 +34,7 @@ async def health_of(channel: grpc.aio.Channel, service: str) -> str:
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
-def test_health_is_what_the_process_says_for_the_server_and_for_each_service() -> None:
+def test_health_of_the_server_and_of_each_service_is_what_the_process_sets() -> None:
     async def scenario() -> list[str]:
         seen = []
         async with serving() as (server, channel):
@@ -46,7 +46,7 @@ def test_health_is_what_the_process_says_for_the_server_and_for_each_service() -
     assert run_async(scenario()) == ["SERVING"] * 2 + ["NOT_SERVING"] * 2 + ["SERVING"] * 2
 
 
-def test_a_process_that_is_not_ready_yet_does_not_serve() -> None:
+def test_health_is_not_serving_before_the_process_is_ready() -> None:
     async def scenario() -> list[str]:
         async with serving() as (_, channel):
             return [await health_of(channel, name) for name in ("", SERVICE)]
@@ -80,7 +80,7 @@ def test_channelz_counts_the_server() -> None:
     assert run_async(scenario()) >= 1
 
 
-def test_port_0_takes_a_free_one_and_says_which() -> None:
+def test_port_0_takes_a_free_port_and_returns_it() -> None:
     async def scenario() -> tuple[str, str]:
         async with GrpcServer([]) as first, GrpcServer([]) as second:
             return await first.start("127.0.0.1:0"), await second.start("127.0.0.1:0")
@@ -91,7 +91,7 @@ def test_port_0_takes_a_free_one_and_says_which() -> None:
     assert first != second
 
 
-def test_a_port_in_use_is_said_in_a_sentence_and_not_shared() -> None:
+def test_port_in_use_is_reported_in_one_sentence_and_not_shared() -> None:
     async def scenario() -> None:
         async with GrpcServer([]) as first, GrpcServer([]) as second:
             await second.start(await first.start("127.0.0.1:0"))
@@ -100,7 +100,7 @@ def test_a_port_in_use_is_said_in_a_sentence_and_not_shared() -> None:
         run_async(scenario())
 
 
-def test_any_other_reason_is_said_as_the_system_has_it() -> None:
+def test_other_listen_errors_have_the_words_of_the_system() -> None:
     async def scenario() -> None:
         async with GrpcServer([]) as server:
             await server.start("192.0.2.1:0")
@@ -111,7 +111,7 @@ def test_any_other_reason_is_said_as_the_system_has_it() -> None:
         run_async(scenario())
 
 
-def test_leaving_it_closes_the_port() -> None:
+def test_exit_closes_the_port() -> None:
     async def scenario() -> None:
         async with GrpcServer([]) as server:
             address = await server.start("127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""The seam to gRPC: a failure crosses it unharmed, and whatever comes from the other side becomes a failure."""
+"""Status: a failure keeps what it says on its way through a gRPC status, and every status becomes a failure."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ from tests.support.doubles import run_async
 
 
 class Aborting(grpc.GenericRpcHandler):
-    """A server whose every rpc takes and gives bytes, and ends as `end` says."""
+    """A server whose rpcs exchange bytes and end as `end` does."""
 
     def __init__(self, end: Any) -> None:
         self._end = end
@@ -61,7 +61,7 @@ async def _fail(end: Any, payload: bytes = b"") -> grpc.aio.AioRpcError:
 
 
 def cross(failure: Failure, **fields: Any) -> grpc.aio.AioRpcError:
-    """What a client gets of a failure."""
+    """The failure as a client receives it."""
 
     async def end(context: Any) -> None:
         await abort(context, failure, **fields)
@@ -70,7 +70,7 @@ def cross(failure: Failure, **fields: Any) -> grpc.aio.AioRpcError:
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_every_failure_crosses_with_its_status_reason_and_detail(reason: Reason) -> None:
+def test_every_failure_keeps_its_status_reason_and_detail(reason: Reason) -> None:
     error = cross(Failure(reason, "what is wrong, größer als 🎉", param="p"))
     failure = failure_of(error, otherwise=Reason.ENGINE_ERROR)
 
@@ -78,7 +78,7 @@ def test_every_failure_crosses_with_its_status_reason_and_detail(reason: Reason)
     assert (failure.reason, failure.detail, failure.param) == (reason, "what is wrong, größer als 🎉", "p")
 
 
-def test_the_details_tell_clients_in_any_language_what_to_do() -> None:
+def test_status_details_have_reason_retryable_hint_and_retry_time() -> None:
     status = status_of(Failure(Reason.OVERLOADED, "busy", retry_after_s=0.25), request_id="r")
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
 
@@ -89,11 +89,11 @@ def test_the_details_tell_clients_in_any_language_what_to_do() -> None:
     assert retry.retry_delay.ToMilliseconds() == 250
 
 
-def test_says_nothing_about_when_to_try_again_where_that_is_not_known() -> None:
+def test_status_has_no_retry_info_if_the_time_is_unknown() -> None:
     assert len(status_of(Failure(Reason.OVERLOADED, "busy")).details) == 1
 
 
-def test_what_a_failure_tells_beside_its_reason_crosses_too() -> None:
+def test_metadata_of_a_failure_is_kept() -> None:
     limits = {"running": "8", "engine_request_limit": "8"}
     error = cross(Failure(Reason.WORKER_AT_CAPACITY, "full", retry_after_s=2.5, metadata=limits), request_id="r")
     failure = failure_of(error, otherwise=Reason.INTERNAL)
@@ -101,11 +101,11 @@ def test_what_a_failure_tells_beside_its_reason_crosses_too() -> None:
     assert (failure.metadata, failure.retry_after_s) == (limits, 2.5)
 
 
-def test_when_to_try_again_stays_unknown_where_it_was() -> None:
+def test_unknown_retry_time_stays_unknown() -> None:
     assert failure_of(cross(Failure(Reason.OVERLOADED, "busy")), otherwise=Reason.INTERNAL).retry_after_s is None
 
 
-def test_a_failures_metadata_never_stands_in_for_what_every_failure_says() -> None:
+def test_metadata_of_a_failure_cannot_replace_the_keys_that_every_failure_has() -> None:
     given = {"retryable": "false", "hint": "none", "request_id": "another", "param": "another"}
     status = status_of(Failure(Reason.OVERLOADED, "busy", param="p", metadata=given), request_id="r")
     info = error_details_pb2.ErrorInfo()
@@ -115,8 +115,8 @@ def test_a_failures_metadata_never_stands_in_for_what_every_failure_says() -> No
     assert dict(info.metadata) == {"retryable": "true", "hint": hint, "request_id": "r", "param": "p"}
 
 
-def test_metadata_without_measure_reaches_the_client_as_far_as_it_fits() -> None:
-    """Beside a detail and a field at their own bounds, in the most expensive characters."""
+def test_metadata_of_any_size_arrives_as_far_as_it_fits() -> None:
+    """With a detail and a field of the largest size, in characters with the longest encoding."""
     given = {f"key-{number}": "🎉" * 20 for number in range(100)}
     failure = Failure(Reason.OVERLOADED, "🎉" * 100_000, param="p" * 100_000, metadata=given, retry_after_s=60.0)
     crossed = failure_of(cross(failure, request_id="r" * 128), otherwise=Reason.INTERNAL)
@@ -127,8 +127,8 @@ def test_metadata_without_measure_reaches_the_client_as_far_as_it_fits() -> None
 
 
 @pytest.mark.parametrize("character", ["a", "é", "漢", "🎉", "\n", "\ud800"])
-def test_a_detail_of_any_length_reaches_the_client_cut_with_its_reason(character: str) -> None:
-    """A model name of 100,000 characters, echoed in the detail, once made the trailers too large to arrive."""
+def test_detail_of_any_length_arrives_cut_and_with_its_reason(character: str) -> None:
+    """A bug: a model name of 100,000 characters, echoed in the detail, made the trailers too large to arrive."""
     error = cross(Failure(Reason.MODEL_NOT_FOUND, character * 100_000, param="p" * 100_000), request_id="r" * 128)
     failure = failure_of(error, otherwise=Reason.INTERNAL)
 
@@ -138,13 +138,13 @@ def test_a_detail_of_any_length_reaches_the_client_cut_with_its_reason(character
     assert failure.detail.endswith("…")
 
 
-def test_a_detail_at_the_bound_is_whole() -> None:
+def test_detail_at_the_bound_is_not_cut() -> None:
     detail = "é" * (DETAIL_BYTES_MAX // 2)
 
     assert status_of(Failure(Reason.INTERNAL, detail)).message == detail
 
 
-def test_a_status_without_our_details_is_what_the_caller_says() -> None:
+def test_status_without_our_details_becomes_the_reason_that_the_caller_names() -> None:
     async def end(context: Any) -> None:
         await context.abort(grpc.StatusCode.UNAVAILABLE, "socket closed")
 
@@ -167,7 +167,7 @@ def foreign(*infos: error_details_pb2.ErrorInfo) -> status_pb2.Status:
         error_details_pb2.ErrorInfo(reason="FROM_THE_FUTURE", domain="unbroken"),
     ],
 )
-def test_reasons_that_are_not_ours_are_not_taken_for_ours(info: error_details_pb2.ErrorInfo) -> None:
+def test_error_info_of_another_domain_is_ignored(info: error_details_pb2.ErrorInfo) -> None:
     async def end(context: Any) -> None:
         status = rpc_status.to_status(foreign(info))
         await context.abort(status.code, status.details, status.trailing_metadata)
@@ -178,8 +178,8 @@ def test_reasons_that_are_not_ours_are_not_taken_for_ours(info: error_details_pb
 @pytest.mark.parametrize(
     "details", [b"\xff\xff not a status", status_pb2.Status(code=3, message="contradicts").SerializeToString()]
 )
-def test_details_that_cannot_be_read_are_no_crash(details: bytes) -> None:
-    """Once DecodeError and ValueError of the status library went through, past all who handle Failure."""
+def test_details_that_cannot_be_decoded_are_ignored(details: bytes) -> None:
+    """A bug: DecodeError and ValueError of the status library were raised in place of a Failure."""
 
     async def end(context: Any) -> None:
         await context.abort(grpc.StatusCode.INTERNAL, "m", (("grpc-status-details-bin", details),))
@@ -188,7 +188,7 @@ def test_details_that_cannot_be_read_are_no_crash(details: bytes) -> None:
 
 
 @pytest.mark.parametrize(("size", "fits"), [(MESSAGE_BYTES_MAX, True), (MESSAGE_BYTES_MAX + 1, False)])
-def test_a_message_may_have_exactly_the_bound(size: int, fits: bool) -> None:
+def test_message_may_be_exactly_as_large_as_the_bound(size: int, fits: bool) -> None:
     async def pass_on(_: Any) -> None: ...
 
     async def scenario() -> bytes:
@@ -204,12 +204,12 @@ def test_a_message_may_have_exactly_the_bound(size: int, fits: bool) -> None:
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_grpc_itself_never_sends_a_request_again() -> None:
+def test_grpc_itself_never_retries_a_request() -> None:
     assert dict(CHANNEL_OPTIONS)["grpc.enable_retries"] == 0
 
 
 class SlowProxy(Proxy):
-    """Takes its time for each connection."""
+    """A peer that is slow to accept connections."""
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -219,8 +219,8 @@ class SlowProxy(Proxy):
             writer.close()
 
 
-def test_connects_to_a_peer_that_is_slow_to_answer() -> None:
-    """A busy peer is not a dead one: connecting once failed after 50 ms, by an option whose name says another thing."""
+def test_channel_connects_to_a_peer_that_is_slow_to_accept() -> None:
+    """A bug: connecting failed after 50 ms, because of an option with a misleading name."""
 
     async def scenario() -> None:
         server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -242,14 +242,14 @@ def test_connects_to_a_peer_that_is_slow_to_answer() -> None:
 PING_INTERVAL = "grpc.http2.min_ping_interval_without_data_ms"
 
 
-def test_keepalive_is_on_and_the_server_puts_up_with_it() -> None:
+def test_keepalive_is_on_and_the_server_accepts_its_interval() -> None:
     pings, allowed = dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)
 
     assert pings["grpc.keepalive_time_ms"] > allowed[PING_INTERVAL]
     assert allowed["grpc.keepalive_permit_without_calls"] == 1
 
 
-def test_a_client_that_pings_on_a_silent_stream_is_not_thrown_out() -> None:
+def test_client_that_pings_on_a_silent_stream_stays_connected() -> None:
     """A bug: the option was misspelt, gRPC ignored it, and every idle connection ended with "too many pings".
 
     The same at a tenth of the times: the third ping was too many, after three seconds.

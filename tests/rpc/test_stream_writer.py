@@ -1,4 +1,4 @@
-"""Delivery: a gRPC client may read slowly; one that does not read is ended, in bounded time and memory, and is told."""
+"""StreamWriter: a client may read slowly; one that does not read is ended in bounded time and memory, with a reason."""
 
 import asyncio
 from typing import Any
@@ -17,12 +17,12 @@ from tests.support.doubles import run_async
 from tests.support.inference import ANSWER, SteppedPipeline, error_info, generate_request, read_all, serving
 
 MORE_THAN_A_WINDOW = 12_000_000
-"""Bytes. A client that does not read lets no such message through."""
+"""Bytes. A message of this size cannot be sent to a client that does not read."""
 ROOMY = 2**30
 
 
 class Flood:
-    """A pipeline that delivers without end, 1,000 tokens at a time, whether anybody reads or not."""
+    """A pipeline that delivers 1,000 tokens at a time without end, whether or not the client reads."""
 
     def __init__(self) -> None:
         self.delivered_count = 0
@@ -41,12 +41,12 @@ class Flood:
 
 
 class Burst:
-    """A pipeline that delivers more than a window at once, and ends: by itself, or by its sink's doing."""
+    """A pipeline that delivers more than a flow-control window at once and then ends, by itself or by its sink."""
 
     def __init__(
         self, outcome: Finish | Exception | None = ANSWER, *, size: int = MORE_THAN_A_WINDOW, pieces: int = 1
     ) -> None:
-        """outcome: None waits for ever. size: in bytes. pieces: in how many deltas it comes."""
+        """`outcome`: None waits for ever. `size`: in bytes. `pieces`: the number of deltas."""
         self._outcome = outcome
         self._pieces = pieces
         self._text = "x" * (size // pieces)
@@ -67,7 +67,7 @@ class Burst:
 
 
 class Noting(InferenceService):
-    """Says when a handler is gone."""
+    """Tells when a handler has ended."""
 
     ended: asyncio.Event
 
@@ -82,7 +82,7 @@ class Noting(InferenceService):
 
 
 @pytest.mark.parametrize(("tokens", "is_over"), [(4, False), (5, True)])
-def test_exactly_the_bound_may_be_left_unread(tokens: int, is_over: bool) -> None:
+def test_client_may_leave_exactly_the_bound_unread(tokens: int, is_over: bool) -> None:
     calls: list[Call] = []
 
     async def pipeline(request: Request, call: Call, sink: Sink) -> Finish:
@@ -102,8 +102,8 @@ def test_exactly_the_bound_may_be_left_unread(tokens: int, is_over: bool) -> Non
     assert call.ending.failure is None or call.ending.failure.reason is Reason.SLOW_CLIENT
 
 
-def test_a_client_that_does_not_read_is_ended_at_the_bound_while_the_write_still_waits() -> None:
-    """Once the bound was only looked at between writes, and a client that read nothing at all filled the memory."""
+def test_client_that_does_not_read_is_ended_at_the_bound_while_a_write_waits() -> None:
+    """A bug: the bound was checked only between writes, so a client that read nothing filled the memory."""
 
     async def scenario() -> Any:
         flood = Flood()
@@ -134,13 +134,13 @@ def test_a_client_that_does_not_read_is_ended_at_the_bound_while_the_write_still
     ids=["that ended well", "that failed", "with a bug", "that it made too long"],
 )
 @pytest.mark.parametrize("bounds", [{"drain_s_max": 0.1}, {"stall_s_max": 0.1}], ids=["in time", "at all"])
-def test_a_client_that_never_reads_the_end_of_an_answer_is_let_go(
+def test_client_that_never_reads_the_end_of_an_answer_is_ended(
     pipeline: Layer,
     buffer_bytes_max: int,
     bounds: dict[str, float],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Once its handler, its buffer and the end of the process waited for it for ever."""
+    """A bug: its handler, its buffer and the shutdown of the process waited for it for ever."""
 
     async def scenario() -> tuple[str, list[str]]:
         Noting.ended = asyncio.Event()
@@ -158,7 +158,7 @@ def test_a_client_that_never_reads_the_end_of_an_answer_is_let_go(
 # A client that takes nothing
 
 
-def test_a_client_that_takes_nothing_is_ended_though_no_further_token_comes() -> None:
+def test_client_that_reads_nothing_is_ended_even_if_no_further_token_comes() -> None:
     async def scenario() -> tuple[Call, Any]:
         Noting.ended = asyncio.Event()
         pipeline = Burst(outcome=None)
@@ -170,11 +170,11 @@ def test_a_client_that_takes_nothing_is_ended_though_no_further_token_comes() ->
     call, error = run_async(scenario())
 
     assert call.ending.cause is Cause.SLOW_CLIENT
-    assert "has taken nothing for 0.1 s" in error.details()
+    assert "has read nothing for 0.1 s" in error.details()
 
 
-def test_a_client_that_takes_a_little_all_the_time_gets_all() -> None:
-    """Larger messages are of a bounded size, so that each window taken is seen."""
+def test_client_that_reads_slowly_but_steadily_gets_everything() -> None:
+    """Messages have a bounded size, so that each window that the client reads counts as progress."""
     small_window = [("grpc.http2.bdp_probe", 0)]
     bounds = ClientBounds(buffer_bytes_max=ROOMY, stall_s_max=0.3)
 
@@ -195,7 +195,7 @@ def test_a_client_that_takes_a_little_all_the_time_gets_all() -> None:
     assert took_s > 3 * bounds.stall_s_max, "else it was not slow"
 
 
-def test_a_client_that_waits_for_the_engine_does_not_stall() -> None:
+def test_client_that_waits_for_the_engine_does_not_count_as_stalled() -> None:
     bounds = ClientBounds(stall_s_max=0.5)  # A write takes its time, too.
 
     async def scenario() -> Any:
@@ -218,7 +218,7 @@ def test_a_client_that_waits_for_the_engine_does_not_stall() -> None:
     assert items[-1].complete_final
 
 
-def test_a_client_that_hangs_up_while_a_write_waits_for_it_leaves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_that_hangs_up_during_a_write_leaves_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> list[str]:
         Noting.ended = asyncio.Event()
         pipeline = Burst(outcome=None)

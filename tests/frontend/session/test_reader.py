@@ -1,4 +1,4 @@
-"""Incoming: what a worker has said comes in order: much of it together, very much of it a piece at a turn."""
+"""SessionReader: messages are handled in order, merged if several arrive together, cut if they are very large."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from tests.support.raw_session import RecordingTransport
 
 
 class Quiet(FrameConnection[WorkerMessage]):
-    """A connection that notes when it is read and when not."""
+    """A connection that records when it is paused and resumed."""
 
     def __init__(self) -> None:
         super().__init__(WorkerMessage, is_opener=True)
@@ -42,7 +42,7 @@ class Quiet(FrameConnection[WorkerMessage]):
 
 
 class Stage:
-    """An Incoming with its connection, and what it has handed over. wants: how many messages are wanted."""
+    """A reader with its connection, and the messages it has handed over. `wants`: how many messages are wanted."""
 
     def __init__(self, wants: int = 1000, pace: ReadThrottle | None = None) -> None:
         self.taken: list[WorkerMessage] = []
@@ -64,7 +64,7 @@ class Stage:
 
 
 def step(streams: int, position: int = 0) -> WorkerMessage:
-    """A token for each of so many streams."""
+    """A message with a token for each of `streams` streams."""
     return WorkerMessage(
         step=Step(
             stream_ids=range(1, streams + 1),
@@ -75,7 +75,7 @@ def step(streams: int, position: int = 0) -> WorkerMessage:
     )
 
 
-def test_what_has_come_together_is_handed_over_joined() -> None:
+def test_messages_that_arrive_together_are_merged() -> None:
     async def scenario() -> Stage:
         stage = Stage()
         stage.incoming.on_messages([step(2), step(2, position=1)])
@@ -86,7 +86,7 @@ def test_what_has_come_together_is_handed_over_joined() -> None:
     assert [list(message.step.token_counts) for message in stage.taken] == [[2, 2]]
 
 
-def test_a_step_of_some_streams_is_handed_over_at_once() -> None:
+def test_step_with_few_streams_is_handled_at_once() -> None:
     async def scenario() -> Stage:
         stage = Stage()
         stage.incoming.on_messages([step(STREAMS_AT_ONCE_MAX)])
@@ -98,7 +98,7 @@ def test_a_step_of_some_streams_is_handed_over_at_once() -> None:
     assert not stage.connection.is_paused
 
 
-def test_one_of_very_many_comes_a_piece_at_a_turn_and_no_more_is_read_meanwhile() -> None:
+def test_step_with_very_many_streams_is_handled_a_part_a_turn_and_reading_pauses() -> None:
     async def scenario() -> list[int]:
         stage, turns = Stage(), []
         stage.incoming.on_messages([step(STREAMS_AT_ONCE_MAX + 1)])
@@ -111,7 +111,7 @@ def test_one_of_very_many_comes_a_piece_at_a_turn_and_no_more_is_read_meanwhile(
     assert run_clocked(scenario()) == list(range(1, STREAMS_AT_ONCE_MAX // STREAMS_A_TURN_MAX + 1))
 
 
-def test_what_is_written_of_one_turn_leaves_together_though_there_be_a_bug() -> None:
+def test_writes_of_one_turn_leave_together_even_after_a_bug() -> None:
     async def scenario() -> list[bytes]:
         stage, wire, written = Stage(), RecordingTransport(), []
 
@@ -131,7 +131,7 @@ def test_what_is_written_of_one_turn_leaves_together_though_there_be_a_bug() -> 
 
 
 def pieces_of(*messages: WorkerMessage) -> list[bytes]:
-    """What one client gets, piece by piece, for whom each message is a token, and each end wakes who writes the end."""
+    """The writes that one client gets. Each message writes a token, and each end wakes a task that writes the end."""
 
     async def scenario() -> list[bytes]:
         stage, wire = Stage(), RecordingTransport()
@@ -152,19 +152,19 @@ def pieces_of(*messages: WorkerMessage) -> list[bytes]:
     return run_clocked(scenario())
 
 
-def test_what_ends_a_stream_leaves_with_its_last_token() -> None:
+def test_end_of_a_stream_leaves_with_its_last_token() -> None:
     assert pieces_of(step(1)) == [b"token "]
     assert pieces_of(WorkerMessage(step=step(1).step, ends=[StreamEnd(stream_id=1)])) == [b"token end"]
 
 
 @pytest.mark.parametrize(("ends", "waits"), [(ENDS_AWAITED_MAX, True), (ENDS_AWAITED_MAX + 1, False)])
-def test_tokens_wait_for_so_many_ends_and_no_more(ends: int, waits: bool) -> None:
+def test_tokens_wait_for_a_bounded_number_of_ends(ends: int, waits: bool) -> None:
     pieces = pieces_of(WorkerMessage(step=step(1).step, ends=[StreamEnd(stream_id=1)] * ends))
 
     assert pieces == [b"token " + b"end" * ends] if waits else [b"token ", *[b"end"] * ends]
 
 
-def test_tokens_of_very_many_streams_wait_for_no_end_of_the_turn_before() -> None:
+def test_tokens_of_a_later_turn_do_not_wait_for_ends() -> None:
     many = WorkerMessage(step=step(STREAMS_AT_ONCE_MAX + 1).step, ends=[StreamEnd(stream_id=1)])
 
     pieces = pieces_of(many)
@@ -173,7 +173,7 @@ def test_tokens_of_very_many_streams_wait_for_no_end_of_the_turn_before() -> Non
     assert pieces[-2:] == [b"token ", b"end"]
 
 
-def test_who_wants_no_more_gets_no_more() -> None:
+def test_no_message_is_handled_after_one_that_wants_no_more() -> None:
     async def scenario() -> Stage:
         stage = Stage(wants=2)
         stage.incoming.on_messages([step(STREAMS_AT_ONCE_MAX + 1)])
@@ -184,7 +184,7 @@ def test_who_wants_no_more_gets_no_more() -> None:
     assert run_clocked(scenario()).stream_counts == [STREAMS_A_TURN_MAX] * 2
 
 
-def test_it_rests_for_what_other_sessions_took_as_well() -> None:
+def test_pause_counts_the_time_of_other_sessions() -> None:
     async def scenario() -> list[float]:
         pace = ReadThrottle()
         stage = Stage(pace=pace)
@@ -208,5 +208,5 @@ def test_it_rests_for_what_other_sessions_took_as_well() -> None:
     ],
     ids=["nothing to do", "just their share", "more than it", "too short to be worth it", "the bound"],
 )
-def test_a_rest_is_as_long_as_the_share_asks_for(spent_s: float, elapsed_s: float, rest: float) -> None:
+def test_pause_is_as_long_as_the_share_of_tokens_asks_for(spent_s: float, elapsed_s: float, rest: float) -> None:
     assert rest_s(spent_s, elapsed_s) == pytest.approx(rest)

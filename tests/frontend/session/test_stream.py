@@ -1,4 +1,4 @@
-"""Stream: every item that a worker sends for a request is checked before a client sees anything of it."""
+"""Stream: every item that a worker sends for a request is validated before its client sees it."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def end(
 
 
 def play(*items: Callable[[Stream], None], **request: Any) -> tuple[Collected, Finish | Failure | None]:
-    """Feed a stream; what its sink got, and how it ended (None: not yet)."""
+    """Feed a stream. Returns what its sink got, and how it ended (None: not yet)."""
 
     async def scenario() -> tuple[Collected, Finish | Failure | None]:
         collected = Collected()
@@ -56,14 +56,14 @@ def lost(stream: Stream) -> None:
     stream.fail(Failure(Reason.DISCONNECTED, "gone"))
 
 
-def test_passes_tokens_on_in_order_and_finishes() -> None:
+def test_stream_delivers_tokens_in_order_and_finishes() -> None:
     collected, outcome = play(tokens(0, 7), tokens(1, 8, 9), ends(FINISH_REASON_STOP, final=True))
 
     assert collected.token_ids == [7, 8, 9]
     assert outcome == Finish(FinishReason.STOP)
 
 
-def test_a_continued_request_starts_behind_what_it_brings() -> None:
+def test_continued_request_starts_after_its_generated_tokens() -> None:
     collected, _ = play(tokens(2, 7), generated_token_ids=(5, 6))
 
     assert collected.token_ids == [7]
@@ -90,18 +90,18 @@ def test_a_continued_request_starts_behind_what_it_brings() -> None:
         "a token that the model lacks",
         "tokens after the finish",
         "a second finish",
-        "an end that is none",
+        "an empty end",
         "an unknown finish reason",
     ],
 )
-def test_is_violated_by(items: list[Callable[[Stream], None]]) -> None:
+def test_item_that_breaks_the_rules_is_a_violation(items: list[Callable[[Stream], None]]) -> None:
     with pytest.raises(Failure) as caught:
         play(*items)
 
     assert caught.value.reason is Reason.PROTOCOL_VIOLATION
 
 
-def test_passes_log_probabilities_on_with_their_tokens() -> None:
+def test_log_probabilities_are_delivered_with_their_tokens() -> None:
     pair = [TokenLogprobs(-0.5), TokenLogprobs(-0.25, ((8, -0.25),))]
 
     collected, _ = play(lambda stream: stream.on_tokens(0, [7, 8], pair), logprobs=1)
@@ -110,7 +110,7 @@ def test_passes_log_probabilities_on_with_their_tokens() -> None:
 
 
 @pytest.mark.parametrize("logprobs", [None, [TokenLogprobs(-0.5)]], ids=["none", "too few"])
-def test_is_violated_by_tokens_without_the_log_probabilities_that_were_asked(
+def test_tokens_without_requested_log_probabilities_are_a_violation(
     logprobs: list[TokenLogprobs] | None,
 ) -> None:
     with pytest.raises(Failure) as caught:
@@ -119,13 +119,13 @@ def test_is_violated_by_tokens_without_the_log_probabilities_that_were_asked(
     assert caught.value.reason is Reason.PROTOCOL_VIOLATION
 
 
-def test_a_finish_reason_alone_does_not_end_it_but_its_loss_does_well() -> None:
+def test_stream_with_a_finish_reason_ends_well_even_if_it_is_lost() -> None:
     assert play(ends(FINISH_REASON_STOP))[1] is None
     assert play(ends(FINISH_REASON_STOP), lost)[1] == Finish(FinishReason.STOP)
     assert play(ends(FINISH_REASON_STOP), ends(final=True))[1] == Finish(FinishReason.STOP)
 
 
-def test_a_marker_without_a_finish_reason_is_an_engine_error_never_a_silent_success() -> None:
+def test_complete_final_without_a_finish_reason_is_an_engine_error() -> None:
     outcome = play(tokens(0, 7), ends(final=True))[1]
 
     assert isinstance(outcome, Failure)
@@ -133,21 +133,21 @@ def test_a_marker_without_a_finish_reason_is_an_engine_error_never_a_silent_succ
 
 
 @pytest.mark.parametrize(("sent", "seen"), [("DRAINING", Reason.DRAINING), ("FROM_THE_FUTURE", Reason.ENGINE_ERROR)])
-def test_fails_with_the_workers_own_reason(sent: str, seen: Reason) -> None:
+def test_stream_fails_with_the_reason_that_the_worker_sends(sent: str, seen: Reason) -> None:
     outcome = play(ends(error=sent))[1]
 
     assert isinstance(outcome, Failure)
     assert outcome.reason is seen
 
 
-def test_the_first_end_counts() -> None:
+def test_first_end_of_a_stream_counts() -> None:
     outcome = play(lost, ends(error="DRAINING"))[1]
 
     assert isinstance(outcome, Failure)
     assert outcome.reason is Reason.DISCONNECTED
 
 
-def test_a_late_end_of_a_cancelled_request_is_ignored() -> None:
+def test_late_end_of_a_cancelled_request_is_ignored() -> None:
     def cancel(stream: Stream) -> None:
         stream.ended.cancel()
 
@@ -155,7 +155,7 @@ def test_a_late_end_of_a_cancelled_request_is_ignored() -> None:
         play(cancel, ends(FINISH_REASON_STOP, final=True))
 
 
-def test_a_bug_in_a_sink_fails_its_request_and_nothing_else() -> None:
+def test_bug_in_a_sink_fails_its_request_alone() -> None:
     class BrokenSink:
         def deliver(self, delta: Delta) -> None:
             raise IndexError("bug")

@@ -1,4 +1,4 @@
-"""Outgoing: what a session sends, joined into few messages, in an order that the worker reads right."""
+"""SessionWriter: requests and cancels are gathered into few messages, in an order that leaves room for requests."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ def submit(outgoing: SessionWriter, stream_id: int, prompt: Sequence[int] = (1, 
 
 @pytest.fixture(autouse=True)
 def _loop() -> Iterator[None]:
-    """Nothing here waits, but what is to be sent is sent by a loop."""
+    """Run a writer that has no connection on an event loop."""
     with asyncio.Runner(loop_factory=Loop) as runner:
         asyncio.events._set_running_loop(runner.get_loop())
         yield
@@ -31,11 +31,11 @@ def _loop() -> Iterator[None]:
 
 
 def sent(outgoing: SessionWriter) -> list[tuple[list[int], list[int]]]:
-    """Ids of submits and cancels of each message."""
+    """The ids of submits and cancels of each message."""
     return [([one.stream_id for one in message.submits], list(message.cancels)) for message in outgoing.pop_messages()]
 
 
-def test_what_comes_in_one_turn_goes_in_one_message() -> None:
+def test_requests_and_cancels_of_one_turn_are_sent_in_one_message() -> None:
     outgoing = SessionWriter(CancelCounts())
 
     submit(outgoing, 1)
@@ -45,8 +45,8 @@ def test_what_comes_in_one_turn_goes_in_one_message() -> None:
     assert sent(outgoing) == [([1, 2], [1])]
 
 
-def test_a_request_that_may_need_the_room_of_a_cancelled_one_goes_in_a_message_after_it() -> None:
-    """A bug: a worker reads the submits of a message first, and refused what its frontend knew to have room."""
+def test_request_after_a_cancel_is_sent_in_a_later_message() -> None:
+    """A bug: a worker reads the submits of a message first, and refused a request for which a cancel made room."""
     outgoing = SessionWriter(CancelCounts())
 
     outgoing.cancel(1)
@@ -56,7 +56,7 @@ def test_a_request_that_may_need_the_room_of_a_cancelled_one_goes_in_a_message_a
     assert sent(outgoing) == [([], [1]), ([2], [2])]
 
 
-def test_each_cancel_is_counted() -> None:
+def test_every_cancel_is_counted() -> None:
     counts = CancelCounts()
     outgoing = SessionWriter(counts)
 
@@ -66,7 +66,7 @@ def test_each_cancel_is_counted() -> None:
     assert counts.signals == 2
 
 
-def test_requests_that_are_too_large_together_go_one_after_the_other() -> None:
+def test_requests_that_are_too_large_together_are_sent_in_separate_messages() -> None:
     outgoing = SessionWriter(CancelCounts())
     large = range(2**28, 2**28 + SUBMIT_BYTES_MAX // 8)  # Five bytes each.
 
@@ -76,7 +76,7 @@ def test_requests_that_are_too_large_together_go_one_after_the_other() -> None:
     assert sent(outgoing) == [([1], []), ([2], []), ([3], [])]
 
 
-def test_one_that_is_too_large_by_itself_is_refused() -> None:
+def test_request_that_is_too_large_by_itself_is_refused() -> None:
     outgoing = SessionWriter(CancelCounts())
 
     with pytest.raises(Failure) as caught:
@@ -86,7 +86,7 @@ def test_one_that_is_too_large_by_itself_is_refused() -> None:
 
 
 @pytest.mark.parametrize("prompt", [range(2**28, 2**28 + SUBMIT_BYTES_MAX // 5), [1, 2**32]], ids=["large", "no token"])
-def test_nothing_is_left_of_one_that_cannot_be_sent(prompt: Sequence[int]) -> None:
+def test_request_that_cannot_be_sent_leaves_nothing(prompt: Sequence[int]) -> None:
     outgoing = SessionWriter(CancelCounts())
 
     with pytest.raises((Failure, ValueError)):
@@ -96,8 +96,8 @@ def test_nothing_is_left_of_one_that_cannot_be_sent(prompt: Sequence[int]) -> No
     assert sent(outgoing) == [([2], [])]
 
 
-def test_those_that_are_refused_take_no_memory_while_nothing_is_sent() -> None:
-    """Each left what it was made of in the message that the next one was to go in."""
+def test_refused_requests_take_no_memory_while_nothing_is_sent() -> None:
+    """A bug: each refused request left its memory allocated in the message that the next one used."""
     outgoing = SessionWriter(CancelCounts())
     large = make_request(range(2**28, 2**28 + SUBMIT_BYTES_MAX // 5))
 
@@ -114,7 +114,7 @@ def test_those_that_are_refused_take_no_memory_while_nothing_is_sent() -> None:
     assert sent(outgoing) == [([1], [])]
 
 
-def test_several_choices_are_one_request() -> None:
+def test_several_choices_are_sent_as_one_submit() -> None:
     outgoing = SessionWriter(CancelCounts())
 
     outgoing.submit(1, make_request(choice=2), Call(request_id="r"), choices=3)
@@ -124,7 +124,7 @@ def test_several_choices_are_one_request() -> None:
 
 
 class Sent(FrameConnection[worker_pb2.WorkerMessage]):
-    """A connection that keeps what it is to send."""
+    """A connection that records what is sent on it."""
 
     def __init__(self) -> None:
         super().__init__(worker_pb2.WorkerMessage, is_opener=True)
@@ -134,7 +134,7 @@ class Sent(FrameConnection[worker_pb2.WorkerMessage]):
         self.messages.append(message)
 
 
-def test_while_the_worker_takes_nothing_it_waits() -> None:
+def test_nothing_is_sent_while_the_worker_is_slow_to_read() -> None:
     outgoing, connection = SessionWriter(CancelCounts()), Sent()
     outgoing.connect(connection)
     connection.is_writable = False
@@ -150,7 +150,7 @@ def test_while_the_worker_takes_nothing_it_waits() -> None:
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
-def test_a_worker_that_takes_nothing_for_too_long_is_stuck(is_writable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_reads_nothing_for_too_long_is_stuck(is_writable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     outgoing, connection = SessionWriter(CancelCounts()), Sent()
     outgoing.connect(connection)
     connection.is_writable = is_writable
@@ -164,7 +164,7 @@ def test_a_worker_that_takes_nothing_for_too_long_is_stuck(is_writable: bool, mo
     assert (outgoing.stuck_at() <= now) is not is_writable
 
 
-def test_after_a_long_silence_it_says_that_it_is_there() -> None:
+def test_keepalive_is_sent_after_a_long_silence() -> None:
     outgoing, connection = SessionWriter(CancelCounts()), Sent()
     outgoing.connect(connection)
     now = asyncio.get_running_loop().time()
