@@ -1,6 +1,7 @@
-# The image of every process: `docker build -t unbroken .`, then `docker run unbroken registry|worker|frontend …`.
-# With `--build-arg EXTRAS=` it has neither llama.cpp nor tokenizers: enough for mocker workers and their frontends. Workers
-# on GPUs have an image of their own: Dockerfile.trtllm.
+# The image for every process: `docker build -t unbroken .`, then `docker run unbroken registry|worker|frontend …`.
+#
+# With `--build-arg EXTRAS=` it contains neither llama.cpp nor tokenizers, which is enough for mocker workers and their
+# frontends. Workers on GPUs have an image of their own: Dockerfile.trtllm.
 
 FROM python:3.11-slim-bookworm AS build
 ARG EXTRAS=llamacpp,huggingface
@@ -20,7 +21,7 @@ COPY --from=build /opt/unbroken /opt/unbroken
 ENV PATH=/opt/unbroken/bin:$PATH
 USER unbroken
 WORKDIR /var/lib/unbroken
-# Models that were pulled; a volume here keeps them.
+# Pulled models. A volume at this path keeps them.
 VOLUME /var/lib/unbroken/.cache
 ENTRYPOINT ["unbroken"]
 CMD ["--help"]

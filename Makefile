@@ -1,5 +1,5 @@
-# Three commands matter: `make up` runs a cluster with a real model, `make test` runs all tests, `make bench` measures. They
-# start from nothing but Python 3.11 or later; what they install stays in .venv and in the user's cache folder.
+# The main commands: `make up` runs a cluster with a real model, `make test` runs all tests, and `make bench` measures. They
+# need nothing but Python 3.11 or later. Everything they install stays in .venv and in the user's cache folder.
 
 PYTHON ?= python3
 VENV := .venv
@@ -24,36 +24,36 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
 
-up: install model ## Run a registry, two workers with a real model and a frontend. Ctrl-C ends all.
+up: install model ## Run a registry, two workers with a real model and a frontend. Ctrl-C stops all.
 	exec $(BIN)/unbroken up --workers $(WORKERS) --engine llamacpp --model $(MODEL)
 
-test: install-dev model etcd iproute2 wrk curl ## Install what the tests need, and run them all.
+test: install-dev model etcd iproute2 wrk curl ## Install what the tests need, and run all tests.
 	$(BIN)/pytest --numprocesses=2 --dist=loadfile --ignore=tests/clients
 
-test-clients: install-dev ## Run clients in other languages, those for which this machine has the tools.
+test-clients: install-dev ## Run the clients in other languages for which this machine has the tools.
 	$(BIN)/pytest tests/clients
 
-surface: install-dev ## Ask 35,000 random things that the OpenAPI document allows or forbids, for some 15 minutes.
+surface: install-dev ## Send 35,000 random requests, valid or not by the OpenAPI document. About 15 minutes.
 	SURFACE_TIMES=$(TIMES) SURFACE_SEED=$${SEED:-$$(date +%s)} $(BIN)/pytest tests/clients/test_surface.py
 
-compose-test: install-dev ## Try `docker compose up`, with containers killed under streams. Needs Docker; minutes at first.
+compose-test: install-dev ## Test `docker compose up`, and kill containers under streams. Needs Docker; minutes at first.
 	$(BIN)/pytest tests/compose -v --tb=short
 
-kill-loop: install-dev ## Kill 500 workers under load, one each second, and count what clients notice.
+kill-loop: install-dev ## Kill 500 workers under load, one per second, and count what clients notice.
 	$(BIN)/python -m bench.kill_loop --kills $(KILLS)
 
-storm: install-dev ## Send 5,000 requests at once to one worker, and measure what everybody notices.
+storm: install-dev ## Send 5,000 requests at once to one worker, and measure the effect on everything else.
 	$(BIN)/python -m bench.storm --frontend=--admin-listen=127.0.0.1:0
 
-bench: install-dev wrk ## Measure the plane beside NVIDIA Dynamo, some 15 minutes. Leave the machine alone meanwhile.
-	@$(MAKE) --no-print-directory peer || echo "note: Dynamo cannot be installed here: its column will be empty" >&2
+bench: install-dev wrk ## Compare with NVIDIA Dynamo. About 15 minutes; keep the machine idle otherwise.
+	@$(MAKE) --no-print-directory peer || echo "note: Dynamo cannot be installed here: its columns will be empty" >&2
 	$(BIN)/python -m bench.compare
 
-bench-small: install-dev wrk ## Run the bench in some seconds, for breakage only: its figures mean nothing.
+bench-small: install-dev wrk ## Run the comparison for seconds, to see that it works: its figures mean nothing.
 	$(BIN)/python -m bench.compare --no-peer --streams 2,8 --lost-streams 4 --saturated-streams 8 --rounds 1 \
 		--seconds 0.3 --tokens 50 --results $(VENV)/bench-small
 
-hold: install-dev ## Hold 10,000 slow streams for a minute: memory per stream, and how evenly tokens come.
+hold: install-dev ## Hold 10,000 slow streams for a minute: memory per stream, and how evenly tokens arrive.
 	$(BIN)/python -m bench.hold
 
 scale: install-dev ## Measure what a frontend and a registry cost with 1,000 workers, 10,000 streams, 10,000 instances.
@@ -64,37 +64,37 @@ lint: lint-proto ## Check style, types and proto files.
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-lint-proto: install-dev ## Check the proto files, and that they break nothing of the last release's.
+lint-proto: install-dev ## Check the proto files, and that they are compatible with the last release.
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
 	@test -d $(RECORD) || { echo "error: version $(VERSION) has no record of its proto files: make record-proto" >&2; exit 1; }
 	$(BIN)/buf breaking --against $(RECORD)
 
-record-proto: install-dev ## Record the proto files as this version's, when it is released.
+record-proto: install-dev ## Record the proto files of this version, at its release.
 	for record in proto-released/*; do $(BIN)/buf breaking --against "$$record" || exit 1; done
 	rm -rf proto-released
 	mkdir -p $(RECORD)
 	cp -R proto/unbroken $(RECORD)
 
-pages: install-dev ## Write the generated tables of README.md, DESIGN.md and docs/ again.
+pages: install-dev ## Regenerate the tables in README.md, DESIGN.md and docs/.
 	$(BIN)/python -m tests.docs.tables
 
-stubs: $(BIN)/python ## Generate the gRPC stubs again.
+stubs: $(BIN)/python ## Regenerate the gRPC stubs.
 	$(BIN)/pip install --quiet --no-deps --editable .
 
 install: $(INSTALLED) ## Install the package and the llama.cpp engine into .venv.
 
-install-dev: $(INSTALLED_DEV) ## Install the tools for tests and lint as well.
+install-dev: $(INSTALLED_DEV) ## Also install the tools for tests and lint.
 
-model: install ## Get the model that `up` and the tests use.
+model: install ## Download the model that `up` and the tests use.
 	$(BIN)/unbroken models pull $(MODEL)
 
-# $(call from_apt,COMMAND,PACKAGE,what a person can do instead)
+# $(call from_apt,COMMAND,PACKAGE,what the user can do instead)
 define from_apt
 	@command -v $(1) >/dev/null || { command -v apt-get >/dev/null && $(SUDO) true \
 		&& $(SUDO) apt-get update -qq \
 		&& $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(2); } \
-		|| { echo "error: $(1) is needed, and it cannot be installed here: $(3)" >&2; exit 1; }
+		|| { echo "error: $(1) is needed and cannot be installed here: $(3)" >&2; exit 1; }
 endef
 
 etcd: ## Install etcd for the tests, with apt.
@@ -106,13 +106,13 @@ iproute2: ## Install `ip` for the tests that cut a network, with apt.
 wrk: ## Install `wrk` for the bench, with apt.
 	$(call from_apt,wrk,wrk,install wrk 4.1 or later and put it on PATH)
 
-curl: ## Install `curl` for the commands of the pages, with apt.
+curl: ## Install `curl` for the commands in the documentation, with apt.
 	$(call from_apt,curl,curl,install it and put it on PATH)
 
-peer: model etcd ## Install NVIDIA Dynamo into the user's cache folder, to measure beside it.
+peer: model etcd ## Install NVIDIA Dynamo into the user's cache folder, for the comparison.
 	bench/peer/dynamo.sh install "$$($(BIN)/python -c 'from services.models.download import SMOLLM2; print(SMOLLM2.path)')"
 
-clean: ## Remove what was installed and generated here.
+clean: ## Remove everything that was installed or generated here.
 	rm -rf $(VENV) $(VENV)-* services/stubs/*_pb2*
 
 $(BIN)/python:

@@ -1,4 +1,4 @@
-"""The plane that all clients use, and how a missing toolchain is told."""
+"""The plane that all client programs use, and what happens to a test whose tools are missing."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def need(missing: list[str]) -> None:
-    """Skip the test if something is missing; where CI is "true", fail it."""
+    """Skip the test if a tool is missing; fail it if the variable CI is "true"."""
     if not missing:
         return
     message = f"not installed: {', '.join(missing)}"

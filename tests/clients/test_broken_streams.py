@@ -1,8 +1,9 @@
-"""A client takes no broken stream for an answer: it ends with what inference.proto forbids.
+"""A client does not accept a broken stream as an answer: it fails and names the rule of inference.proto that was
+broken.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| the first request of each client | a server that breaks one rule of a stream | the client fails, and says which |
+| the first request of each client | a server that breaks one rule of a stream | the client fails, and says which rule |
 """
 
 import asyncio
@@ -15,12 +16,12 @@ import pytest
 
 from services.stubs import inference_pb2
 from tests.clients.conftest import need
-from tests.clients.support.programs import started
+from tests.clients.support.programs import running
 from tests.clients.support.toolchains import CLIENTS, Client
 
 
 def tokens(position: int, count: int) -> Any:
-    """An item."""
+    """Return an item with `count` tokens from `position` on."""
     delta = inference_pb2.Delta(position=position, token_ids=range(count), text="a" * count)
     return inference_pb2.GenerateResponse(delta=delta)
 
@@ -28,20 +29,20 @@ def tokens(position: int, count: int) -> Any:
 NEITHER = inference_pb2.GenerateResponse()
 LAST = inference_pb2.GenerateResponse(complete_final=True)
 BOTH = inference_pb2.GenerateResponse(delta=inference_pb2.Delta(position=2), complete_final=True)
-EITHER = "an item is either a delta or the last"
+NEITHER_DELTA_NOR_MARKER = "an item must be either a delta or the final marker"
 FAULTS: dict[str, tuple[Sequence[Any], str]] = {
-    # What comes, and what the client says of it.
+    # The items that the server sends, and what the client must report.
     "cut-off": ([tokens(0, 2)], "was cut off"),
     "gap": ([tokens(0, 2), tokens(3, 1), LAST], "position 3 follows 2"),
     "repeat": ([tokens(0, 2), tokens(1, 1), LAST], "position 1 follows 2"),
-    "neither": ([tokens(0, 2), NEITHER, LAST], EITHER),
-    "both": ([tokens(0, 2), BOTH], EITHER),
-    "more": ([tokens(0, 2), LAST, tokens(2, 1)], EITHER),
+    "neither": ([tokens(0, 2), NEITHER, LAST], NEITHER_DELTA_NOR_MARKER),
+    "both": ([tokens(0, 2), BOTH], NEITHER_DELTA_NOR_MARKER),
+    "more": ([tokens(0, 2), LAST, tokens(2, 1)], NEITHER_DELTA_NOR_MARKER),
 }
 
 
-def rogue(items: Sequence[Any]) -> grpc.GenericRpcHandler:
-    """Answers every request with these, and OK."""
+def fixed_answer_handler(items: Sequence[Any]) -> grpc.GenericRpcHandler:
+    """Return a handler that answers every request with these items and then OK."""
 
     async def generate(_: Any, context: Any) -> None:
         for item in items:
@@ -55,14 +56,14 @@ def rogue(items: Sequence[Any]) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler("unbroken.v1.Inference", {"Generate": handler})
 
 
-async def complaint(command: list[str], items: Sequence[Any]) -> str:
-    """What the client says when it fails."""
+async def failure_message(command: list[str], items: Sequence[Any]) -> str:
+    """Return what the client prints when it fails."""
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((rogue(items),))
+    server.add_generic_rpc_handlers((fixed_answer_handler(items),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with started([*command, f"127.0.0.1:{port}"], stderr=PIPE) as process:
+        async with running([*command, f"127.0.0.1:{port}"], stderr=PIPE) as process:
             printed, said = await process.communicate()
     finally:
         await server.stop(None)
@@ -72,13 +73,13 @@ async def complaint(command: list[str], items: Sequence[Any]) -> str:
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_a_client_fails_on_a_stream_that_breaks_a_rule(client: Client) -> None:
+def test_client_fails_on_a_stream_that_breaks_a_rule(client: Client) -> None:
     need(client.missing)
     command = client.command()
 
     async def scenario() -> dict[str, str]:
         async with asyncio.TaskGroup() as group:
-            tasks = {fault: group.create_task(complaint(command, items)) for fault, (items, _) in FAULTS.items()}
+            tasks = {fault: group.create_task(failure_message(command, items)) for fault, (items, _) in FAULTS.items()}
         return {fault: task.result() for fault, task in tasks.items()}
 
     said = asyncio.run(scenario())

@@ -1,6 +1,6 @@
-"""The commands of the pages for grpcurl and `buf curl` do what they say, by reflection alone.
+"""The grpcurl and `buf curl` commands in the documentation work as described, through reflection alone.
 
-The addresses and the model's name are those of the test's plane; everything else is run as it stands there.
+Addresses and the model's name are replaced with those of the test's plane; everything else runs as it is printed.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tests.docs import pages
 BUF = ".venv/bin/buf"
 COMMAND_S_MAX = 60.0
 COMMANDS = {
-    # The tool, and what its command has in it: what it prints must have in it.
+    # The tool and a part of its command: what its output must contain.
     ("grpcurl", "-plaintext 127.0.0.1:50051 list"): r"^unbroken\.v1\.Inference$",
     ("grpcurl", "-plaintext 127.0.0.1:50051 describe"): r"rpc Generate \( \.unbroken\.v1\.GenerateRequest \) returns",
     ("grpcurl", "-proto-out-dir"): r"^service Inference {$",
@@ -40,27 +40,27 @@ COMMANDS = {
 
 
 def command(tool: str, part: str) -> str:
-    """The one with this in it."""
+    """Return the command of this tool that contains this part."""
     (one,) = [each for each in pages.commands() if each.startswith(f"{tool} ") and part in each]
     return one
 
 
 @pytest.mark.parametrize(("tool", "part"), COMMANDS)
-def test_a_command_of_the_pages_does_what_it_says(cluster: Cluster, tool: str, part: str, tmp_path: Path) -> None:
+def test_documented_command_prints_what_it_should(cluster: Cluster, tool: str, part: str, tmp_path: Path) -> None:
     printed = printed_by(cluster, tool, part, tmp_path)
 
     assert re.search(COMMANDS[tool, part], printed, re.MULTILINE), printed
 
 
-def test_a_server_tells_the_proto_file_that_it_was_made_of(cluster: Cluster, tmp_path: Path) -> None:
-    """But for comments, and for options, which say what one language makes of it."""
+def test_reflection_serves_the_proto_file_of_the_server(cluster: Cluster, tmp_path: Path) -> None:
+    """Comments and options are left out: options only concern the generated code of one language."""
     printed_by(cluster, "grpcurl", "-proto-out-dir", tmp_path)
 
     assert described(tmp_path / "proto") == described(pages.ROOT / "proto")
 
 
 def described(folder: Path) -> Any:
-    """The descriptor of inference.proto in a folder."""
+    """Return the descriptor of inference.proto in a folder."""
     command = (VENV_BUF, "build", "--path", INFERENCE, "--exclude-source-info", "-o", "-#format=json")
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=COMMAND_S_MAX, check=True)
     (file,) = json.loads(done.stdout)["file"]
@@ -69,7 +69,7 @@ def described(folder: Path) -> Any:
 
 
 def printed_by(cluster: Cluster, tool: str, part: str, stubs: Path) -> str:
-    """What the command prints, which may write files where `stubs` is."""
+    """Run the command and return its output. It may write files to `stubs`."""
     if tool == "grpcurl":
         need(GRPCURL.missing)
     asyncio.run(cluster.fill())
@@ -87,7 +87,7 @@ def printed_by(cluster: Cluster, tool: str, part: str, stubs: Path) -> str:
 
 
 def run(words: str, tool: str) -> str:
-    """What a shell prints for it."""
+    """Run the words in a shell and return the output."""
     folder = f"{Path(GRPCURL.command()[0]).parent}:" if tool == "grpcurl" else ""
     env = os.environ | {"PATH": folder + os.environ["PATH"]}
     done = subprocess.run(["bash", "-c", words], env=env, capture_output=True, text=True, timeout=COMMAND_S_MAX)

@@ -1,4 +1,4 @@
-"""What clients of OpenAI's API rest on, asked of a real plane in plain HTTP."""
+"""What clients of OpenAI's API rely on, tested against a real plane over plain HTTP."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
 
 
 class Answered:
-    """A whole answer."""
+    """A complete response."""
 
     def __init__(self, response: aiohttp.ClientResponse, content: bytes) -> None:
         self.status = response.status
@@ -50,7 +50,7 @@ class Answered:
 
     @property
     def texts(self) -> list[str]:
-        """Of its choices, of a stream or not."""
+        """The texts of the choices, from a unary or a streamed answer."""
         if not self.headers["Content-Type"].startswith("text/event-stream"):
             return [choice["text"] for choice in self.json["choices"]]
         *events, done = [line.removeprefix("data: ") for line in self.content.decode().split("\n\n")[:-1]]
@@ -62,7 +62,7 @@ class Answered:
 
 
 def ask(plane: Plane, method: str, path: str, body: Any = None, **headers: str) -> Answered:
-    """headers: with _ for -."""
+    """Send one request. `headers`: underscores in their names stand for hyphens."""
 
     async def once() -> Answered:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -79,7 +79,7 @@ def ask(plane: Plane, method: str, path: str, body: Any = None, **headers: str) 
 # Models
 
 
-def test_models_are_listed_and_each_is_there_by_its_id_whatever_slashes_it_has(plane: Plane) -> None:
+def test_models_are_listed_and_retrieved_by_id_even_with_slashes(plane: Plane) -> None:
     listed = ask(plane, "GET", "/v1/models").json
     one = ask(plane, "GET", f"/v1/models/{MODEL}").json
     quoted = ask(plane, "GET", f"/v1/models/{quote(MODEL, safe='')}").json
@@ -90,7 +90,7 @@ def test_models_are_listed_and_each_is_there_by_its_id_whatever_slashes_it_has(p
     assert quoted == one
 
 
-def test_another_model_is_not_found(plane: Plane) -> None:
+def test_unknown_model_is_not_found(plane: Plane) -> None:
     for answer in (
         ask(plane, "GET", "/v1/models/org"),
         ask(plane, "GET", f"/v1/models/{MODEL}/more"),
@@ -106,7 +106,7 @@ def test_another_model_is_not_found(plane: Plane) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_is_a_string_or_token_ids_or_a_list_of_either(plane: Plane, stream: bool) -> None:
+def test_prompt_is_a_string_token_ids_or_a_list_of_either(plane: Plane, stream: bool) -> None:
     def texts(prompt: Any) -> list[str]:
         return ask(plane, "POST", COMPLETIONS, COMPLETION | {"prompt": prompt, "stream": stream}).texts
 
@@ -118,7 +118,7 @@ def test_a_prompt_is_a_string_or_token_ids_or_a_list_of_either(plane: Plane, str
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_echo_is_the_prompt_in_front_of_its_answer(plane: Plane, stream: bool) -> None:
+def test_echo_puts_the_prompt_before_the_answer(plane: Plane, stream: bool) -> None:
     asked = COMPLETION | {"prompt": list(WORDS), "stream": stream}
     plain = ask(plane, "POST", COMPLETIONS, asked)
     echoed = ask(plane, "POST", COMPLETIONS, asked | {"echo": True})
@@ -130,7 +130,7 @@ def test_an_echo_is_the_prompt_in_front_of_its_answer(plane: Plane, stream: bool
 
 
 @pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, COMPLETION), (CHATS, CHAT)])
-def test_unknown_fields_are_passed_over(plane: Plane, path: str, body: Any) -> None:
+def test_unknown_fields_are_ignored(plane: Plane, path: str, body: Any) -> None:
     unknown = {"made_up": [1, {"x": None}], "metadata": {"a": "b"}, "store": True}
     plain, extended = (ask(plane, "POST", path, asked).json for asked in (body, body | unknown))
 
@@ -159,7 +159,7 @@ WRONG: list[tuple[str, Any, str, tuple[Any, ...]]] = [
     ],
     ids=str,
 )
-def test_a_known_field_that_is_wrong_is_a_400_that_names_it(plane: Plane, path: str, body: Any, param: Any) -> None:
+def test_invalid_field_is_a_400_that_names_it(plane: Plane, path: str, body: Any, param: Any) -> None:
     answer = ask(plane, "POST", path, body)
 
     assert answer.status == 400
@@ -170,7 +170,9 @@ def test_a_known_field_that_is_wrong_is_a_400_that_names_it(plane: Plane, path: 
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("PUT", COMPLETIONS, 405), ("GET", "/v1/nowhere", 404)])
-def test_what_is_not_there_has_the_envelope_too(plane: Plane, method: str, path: str, status: int) -> None:
+def test_unknown_paths_and_methods_answer_with_the_error_envelope(
+    plane: Plane, method: str, path: str, status: int
+) -> None:
     answer = ask(plane, method, path)
 
     assert answer.status == status
@@ -192,7 +194,9 @@ def test_what_is_not_there_has_the_envelope_too(plane: Plane, method: str, path:
     ],
     ids=str,
 )
-def test_an_answer_has_the_id_that_came_or_a_new_one(plane: Plane, method: str, path: str, body: Any) -> None:
+def test_response_has_the_request_id_that_was_sent_or_a_new_one(
+    plane: Plane, method: str, path: str, body: Any
+) -> None:
     named = ask(plane, method, path, body, X_Request_Id="mine")
     unnamed = {ask(plane, method, path, body).headers["X-Request-Id"] for _ in range(2)}
 
@@ -201,7 +205,7 @@ def test_an_answer_has_the_id_that_came_or_a_new_one(plane: Plane, method: str, 
     assert "" not in unnamed
 
 
-def test_pages_of_the_named_origin_may_call_and_no_others(plane: Plane) -> None:
+def test_only_the_configured_origin_is_allowed(plane: Plane) -> None:
     wish = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": "authorization"}
 
     def allowed(origin: str) -> list[str | None]:

@@ -1,7 +1,7 @@
-"""Stock SDKs need our address alone, and lose nothing when their worker is killed.
+"""Stock SDKs need only the server's address, and lose nothing when their worker is killed.
 
-What an SDK makes of our answers is told by its program, a line of JSON for each step. A step that is in CHECKS must be
-what that says of it, whichever SDK takes it. NEEDED are those that each takes.
+The program for each SDK prints a line of JSON for each step. A step that is listed in CHECKS must pass its check,
+whichever SDK runs it. Every program must run the steps in NEEDED.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tests.docs.pages import command
 from tests.integration.harness.plane.processes import Frontend
 
 NEEDED = {"unary", "stream", "lost_worker"}
-"""The same question each time. They tell `id`, `text`, `finish_reason` and `usage`, with OpenAI's names in it."""
+"""All of these send the same question. They report `id`, `text`, `finish_reason` and `usage`, under OpenAI's names."""
 
 FAILURES = (
     "bad_request",
@@ -34,43 +34,41 @@ FAILURES = (
     "deadline",
     "broken_stream",
 )
-"""What failures.py meets."""
+"""The steps of failures.py."""
 
 
 @pytest.mark.parametrize("sdk", SDKS, ids=lambda sdk: sdk.name)
-def test_a_stock_sdk_needs_nothing_but_our_address(cluster: Cluster, sdk: Client) -> None:
+def test_stock_sdk_needs_only_the_servers_address(cluster: Cluster, sdk: Client) -> None:
     need(sdk.missing)
     frontend = cluster.plane.frontend
 
-    told = asyncio.run(run(cluster, [*sdk.command(), f"{frontend.http}/v1"]))
+    reported = asyncio.run(run(cluster, [*sdk.command(), f"{frontend.http}/v1"]))
 
-    assert told.keys() >= NEEDED
-    check(told, frontend)
-    (move,) = frontend.moves(request_id(told["lost_worker"]))
+    assert reported.keys() >= NEEDED
+    check(reported, frontend)
+    (move,) = frontend.moves(request_id(reported["lost_worker"]))
     assert move["reason"] == "DISCONNECTED"
 
 
 @pytest.mark.parametrize("status", [503, 429])
-def test_the_openai_package_tells_failures_apart_and_comes_back_when_it_was_told_to(
-    cluster: Cluster, status: int
-) -> None:
+def test_openai_package_distinguishes_failures_and_retries_when_told_to(cluster: Cluster, status: int) -> None:
     frontend = asyncio.run(cluster.another_frontend(f"--overload-status-code={status}"))
 
-    told = asyncio.run(run(cluster, [*openai_python("failures.py"), f"{frontend.http}/v1"]))
+    reported = asyncio.run(run(cluster, [*openai_python("failures.py"), f"{frontend.http}/v1"]))
 
-    check(told, frontend)
-    assert told.keys() == {*FAILURES}
-    first = told["retry"]["attempts"][0]
-    assert told["refusal"]["status"] == first["status"] == status
-    refused, taken = frontend.events("request", request_id=told["retry"]["request_id"])
+    check(reported, frontend)
+    assert reported.keys() == {*FAILURES}
+    first = reported["retry"]["attempts"][0]
+    assert reported["refusal"]["status"] == first["status"] == status
+    refused, taken = frontend.events("request", request_id=reported["retry"]["request_id"])
     assert (refused["outcome"], taken["outcome"]) == ("OVERLOADED", "length")
     assert begun_at_s(taken) - begun_at_s(refused) >= first["retry_after_s"]
 
 
-def test_answers_are_to_the_letter_what_the_types_of_the_openai_package_say(cluster: Cluster) -> None:
-    told = asyncio.run(run(cluster, [*openai_python("strict.py"), f"{cluster.plane.frontend.http}/v1"]))
+def test_answers_match_the_types_of_the_openai_package_exactly(cluster: Cluster) -> None:
+    reported = asyncio.run(run(cluster, [*openai_python("strict.py"), f"{cluster.plane.frontend.http}/v1"]))
 
-    assert {step: fields["unknown"] for step, fields in told.items()} == {
+    assert {step: fields["unknown"] for step, fields in reported.items()} == {
         "model": ["max_model_len"],
         "chat": [],
         "chat_stream": [],
@@ -79,7 +77,7 @@ def test_answers_are_to_the_letter_what_the_types_of_the_openai_package_say(clus
     }
 
 
-def test_the_program_of_the_pages_prints_an_answer_as_it_comes(cluster: Cluster) -> None:
+def test_documented_program_prints_an_answer_as_it_arrives(cluster: Cluster) -> None:
     asyncio.run(cluster.fill())
     frontend = cluster.plane.frontend
     program = placed(
@@ -96,25 +94,25 @@ def test_the_program_of_the_pages_prints_an_answer_as_it_comes(cluster: Cluster)
 
 
 def openai_python(program: str) -> list[str]:
-    """The command of another program in that folder."""
+    """Return the command of another program in that folder."""
     interpreter, client = OPENAI_PYTHON.command()
     return [interpreter, str(Path(client).with_name(program))]
 
 
-def check(told: dict[str, Step], frontend: Frontend) -> None:
-    """Every step that it tells."""
-    assert told.keys() <= CHECKS.keys() | SAME.keys() | {"begun"}
-    for step in told.keys() & CHECKS.keys():
-        CHECKS[step](told[step], frontend)
-    for step in told.keys() & SAME.keys():
-        assert answer(told[step]) == answer(told[SAME[step]])
+def check(reported: dict[str, Step], frontend: Frontend) -> None:
+    """Check every step that was reported."""
+    assert reported.keys() <= CHECKS.keys() | SAME.keys() | {"begun"}
+    for step in reported.keys() & CHECKS.keys():
+        CHECKS[step](reported[step], frontend)
+    for step in reported.keys() & SAME.keys():
+        assert answer(reported[step]) == answer(reported[SAME[step]])
 
 
 def answer(step: Step) -> Step:
-    """Without what is another in every answer."""
+    """Return a step without the fields that differ in every answer."""
     return {name: value for name, value in step.items() if name not in {"step", "id"}}
 
 
 def begun_at_s(event: dict[str, Any]) -> float:
-    """When a request came that the frontend has logged, in seconds since the epoch."""
+    """Return the Unix time at which a logged request arrived."""
     return datetime.fromisoformat(event["timestamp"]).timestamp() - float(event["duration_s"])

@@ -1,4 +1,4 @@
-"""The commands of docs/clients.md make stubs, in a copy of this tree and with the tools that build the clients."""
+"""The commands of docs/clients.md generate stubs, in a copy of this tree and with the tools that build the clients."""
 
 import os
 import shutil
@@ -16,13 +16,15 @@ from tests.docs import pages
 STUBS = "/tmp/stubs"
 JAVA = "tests/clients/java/target/generated-sources/protobuf"
 QUICK = {"npm_config_prefer_offline": "true"}
-"""What was downloaded before is not asked for again."""
+"""What was downloaded before is not requested again."""
 PROGRAMS = {client.name: client for client in CLIENTS}
 
 
 @dataclass(frozen=True)
 class Language:
-    """How its block is known, and some of the files that come of it, in the tree or below STUBS."""
+    """A text that identifies the block for a language, and some of the files that it generates, in the tree or below
+    STUBS.
+    """
 
     client: str
     part: str
@@ -50,7 +52,7 @@ LANGUAGES = (
 
 
 def blocks() -> list[str]:
-    """The blocks of the section that make stubs from files."""
+    """Return the blocks of the section that generates stubs from files."""
     _, _, below = pages.text_of("docs/clients.md").partition("\n### Stubs\n")
     section, _, _ = below.partition("\n## ")
     return [block for _, block in pages.blocks_in(section) if not block.startswith("grpcurl ")]
@@ -62,7 +64,7 @@ def block_with(part: str) -> str:
 
 
 def copy_tree(folder: Path) -> None:
-    """All that the commands use, and nothing of what they have made in this tree."""
+    """Copy what the commands use, without what they have generated in this tree."""
     shutil.copy(pages.ROOT / "buf.yaml", folder)
     shutil.copytree(pages.ROOT / "proto", folder / "proto")
     made = shutil.ignore_patterns("node_modules", "gen", "proto", "target", "__pycache__")
@@ -70,12 +72,12 @@ def copy_tree(folder: Path) -> None:
     (folder / ".venv").symlink_to(sys.prefix)
 
 
-def test_each_block_is_tried() -> None:
+def test_every_documented_block_is_tested() -> None:
     assert sorted(blocks()) == sorted(block_with(language.part) for language in LANGUAGES)
 
 
 @pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.client)
-def test_the_commands_for_a_language_make_its_stubs(tmp_path: Path, language: Language) -> None:
+def test_documented_commands_generate_the_stubs_of_a_language(tmp_path: Path, language: Language) -> None:
     client = PROGRAMS[language.client]
     need(client.missing)
     tools = Path(client.command()[0]).parent

@@ -1,8 +1,9 @@
-"""What /openapi.json allows is answered as it says, and what it forbids is refused: no 5xx, no other status or shape.
+"""What /openapi.json allows is answered as it describes, and what it forbids is refused: no 5xx, no other status or
+shape.
 
-Schemathesis makes the requests from the document as it is served. Most of those name another model than there is or are
-wrong somewhere else, so two more runs ask less at random: see the hooks in the folder `surface`. SURFACE_TIMES has so
-many times as many random cases made, and SURFACE_SEED others. Those at the bounds of each field are always the same.
+Schemathesis generates requests from the served document. Most of them name a model that does not exist or are invalid
+elsewhere, so two more runs are less random: see the hooks in the folder `surface`. SURFACE_TIMES multiplies the number
+of random cases, and SURFACE_SEED selects others. The cases at the limits of each field are always the same.
 """
 
 import asyncio
@@ -23,17 +24,19 @@ from tests.integration.harness.plane.plane import Plane
 CASES_MIN = 5000
 TIMES = int(os.environ.get("SURFACE_TIMES", "1"))
 SEED = os.environ.get("SURFACE_SEED", "1")
-"""Fixed: what is found where others work must be what they have done."""
+"""Fixed, so that a failure must come from a change."""
 RUN_S_MAX = 600.0 * TIMES
 RESPONSE_S_MAX = 20
-"""No answer of the mocker takes as long, on a busy machine either."""
+"""Longer than any answer of the mocker takes, even on a busy machine."""
 FAST = ("--mocker-itl-ms=0.1",)
 WORKERS = 2
 
 
 @dataclass(frozen=True)
 class Run:
-    """hooks: a module of the folder `surface`. examples: cases for each call, beside those of each keyword's bounds."""
+    """`hooks`: a module of the folder `surface`. `examples`: random cases per call, besides those at each keyword's
+    limits.
+    """
 
     hooks: str
     mode: str
@@ -56,7 +59,7 @@ def plane(tmp_path: Path) -> Iterator[Plane]:
         plane.close()
 
 
-def test_the_surface_is_as_the_document_says(plane: Plane, tmp_path: Path) -> None:
+def test_api_behaves_as_the_openapi_document_says(plane: Plane, tmp_path: Path) -> None:
     command = SURFACE.command()
 
     async def scenario() -> list[dict[str, Any]]:
@@ -74,7 +77,7 @@ def test_the_surface_is_as_the_document_says(plane: Plane, tmp_path: Path) -> No
 
 
 async def report_of(run: Run, command: list[str], document: str, folder: Path) -> dict[str, Any]:
-    """Of a run that has found nothing."""
+    """Run Schemathesis and return its report. Fails if it has found anything."""
     report = folder / f"{run.hooks}.json"
     options = (
         *(document, f"--seed={SEED}", f"--mode={run.mode}", f"--max-examples={run.examples * TIMES}"),
@@ -100,7 +103,7 @@ async def report_of(run: Run, command: list[str], document: str, folder: Path) -
 
 
 def share_answered(report: dict[str, Any]) -> float:
-    """Of what is asked of the model, how much it answers."""
+    """Return the share of the requests to the model that were answered."""
     counts = [phase for phases in report["valid_rates"].values() for phase in phases.values()]
     asked = sum(sum(count.values()) for count in counts)
     answered: int = sum(count["accepted"] for count in counts)

@@ -1,4 +1,4 @@
-"""A client is built once; a build that was interrupted spoils none after it."""
+"""A client is built once, and an interrupted build does not spoil the next."""
 
 from pathlib import Path
 
@@ -17,7 +17,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Builds:
-    """A build that leaves `half` behind before it fails or returns. found: what was there each time."""
+    """A build that leaves the file `half` behind before it fails or returns. `found`: the files at the start of each
+    build.
+    """
 
     def __init__(self) -> None:
         self.found: list[set[str]] = []
@@ -34,7 +36,7 @@ class Builds:
 SOURCES = {"client.py", "requirements.txt", f"proto/{INFERENCE}"}
 
 
-def test_it_is_built_once_of_its_program_and_the_proto_file() -> None:
+def test_client_is_built_once_from_its_program_and_the_proto_file() -> None:
     builds = Builds()
     client = Client(PROGRAM, (), builds)
 
@@ -45,7 +47,7 @@ def test_it_is_built_once_of_its_program_and_the_proto_file() -> None:
     assert Path(commands[0][0]).parent.name.startswith(f"{PROGRAM}-")
 
 
-def test_after_a_build_that_was_interrupted_it_is_built_from_the_start() -> None:
+def test_interrupted_build_is_repeated_from_scratch() -> None:
     builds = Builds()
     client = Client(PROGRAM, (), builds)
     builds.fails = True

@@ -1,4 +1,4 @@
-"""The containers that all tests here use; they are gone afterwards, and a failure shows what they had said."""
+"""The containers of these tests. They are removed afterwards, and a failed test shows their logs."""
 
 from collections.abc import Generator, Iterator
 
@@ -9,7 +9,7 @@ from tests.compose.project import Project, trouble
 
 @pytest.fixture(scope="session", autouse=True)
 def project() -> Iterator[Project]:
-    """Not begun yet. Whatever becomes of it, nothing of it stays."""
+    """Yield a project that has not been started, and remove everything of it afterwards."""
     if (problem := trouble()) is not None:
         pytest.exit(problem, returncode=1)
     one = Project()
@@ -21,7 +21,7 @@ def project() -> Iterator[Project]:
 
 @pytest.fixture(scope="session")
 def begun(project: Project, pytestconfig: pytest.Config) -> Project:
-    """With a new image. That takes minutes at first, so what Docker says is seen at once."""
+    """Build a new image and start the project. The first build takes minutes, so Docker's output is shown at once."""
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
     assert capture is not None
     with capture.global_and_fixture_disabled():
@@ -31,14 +31,14 @@ def begun(project: Project, pytestconfig: pytest.Config) -> Project:
 
 @pytest.fixture
 def cluster(begun: Project) -> Project:
-    """All of it healthy, whatever the test before has killed."""
+    """Return the project with all containers healthy, whatever the previous test has killed."""
     begun.up()
     return begun
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What the containers had said when a test failed, though they be gone when it is reported."""
+    """Add the logs of the containers to the report of a failed test, because they may be gone when it is printed."""
     report = yield
     if report.failed and (project := getattr(item, "funcargs", {}).get("project")) is not None:
         report.sections.append(("docker compose logs", project.logs()))

@@ -1,6 +1,6 @@
-"""`docker compose up` gives a whole plane, whose streams survive what happens to containers.
+"""`docker compose up` starts a complete plane whose streams survive the loss of containers.
 
-Not part of `make test`, as it needs a Docker engine: `make compose-test`.
+Not part of `make test`, because it needs a Docker engine: use `make compose-test`.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tests.integration.harness.plane.processes import Process, sum_of
 from tests.integration.harness.waiting import wait_until
 
 ASK = Request(temperature=0.8, max_tokens=1500)
-"""Nine seconds and more: time to find the container that serves it, and to end that."""
+"""The answer takes at least nine seconds: time to find the container that serves it, and to stop it."""
 GENERATE = "unbroken.v1.Inference/Generate"
 MESSAGE = json.dumps({"model": "mocker", "text": "The moon", "stop": {"max_tokens": 16}})
 TOOL_S_MAX = 30.0
@@ -49,7 +49,7 @@ STRIKES: dict[str, Callable[[Project, str], None]] = {
 }
 
 
-def test_a_second_up_leaves_every_container_as_it_is(begun: Project) -> None:
+def test_second_up_replaces_no_container(begun: Project) -> None:
     before = {service: begun.container(service) for service in SERVICES}
 
     begun.up()
@@ -57,8 +57,10 @@ def test_a_second_up_leaves_every_container_as_it_is(begun: Project) -> None:
     assert {service: begun.container(service) for service in SERVICES} == before
 
 
-def test_each_image_is_built_by_one_service_alone(project: Project) -> None:
-    """Where each of its services built it, the last one gave it its name, and the next `up` replaced all containers."""
+def test_each_image_is_built_by_one_service(project: Project) -> None:
+    """Regression: when each service built the image, the last build took its name, and the next `up` replaced them
+    all.
+    """
     services = json.loads(project.compose("--profile", "*", "config", "--format=json"))["services"].values()
 
     built = [service["image"] for service in services if "build" in service]
@@ -67,12 +69,12 @@ def test_each_image_is_built_by_one_service_alone(project: Project) -> None:
     assert {service["image"] for service in services if service.get("pull_policy") == "never"} == set(built)
 
 
-def test_all_are_healthy(cluster: Project) -> None:
+def test_all_containers_are_healthy(cluster: Project) -> None:
     assert {service: cluster.state(service).health for service in SERVICES} == dict.fromkeys(SERVICES, "healthy")
 
 
 @pytest.mark.parametrize("tool", ["grpcurl", "buf"])
-def test_a_tool_on_the_host_streams_by_reflection_alone(cluster: Project, tool: str) -> None:
+def test_tool_on_the_host_streams_through_reflection(cluster: Project, tool: str) -> None:
     address = cluster.published().grpc
     if tool == "grpcurl":
         need(GRPCURL.missing)
@@ -89,24 +91,24 @@ def test_a_tool_on_the_host_streams_by_reflection_alone(cluster: Project, tool: 
 
 @pytest.mark.parametrize("strike", STRIKES)
 @pytest.mark.parametrize("protocol", ["grpc", "stream"])
-def test_a_stream_is_whole_when_its_container_is_ended(
+def test_stream_is_complete_when_its_container_ends(
     cluster: Project, undisturbed: Answer, protocol: str, strike: str
 ) -> None:
-    door = cluster.published()
+    published = cluster.published()
 
     async def disturbed() -> Answer:
-        async def nemesis() -> None:
+        async def fault() -> None:
             await asyncio.to_thread(lambda: STRIKES[strike](cluster, serving(cluster)))
 
-        before = await moves(door)
-        (got,) = await answers_under_fault(door, [ASK.named("", protocol=protocol)], nemesis)
-        assert await moves(door) == before + 1
+        before = await moves(published)
+        (got,) = await answers_under_fault(published, [ASK.named("", protocol=protocol)], fault)
+        assert await moves(published) == before + 1
         return got.essence
 
     assert asyncio.run(disturbed()) == undisturbed
 
 
-def test_a_worker_that_crashes_is_started_again_by_docker(cluster: Project) -> None:
+def test_docker_restarts_a_worker_that_crashes(cluster: Project) -> None:
     before = cluster.state("worker-1")
 
     cluster.kill_process("worker-1")
@@ -118,25 +120,25 @@ def test_a_worker_that_crashes_is_started_again_by_docker(cluster: Project) -> N
     wait_until(is_back, RESTART_S_MAX)
 
 
-def test_a_stop_lets_streams_finish_and_ends_all_by_their_own_will(cluster: Project, undisturbed: Answer) -> None:
-    door = cluster.published()
+def test_stop_lets_streams_finish_and_every_process_exit_by_itself(cluster: Project, undisturbed: Answer) -> None:
+    published = cluster.published()
 
-    async def nemesis() -> None:
+    async def fault() -> None:
         await asyncio.to_thread(lambda: cluster.compose("stop"))
 
     asks = [ASK.named("", protocol=protocol) for protocol in ("grpc", "stream")]
-    got = asyncio.run(answers_under_fault(door, asks, nemesis))
+    got = asyncio.run(answers_under_fault(published, asks, fault))
 
     assert [one.essence for one in got] == [undisturbed] * 2
     assert {service: cluster.state(service).exit_code for service in SERVICES} == dict.fromkeys(SERVICES, 0)
 
 
 def serving(project: Project) -> str:
-    """The worker that has the only request."""
+    """Return the worker that runs the only request."""
     (worker,) = [one for one in WORKERS if sum_of(project.metrics(one), "dynamo_engine_request")]
     return worker
 
 
-async def moves(door: Published) -> float:
-    """How many there have been, of all requests."""
-    return await Process.metric_at(door.http.removeprefix("http://"), MOVES)
+async def moves(published: Published) -> float:
+    """Return the number of moves of all requests so far."""
+    return await Process.metric_at(published.http.removeprefix("http://"), MOVES)

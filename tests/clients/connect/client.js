@@ -1,6 +1,7 @@
-// A client of Connect's stubs over gRPC: `node client.js HOST:PORT`. The stubs come from the published proto file, see buf.gen.yaml.
+// A gRPC client with Connect's stubs: `node client.js HOST:PORT`. See buf.gen.yaml for how to generate the stubs from the
+// published proto file.
 //
-// It prints a line of JSON for each thing that it tries.
+// It prints a line of JSON for each step.
 import { durationMs } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError, createClient } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
@@ -8,7 +9,7 @@ import { ErrorInfoSchema, RetryInfoSchema } from "./gen/google/rpc/error_details
 import { FinishReason, FinishReasonSchema, Inference } from "./gen/unbroken/v1/inference_pb.js";
 
 const MODEL = "mocker";
-const FULL_MODEL = "full"; // Its only worker takes one request at a time.
+const FULL_MODEL = "full"; // The only worker of this model runs one request at a time.
 const TOKENS = 120;
 const ENDLESS = 100_000;
 const ENOUGH = 5;
@@ -16,13 +17,13 @@ const DEADLINE_MS = 60_000;
 const SHORT_DEADLINE_MS = 2_000;
 
 const baseUrl = `http://${process.argv[2]}`;
-const sessionManager = new Http2SessionManager(baseUrl); // Without it the transport makes one of its own.
+const sessionManager = new Http2SessionManager(baseUrl); // Passed in so that it can be closed at the end.
 const client = createClient(Inference, createGrpcTransport({ baseUrl, sessionManager }));
 
-/** The stream broke a rule of inference.proto: what came is not the answer. */
+/** The stream broke a rule of inference.proto, so what was received is not the answer. */
 class StreamIncomplete extends Error {}
 
-/** Starts a request, which ends when `signal` aborts; `name` is for the logs. */
+/** Starts a request, which ends when `signal` aborts. `name` becomes its request id, which the logs show. */
 function generate(name, { model = MODEL, maxTokens = TOKENS, timeoutMs = DEADLINE_MS, signal } = {}) {
   const request = {
     model,
@@ -34,12 +35,12 @@ function generate(name, { model = MODEL, maxTokens = TOKENS, timeoutMs = DEADLIN
   return client.generate(request, { timeoutMs, signal });
 }
 
-/** The deltas of a stream with one choice. Throws StreamIncomplete if it breaks a rule, and ConnectError if its status is not OK. */
+/** Yields the deltas of a stream with one choice. Throws StreamIncomplete if it breaks a rule, or ConnectError if its status is not OK. */
 async function* deltas(responses) {
   let position = 0;
   let isComplete = false;
   for await (const { delta, completeFinal: isLast } of responses) {
-    if (isComplete || Boolean(delta) === isLast) throw new StreamIncomplete("an item is either a delta or the last");
+    if (isComplete || Boolean(delta) === isLast) throw new StreamIncomplete("an item must be either a delta or the final marker");
     isComplete = isLast;
     if (isComplete) continue;
     if (delta.tokenIds.length && delta.position !== position) {
@@ -51,15 +52,15 @@ async function* deltas(responses) {
   if (!isComplete) throw new StreamIncomplete("the stream was cut off");
 }
 
-/** The answer of a stream; `begun` is called once ENOUGH tokens of it are there. */
-async function whole(responses, begun = () => {}) {
+/** Reads a stream to its end and returns the answer. Calls `begun` once ENOUGH tokens have arrived. */
+async function readAnswer(responses, begun = () => {}) {
   const answer = { token_ids: [], text: "", finish_reason: "" };
   for await (const delta of deltas(responses)) {
     const had = answer.token_ids.length;
     answer.token_ids.push(...delta.tokenIds);
     answer.text += delta.text;
     if (delta.finishReason !== FinishReason.UNSPECIFIED) {
-      const known = FinishReasonSchema.value[delta.finishReason]; // A later server may have others.
+      const known = FinishReasonSchema.value[delta.finishReason]; // A newer server may send others.
       answer.finish_reason = known?.name ?? `${delta.finishReason}`;
     }
     if (had < ENOUGH && answer.token_ids.length >= ENOUGH) begun();
@@ -67,8 +68,8 @@ async function whole(responses, begun = () => {}) {
   return answer;
 }
 
-/** Reads a stream that is not to end well: how many tokens came, calling `seen` with that, and the error. */
-async function broken(responses, seen = () => {}) {
+/** Reads a stream that must fail. Calls `seen` with the number of tokens so far; returns that number and the error. */
+async function readFailure(responses, seen = () => {}) {
   let tokens = 0;
   try {
     for await (const delta of deltas(responses)) seen((tokens += delta.tokenIds.length));
@@ -76,33 +77,33 @@ async function broken(responses, seen = () => {}) {
     if (!(error instanceof ConnectError)) throw error;
     return { tokens, error };
   }
-  throw new Error("the stream ended well");
+  throw new Error("the stream ended without an error");
 }
 
-/** Leaves after some tokens; the worker stops within two steps. */
+/** Cancels the rpc after some tokens. The worker stops within two steps. */
 async function cancel() {
   const leaving = new AbortController();
-  const { tokens, error } = await broken(
+  const { tokens, error } = await readFailure(
     generate("cancel", { maxTokens: ENDLESS, signal: leaving.signal }),
     (count) => count >= ENOUGH && leaving.abort(),
   );
-  tell("cancel", { tokens, status: statusName(error) });
+  report("cancel", { tokens, status: statusName(error) });
 }
 
-/** While one stream has all the room there is, another is refused: why, and when to come back. */
+/** Sends a request while another stream holds the only slot. The refusal says why, and when to retry. */
 async function refusal() {
   const leaving = new AbortController();
   let begun;
   const hasBegun = new Promise((resolve) => (begun = resolve));
-  const held = broken(generate("holder", { model: FULL_MODEL, maxTokens: ENDLESS, signal: leaving.signal }), begun);
+  const held = readFailure(generate("holder", { model: FULL_MODEL, maxTokens: ENDLESS, signal: leaving.signal }), begun);
   await hasBegun;
-  const { error } = await broken(generate("refusal", { model: FULL_MODEL }));
-  tell("refusal", { status: statusName(error), ...details(error) });
+  const { error } = await readFailure(generate("refusal", { model: FULL_MODEL }));
+  report("refusal", { status: statusName(error), ...details(error) });
   leaving.abort();
   await held;
 }
 
-/** What a status carries: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo where it is known when to retry. */
+/** Returns the details of a status: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo if the server knows when to retry. */
 function details(error) {
   const [info] = error.findDetails(ErrorInfoSchema);
   const [retry] = error.findDetails(RetryInfoSchema);
@@ -112,27 +113,27 @@ function details(error) {
   };
 }
 
-/** Asks more than there is time for. */
+/** Requests more tokens than the deadline allows. */
 async function deadline() {
-  const { tokens, error } = await broken(generate("deadline", { maxTokens: ENDLESS, timeoutMs: SHORT_DEADLINE_MS }));
-  tell("deadline", { tokens, status: statusName(error), ...details(error) });
+  const { tokens, error } = await readFailure(generate("deadline", { maxTokens: ENDLESS, timeoutMs: SHORT_DEADLINE_MS }));
+  report("deadline", { tokens, status: statusName(error), ...details(error) });
 }
 
-/** A status as gRPC spells it: RESOURCE_EXHAUSTED, not ResourceExhausted. */
+/** Returns a status code as gRPC spells it: RESOURCE_EXHAUSTED, not ResourceExhausted. */
 function statusName({ code }) {
   if (code === Code.Canceled) return "CANCELLED";
   return Code[code].replace(/(?<=[a-z])(?=[A-Z])/g, "_").toUpperCase();
 }
 
-/** Prints what came of a step. */
-function tell(step, fields = {}) {
+/** Prints the result of a step. */
+function report(step, fields = {}) {
   console.log(JSON.stringify({ step, ...fields }));
 }
 
-tell("stream", await whole(generate("stream")));
+report("stream", await readAnswer(generate("stream")));
 await cancel();
 await refusal();
 await deadline();
-// Whoever starts this kills the worker once it reads `begun`. Nothing here knows of it.
-tell("lost_worker", await whole(generate("lost_worker"), () => tell("begun")));
+// The test that runs this program kills the worker when it reads `begun`. The client needs no code for that.
+report("lost_worker", await readAnswer(generate("lost_worker"), () => report("begun")));
 sessionManager.abort();

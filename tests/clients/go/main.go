@@ -1,11 +1,11 @@
-// A client made of nothing but the published proto file: `client HOST:PORT`.
+// A gRPC client that needs nothing but the published proto file: `client HOST:PORT`.
 //
-// Stubs, from the folder that has unbroken/v1/inference.proto, into the one that has this file, with the plugins that
-// `go install tool` installs:
+// To generate the stubs beside this file, run in the folder that contains proto/unbroken/v1/inference.proto, with the
+// plugins that `go install tool` installs:
 //
 //	buf generate proto --path proto/unbroken/v1/inference.proto
 //
-// It prints a line of JSON for each thing that it tries.
+// It prints a line of JSON for each step.
 package main
 
 import (
@@ -32,7 +32,7 @@ import (
 
 const (
 	model         = "mocker"
-	fullModel     = "full" // Its only worker takes one request at a time.
+	fullModel     = "full" // The only worker of this model runs one request at a time.
 	tokens        = 120
 	endless       = 100_000
 	enough        = 5
@@ -40,10 +40,10 @@ const (
 	shortDeadline = 2 * time.Second
 )
 
-// errIncomplete says that the stream broke a rule of inference.proto: what came is not the answer.
+// errIncomplete reports that the stream broke a rule of inference.proto, so what was received is not the answer.
 var errIncomplete = errors.New("stream incomplete")
 
-// errEnough ends a stream that this client has read enough of.
+// errEnough stops reading a stream after enough tokens.
 var errEnough = errors.New("enough")
 
 type answer struct {
@@ -70,8 +70,8 @@ func main() {
 	}
 }
 
-// asked is a request; name is for the logs.
-func asked(name, model string, maxTokens uint32) *unbroken.GenerateRequest {
+// buildRequest returns a request. The name becomes its request id, which the logs show.
+func buildRequest(name, model string, maxTokens uint32) *unbroken.GenerateRequest {
 	return &unbroken.GenerateRequest{
 		Model:     model,
 		Prompt:    &unbroken.GenerateRequest_Text{Text: "The moon"},
@@ -81,8 +81,8 @@ func asked(name, model string, maxTokens uint32) *unbroken.GenerateRequest {
 	}
 }
 
-// read gives each delta of a stream with one choice to take, until that fails. It returns errIncomplete if the stream
-// breaks a rule, and the stream's status as an error if that is not OK.
+// read passes each delta of a stream with one choice to take, until take fails. It returns errIncomplete if the stream
+// breaks a rule, or the stream's status as an error if that is not OK.
 func read(responses grpc.ServerStreamingClient[unbroken.GenerateResponse], take func(*unbroken.Delta) error) error {
 	position, complete := 0, false
 	for {
@@ -98,7 +98,7 @@ func read(responses grpc.ServerStreamingClient[unbroken.GenerateResponse], take 
 		}
 		delta := response.GetDelta()
 		if complete || (delta == nil) != response.GetCompleteFinal() {
-			return fmt.Errorf("%w: an item is either a delta or the last", errIncomplete)
+			return fmt.Errorf("%w: an item must be either a delta or the final marker", errIncomplete)
 		}
 		complete = response.GetCompleteFinal()
 		if complete {
@@ -114,8 +114,8 @@ func read(responses grpc.ServerStreamingClient[unbroken.GenerateResponse], take 
 	}
 }
 
-// whole reads a stream to its end, and calls begun once enough tokens are there.
-func whole(client unbroken.InferenceClient, request *unbroken.GenerateRequest, begun func()) (answer, error) {
+// readAnswer reads a stream to its end, and calls begun once enough tokens have arrived.
+func readAnswer(client unbroken.InferenceClient, request *unbroken.GenerateRequest, begun func()) (answer, error) {
 	ctx, stop := context.WithTimeout(context.Background(), deadline)
 	defer stop()
 	var got answer
@@ -139,18 +139,18 @@ func whole(client unbroken.InferenceClient, request *unbroken.GenerateRequest, b
 }
 
 func stream(client unbroken.InferenceClient) error {
-	got, err := whole(client, asked("stream", model, tokens), func() {})
+	got, err := readAnswer(client, buildRequest("stream", model, tokens), func() {})
 	if err != nil {
 		return err
 	}
-	return tell("stream", got.fields())
+	return report("stream", got.fields())
 }
 
-// cancel leaves after some tokens; the worker stops within two steps.
+// cancel cancels the rpc after some tokens. The worker stops within two steps.
 func cancel(client unbroken.InferenceClient) error {
 	ctx, stop := context.WithTimeout(context.Background(), deadline)
 	defer stop()
-	responses, err := client.Generate(ctx, asked("cancel", model, endless))
+	responses, err := client.Generate(ctx, buildRequest("cancel", model, endless))
 	if err != nil {
 		return err
 	}
@@ -166,29 +166,29 @@ func cancel(client unbroken.InferenceClient) error {
 		return err
 	}
 	stop()
-	for err = nil; err == nil; { // What came meanwhile, and then the status.
+	for err = nil; err == nil; { // Skips what arrived meanwhile; the status comes last.
 		_, err = responses.Recv()
 	}
-	return tell("cancel", map[string]any{"tokens": count, "status": name(err)})
+	return report("cancel", map[string]any{"tokens": count, "status": name(err)})
 }
 
-// refusal asks for more while one stream has all the room there is: it tells why it was refused, and when to come back.
+// refusal sends a request while another stream holds the only slot. The refusal says why, and when to retry.
 func refusal(client unbroken.InferenceClient) error {
 	ctx, stop := context.WithTimeout(context.Background(), deadline)
 	defer stop()
-	holder, err := client.Generate(ctx, asked("holder", fullModel, endless))
+	holder, err := client.Generate(ctx, buildRequest("holder", fullModel, endless))
 	if err != nil {
 		return err
 	}
 	if _, err = holder.Recv(); err != nil {
 		return err
 	}
-	_, err = whole(client, asked("refusal", fullModel, tokens), func() {})
-	return tell("refusal", details(err))
+	_, err = readAnswer(client, buildRequest("refusal", fullModel, tokens), func() {})
+	return report("refusal", details(err))
 }
 
-// details is a status and what it carries: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo where it is
-// known when to retry.
+// details returns a status and its details: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo if the server knows
+// when to retry.
 func details(err error) map[string]any {
 	found := map[string]any{"status": name(err)}
 	for _, detail := range status.Convert(err).Details() {
@@ -202,11 +202,11 @@ func details(err error) map[string]any {
 	return found
 }
 
-// deadlinePassed asks for more than there is time for.
+// deadlinePassed requests more tokens than the deadline allows.
 func deadlinePassed(client unbroken.InferenceClient) error {
 	ctx, stop := context.WithTimeout(context.Background(), shortDeadline)
 	defer stop()
-	responses, err := client.Generate(ctx, asked("deadline", model, endless))
+	responses, err := client.Generate(ctx, buildRequest("deadline", model, endless))
 	if err != nil {
 		return err
 	}
@@ -217,24 +217,25 @@ func deadlinePassed(client unbroken.InferenceClient) error {
 	})
 	found := details(err)
 	found["tokens"] = count
-	return tell("deadline", found)
+	return report("deadline", found)
 }
 
-// lostWorker loses its worker: whoever starts this kills it once it reads `begun`. Nothing here knows of it.
+// lostWorker loses its worker: the test that runs this program kills the worker when it reads `begun`. The client needs no
+// code for that.
 func lostWorker(client unbroken.InferenceClient) error {
 	begun := func() {
-		if err := tell("begun", nil); err != nil {
+		if err := report("begun", nil); err != nil {
 			log.Fatal(err)
 		}
 	}
-	got, err := whole(client, asked("lost_worker", model, tokens), begun)
+	got, err := readAnswer(client, buildRequest("lost_worker", model, tokens), begun)
 	if err != nil {
 		return err
 	}
-	return tell("lost_worker", got.fields())
+	return report("lost_worker", got.fields())
 }
 
-// name is a status as gRPC spells it: RESOURCE_EXHAUSTED, not ResourceExhausted.
+// name returns a status code as gRPC spells it: RESOURCE_EXHAUSTED, not ResourceExhausted.
 func name(err error) string {
 	if status.Code(err) == codes.Canceled {
 		return "CANCELLED"
@@ -249,8 +250,8 @@ func name(err error) string {
 	return strings.ToUpper(spelt.String())
 }
 
-// tell prints what came of a step.
-func tell(step string, fields map[string]any) error {
+// report prints the result of a step.
+func report(step string, fields map[string]any) error {
 	line := map[string]any{"step": step}
 	maps.Copy(line, fields)
 	return json.NewEncoder(os.Stdout).Encode(line)

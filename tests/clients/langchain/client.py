@@ -1,6 +1,6 @@
-"""LangChain's `ChatOpenAI` with nothing changed but its base URL: `client.py http://HOST:PORT/v1`.
+"""LangChain's `ChatOpenAI` with only its base URL changed: `client.py http://HOST:PORT/v1`.
 
-It prints a line of JSON for each thing that it tries.
+It prints a line of JSON for each step.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ QUESTION = "Why does the moon have phases?"
 
 
 def main() -> None:
-    """Try everything once."""
-    # Usage of streams: LangChain asks other servers than OpenAI's for it only if told to.
+    """Run each step once."""
+    # stream_usage: LangChain requests the usage of streams from OpenAI only, unless this is set.
     model = ChatOpenAI(
         model="mocker",
         base_url=sys.argv[1],
@@ -28,40 +28,40 @@ def main() -> None:
         seed=7,
         stream_usage=True,
     )
-    tell("unary", of_answer(model.invoke(QUESTION)))
-    tell("stream", of_answer(joined(model.stream(QUESTION))))
-    asyncio.run(without_threads(model))
+    report("unary", summarize(model.invoke(QUESTION)))
+    report("stream", summarize(merge_chunks(model.stream(QUESTION))))
+    asyncio.run(run_async(model))
     lost_worker(model)
 
 
-async def without_threads(model: ChatOpenAI) -> None:
-    """The same in asyncio, both at once."""
+async def run_async(model: ChatOpenAI) -> None:
+    """Request a unary and a streamed answer at once, with asyncio."""
     async with asyncio.TaskGroup() as group:
         unary = group.create_task(model.ainvoke(QUESTION))
         chunks = [chunk async for chunk in model.astream(QUESTION)]
-    tell("async", of_answer(unary.result()))
-    tell("async_stream", of_answer(joined(chunks)))
+    report("async", summarize(unary.result()))
+    report("async_stream", summarize(merge_chunks(chunks)))
 
 
 def lost_worker(model: ChatOpenAI) -> None:
-    """Whoever starts this kills the worker once it reads `begun`. Nothing here knows of it."""
-    request_id = "langchain-lost_worker"  # LangChain's streams do not tell what the server called them.
+    """The test that runs this program kills the worker when it reads `begun`. The client needs no code for that."""
+    request_id = "langchain-lost_worker"  # LangChain's streams do not report the server's id.
     chunks = model.stream(QUESTION, extra_headers={"X-Request-Id": request_id})
-    tell("lost_worker", {**of_answer(joined(chunks, is_begun_told=True)), "id": request_id})
+    report("lost_worker", {**summarize(merge_chunks(chunks, reports_begin=True)), "id": request_id})
 
 
-def joined(chunks: Iterable[AIMessageChunk], is_begun_told: bool = False) -> AIMessageChunk:
-    """A stream's chunks as one message. With `is_begun_told` a line is printed when ENOUGH of them are there."""
+def merge_chunks(chunks: Iterable[AIMessageChunk], reports_begin: bool = False) -> AIMessageChunk:
+    """Merge the chunks of a stream. With `reports_begin`, report when ENOUGH of them have arrived."""
     answer = AIMessageChunk(content="")
     for count, chunk in enumerate(chunks, start=1):
         answer += chunk
-        if is_begun_told and count == ENOUGH:
-            tell("begun", {})
+        if reports_begin and count == ENOUGH:
+            report("begun", {})
     return answer
 
 
-def of_answer(message: AIMessage) -> dict[str, Any]:
-    """What is told of an answer."""
+def summarize(message: AIMessage) -> dict[str, Any]:
+    """Return the fields of an answer to report."""
     usage = message.usage_metadata
     assert usage is not None
     return {
@@ -75,8 +75,8 @@ def of_answer(message: AIMessage) -> dict[str, Any]:
     }
 
 
-def tell(step: str, fields: dict[str, Any]) -> None:
-    """Print what came of a step."""
+def report(step: str, fields: dict[str, Any]) -> None:
+    """Print the result of a step."""
     print(json.dumps({"step": step, **fields}), flush=True)
 
 

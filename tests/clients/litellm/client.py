@@ -1,6 +1,6 @@
-"""LiteLLM as a client, with nothing changed but the base URL: `client.py http://HOST:PORT/v1`.
+"""LiteLLM as a client, with only the base URL changed: `client.py http://HOST:PORT/v1`.
 
-It prints a line of JSON for each thing that it tries.
+It prints a line of JSON for each step.
 """
 
 import asyncio
@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Else it asks GitHub for a list of prices when it is imported.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Otherwise the import downloads a list of prices from GitHub.
 
 import litellm
 
-litellm.suppress_debug_info = True  # It prints advice among the answers.
+litellm.suppress_debug_info = True  # Otherwise it prints advice among the answers.
 
 ENOUGH = 5
 QUESTION: dict[str, Any] = {
@@ -30,35 +30,35 @@ STREAMED: dict[str, Any] = {**QUESTION, "stream": True, "stream_options": {"incl
 
 
 def main() -> None:
-    """Try everything once."""
-    tell("unary", of_answer(litellm.completion(**QUESTION)))
-    tell("stream", of_answer(joined(litellm.completion(**STREAMED))))
-    asyncio.run(without_threads())
-    # Whoever starts this kills the worker once it reads `begun`. Nothing here knows of it.
-    tell("lost_worker", of_answer(joined(litellm.completion(**STREAMED), is_begun_told=True)))
+    """Run each step once."""
+    report("unary", summarize(litellm.completion(**QUESTION)))
+    report("stream", summarize(merge_chunks(litellm.completion(**STREAMED))))
+    asyncio.run(run_async())
+    # The test that runs this program kills the worker when it reads `begun`. The client needs no code for that.
+    report("lost_worker", summarize(merge_chunks(litellm.completion(**STREAMED), reports_begin=True)))
 
 
-async def without_threads() -> None:
-    """The same in asyncio, both at once."""
+async def run_async() -> None:
+    """Request a unary and a streamed answer at once, with asyncio."""
     async with asyncio.TaskGroup() as group:
         unary = group.create_task(litellm.acompletion(**QUESTION))
         chunks = [chunk async for chunk in await litellm.acompletion(**STREAMED)]
-    tell("async", of_answer(unary.result()))
-    tell("async_stream", of_answer(joined(chunks)))
+    report("async", summarize(unary.result()))
+    report("async_stream", summarize(merge_chunks(chunks)))
 
 
-def joined(chunks: Iterable[Any], is_begun_told: bool = False) -> Any:
-    """A stream's chunks as one answer. With `is_begun_told` a line is printed when ENOUGH of them are there."""
+def merge_chunks(chunks: Iterable[Any], reports_begin: bool = False) -> Any:
+    """Merge the chunks of a stream. With `reports_begin`, report when ENOUGH of them have arrived."""
     read = []
     for chunk in chunks:
         read.append(chunk)
-        if is_begun_told and len(read) == ENOUGH:
-            tell("begun", {})
+        if reports_begin and len(read) == ENOUGH:
+            report("begun", {})
     return litellm.stream_chunk_builder(read)
 
 
-def of_answer(answer: Any) -> dict[str, Any]:
-    """What is told of an answer."""
+def summarize(answer: Any) -> dict[str, Any]:
+    """Return the fields of an answer to report."""
     choice, usage = answer.choices[0], answer.usage
     return {
         "id": answer.id,
@@ -72,8 +72,8 @@ def of_answer(answer: Any) -> dict[str, Any]:
     }
 
 
-def tell(step: str, fields: dict[str, Any]) -> None:
-    """Print what came of a step."""
+def report(step: str, fields: dict[str, Any]) -> None:
+    """Print the result of a step."""
     print(json.dumps({"step": step, **fields}), flush=True)
 
 

@@ -1,7 +1,8 @@
-// A client made of nothing but the published proto file, which is read when it starts: `node client.js --proto FOLDER HOST:PORT`,
-// where FOLDER, `proto` unless given, has unbroken/v1/inference.proto.
+// A gRPC client that needs nothing but the published proto file: `node client.js --proto FOLDER HOST:PORT`.
 //
-// It prints a line of JSON for each thing that it tries.
+// FOLDER contains unbroken/v1/inference.proto, which is read at start; the default is `proto`.
+//
+// It prints a line of JSON for each step.
 import { createRequire } from "node:module";
 import path from "node:path";
 import { parseArgs } from "node:util";
@@ -9,7 +10,7 @@ import grpc from "@grpc/grpc-js";
 import protoLoader from "@grpc/proto-loader";
 
 const MODEL = "mocker";
-const FULL_MODEL = "full"; // Its only worker takes one request at a time.
+const FULL_MODEL = "full"; // The only worker of this model runs one request at a time.
 const TOKENS = 120;
 const ENDLESS = 100_000;
 const ENOUGH = 5;
@@ -32,10 +33,10 @@ const proto = grpc.loadPackageDefinition(
 );
 const client = new proto.unbroken.v1.Inference(address, grpc.credentials.createInsecure());
 
-/** The stream broke a rule of inference.proto: what came is not the answer. */
+/** The stream broke a rule of inference.proto, so what was received is not the answer. */
 class StreamIncomplete extends Error {}
 
-/** Starts a request; `name` is for the logs. */
+/** Starts a request. `name` becomes its request id, which the logs show. */
 function generate(name, { model = MODEL, maxTokens = TOKENS, deadlineMs = DEADLINE_MS } = {}) {
   const request = {
     model,
@@ -47,12 +48,12 @@ function generate(name, { model = MODEL, maxTokens = TOKENS, deadlineMs = DEADLI
   return client.generate(request, { deadline: Date.now() + deadlineMs });
 }
 
-/** The deltas of a stream with one choice. Throws StreamIncomplete if it breaks a rule, and its status if that is not OK. */
+/** Yields the deltas of a stream with one choice. Throws StreamIncomplete if it breaks a rule, or its status if that is not OK. */
 async function* deltas(responses) {
   let position = 0;
   let isComplete = false;
   for await (const { delta, complete_final: isLast } of responses) {
-    if (isComplete || Boolean(delta) === isLast) throw new StreamIncomplete("an item is either a delta or the last");
+    if (isComplete || Boolean(delta) === isLast) throw new StreamIncomplete("an item must be either a delta or the final marker");
     isComplete = isLast;
     if (isComplete) continue;
     if (delta.token_ids.length && delta.position !== position) {
@@ -64,8 +65,8 @@ async function* deltas(responses) {
   if (!isComplete) throw new StreamIncomplete("the stream was cut off");
 }
 
-/** The answer of a stream; `begun` is called once ENOUGH tokens of it are there. */
-async function whole(responses, begun = () => {}) {
+/** Reads a stream to its end and returns the answer. Calls `begun` once ENOUGH tokens have arrived. */
+async function readAnswer(responses, begun = () => {}) {
   const answer = { token_ids: [], text: "", finish_reason: "" };
   for await (const delta of deltas(responses)) {
     const had = answer.token_ids.length;
@@ -77,8 +78,8 @@ async function whole(responses, begun = () => {}) {
   return answer;
 }
 
-/** Reads a stream that is not to end well: how many tokens came, calling `seen` with that, and the status. */
-async function broken(responses, seen = () => {}) {
+/** Reads a stream that must fail. Calls `seen` with the number of tokens so far; returns that number and the status. */
+async function readFailure(responses, seen = () => {}) {
   let tokens = 0;
   try {
     for await (const delta of deltas(responses)) seen((tokens += delta.token_ids.length));
@@ -86,35 +87,35 @@ async function broken(responses, seen = () => {}) {
     if (error.code === undefined) throw error;
     return { tokens, error };
   }
-  throw new Error("the stream ended well");
+  throw new Error("the stream ended without an error");
 }
 
-/** Leaves after some tokens; the worker stops within two steps. */
+/** Cancels the rpc after some tokens. The worker stops within two steps. */
 async function cancel() {
   const responses = generate("cancel", { maxTokens: ENDLESS });
   let isCancelled = false;
-  const { tokens, error } = await broken(responses, (count) => {
+  const { tokens, error } = await readFailure(responses, (count) => {
     if (count < ENOUGH || isCancelled) return;
     isCancelled = true;
     responses.cancel();
   });
-  tell("cancel", { tokens, status: grpc.status[error.code] });
+  report("cancel", { tokens, status: grpc.status[error.code] });
 }
 
-/** While one stream has all the room there is, another is refused: why, and when to come back. */
+/** Sends a request while another stream holds the only slot. The refusal says why, and when to retry. */
 async function refusal() {
   const holder = generate("holder", { model: FULL_MODEL, maxTokens: ENDLESS });
   let begun;
   const hasBegun = new Promise((resolve) => (begun = resolve));
-  const held = broken(holder, begun);
+  const held = readFailure(holder, begun);
   await hasBegun;
-  const { error } = await broken(generate("refusal", { model: FULL_MODEL }));
-  tell("refusal", { status: grpc.status[error.code], ...details(error) });
+  const { error } = await readFailure(generate("refusal", { model: FULL_MODEL }));
+  report("refusal", { status: grpc.status[error.code], ...details(error) });
   holder.cancel();
   await held;
 }
 
-/** What a status carries: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo where it is known when to retry. */
+/** Returns the details of a status: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo if the server knows when to retry. */
 function details(error) {
   const found = {};
   const [bytes] = error.metadata.get("grpc-status-details-bin");
@@ -132,26 +133,26 @@ function details(error) {
   return found;
 }
 
-/** A message of google.rpc. */
+/** Decodes a message of google.rpc. */
 function decode(name, bytes) {
   return proto.google.rpc[name].deserialize(bytes);
 }
 
-/** Asks more than there is time for. */
+/** Requests more tokens than the deadline allows. */
 async function deadline() {
-  const { tokens, error } = await broken(generate("deadline", { maxTokens: ENDLESS, deadlineMs: SHORT_DEADLINE_MS }));
-  tell("deadline", { tokens, status: grpc.status[error.code], ...details(error) });
+  const { tokens, error } = await readFailure(generate("deadline", { maxTokens: ENDLESS, deadlineMs: SHORT_DEADLINE_MS }));
+  report("deadline", { tokens, status: grpc.status[error.code], ...details(error) });
 }
 
-/** Prints what came of a step. */
-function tell(step, fields = {}) {
+/** Prints the result of a step. */
+function report(step, fields = {}) {
   console.log(JSON.stringify({ step, ...fields }));
 }
 
-tell("stream", await whole(generate("stream")));
+report("stream", await readAnswer(generate("stream")));
 await cancel();
 await refusal();
 await deadline();
-// Whoever starts this kills the worker once it reads `begun`. Nothing here knows of it.
-tell("lost_worker", await whole(generate("lost_worker"), () => tell("begun")));
+// The test that runs this program kills the worker when it reads `begun`. The client needs no code for that.
+report("lost_worker", await readAnswer(generate("lost_worker"), () => report("begun")));
 client.close();

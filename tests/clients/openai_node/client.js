@@ -1,10 +1,10 @@
-// The `openai` package with nothing changed but its base URL: `node client.js http://HOST:PORT/v1`.
+// The `openai` package with only its base URL changed: `node client.js http://HOST:PORT/v1`.
 //
-// It prints a line of JSON for each thing that it tries.
+// It prints a line of JSON for each step.
 import OpenAI from "openai";
 
 const MODEL = "mocker";
-const FULL_MODEL = "full"; // Its only worker takes one request at a time.
+const FULL_MODEL = "full"; // The only worker of this model runs one request at a time.
 const TOKENS = 120;
 const ENDLESS = 100_000;
 const ENOUGH = 5;
@@ -18,26 +18,26 @@ const client = new OpenAI({ baseURL: process.argv[2], apiKey: "none" });
 const { completions } = client;
 const chat = client.chat.completions;
 
-/** The models, and one of them. */
+/** Lists the models, and retrieves one of them. */
 async function models() {
   const ids = [];
   for await (const { id } of client.models.list()) ids.push(id);
   const { id } = await client.models.retrieve(MODEL);
-  tell("models", { ids, id });
+  report("models", { ids, id });
 }
 
-/** An answer that came as a whole. */
-function unary({ id, choices: [{ message, text, finish_reason }], usage }) {
+/** Returns the fields of a unary answer to report. */
+function summarize({ id, choices: [{ message, text, finish_reason }], usage }) {
   return { id, text: text ?? message.content, finish_reason, usage };
 }
 
-/** The answer of a stream; `begun` is called once ENOUGH pieces of it are there. */
-async function whole(chunks, begun = () => {}) {
+/** Reads a stream to its end and returns the answer. Calls `begun` once ENOUGH chunks have arrived. */
+async function readAnswer(chunks, begun = () => {}) {
   const answer = { text: "" };
   let pieces = 0;
   for await (const { id, choices, usage } of chunks) {
     answer.id = id;
-    if (usage) answer.usage = usage; // In the last chunk, which has no choice.
+    if (usage) answer.usage = usage; // Only the last chunk has it, and no choice.
     for (const { delta, text, finish_reason } of choices) {
       answer.text += text ?? delta.content ?? "";
       answer.finish_reason = finish_reason;
@@ -47,65 +47,65 @@ async function whole(chunks, begun = () => {}) {
   return answer;
 }
 
-/** A request is called what the client calls it, and its name comes back beside the answer. */
+/** Sets the request id. The server returns it as a header and as a part of the answer's id. */
 async function named() {
   const options = { headers: { "X-Request-Id": "openai_node-named" } };
   const { data, request_id } = await chat.create({ ...QUESTION, max_tokens: ENOUGH }, options).withResponse();
-  tell("named", { id: data.id, request_id, given: options.headers["X-Request-Id"] });
+  report("named", { id: data.id, request_id, given: options.headers["X-Request-Id"] });
 }
 
-/** Asks what can't be answered. */
-async function wrong() {
-  tell("not_found", failure(await thrown(chat.create({ ...QUESTION, model: "nobody" }))));
-  tell("bad_request", failure(await thrown(chat.create({ ...QUESTION, temperature: 3 }))));
+/** Sends requests that cannot be served. */
+async function badRequests() {
+  report("not_found", describeError(await thrown(chat.create({ ...QUESTION, model: "nobody" }))));
+  report("bad_request", describeError(await thrown(chat.create({ ...QUESTION, temperature: 3 }))));
 }
 
-/** Waits no longer than so; the worker stops within two steps. */
+/** Sets a timeout in the client. When it passes, the worker stops within two steps. */
 async function timeout() {
   const request_id = "openai_node-timeout";
   const options = { timeout: TIMEOUT_MS, maxRetries: 0, headers: { "X-Request-Id": request_id } };
   const error = await thrown(chat.create({ ...QUESTION, max_tokens: ENDLESS }, options));
-  tell("timeout", { ...failure(error), request_id }); // The package heard nothing of the request, so it can't name it.
+  report("timeout", { ...describeError(error), request_id }); // The package received no response, so it knows no request id.
 }
 
-/** Lets the server take no longer than so. The package knows from the answer that it is no use to ask again. */
+/** Sets a deadline for the server. Its response tells the package not to retry. */
 async function deadline() {
   const headers = { "X-Request-Id": "openai_node-deadline", "X-Request-Timeout": `${TIMEOUT_MS / 1_000}` };
   const error = await thrown(chat.create({ ...QUESTION, max_tokens: ENDLESS }, { headers }));
-  tell("deadline", failure(error));
+  report("deadline", describeError(error));
 }
 
-/** Leaves a stream after some pieces; the worker stops within two steps. */
+/** Closes a stream after some chunks. The worker stops within two steps. */
 async function abort() {
   const chunks = await chat.create({ ...QUESTION, ...STREAMED, max_tokens: ENDLESS });
   let pieces = 0;
   for await (const { id } of chunks) {
     if (++pieces < ENOUGH) continue;
-    tell("abort", { id });
+    report("abort", { id });
     break;
   }
 }
 
-/** Has its request cancelled by name, as somebody else might: a stream that has begun can fail, too. */
+/** Cancels a request by its id, as another client could. A stream that has begun then ends with an error. */
 async function cancelled() {
   const request_id = "openai_node-cancelled";
   const options = { headers: { "X-Request-Id": request_id } };
   const chunks = await chat.create({ ...QUESTION, ...STREAMED, max_tokens: ENDLESS }, options);
   let cancelling;
-  const error = await thrown(whole(chunks, () => (cancelling = client.post(`/requests/${request_id}/cancel`))));
+  const error = await thrown(readAnswer(chunks, () => (cancelling = client.post(`/requests/${request_id}/cancel`))));
   await cancelling;
-  tell("cancelled", failure(error));
+  report("cancelled", describeError(error));
 }
 
-/** While one stream has all the room there is, another request is refused. */
+/** Sends a request while another stream holds the only slot. */
 async function refusal() {
   const holder = await chat.create({ ...QUESTION, ...STREAMED, model: FULL_MODEL, max_tokens: ENDLESS });
   const question = { ...QUESTION, model: FULL_MODEL, max_tokens: ENOUGH };
-  tell("refusal", failure(await thrown(chat.create(question, { maxRetries: 0 }))));
+  report("refusal", describeError(await thrown(chat.create(question, { maxRetries: 0 }))));
   await retry(question, () => holder.controller.abort());
 }
 
-/** The package sends a refused request again by itself, when the answer said. `refused` makes room for it. */
+/** Lets the package retry a refused request after the delay that the server named. `refused` frees the slot. */
 async function retry(question, refused) {
   const attempts = [];
   const watched = client.withOptions({
@@ -118,10 +118,10 @@ async function retry(question, refused) {
     },
   });
   const { choices } = await watched.chat.completions.create(question);
-  tell("retry", { attempts, finish_reason: choices[0].finish_reason });
+  report("retry", { attempts, finish_reason: choices[0].finish_reason });
 }
 
-/** The error that a request ends with. */
+/** Returns the error with which a request ends. */
 async function thrown(request) {
   try {
     await request;
@@ -129,33 +129,33 @@ async function thrown(request) {
     if (error instanceof OpenAI.APIError) return error;
     throw error;
   }
-  throw new Error("the request ended well");
+  throw new Error("the request ended without an error");
 }
 
-/** What an error tells: a class for each kind, and `code` for programs. */
-function failure({ constructor, status, code, param, requestID, headers }) {
+/** Returns what an error says: its class, and `code` for programs. */
+function describeError({ constructor, status, code, param, requestID, headers }) {
   const retry_after = headers?.get("retry-after");
   return { error: constructor.name, status, code, param, request_id: requestID, retry_after };
 }
 
-/** Prints what came of a step. */
-function tell(step, fields) {
+/** Prints the result of a step. */
+function report(step, fields) {
   console.log(JSON.stringify({ step, ...fields }));
 }
 
 await models();
 await Promise.all([
-  chat.create(QUESTION).then((answer) => tell("unary", unary(answer))),
-  chat.create({ ...QUESTION, ...STREAMED }).then(async (chunks) => tell("stream", await whole(chunks))),
-  completions.create(PROMPT).then((answer) => tell("completion", unary(answer))),
-  completions.create({ ...PROMPT, ...STREAMED }).then(async (chunks) => tell("completion_stream", await whole(chunks))),
+  chat.create(QUESTION).then((answer) => report("unary", summarize(answer))),
+  chat.create({ ...QUESTION, ...STREAMED }).then(async (chunks) => report("stream", await readAnswer(chunks))),
+  completions.create(PROMPT).then((answer) => report("completion", summarize(answer))),
+  completions.create({ ...PROMPT, ...STREAMED }).then(async (chunks) => report("completion_stream", await readAnswer(chunks))),
   named(),
-  wrong(),
+  badRequests(),
   timeout(),
   deadline(),
   abort(),
   cancelled(),
   refusal(),
 ]);
-// Whoever starts this kills the worker once it reads `begun`. Nothing here knows of it.
-tell("lost_worker", await whole(await chat.create({ ...QUESTION, ...STREAMED }), () => tell("begun")));
+// The test that runs this program kills the worker when it reads `begun`. The client needs no code for that.
+report("lost_worker", await readAnswer(await chat.create({ ...QUESTION, ...STREAMED }), () => report("begun")));

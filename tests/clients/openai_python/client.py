@@ -1,6 +1,6 @@
-"""The `openai` package with nothing changed but its base URL: `client.py http://HOST:PORT/v1`.
+"""The `openai` package with only its base URL changed: `client.py http://HOST:PORT/v1`.
 
-It prints a line of JSON for each thing that it tries. failures.py has what can go wrong.
+It prints a line of JSON for each step. See failures.py for errors.
 """
 
 import asyncio
@@ -26,44 +26,44 @@ STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": 
 
 
 def main() -> None:
-    """Try everything once."""
+    """Run each step once."""
     with OpenAI(base_url=sys.argv[1], api_key="none") as client:
         models(client)
-        tell("unary", **of_answer(client.chat.completions.create(**QUESTION)))
-        tell("stream", **whole(client.chat.completions.create(**QUESTION, **STREAMED)))
+        report("unary", **summarize(client.chat.completions.create(**QUESTION)))
+        report("stream", **read_answer(client.chat.completions.create(**QUESTION, **STREAMED)))
         named(client)
         choices(client)
         logprobs(client)
         abort(client)
         lost_worker(client)
-    asyncio.run(all_at_once(sys.argv[1]))
+    asyncio.run(run_async(sys.argv[1]))
 
 
 def models(client: OpenAI) -> None:
-    """The models, and one of them."""
-    tell("models", ids=[model.id for model in client.models.list()], id=client.models.retrieve(MODEL).id)
+    """List the models, and retrieve one of them."""
+    report("models", ids=[model.id for model in client.models.list()], id=client.models.retrieve(MODEL).id)
 
 
 def named(client: OpenAI) -> None:
-    """A request is called what the client calls it, and its name comes back beside the answer."""
+    """Set the request id. The server returns it as a header and as a part of the answer's id."""
     given = "openai_python-named"
     response = client.chat.completions.with_raw_response.create(**SHORT, extra_headers={"X-Request-Id": given})
-    tell("named", given=given, request_id=response.headers["x-request-id"], id=response.parse().id)
+    report("named", given=given, request_id=response.headers["x-request-id"], id=response.parse().id)
 
 
 def choices(client: OpenAI) -> None:
-    """Two answers to one question, whole and as they come."""
+    """Request two choices, unary and streamed."""
     answer = client.chat.completions.create(**SHORT, n=2)
     unary = [choice.message.content for choice in answer.choices]
     stream = ["", ""]
     for chunk in client.chat.completions.create(**SHORT, n=2, stream=True):
         for choice in chunk.choices:
             stream[choice.index] += choice.delta.content or ""
-    tell("choices", unary=unary, stream=stream, usage=answer.usage.to_dict())
+    report("choices", unary=unary, stream=stream, usage=answer.usage.to_dict())
 
 
 def logprobs(client: OpenAI) -> None:
-    """How likely each token was, and the two likeliest in its place, whole and as they come."""
+    """Request the log probability of each token and of the two most likely tokens, unary and streamed."""
     asked: dict[str, Any] = {**SHORT, "logprobs": True, "top_logprobs": 2}
     answer = client.chat.completions.create(**asked).choices[0]
     stream = [
@@ -74,22 +74,22 @@ def logprobs(client: OpenAI) -> None:
         for token in choice.logprobs.content
     ]
     unary = [token.to_dict() for token in answer.logprobs.content]
-    tell("logprobs", text=answer.message.content, unary=unary, stream=stream)
+    report("logprobs", text=answer.message.content, unary=unary, stream=stream)
 
 
 def abort(client: OpenAI) -> None:
-    """Leave a stream after its first piece; the worker stops within two steps."""
+    """Close a stream after its first chunk. The worker stops within two steps."""
     with client.chat.completions.create(**ENDLESS, stream=True) as chunks:
-        tell("abort", id=next(chunks).id)
+        report("abort", id=next(chunks).id)
 
 
 def lost_worker(client: OpenAI) -> None:
-    """Whoever starts this kills the worker once it reads `begun`. Nothing here knows of it."""
-    tell("lost_worker", **whole(client.chat.completions.create(**QUESTION, **STREAMED), is_begun_told=True))
+    """The test that runs this program kills the worker when it reads `begun`. The client needs no code for that."""
+    report("lost_worker", **read_answer(client.chat.completions.create(**QUESTION, **STREAMED), reports_begin=True))
 
 
-async def all_at_once(base_url: str) -> None:
-    """The same without threads, and the older endpoint, which takes text instead of messages."""
+async def run_async(base_url: str) -> None:
+    """Use the async client, and the older completions endpoint, which takes text instead of messages."""
     async with AsyncOpenAI(base_url=base_url, api_key="none") as client, asyncio.TaskGroup() as group:
         for kind, create, asked in (
             ("async", client.chat.completions.create, QUESTION),
@@ -100,34 +100,34 @@ async def all_at_once(base_url: str) -> None:
 
 
 async def async_unary(step: str, create: Any, asked: dict[str, Any]) -> None:
-    """An answer that comes as a whole."""
-    tell(step, **of_answer(await create(**asked)))
+    """Request a unary answer."""
+    report(step, **summarize(await create(**asked)))
 
 
 async def async_stream(step: str, create: Any, asked: dict[str, Any]) -> None:
-    """An answer as it comes."""
-    tell(step, **joined([chunk async for chunk in await create(**asked, **STREAMED)]))
+    """Request a streamed answer."""
+    report(step, **merge_chunks([chunk async for chunk in await create(**asked, **STREAMED)]))
 
 
-def of_answer(answer: Any) -> dict[str, Any]:
-    """What is told of an answer, from either endpoint."""
+def summarize(answer: Any) -> dict[str, Any]:
+    """Return the fields of an answer to report, from either endpoint."""
     choice = answer.choices[0]
     text = choice.text if answer.object == "text_completion" else choice.message.content
     return {"id": answer.id, "text": text, "finish_reason": choice.finish_reason, "usage": answer.usage.to_dict()}
 
 
-def whole(chunks: Any, is_begun_told: bool = False) -> dict[str, Any]:
-    """What is told of a stream. With `is_begun_told` a line is printed when ENOUGH pieces of it are there."""
+def read_answer(chunks: Any, reports_begin: bool = False) -> dict[str, Any]:
+    """Read a stream to its end. With `reports_begin`, report when ENOUGH chunks have arrived."""
     read: list[Any] = []
     for chunk in chunks:
         read.append(chunk)
-        if is_begun_told and len(read) == ENOUGH:
-            tell("begun")
-    return joined(read)
+        if reports_begin and len(read) == ENOUGH:
+            report("begun")
+    return merge_chunks(read)
 
 
-def joined(chunks: list[Any]) -> dict[str, Any]:
-    """The pieces of a stream put together. The last of them has the usage, and no choices."""
+def merge_chunks(chunks: list[Any]) -> dict[str, Any]:
+    """Merge the chunks of a stream. The last chunk has the usage and no choices."""
     *pieces, last = chunks
     chosen = [chunk.choices[0] for chunk in pieces]
     texts = [one.text if last.object == "text_completion" else one.delta.content for one in chosen]
@@ -139,8 +139,8 @@ def joined(chunks: list[Any]) -> dict[str, Any]:
     }
 
 
-def tell(step: str, **fields: Any) -> None:
-    """Print what came of a step."""
+def report(step: str, **fields: Any) -> None:
+    """Print the result of a step."""
     print(json.dumps({"step": step, **fields}), flush=True)
 
 

@@ -1,6 +1,6 @@
-"""What the `openai` package makes of failures: `failures.py http://HOST:PORT/v1`.
+"""How the `openai` package reports failures: `failures.py http://HOST:PORT/v1`.
 
-It prints a line of JSON for each failure that it meets.
+It prints a line of JSON for each failure.
 """
 
 import json
@@ -13,7 +13,7 @@ from openai import APIError, APIStatusError, APITimeoutError, DefaultHttpxClient
 
 MODEL = "mocker"
 FULL_MODEL = "full"
-"""Its only worker takes one request at a time."""
+"""The only worker of this model runs one request at a time."""
 ENDLESS = 100_000
 SHORT_S = 2.0
 QUESTION: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 20}
@@ -22,11 +22,11 @@ LONG: Any = {**QUESTION, "max_tokens": ENDLESS}
 
 
 def main() -> None:
-    """Meet every failure once."""
+    """Cause each failure once."""
     with OpenAI(base_url=sys.argv[1], api_key="none") as client:
         wrong(client)
         with client.chat.completions.create(**{**OF_FULL, "max_tokens": ENDLESS}, stream=True) as holder:
-            next(holder)  # It has all the room of that model now.
+            next(holder)  # It now holds the only slot of that model.
             refusal(client)
             retry(client, refused=holder.close)
         timeout(client)
@@ -35,31 +35,31 @@ def main() -> None:
 
 
 def wrong(client: OpenAI) -> None:
-    """Ask what can't be answered."""
+    """Send requests that cannot be served."""
     try:
         client.chat.completions.create(**QUESTION, temperature=3)
     except APIStatusError as error:
-        tell("bad_request", **of_status(error))
+        report("bad_request", **describe_status_error(error))
     try:
         client.chat.completions.create(**{**QUESTION, "model": "nobody"})
     except APIStatusError as error:
-        tell("not_found", **of_status(error))
+        report("not_found", **describe_status_error(error))
     try:
         client.models.retrieve("nobody")
     except APIStatusError as error:
-        tell("model_not_found", **of_status(error))
+        report("model_not_found", **describe_status_error(error))
 
 
 def refusal(client: OpenAI) -> None:
-    """There is no room, and the package is not to try again."""
+    """Send a request while no slot is free, with the package's retries turned off."""
     try:
         client.with_options(max_retries=0).chat.completions.create(**OF_FULL)
     except APIStatusError as error:
-        tell("refusal", **of_status(error))
+        report("refusal", **describe_status_error(error))
 
 
 def retry(client: OpenAI, refused: Callable[[], None]) -> None:
-    """The package sends a refused request again by itself, when the answer said. `refused` makes room for it."""
+    """Let the package retry a refused request after the delay that the server named. `refused` frees the slot."""
     request_id = "openai_python-retry"
     attempts: list[dict[str, Any]] = []
 
@@ -71,51 +71,51 @@ def retry(client: OpenAI, refused: Callable[[], None]) -> None:
     with DefaultHttpxClient(event_hooks={"response": [note]}) as http_client:
         watched = client.with_options(http_client=http_client)
         answer = watched.chat.completions.create(**OF_FULL, extra_headers={"X-Request-Id": request_id})
-    tell("retry", request_id=request_id, attempts=attempts, finish_reason=answer.choices[0].finish_reason)
+    report("retry", request_id=request_id, attempts=attempts, finish_reason=answer.choices[0].finish_reason)
 
 
 def timeout(client: OpenAI) -> None:
-    """Wait no longer than so; the worker stops within two steps."""
+    """Set a timeout in the client. When it passes, the worker stops within two steps."""
     request_id = "openai_python-timeout"
     hurried = client.with_options(timeout=SHORT_S, max_retries=0)
     try:
         hurried.chat.completions.create(**LONG, extra_headers={"X-Request-Id": request_id})
-    except APITimeoutError as error:  # The package heard nothing of the request, so it can't name it.
-        tell("timeout", request_id=request_id, **of_error(error))
+    except APITimeoutError as error:  # The package received no response, so it knows no request id.
+        report("timeout", request_id=request_id, **describe_error(error))
 
 
 def deadline(client: OpenAI) -> None:
-    """Let the server take no longer than so. The package knows from the answer that it is no use to ask again."""
+    """Set a deadline for the server. Its response tells the package not to retry."""
     headers = {"X-Request-Id": "openai_python-deadline", "X-Request-Timeout": str(SHORT_S)}
     try:
         client.chat.completions.create(**LONG, extra_headers=headers)
     except APIStatusError as error:
-        tell("deadline", **of_status(error))
+        report("deadline", **describe_status_error(error))
 
 
 def broken_stream(client: OpenAI) -> None:
-    """The same in mid-stream, where there is no status any more."""
+    """Set a deadline that passes in mid-stream, when the status has already been sent."""
     pieces = 0
     try:
         for _ in client.chat.completions.create(**LONG, stream=True, extra_headers={"X-Request-Timeout": str(SHORT_S)}):
             pieces += 1
     except APIError as error:
-        tell("broken_stream", pieces=pieces, **of_error(error))
+        report("broken_stream", pieces=pieces, **describe_error(error))
 
 
-def of_error(error: APIError) -> dict[str, Any]:
-    """What an error tells: a class for each kind, `code` for programs, `message` for people."""
+def describe_error(error: APIError) -> dict[str, Any]:
+    """Return what an error says: its class, `code` for programs, and `message` for people."""
     return {"error": type(error).__name__, "code": error.code, "param": error.param, "message": error.message}
 
 
-def of_status(error: APIStatusError) -> dict[str, Any]:
-    """The same, where it is all that was answered."""
+def describe_status_error(error: APIStatusError) -> dict[str, Any]:
+    """Return what an error with an HTTP status says."""
     told = {"status": error.status_code, "request_id": error.request_id}
-    return {**of_error(error), **told, "retry_after": error.response.headers.get("retry-after")}
+    return {**describe_error(error), **told, "retry_after": error.response.headers.get("retry-after")}
 
 
-def tell(step: str, **fields: Any) -> None:
-    """Print what came of a step."""
+def report(step: str, **fields: Any) -> None:
+    """Print the result of a step."""
     print(json.dumps({"step": step, **fields}), flush=True)
 
 

@@ -1,10 +1,10 @@
-"""A client made of nothing but the published proto files: `client.py HOST:PORT`.
+"""A gRPC client that needs nothing but the published proto file: `client.py HOST:PORT`.
 
-Stubs, from the folder that has `unbroken/v1/inference.proto`, into the one that has this file:
+To generate the stubs beside this file, run in the folder that contains `proto/unbroken/v1/inference.proto`:
 
     python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. unbroken/v1/inference.proto
 
-It prints a line of JSON for each thing that it tries.
+It prints a line of JSON for each step.
 """
 
 import json
@@ -19,7 +19,7 @@ from unbroken.v1 import inference_pb2, inference_pb2_grpc
 
 MODEL = "mocker"
 FULL_MODEL = "full"
-"""Its only worker takes one request at a time."""
+"""The only worker of this model runs one request at a time."""
 TOKENS = 120
 ENDLESS = 100_000
 ENOUGH = 5
@@ -28,22 +28,22 @@ SHORT_DEADLINE_S = 2.0
 
 
 class StreamIncomplete(Exception):
-    """The stream broke a rule of inference.proto: what came is not the answer."""
+    """The stream broke a rule of inference.proto, so what was received is not the answer."""
 
 
 def main() -> None:
-    """Try everything once."""
+    """Run each step once."""
     with grpc.insecure_channel(sys.argv[1]) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
-        tell("stream", **whole(stub.Generate(asked("stream"), timeout=DEADLINE_S)))
+        report("stream", **read_answer(stub.Generate(build_request("stream"), timeout=DEADLINE_S)))
         cancel(stub)
         refusal(stub)
         deadline(stub)
         lost_worker(stub)
 
 
-def asked(name: str, model: str = MODEL, max_tokens: int = TOKENS) -> Any:
-    """A request; `name` is for the logs."""
+def build_request(name: str, model: str = MODEL, max_tokens: int = TOKENS) -> Any:
+    """Return a request. `name` becomes its request id, which the logs show."""
     return inference_pb2.GenerateRequest(
         model=model,
         text="The moon",
@@ -54,11 +54,11 @@ def asked(name: str, model: str = MODEL, max_tokens: int = TOKENS) -> Any:
 
 
 def deltas(responses: Iterable[Any]) -> Iterator[Any]:
-    """The deltas of a stream with one choice. Raises StreamIncomplete if it breaks a rule."""
+    """Yield the deltas of a stream with one choice. Raises StreamIncomplete if the stream breaks a rule."""
     position, is_complete = 0, False
     for response in responses:
         if is_complete or response.HasField("delta") == response.complete_final:
-            raise StreamIncomplete("an item is either a delta or the last")
+            raise StreamIncomplete("an item must be either a delta or the final marker")
         is_complete = response.complete_final
         if is_complete:
             continue
@@ -70,51 +70,53 @@ def deltas(responses: Iterable[Any]) -> Iterator[Any]:
         raise StreamIncomplete("the stream was cut off")
 
 
-def whole(responses: Iterable[Any], is_begun_told: bool = False) -> dict[str, Any]:
-    """The answer of a stream. With `is_begun_told` a line is printed when ENOUGH tokens of it are there."""
+def read_answer(responses: Iterable[Any], reports_begin: bool = False) -> dict[str, Any]:
+    """Read a stream to its end and return the answer. With `reports_begin`, report when ENOUGH tokens have arrived."""
     answer: dict[str, Any] = {"token_ids": [], "text": "", "finish_reason": ""}
     for delta in deltas(responses):
         answer["token_ids"] += delta.token_ids
         answer["text"] += delta.text
         if delta.finish_reason:
             answer["finish_reason"] = finish_reason_name(delta.finish_reason)
-        if is_begun_told and len(answer["token_ids"]) >= ENOUGH:
-            tell("begun")
-            is_begun_told = False
+        if reports_begin and len(answer["token_ids"]) >= ENOUGH:
+            report("begun")
+            reports_begin = False
     return answer
 
 
 def finish_reason_name(number: int) -> str:
-    """Of one that a later server has and this program does not know: its number."""
+    """Return the name of a finish reason, or its number if a newer server sends one that this program does not know."""
     known = inference_pb2.FinishReason.DESCRIPTOR.values_by_number
     return known[number].name if number in known else str(number)
 
 
 def cancel(stub: Any) -> None:
-    """Leave after some tokens; the worker stops within two steps."""
-    call = stub.Generate(asked("cancel", max_tokens=ENDLESS), timeout=DEADLINE_S)
+    """Cancel the rpc after some tokens. The worker stops within two steps."""
+    call = stub.Generate(build_request("cancel", max_tokens=ENDLESS), timeout=DEADLINE_S)
     count = 0
     for delta in deltas(call):
         count += len(delta.token_ids)
         if count >= ENOUGH:
             break
     call.cancel()
-    tell("cancel", tokens=count, status=call.code().name)
+    report("cancel", tokens=count, status=call.code().name)
 
 
 def refusal(stub: Any) -> None:
-    """While one stream has all the room there is, another is refused: why, and when to come back."""
-    holder = stub.Generate(asked("holder", FULL_MODEL, ENDLESS), timeout=DEADLINE_S)
+    """Send a request while another stream holds the only slot. The refusal says why, and when to retry."""
+    holder = stub.Generate(build_request("holder", FULL_MODEL, ENDLESS), timeout=DEADLINE_S)
     next(holder)
     try:
-        whole(stub.Generate(asked("refusal", FULL_MODEL), timeout=DEADLINE_S))
+        read_answer(stub.Generate(build_request("refusal", FULL_MODEL), timeout=DEADLINE_S))
     except grpc.RpcError as error:
-        tell("refusal", status=error.code().name, **details(error))
+        report("refusal", status=error.code().name, **details(error))
     holder.cancel()
 
 
 def details(error: grpc.RpcError) -> dict[str, Any]:
-    """What a status carries: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo where it is known when to retry."""
+    """Return the details of a status: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo if the server knows
+    when to retry.
+    """
     found: dict[str, Any] = {}
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     status = rpc_status.from_call(error)
@@ -127,22 +129,25 @@ def details(error: grpc.RpcError) -> dict[str, Any]:
 
 
 def deadline(stub: Any) -> None:
-    """Ask more than there is time for."""
+    """Request more tokens than the deadline allows."""
     count = 0
     try:
-        for delta in deltas(stub.Generate(asked("deadline", max_tokens=ENDLESS), timeout=SHORT_DEADLINE_S)):
+        for delta in deltas(stub.Generate(build_request("deadline", max_tokens=ENDLESS), timeout=SHORT_DEADLINE_S)):
             count += len(delta.token_ids)
     except grpc.RpcError as error:
-        tell("deadline", tokens=count, status=error.code().name, **details(error))
+        report("deadline", tokens=count, status=error.code().name, **details(error))
 
 
 def lost_worker(stub: Any) -> None:
-    """Whoever starts this kills the worker once it reads `begun`. Nothing here knows of it."""
-    tell("lost_worker", **whole(stub.Generate(asked("lost_worker"), timeout=DEADLINE_S), is_begun_told=True))
+    """The test that runs this program kills the worker when it reads `begun`. The client needs no code for that."""
+    report(
+        "lost_worker",
+        **read_answer(stub.Generate(build_request("lost_worker"), timeout=DEADLINE_S), reports_begin=True),
+    )
 
 
-def tell(step: str, **fields: Any) -> None:
-    """Print what came of a step."""
+def report(step: str, **fields: Any) -> None:
+    """Print the result of a step."""
     print(json.dumps({"step": step, **fields}), flush=True)
 
 

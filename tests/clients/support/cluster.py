@@ -1,4 +1,4 @@
-"""The plane that clients are tried against: two workers, and one more that is soon full."""
+"""The plane of the client tests: two workers, and a third that is soon full."""
 
 from dataclasses import dataclass
 
@@ -10,33 +10,35 @@ from tests.integration.harness.waiting import until
 MOCKERS = 2
 MOCKER = ("--mocker-itl-ms=20",)
 PATIENT = "--stall-ms=30000"
-"""A worker of a busy machine may be silent for long and is not lost. One that is killed closes its connections."""
+"""On a busy machine a worker may be silent for long without being lost. A killed worker closes its connections."""
 FULL = ("--served-model-name=full", "--engine-request-limit=1", "--request-queue-limit=0", *MOCKER)
 
 
 @dataclass
 class Cluster:
-    """A plane, with MOCKERS workers once it is filled. full: the worker of the model `full`."""
+    """A plane with MOCKERS workers once it is filled. `full`: the worker of the model `full`."""
 
     plane: Plane
     full: Process
     workers: list[Process]
 
     async def fill(self) -> None:
-        """Replace the dead."""
+        """Replace workers that have died."""
         self.workers = [worker for worker in self.workers if worker.status() is None]
         while len(self.workers) < MOCKERS:
             self.workers.append(await self.plane.worker(*MOCKER))
 
     async def another_frontend(self, *options: str) -> Frontend:
-        """One that has found all workers."""
+        """Start another frontend and wait until it has found all workers."""
         await self.fill()
         frontend = self.plane.start_frontend(PATIENT, *options)
         await until(lambda: all(frontend.has_found(worker) for worker in [self.full, *self.workers]))
         return frontend
 
     async def kill_busy(self) -> None:
-        """Kill the worker that has a request: one does, once it has let go of those that the only client has ended."""
+        """Kill the worker that runs a request. Waits until only one does, because cancelled requests may still be
+        running.
+        """
         worker: Process = await until(self._only_busy)
         worker.kill()
 

@@ -1,6 +1,6 @@
 """Runs the program of a client.
 
-It prints lines of JSON, and when it says `begun`, the worker under its stream is killed.
+The program prints lines of JSON. When it prints `begun`, the worker that serves its stream is killed.
 """
 
 import asyncio
@@ -17,23 +17,23 @@ CLIENT_S_MAX = 180.0
 
 
 async def run(cluster: Cluster, command: list[str]) -> dict[str, Any]:
-    """What the program says of each step; its worker is killed meanwhile."""
+    """Run the program; return what it reports for each step. A worker is killed meanwhile."""
     await cluster.fill()
-    told: dict[str, Any] = {}
-    async with started(command) as process:
+    reported: dict[str, Any] = {}
+    async with running(command) as process:
         assert process.stdout is not None
         while line := await process.stdout.readline():
             step = json.loads(line)
-            told[step["step"]] = step
+            reported[step["step"]] = step
             if step["step"] == "begun":
                 await cluster.kill_busy()
         assert await process.wait() == 0
-    return told
+    return reported
 
 
 @asynccontextmanager
-async def started(command: list[str], stderr: int | None = None) -> AsyncIterator[Process]:
-    """The program, for CLIENT_S_MAX at most, with nothing of ours in its reach."""
+async def running(command: list[str], stderr: int | None = None) -> AsyncIterator[Process]:
+    """Start the program, isolated from this project's packages, and kill it after CLIENT_S_MAX."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=stderr, env=environment)
     try:

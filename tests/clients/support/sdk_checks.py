@@ -1,6 +1,6 @@
-"""What must be true of a step, whichever SDK takes it.
+"""What must hold for a step, whichever SDK runs it.
 
-Of an error a step tells the class's name (`error`), `status`, `code`, `param`, `request_id` and `retry_after`.
+For an error, a step reports the class's name (`error`), `status`, `code`, `param`, `request_id` and `retry_after`.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Step = dict[str, Any]
 Check = Callable[[Step, Frontend], None]
 TOKENS = 120
 REFUSED = {503: "InternalServerError", 429: "RateLimitError"}
-"""By the status that a frontend gives to refusals for want of capacity."""
+"""Error classes by the status that a frontend is configured to give when it refuses for capacity."""
 
 
 def answered(step: Step, _: Frontend) -> None:
@@ -24,7 +24,7 @@ def answered(step: Step, _: Frontend) -> None:
 
 
 def models(step: Step, _: Frontend) -> None:
-    """All, and one that was asked for alone."""
+    """`ids`: all models. `id`: one model that was requested alone."""
     assert step["ids"] == ["full", "mocker"]
     assert step["id"] == "mocker"
 
@@ -35,14 +35,14 @@ def named(step: Step, frontend: Frontend) -> None:
 
 
 def choices(step: Step, _: Frontend) -> None:
-    """`unary`, `stream`: the texts of two."""
+    """`unary`, `stream`: the texts of two choices."""
     assert step["unary"] == step["stream"]
     assert len(set(step["unary"])) == 2
     assert step["usage"]["completion_tokens"] % 2 == 0
 
 
 def logprobs(step: Step, _: Frontend) -> None:
-    """`unary`, `stream`: of the tokens of `text`, each with the likeliest in its place: two, where so many can be."""
+    """`unary`, `stream`: log probabilities of the tokens of `text`, each with up to two of the most likely tokens."""
     assert step["unary"] == step["stream"]
     assert bytes(byte for token in step["unary"] for byte in token["bytes"]).decode() == step["text"]
     assert all(token["logprob"] <= 0 for token in step["unary"])
@@ -67,7 +67,7 @@ def refusal(step: Step, frontend: Frontend) -> None:
 
 
 def retry(step: Step, _: Frontend) -> None:
-    """`attempts`: what came of each, and when."""
+    """`attempts`: the outcome and the time of each."""
     refused, taken = step["attempts"]
     assert refused["status"] in REFUSED
     assert taken["status"] == 200
@@ -76,13 +76,13 @@ def retry(step: Step, _: Frontend) -> None:
 
 
 def timeout(step: Step, frontend: Frontend) -> None:
-    """The SDK's own."""
+    """The timeout of the SDK itself."""
     assert step["error"] in ("APITimeoutError", "APIConnectionTimeoutError")
     assert frontend.events("request", request_id=step["request_id"], outcome="CANCELLED")
 
 
 def deadline(step: Step, frontend: Frontend) -> None:
-    """The server's, which is not worth another try though the status is one of the server's."""
+    """The server's deadline. The SDK must not retry, although the status is a server error."""
     assert (step["error"], step["status"], step["code"]) == ("InternalServerError", 504, "DEADLINE_EXCEEDED")
     assert len(frontend.events("request", request_id=step["request_id"])) == 1
 
@@ -92,19 +92,19 @@ def abort(step: Step, frontend: Frontend) -> None:
 
 
 def cancelled(step: Step, frontend: Frontend) -> None:
-    """In mid-stream, so that there is no status."""
+    """Cancelled in mid-stream, so there is no status."""
     assert (step["error"], step["code"]) == ("APIError", "CANCELLED")
     assert frontend.events("request", request_id=step["request_id"], outcome="CANCELLED")
 
 
 def broken_stream(step: Step, _: Frontend) -> None:
-    """By the server's deadline, after some pieces."""
+    """Ended by the server's deadline, after some chunks."""
     assert (step["error"], step["code"]) == ("APIError", "DEADLINE_EXCEEDED")
     assert step["pieces"] > 1
 
 
 def request_id(step: Step) -> str:
-    """The request's, which is a part of the answer's."""
+    """Return the request id, which is a part of the answer's id."""
     return str(step["id"]).removeprefix("chatcmpl-")
 
 
@@ -133,4 +133,4 @@ SAME = {
     "async_stream": "unary",
     "completion_stream": "completion",
 }
-"""Steps whose answers must be alike: `text`, `finish_reason` and `usage`."""
+"""Steps whose answers must be equal in `text`, `finish_reason` and `usage`."""

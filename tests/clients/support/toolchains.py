@@ -1,7 +1,7 @@
-"""Builds each client with its language's own tools, from the published proto file, in the user's cache folder.
+"""Builds each client with its language's own tools from the published proto file, in the user's cache folder.
 
-Downloads and builds stay there, so that a second run needs neither. Nothing of it is in this tree,
-and the folder may be deleted at any time.
+Downloads and builds stay there for the next run. Nothing is written to this tree, and the folder may be deleted at any
+time.
 """
 
 import fcntl
@@ -21,33 +21,33 @@ PROTO = HERE.parent.parent / "proto"
 INFERENCE = "unbroken/v1/inference.proto"
 CACHE = Path.home() / ".cache" / "unbroken" / "clients"
 MADE = "command.json"
-"""Has the command. It is written last: a folder without it is half made."""
+"""Contains the command. It is written last, so a folder without it is incomplete."""
 BUF = Path(sys.executable).parent / "buf"
 BUILD_S_MAX = 900.0
-"""With all downloads, on a machine that has something else to do."""
+"""Longest build, with all downloads, on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """A program in a folder of this name, and how it is made."""
+    """A program in the folder of this name, and how to build it."""
 
     name: str
     tools: tuple[str, ...]
     build: Callable[[Path], list[str]]
-    """Makes it in the folder it gets, and returns the command, which lacks the address only."""
+    """Builds the program in a folder, and returns its command without the server's address."""
 
     @property
     def program(self) -> Path:
-        """Where its program is."""
+        """The folder with the source of the program."""
         return HERE / self.name
 
     @property
     def missing(self) -> list[str]:
-        """Of its tools, those that this machine lacks."""
+        """The tools that this machine lacks."""
         return [tool for tool in self.tools if shutil.which(tool) is None]
 
     def command(self) -> list[str]:
-        """Its command, made anew if the program or the proto file has changed. Raises CalledProcessError."""
+        """Return the command; builds the program if it or the proto file has changed. Raises CalledProcessError."""
         sources = self._sources()
         content = b"".join(str(path).encode() + data for path, data in sources.items())
         folder = CACHE / f"{self.name}-{hashlib.sha256(content).hexdigest()[:16]}"
@@ -58,13 +58,13 @@ class Client:
         return command
 
     def _sources(self) -> dict[Path, bytes]:
-        """All that it is made of: the files of its program, and the folder `proto` beside them."""
+        """Return all sources: the files of the program, and the folder `proto` beside them."""
         paths = sorted(path for path in (*self.program.iterdir(), *self.program.glob("src/**/*")) if path.is_file())
         program = {path.relative_to(self.program): path.read_bytes() for path in paths}
         return program | {Path("proto", INFERENCE): (PROTO / INFERENCE).read_bytes()}
 
     def _make(self, folder: Path, sources: dict[Path, bytes]) -> None:
-        """From the start, whatever is left of a try that was interrupted."""
+        """Build from scratch, whatever an interrupted build has left."""
         shutil.rmtree(folder, ignore_errors=True)
         for path, data in sources.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ class Client:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """While nobody else builds there, such as another run of these tests."""
+    """Hold a lock on the folder, so that no other run of these tests builds there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -85,12 +85,12 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> None:
-    """Run a tool to its end. Raises CalledProcessError, and shows what the tool said."""
+    """Run a tool to its end and show its output. Raises CalledProcessError."""
     subprocess.run(command, cwd=cwd, env=env, check=True, timeout=BUILD_S_MAX)
 
 
 def python(folder: Path) -> list[str]:
-    """An environment of its own: nothing of ours is in reach."""
+    """Build in a virtual environment of its own, without access to this project's packages."""
     command = python_sdk(folder)
     run(
         command[0], "-m", "grpc_tools.protoc", "-Iproto", "--python_out=.", "--grpc_python_out=.", INFERENCE, cwd=folder
@@ -99,7 +99,7 @@ def python(folder: Path) -> list[str]:
 
 
 def python_sdk(folder: Path) -> list[str]:
-    """The same, of a package that brings all there is to it."""
+    """Install a package that needs no generated code."""
     interpreter = folder / "venv" / "bin" / "python"
     run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
     run(interpreter, "-m", "pip", "install", "--quiet", "-r", "requirements.txt", cwd=folder)
@@ -107,7 +107,7 @@ def python_sdk(folder: Path) -> list[str]:
 
 
 def go(folder: Path) -> list[str]:
-    """The plugins' versions are those of go.mod, like all others."""
+    """Build with the versions of plugins in go.mod."""
     bin_folder = folder / "bin"
     env = os.environ | {"GOBIN": str(bin_folder), "PATH": f"{bin_folder}:{os.environ['PATH']}"}
     run("go", "install", "tool", cwd=folder, env=env)
@@ -117,18 +117,18 @@ def go(folder: Path) -> list[str]:
 
 
 def node(folder: Path) -> list[str]:
-    """There are no stubs: the program reads the proto file."""
+    """Install the packages. No stubs are generated, because the program reads the proto file."""
     return [*node_sdk(folder), f"--proto={folder / 'proto'}"]
 
 
 def node_sdk(folder: Path) -> list[str]:
-    """Of a package that brings all there is to it."""
+    """Install a package that needs no generated code."""
     run("npm", "ci", "--ignore-scripts", cwd=folder)
     return ["node", str(folder / "client.js")]
 
 
 def connect(folder: Path) -> list[str]:
-    """The plugin is one of the packages, like what it generates for; `buf` is ours."""
+    """Generate the stubs with a plugin among the packages, and with this project's `buf`."""
     command = node_sdk(folder)
     env = os.environ | {"PATH": f"{BUF.parent}:{os.environ['PATH']}"}
     run("npm", "run", "--silent", "generate", cwd=folder, env=env)
@@ -136,19 +136,19 @@ def connect(folder: Path) -> list[str]:
 
 
 def java(folder: Path) -> list[str]:
-    """Maven keeps what it downloads where it always does."""
+    """Build with Maven, which keeps its downloads in its own cache."""
     run("mvn", "--quiet", "--batch-mode", f"-Dproto={folder / 'proto'}", "package", cwd=folder)
     return ["java", "-jar", str(folder / "target" / "client.jar")]
 
 
 def grpcurl(folder: Path) -> list[str]:
-    """There is no program: the tool is one."""
+    """Install the tool. There is no program."""
     run("go", "install", "tool", cwd=folder, env=os.environ | {"GOBIN": str(folder / "bin")})
     return [str(folder / "bin" / "grpcurl")]
 
 
 def schemathesis(folder: Path) -> list[str]:
-    """There is no program but hooks, which it finds where it is told to look."""
+    """Install the tool. There is no program, only hooks, in the folder that the tool is given."""
     interpreter, _ = python_sdk(folder)
     return [str(Path(interpreter).parent / "st"), f"--config-file={folder / 'schemathesis.toml'}", "run"]
 
@@ -168,5 +168,5 @@ SDKS = (
     Client("langchain", (), python_sdk),
     Client("litellm", (), python_sdk),
 )
-"""They take the address of the HTTP API."""
+"""Clients that take the address of the HTTP API."""
 SURFACE = Client("surface", (), schemathesis)

@@ -1,4 +1,4 @@
-"""Hooks that make most cases such as the mocker answers, and at once. What they leave out is right as well."""
+"""Hooks that keep most cases to requests that the mocker answers at once. What they leave out is valid as well."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import schemathesis
 from named import BODIES
 
 FEW = {"enum": [1, 2, 3, 4, 5, 6, 7, 8]}
-"""Each by name: an integer may be 1.0 to JSON Schema, and may not to OpenAI."""
+"""Integer fields by name: JSON Schema accepts 1.0 as an integer, and OpenAI does not."""
 TIMEOUT_S_MIN = 30
-"""Enough for any answer, on a busy machine, too."""
+"""Long enough for any answer, even on a busy machine."""
 NOT_OF_MOCKERS = (
     "guided_json",
     "guided_regex",
@@ -21,7 +21,7 @@ NOT_OF_MOCKERS = (
 
 @schemathesis.hook  # type: ignore[untyped-decorator]
 def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
-    """Change the document before cases are made of it."""
+    """Change the document before cases are generated from it."""
     shapes = raw_schema["components"]["schemas"]
     for body in BODIES:
         fields = shapes[body]["properties"]
@@ -29,9 +29,9 @@ def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
             del fields[name]
         fields["n"] = fields["max_tokens"] = FEW
         shapes[body]["required"].append("max_tokens")
-    del shapes["ChatBody"]["properties"]["max_completion_tokens"]  # The same as max_tokens: one of them is taken.
-    require(shapes["ChatMessage"], "content")  # OpenAI has messages without, where tools are called.
-    require(shapes["Part"], "text")  # It has parts without, which are no text.
+    del shapes["ChatBody"]["properties"]["max_completion_tokens"]  # Only one of it and max_tokens is accepted.
+    require(shapes["ChatMessage"], "content")  # OpenAI allows messages without content where tools are called.
+    require(shapes["Part"], "text")  # OpenAI allows parts that are not text.
     for methods in raw_schema["paths"].values():
         for operation in methods.values():
             for parameter in operation["parameters"]:
@@ -40,6 +40,6 @@ def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
 
 
 def require(shape: dict[str, Any], name: str) -> None:
-    """Have the field in every case, and not as null."""
+    """Require the field in every case, and not null."""
     shape["required"].append(name)
     shape["properties"][name]["anyOf"].remove({"type": "null"})

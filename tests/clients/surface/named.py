@@ -1,9 +1,9 @@
-"""Hooks that name the model that is there: with a random one, the answer is a 404 whatever else is asked."""
+"""Hooks that use the existing model: with a random name, every answer is a 404."""
 
 from typing import Any
 
 import schemathesis
-import served  # noqa: F401  # Its hooks are wanted, too.
+import served  # noqa: F401  # For its hooks.
 
 MODEL = "mocker"
 BODIES = ("CompletionBody", "ChatBody")
@@ -11,6 +11,6 @@ BODIES = ("CompletionBody", "ChatBody")
 
 @schemathesis.hook  # type: ignore[untyped-decorator]
 def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
-    """Change the document before cases are made of it."""
+    """Change the document before cases are generated from it."""
     for body in BODIES:
         raw_schema["components"]["schemas"][body]["properties"]["model"] = {"enum": [MODEL]}

@@ -10,6 +10,6 @@ UNKNOWN = "x-schemathesis-unknown-property"
 
 @schemathesis.hook  # type: ignore[untyped-decorator]
 def filter_case(context: Any, case: Any) -> bool:
-    """Without headers that the document does not list: it has no means to forbid them, so they are not wrong."""
+    """Skip cases with headers that the document does not list: it cannot forbid them, so they are not errors."""
     headers: Mapping[str, str] = case.headers or {}
     return UNKNOWN not in headers

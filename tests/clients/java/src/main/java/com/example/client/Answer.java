@@ -6,7 +6,7 @@ import java.util.Map;
 import unbroken.v1.Delta;
 import unbroken.v1.FinishReason;
 
-/** What has come of one choice so far. */
+/** The part of one choice that has been received so far. */
 final class Answer {
   private final List<Integer> tokenIds = new ArrayList<>();
   private final StringBuilder text = new StringBuilder();

@@ -27,15 +27,15 @@ import unbroken.v1.Sampling;
 import unbroken.v1.Stop;
 
 /**
- * A client made of nothing but the published proto file: {@code java -jar target/client.jar HOST:PORT}.
+ * A gRPC client that needs nothing but the published proto file: {@code java -jar target/client.jar HOST:PORT}.
  *
- * <p>{@code mvn package} generates the stubs from the folder that its property {@code proto} names, and makes the jar.
+ * <p>{@code mvn package} generates the stubs from the folder in its property {@code proto}, and builds the jar.
  *
- * <p>It prints a line of JSON for each thing that it tries.
+ * <p>It prints a line of JSON for each step.
  */
 public final class Client {
   private static final String MODEL = "mocker";
-  private static final String FULL_MODEL = "full"; // Its only worker takes one request at a time.
+  private static final String FULL_MODEL = "full"; // The only worker of this model runs one request at a time.
   private static final int TOKENS = 120;
   private static final int ENDLESS = 100_000;
   private static final int ENOUGH = 5;
@@ -49,7 +49,7 @@ public final class Client {
     this.stub = stub;
   }
 
-  /** Tries everything once. */
+  /** Runs each step once. */
   public static void main(String[] args) throws Exception {
     ManagedChannel channel = Grpc.newChannelBuilder(args[0], InsecureChannelCredentials.create()).build();
     try {
@@ -65,55 +65,58 @@ public final class Client {
   }
 
   private void stream() throws StreamIncompleteException {
-    tell("stream", whole(generate(request("stream", MODEL, TOKENS)), () -> {}).fields());
+    report("stream", readAnswer(generate(request("stream", MODEL, TOKENS)), () -> {}).fields());
   }
 
-  /** Leaves after some tokens; the worker stops within two steps. */
+  /** Cancels the rpc after some tokens. The worker stops within two steps. */
   private void cancel() throws Exception {
     try (CancellableContext context = Context.current().withCancellation()) {
-      Broken broken =
+      Failure failure =
           context.call(
               () ->
-                  broken(
+                  readFailure(
                       generate(request("cancel", MODEL, ENDLESS)),
                       answer -> {
                         if (answer.tokenIds().size() >= ENOUGH) {
                           context.cancel(null);
                         }
                       }));
-      tell("cancel", Map.of("tokens", broken.tokens(), "status", broken.status()));
+      report("cancel", Map.of("tokens", failure.tokens(), "status", failure.status()));
     }
   }
 
-  /** While one stream has all the room there is, another is refused: why, and when to come back. */
+  /** Sends a request while another stream holds the only slot. The refusal says why, and when to retry. */
   private void refusal() throws Exception {
     try (CancellableContext holder = Context.current().withCancellation()) {
       holder.call(() -> generate(request("holder", FULL_MODEL, ENDLESS)).next());
-      Broken refused = broken(generate(request("refusal", FULL_MODEL, TOKENS)), answer -> {});
-      tell("refusal", details(refused.error()));
-    } // Closing the context cancels what was started in it.
+      Failure refused = readFailure(generate(request("refusal", FULL_MODEL, TOKENS)), answer -> {});
+      report("refusal", details(refused.error()));
+    } // Closing the context cancels the rpc that was started in it.
   }
 
-  /** Asks more than there is time for. */
+  /** Requests more tokens than the deadline allows. */
   private void deadline() throws Exception {
     InferenceBlockingStub hurried = stub.withDeadlineAfter(SHORT_DEADLINE_S, TimeUnit.SECONDS);
-    Broken broken = broken(hurried.generate(request("deadline", MODEL, ENDLESS)), answer -> {});
-    Map<String, Object> fields = details(broken.error());
-    fields.put("tokens", broken.tokens());
-    tell("deadline", fields);
+    Failure failure = readFailure(hurried.generate(request("deadline", MODEL, ENDLESS)), answer -> {});
+    Map<String, Object> fields = details(failure.error());
+    fields.put("tokens", failure.tokens());
+    report("deadline", fields);
   }
 
-  /** Whoever starts this kills the worker once it reads `begun`. Nothing here knows of it. */
+  /**
+   * Loses its worker: the test that runs this program kills the worker when it reads {@code begun}. The client needs no
+   * code for that.
+   */
   private void lostWorker() throws StreamIncompleteException {
-    Runnable begun = () -> tell("begun", Map.of());
-    tell("lost_worker", whole(generate(request("lost_worker", MODEL, TOKENS)), begun).fields());
+    Runnable begun = () -> report("begun", Map.of());
+    report("lost_worker", readAnswer(generate(request("lost_worker", MODEL, TOKENS)), begun).fields());
   }
 
   private Iterator<GenerateResponse> generate(GenerateRequest request) {
     return stub.withDeadlineAfter(DEADLINE_S, TimeUnit.SECONDS).generate(request);
   }
 
-  /** A request; the name is for the logs. */
+  /** Returns a request. The name becomes its request id, which the logs show. */
   private static GenerateRequest request(String name, String model, int maxTokens) {
     return GenerateRequest.newBuilder()
         .setModel(model)
@@ -125,7 +128,7 @@ public final class Client {
   }
 
   /**
-   * Gives each delta of a stream with one choice to {@code take}.
+   * Passes each delta of a stream with one choice to {@code take}.
    *
    * @throws StreamIncompleteException if the stream breaks a rule
    * @throws StatusRuntimeException if its status is not OK
@@ -137,7 +140,7 @@ public final class Client {
     while (responses.hasNext()) {
       GenerateResponse response = responses.next();
       if (isComplete || response.hasDelta() == response.getCompleteFinal()) {
-        throw new StreamIncompleteException("an item is either a delta or the last");
+        throw new StreamIncompleteException("an item must be either a delta or the final marker");
       }
       isComplete = response.getCompleteFinal();
       if (isComplete) {
@@ -155,8 +158,8 @@ public final class Client {
     }
   }
 
-  /** The answer of a stream; {@code begun} runs once ENOUGH tokens of it are there. */
-  private static Answer whole(Iterator<GenerateResponse> responses, Runnable begun) throws StreamIncompleteException {
+  /** Reads a stream to its end and returns the answer. Runs {@code begun} once ENOUGH tokens have arrived. */
+  private static Answer readAnswer(Iterator<GenerateResponse> responses, Runnable begun) throws StreamIncompleteException {
     Answer answer = new Answer();
     read(
         responses,
@@ -170,8 +173,8 @@ public final class Client {
     return answer;
   }
 
-  /** Reads a stream that is not to end well, calling {@code seen} with all there is after each delta. */
-  private static Broken broken(Iterator<GenerateResponse> responses, Consumer<Answer> seen)
+  /** Reads a stream that must fail. Calls {@code seen} with the answer so far after each delta. */
+  private static Failure readFailure(Iterator<GenerateResponse> responses, Consumer<Answer> seen)
       throws StreamIncompleteException {
     Answer answer = new Answer();
     try {
@@ -182,13 +185,13 @@ public final class Client {
             seen.accept(answer);
           });
     } catch (StatusRuntimeException error) {
-      return new Broken(answer.tokenIds().size(), error);
+      return new Failure(answer.tokenIds().size(), error);
     }
-    throw new IllegalStateException("the stream ended well");
+    throw new IllegalStateException("the stream ended without an error");
   }
 
   /**
-   * A status and what it carries: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo where it is known when to
+   * Returns a status and its details: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo if the server knows when to
    * retry.
    */
   private static Map<String, Object> details(StatusRuntimeException error) throws InvalidProtocolBufferException {
@@ -208,8 +211,8 @@ public final class Client {
     return found;
   }
 
-  /** Prints what came of a step. */
-  private static void tell(String step, Map<String, ?> fields) {
+  /** Prints the result of a step. */
+  private static void report(String step, Map<String, ?> fields) {
     Map<String, Object> line = new HashMap<>(fields);
     line.put("step", step);
     System.out.println(new Gson().toJson(line));

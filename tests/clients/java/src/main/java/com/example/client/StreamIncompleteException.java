@@ -1,6 +1,6 @@
 package com.example.client;
 
-/** The stream broke a rule of inference.proto: what came is not the answer. */
+/** The stream broke a rule of inference.proto, so what was received is not the answer. */
 final class StreamIncompleteException extends Exception {
   private static final long serialVersionUID = 1;
 
