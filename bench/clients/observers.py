@@ -107,9 +107,7 @@ def _observe(observation: Observation, running: int, pipe: Connection) -> None:
 
 @contextmanager
 def observing(observation: Observation, running: int) -> Iterator[dict[str, Any]]:
-    """Observe while the context is open; the yielded dict has the figures afterwards. `running`: streams that must
-    begin.
-    """
+    """Observe while the context is open; the yielded dict then has the figures. `running`: streams that must begin."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_observe, args=(observation, running, theirs), daemon=True)

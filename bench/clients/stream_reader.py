@@ -140,9 +140,7 @@ def _read(
 
 
 def _received(sock: socket.socket) -> bytes:
-    """Return the received bytes. Empty at the end of the connection and for a broken one: then the answer is
-    incomplete.
-    """
+    """Return the received bytes; empty at the end of the connection, or if it breaks before the answer is complete."""
     try:
         return sock.recv(RECEIVE_BYTES)
     except ConnectionError:

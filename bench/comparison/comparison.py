@@ -28,9 +28,7 @@ Add = Callable[[object, Figures], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. `loads`: over HTTP, one for each number of streams. `lost`: numbers of streams when a worker is
-    lost.
-    """
+    """What to measure. `loads`: over HTTP, by number of streams. `lost`: numbers of streams when a worker is lost."""
 
     loads: Sequence[Load]
     saturated: Load

@@ -42,9 +42,7 @@ def steady(running: Running, load: Load, idle_kib: float) -> Figures:
 
 
 def probed(running: Running, load: Load) -> Figures:
-    """Measure the time to the first token beside the same streams, in a run of its own because the probes cost CPU,
-    too.
-    """
+    """Measure the time to the first token in a run of its own, because the probes cost CPU."""
     with probing(running.url) as first_tokens_s:
         run_wrk(running.url, load)
     return milliseconds(first_tokens_s, "first_token_ms")

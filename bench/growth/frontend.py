@@ -176,8 +176,8 @@ async def instance_changes(size: int, repeats: int) -> list[float]:
     """One of many instances changes: from the registry's message to the pool's list."""
     pool, revisions = Pool(models_of(CARD), PoolConfig()), count(2)
     watcher = Watcher(["unused"], pool.on_change)
-    everybody = [Instance(instance_id=f"w{number}", address="a:1", model="m") for number in range(size)]
-    watcher._apply(WatchResponse(revision=1, epoch="e", snapshot=True, put=everybody))
+    instances = [Instance(instance_id=f"w{number}", address="a:1", model="m") for number in range(size)]
+    watcher._apply(WatchResponse(revision=1, epoch="e", snapshot=True, put=instances))
 
     def change() -> None:
         revision = next(revisions)

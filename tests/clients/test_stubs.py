@@ -22,9 +22,7 @@ PROGRAMS = {client.name: client for client in CLIENTS}
 
 @dataclass(frozen=True)
 class Language:
-    """A text that identifies the block for a language, and some of the files that it generates, in the tree or below
-    STUBS.
-    """
+    """A text that identifies a language's block, and some files that it generates, in the tree or below STUBS."""
 
     client: str
     part: str

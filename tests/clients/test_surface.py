@@ -34,9 +34,7 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class Run:
-    """`hooks`: a module of the folder `surface`. `examples`: random cases per call, besides those at each keyword's
-    limits.
-    """
+    """`hooks`: a module of the folder `surface`. `examples`: random cases per call, besides those at the limits."""
 
     hooks: str
     mode: str
@@ -97,9 +95,9 @@ async def report_of(run: Run, command: list[str], document: str, folder: Path) -
                 process.kill()
                 await process.wait()
     assert status == 0, log.read_text()
-    told: dict[str, Any] = json.loads(report.read_text())
-    assert told["complete"], told
-    return told
+    results: dict[str, Any] = json.loads(report.read_text())
+    assert results["complete"], results
+    return results
 
 
 def share_answered(report: dict[str, Any]) -> float:

@@ -17,9 +17,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Builds:
-    """A build that leaves the file `half` behind before it fails or returns. `found`: the files at the start of each
-    build.
-    """
+    """A build that leaves the file `half` before it fails or returns. `found`: the files at the start of each build."""
 
     def __init__(self) -> None:
         self.found: list[set[str]] = []

@@ -111,9 +111,9 @@ class Project:
 
     def state(self, service: str) -> State:
         """Return the state of a service's container."""
-        (told,) = json.loads(self.docker("inspect", self.container(service)))
-        state = told["State"]
-        return State(state["Health"]["Status"], state["ExitCode"], state["Pid"], told["RestartCount"])
+        (details,) = json.loads(self.docker("inspect", self.container(service)))
+        state = details["State"]
+        return State(state["Health"]["Status"], state["ExitCode"], state["Pid"], details["RestartCount"])
 
     def metrics(self, worker: str) -> str:
         """Return a worker's Prometheus metrics. Only other containers can reach its port."""

@@ -58,9 +58,7 @@ def test_second_up_replaces_no_container(begun: Project) -> None:
 
 
 def test_each_image_is_built_by_one_service(project: Project) -> None:
-    """Regression: when each service built the image, the last build took its name, and the next `up` replaced them
-    all.
-    """
+    """Regression: when every service built the image, the next `up` replaced all containers."""
     services = json.loads(project.compose("--profile", "*", "config", "--format=json"))["services"].values()
 
     built = [service["image"] for service in services if "build" in service]

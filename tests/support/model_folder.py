@@ -55,9 +55,7 @@ def bytes_tokenizer() -> dict[str, Any]:
 def byte_level_bpe(
     vocab: Mapping[str, int], merges: Sequence[str], special: Mapping[str, int], **parts: Any
 ) -> dict[str, Any]:
-    """Return a `tokenizer.json` in the style of GPT-2, Llama 3 and Qwen. `merges`: "left right". `special`: ids by
-    name.
-    """
+    """Return a `tokenizer.json` like GPT-2's, Llama 3's and Qwen's. `merges`: "left right". `special`: ids by name."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     given = {"pre_tokenizer": byte_level, "decoder": byte_level} | parts
     return _tokenizer(_bpe(vocab, merges), special, **given)
@@ -66,9 +64,7 @@ def byte_level_bpe(
 def byte_fallback_bpe(
     vocab: Mapping[str, int], merges: Sequence[str], special: Mapping[str, int], **parts: Any
 ) -> dict[str, Any]:
-    """Return a `tokenizer.json` in the style of Llama 2: words begin with "▁", and missing characters are bytes:
-    "<0x41>".
-    """
+    """Return a `tokenizer.json` like Llama 2's: words begin with "▁", and missing characters are bytes: "<0x41>"."""
     blank, word = {"String": " "}, {"String": "▁"}
     given = {
         "normalizer": {

@@ -110,8 +110,8 @@ def describe_error(error: APIError) -> dict[str, Any]:
 
 def describe_status_error(error: APIStatusError) -> dict[str, Any]:
     """Return what an error with an HTTP status says."""
-    told = {"status": error.status_code, "request_id": error.request_id}
-    return {**describe_error(error), **told, "retry_after": error.response.headers.get("retry-after")}
+    http = {"status": error.status_code, "request_id": error.request_id}
+    return {**describe_error(error), **http, "retry_after": error.response.headers.get("retry-after")}
 
 
 def report(step: str, **fields: Any) -> None:

@@ -114,9 +114,7 @@ def refusal(stub: Any) -> None:
 
 
 def details(error: grpc.RpcError) -> dict[str, Any]:
-    """Return the details of a status: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo if the server knows
-    when to retry.
-    """
+    """Return the status details: ErrorInfo, unless gRPC itself ended the rpc; RetryInfo, if a retry makes sense."""
     found: dict[str, Any] = {}
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     status = rpc_status.from_call(error)

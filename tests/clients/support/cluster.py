@@ -36,9 +36,7 @@ class Cluster:
         return frontend
 
     async def kill_busy(self) -> None:
-        """Kill the worker that runs a request. Waits until only one does, because cancelled requests may still be
-        running.
-        """
+        """Kill the worker that runs a request, once only one does: cancelled requests may still be running."""
         worker: Process = await until(self._only_busy)
         worker.kill()
 

@@ -79,9 +79,7 @@ class History:
     refused: int = 0
 
     async def request_arrives(self) -> None:
-        """Send a request. If the model has room, it must be admitted, at the latest when a frontend retries a full
-        worker.
-        """
+        """Send a request. If the model has room, a worker must admit it, possibly after the frontend retries."""
         client = self._new_client()
         if self.expected.has_room(client.request.n):
             while not await self._is_admitted(client):

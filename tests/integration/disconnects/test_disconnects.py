@@ -101,9 +101,7 @@ def lanes(start_plane: Start) -> list[Lane]:
 
 
 async def running(lane: Lane, ending: str, group: asyncio.TaskGroup) -> tuple[Client, Metrics]:
-    """Wait until the worker reports tokens. All choices have some, because their prompts fit into one chunk
-    together.
-    """
+    """Wait until the worker reports tokens. Every choice has some: their prompts fit into one chunk together."""
     before = await read_metrics(lane.worker)
     client = lane.client(ending, prompt="go").start(group)
     return client, await until(lambda: metrics_if_grown(lane.worker, before, attrgetter("generated_tokens")))
@@ -148,11 +146,11 @@ async def check_counted(lane: Lane, ending: str, before: Metrics) -> None:
 @pytest.mark.parametrize("state", STATES)
 def test_engine_makes_at_most_two_more_steps(lanes: list[Lane], state: str, ending: str) -> None:
     async def scenario(lane: Lane) -> None:
-        told = await read_metrics(lane.frontend)
+        before_ending = await read_metrics(lane.frontend)
         async with asyncio.TaskGroup() as group:
             client, begun = await STATES[state](lane, ending, group)
             await end_request(client, ending)
-            await check_counted(lane, ending, told)
+            await check_counted(lane, ending, before_ending)
             ended = await read_metrics(lane.worker)  # Not before: the frontend may notice late.
             await wait_load(lane.worker, 0, 0)
             await check_client_error(client, ending)
@@ -173,7 +171,7 @@ async def side_by_side(lanes: Sequence[Lane], scenario: Callable[[Lane], Corouti
 @pytest.mark.parametrize("ending", CAUSES)
 def test_request_cancelled_in_the_queue_never_reaches_the_engine(lanes: list[Lane], ending: str) -> None:
     async def scenario(lane: Lane) -> None:
-        told = await read_metrics(lane.frontend)
+        before_ending = await read_metrics(lane.frontend)
         async with asyncio.TaskGroup() as group:
             holder = Request("grpc", model=lane.request.model, max_tokens=ENDLESS)
             holders = [Client(lane.frontend, holder).start(group) for _ in range(SLOTS)]
@@ -184,7 +182,7 @@ def test_request_cancelled_in_the_queue_never_reaches_the_engine(lanes: list[Lan
             await end_request(client, ending)
             after = await wait_load(lane.worker, SLOTS, 0)
             await check_client_error(client, ending)
-            await check_counted(lane, ending, told)
+            await check_counted(lane, ending, before_ending)
             assert after.prompt_tokens == before.prompt_tokens
             assert all(one.ended is None for one in holders)
             for one in holders:
@@ -199,12 +197,12 @@ def test_grpc_deadline_is_not_counted_as_a_disconnect(lanes: list[Lane], timeout
     lane = lanes[0]
 
     async def scenario() -> None:
-        told = await read_metrics(lane.frontend)
+        before_ending = await read_metrics(lane.frontend)
         async with asyncio.TaskGroup() as group:
             client = Client(lane.frontend, replace(lane.request, timeout_s=timeout_s)).start(group)
             assert (await client.refusal()).is_deadline
         await wait_load(lane.worker, 0, 0)
-        await check_counted(lane, "deadline", told)
+        await check_counted(lane, "deadline", before_ending)
 
     asyncio.run(scenario())
 

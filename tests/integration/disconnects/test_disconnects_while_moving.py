@@ -42,9 +42,7 @@ LONG = "p" * 10_000
 
 @pytest.mark.parametrize("ending", CAUSES)
 def test_request_cancelled_between_workers_never_starts_on_another(start_plane: Start, ending: str) -> None:
-    """The only worker is killed, and the next one starts after the requests were cancelled. It must never receive
-    them.
-    """
+    """The next worker starts after the requests were cancelled, and must never receive them."""
     plane = start_plane()
     requests = [replace(request, max_tokens=ENDLESS) for request in KINDS.values()]
 

@@ -246,9 +246,7 @@ protocols = pytest.mark.parametrize("protocol", ["grpc", "stream"])
 
 
 async def send_to_rogue(prepared: Setup, act: Act, protocol: str, *, is_used: bool = True) -> tuple[str, str]:
-    """Send a request that the rogue receives, if it is usable; check the answer. Returns the request's and rogue's
-    ids.
-    """
+    """Send a request, to the rogue if it is usable, and check the answer. Returns the ids of request and rogue."""
     frontend, request_id = prepared.plane.frontend, f"rogue-{next(NUMBERS)}"
     token_ids = prepared.undisturbed.token_ids
     assert token_ids is not None
@@ -302,9 +300,7 @@ def test_worker_with_a_bad_handshake_gets_no_request(prepared: Setup, act: Act, 
 def test_end_without_a_finish_reason_after_tokens_fails_the_request(
     prepared: Setup, protocol: str, code: int | str
 ) -> None:
-    """The request itself may be at fault, so it is not retried elsewhere; the client gets a typed error and no
-    marker.
-    """
+    """The request itself may be at fault, so it is not retried; the client gets a typed error and no marker."""
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(send_to_rogue(prepared, complete_without_a_finish_reason_after_tokens, protocol))
 

@@ -160,9 +160,7 @@ def move_reasons(frontend: Frontend, requests: Sequence[Request]) -> list[list[s
 
 @asynccontextmanager
 async def background_stream(frontend: Frontend, model: str = "mocker") -> AsyncIterator[None]:
-    """Keep the healthy worker busier with an endless stream, so that routing sends the next request to the other
-    one.
-    """
+    """Keep the healthy worker busy with an endless stream, so that the next request goes to the other worker."""
     begun = asyncio.Event()
     request = Request(model=model, max_tokens=100_000)
     async with asyncio.TaskGroup() as group:

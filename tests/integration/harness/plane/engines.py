@@ -62,9 +62,7 @@ class Mocker:
 
 @dataclass(frozen=True)
 class TrtLlm:
-    """TensorRT-LLM over its fake. `folder`: a model of bytes, so that prompts have as many tokens as with the
-    mocker.
-    """
+    """TensorRT-LLM over its fake. `folder`: a model of bytes, so that prompts have as many tokens as the mocker's."""
 
     folder: Path
     sampling_survives_moves = False
@@ -86,9 +84,7 @@ def _translated(option: str) -> str:
 
 
 def movable_requests(engine: Engine, requests: Sequence[Request]) -> list[Request]:
-    """Return the requests in a form that can move: greedy, with distinct prompts, if sampling does not survive
-    moves.
-    """
+    """Return requests that can move: greedy ones with distinct prompts, if sampling does not survive moves."""
     if engine.sampling_survives_moves:
         return [*requests]
     return [replace(request, temperature=0.0, prompt=f"{request.prompt} {request.seed}") for request in requests]

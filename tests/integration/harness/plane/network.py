@@ -44,9 +44,7 @@ class Cable:
         self._ip_there("link", "set", "lo", "up")
 
     def unplug(self) -> None:
-        """Delete the link and the namespace. The link goes first: with its namespace it would disappear only after a
-        delay.
-        """
+        """Delete the link, then the namespace. The namespace alone would remove the link only after a delay."""
         _ip("link", "delete", self._ends[0])
         _ip("netns", "delete", self.name)
 

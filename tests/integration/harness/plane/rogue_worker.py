@@ -75,9 +75,7 @@ Act = Callable[[RogueSession], Awaitable[None]]
 
 @asynccontextmanager
 async def rogue_worker(registry: str, act: Act, answer: Sequence[int]) -> AsyncIterator[str]:
-    """Register a worker that runs `act` in each session; yields its instance id. `answer`: the correct answer's
-    tokens.
-    """
+    """Register a worker that runs `act` in each session; yields its id. `answer`: the correct answer's tokens."""
     instance_id = f"rogue-{next(NUMBERS)}"
 
     async def attach(session: raw_session.RawSession) -> None:

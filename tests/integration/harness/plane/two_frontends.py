@@ -31,9 +31,7 @@ class TwoFrontends:
         return (self.plane.frontend, self.other)
 
     async def worker(self, slots: int, places: int, *options: str) -> tuple[Process, str]:
-        """Start a worker that both frontends find; return it with the name of its model, which no other worker
-        serves.
-        """
+        """Start a worker that both frontends find; return it and its model, which no other worker serves."""
         model = f"mocker-{next(NAMES)}"
         limits = (f"--engine-request-limit={slots}", f"--request-queue-limit={places}")
         worker = await self.plane.worker(f"--served-model-name={model}", "--mocker-itl-ms=5", *limits, *options)
