@@ -166,13 +166,15 @@ class EngineRequest:
         else:
             self._cursor.skip(completion)
         drawn = self.drawn - before
-        self._listener.on_result(self, prefilled=self._prefilled(has_news=output is not None or drawn > 0), drawn=drawn)
+        self._listener.on_result(
+            self, prefilled=self._prefilled(is_progress=output is not None or drawn > 0), drawn=drawn
+        )
         if output is not None:
             self._pass(output)
 
-    def _prefilled(self, *, has_news: bool) -> int:
+    def _prefilled(self, *, is_progress: bool) -> int:
         """The prompt tokens that the engine has computed; reported once, before the first token or the end."""
-        if self.has_begun or not has_news:
+        if self.has_begun or not is_progress:
             return 0
         self.has_begun = True
         return max(0, self.request.token_count - int(self._result.cached_tokens or 0))
