@@ -29,6 +29,7 @@ class Outbox:
         self.token_count = 0
 
     def add_tokens(self, stream_id: int, delta: Delta) -> None:
+        """Add tokens that follow those of the same stream."""
         entry = self._entries.get(stream_id)
         if entry is None:
             self._entries[stream_id] = (delta.position, list(delta.token_ids))
@@ -40,11 +41,13 @@ class Outbox:
         self._grow(delta.weight)
 
     def add_finish(self, stream_id: int, reason: FinishReason) -> None:
+        """Add the end of a successful stream."""
         end = self._message.ends.add()
         end.stream_id, end.finish_reason, end.complete_final = stream_id, finish_reason_to_wire(reason), True
         self._grow_by_end(end)
 
     def add_failure(self, stream_id: int, failure: Failure) -> None:
+        """Add the end of a failed stream."""
         self._grow_by_end(self._message.ends.add(stream_id=stream_id, error=error_to_wire(failure)))
 
     def _grow_by_end(self, end: worker_pb2.StreamEnd) -> None:
@@ -55,6 +58,7 @@ class Outbox:
         self._on_change()
 
     def add_begun(self, stream_id: int) -> None:
+        """Add that the engine has the request of a stream."""
         self._message.begun.append(stream_id)
         self._grow(1)
 
@@ -76,6 +80,7 @@ class Outbox:
 
     @property
     def has_ends(self) -> bool:
+        """Whether the next message has the end of a stream."""
         return bool(self._message.ends)
 
     def pop_message(self) -> worker_pb2.WorkerMessage:

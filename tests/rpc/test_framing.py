@@ -101,10 +101,10 @@ def test_at_most_one_read_is_buffered_before_start() -> None:
     """A bug: uvloop reads from a connection before `create_connection` returns, and offers no way to prevent it."""
     many = [cancels(*range(number)) for number in range(1500)]
 
-    async def serve(line: RawSession) -> None:
+    async def serve(peer: RawSession) -> None:
         for message in many:
-            await line.send(message)
-        await line.until_over()
+            await peer.send(message)
+        await peer.until_over()
 
     async def scenario() -> list[Any]:
         async with serve_raw_sessions(serve) as address:
@@ -138,8 +138,8 @@ def test_loss_before_start_is_reported_at_start() -> None:
 def test_half_closed_connection_is_lost_at_once_even_if_the_peer_has_unread_data() -> None:
     """A bug: the connection was lost only after everything was sent, which never happens if the peer does not read."""
 
-    async def serve(line: RawSession) -> None:
-        line.half_close()
+    async def serve(peer: RawSession) -> None:
+        peer.half_close()
         await asyncio.Event().wait()
 
     class Over(Heard):
@@ -265,11 +265,11 @@ def test_pause_stops_reading_until_resume() -> None:
 def test_nagles_algorithm_is_off() -> None:
     """A bug: with Nagle's algorithm each first token came 40 ms late. uvloop turns it off, asyncio does not always."""
 
-    async def serve(line: RawSession) -> None:
+    async def serve(peer: RawSession) -> None:
         for _ in range(20):
-            await line.read()
-            await line.send(WorkerMessage())
-            await line.send(WorkerMessage())
+            await peer.read()
+            await peer.send(WorkerMessage())
+            await peer.send(WorkerMessage())
 
     async def scenario() -> None:
         async with serve_raw_sessions(serve) as address:
@@ -290,17 +290,17 @@ def test_opener_and_acceptor_exchange_messages() -> None:
             return FrameConnection(FrontendMessage, is_opener=False, on_connected=accepted.set_result)
 
         server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
-        line = await open_raw_session(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        await line.send(cancels(1))
-        await line.send(cancels(2))
+        peer = await open_raw_session(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        await peer.send(cancels(1))
+        await peer.send(cancels(2))
         connection = await accepted
         heard = Heard(connection)
         while sum(map(len, heard.calls)) < 2:
             await asyncio.sleep(0)
         connection.send(WorkerMessage(begun=[3]))
         assert connection.peer.startswith("127.0.0.1:")
-        answer = await line.read()
-        line.close()
+        answer = await peer.read()
+        peer.close()
         connection.close()
         server.close()
         return [*heard.calls, answer]

@@ -68,9 +68,8 @@ class SessionWriter:
             size = _put(submit, request, call)
         except Exception:
             del message.submits[-1]
-            self._messages[-1] = (
-                worker_pb2.FrontendMessage()
-            )  # A deleted item keeps its memory while its message lives.
+            # A deleted item keeps its memory while its message lives, so the others move to a new message.
+            self._messages[-1] = worker_pb2.FrontendMessage()
             self._messages[-1].CopyFrom(message)
             raise
         if self._bytes + size > SUBMIT_BYTES_MAX:

@@ -30,17 +30,17 @@ Serve = Callable[["Peer"], Awaitable[None]]
 class Peer:
     """The worker's end of a session, played by a test."""
 
-    def __init__(self, line: RawSession) -> None:
-        self.line = line
+    def __init__(self, raw: RawSession) -> None:
+        self.raw = raw
 
     async def welcome(self) -> None:
         await self.send(welcome=WELCOME)
 
     async def send(self, **fields: Any) -> None:
-        await self.line.send(worker_pb2.WorkerMessage(**fields))
+        await self.raw.send(worker_pb2.WorkerMessage(**fields))
 
     async def read(self) -> worker_pb2.FrontendMessage:
-        message = await self.line.read()
+        message = await self.raw.read()
         assert isinstance(message, worker_pb2.FrontendMessage)
         return message
 
@@ -53,7 +53,7 @@ class Peer:
 
 
 class Client:
-    """The frontend's end, as the pool drives it. later_s: how much later than it is the session is told."""
+    """The frontend's end, as the pool drives it. `later_s`: added to the time of every check."""
 
     def __init__(self, session: WorkerSession) -> None:
         self.session = session
@@ -72,15 +72,15 @@ Use = Callable[[Client], Awaitable[None]]
 
 
 async def nothing(_: Client) -> None:
-    """Only wait for the loss."""
+    """Open no stream and wait for the loss."""
 
 
 def playing(serve: Serve) -> AbstractAsyncContextManager[str]:
-    return serve_raw_sessions(lambda line: serve(Peer(line)))
+    return serve_raw_sessions(lambda raw: serve(Peer(raw)))
 
 
 def play(serve: Serve, use: Use = nothing, config: WorkerSessionConfig = PATIENT) -> Failure:
-    """A session between `serve` and `use`; how it was lost."""
+    """Run a session between a worker and a frontend. Returns the failure that it was lost by."""
 
     async def scenario() -> Failure:
         async with playing(serve) as address:
@@ -90,6 +90,7 @@ def play(serve: Serve, use: Use = nothing, config: WorkerSessionConfig = PATIENT
 
 
 async def attach(address: str, use: Use, config: WorkerSessionConfig) -> Failure:
+    """Open a session to `address`. Returns the failure that it was lost by."""
     client = Client(WorkerSession(InstanceRecord("i", address, "m"), config))
     on_welcome = asyncio.Event()
 

@@ -161,7 +161,7 @@ def test_failure_names_why_each_of_several_addresses_cannot_be_reached(monkeypat
 
 def test_failure_without_a_welcome_names_the_time_limit() -> None:
     async def silent(peer: Peer) -> None:
-        await peer.line.read()
+        await peer.raw.read()
 
     failure = play(silent, config=dataclasses.replace(QUICK, idle_stall_s=8))
 
@@ -171,7 +171,7 @@ def test_failure_without_a_welcome_names_the_time_limit() -> None:
 def test_failure_names_the_worker_that_answers_in_place_of_another() -> None:
     async def serve(peer: Peer) -> None:
         await peer.send(welcome=worker_pb2.Welcome(instance_id="j", card=card_to_wire(CARD)))
-        await peer.line.read()
+        await peer.raw.read()
 
     failure = play(serve)
 
@@ -194,7 +194,7 @@ def test_peer_that_is_no_worker_is_explained_in_the_failure_and_logged_nowhere(s
     """A bug: each attempt logged a message of 1213486160 bytes, without the address."""
 
     async def serve(peer: Peer) -> None:
-        peer.line.send_raw(sent)
+        peer.raw.send_raw(sent)
 
     with capture_logs() as logs:
         failure = play(serve)
@@ -237,8 +237,8 @@ def test_broken_connection_is_logged_with_its_cause() -> None:
 def test_unreadable_message_ends_the_session_with_a_violation(sent: bytes) -> None:
     async def serve(peer: Peer) -> None:
         await peer.welcome()
-        peer.line.send_raw(sent)
-        await peer.line.read()
+        peer.raw.send_raw(sent)
+        await peer.raw.read()
 
     assert play(serve).reason is Reason.PROTOCOL_VIOLATION
 
@@ -246,7 +246,7 @@ def test_unreadable_message_ends_the_session_with_a_violation(sent: bytes) -> No
 def test_idle_worker_may_be_silent_for_longer_than_one_with_streams() -> None:
     async def serve(peer: Peer) -> None:
         await peer.welcome()
-        await peer.line.until_over()
+        await peer.raw.until_over()
 
     config = WorkerSessionConfig(stall_s=0.1)
 

@@ -104,7 +104,7 @@ def cannot_be_reached() -> Outcome:
 @on("no welcome comes within `connect_timeout_s`")
 def no_welcome_in_time() -> Outcome:
     async def serve(peer: Peer) -> None:
-        await peer.line.read()
+        await peer.raw.read()
 
     return outcome(serve, config=replace(QUICK, idle_stall_s=60), has_stream=False)
 
@@ -121,7 +121,7 @@ def ends_before_a_welcome() -> Outcome:
 def first_message_is_no_welcome() -> Outcome:
     async def serve(peer: Peer) -> None:
         await peer.send(load=worker_pb2.Load())
-        await peer.line.read()
+        await peer.raw.read()
 
     return outcome(serve, has_stream=False)
 
@@ -130,7 +130,7 @@ def first_message_is_no_welcome() -> Outcome:
 def welcome_of_another() -> Outcome:
     async def serve(peer: Peer) -> None:
         await peer.send(welcome=worker_pb2.Welcome(instance_id="j", card=WELCOME.card))
-        await peer.line.read()
+        await peer.raw.read()
 
     return outcome(serve, has_stream=False)
 
@@ -142,7 +142,7 @@ def connection_ends() -> Outcome:
 
     async def break_off(peer: Peer) -> None:
         await begin(peer)
-        peer.line.abort()
+        peer.raw.abort()
 
     closed, aborted = outcome(serve), outcome(break_off)
     assert closed == aborted
@@ -171,7 +171,7 @@ def ends_after_a_goaway_without_streams() -> Outcome:
 def exceeds_a_limit() -> Outcome:
     async def serve(peer: Peer) -> None:
         await begin(peer)
-        await peer.line.until_over()
+        await peer.raw.until_over()
 
     return outcome(serve, later_s=2 * PATIENT.stall_s)
 
@@ -180,8 +180,8 @@ def exceeds_a_limit() -> Outcome:
 def message_cannot_be_decoded() -> Outcome:
     async def serve(peer: Peer) -> None:
         await begin(peer)
-        peer.line.send_raw(frame(b"\xff\xff\xff\xff"))
-        await peer.line.read()
+        peer.raw.send_raw(frame(b"\xff\xff\xff\xff"))
+        await peer.raw.read()
 
     return outcome(serve)
 
@@ -192,7 +192,7 @@ def columns_of_unequal_length() -> Outcome:
         stream_id = await begin(peer)
         step = worker_pb2.Step(stream_ids=[stream_id], positions=[1], token_counts=[2], token_ids=[8])
         await peer.send(step=step)
-        await peer.line.read()
+        await peer.raw.read()
 
     return outcome(serve)
 
@@ -205,7 +205,7 @@ def item_follows_complete_final() -> Outcome:
         await peer.finish(completed)
         await peer.tokens((completed, 0, [8]))
         await peer.finish(running)
-        await peer.line.read()
+        await peer.raw.read()
 
     reasons: list[Reason | None] = []
 
@@ -225,7 +225,7 @@ def item_breaks_the_rules_of_one_stream() -> Outcome:
         await peer.tokens((bad, 5, [7]), (good, 0, [8]))
         assert (await peer.read()).cancels == [bad]
         await peer.finish(good)
-        await peer.line.read()
+        await peer.raw.read()
 
     found: list[Outcome] = []
 
@@ -246,7 +246,7 @@ def frontend_closes_the_session() -> Outcome:
 
     async def serve(peer: Peer) -> None:
         await peer.welcome()
-        await peer.line.until_over()
+        await peer.raw.until_over()
 
     async def scenario() -> Outcome:
         async with playing(serve) as address:
