@@ -74,7 +74,7 @@ def test_the_client_gets_the_failure_of_the_lost_worker_followed_by_that_of_the_
     assert failure.detail == "STALLED as scripted; and then: NO_WORKERS as scripted"
 
 
-def test_w7_after_a_refusal_for_capacity_other_workers_are_tried_at_once_and_at_no_cost() -> None:
+def test_after_a_refusal_for_capacity_other_workers_are_tried_at_once_and_at_no_cost() -> None:
     refusals: list[list[Step]] = [[Reason.WORKER_AT_CAPACITY] for _ in range(5)]
     case = Case(*refusals, [7], limit=1)
 
@@ -236,7 +236,7 @@ def test_two_deaths_with_tokens_between_them_are_not_poison() -> None:
     assert case.run().token_ids == [7, 8, 9]
 
 
-def test_w9_only_moves_are_counted_with_new_and_ongoing_requests_apart() -> None:
+def test_only_moves_are_counted_with_new_and_ongoing_requests_apart() -> None:
     case = Case([Reason.STALLED], [7, Reason.DISCONNECTED], [8])
     off = Case([7, Reason.DISCONNECTED], limit=0)
 
