@@ -64,7 +64,8 @@ def _grouped(token_ids: list[int], counts: list[int]) -> list[list[int]]:
     """The tokens of each entry. The common case, one token for each, has a shortcut."""
     if counts.count(1) == len(counts):
         return [[token] for token in token_ids]
-    return [token_ids[end - count : end] for count, end in zip(counts, accumulate(counts), strict=False)]
+    start = 0
+    return [token_ids[start : (start := start + count)] for count in counts]
 
 
 def _logprobs_column(step: worker_pb2.Step) -> Sequence[Sequence[TokenLogprobs] | None]:
