@@ -1,5 +1,9 @@
 """ChoiceGroup: the choices of a request reserve places together, each claims its own, and unclaimed places go back."""
 
+import gc
+import weakref
+from contextlib import suppress
+
 import pytest
 
 from services.core.choice_group import ChoiceGroup, Reservation
@@ -112,3 +116,30 @@ def test_a_renewed_group_reserves_again_on_another_worker_and_later_renewals_hav
 
     assert (first, choice_group.claim(1, elsewhere.reserve), choice_group.worker) == (100, 101, "w2")
     assert elsewhere.asked == [2]
+
+
+def test_a_renewed_group_gives_back_the_places_that_no_choice_has_claimed() -> None:
+    """The worker may refuse one choice before the others have claimed their places on it."""
+    choice_group, places = ChoiceGroup(3, worker="w1"), Places()
+    choice_group.claim(0, places.reserve)
+
+    choice_group.renew("w1")
+
+    assert places.back == [101, 102]
+
+
+def test_a_refused_group_is_freed_without_the_garbage_collector() -> None:
+    def refuse(_: int) -> Reservation:
+        raise Failure(Reason.WORKER_AT_CAPACITY, "full")
+
+    choice_group = ChoiceGroup(2)
+    freed = weakref.ref(choice_group)
+    gc.disable()
+    try:
+        with suppress(Failure):
+            choice_group.claim(0, refuse)
+        del choice_group
+
+        assert freed() is None
+    finally:
+        gc.enable()

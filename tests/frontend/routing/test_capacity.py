@@ -7,6 +7,7 @@ import pytest
 from services.core.errors import Reason, RefusedFor
 from services.frontend.routing.capacity import Capacity, Refusal, had_place
 from services.stubs import worker_pb2
+from tests.support.clock import pass_time, run_clocked, settle
 from tests.support.doubles import run_async
 
 
@@ -54,16 +55,20 @@ def test_losing_the_session_ends_all_requests_and_refusals() -> None:
 
 
 def test_a_refusal_expires_by_itself_and_reports_it_once() -> None:
-    async def scenario() -> None:
-        expired = asyncio.Event()
-        refusal = Refusal(0.01, expired.set)
+    async def scenario() -> tuple[list[str], bool]:
+        reports: list[str] = []
+        refusal = Refusal(1.0, lambda: reports.append("expired"))
         refusal.remember(1)
+        pass_time(0.5)
         refusal.remember(1)
-        assert refusal.is_set
-        await expired.wait()
-        assert not refusal.is_set
+        pass_time(0.75)
+        await settle()
+        assert (reports, refusal.is_set) == ([], True), "it counts from the last refusal on"
+        pass_time(1.0)
+        await settle()
+        return reports, refusal.is_set
 
-    run_async(scenario())
+    assert run_clocked(scenario()) == (["expired"], False)
 
 
 def test_a_refusal_covers_the_smallest_amount_refused_and_anything_above_it() -> None:

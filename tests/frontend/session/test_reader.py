@@ -161,7 +161,7 @@ def test_end_of_a_stream_leaves_with_its_last_token() -> None:
 def test_tokens_wait_for_a_bounded_number_of_ends(ends: int, waits: bool) -> None:
     pieces = pieces_of(WorkerMessage(step=step(1).step, ends=[StreamEnd(stream_id=1)] * ends))
 
-    assert pieces == [b"token " + b"end" * ends] if waits else [b"token ", *[b"end"] * ends]
+    assert pieces == ([b"token " + b"end" * ends] if waits else [b"token ", *[b"end"] * ends])
 
 
 def test_tokens_of_a_later_turn_do_not_wait_for_ends() -> None:
@@ -195,6 +195,25 @@ def test_pause_counts_the_time_of_other_sessions() -> None:
         return stage.connection.rests
 
     assert run_clocked(scenario()) == [REST_S_MAX]
+
+
+@pytest.mark.parametrize("ends", [0, 1], ids=["at once", "after the ends"])
+def test_time_of_the_held_writes_counts_as_time_of_tokens(ends: int) -> None:
+    class SlowTransport(RecordingTransport):
+        def write(self, data: object) -> None:
+            super().write(data)
+            pass_time(0.5)
+
+    async def scenario() -> float:
+        throttle = ReadThrottle()
+        stage, wire = Stage(pace=throttle), SlowTransport()
+        stage.take = lambda _: stage.cork.write(wire, b"token")
+        stage.incoming.on_messages([WorkerMessage(step=step(1).step, ends=[StreamEnd(stream_id=1)] * ends)])
+        await asyncio.sleep(0)
+        assert wire.written == b"token"
+        return throttle.spent_s
+
+    assert run_clocked(scenario()) == 0.5
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.core.call import Attempt, Call
+from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason
 from services.core.request import FinishReason
 from services.discovery.client import InstanceRecord
@@ -348,6 +349,18 @@ def test_silence_of_an_idle_worker_is_forgotten_when_its_first_stream_opens() ->
     assert run_clocked(scenario()) == 10
 
 
+def test_joining_a_stream_that_has_ended_does_not_forgive_silence() -> None:
+    async def scenario() -> float:
+        worker, choice_group = BareWorker(config=WorkerSessionConfig(stall_s=1, idle_stall_s=10)), ChoiceGroup(2)
+        worker.open(choice_group=choice_group)
+        worker.finish(1, 2)
+        pass_time(9)
+        worker.session.open(make_request(choice=1), Call(request_id="r", choice_group=choice_group), Collected())
+        return worker.session.check(9)
+
+    assert run_clocked(scenario()) == 10
+
+
 def test_tokens_prove_that_the_engine_makes_steps() -> None:
     async def scenario() -> float:
         worker = BareWorker(config=WorkerSessionConfig(engine_stall_s=0.5))
@@ -388,6 +401,16 @@ def test_candidate_of_a_lost_session_is_lost() -> None:
         return worker.candidate.is_lost
 
     assert run_async(scenario())
+
+
+def test_messages_after_the_loss_are_ignored() -> None:
+    async def scenario() -> tuple[bool, int]:
+        worker = BareWorker()
+        worker.session.lose(Failure(Reason.DISCONNECTED, "gone"))
+        worker.hear(goaway=worker_pb2.GoAway())
+        return worker.candidate.is_draining, worker.changes_count
+
+    assert run_async(scenario()) == (False, 0)
 
 
 def test_worker_is_lost_at_the_limit_and_needs_no_further_check() -> None:
