@@ -75,7 +75,7 @@ NO_BOUNDS = {
     "services/frontend/session/writer.py": {"TIMEOUT_S_MAX"},
     "services/runtime/address.py": {"PORT_MAX"},
     "services/runtime/loop.py": {"EXACT_S_MAX"},
-    # Of the terminal's own conversation.
+    # The terminal's own conversation.
     "services/cli/chat_client.py": {"EVENT_BYTES_MAX"},
 }
 """Constants that are named like a bound and are none of the plane's."""

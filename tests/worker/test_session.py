@@ -526,7 +526,7 @@ def test_lost_session_is_counted_for_each_of_its_streams() -> None:
     }
 
 
-# Who hangs up
+# Hang-ups
 
 
 def test_cancel_stops_one_request_and_unknown_ids_are_ignored() -> None:

@@ -45,7 +45,7 @@ class ProcessGroup:
         self._answer_s_max = answer_s_max
         self._prefix = metrics_prefix
         self._processes: list[_Process] = []
-        self._names: set[str] = set()  # Of all processes that ever joined.
+        self._names: set[str] = set()  # Names of all processes that ever joined.
         self._exited: Families = []  # The merged metrics of processes that have exited.
         self._changes: dict[str, dict[str, object]] = {}  # Threshold changes by model name.
         self._scraping = asyncio.Lock()  # An older exposition must not replace a newer one in `_Process.last`.

@@ -36,12 +36,12 @@ class WorkerSet:
 
     @property
     def open(self) -> Sequence[Candidate]:
-        """Those that every request looks at, in no order. The list changes with the worker set."""
+        """The workers that every request looks at, in no order. The list changes with the worker set."""
         return self._open.items
 
     @property
     def busy(self) -> Sequence[Candidate]:
-        """Those that only requests that lost their worker look at. The list changes with the worker set."""
+        """Busy workers: only requests that lost their worker look at them. The list changes with the worker set."""
         return self._busy.items
 
     def add(self, worker: Candidate) -> None:

@@ -39,7 +39,7 @@ class Up:
         return address
 
     def busy_pid(self) -> int:
-        """Of the worker that has a request."""
+        """Return the pid of the worker that has a request."""
         (pid,) = [one["pid"] for one in self.state["workers"] if _has_request(one["metrics"])]
         return int(pid)
 

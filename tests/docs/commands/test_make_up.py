@@ -110,7 +110,7 @@ def test_second_ctrl_c_ends_the_cluster_at_once(tmp_path: Path) -> None:
 
 
 def is_refused(address: str) -> bool:
-    """Nobody listens there."""
+    """Check that nothing listens there."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), UP_S_MAX).close()

@@ -44,13 +44,13 @@ class Quiet(FrameConnection[WorkerMessage]):
 class Stage:
     """A reader with its connection, and the messages it has handed over. `wants`: how many messages are wanted."""
 
-    def __init__(self, wants: int = 1000, pace: ReadThrottle | None = None) -> None:
+    def __init__(self, wants: int = 1000, throttle: ReadThrottle | None = None) -> None:
         self.taken: list[WorkerMessage] = []
         self.wants = wants
         self.connection = Quiet()
         self.cork = Cork()
         self.take: Callable[[WorkerMessage], bool] = self._take
-        self.incoming = SessionReader(lambda message: self.take(message), pace or ReadThrottle(), self.cork)
+        self.incoming = SessionReader(lambda message: self.take(message), throttle or ReadThrottle(), self.cork)
         self.incoming.connect(self.connection)
         pass_time(60)
 
@@ -186,11 +186,11 @@ def test_no_message_is_handled_after_one_that_wants_no_more() -> None:
 
 def test_pause_counts_the_time_of_other_sessions() -> None:
     async def scenario() -> list[float]:
-        pace = ReadThrottle()
-        stage = Stage(pace=pace)
+        throttle = ReadThrottle()
+        stage = Stage(throttle=throttle)
         stage.incoming.on_messages([WorkerMessage(load=Load(running=1))])
         assert stage.connection.rests == []
-        pace.spent_s += 1.0  # Of the others, since it last rested.
+        throttle.spent_s += 1.0  # Spent on other sessions since the last rest.
         stage.incoming.on_messages([WorkerMessage(load=Load(running=1))])
         return stage.connection.rests
 
@@ -206,7 +206,7 @@ def test_time_of_the_held_writes_counts_as_time_of_tokens(ends: int) -> None:
 
     async def scenario() -> float:
         throttle = ReadThrottle()
-        stage, wire = Stage(pace=throttle), SlowTransport()
+        stage, wire = Stage(throttle=throttle), SlowTransport()
         stage.take = lambda _: stage.cork.write(wire, b"token")
         stage.incoming.on_messages([WorkerMessage(step=step(1).step, ends=[StreamEnd(stream_id=1)] * ends)])
         await asyncio.sleep(0)
