@@ -1,4 +1,4 @@
-"""One call: who sends a request, until when, and what has been tried for it.
+"""One call of a request: its id, its deadline, and what has been tried for it.
 
 `Call` travels beside the request. Three of its fields can be changed after the call was made, and carry what neither
 the request nor a token can: `core/interface.py` lists them.
@@ -32,7 +32,7 @@ class RoutedSession(Protocol):
 
 
 class Attempt:
-    """One try of a call on one worker: what the layers that make the attempt report to those that started it.
+    """One try of a call on one worker. Through it, the layers below report to the layer that started it.
 
     `session`: set by `Route`, used by `Transport`. `has_begun`: whether the engine has the request. `phase`: kept by
     workers only. A subclass overrides `on_begun` and `on_leaving` to be notified.
@@ -80,7 +80,7 @@ class Cause(StrEnum):
 
 
 class Ending:
-    """Ends a request from outside its own task: for a client that reads too slowly, a cancel by name, and a drain.
+    """Ends a request from outside its own task: for a client that reads too slowly, a cancel by id, and a drain.
 
     The first failure and the first cause count. `Accept` listens, so that the request fails below the layers that
     count outcomes.

@@ -19,7 +19,7 @@ class ClientBounds:
 
 
 LOOKS = 4
-"""Looks in `stall_s_max`; a stall is noticed at the first look after it, so at most a fourth of that time later.
+"""How often a client is looked at in `stall_s_max`. A stall is noticed at most a quarter of that time late.
 
 Looks are counted rather than time: while this process itself stands still, a client cannot send us its progress.
 """

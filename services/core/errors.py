@@ -230,8 +230,8 @@ class Failure(Exception):
     def clear_tracebacks(self) -> None:
         """Drop the frames that the failure passed through. Called once it is answered.
 
-        Frames and failure refer to each other: hundreds of objects for each request, which would stay until a garbage
-        collection, and that pauses every stream.
+        Frames and failure refer to each other, with hundreds of objects for each request. Without this they stay until
+        a garbage collection, which pauses every stream.
         """
         error: BaseException | None = self
         while error is not None:

@@ -1,6 +1,6 @@
 """The interface of every step of a request: requests go down through layers, tokens come back up through sinks.
 
-Three fields of `Call` carry what takes neither of these two ways; nothing else does.
+Three fields of `Call` carry data that travels neither way. There are no other side channels.
 
 | field of `Call` | from | to | what it carries |
 | --- | --- | --- | --- |
@@ -61,7 +61,7 @@ class Delta(Struct, gc=False):
 
 
 class Finish(Struct, frozen=True, gc=False):
-    """A request ended well. `usage` is None below `Detokenize`, which counts what the client gets."""
+    """The end of a request that did not fail. `usage` is None below `Detokenize`, which counts what the client gets."""
 
     reason: FinishReason
     usage: Usage | None = None

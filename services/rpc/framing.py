@@ -162,7 +162,7 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
     def _split(self, data: bytes, messages: list[M]) -> Failure | None:
         """Append all complete messages to `messages` and keep the rest. Returns a failure if the peer breaks the rules.
 
-        This is one function because every step pays for it, and a process that has slept meanwhile pays most.
+        This is one function because it runs for every step, and for very many in a process that was suspended.
         """
         start, size, end = self._skip_preamble(data) if self._expected else 0, _LENGTH.size, len(data)
         if start is None:

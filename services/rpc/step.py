@@ -37,8 +37,7 @@ def put_entries(
 def read_entries(step: worker_pb2.Step) -> Iterable[tuple[int, int, list[int], Sequence[TokenLogprobs] | None]]:
     """The stream id, position, tokens and log probabilities (None: the entry has none) of each entry, in order.
 
-    Raises PROTOCOL_VIOLATION, before the first entry, for columns of unequal length. Whether an entry fits its stream
-    is for the stream to check.
+    Raises PROTOCOL_VIOLATION, before the first entry, for columns of unequal length. The streams check the entries.
     """
     columns = _columns(step)
     if columns is None:

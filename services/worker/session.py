@@ -102,7 +102,7 @@ class FrontendSession:
         self._connection: FrameConnection[worker_pb2.FrontendMessage] | None = None
         self._is_send_due = False
         self._silent_beats = 0  # Heartbeats since the last message of the frontend.
-        self._owes_load = False  # There were requests at the last report, or since, or their ends were not sent yet.
+        self._owes_load = False  # There were requests at the last report or since, or ends are not sent yet.
         self._error: Exception | None = None  # What ends the session.
         self._is_over = asyncio.Event()
         self._outbox = Outbox(self._on_outbox)
@@ -147,7 +147,7 @@ class FrontendSession:
                 connection.abort()
 
     def _on_messages(self, messages: Sequence[worker_pb2.FrontendMessage]) -> None:
-        """The messages of one read."""
+        """Called with the messages of one read."""
         self._silent_beats = 0
         if self._is_over.is_set():
             return

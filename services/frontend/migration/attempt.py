@@ -23,10 +23,11 @@ def _nothing() -> None:
 
 
 class MigrationAttempt(Attempt):
-    """`outcome`: how it ended; None: it runs. `leaves_at`: when its worker leaves, in event-loop time; None: it stays.
+    """An attempt, with the facts that its migration needs.
 
+    `outcome`: how it ended; None: it runs. `leaves_at`: when its worker leaves, in event-loop time; None: it stays.
     `has_own_task`: it started as a second attempt. `rounds_left`: how often another second attempt may still replace
-    it. `cancel`: ends it; its tokens reach nobody from then on.
+    it. `cancel`: ends it.
     """
 
     __slots__ = ("_observer", "cancel", "has_own_task", "leaves_at", "outcome", "rounds_left")

@@ -1,4 +1,4 @@
-"""What a request has lost so far: workers, and places that it was refused; and the failure that its client gets."""
+"""The failed attempts of a request, and the failure that its client gets if no attempt succeeds."""
 
 from services.core.errors import REJECTIONS, Failure, Reason, RefusedFor, refused_for
 from services.frontend.migration.policy import DEATHS, Progress
@@ -24,7 +24,7 @@ class AttemptHistory:
         return Progress(self._moves, self._free_moves, record.count, record.is_tracking, self._barren_deaths)
 
     def begin_attempt(self) -> None:
-        """Another attempt is the current one."""
+        """Called when another attempt becomes the current one."""
         self._delivered_before = self._record.count
 
     def count_death(self, failure: Failure, *, has_begun: bool) -> None:
@@ -35,7 +35,10 @@ class AttemptHistory:
             self._barren_deaths += 1
 
     def count(self, failure: Failure, *, is_timed: bool) -> None:
-        """Count a move after this failure. `is_timed`: a deadline bounds the moves after refusals already."""
+        """Count a move after this failure.
+
+        `is_timed`: a deadline bounds the moves after refusals, so that their number need not be bounded.
+        """
         if failure.traits.free:
             self._free_moves += not is_timed
             if failure.reason is Reason.WORKER_AT_CAPACITY:

@@ -105,7 +105,7 @@ class Migration:
         finally:
             self._end_move(outcome)
             self._second = self._tasks = None
-            del self._current  # It refers to the migration: a reference cycle is left to the garbage collector.
+            del self._current  # It refers to the migration, and a cycle would wait for the garbage collector.
 
     async def _run_attempts(self) -> Finish:
         while True:

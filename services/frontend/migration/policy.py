@@ -16,7 +16,7 @@ FREE_MOVES_MAX = 64
 BARREN_DEATHS_MAX = 2
 """Workers in a row that die without a token for the request before it counts as poison."""
 DEATHS = (Reason.DISCONNECTED, Reason.ENGINE_DEAD)
-"""How a worker fails that a request kills."""
+"""The failures of a worker that a request has killed."""
 LAG_TOKENS_MAX = 1
 """How far a second attempt may be behind the client when it takes over: each token costs the client one step."""
 ROUNDS_MAX = 4

@@ -64,7 +64,7 @@ class Candidate:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no request at all can go there before it changes."""
+        """Whether the worker can take no request at all before it changes."""
         return self.is_draining or self.is_lost or self.capacity.is_full()
 
     @property
@@ -84,7 +84,7 @@ class Candidate:
     # Events
 
     def on_welcome(self, welcome: worker_pb2.Welcome) -> None:
-        """The first event."""
+        """The worker has named its limits. This is the first event."""
         self.load.on_welcome(welcome)
         self.capacity.on_welcome(welcome)
 

@@ -2,7 +2,7 @@
 
 | a worker is full for | until |
 | --- | --- |
-| more choices than its request limit allows beside our own requests | one of these ends |
+| more choices than its request limit allows beside our own requests | one of our requests ends |
 | as many choices as it refused for capacity, or more | its refusals are forgotten |
 | as many prompt tokens as it refused to queue, or more | its refusals are forgotten |
 

@@ -31,7 +31,7 @@ class Waiter:
         self.number = number
 
     async def wait_turn(self) -> None:
-        """Wait until this request is to look for room. It then leaves the queue, or calls `wait_again`."""
+        """Wait until it is this request's turn to look for room. It then leaves the queue or calls `wait_again`."""
         await self._woken.wait()
 
     def wait_again(self, *, is_room_left: bool) -> None:
@@ -49,7 +49,7 @@ class Waiter:
 
 
 class WaitQueue:
-    """Has no bound of its own: every request in it has a deadline."""
+    """The requests that wait, in order of arrival. It has no bound of its own, because every request has a deadline."""
 
     def __init__(self) -> None:
         self._waiters: list[Waiter] = []  # In order of their numbers.
@@ -64,7 +64,7 @@ class WaitQueue:
     def join(self) -> Iterator[Waiter]:
         """Wait at the end of the queue, until the end of the block.
 
-        Join before any `await` that follows the look in vain, or room that comes free meanwhile is missed.
+        Join before the first `await` after finding no room. Otherwise room that becomes free meanwhile is missed.
         """
         waiter = Waiter(self, next(self._numbers))
         self._waiters.append(waiter)

@@ -13,7 +13,7 @@ from services.frontend.routing.wait_queue import WaitQueue
 
 
 class WorkerSet:
-    """A worker is in `open`, in `busy`, or left out. Each method that changes one costs the same for any number.
+    """A worker is in `open`, in `busy`, or left out. A change of one worker costs the same for any number of workers.
 
     `version`: changes when a worker is added or removed.
     """
@@ -25,7 +25,7 @@ class WorkerSet:
         self._all: dict[str, Candidate] = {}
         self._open = _IndexedList()
         self._busy = _IndexedList()
-        self._busy_by = Thresholds()  # Meaningless unless some are busy, as the next.
+        self._busy_by = Thresholds()  # Used only while a worker is busy, as `_busy_until` is.
         self._busy_until = 0.0
 
     def __iter__(self) -> Iterator[Candidate]:
@@ -50,7 +50,7 @@ class WorkerSet:
         self.on_change(worker)
 
     def remove(self, worker: Candidate) -> None:
-        """The worker must be present."""
+        """Remove a worker, which must be present."""
         del self._all[worker.key]
         self.version += 1
         self.leave_out(worker)
@@ -63,7 +63,7 @@ class WorkerSet:
             self.wait_queue.wake_first()
 
     def leave_out(self, worker: Candidate) -> None:
-        """No request looks at the worker before it changes. Idempotent."""
+        """Leave the worker out until it changes: no request looks at it. Idempotent."""
         self._open.discard(worker)
         self._busy.discard(worker)
 

@@ -1,7 +1,7 @@
 """Merges consecutive messages of a worker into fewer with the same meaning, and cuts a message about very many streams.
 
 Several messages wait together when this frontend is slower than its workers. Once merged, a stream's tokens of several
-steps travel on as one delta and leave in one write, so a token costs less exactly when there are too many of them.
+steps travel on as one delta and leave in one write, so tokens cost less when there are too many of them.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ def coalesce(messages: Sequence[worker_pb2.WorkerMessage]) -> Sequence[worker_pb
 class _Group:
     """Messages that can be merged into one.
 
-    The parts of a message have an order (worker.proto). Messages can be merged if this order keeps what each stream is
-    told in sequence.
+    The parts of a message are processed in the order of worker.proto. Messages can be merged if each stream still gets
+    its items in the order in which they were sent.
     """
 
     def __init__(self, first: worker_pb2.WorkerMessage) -> None:

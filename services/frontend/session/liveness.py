@@ -41,15 +41,15 @@ class Liveness:
         self._heard_at = self._stepped_at = clock()
 
     def on_message(self) -> None:
-        """A message of the worker is processed now. While it waited in this process, the worker was not silent."""
+        """Called when a message is processed. While it waited in this process, the worker was not silent."""
         self._heard_at = self._clock()
 
     def on_step(self) -> None:
-        """The message has tokens."""
+        """Called if the message has tokens."""
         self._stepped_at = self._heard_at
 
     def on_load(self, load: worker_pb2.Load) -> None:
-        """The message has a load report."""
+        """Called if the message has a load."""
         if load.engine_steps != self._load.engine_steps:
             self._stepped_at = self._heard_at
         self._load = load

@@ -98,8 +98,8 @@ class Pool:
         self._kept: set[str] = set()  # Ids of instances with a task that keeps their session.
         self._unkept: set[str] = set()  # Ids of instances of the view that may have no such task.
         self._has_unkept = asyncio.Event()
-        self._welcomed: set[WorkerSession] = set()  # Also those whose model is still being learned.
-        self._sessions: dict[str, WorkerSession] = {}  # By key: those that requests can be sent on.
+        self._welcomed: set[WorkerSession] = set()  # Including sessions whose model is still being learned.
+        self._sessions: dict[str, WorkerSession] = {}  # By key: sessions on which requests can be sent.
         self._worker_sets: dict[int, WorkerSet] = {}  # By the identity of their card.
         self._quarantined: dict[str, float] = {}  # instance id → until when, in event-loop time
         self._changed = asyncio.Event()
@@ -117,7 +117,7 @@ class Pool:
         return worker_set
 
     def _drop_unused_worker_sets(self) -> None:
-        """Drop worker sets without workers that no request waits in."""
+        """Drop worker sets that have neither workers nor waiting requests."""
         self._worker_sets = {
             key: one for key, one in self._worker_sets.items() if len(one) or not one.wait_queue.is_empty
         }
@@ -148,13 +148,13 @@ class Pool:
         return any(len(one) for one in self._worker_sets.values() if one.card.model == model)
 
     def offer(self, session: WorkerSession) -> None:
-        """Requests can be sent on the session from now on."""
+        """Send requests on the session from now on."""
         self._sessions[session.key] = session
         self.worker_set(session.card).add(session.candidate)
         self._notify()
 
     def withdraw(self, session: WorkerSession) -> None:
-        """The session is over. Ignored if it was never offered."""
+        """Send no more requests on the session, which is over. Ignored if it was never offered."""
         if self._sessions.pop(session.key, None) is not None:
             self.worker_set(session.card).remove(session.candidate)
             self._notify()
@@ -168,13 +168,13 @@ class Pool:
     @property
     def has_all(self) -> bool:
         """Whether discovery has named workers, and requests can be sent to each of them."""
-        if not 0 < len(self._view) <= len(self._sessions):  # Cheap, because this is asked for each worker found.
+        if not 0 < len(self._view) <= len(self._sessions):  # Compared first: this is computed for each worker found.
             return False
         return self._view.keys() <= {one.record.instance_id for one in self._sessions.values()}
 
     @property
     def unreached_count(self) -> int:
-        """How many workers discovery names that requests cannot be sent to."""
+        """How many of the workers that discovery names have no session for requests."""
         return len(self._view.keys() - {one.record.instance_id for one in self._sessions.values()})
 
     def quarantine(self, worker: Candidate) -> None:
@@ -288,7 +288,7 @@ class Pool:
             self.offer(session)
 
     async def _sweep(self) -> None:
-        """Check all sessions for silent workers, and send each worker what keeps it from hanging up.
+        """Check all sessions for silent workers, and send the keepalives that are due.
 
         Sessions are checked together, at least every quarter of `stall_s`, rather than each when it is due. If the
         frontend itself was late by half of `stall_s`, the silence of workers until then proves nothing.

@@ -19,7 +19,8 @@ STREAMS_A_TURN_MAX = 128
 """A message about more streams is cut into parts of this size, one a turn: other tasks and workers run in between."""
 
 ENDS_AWAITED_MAX = 128
-"""Writes wait for so many ends of a read, so that each end leaves with its last tokens. More would take over 4 ms."""
+"""Writes wait for up to this many ends of one read, so that each end leaves with the last tokens of its stream. To wait
+for more would take over 4 ms."""
 
 TOKENS_SHARE_MAX = 0.2
 """The share of the event loop's time that tokens may take before sessions read less often."""
@@ -69,7 +70,7 @@ class SessionReader:
         self._connection = connection
 
     def on_messages(self, messages: Sequence[worker_pb2.WorkerMessage]) -> None:
-        """The messages of one read."""
+        """Called with the messages of one read."""
         for message in coalesce(messages) if len(messages) > 1 else messages:
             streams = len(message.step.stream_ids)
             if streams > STREAMS_AT_ONCE_MAX:
@@ -81,7 +82,7 @@ class SessionReader:
     def _hand_over(self, *, awaits_ends: bool = False) -> None:
         """Handle as many messages as fit into a turn of the event loop.
 
-        This is one function because every step pays for it. `awaits_ends`: writes wait until the tasks of the streams
+        This is one function because it runs for every step. `awaits_ends`: writes wait until the tasks of the streams
         that end here have run, unless these are too many. Only a read does so: the event loop calls all reads of a turn
         before the tasks that they wake.
         """

@@ -31,13 +31,13 @@ class StreamTable:
     """The streams of one session by id. Ids are assigned in order and never reused."""
 
     def __init__(self, writer: SessionWriter, candidate: Candidate, cancels: CancelCounts) -> None:
-        """`candidate`: the worker as routing sees it, told of streams that open and close."""
+        """`candidate`: the worker as routing sees it. It is notified when streams open and close."""
         self._writer = writer
         self._candidate = candidate
         self._cancels = cancels
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Stream] = {}
-        self._reserved: dict[int, Stream] = {}  # Streams of choices that have not come yet, ended or not.
+        self._reserved: dict[int, Stream] = {}  # Streams of choices that have not joined yet. They may have ended.
         self._completed: OrderedDict[int, None] = OrderedDict()  # Ids that the worker has ended, oldest first.
         self._next_id = 1
 
@@ -62,7 +62,7 @@ class StreamTable:
         return stream
 
     def _start(self, request: Request, call: Call, vocab_size: int, choices: int = 1) -> Stream:
-        """Send the request for `choices` choices, from its own on. Returns the first of their streams.
+        """Send the request for its own choice and the `choices - 1` that follow. Returns the first of their streams.
 
         The streams have consecutive ids.
         """

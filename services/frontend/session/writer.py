@@ -17,11 +17,11 @@ from services.stubs import worker_pb2
 SUBMIT_BYTES_MAX = MESSAGE_BYTES_MAX // 2
 """The largest size of a request, and of all requests in one message. A larger message would end the whole session."""
 KEEPALIVE_S = 5.0
-"""The longest silence of a healthy frontend. Its worker takes it for gone after three times as long."""
+"""The longest silence of a healthy frontend. A worker drops the session after three times as long."""
 UNTAKEN_S_MAX = 3 * KEEPALIVE_S
-"""How long a worker may leave unread what is sent to it. By then it has not heard from this frontend for as long."""
+"""How long a worker may read nothing that is sent to it. A worker that hears nothing for as long drops the session."""
 TIMEOUT_S_MAX = 1e9
-"""Longer timeouts are cut to this one: a Duration has a bound, too."""
+"""Longer timeouts are shortened to this one, because a Duration is bounded."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class SessionWriter:
         self._sent_at = self._loop.time()
 
     def submit(self, stream_id: int, request: Request, call: Call, choices: int = 1) -> None:
-        """Send the request, for `choices` choices from its own on.
+        """Send the request for its own choice and the `choices - 1` that follow.
 
         It starts a new message if it would make the last one too large, or if that one has cancels: a worker reads
         cancels after submits, and the request may need the room that they free. Raises INVALID_ARGUMENT for a request
@@ -81,8 +81,8 @@ class SessionWriter:
 
     def _begin_message(self) -> None:
         self._messages.append(worker_pb2.FrontendMessage())
-        self._bytes = 0  # The size of its requests.
-        self._has_cancels = False  # Faster than to ask the message.
+        self._bytes = 0  # The size of the requests in the last message.
+        self._has_cancels = False  # Faster than asking the message.
 
     def cancel(self, stream_id: int) -> None:
         """Send a cancel of the stream."""

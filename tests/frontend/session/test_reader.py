@@ -45,22 +45,22 @@ class Stage:
     """A reader with its connection, and the messages it has handed over. `wants`: how many messages are wanted."""
 
     def __init__(self, wants: int = 1000, throttle: ReadThrottle | None = None) -> None:
-        self.taken: list[WorkerMessage] = []
+        self.handled: list[WorkerMessage] = []
         self.wants = wants
         self.connection = Quiet()
         self.cork = Cork()
-        self.take: Callable[[WorkerMessage], bool] = self._take
-        self.incoming = SessionReader(lambda message: self.take(message), throttle or ReadThrottle(), self.cork)
-        self.incoming.connect(self.connection)
+        self.handle: Callable[[WorkerMessage], bool] = self._handle
+        self.reader = SessionReader(lambda message: self.handle(message), throttle or ReadThrottle(), self.cork)
+        self.reader.connect(self.connection)
         pass_time(60)
 
-    def _take(self, message: WorkerMessage) -> bool:
-        self.taken.append(message)
-        return len(self.taken) < self.wants
+    def _handle(self, message: WorkerMessage) -> bool:
+        self.handled.append(message)
+        return len(self.handled) < self.wants
 
     @property
     def stream_counts(self) -> list[int]:
-        return [len(message.step.stream_ids) for message in self.taken]
+        return [len(message.step.stream_ids) for message in self.handled]
 
 
 def step(streams: int, position: int = 0) -> WorkerMessage:
@@ -78,18 +78,18 @@ def step(streams: int, position: int = 0) -> WorkerMessage:
 def test_messages_that_arrive_together_are_merged() -> None:
     async def scenario() -> Stage:
         stage = Stage()
-        stage.incoming.on_messages([step(2), step(2, position=1)])
+        stage.reader.on_messages([step(2), step(2, position=1)])
         return stage
 
     stage = run_clocked(scenario())
 
-    assert [list(message.step.token_counts) for message in stage.taken] == [[2, 2]]
+    assert [list(message.step.token_counts) for message in stage.handled] == [[2, 2]]
 
 
 def test_step_with_few_streams_is_handled_at_once() -> None:
     async def scenario() -> Stage:
         stage = Stage()
-        stage.incoming.on_messages([step(STREAMS_AT_ONCE_MAX)])
+        stage.reader.on_messages([step(STREAMS_AT_ONCE_MAX)])
         return stage
 
     stage = run_clocked(scenario())
@@ -101,9 +101,9 @@ def test_step_with_few_streams_is_handled_at_once() -> None:
 def test_step_with_very_many_streams_is_handled_a_part_a_turn_and_reading_pauses() -> None:
     async def scenario() -> list[int]:
         stage, turns = Stage(), []
-        stage.incoming.on_messages([step(STREAMS_AT_ONCE_MAX + 1)])
+        stage.reader.on_messages([step(STREAMS_AT_ONCE_MAX + 1)])
         while stage.connection.is_paused:
-            turns.append(len(stage.taken))
+            turns.append(len(stage.handled))
             await asyncio.sleep(0)
         assert sum(stage.stream_counts) == STREAMS_AT_ONCE_MAX + 1
         return turns
@@ -115,15 +115,15 @@ def test_writes_of_one_turn_leave_together_even_after_a_bug() -> None:
     async def scenario() -> list[bytes]:
         stage, wire, written = Stage(), RecordingTransport(), []
 
-        def take(message: WorkerMessage) -> bool:
+        def handle(message: WorkerMessage) -> bool:
             stage.cork.write(wire, b"token")
             written.append(wire.written)
             assert message.step.positions[0] == 0, "a bug"
             return True
 
-        stage.take = take
+        stage.handle = handle
         with pytest.raises(AssertionError, match="a bug"):
-            stage.incoming.on_messages([WorkerMessage(step=one) for one in (step(2).step, step(2, position=5).step)])
+            stage.reader.on_messages([WorkerMessage(step=one) for one in (step(2).step, step(2, position=5).step)])
         stage.cork.write(wire, b"more")
         return [*written, wire.written]
 
@@ -136,17 +136,17 @@ def pieces_of(*messages: WorkerMessage) -> list[bytes]:
     async def scenario() -> list[bytes]:
         stage, wire = Stage(), RecordingTransport()
 
-        def take(message: WorkerMessage) -> bool:
+        def handle(message: WorkerMessage) -> bool:
             stage.cork.write(wire, b"token ")
             for _ in message.ends:
                 asyncio.get_running_loop().call_soon(stage.cork.write, wire, b"end")
             return True
 
-        stage.take = take
-        stage.incoming.on_messages(messages)
+        stage.handle = handle
+        stage.reader.on_messages(messages)
         for _ in range(20):
             await asyncio.sleep(0)
-        assert stage.cork.write(wire, b"") is False, "and it is out"
+        assert stage.cork.write(wire, b"") is False, "the cork is released"
         return wire.pieces[:-1]
 
     return run_clocked(scenario())
@@ -176,7 +176,7 @@ def test_tokens_of_a_later_turn_do_not_wait_for_ends() -> None:
 def test_no_message_is_handled_after_one_that_wants_no_more() -> None:
     async def scenario() -> Stage:
         stage = Stage(wants=2)
-        stage.incoming.on_messages([step(STREAMS_AT_ONCE_MAX + 1)])
+        stage.reader.on_messages([step(STREAMS_AT_ONCE_MAX + 1)])
         for _ in range(10):
             await asyncio.sleep(0)
         return stage
@@ -188,10 +188,10 @@ def test_pause_counts_the_time_of_other_sessions() -> None:
     async def scenario() -> list[float]:
         throttle = ReadThrottle()
         stage = Stage(throttle=throttle)
-        stage.incoming.on_messages([WorkerMessage(load=Load(running=1))])
+        stage.reader.on_messages([WorkerMessage(load=Load(running=1))])
         assert stage.connection.rests == []
         throttle.spent_s += 1.0  # Spent on other sessions since the last rest.
-        stage.incoming.on_messages([WorkerMessage(load=Load(running=1))])
+        stage.reader.on_messages([WorkerMessage(load=Load(running=1))])
         return stage.connection.rests
 
     assert run_clocked(scenario()) == [REST_S_MAX]
@@ -207,8 +207,8 @@ def test_time_of_the_held_writes_counts_as_time_of_tokens(ends: int) -> None:
     async def scenario() -> float:
         throttle = ReadThrottle()
         stage, wire = Stage(throttle=throttle), SlowTransport()
-        stage.take = lambda _: stage.cork.write(wire, b"token")
-        stage.incoming.on_messages([WorkerMessage(step=step(1).step, ends=[StreamEnd(stream_id=1)] * ends)])
+        stage.handle = lambda _: stage.cork.write(wire, b"token")
+        stage.reader.on_messages([WorkerMessage(step=step(1).step, ends=[StreamEnd(stream_id=1)] * ends)])
         await asyncio.sleep(0)
         assert wire.written == b"token"
         return throttle.spent_s
@@ -225,7 +225,7 @@ def test_time_of_the_held_writes_counts_as_time_of_tokens(ends: int) -> None:
         (REST_S_MIN * TOKENS_SHARE_MAX * 0.9, 0.0, 0.0),
         (1.0, 0.0, REST_S_MAX),
     ],
-    ids=["nothing to do", "just their share", "more than it", "too short to be worth it", "the bound"],
+    ids=["no tokens", "exactly the share", "more than the share", "too short", "longest"],
 )
 def test_pause_is_as_long_as_the_share_of_tokens_asks_for(spent_s: float, elapsed_s: float, rest: float) -> None:
     assert rest_s(spent_s, elapsed_s) == pytest.approx(rest)
