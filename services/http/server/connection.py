@@ -19,11 +19,11 @@ from services.http.server.messages import HttpRequest
 from services.http.server.parser import BrokenHead, RequestParser
 from services.http.server.start_limiter import StartLimiter
 
-AHEAD_BYTES_MAX = 64 * 1024
-"""Bytes of further requests that are buffered while an answer is sent. Reading pauses beyond that."""
-BEHIND_BYTES = 64 * 1024
-"""A client with more unsent bytes in the transport's buffer is slow. The kernel buffers some hundred kB before the
-first of them, so a client that reads at all does not get there."""
+PIPELINED_BYTES_MAX = 64 * 1024
+"""Bytes of pipelined requests that are buffered while an answer is sent. Beyond that, reading pauses."""
+HIGH_WATER_BYTES = 64 * 1024
+"""High-water mark of the transport's buffer: a client with more unsent bytes is slow. The kernel's own buffer, of some
+hundred kB, fills first, so a client that reads at all stays below it."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -83,21 +83,21 @@ class Connection(asyncio.Protocol):
     | lingering | the client disconnects | closed |
     | lingering | `lingering_s_max` passes | closed |
 
-    Bytes that arrive are parsed while the connection is idle or reading, buffered up to AHEAD_BYTES_MAX while it is
+    Bytes that arrive are parsed while the connection is idle or reading, buffered up to PIPELINED_BYTES_MAX while it is
     answering, and discarded while it is lingering. A request that waits to start counts as answering. If the client
     disconnects, the task of its answer is cancelled.
 
-    Attributes: `transport`. `has_room`: few bytes are unsent. `on_full`: called, within a write, when
-    that ends; `on_room`: when it begins again. `keeps_alive`: the connection takes another request after this answer.
-    `task`: of the answer.
+    Attributes: `transport`. `has_room`: whether the client is not slow (see HIGH_WATER_BYTES). `on_full`: called during
+    a write, when `has_room` becomes false. `on_room`: called when it becomes true again. `keeps_alive`: whether the
+    connection takes another request after this answer. `task`: of the answer.
     """
 
     __slots__ = (
-        "_ahead",
         "_context",
         "_is_answering",
         "_is_readable",
         "_parser",
+        "_pipelined",
         "_timer",
         "has_room",
         "keeps_alive",
@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, context: ConnectionContext) -> None:
         self._context = context
         self._parser: RequestParser | None = None
-        self._ahead = b""
+        self._pipelined = b""
         self._timer: asyncio.TimerHandle | None = None
         self._is_answering = False
         self._is_readable = True  # False: later bytes cannot be parsed.
@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # uvloop's transports are not of asyncio's class.
-        self.transport.set_write_buffer_limits(high=BEHIND_BYTES)
+        self.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self._context.clients.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -183,10 +183,10 @@ class Connection(asyncio.Protocol):
             self._begin(parser)
         elif parser is not None and parser.broken is not None:
             self._refuse(parser, parser.broken)
-        elif self._ahead:
-            ahead, self._ahead = self._ahead, b""
+        elif self._pipelined:
+            pipelined, self._pipelined = self._pipelined, b""
             self.transport.resume_reading()
-            self._parse(ahead)
+            self._parse(pipelined)
         elif parser is not None and parser.is_midway:
             self._wait_for_rest(parser)
         else:
@@ -263,8 +263,8 @@ class Connection(asyncio.Protocol):
             bug_failure(error, request.id)
 
     def _keep(self, data: bytes) -> None:
-        self._ahead += data
-        if len(self._ahead) >= AHEAD_BYTES_MAX:
+        self._pipelined += data
+        if len(self._pipelined) >= PIPELINED_BYTES_MAX:
             self.transport.pause_reading()
 
     async def wait_room(self) -> None:
@@ -288,11 +288,11 @@ class Connection(asyncio.Protocol):
 
     def _leave(self) -> None:
         """Send nothing more. Closing while the client still sends would reset the connection, and lose the answer."""
-        if self._is_readable and not self._ahead:
+        if self._is_readable and not self._pipelined:
             self.transport.close()
             return
         self._is_readable = False
-        self._ahead = b""
+        self._pipelined = b""
         with suppress(OSError):  # The client may have disconnected already.
             self.transport.write_eof()
         self.transport.resume_reading()

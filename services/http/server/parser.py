@@ -20,7 +20,7 @@ HEADER_BYTES = 32
 CHUNKS_MAX = 32_768
 """Chunks of a body. Chunks of one byte take longer to parse than to arrive, and block the event loop meanwhile."""
 VERSIONS = ("1.0", "1.1")
-REQUESTS_AHEAD_MAX = 64
+PIPELINED_REQUESTS_MAX = 64
 """Requests in one read. After the last one the connection is closed, and the client must send the rest again."""
 
 
@@ -32,8 +32,8 @@ class BrokenHead(Exception):
         self.status = status
 
 
-class _TooManyAhead(Exception):
-    """REQUESTS_AHEAD_MAX is reached."""
+class _TooManyPipelined(Exception):
+    """PIPELINED_REQUESTS_MAX is reached."""
 
 
 class RequestParser:
@@ -98,7 +98,7 @@ class RequestParser:
             self.broken = broken
         except Failure as fault:
             self.break_off(fault)
-        except _TooManyAhead:
+        except _TooManyPipelined:
             pass
         else:
             return True
@@ -109,7 +109,7 @@ class RequestParser:
         return len(self.requests), self._head_bytes, len(self._body)
 
     def _parse(self, data: bytes) -> None:
-        """Raises BrokenHead, Failure and _TooManyAhead, also from the callbacks below."""
+        """Raises BrokenHead, Failure and _TooManyPipelined, also from the callbacks below."""
         while data:
             try:
                 self._parser.feed_data(data)
@@ -203,10 +203,10 @@ class RequestParser:
     def on_message_complete(self) -> None:
         if self._parser.should_upgrade() and self._has_body():
             return  # httptools has skipped the body: `_parse` restarts there.
-        is_last = len(self.requests) + 1 >= REQUESTS_AHEAD_MAX
+        is_last = len(self.requests) + 1 >= PIPELINED_REQUESTS_MAX
         self._add(is_last=is_last)
         if is_last:
-            raise _TooManyAhead
+            raise _TooManyPipelined
 
     def _has_body(self) -> bool:
         return "transfer-encoding" in self.headers or int(self.headers.get("content-length", 0)) > 0

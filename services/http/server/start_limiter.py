@@ -13,7 +13,10 @@ STARTS_MAX = 16
 
 
 class StartLimiter:
-    """The queue needs no bound of its own: each connection has at most one request in it."""
+    """Starts requests in order, at most STARTS_MAX in one iteration.
+
+    The queue needs no bound of its own: each connection has at most one request in it.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()

@@ -11,7 +11,7 @@ import structlog
 
 from services.core.client_flow import ClientBounds, StallWatch
 from services.core.errors import Reason
-from services.http.server.connection import BEHIND_BYTES, Connection
+from services.http.server.connection import HIGH_WATER_BYTES, Connection
 
 log = structlog.get_logger()
 
@@ -56,7 +56,7 @@ async def finish_writing(connection: Connection, last: bytes, bounds: ClientBoun
     transport.set_write_buffer_limits(high=0)  # `has_room` becomes true when nothing is unsent.
     await _within_bounds(connection.wait_room(), transport, bounds, len(last), request_id)
     if not transport.is_closing():
-        transport.set_write_buffer_limits(high=BEHIND_BYTES)
+        transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
 
 
 async def _within_bounds(

@@ -116,12 +116,11 @@ def test_pipelined_request_is_answered_after_the_first(cut: int) -> None:
     run(test)
 
 
-def test_bytes_sent_ahead_of_an_answer_are_buffered_up_to_the_bound() -> None:
+def test_pipelined_requests_are_buffered_up_to_the_bound() -> None:
     async def test() -> None:
         go = asyncio.Event()
-        large: dict[str, Any] = UNARY | {
-            "prompt": "x" * 300 * connection.AHEAD_BYTES_MAX
-        }  # More than any kernel buffers.
+        more_than_any_kernel_buffers = "x" * 300 * connection.PIPELINED_BYTES_MAX
+        large: dict[str, Any] = UNARY | {"prompt": more_than_any_kernel_buffers}
         async with serving(Scripts(Script("a", go), Script("c"))) as server:
             reader, writer = await server.connect()
             writer.write(raw_post(COMPLETIONS, STREAMED))

@@ -8,7 +8,7 @@ from services.http.server.parser import (
     CHUNKS_MAX,
     HEAD_BYTES_MAX,
     HEADER_BYTES,
-    REQUESTS_AHEAD_MAX,
+    PIPELINED_REQUESTS_MAX,
     BrokenHead,
     RequestParser,
 )
@@ -114,9 +114,9 @@ def test_bounds_apply_after_an_upgrade() -> None:
     upgrade = b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
 
     many = RequestParser(BYTES_MAX)
-    assert not many.feed(upgrade * (REQUESTS_AHEAD_MAX + 5))
+    assert not many.feed(upgrade * (PIPELINED_REQUESTS_MAX + 5))
 
-    assert (len(many.requests), many.broken) == (REQUESTS_AHEAD_MAX, None)
+    assert (len(many.requests), many.broken) == (PIPELINED_REQUESTS_MAX, None)
     large = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (BYTES_MAX + 1)
     assert fault_of(upgrade + large).reason is Reason.BODY_TOO_LARGE
 
@@ -304,7 +304,7 @@ def test_long_chunk_extensions_are_accepted_if_body_comes_between_them() -> None
 def test_last_request_of_too_many_in_one_read_closes_the_connection() -> None:
     parser = RequestParser(BYTES_MAX)
 
-    assert not parser.feed(CHUNKED * (REQUESTS_AHEAD_MAX + 5))
+    assert not parser.feed(CHUNKED * (PIPELINED_REQUESTS_MAX + 5))
 
-    assert len(parser.requests) == REQUESTS_AHEAD_MAX
-    assert [request.keeps_alive for request in parser.requests] == [True] * (REQUESTS_AHEAD_MAX - 1) + [False]
+    assert len(parser.requests) == PIPELINED_REQUESTS_MAX
+    assert [request.keeps_alive for request in parser.requests] == [True] * (PIPELINED_REQUESTS_MAX - 1) + [False]

@@ -17,7 +17,7 @@ from services.core.errors import Reason
 from services.core.interface import Delta, Finish, TokenLogprobs, Usage
 from services.core.request import FinishReason, Request
 from services.http.server.config import HttpConfig
-from services.http.server.connection import BEHIND_BYTES
+from services.http.server.connection import HIGH_WATER_BYTES
 from tests.http.support import HANG, Script, deaf_client, raw_post, run, serving
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi", "stream": True, "stream_options": {"include_usage": True}}
@@ -155,7 +155,7 @@ def test_client_that_reads_again_gets_the_whole_answer_in_larger_events() -> Non
         assert events[-1]["usage"]["completion_tokens"] == count
         assert events[-2]["choices"][0]["finish_reason"] == "stop"
         small = [event for event in events if event["choices"] and event["choices"][0]["text"] == TEXT]
-        assert len(small) <= BEHIND_BYTES // len(TEXT), "more single deltas were sent than fit the transport"
+        assert len(small) <= HIGH_WATER_BYTES // len(TEXT), "more single deltas were sent than fit the transport"
         assert max(len(text_of([event])) for event in events) <= PIECE_BYTES_MAX + len(TEXT)
 
     run(test)
@@ -262,7 +262,7 @@ def test_client_is_slow_from_the_token_that_is_too_much() -> None:
 
 def test_bound_counts_buffered_deltas_and_the_transport() -> None:
     async def test() -> None:
-        held = (400_000 - BEHIND_BYTES) // (len(TEXT) * 5)  # A byte of text and four of a token id for each.
+        held = (400_000 - HIGH_WATER_BYTES) // (len(TEXT) * 5)  # A byte of text and four of a token id for each.
         for more, is_cut in ((held // 2, False), (held * 2, True)):
             pipeline = DeliversAhead(more)
             async with serving(pipeline, config=config(buffer_bytes_max=400_000)) as server:
