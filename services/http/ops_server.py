@@ -23,8 +23,8 @@ _NOT_READY = b'{"status": "not_ready"}'
 async def ops_server(listen: str, metrics: CollectorRegistry, is_ready: Callable[[], bool]) -> AsyncIterator[str]:
     """Serve on `host:port`; port 0 takes any free port. Yields the real address.
 
-    `/live` is 200 as long as the process answers. `/health` is 503 while `is_ready` is false: no requests should come.
-    Raises StartupError if the address cannot be listened on.
+    `/live` is 200 as long as the process answers. `/health` is 503 while `is_ready()` is false: the process should get
+    no requests. Raises StartupError if the address cannot be listened on.
     """
     host, port = split_listen(listen)
     config = HttpConfig()

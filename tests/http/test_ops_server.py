@@ -1,5 +1,6 @@
-"""Metrics to scrape, a sign of life, and whether requests should come, for processes without an HTTP service."""
+"""A process without an HTTP service has `/metrics`, `/live` and `/health`, and closes them at once when it ends."""
 
+import asyncio
 import socket
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from services.http.ops_server import ops_server
+from services.http.server.config import HttpConfig
 from services.runtime.process import StartupError
 from tests.support.doubles import run_async
 
@@ -34,11 +36,11 @@ def test_metrics_are_in_the_format_of_prometheus() -> None:
 @pytest.mark.parametrize(
     ("is_ready", "status", "body"), [(True, 200, '{"status": "ready"}'), (False, 503, '{"status": "not_ready"}')]
 )
-def test_health_is_503_while_no_requests_should_come(is_ready: bool, status: int, body: str) -> None:
+def test_health_is_503_while_the_process_is_not_ready(is_ready: bool, status: int, body: str) -> None:
     assert run_async(fetch("/health", is_ready=is_ready)) == (status, "application/json; charset=utf-8", body)
 
 
-def test_live_is_200_while_no_requests_should_come() -> None:
+def test_live_is_200_while_the_process_is_not_ready() -> None:
     expected = (200, "application/json; charset=utf-8", '{"status": "live"}')
 
     assert run_async(fetch("/live", is_ready=False)) == expected
@@ -46,6 +48,51 @@ def test_live_is_200_while_no_requests_should_come() -> None:
 
 def test_unknown_path_is_not_found() -> None:
     assert run_async(fetch("/"))[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/live", "/health"])
+def test_head_is_answered_without_a_body_and_post_is_refused(path: str) -> None:
+    async def scenario() -> None:
+        async with (
+            ops_server("127.0.0.1:0", CollectorRegistry(), lambda: True) as address,
+            aiohttp.ClientSession(f"http://{address}") as client,
+        ):
+            async with client.head(path) as head, client.get(path) as get:
+                assert (head.status, await head.read()) == (200, b"")
+                assert head.headers["Content-Length"] == get.headers["Content-Length"]
+            async with client.post(path, data=b"x") as post:
+                assert (post.status, post.headers["Allow"]) == (405, "GET, HEAD")
+
+    run_async(scenario())
+
+
+@pytest.mark.parametrize(("listen", "host"), [("[::1]:0", "[::1]"), ("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "[::1]")])
+def test_address_in_use_is_returned_for_every_kind_of_host(listen: str, host: str) -> None:
+    async def scenario() -> None:
+        async with ops_server(listen, CollectorRegistry(), lambda: True) as address, aiohttp.ClientSession() as client:
+            assert address.rpartition(":")[0] == listen.rpartition(":")[0]
+            async with client.get(f"http://{host}:{address.rpartition(':')[2]}/live") as response:
+                assert response.status == 200
+
+    run_async(scenario())
+
+
+def test_open_connections_do_not_delay_the_end() -> None:
+    async def scenario() -> float:
+        loop = asyncio.get_running_loop()
+        async with ops_server("127.0.0.1:0", CollectorRegistry(), lambda: True) as address:
+            host, _, port = address.rpartition(":")
+            _, silent = await asyncio.open_connection(host, int(port))
+            reader, kept = await asyncio.open_connection(host, int(port))
+            kept.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            began = loop.time()
+        took_s = loop.time() - began
+        for writer in (silent, kept):
+            writer.close()
+        return took_s
+
+    assert run_async(scenario()) < HttpConfig().shutdown_s_max
 
 
 def start(listen: str) -> Any:

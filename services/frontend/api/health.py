@@ -5,13 +5,13 @@ from typing import Literal, Protocol
 
 import msgspec
 from msgspec import Struct
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from services.core.errors import Failure, Reason
 from services.core.model_card import ModelCard
 from services.frontend.control import FrontendControl
 from services.frontend.routing.rejection import of_registered
 from services.http.errors import json_response
+from services.http.ops_server import exposition_response
 from services.http.router import Router
 from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, Response
@@ -76,4 +76,4 @@ class HealthRoutes:
         return json_response(msgspec.json.encode(Ready(status="ready", models=[card.model for card in cards])))
 
     async def _metrics(self, request: HttpRequest, connection: Connection) -> Response:
-        return Response(await self._control.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return exposition_response(await self._control.exposition())

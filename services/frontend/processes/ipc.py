@@ -31,6 +31,7 @@ PROCESS_ANSWER_S_MAX = 1.0
 SUPERVISOR_ANSWER_S_MAX = 3.0
 """How long a process waits for the answer of the supervisor, which may itself be waiting for other processes."""
 SHUTDOWN_S_MAX = 0.5
+"""How long running answers may continue when a process closes its socket."""
 BODY_BYTES_MAX = 1024 * 1024
 """The largest body of a request to another process."""
 _CONFIG = HttpConfig(shutdown_s_max=SHUTDOWN_S_MAX)

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from services.core.call import Call
 from services.core.errors import Failure, Reason, invalid
 from services.frontend.control import Changes
+from services.frontend.processes import ipc
 from services.frontend.processes.ipc import (
     SUPERVISOR_SOCKET,
     JoinResponse,
@@ -22,6 +23,7 @@ from services.frontend.processes.ipc import (
     serve_control,
 )
 from services.frontend.routing.thresholds import Thresholds
+from services.http.server.config import HttpConfig
 from tests.frontend.processes.support import PausableControl, Process, short_folder, supervised
 from tests.support.doubles import run_async
 
@@ -207,6 +209,47 @@ def test_bug_in_the_other_process_is_internal_and_logged_there() -> None:
         assert [line["event"] for line in logs] == ["bug"]
 
     run_async(scenario())
+
+
+def test_body_above_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ipc, "BODY_BYTES_MAX", 100)
+
+    async def scenario() -> None:
+        with short_folder() as folder:
+            path = folder / "one.sock"
+            async with Process().serving(path):
+                with pytest.raises(Failure) as caught:
+                    await RemoteControl(path, answer_s_max=10).cancel("r" * 100)
+
+        assert caught.value.reason is Reason.BODY_TOO_LARGE
+
+    run_async(scenario())
+
+
+def test_answer_that_runs_when_the_process_exits_is_cancelled_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the caller would wait for `answer_s_max`, and report that the process has stalled."""
+    monkeypatch.setattr(ipc, "_CONFIG", HttpConfig(shutdown_s_max=0.05))
+
+    async def scenario() -> None:
+        process = Process()
+        process.control.may_answer.clear()
+        with short_folder() as folder:
+            path = folder / "one.sock"
+            async with asyncio.TaskGroup() as tasks:
+                async with process.serving(path):
+                    asking = tasks.create_task(outcome(RemoteControl(path, answer_s_max=10)))
+                    while not process.control.call_count:
+                        await asyncio.sleep(0)
+                assert isinstance(await asking, ProcessGone)
+
+    run_async(scenario())
+
+
+async def outcome(remote: RemoteControl) -> bytes | Failure:
+    try:
+        return await remote.exposition()
+    except Failure as failure:
+        return failure
 
 
 def test_process_is_asked_after_it_has_joined() -> None:
