@@ -87,10 +87,10 @@ def misfit(text: str) -> Failure:
         return invalid(param, f"{param} is required: add it")
     if not path:
         return _broken("the body must be a JSON object")
-    return invalid(path, f"{path} {_complaint(what)}")
+    return invalid(path, f"{path} {_reworded(what)}")
 
 
-def _complaint(what: str) -> str:
+def _reworded(what: str) -> str:
     if types := _TYPES.match(what):
         wanted = " or ".join(_WORDS.get(name, name) for name in types["wanted"].split(" | ") if name != "null")
         got = "a number" if types["got"] in _NUMBERS else _WORDS.get(types["got"], types["got"])

@@ -25,8 +25,8 @@ _NEVER = 2**31 - 1
 _client_sets: WeakSet[Sized] = WeakSet()
 
 
-def count_clients_of(clients: Sized) -> None:
-    """Count `clients` as connected clients of this process: full collections are postponed while there are many."""
+def register_clients(clients: Sized) -> None:
+    """Postpone full collections while many `clients` are connected. Counts all sets of clients that still exist."""
     _client_sets.add(clients)
 
 

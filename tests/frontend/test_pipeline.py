@@ -74,7 +74,7 @@ async def bug_is_counted_as_the_internal_error_that_the_client_sees(swapped: int
     plane = Plane(Script([ValueError("bug")]), swapped)
 
     failure = await failure_of(plane, make_request())
-    await asyncio.sleep(0)  # Outcomes are counted in the next turn.
+    await asyncio.sleep(0)  # Outcomes are counted in the next iteration.
 
     assert failure.reason is Reason.INTERNAL
     assert plane.counted("INTERNAL") == 1

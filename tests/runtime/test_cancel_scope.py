@@ -16,7 +16,7 @@ async def wait_for_ever() -> None:
 
 
 async def cancelled_from_outside(*cancels: Callable[[asyncio.Task[str], CancelScope], object]) -> asyncio.Task[str]:
-    """A task that waits forever in a scope and then returns "through". All `cancels` are called in one turn."""
+    """A task that waits forever in a scope and then returns "through". All `cancels` are called in one iteration."""
     scope = CancelScope()
 
     async def work() -> str:
@@ -193,8 +193,8 @@ def test_cancel_before_the_start_does_nothing() -> None:
     assert in_task(work) == ("through", 0)
 
 
-def test_body_that_ends_in_the_turn_of_the_cancel_keeps_its_result() -> None:
-    """The body continues in the next turn, before the cancellation is applied."""
+def test_body_that_ends_in_the_iteration_of_the_cancel_keeps_its_result() -> None:
+    """The body continues in the next iteration, before the cancellation is applied."""
 
     async def scenario() -> tuple[str, int]:
         scope, may_go_on = CancelScope(), asyncio.Event()

@@ -54,7 +54,7 @@ def test_deadline_has_passed_when_its_timeout_fires() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0, -1])
-def test_callback_that_is_due_already_runs_in_the_next_turn(delay_s: float) -> None:
+def test_callback_that_is_due_already_runs_in_the_next_iteration(delay_s: float) -> None:
     async def scenario() -> list[str]:
         called: list[str] = []
         asyncio.get_running_loop().call_later(delay_s, called.append, "late")

@@ -31,7 +31,7 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
     for text in given:
         name, _sign, number = text.partition("=")
         if name not in FAULTS or not number.isdigit():
-            raise click.BadParameter(f"{text!r} is none of {', '.join(f'{name}=N' for name in FAULTS)}")
+            raise click.BadParameter(f"{text!r} is not one of {', '.join(f'{name}=N' for name in FAULTS)}")
         faults[name] = int(number)
     return faults
 

@@ -71,7 +71,7 @@ class HealthRoutes:
             raise Failure(Reason.DRAINING, "this frontend is shutting down and takes no new requests")
         if not (cards := self._state.models()):
             count = self._state.unreached_count
-            why = f"no worker is reached, {of_registered(count)}" if count else "there is no worker at the moment"
+            why = f"no worker is connected {of_registered(count)}" if count else "there is no worker at present"
             raise Failure(Reason.NO_WORKERS, f"no model can be served: {why}")
         return json_response(msgspec.json.encode(Ready(status="ready", models=[card.model for card in cards])))
 

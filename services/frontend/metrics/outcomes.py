@@ -1,4 +1,4 @@
-"""Counts and logs how requests ended. Requests that end in one turn of the event loop are processed in the next turn.
+"""Counts and logs how requests ended. Requests that end in one iteration of the event loop are processed in the next.
 
 Many requests end together, because a step of a worker is one message, and processing them in a batch takes half the
 time. A client cannot observe the delay: its next request, such as a scrape, is read after the batch.
@@ -22,8 +22,8 @@ from services.runtime.log_throttle import LineQuota
 WHY_CHARS_MAX = 300
 """Length limit of a failure's detail in the log, since it may contain text that the client sent."""
 SERVER_FAULT = 500
-REFUSALS = frozenset({Reason.WORKER_AT_CAPACITY, Reason.OVERLOADED, Reason.DRAINING, Reason.SLOW_CLIENT})
-"""Reasons that have a status of 500 or above, but are not faults of the server, so they are not logged as warnings."""
+LOGGED_AS_INFO = frozenset({Reason.WORKER_AT_CAPACITY, Reason.OVERLOADED, Reason.DRAINING, Reason.SLOW_CLIENT})
+"""Reasons that are not faults of the server, although their status is 500 or above. Other such reasons are warnings."""
 REJECTION_LINES_PER_S_MAX = 100
 """A log line is an eighth of the cost of a rejection, and thousands per second are useless: metrics count them all."""
 
@@ -54,7 +54,7 @@ class Outcomes:
         self._new: list[Outcome] = []  # Bounded by the number of running requests.
 
     def add(self, outcome: Outcome) -> None:
-        """Count and log the outcome in the next turn of the event loop."""
+        """Count and log the outcome in the next iteration of the event loop."""
         if not self._new:
             asyncio.get_running_loop().call_soon(self._process_new)
         self._new.append(outcome)
@@ -141,7 +141,7 @@ def _result_fields(outcome: Finish | Failure) -> tuple[int, dict[str, Any]]:
     if isinstance(outcome, Finish):
         tokens = {} if outcome.usage is None else {"tokens": outcome.usage.completion_tokens}
         return logging.INFO, {"outcome": outcome.reason, **tokens}
-    is_ours = outcome.traits.http >= SERVER_FAULT and outcome.reason not in REFUSALS
+    is_ours = outcome.traits.http >= SERVER_FAULT and outcome.reason not in LOGGED_AS_INFO
     param = {} if outcome.param is None else {"param": outcome.param[:WHY_CHARS_MAX]}
     bound = {"refused_for": refused_for(outcome)} if outcome.reason in REJECTIONS else {}
     fields = {"outcome": outcome.reason, **bound, "why": outcome.detail[:WHY_CHARS_MAX], **param}

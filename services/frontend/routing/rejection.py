@@ -36,7 +36,7 @@ class Rejections:
 
     def not_reached(self, model: str, registered_count: int) -> Failure:
         """The rejection of requests for a model while none of its `registered_count` workers has been reached."""
-        return self.jittered(_no_workers(f"no worker of {model!r} is reached, {of_registered(registered_count)}"))
+        return self.jittered(_no_workers(f"no worker of {model!r} is connected {of_registered(registered_count)}"))
 
     def not_replaced(self, model: str) -> Failure:
         """The rejection of a request that lost its worker and has waited for another in vain."""
@@ -108,5 +108,5 @@ def _no_workers(detail: str) -> Failure:
 
 
 def of_registered(count: int) -> str:
-    """The end of a sentence that says that no worker is reached."""
-    return f"of {count} registered: see the log of this frontend"
+    """The end of a sentence that says that no worker is connected."""
+    return f"(registered: {count}): see the log of this frontend"

@@ -45,7 +45,7 @@ async def http_server(
     except OSError as error:
         raise cannot_listen(what, f"{host}:{port}", error, option=option) from error
     async with serve_sockets(app, config, listeners, cork) as context:
-        gc_control.count_clients_of(context.clients)
+        gc_control.register_clients(context.clients)
         yield HttpServer(listeners[0].getsockname()[1], context)
 
 

@@ -21,7 +21,7 @@ def test_unknown_fault_is_refused_with_the_known_ones() -> None:
     done = CliRunner().invoke(command, ["--mocker-fault=fall_asleep=1"])
 
     assert done.exit_code == 2
-    assert "'fall_asleep=1' is none of die_after=N" in done.output
+    assert "'fall_asleep=1' is not one of die_after=N" in done.output
 
 
 def test_help_explains_every_fault() -> None:

@@ -49,7 +49,7 @@ def test_health_distinguishes_unreachable_workers_from_no_workers() -> None:
         async with serving(Script(), catalog=StubFrontend(cards=[], unreached_count=1)) as server:
             _, body = await server.get("/health")
 
-        assert "no worker is reached, of 1 registered" in error_of(body)["message"]
+        assert "no worker is connected (registered: 1): see the log of this frontend" in error_of(body)["message"]
 
     run(test)
 

@@ -70,7 +70,7 @@ def test_a_model_whose_workers_were_never_reached_has_no_workers() -> None:
         run_async(call_layer(layer, make_request(), card=None))
 
     assert caught.value.reason is Reason.NO_WORKERS
-    assert "of 1 registered" in caught.value.detail
+    assert "(registered: 1)" in caught.value.detail
     assert caught.value.retry_after_s is not None
 
 

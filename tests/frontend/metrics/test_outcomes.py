@@ -1,4 +1,4 @@
-"""Outcomes counts and logs requests that end in one turn of the event loop together, before a client can notice."""
+"""Outcomes counts and logs the requests of one iteration of the event loop together, before a client can notice."""
 
 import asyncio
 
@@ -32,13 +32,13 @@ class Case:
         return self.metrics.registry.get_sample_value(name, {"model": "m"})
 
 
-def test_outcomes_of_one_turn_are_counted_and_logged_in_order_in_the_next_turn() -> None:
+def test_outcomes_of_one_iteration_are_counted_and_logged_in_order_in_the_next() -> None:
     case = Case()
 
     async def scenario() -> None:
         case.outcomes.add(outcome("a"))
         case.outcomes.add(outcome("b", Failure(Reason.NO_WORKERS, "gone")))
-        assert (case.counted(), logs) == (None, []), "not yet in this turn"
+        assert (case.counted(), logs) == (None, []), "not yet in this iteration"
         await asyncio.sleep(0)
         assert case.counted() == 2
         case.outcomes.add(outcome("c"))
@@ -52,7 +52,7 @@ def test_outcomes_of_one_turn_are_counted_and_logged_in_order_in_the_next_turn()
 
 
 def test_client_that_asks_after_its_answer_finds_the_request_counted() -> None:
-    """The answer is written in the turn in which the request ends; the next request is read in a later turn."""
+    """The answer is written in the iteration in which the request ends; the next request is read in a later one."""
     case = Case()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -150,7 +150,7 @@ def test_a_rejection_without_workers_has_a_jittered_time_to_try_again(case: str)
     ]
 
     assert {failure.reason for failure in failures} == {Reason.NO_WORKERS}
-    assert ("of 3 registered" in failures[0].detail) is (case == "not reached")
+    assert ("(registered: 3)" in failures[0].detail) is (case == "not reached")
     times = [failure.retry_after_s or 0.0 for failure in failures]
     assert len(set(times)) == 50
     assert 1 <= min(times) <= max(times) <= 1.5

@@ -19,13 +19,13 @@ SCHEME = "bearer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminConfig:
-    """Where admin calls are served, and to whom.
+    """The addresses that serve admin calls, and the token that callers need.
 
     `listen`, `grpc_listen`: addresses for admin calls alone, over HTTP and gRPC. If neither is set, the clients'
     addresses serve admin calls. If either is set, neither protocol serves them there: an operator who moves the admin
     API out of the clients' reach moves all of it.
 
-    `token`: what each call must bring; None: nothing. `is_on`: whether there is an admin API at all.
+    `token`: the token that each call must carry; None: calls need none. `is_on`: whether there is an admin API at all.
     """
 
     listen: str | None = None
@@ -58,9 +58,9 @@ class Admin:
         scheme, _, token = (authorization or "").partition(" ")
         given = token.strip().encode(errors="surrogateescape")
         if not hmac.compare_digest(given, self._token) or scheme.lower() != SCHEME:
-            brought = "none" if authorization is None else "another"
+            given_token = "no token" if authorization is None else "another token"
             raise Failure(
-                Reason.UNAUTHENTICATED, f"admin calls need this frontend's token, and this call brings {brought}"
+                Reason.UNAUTHENTICATED, f"admin calls need this frontend's token: this call has {given_token}"
             )
 
     @property

@@ -29,7 +29,7 @@ from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, Response
 
 LARGE_BODY_BYTES = 256 * 1024
-"""Larger bodies are parsed in a thread, so that the streams on the event loop go on."""
+"""Larger bodies are parsed in a thread, so that streams on the event loop continue."""
 
 OnRefused = Callable[[str, str, Failure], None]
 """Called with the endpoint, the request's id and the failure."""

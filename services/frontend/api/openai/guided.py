@@ -107,5 +107,5 @@ def _compact(name: str, schema: Schema) -> str:
         raise _no_schema(name, "is nested too deeply: send a flatter schema") from error
 
 
-def _no_schema(name: str, complaint: str) -> Failure:
-    return invalid(name, f"{name} {complaint}")
+def _no_schema(name: str, problem: str) -> Failure:
+    return invalid(name, f"{name} {problem}")

@@ -31,7 +31,7 @@ _NO_REQUEST = {
 """Statuses of what cannot be read as a request, on any path. Source: where BrokenHead is raised."""
 _ABOUT = (
     "An LLM request plane whose token streams do not break. As with OpenAI, fields that are not listed are accepted and"
-    " ignored. The exception are fields that other servers support and this one does not: they are refused by name."
+    " ignored. The exceptions are fields that other servers support and this one does not: these are refused by name."
     " HEAD is answered as GET, without the body. Bodies may use Content-Encoding gzip or deflate."
 )
 

@@ -40,9 +40,9 @@ def test_other_calls_are_refused_without_the_token_in_the_message(given: str | N
     assert "secret" not in caught.value.detail
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "none"), ("Bearer other", "another")])
-def test_refusal_says_what_the_call_has_brought(given: str | None, expected: str) -> None:
-    with pytest.raises(Failure, match=f"this call brings {expected}$"):
+@pytest.mark.parametrize(("given", "expected"), [(None, "no token"), ("Bearer other", "another token")])
+def test_refusal_says_whether_the_call_has_no_token_or_another(given: str | None, expected: str) -> None:
+    with pytest.raises(Failure, match=f"this call has {expected}$"):
         make_admin(token="secret")[0].authorize(given)
 
 
