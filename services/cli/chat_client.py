@@ -1,6 +1,7 @@
 """A conversation with a model over the HTTP API, for people at a terminal."""
 
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -95,8 +96,15 @@ class Conversation:
             ) from error
         except aiohttp.ClientError as error:
             raise ChatError(
-                f"cannot connect to {self._config.url}: {error}\nIs it running? `unbroken up` starts it."
+                f"cannot connect to {self._config.url}: {_why_not(error)}\nIs it running? `unbroken up` starts it."
             ) from error
+
+
+def _why_not(error: aiohttp.ClientError) -> object:
+    """Why a connection failed, without aiohttp's details. A name that cannot be resolved has a negative error number."""
+    if not isinstance(error, aiohttp.ClientConnectorError):
+        return error
+    return os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
 
 
 async def _first_model(session: aiohttp.ClientSession) -> str:

@@ -38,6 +38,7 @@ def test_unreachable_server_is_an_error_with_a_hint() -> None:
     done = chat(server, "Hi")
 
     assert done.returncode == 1
+    assert done.stderr.startswith("error: cannot connect to http://127.0.0.1:1: Connection refused\n")
     assert "`unbroken up` starts it" in done.stderr
 
 
