@@ -15,7 +15,11 @@ from services.stubs import registry_pb2, registry_pb2_grpc
 DRAIN_TIMEOUT_S = 5.0
 
 
-@click.command(help="Take a worker out of service: its streams move to other workers without a pause.")
+@click.command(
+    short_help="Take a worker out of service: its streams move to other workers.",
+    help="Take a worker out of service: its streams move to other workers without a pause. INSTANCE is the instance id"
+    " in the worker's log line `worker ready`.",
+)
 @registry_option
 @click.argument("instance")
 def command(instance: str, **given: Any) -> None:
@@ -27,7 +31,9 @@ def command(instance: str, **given: Any) -> None:
                 f"no registry answers: {failure.detail}; give its address with --registry"
             ) from None
         raise click.ClickException(". ".join(filter(None, (failure.detail, failure.traits.hint)))) from None
-    click.echo(f"{drained.instance_id} at {drained.address} is draining; it exits when its streams have ended or moved")
+    click.echo(
+        f"{drained.instance_id} at {drained.address} was asked to drain; it exits when its streams have ended or moved"
+    )
 
 
 async def _drain(registries: Sequence[str], instance_id: str) -> registry_pb2.Instance:

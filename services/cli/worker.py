@@ -61,7 +61,7 @@ ENGINES = {"mocker": mocker_engine, "llamacpp": llamacpp_engine, "trtllm": trtll
     "--engine-request-limit",
     "DYN_ENGINE_REQUEST_LIMIT",
     type=click.IntRange(1),
-    help="N: number of requests that run at the same time. Default: the engine's own limit. llamacpp reserves the"
+    help="Number of requests that run at the same time. Default: the engine's own limit. llamacpp reserves the"
     " key-value cache of a full context for each of them: about 47 MB with SmolLM2 and 2,048 tokens.",
 )
 @env_option(
@@ -69,7 +69,7 @@ ENGINES = {"mocker": mocker_engine, "llamacpp": llamacpp_engine, "trtllm": trtll
     "DYN_DYNAMO_REQUEST_QUEUE_LIMIT",
     type=click.IntRange(0),
     default=16,
-    help="Q: number of further requests that may wait. Beyond it, requests are refused at once.",
+    help="Number of further requests that may wait. Beyond it, requests are refused at once.",
 )
 @env_option(
     "--queue-timeout",

@@ -188,7 +188,7 @@ def max_tokens_of(request: Request, context_length: int) -> int:
     if not prompt:
         raise invalid("prompt", "the prompt is empty: give at least one token")
     if room < 1:
-        detail = f"the prompt has {prompt} tokens, and the model's context holds {context_length} with the answer"
+        detail = f"the prompt has {prompt} tokens: prompt and answer together may have {context_length}"
         raise Failure(Reason.PROMPT_TOO_LONG, detail, param="prompt")
     if asked is not None and asked > room:
         left = f"the prompt's {prompt} tokens leave {room} of the context of {context_length}"

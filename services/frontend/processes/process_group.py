@@ -87,7 +87,7 @@ class ProcessGroup:
         async with self._setting:
             self._changes.setdefault(model, {}).update(changes)
             answers = await self._ask_all(lambda control: control.set_thresholds(model, changes))
-            self._check_all_answered(answers, "the others have done it")
+            self._check_all_answered(answers, "the others have applied the change")
 
     def _check_all_answered(self, answers: _Answers[Any], others: str) -> None:
         if answers.silent:
@@ -95,7 +95,7 @@ class ProcessGroup:
             raise Failure(
                 Reason.STALLED,
                 f"{len(answers.silent)} of {len(self._processes)} processes of this frontend did not answer within"
-                f" {self._answer_s_max:g} s (pid {pids}), {others}: ask again",
+                f" {self._answer_s_max:g} s (pid {pids}); {others}: send the call again",
             )
 
     async def _ask_all(self, ask: Callable[[RemoteControl], Awaitable[T]]) -> _Answers[T]:

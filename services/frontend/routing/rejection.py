@@ -83,7 +83,7 @@ def _bound_met(found: Survey, model: str) -> tuple[str, dict[str, str]]:
         which = f"some workers of {model!r} are at capacity and all others"
     over = excess([rank for one in found.busy for rank in one.ranks()], thresholds)
     cause = {CAUSE: RefusedFor.BUSY_THRESHOLD.value} | thresholds.named()
-    return f"{which} over a busy threshold, the least loaded with {over}", cause
+    return f"{which} over a busy threshold; the least loaded has {over}", cause
 
 
 def retry_after_s(workers: Sequence[Occupancy]) -> float:

@@ -69,13 +69,11 @@ def excess(ranks: Sequence[Rank], thresholds: Thresholds) -> str:
     are_blocks_over, are_tokens_over = _exceeded(least, thresholds)
     parts = []
     if are_blocks_over:
-        counts = f"{least.kv_blocks_used} of {least.kv_blocks_total}"
-        parts.append(
-            f"active_decode_blocks {_part_used(least):.4g} ({counts}) of at most {thresholds.active_decode_blocks}"
-        )
+        used = f"{_part_used(least):.4g} ({least.kv_blocks_used} of {least.kv_blocks_total})"
+        parts.append(f"active_decode_blocks {used}, above the threshold of {thresholds.active_decode_blocks}")
     if are_tokens_over:
         tokens = least.active_prefill_tokens
-        parts.append(f"active_prefill_tokens {tokens} of at most {thresholds.active_prefill_tokens}")
+        parts.append(f"active_prefill_tokens {tokens}, above the threshold of {thresholds.active_prefill_tokens}")
     return ", ".join(parts)
 
 

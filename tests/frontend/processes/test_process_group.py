@@ -171,7 +171,7 @@ def test_cancel_that_finds_nothing_fails_if_a_process_did_not_answer() -> None:
         one, other = (await case.join("one"))[0], (await case.join("other"))[0]
         with case.paused("other", other):
             with pytest.raises(
-                Failure, match=r"1 of 2 processes .*\(pid 102\), the others have no such request: ask again"
+                Failure, match=r"1 of 2 processes .*\(pid 102\); the others have no such request: send the call again"
             ) as caught:
                 await case.group.cancel("mine")
             one.gate.enter(Call(request_id="mine"))
@@ -225,7 +225,10 @@ def test_set_thresholds_fails_if_a_process_did_not_answer() -> None:
         one, other = (await case.join("one"))[0], (await case.join("other"))[0]
         with (
             case.paused("other", other),
-            pytest.raises(Failure, match=r"1 of 2 processes .*\(pid 102\), the others have done it: ask again"),
+            pytest.raises(
+                Failure,
+                match=r"1 of 2 processes .*\(pid 102\); the others have applied the change: send the call again",
+            ),
         ):
             await case.group.set_thresholds("m", {PREFILL: 1})
 

@@ -98,16 +98,16 @@ def test_the_reason_tells_why_no_worker_is_eligible(workers: list[Candidate], co
     assert rejected(*workers, count=count).reason is reason
 
 
-BLOCKS = "active_decode_blocks 0.9 (9 of 10) of at most 0.5"
+BLOCKS = "active_decode_blocks 0.9 (9 of 10), above the threshold of 0.5"
 
 
 @pytest.mark.parametrize(
     ("workers", "detail"),
     [
-        ([busy("a"), busy("b")], f"every worker of 'm' is over a busy threshold, the least loaded with {BLOCKS}"),
+        ([busy("a"), busy("b")], f"every worker of 'm' is over a busy threshold; the least loaded has {BLOCKS}"),
         (
             [busy("a"), make_candidate("b", is_full=True)],
-            f"some workers of 'm' are at capacity and all others over a busy threshold, the least loaded with {BLOCKS}",
+            f"some workers of 'm' are at capacity and all others over a busy threshold; the least loaded has {BLOCKS}",
         ),
     ],
     ids=["all busy", "some full"],

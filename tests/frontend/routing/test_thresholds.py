@@ -66,10 +66,13 @@ def test_excess_names_each_threshold_that_the_least_loaded_rank_exceeds() -> Non
     thresholds = Thresholds(active_decode_blocks=0.25, active_prefill_tokens=100)
     ranks = [RankLoad(9, 9, 900), RankLoad(3, 9, 101), RankLoad(4, 9, 0)]
 
-    blocks, tokens = "active_decode_blocks 0.3333 (3 of 9) of at most 0.25", "active_prefill_tokens 101 of at most 100"
+    blocks, tokens = (
+        "active_decode_blocks 0.3333 (3 of 9), above the threshold of 0.25",
+        "active_prefill_tokens 101, above the threshold of 100",
+    )
     assert excess(ranks, thresholds) == f"{blocks}, {tokens}"
     assert excess(ranks[1:2], Thresholds(active_prefill_tokens=100)) == tokens
-    assert excess(ranks[2:], thresholds).endswith("(4 of 9) of at most 0.25")
+    assert excess(ranks[2:], thresholds).endswith("(4 of 9), above the threshold of 0.25")
 
 
 def test_set_thresholds_are_named_as_clients_name_them() -> None:
