@@ -28,7 +28,8 @@ class MigrationMetrics(Protocol):
 class Move:
     """A move in progress.
 
-    `away_from`: the key of the old session. `since`: when the client stopped getting tokens, in event-loop time.
+    `away_from`: the key of the old session.
+    `since`: when the worker was lost or, if it drains, when its last token came, in event-loop time.
     `has_tokens`: whether the client has tokens already. `recomputed`: tokens that the next worker has to compute again.
     """
 

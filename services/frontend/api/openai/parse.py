@@ -1,6 +1,6 @@
 """Decodes JSON into the request bodies of OpenAI's endpoints.
 
-Unknown fields are ignored, as OpenAI does. Known fields that this version does not support are refused: see
+Unknown fields are ignored. Known fields that this version does not support are refused: see
 unsupported.py.
 """
 
