@@ -101,7 +101,7 @@ class Conversation:
 
 
 def _why_not(error: aiohttp.ClientError) -> object:
-    """Why a connection failed, without aiohttp's details. A name that cannot be resolved has a negative error number."""
+    """Why a connection failed, without aiohttp's details. A failed name lookup has a negative error number."""
     if not isinstance(error, aiohttp.ClientConnectorError):
         return error
     return os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
