@@ -104,7 +104,9 @@ def _why_not(error: aiohttp.ClientError) -> object:
     """Why a connection failed, without aiohttp's details. A failed name lookup has a negative error number."""
     if not isinstance(error, aiohttp.ClientConnectorError):
         return error
-    return os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+    if error.errno is None or error.errno < 0:
+        return error.strerror
+    return os.strerror(error.errno)
 
 
 async def _first_model(session: aiohttp.ClientSession) -> str:
