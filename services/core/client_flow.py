@@ -31,10 +31,10 @@ class StallWatch:
     A client for which nothing is unsent does not stall.
     """
 
-    def __init__(self, stall_s_max: float, taken: Callable[[], int | None], on_stall: Callable[[], None]) -> None:
-        """`taken`: returns a number that changes whenever the client accepts data, or None if nothing is unsent."""
+    def __init__(self, stall_s_max: float, progress: Callable[[], int | None], on_stall: Callable[[], None]) -> None:
+        """`progress`: returns a number that changes whenever the client accepts data, or None if nothing is unsent."""
         self._stall_s_max = stall_s_max
-        self._taken = taken
+        self._progress = progress
         self._on_stall = on_stall
         self._timer: asyncio.TimerHandle | None = None
         self._last: int | None = None
@@ -54,9 +54,9 @@ class StallWatch:
             self._timer = None
 
     def _look(self) -> None:
-        taken = self._taken()
-        self._still_count = self._still_count + 1 if taken is not None and taken == self._last else 0
-        self._last = taken
+        progress = self._progress()
+        self._still_count = self._still_count + 1 if progress is not None and progress == self._last else 0
+        self._last = progress
         if self._still_count == LOOKS:
             self._timer = None
             self.has_stalled = True

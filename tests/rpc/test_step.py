@@ -1,5 +1,5 @@
 """The token columns of a step: what is put in is read back, malformed columns are found, and merging and cutting steps
-change nothing that a stream is told.
+change nothing that a stream gets.
 """
 
 import pytest

@@ -1,18 +1,18 @@
 """Outbox: everything that one frontend has not been sent yet is one message, and its size is counted."""
 
 from services.core.errors import Failure, Reason
-from services.core.interface import Delta
+from services.core.interface import Delta, TokenLogprobs
 from services.core.request import FinishReason
 from services.stubs import worker_pb2
 from services.worker.outbox import TOKEN_BYTES, Outbox
 
 
-def nobody() -> None:
-    """For tests that look at the messages alone."""
+def ignore() -> None:
+    """For tests that look only at the messages."""
 
 
 def test_everything_in_the_outbox_is_one_message() -> None:
-    outbox = Outbox(nobody)
+    outbox = Outbox(ignore)
     outbox.add_tokens(1, Delta(0, [11]))
     outbox.add_tokens(2, Delta(5, (21, 22)))
     outbox.add_finish(1, FinishReason.STOP)
@@ -28,7 +28,7 @@ def test_everything_in_the_outbox_is_one_message() -> None:
 
 
 def test_popped_message_leaves_an_empty_outbox() -> None:
-    outbox = Outbox(nobody)
+    outbox = Outbox(ignore)
     outbox.add_tokens(2, Delta(5, (21, 22)))
     outbox.pop_message()
     assert outbox.is_empty
@@ -39,7 +39,7 @@ def test_popped_message_leaves_an_empty_outbox() -> None:
 
 
 def test_tokens_that_gather_between_two_messages_are_one_entry_for_each_stream() -> None:
-    outbox = Outbox(nobody)
+    outbox = Outbox(ignore)
     for position in range(3):
         outbox.add_tokens(1, Delta(position, [10 + position]))
         outbox.add_tokens(2, Delta(5 + position, [20 + position]))
@@ -49,9 +49,19 @@ def test_tokens_that_gather_between_two_messages_are_one_entry_for_each_stream()
     )
 
 
+def test_each_message_has_only_the_log_probabilities_of_its_own_tokens() -> None:
+    outbox, found = Outbox(ignore), []
+
+    for position in range(2):
+        outbox.add_tokens(1, Delta(position, [7], logprobs=[TokenLogprobs(-float(position))]))
+        found.append([one.logprob for one in outbox.pop_message().step.logprobs[0].tokens])
+
+    assert found == [[0.0], [-1.0]]
+
+
 def test_each_addition_is_notified() -> None:
-    told: list[int] = []
-    outbox = Outbox(lambda: told.append(outbox.token_count))
+    counts: list[int] = []
+    outbox = Outbox(lambda: counts.append(outbox.token_count))
 
     outbox.add_begun(1)
     outbox.add_tokens(1, Delta(0, [11, 12]))
@@ -59,12 +69,12 @@ def test_each_addition_is_notified() -> None:
     outbox.pop_message()
     outbox.set_goaway(1.0)
 
-    assert told == [1, 3, 3, 0]
+    assert counts == [1, 3, 3, 0]
 
 
 def test_ends_count_by_their_size() -> None:
     """A bug: 200,000 refused requests were left unread, and the session was not dropped."""
-    outbox = Outbox(nobody)
+    outbox = Outbox(ignore)
 
     outbox.add_failure(1, Failure(Reason.DRAINING, "x" * 200))
 
@@ -73,7 +83,7 @@ def test_ends_count_by_their_size() -> None:
 
 def test_streams_that_begin_count_as_one_token() -> None:
     """A bug: for a cancelled stream nothing else is sent, and such streams filled the memory uncounted."""
-    outbox = Outbox(nobody)
+    outbox = Outbox(ignore)
 
     for stream_id in range(4):
         outbox.add_begun(stream_id)

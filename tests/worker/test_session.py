@@ -17,14 +17,17 @@ from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.request import FinishReason, Request
 from services.core.validation import CHOICES_MAX
 from services.rpc.codec import card_from_wire, seconds_from_wire, seconds_to_wire
+from services.rpc.framing import FrameConnection
 from services.stubs import inference_pb2, worker_pb2
 from services.worker import session as session_module
 from services.worker.counters import Counters
 from services.worker.dispatcher import Limits
 from services.worker.execute import Execute
+from services.worker.session import FrontendSession, FrontendSessionConfig
+from tests.support.clock import settle
 from tests.support.doubles import CARD, Script, run_async
 from tests.support.manual_worker import ManualEngine, ManualLayer, RawFrontend, Served, serving, submit
-from tests.support.raw_session import RawSession, open_raw_session
+from tests.support.raw_session import RawSession, RecordingTransport, open_raw_session
 
 DONE = Finish(FinishReason.STOP)
 
@@ -38,7 +41,7 @@ def play(scenario: Callable[[Served, ManualLayer], Awaitable[Any]], **config: An
     return run_async(run())
 
 
-# What a session says
+# What a session sends
 
 
 def test_only_the_first_message_has_a_welcome() -> None:
@@ -157,7 +160,7 @@ def test_end_sends_what_is_left_before_it_closes_the_session() -> None:
     assert end.error.reason == "DRAINING"
 
 
-# What it refuses
+# Refused requests and violations of the protocol
 
 
 @pytest.mark.parametrize("fields", [{"priority": 1}, {"session_id": "s"}, {"request_id": "two words"}])
@@ -483,7 +486,7 @@ def test_stream_whose_session_ends_before_its_task_started_is_counted() -> None:
             session._submit(submit(1, 10))
             task = session._streams[1].task
             assert task is not None
-            task.cancel()  # As when whoever serves the session is cancelled in the turn of the submit.
+            task.cancel()  # As when the task of the session is cancelled in the turn of the submit.
         return dict(counters.cancelled)
 
     assert run_async(scenario()) == {(Cause.SESSION_LOST, Phase.QUEUED): 1}
@@ -544,7 +547,7 @@ def test_cancel_stops_one_request_and_unknown_ids_are_ignored() -> None:
     frontend = play(scenario)
 
     assert frontend.token_ids(2) == [7]
-    assert frontend.end(1) is None, "whoever cancelled has forgotten the stream"
+    assert frontend.end(1) is None, "the frontend has forgotten the stream"
 
 
 @pytest.mark.parametrize("cancels", [[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]])
@@ -749,7 +752,7 @@ def test_silent_frontend_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None
         await silent.send(submit(1, 10))
         asked = await pipeline.wait_called(10)
         while not asked.cancelled.is_set():
-            await lively.send()  # An empty message says that it is there.
+            await lively.send()  # An empty message is a keepalive.
             await lively.read()
         await silent.until_over()
         return lively.is_over
@@ -777,7 +780,7 @@ def test_worker_that_stood_still_itself_drops_no_frontend_for_silence(monkeypatc
     assert not play(scenario, heartbeat_s=0.01)
 
 
-# What is sent together
+# One message for the tokens and their end
 
 
 def test_end_travels_with_the_last_tokens() -> None:
@@ -815,6 +818,31 @@ def test_frontend_may_leave_exactly_the_bound_unread(count: int) -> None:
         return frontend.is_over
 
     assert play(scenario, outbox_tokens_max=10) is (count > 10)
+
+
+def test_unsent_messages_are_sent_as_soon_as_the_frontend_reads_on() -> None:
+    async def scenario() -> None:
+        session = FrontendSession(
+            Script(), worker_pb2.Welcome(), worker_pb2.Load, Counters(), FrontendSessionConfig(heartbeat_s=60)
+        )
+        connection, wire = FrameConnection(worker_pb2.FrontendMessage, is_opener=False), RecordingTransport()
+        connection.connection_made(wire)
+        serving_it = asyncio.ensure_future(session.serve(connection))
+        await settle()
+        connection.pause_writing()
+        session.goaway(1.0)
+        await settle()
+        written = wire.written
+        assert len(wire.pieces) == 1, "only the welcome is sent"
+
+        connection.resume_writing()
+        await settle()
+
+        assert len(wire.written) > len(written)
+        serving_it.cancel()
+        await asyncio.wait([serving_it])
+
+    run_async(scenario())
 
 
 def test_frontend_that_submits_and_reads_nothing_is_dropped() -> None:

@@ -14,7 +14,7 @@ from services.core.errors import Reason
 from services.core.interface import Finish, Sink
 from services.core.request import FinishReason, Request
 from services.frontend.layers.migrate import Migrate, MigrateConfig
-from tests.frontend.migration.support import ABLE, Case, RecordedMetrics
+from tests.frontend.migration.support import ABLE, Case, RecordedMetrics, Stage
 from tests.support.doubles import HANG, Collected, Script, call_layer, make_request, run_async
 
 
@@ -85,6 +85,24 @@ def test_a_request_without_a_failure_leaves_no_reference_cycle() -> None:
         collected = Collected()
         layer = Migrate(Forgetful([7, 8]), MigrateConfig(), RecordedMetrics())
         await layer(make_request(), Call(request_id="r", card=ABLE), collected)
+        return weakref.ref(collected)
+
+    assert run_async(scenario())() is None
+
+
+@pytest.mark.usefixtures("_no_garbage_collection")
+def test_a_planned_move_leaves_no_reference_cycle() -> None:
+    async def scenario() -> weakref.ref[Collected]:
+        collected, stage = Collected(), Stage()
+        layer = Migrate(stage, MigrateConfig(), stage.metrics)
+        running = asyncio.ensure_future(layer(make_request(), Call(request_id="r", card=ABLE), collected))
+        source = await stage.attempt(0)
+        source.leave()
+        target = await stage.attempt(1)
+        target.deliver(7)
+        target.finish()
+        await running
+        stage.attempts.clear()
         return weakref.ref(collected)
 
     assert run_async(scenario())() is None

@@ -25,6 +25,7 @@ class RecordedMetrics:
         self.moves: list[bool] = []
         self.recomputed: list[int] = []
         self.outcomes: list[str] = []
+        self.gaps_s: list[float] = []
         self.exceeded = 0
         self.limit = -1
 
@@ -35,6 +36,7 @@ class RecordedMetrics:
     def observe_move(self, model: str, *, has_tokens: bool, outcome: str, seconds: float) -> None:
         assert 0 <= seconds < 10
         self.outcomes.append(outcome)
+        self.gaps_s.append(seconds)
 
     def count_exceeded(self, model: str) -> None:
         self.exceeded += 1
@@ -43,11 +45,19 @@ class RecordedMetrics:
         self.limit = limit
 
 
+class RoutedScript(Script):
+    """A script whose attempts go to worker-1, worker-2 and so on."""
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        call.attempt.session = FakeSession(f"worker-{len(self.calls) + 1}")
+        return await super().__call__(request, call, sink)
+
+
 class Case:
     """A Migrate layer over a script, and the metrics that it reported."""
 
     def __init__(self, *takes: Sequence[Step], card: ModelCard = ABLE, **config: Any) -> None:
-        self.script = Script(*takes)
+        self.script = RoutedScript(*takes)
         self.metrics = RecordedMetrics()
         self.layer = Migrate(self.script, MigrateConfig(**config), self.metrics)
         self.card = card

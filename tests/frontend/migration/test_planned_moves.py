@@ -16,6 +16,7 @@ from services.core.interface import Delta, Finish, Sink
 from services.core.model_card import ModelCard, Resume
 from services.core.request import FinishReason, Request, Sampling
 from services.frontend.layers.migrate import Migrate, MigrateConfig
+from services.frontend.migration import migration, move
 from services.frontend.migration.policy import LAG_TOKENS_MAX, ROUNDS_MAX
 from tests.frontend.migration.support import ABLE, RecordedMetrics, Stage, staged
 from tests.support.doubles import HANG, Collected, Script, call_layer, make_request, run_async
@@ -65,6 +66,7 @@ def test_a_target_that_is_too_far_behind_starts_again_after_the_tokens_of_the_so
         source.deliver(7, 8, 9)
         late.deliver(7)
         target = await stage.attempt(2)
+        assert late.is_cancelled
         assert target.request.generated_token_ids == (7, 8, 9)
         target.deliver(10)
         target.finish()
@@ -72,7 +74,6 @@ def test_a_target_that_is_too_far_behind_starts_again_after_the_tokens_of_the_so
     stage, answer = staged(play)
 
     assert answer.token_ids == [7, 8, 9, 10]
-    assert stage.attempts[1].is_cancelled
     assert stage.metrics.moves == [True]
 
 
@@ -184,16 +185,16 @@ def test_after_the_loss_of_a_source_whose_target_waits_for_a_worker_the_wait_is_
         waiting = await stage.attempt(1)
         source.fail(Reason.ENGINE_DEAD)
         last = await stage.attempt(2)
+        assert waiting.is_cancelled
         assert waiting.call.replacement_deadline is not None
         assert last.call.replacement_deadline is not None
         assert last.call.replacement_deadline > waiting.call.replacement_deadline + 5
         last.deliver(8)
         last.finish()
 
-    stage, answer = staged(play, replacement_wait_s=10)
+    _, answer = staged(play, replacement_wait_s=10)
 
     assert answer.token_ids == [7, 8]
-    assert stage.attempts[1].is_cancelled
 
 
 def test_a_request_from_the_queue_of_a_worker_that_left_may_wait_for_room_elsewhere() -> None:
@@ -233,6 +234,64 @@ def test_a_target_whose_worker_leaves_is_replaced_once_it_has_taken_over() -> No
     assert answer.token_ids == [7, 8]
 
 
+def test_a_target_whose_worker_leaves_is_replaced_once_the_source_is_lost() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.attempt(0)
+        source.leave()
+        second = await stage.attempt(1)
+        second.leave()
+        source.fail(Reason.DISCONNECTED)
+        third = await stage.attempt(2)
+        assert third.call.excluded == {"worker-1", "worker-2"}
+        third.deliver(7)
+        third.finish()
+
+    _, answer = staged(play)
+
+    assert answer.token_ids == [7]
+
+
+def test_the_gap_of_a_planned_move_begins_with_the_last_token_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    for module in (migration, move):
+        monkeypatch.setattr(module, "clock", lambda: now)
+
+    async def play(stage: Stage) -> None:
+        nonlocal now
+        source = await stage.attempt(0)
+        source.leave()
+        target = await stage.attempt(1)
+        now = 5.0
+        source.deliver(7)
+        now = 5.5
+        target.deliver(7, 8)
+        target.finish()
+
+    stage, _ = staged(play)
+
+    assert stage.metrics.gaps_s == [0.5]
+
+
+def test_after_a_planned_move_the_next_wait_does_not_end_with_the_grace_of_the_first_worker() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.attempt(0)
+        source.leave()
+        second = await stage.attempt(1)
+        source.deliver(7)
+        second.deliver(7)  # Takes over without a new token.
+        second.fail(Reason.DRAINING)
+        third = await stage.attempt(2)
+        assert second.call.replacement_deadline is not None, "in 30 s, when the source's worker ends its streams"
+        assert third.call.replacement_deadline is not None
+        assert third.call.replacement_deadline < second.call.replacement_deadline - 10
+        third.deliver(8)
+        third.finish()
+
+    _, answer = staged(play, replacement_wait_s=10)
+
+    assert answer.token_ids == [7, 8]
+
+
 def test_a_target_does_not_take_over_from_a_source_that_has_finished() -> None:
     async def play(stage: Stage) -> None:
         source = await stage.attempt(0)
@@ -251,9 +310,9 @@ def test_a_target_does_not_take_over_from_a_source_that_has_finished() -> None:
 @pytest.mark.parametrize(
     ("card", "config"),
     [(replace(ABLE, resume=Resume(sampling=False)), {}), (ABLE, {"seq_len_max": 2})],
-    ids=["cannot be resumed", "is not tracked any more"],
+    ids=["the engine cannot", "they are not recorded"],
 )
-def test_a_target_is_given_up_if_the_source_has_delivered_tokens_of_an_answer_that(
+def test_a_target_is_given_up_if_the_tokens_that_the_source_has_delivered_cannot_be_resumed(
     card: ModelCard, config: dict[str, Any]
 ) -> None:
     async def play(stage: Stage) -> None:
@@ -263,12 +322,13 @@ def test_a_target_is_given_up_if_the_source_has_delivered_tokens_of_an_answer_th
         source.deliver(7)
         second.deliver(50, 51)
         source.deliver(8)
+        await asyncio.sleep(0)
+        assert second.is_cancelled
         source.finish()
 
-    stage, answer = staged(play, make_request(sampling=Sampling(temperature=0.8, seed=1)), card=card, **config)
+    _, answer = staged(play, make_request(sampling=Sampling(temperature=0.8, seed=1)), card=card, **config)
 
     assert answer.token_ids == [7, 8]
-    assert stage.attempts[1].is_cancelled
 
 
 def test_a_worker_that_leaves_while_the_client_hangs_up_starts_no_attempt() -> None:

@@ -86,12 +86,12 @@ def test_a_refusal_covers_the_smallest_amount_refused_and_anything_above_it() ->
 
 def test_a_forgotten_refusal_does_not_expire_later() -> None:
     async def scenario() -> None:
-        told: list[str] = []
-        refusal, later = Refusal(0.01, lambda: told.append("expired")), asyncio.Event()
+        reports: list[str] = []
+        refusal, later = Refusal(0.01, lambda: reports.append("expired")), asyncio.Event()
         refusal.remember(1)
         refusal.forget()
         asyncio.get_running_loop().call_later(0.02, later.set)
         await later.wait()
-        assert (refusal.is_set, told) == (False, [])
+        assert (refusal.is_set, reports) == (False, [])
 
     run_async(scenario())

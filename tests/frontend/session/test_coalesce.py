@@ -24,7 +24,7 @@ def end(stream_id: int) -> StreamEnd:
 
 
 def heard(messages: Sequence[WorkerMessage]) -> dict[int, list[Any]]:
-    """What each stream is told, token by token."""
+    """The items that each stream gets, token by token."""
     log: dict[int, list[Any]] = {}
     for message in messages:
         for stream_id in message.begun:
