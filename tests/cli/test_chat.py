@@ -12,9 +12,11 @@ import pytest
 from tests.support.chat_server import DONE, WAIT_S, Server, chat, event
 
 # Makes standard input the controlling terminal, so that Ctrl-C in it reaches the process, and executes its arguments.
+# Resets SIGINT, which a shell ignores for commands that it starts in the background.
 # Done in the child rather than between fork and exec, because other threads of this process may hold locks there.
 _TAKE_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
