@@ -1,4 +1,4 @@
-"""`unbroken drain`: asks one registry after another, and explains why a worker cannot be drained.
+"""`unbroken drain`: asks one registry after another, and says what happens to the worker, or why it cannot be drained.
 
 That streams move when a worker drains is tested in tests/integration/moves/test_drain.py.
 """
@@ -6,20 +6,45 @@ That streams move when a worker drains is tested in tests/integration/moves/test
 import asyncio
 import subprocess
 import sys
-from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from services.cli.drain import command
+from services.registry.memory_store import MemoryStore
 from services.runtime.loop import run_on_loop
-from tests.registry.support import WAIT_S, started_registry
+from services.stubs.registry_pb2 import INSTANCE_STATE_DRAINING
+from tests.registry.support import WAIT_S, put, running, served
+
+UNREACHABLE = "127.0.0.1:1"
 
 
-def test_unknown_instance_is_an_error_that_says_where_to_find_ids(tmp_path: Path) -> None:
+async def drain(instance_id: str, *registries: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "services", "drain", instance_id, "--registry", ",".join(registries)]
+    return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=WAIT_S)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_drained_worker_is_named_whichever_registry_answers(is_first: bool) -> None:
     async def scenario() -> subprocess.CompletedProcess[str]:
-        async with started_registry(tmp_path, "--listen", "127.0.0.1:0") as registry:
-            command = [sys.executable, "-m", "services", "drain", "nosuch", "--registry", await registry.address()]
-            return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=WAIT_S)
+        async with running(store := MemoryStore()), served(store) as address:
+            await put(store, "w1")
+            done = await drain("w1", *([address, UNREACHABLE] if is_first else [UNREACHABLE, address]))
+            assert store.cache.entries["w1"].instance.state == INSTANCE_STATE_DRAINING
+            return done
+
+    done = run_on_loop(scenario())
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("w1 at 127.0.0.1:9000 is draining; ")
+
+
+def test_unknown_instance_is_an_error_that_says_where_to_find_ids() -> None:
+    """All registries have the same records, so the next one is not asked."""
+
+    async def scenario() -> subprocess.CompletedProcess[str]:
+        async with running(store := MemoryStore()), served(store) as address:
+            return await drain("nosuch", address, UNREACHABLE)
 
     done = run_on_loop(scenario())
 
@@ -28,7 +53,7 @@ def test_unknown_instance_is_an_error_that_says_where_to_find_ids(tmp_path: Path
 
 
 def test_unreachable_registry_is_an_error_that_names_the_option() -> None:
-    done = CliRunner().invoke(command, ["some-worker", "--registry", "127.0.0.1:1"])
+    done = CliRunner().invoke(command, ["some-worker", "--registry", UNREACHABLE])
 
     assert done.exit_code == 1
     assert "no registry answers: " in done.output

@@ -70,6 +70,16 @@ def test_bound_applies_to_the_decompressed_body(body: bytes, encoding: str | Non
     assert reason_of(body, encoding) is Reason.BODY_TOO_LARGE
 
 
+def test_fault_of_the_request_is_raised_before_its_body_is_read() -> None:
+    fault = Failure(Reason.DEADLINE_EXCEEDED, "the body did not arrive")
+    request = HttpRequest(method="POST", path="/", headers={"content-encoding": "br"}, body=b"{", fault=fault)
+
+    with pytest.raises(Failure) as caught:
+        run_async(body_of(request, BYTES_MAX, BoundedExecutor()))
+
+    assert caught.value is fault
+
+
 def test_decompression_stops_at_the_bound() -> None:
     bomb = zlib.compress(bytes(BOMB_BYTES))
     tracemalloc.start()

@@ -1,12 +1,28 @@
-"""Mocker options: every fault of the engine can be set and is explained."""
+"""Mocker options reach the engine, and every fault of it can be set and is explained."""
 
 from dataclasses import fields
 
+import pytest
 from click.testing import CliRunner
 
-from services.cli.engines.mocker import FAULTS
+from services.cli.engines.mocker import FAULTS, mocker_engine
 from services.cli.worker import command
 from services.worker.engines.mocker import Faults
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ([], "mocker"),
+        (["--model=llama"], "llama"),
+        (["--served-model-name=chat"], "chat"),
+        (["--model=llama", "--served-model-name=chat"], "chat"),
+    ],
+)
+def test_served_name_is_the_given_one_the_models_or_that_of_the_engine(options: list[str], name: str) -> None:
+    engine = mocker_engine(command.make_context("worker", options).params)
+
+    assert engine.card.model == name
 
 
 def test_mute_rank_that_does_not_exist_is_refused() -> None:
