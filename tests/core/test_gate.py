@@ -46,6 +46,17 @@ def test_the_gate_is_quiet_once_the_last_request_has_left() -> None:
     assert run_async(scenario()) == [True, False, True]
 
 
+def test_a_request_can_be_cancelled_after_another_with_its_id_has_ended() -> None:
+    gate, first, second = Gate(), Call(request_id="r"), Call(request_id="r")
+    gate.enter(first)
+    gate.enter(second)
+    gate.leave(first)
+
+    assert gate.cancel("r") == 1
+
+    assert (first.ending.failure, second.ending.cause) == (None, Cause.EXPLICIT)
+
+
 def test_running_requests_can_be_failed_from_outside() -> None:
     async def scenario() -> tuple[list[Failure], int, bool]:
         gate, script = Gate(), Script([7, HANG], [8, HANG])

@@ -1,6 +1,6 @@
 """Finds a worker for a call, or says why there is none. Admission and routing ask the same balancer.
 
-Each request looks at the state of every worker if there are few. If there are many, it relies on earlier looks:
+Of few workers, each request reads the current states. Of many, it also relies on earlier looks:
 
 | what | is reused |
 | --- | --- |

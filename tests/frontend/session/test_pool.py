@@ -253,6 +253,7 @@ def test_an_instance_that_comes_back_into_the_view_gets_a_session_again() -> Non
             assert await until(pool, 1) == ["b"]
             while "a" in pool._kept:
                 await asyncio.sleep(0)
+            assert pool._quarantined == {}, "nothing is kept of an instance that is gone"
             pool.on_change(view_of(a), ())
             assert await until(pool, 2) == ["a", "b"]
 
@@ -277,8 +278,11 @@ def test_a_lost_worker_is_withdrawn_at_once_and_found_again_when_it_is_back() ->
             drop_sessions(a)
             await until(pool, 0)
             await until(pool, 1)
-            assert sessions(pool)[0].key != first
+            [found] = sessions(pool)
+            assert found.key != first
             assert pool.session(first) is None
+            assert pool._welcomed == {found}, "the lost session is not checked any more"
+            assert found.candidate.quarantined_until > asyncio.get_running_loop().time()
 
     run_async(scenario())
 

@@ -394,6 +394,24 @@ def test_request_waits_while_the_worker_is_slow_to_read_and_is_sent_when_it_has_
     run_async(scenario())
 
 
+def test_requests_of_each_turn_are_sent_in_the_next() -> None:
+    async def scenario() -> list[int]:
+        worker, wire = BareWorker(), RecordingTransport()
+        connection: FrameConnection[worker_pb2.WorkerMessage] = FrameConnection(
+            worker_pb2.WorkerMessage, is_opener=True
+        )
+        connection.connection_made(wire)
+        worker.session._start(connection)
+        counts = []
+        for _ in range(2):
+            worker.open()
+            await asyncio.sleep(0)
+            counts.append(len(wire.pieces))
+        return counts
+
+    assert run_async(scenario()) == [2, 3], "after the preamble, a message for each"
+
+
 def test_candidate_of_a_lost_session_is_lost() -> None:
     async def scenario() -> bool:
         worker = BareWorker()
