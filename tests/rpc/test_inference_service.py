@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 from services.core.call import Call
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Sink
-from services.core.request import Request
+from services.core.request import FinishReason, Request
 from services.rpc.inference_service import InferenceService, request_id_of
 from services.stubs import inference_pb2
 from tests.support.doubles import Script, run_async
@@ -313,19 +313,23 @@ def test_cancel_with_an_invalid_request_id_is_an_invalid_argument(name: str) -> 
     assert error_info(error).metadata["param"] == "request_id"
 
 
-def test_refusal_leaves_nothing_to_the_garbage_collector() -> None:
+@pytest.mark.parametrize("is_refused", [True, False], ids=["refusal", "answer"])
+def test_request_leaves_nothing_to_the_garbage_collector(is_refused: bool) -> None:
     """A bug: during an overload, garbage collections stopped every stream for a tenth of a second."""
     sinks: WeakSet[Sink] = WeakSet()
 
-    async def refuse(_request: Request, _call: Call, sink: Sink) -> Finish:
+    async def pipeline(_request: Request, _call: Call, sink: Sink) -> Finish:
         sinks.add(sink)
-        raise Failure(Reason.OVERLOADED, "full")
+        if is_refused:
+            raise Failure(Reason.OVERLOADED, "full")
+        sink.deliver(Delta(0, [7]))
+        return Finish(FinishReason.STOP)
 
     async def scenario() -> int:
-        async with serving(refuse) as stub:
+        async with serving(pipeline) as stub:
             for _ in range(3):
                 _, error = await read_all(stub.Generate(generate_request()))
-                assert error_info(error).reason == "OVERLOADED"
+                assert (error is not None and error_info(error).reason == "OVERLOADED") is is_refused
             return len(sinks)
 
     gc.disable()

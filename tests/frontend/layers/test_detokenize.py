@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.errors import Failure, Reason
-from services.core.interface import Usage
+from services.core.interface import Delta, TokenLogprobs, Usage
 from services.core.request import FinishReason
-from services.frontend.layers.detokenize import Detokenize
+from services.frontend.layers.detokenize import Detokenize, Detokenizer
 from tests.support.doubles import HANG, Collected, Script, Step, call_layer, make_request, models_of, run_async
 
 
@@ -83,6 +83,27 @@ def test_tokens_after_the_stop_string_are_not_delivered_and_not_billed() -> None
     assert joined.finish == single.finish
     assert single.finish is not None
     assert single.finish.usage == Usage(2, 8)
+
+
+def test_tokens_that_arrive_before_the_engine_is_cancelled_are_dropped() -> None:
+    collected, stopped = Collected(), []
+    detokenizer = Detokenizer(collected, [bytes([value]) for value in range(256)], ("stop",))
+    detokenizer.on_stopped = lambda: stopped.append("stopped")
+
+    detokenizer.deliver(Delta(0, list(b"a stop")))
+    detokenizer.deliver(Delta(6, list(b"!")))
+
+    assert (collected.text, collected.token_ids) == ("a ", list(b"a stop"))
+    assert (detokenizer.token_count, stopped) == (6, ["stopped"])
+
+
+def test_last_delta_of_a_stopped_answer_has_log_probabilities_of_its_own_tokens_only() -> None:
+    collected = Collected()
+    detokenizer = Detokenizer(collected, [bytes([value]) for value in range(256)], ("stop",))
+
+    detokenizer.deliver(Delta(0, list(b"stop!"), logprobs=[TokenLogprobs(-float(number)) for number in range(5)]))
+
+    assert [one.logprob for one in collected.deltas[0].logprobs or ()] == [0.0, -1.0, -2.0, -3.0]
 
 
 def test_first_stop_string_in_the_text_ends_it() -> None:

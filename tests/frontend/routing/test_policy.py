@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 from services.frontend.routing.candidate import Candidate
-from services.frontend.routing.policy import Survey, choose, survey
+from services.frontend.routing.policy import LOOKS_MAX, Survey, choose, healthy, survey
 from services.frontend.routing.state import MOVED_REQUEST, NEW_REQUEST, Needs, State
 from services.frontend.routing.thresholds import Thresholds
 from services.worker.engine import RankLoad
@@ -39,6 +39,16 @@ def test_the_most_loaded_of_many_workers_is_never_chosen() -> None:
     rng = random.Random(7)
 
     assert "4" not in {chosen(workers, rng) for _ in range(200)}
+
+
+def test_a_worker_that_is_drawn_twice_is_looked_at_once() -> None:
+    class Constant(random.Random):
+        def random(self) -> float:
+            return 0.0
+
+    workers = [make_candidate(str(number)) for number in range(LOOKS_MAX + 1)]
+
+    assert [one.key for one in healthy(workers, Needs(), 0.0, Constant())] == ["0"]
 
 
 def test_of_two_workers_with_as_many_requests_the_one_whose_load_is_known_is_chosen() -> None:

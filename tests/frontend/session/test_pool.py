@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.core.common_layers import Deadline
-from services.core.errors import Failure, Reason
+from services.core.errors import Failure, Reason, RefusedFor
 from services.core.interface import Delta
 from services.core.model_card import ModelCard, TokenizerRef
 from services.discovery.client import InstanceRecord
@@ -258,6 +258,33 @@ def test_an_instance_that_comes_back_into_the_view_gets_a_session_again() -> Non
             assert await until(pool, 2) == ["a", "b"]
 
     run_async(scenario())
+
+
+def test_a_worker_that_reports_its_load_after_a_refusal_is_looked_at_again() -> None:
+    async def scenario() -> bool:
+        async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
+            await until(pool, 1)
+            [session] = sessions(pool)
+            worker_set = pool.worker_set(session.card)
+            session.candidate.on_refused(RefusedFor.CAPACITY, 1, 0)
+            worker_set.leave_out(session.candidate)
+            session.candidate.on_load(worker_pb2.Load(ranks=[worker_pb2.RankLoad()]))
+            return session.candidate in worker_set.open
+
+    assert run_async(scenario())
+
+
+def test_a_worker_set_without_workers_is_kept_while_a_request_waits_in_it() -> None:
+    async def scenario() -> list[bool]:
+        pool, cards = Pool(ModelCatalog(), QUICK), [replace(CARD, model=name) for name in ("a", "b", "c")]
+        worker_set, kept = pool.worker_set(cards[0]), []
+        with worker_set.wait_queue.join():
+            pool.worker_set(cards[1])
+            kept.append(pool.worker_set(cards[0]) is worker_set)
+        pool.worker_set(cards[2])
+        return [*kept, pool.worker_set(cards[0]) is worker_set]
+
+    assert run_async(scenario()) == [True, False]
 
 
 def test_a_lost_session_is_gone_even_before_it_is_withdrawn() -> None:
