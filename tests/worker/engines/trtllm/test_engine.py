@@ -16,7 +16,7 @@ from services.runtime.process import StartupError
 from services.worker.engine import Output
 from services.worker.engines.trtllm import TrtLlmConfig, TrtLlmEngine
 from tests.support.model_folder import make_model_folder
-from tests.worker.engines.trtllm.support import GREEDY, PROMPT, SAMPLED, RunningEngine, llm_of, new_request, play
+from tests.support.trtllm import GREEDY, PROMPT, SAMPLED, RunningEngine, llm_of, new_request, play
 
 
 def answers(folder: Path, *requests: Request, **config: Any) -> list[tuple[list[int], FinishReason | None]]:

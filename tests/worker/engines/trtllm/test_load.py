@@ -13,7 +13,7 @@ from services.worker.engine import RankLoad
 from services.worker.engines.trtllm import load as load_module
 from services.worker.engines.trtllm.load import SAMPLE_FRESH_S, Sample, emptiest_rank, rank_loads, read_stats, sample_of
 from tests.support.doubles import run_async
-from tests.worker.engines.trtllm.support import WITHOUT_STATS, RunningEngine, llm_of, new_request, play
+from tests.support.trtllm import WITHOUT_STATS, RunningEngine, llm_of, new_request, play
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from services.runtime.tasks import leaf_of
 from services.worker.engine import Output
 from services.worker.engines.trtllm.health import CANARY, CANARY_TRIES
 from tests.support.doubles import TEST_S_MAX
-from tests.worker.engines.trtllm.support import PROMPT, WITHOUT_STATS, RunningEngine, llm_of, new_request, play
+from tests.support.trtllm import PROMPT, WITHOUT_STATS, RunningEngine, llm_of, new_request, play
 
 LONG = new_request(max_tokens=900)
 
