@@ -36,7 +36,7 @@ def test_drained_worker_is_named_whichever_registry_answers(is_first: bool) -> N
     done = run_on_loop(scenario())
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("w1 at 127.0.0.1:9000 is draining; ")
+    assert done.stdout.startswith("w1 at 127.0.0.1:9000 was asked to drain; ")
 
 
 def test_unknown_instance_is_an_error_that_says_where_to_find_ids() -> None:
