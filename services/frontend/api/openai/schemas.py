@@ -124,7 +124,7 @@ class ChatCompletionChunk(Struct, kw_only=True):
 
 
 class PartialCompletionChoice(Struct, kw_only=True):
-    """What a failed answer had of a choice. finish_reason: null if the choice had not ended."""
+    """One choice of an answer that failed, as far as it came. finish_reason: null if the choice had not ended."""
 
     index: int
     text: str
@@ -132,7 +132,7 @@ class PartialCompletionChoice(Struct, kw_only=True):
 
 
 class PartialChatChoice(Struct, kw_only=True):
-    """What a failed answer had of a choice. finish_reason: null if the choice had not ended."""
+    """One choice of an answer that failed, as far as it came. finish_reason: null if the choice had not ended."""
 
     index: int
     message: AssistantMessage
