@@ -54,7 +54,7 @@ class Answer(ABC):
 
     @abstractmethod
     def partial(self, choices: Mapping[int, Collected]) -> dict[str, Any]:
-        """What a failed answer had so far."""
+        """The answer as far as it came before it failed."""
 
     @abstractmethod
     def chunk(self, choices: list[Any], usage: Usage | None = None) -> Struct:
