@@ -1,16 +1,17 @@
 """The tokeniser of a GGUF model: llama.cpp's own, loaded from the metadata of the file.
 
 The worker sends the head of the file, up to the weights: less than 2 MB for a vocabulary of 50,000. The frontend writes
-it to a sparse file of the original length, and llama.cpp loads that without the weights. This module has no
+it to a sparse file in memory, of the original length, and llama.cpp loads that without the weights. This module has no
 tokenisation rules; it only knows how a vocabulary spells bytes.
 """
 
-import tempfile
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from services.core.errors import Failure, Reason
+from services.models.scratch_file import scratch_file
 from services.models.tokenizers.byte_level import byte_of_character
 
 try:
@@ -63,14 +64,12 @@ def tokenizer_content(path: Path) -> bytes:
 
 
 def _load_vocabulary(content: bytes) -> Any:
-    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
-        file.write(content)
-        file.flush()
-        try:
-            file.truncate(_whole_size(Path(file.name)))
-            return llama_cpp.LlamaModel(file.name, _without_weights())
-        except (ValueError, RuntimeError, OSError) as error:
-            raise Failure(Reason.INTERNAL, f"llama.cpp cannot read the model's tokeniser: {error}") from error
+    try:
+        with scratch_file(content) as path:
+            os.truncate(path, _whole_size(path))
+            return llama_cpp.LlamaModel(str(path), _without_weights())
+    except (ValueError, RuntimeError, OSError) as error:
+        raise Failure(Reason.INTERNAL, f"llama.cpp cannot read the model's tokeniser: {error}") from error
 
 
 def _without_weights() -> Any:

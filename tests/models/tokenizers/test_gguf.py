@@ -1,6 +1,7 @@
 """The GGUF tokeniser: gives llama.cpp's ids from the head of the file alone, and the exact bytes of each token."""
 
 import hashlib
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,12 @@ def content() -> bytes:
 @pytest.fixture(scope="module")
 def tokenizer(content: bytes) -> GgufTokenizer:
     return GgufTokenizer(content)
+
+
+def test_vocabulary_is_loaded_where_no_folder_can_be_written(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+
+    assert GgufTokenizer(content).encode("Hello", add_special=False) == [19556]
 
 
 TEXTS = [
