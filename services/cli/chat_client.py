@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -97,7 +99,16 @@ class Conversation:
         except aiohttp.ClientError as error:
             raise ChatError(
                 f"cannot connect to {self._config.url}: {_why_not(error)}\nIs it running? `unbroken up` starts it."
+                f"{_proxy_hint(self._config.url)}"
             ) from error
+
+
+def _proxy_hint(url: str) -> str:
+    """A note for people whose environment names a proxy for this URL: this client connects directly."""
+    place = urlsplit(url)
+    if place.scheme not in getproxies() or proxy_bypass(place.netloc):
+        return ""
+    return f"\nThe proxy in {place.scheme}_proxy is not used: the connection is direct."
 
 
 def _why_not(error: aiohttp.ClientError) -> object:

@@ -17,7 +17,7 @@ DOMAIN = "unbroken"
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """The largest message on any hop: a prompt of about four million tokens."""
 
-_OPTIONS: list[tuple[str, int]] = [
+_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -39,15 +39,19 @@ refuses is tried again after `initial_reconnect_backoff_ms`."""
 PENDING_CALLS_MAX = 16_384
 """Calls that no handler has started yet. gRPC's default is 1,000, and it cancels calls beyond without a reason. With
 this bound the frontend refuses them itself, each with a reason."""
-_KEEPALIVE = [
+_KEEPALIVE: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     # Without it gRPC waits a minute for the answer to a ping, despite the keepalive timeout (seen with SIGSTOP).
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
 ]
+# No connection inside the plane takes a proxy that the environment names for other programs (`http_proxy`,
+# `grpc_proxy`). The second option is for GRPC_ADDRESS_HTTP_PROXY, which the first does not cover.
+_NO_PROXY: list[tuple[str, Any]] = [("grpc.enable_http_proxy", 0), ("grpc.address_http_proxy", "")]
 
 CHANNEL_OPTIONS = [
     *_OPTIONS,
+    *_NO_PROXY,
     ("grpc.enable_retries", 0),  # Retries belong to migration: two layers that retry multiply.
     *_KEEPALIVE,
     ("grpc.initial_reconnect_backoff_ms", 50),

@@ -1,8 +1,10 @@
 """Status: a failure keeps what it says on its way through a gRPC status, and every status becomes a failure."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -206,6 +208,32 @@ def test_message_may_be_exactly_as_large_as_the_bound(size: int, fits: bool) -> 
 
 def test_grpc_itself_never_retries_a_request() -> None:
     assert dict(CHANNEL_OPTIONS)["grpc.enable_retries"] == 0
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy", "GRPC_ADDRESS_HTTP_PROXY"])
+def test_channel_connects_without_the_proxy_of_the_environment(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug: the plane's own calls went to a proxy that the environment named for other programs."""
+    monkeypatch.setenv(variable, "127.0.0.1:1" if variable.startswith("GRPC_") else "http://127.0.0.1:1")
+    monkeypatch.setenv("GRPC_ADDRESS_HTTP_PROXY_ENABLED_ADDRESSES", "127.0.0.0/8")
+
+    async def scenario() -> None:
+        async def pass_on(_: object) -> None:
+            pass
+
+        async with calling(pass_on) as call:
+            assert await call(b"direct") == b"direct"
+
+    run_async(scenario())
+
+
+def test_every_channel_of_the_program_has_these_options() -> None:
+    sources = [path.read_text() for path in (Path(__file__).parents[2] / "services").rglob("*.py")]
+    channels = [
+        line for source in sources for line in source.splitlines() if re.search(r"\b(in)?secure_channel\(", line)
+    ]
+
+    assert channels
+    assert [line for line in channels if "OPTIONS" not in line] == []
 
 
 class SlowProxy(Proxy):
