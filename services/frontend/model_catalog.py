@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
-from services.core.errors import Failure, Reason, quoted
+from services.core.errors import RETRY_AFTER_S_MIN, Failure, Reason, quoted
 from services.core.model_card import ModelCard, TokenizerRef
 from services.discovery.client import InstanceRecord
 from services.models.tokenizers import Tokenizer, load_tokenizer
@@ -20,6 +20,7 @@ log = structlog.get_logger()
 
 TOKENIZER_BYTES_MAX = 256 * 1024 * 1024
 FETCH_TIMEOUT_S = 30.0
+NO_VIEW = "no registry has answered this frontend yet, so it does not know which models there are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,15 @@ class Model:
 class ModelCatalog:
     """Models by name.
 
-    A model stays known after its workers have left: requests for it then fail with NO_WORKERS, not MODEL_NOT_FOUND. The
-    same holds for a model that has registered workers but no card yet.
+    A model stays known after its workers have left. Whether a name belongs to no model is certain only if all facts are
+    in; until then, requests for it fail with NO_WORKERS, which clients retry:
+
+    | this frontend has | an unknown name fails with |
+    | --- | --- |
+    | no answer from a registry yet | NO_WORKERS |
+    | an answer, but has seen no worker registered yet | NO_WORKERS |
+    | registered workers of that name, whose card it has not received yet | NO_WORKERS |
+    | anything else | MODEL_NOT_FOUND |
 
     All workers of one model must have the same card, because streams move between them. The first card is used until a
     worker brings a different one while no worker with the old card is left. Equal cards are stored as one object.
@@ -44,6 +52,7 @@ class ModelCatalog:
         self._models: dict[str, Model] = {}
         self._tokenizers: dict[TokenizerRef, Tokenizer] = {}
         self._registered: Counter[str] = Counter()  # Number of registered instances by model name.
+        self._has_view = False
 
     def add(self, model: Model) -> None:
         """Add the model, or replace the one of the same name."""
@@ -54,18 +63,27 @@ class ModelCatalog:
         return sorted(self._models)
 
     def find(self, name: str) -> Model:
-        """The model of that name. Raises MODEL_NOT_FOUND if no worker has ever served it."""
-        if name not in self._models:
-            known = ", ".join(sorted(self._models)) or "none so far"
-            raise Failure(Reason.MODEL_NOT_FOUND, f"there is no model {quoted(name)}; known: {known}", param="model")
-        return self._models[name]
+        """The model of that name. Raises MODEL_NOT_FOUND or NO_WORKERS; see the table above."""
+        if (model := self._models.get(name)) is None:
+            raise self._missing(name)
+        return model
 
-    def knows(self, name: str) -> bool:
-        """Whether `find` would succeed."""
-        return name in self._models
+    def _missing(self, name: str) -> Failure:
+        if count := self._registered[name]:
+            return no_workers(f"no worker of {quoted(name)} is connected {of_registered(count)}")
+        if not (self._models or self._registered):
+            return no_workers("no worker has registered yet, so no model is known" if self._has_view else NO_VIEW)
+        known = ", ".join(sorted(self._models)) or "none so far"
+        return Failure(Reason.MODEL_NOT_FOUND, f"there is no model {quoted(name)}; known: {known}", param="model")
+
+    @property
+    def has_view(self) -> bool:
+        """Whether a registry has ever answered."""
+        return self._has_view
 
     def note_registered(self, came: Iterable[InstanceRecord], gone: Iterable[InstanceRecord]) -> None:
-        """Count instances that were registered (`came`) and that are no longer registered (`gone`)."""
+        """A registry has answered: count instances that are registered (`came`) and no longer registered (`gone`)."""
+        self._has_view = True
         self._registered.update(one.model for one in came)
         for one in gone:
             self._registered[one.model] -= 1
@@ -139,3 +157,13 @@ async def _fetch(ref: TokenizerRef, address: str) -> bytes:
     if hashlib.sha256(content).hexdigest() != ref.sha256:
         raise Failure(Reason.PROTOCOL_VIOLATION, "the tokeniser does not have the checksum that the card names")
     return bytes(content)
+
+
+def no_workers(detail: str) -> Failure:
+    """NO_WORKERS with the shortest `Retry-After`, because nobody knows when a worker comes."""
+    return Failure(Reason.NO_WORKERS, detail, retry_after_s=RETRY_AFTER_S_MIN)
+
+
+def of_registered(count: int) -> str:
+    """The end of a sentence that says that no worker is connected."""
+    return f"(registered: {count}): see the log of this frontend"

@@ -41,7 +41,7 @@ def frontend_layers(
     rng: random.Random,
 ) -> list[Callable[[Layer], Layer]]:
     """The layers above the transport, outermost first. For each pair of neighbours a test fails if they are swapped."""
-    balancer = Balancer(busy, rng)
+    balancer = Balancer(busy, rng, catalog.registered_count)
     admit = partial(Admit, catalog=catalog, pool=pool, balancer=balancer)
     migrate = partial(Migrate, config=config.migrate, metrics=metrics)
     return [

@@ -30,7 +30,7 @@ from services.frontend.layers.transport import Transport
 from services.frontend.metrics.collectors import BusyMetrics, WorkerLoadMetrics
 from services.frontend.metrics.definitions import PREFIX, build_metrics
 from services.frontend.metrics.outcomes import observe_refused
-from services.frontend.model_catalog import ModelCatalog
+from services.frontend.model_catalog import ModelCatalog, no_workers
 from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.frontend.processes.ipc import JoinResponse
 from services.frontend.processes.membership import group_control, join_group
@@ -89,6 +89,17 @@ class _Served:
 
     def models(self) -> Sequence[ModelCard]:
         return self._pool.served_cards()
+
+    def model(self, name: str) -> ModelCard:
+        for card in self.models():
+            if card.model == name:
+                return card
+        card = self._catalog.find(name).card
+        raise no_workers(f"no worker serves {card.model!r} at the moment")
+
+    @property
+    def has_view(self) -> bool:
+        return self._catalog.has_view
 
     @property
     def unreached_count(self) -> int:

@@ -64,7 +64,6 @@ def test_builtin_tokeniser_is_not_fetched() -> None:
 
     assert learn(catalog, CARD) == 0
     assert catalog.find("m").card == CARD
-    assert catalog.knows("m")
 
 
 def test_tokeniser_is_fetched_once_per_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +136,37 @@ def test_unknown_model_is_refused_with_the_known_names() -> None:
     assert "known: m" in caught.value.detail
 
 
+@pytest.mark.parametrize(
+    ("registered", "why"),
+    [
+        (None, "no registry has answered this frontend yet"),
+        ([], "no worker has registered yet"),
+        (["m"], "no worker of 'm' is connected (registered: 1)"),
+    ],
+)
+def test_a_name_is_not_called_unknown_before_the_facts_are_in(registered: list[str] | None, why: str) -> None:
+    """A bug: a restarted frontend answered MODEL_NOT_FOUND, which clients do not retry."""
+    catalog = ModelCatalog()
+    if registered is not None:
+        catalog.note_registered([InstanceRecord("a", "x:1", model) for model in registered], [])
+
+    with pytest.raises(Failure) as caught:
+        catalog.find("m")
+
+    assert (caught.value.reason, caught.value.retry_after_s) == (Reason.NO_WORKERS, 1)
+    assert caught.value.detail.startswith(why)
+
+
+def test_a_name_is_unknown_once_other_workers_are_registered() -> None:
+    catalog = ModelCatalog()
+    catalog.note_registered([InstanceRecord("a", "x:1", "m")], [])
+
+    with pytest.raises(Failure) as caught:
+        catalog.find("other")
+
+    assert caught.value.reason is Reason.MODEL_NOT_FOUND
+
+
 def test_long_model_name_is_truncated_in_the_error() -> None:
     with pytest.raises(Failure) as caught:
         models_of().find("gpt" * 30_000)
@@ -149,7 +179,7 @@ def test_name_is_known_while_a_worker_is_registered_or_after_a_card_was_learned(
     a, b = (InstanceRecord(name, "x:1", "new") for name in "ab")
 
     catalog.note_registered([a, b], [])
-    assert (catalog.registered_count("new"), catalog.is_name("new"), catalog.knows("new")) == (2, True, False)
+    assert (catalog.registered_count("new"), catalog.is_name("new")) == (2, True)
     catalog.note_registered([], [a])
     assert catalog.registered_count("new") == 1
     catalog.note_registered([], [b])

@@ -167,9 +167,13 @@ class StubFrontend:
     is_draining: bool = False
     gate: Gate = field(default_factory=Gate)
     unreached_count: int = 0
+    has_view: bool = True
 
     def models(self) -> list[ModelCard]:
         return self.cards
+
+    def model(self, name: str) -> ModelCard:
+        return models_of(*self.cards).find(name).card
 
     def token_bytes_of(self, model: str) -> Sequence[bytes]:
         assert model in {card.model for card in self.cards}

@@ -9,7 +9,7 @@ from msgspec import Struct
 from services.core.errors import Failure, Reason
 from services.core.model_card import ModelCard
 from services.frontend.control import FrontendControl
-from services.frontend.routing.rejection import of_registered
+from services.frontend.model_catalog import NO_VIEW, of_registered
 from services.http.errors import json_response
 from services.http.ops_server import exposition_response
 from services.http.router import Router
@@ -38,6 +38,11 @@ class FrontendState(Protocol):
 
     def models(self) -> Sequence[ModelCard]:
         """The models that can be served now."""
+        ...
+
+    @property
+    def has_view(self) -> bool:
+        """Whether a registry has ever answered."""
         ...
 
     @property
@@ -70,10 +75,14 @@ class HealthRoutes:
         if self._state.is_draining:
             raise Failure(Reason.DRAINING, "this frontend is shutting down and takes no new requests")
         if not (cards := self._state.models()):
-            count = self._state.unreached_count
-            why = f"no worker is connected {of_registered(count)}" if count else "there is no worker at present"
-            raise Failure(Reason.NO_WORKERS, f"no model can be served: {why}")
+            raise Failure(Reason.NO_WORKERS, f"no model can be served: {self._why_none()}")
         return json_response(msgspec.json.encode(Ready(status="ready", models=[card.model for card in cards])))
+
+    def _why_none(self) -> str:
+        if not self._state.has_view:
+            return NO_VIEW
+        count = self._state.unreached_count
+        return f"no worker is connected {of_registered(count)}" if count else "there is no worker at present"
 
     async def _metrics(self, request: HttpRequest, connection: Connection) -> Response:
         return exposition_response(await self._control.exposition())

@@ -1,9 +1,10 @@
 """Rejects a request that no worker has room for, before any work is done on it."""
 
 from services.core.call import Call
+from services.core.errors import Failure
 from services.core.interface import Finish, Layer, Sink
 from services.core.request import Request
-from services.frontend.model_catalog import ModelCatalog
+from services.frontend.model_catalog import Model, ModelCatalog
 from services.frontend.routing.balancer import Balancer
 from services.frontend.routing.policy import Workers
 
@@ -21,13 +22,17 @@ class Admit:
         self._balancer = balancer
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        if self._catalog.knows(request.model):
-            self._require_room(request, call)
-        elif count := self._catalog.registered_count(request.model):  # Else preprocess says that it does not exist.
-            raise self._balancer.rejections.not_reached(request.model, count)
+        self._require_room(self._find(request.model), request, call)
         return await self._inner(request, call, sink)
 
-    def _require_room(self, request: Request, call: Call) -> None:
+    def _find(self, name: str) -> Model:
+        """Raises MODEL_NOT_FOUND, or NO_WORKERS with its own `Retry-After`, as for other rejections."""
+        try:
+            return self._catalog.find(name)
+        except Failure as failure:
+            raise self._balancer.rejections.jittered(failure) from None
+
+    def _require_room(self, model: Model, request: Request, call: Call) -> None:
         """Raises OVERLOADED, NO_WORKERS, or INVALID_ARGUMENT for more choices than any worker takes."""
-        worker_set = self._pool.worker_set(self._catalog.find(request.model).card)
+        worker_set = self._pool.worker_set(model.card)
         self._balancer.require_room(worker_set, self._balancer.needs(request.model, call, request.n))

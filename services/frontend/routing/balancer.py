@@ -10,7 +10,7 @@ Of few workers, each request reads the current states. Of many, it also relies o
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -35,7 +35,14 @@ REJECTIONS_MAX = 64
 class Balancer:
     """Looks at a few workers, drawn at random; at all open ones only if none of these is healthy."""
 
-    def __init__(self, thresholds: BusyThresholds, rng: random.Random) -> None:
+    def __init__(
+        self,
+        thresholds: BusyThresholds,
+        rng: random.Random,
+        registered_count: Callable[[str], int] = lambda model: 0,
+    ) -> None:
+        """`registered_count`: how many workers are registered for a model, connected or not."""
+        self._registered_count = registered_count
         self.rejections = Rejections(rng)
         self._thresholds = thresholds
         self._rng = rng
@@ -91,14 +98,18 @@ class Balancer:
         """The rejection of a new request that no worker is eligible for."""
         now, model = clock(), workers.card.model
         if len(workers) <= LOOKS_MAX:
-            return self.rejections.jittered(rejection_of(survey(workers, needs, now), model))
+            return self.rejections.jittered(self._judged(workers, needs, now))
         needs = replace(needs, excluded=frozenset())  # So that requests refused by different workers share one.
         key = (model, needs)
         rejection, version, until = self._kept.get(key, (None, 0, 0.0))
         if rejection is None or version != workers.version or now >= until:
-            rejection = rejection_of(survey(workers, needs, now), model)
+            rejection = self._judged(workers, needs, now)
             self._keep(key, (rejection, workers.version, now + REJECTION_S))
         return self.rejections.jittered(rejection)
+
+    def _judged(self, workers: WorkerSet, needs: Needs, now: float) -> Failure:
+        model = workers.card.model
+        return rejection_of(survey(workers, needs, now), model, self._registered_count(model))
 
     def _keep(self, key: tuple[str, Needs], entry: tuple[Failure, int, float]) -> None:
         if len(self._kept) >= REJECTIONS_MAX:

@@ -3,8 +3,8 @@
 | case | failure |
 | --- | --- |
 | the request has more choices than any worker takes at a time | INVALID_ARGUMENT |
+| the same, but a registered worker is not connected and may take more | NO_WORKERS |
 | there is no worker, or the call excludes all of them | NO_WORKERS |
-| the registered workers of the model cannot be reached | NO_WORKERS |
 | a request that lost its worker has found no other in time | NO_WORKERS |
 | all workers are full or busy | OVERLOADED |
 | the chosen worker itself has refused | its own WORKER_AT_CAPACITY |
@@ -23,6 +23,7 @@ from services.core.errors import (
     jittered_s,
     wait_for_slot_s,
 )
+from services.frontend.model_catalog import no_workers, of_registered
 from services.frontend.routing.load import Occupancy
 from services.frontend.routing.policy import Survey
 from services.frontend.routing.thresholds import excess
@@ -34,13 +35,9 @@ class Rejections:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def not_reached(self, model: str, registered_count: int) -> Failure:
-        """The rejection of requests for a model while none of its `registered_count` workers has been reached."""
-        return self.jittered(_no_workers(f"no worker of {model!r} is connected {of_registered(registered_count)}"))
-
     def not_replaced(self, model: str) -> Failure:
         """The rejection of a request that lost its worker and has waited for another in vain."""
-        return self.jittered(_no_workers(f"no other worker of {model!r} had room or came in time"))
+        return self.jittered(no_workers(f"no other worker of {model!r} had room or came in time"))
 
     def jittered(self, rejection: Failure) -> Failure:
         """A copy of the rejection for one request, with a jittered `Retry-After`."""
@@ -54,15 +51,21 @@ class Rejections:
         refusal.retry_after_s = jittered_s(refusal.retry_after_s or RETRY_AFTER_S_MIN, self._rng)
 
 
-def rejection_of(found: Survey, model: str) -> Failure:
-    """The rejection of new requests that no worker is eligible for. The caller jitters it for each request."""
+def rejection_of(found: Survey, model: str, registered_count: int) -> Failure:
+    """The rejection of new requests that no worker is eligible for. The caller jitters it for each request.
+
+    `registered_count`: registered workers of the model, connected or not.
+    """
     count = found.needs.count
     limits = [one.capacity.request_limit for one in found.present]
     known = [limit for limit in limits if limit is not None]
     if known and len(known) == len(limits) and max(known) < count:
+        if registered_count > len(limits):
+            least = f"no connected worker of {model!r} takes {count} requests at a time"
+            return no_workers(f"{least}, and others are not connected {of_registered(registered_count)}")
         return invalid("n", f"n is {count}: no worker of {model!r} takes more than {max(known)} requests at a time")
     if not found.is_crowded:
-        return _no_workers(f"no worker serves {model!r} at the moment")
+        return no_workers(f"no worker serves {model!r} at the moment")
     workers = [one.occupancy for one in found.present]
     detail, cause = _bound_met(found, model)
     return Failure(
@@ -100,13 +103,3 @@ def limits_and_load(workers: Sequence[Occupancy]) -> dict[str, str]:
         "running": str(sum(one.running for one in workers)),
         "waiting": str(sum(one.waiting for one in workers)),
     }
-
-
-def _no_workers(detail: str) -> Failure:
-    """NO_WORKERS with the shortest `Retry-After`, because nobody knows when a worker comes."""
-    return Failure(Reason.NO_WORKERS, detail, retry_after_s=RETRY_AFTER_S_MIN)
-
-
-def of_registered(count: int) -> str:
-    """The end of a sentence that says that no worker is connected."""
-    return f"(registered: {count}): see the log of this frontend"

@@ -54,6 +54,17 @@ def test_health_distinguishes_unreachable_workers_from_no_workers() -> None:
     run(test)
 
 
+def test_health_names_the_registry_until_one_has_answered() -> None:
+    async def test() -> None:
+        async with serving(Script(), catalog=StubFrontend(cards=[], has_view=False)) as server:
+            health, body = await server.get("/health")
+
+        assert (health.status, error_of(body)["code"]) == (503, "NO_WORKERS")
+        assert "no registry has answered this frontend yet" in error_of(body)["message"]
+
+    run(test)
+
+
 def test_metrics_are_in_the_format_of_prometheus() -> None:
     async def test() -> None:
         async with serving(Script()) as server:

@@ -82,5 +82,17 @@ def test_a_request_needs_room_for_all_its_choices() -> None:
     assert refusal(worker, n=5).param == "n"
 
 
-def test_an_unknown_model_passes_because_preprocess_rejects_it() -> None:
-    assert ask(model="other").requests[0].model == "other"
+def test_an_unknown_model_is_rejected() -> None:
+    assert refusal(model="other").reason is Reason.MODEL_NOT_FOUND
+
+
+def test_rejections_before_the_first_view_are_spread_over_time() -> None:
+    layer = admit(Script(), ModelCatalog())
+    failures = []
+    for _ in range(20):
+        with pytest.raises(Failure) as caught:
+            run_async(call_layer(layer, make_request(), card=None))
+        failures.append(caught.value)
+
+    assert {failure.reason for failure in failures} == {Reason.NO_WORKERS}
+    assert len({failure.retry_after_s for failure in failures}) == 20

@@ -72,8 +72,8 @@ def test_limits_and_load_are_summed_over_all_workers() -> None:
 # Which rejection
 
 
-def rejected(*workers: Candidate, count: int = 1) -> Failure:
-    return rejection_of(survey(workers, Needs(thresholds=HALF, count=count), 0.0), "m")
+def rejected(*workers: Candidate, count: int = 1, registered_count: int = 0) -> Failure:
+    return rejection_of(survey(workers, Needs(thresholds=HALF, count=count), 0.0), "m", registered_count)
 
 
 def busy(key: str) -> Candidate:
@@ -141,16 +141,21 @@ def test_a_rejection_of_too_many_choices_names_the_most_that_a_worker_takes() ->
     assert "more than 4 requests" in failure.detail
 
 
-@pytest.mark.parametrize("case", ["not reached", "not replaced"])
-def test_a_rejection_without_workers_has_a_jittered_time_to_try_again(case: str) -> None:
+def test_too_many_choices_for_the_connected_workers_are_not_refused_for_good_while_others_may_come() -> None:
+    workers = make_candidate("a", slots=4), make_candidate("b", slots=2)
+
+    failure = rejected(*workers, count=5, registered_count=3)
+
+    assert failure.reason is Reason.NO_WORKERS
+    assert "(registered: 3)" in failure.detail
+
+
+def test_a_rejection_without_workers_has_a_jittered_time_to_try_again() -> None:
     rejections = Rejections(random.Random(1))
 
-    failures = [
-        rejections.not_reached("m", 3) if case == "not reached" else rejections.not_replaced("m") for _ in range(50)
-    ]
+    failures = [rejections.not_replaced("m") for _ in range(50)]
 
     assert {failure.reason for failure in failures} == {Reason.NO_WORKERS}
-    assert ("(registered: 3)" in failures[0].detail) is (case == "not reached")
     times = [failure.retry_after_s or 0.0 for failure in failures]
     assert len(set(times)) == 50
     assert 1 <= min(times) <= max(times) <= 1.5

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from services.core.bounded_executor import BoundedExecutor
 from services.core.call import Call
-from services.core.errors import Failure, Reason, quoted
+from services.core.errors import Failure
 from services.core.interface import Layer
+from services.core.model_card import ModelCard
 from services.core.request import Request
 from services.core.validation import checked_request_id
 from services.frontend.api.health import FrontendState
@@ -22,6 +23,7 @@ from services.frontend.api.openai.sse.stream import SseStream
 from services.frontend.api.openai.unary import Collector
 from services.frontend.api.request_headers import call_of, wants_partial
 from services.frontend.control import FrontendControl
+from services.frontend.model_catalog import NO_VIEW, no_workers
 from services.http.decompress import body_of
 from services.http.errors import error_response, json_response
 from services.http.server.config import HttpConfig
@@ -37,6 +39,10 @@ OnRefused = Callable[[str, str, Failure], None]
 
 class ServedModels(FrontendState, Protocol):
     """The models of this frontend."""
+
+    def model(self, name: str) -> ModelCard:
+        """A model that can be served now. Raises Failure(NO_WORKERS), or MODEL_NOT_FOUND if it certainly is none."""
+        ...
 
     def token_bytes_of(self, model: str) -> Sequence[bytes]:
         """The bytes of each token id of a model that has answered."""
@@ -117,16 +123,15 @@ class OpenAiEndpoints:
         return json_response(msgspec.json.encode(answer.body(collector.choices, finish.usage, token_bytes)))
 
     async def models(self, request: HttpRequest, connection: Connection) -> Response:
-        """All models that can be served now."""
+        """All models that can be served now. Raises Failure(NO_WORKERS) while this frontend cannot know them."""
+        if not self._served.has_view:
+            raise no_workers(NO_VIEW)
         return json_response(msgspec.json.encode(model_list(self._served.models(), self._created)))
 
     async def model(self, request: HttpRequest, connection: Connection) -> Response:
-        """One model. Raises Failure(MODEL_NOT_FOUND)."""
-        name = request.arguments["model"]
-        for card in self._served.models():
-            if card.model == name:
-                return json_response(msgspec.json.encode(model_object(card, self._created)))
-        raise Failure(Reason.MODEL_NOT_FOUND, f"the model {quoted(name)} is not served here", param="model")
+        """One model that can be served now. Raises Failure; see `ServedModels.model`."""
+        card = self._served.model(request.arguments["model"])
+        return json_response(msgspec.json.encode(model_object(card, self._created)))
 
     async def cancel(self, request: HttpRequest, connection: Connection) -> Response:
         """Cancel all running requests with an id. Idempotent."""

@@ -46,6 +46,8 @@ class Operation:
 
 _BODY = frozenset({Reason.INVALID_ARGUMENT, Reason.BODY_TOO_LARGE, Reason.DEADLINE_EXCEEDED})
 """Reasons of calls with a body."""
+_MODEL = frozenset({Reason.MODEL_NOT_FOUND, Reason.NO_WORKERS})
+"""Reasons of calls that name a model."""
 _OTHER_PROCESSES = frozenset({Reason.STALLED, Reason.DRAINING})
 """Reasons of calls that ask all processes of a frontend: one of them may not answer."""
 _NOT_OF_REQUESTS = {Reason.INSTANCE_NOT_FOUND, Reason.STORE_AWAY, Reason.TAKEN_OVER, Reason.UNAUTHENTICATED}
@@ -73,10 +75,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         answer=schemas.Cancelled,
         reasons=_OTHER_PROCESSES | {Reason.INVALID_ARGUMENT},
     ),
-    ("GET", "/v1/models"): Operation(summary="List the models that can be served now", answer=schemas.ModelList),
-    ("GET", "/v1/models/{model}"): Operation(
-        summary="Get one model", answer=schemas.Model, reasons=frozenset({Reason.MODEL_NOT_FOUND})
+    ("GET", "/v1/models"): Operation(
+        summary="List the models that can be served now",
+        answer=schemas.ModelList,
+        reasons=frozenset({Reason.NO_WORKERS}),
     ),
+    ("GET", "/v1/models/{model}"): Operation(summary="Get one model", answer=schemas.Model, reasons=_MODEL),
     ("GET", "/live"): Operation(summary="Whether this process answers", answer=health.Live),
     ("GET", "/health"): Operation(
         summary="Whether requests can be served",
@@ -94,7 +98,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         summary="Change the busy thresholds of a model",
         body=admin.ThresholdsChange,
         answer=admin.ChangedThresholds,
-        reasons=_BODY | _OTHER_PROCESSES | {Reason.MODEL_NOT_FOUND, Reason.UNAUTHENTICATED},
+        reasons=_BODY | _OTHER_PROCESSES | _MODEL | {Reason.UNAUTHENTICATED},
         is_guarded=True,
     ),
     ("GET", "/openapi.json"): Operation(summary="This document", answer=Document),

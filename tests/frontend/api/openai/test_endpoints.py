@@ -415,6 +415,17 @@ def test_error_of_an_unknown_path_lists_the_routes() -> None:
     run(test)
 
 
+def test_list_of_models_is_refused_until_a_registry_has_answered() -> None:
+    async def test() -> None:
+        async with serving(Script(), catalog=StubFrontend(cards=[], has_view=False)) as server:
+            response, body = await server.get("/v1/models")
+
+        assert (response.status, error_of(body)["code"]) == (503, "NO_WORKERS")
+        assert response.headers["Retry-After"] == "1"
+
+    run(test)
+
+
 def test_models_are_those_that_can_be_served() -> None:
     async def test() -> None:
         frontend = StubFrontend()
