@@ -111,7 +111,7 @@ async def deadline_covers_the_time_in_the_tokeniser(swapped: int | None) -> None
     released = threading.Event()
 
     class SlowTokenizer(ByteTokenizer):
-        def encode(self, text: str, *, add_special: bool) -> list[int]:
+        def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
             assert released.wait(SWAP_S_MAX * 2)
             return super().encode(text, add_special=add_special)
 
@@ -251,7 +251,7 @@ def test_unset_sampling_is_settled_once_for_all_attempts() -> None:
 )
 def test_request_refused_for_lack_of_capacity_is_not_tokenised(workers: list[Candidate], reason: Reason) -> None:
     class NoTokenizer(ByteTokenizer):
-        def encode(self, text: str, *, add_special: bool) -> list[int]:
+        def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
             raise AssertionError("tokenised")
 
     async def scenario() -> None:
@@ -267,7 +267,7 @@ def test_prompt_is_tokenised_once_for_all_choices() -> None:
     texts: list[str] = []
 
     class CountingTokenizer(ByteTokenizer):
-        def encode(self, text: str, *, add_special: bool) -> list[int]:
+        def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
             texts.append(text)
             return super().encode(text, add_special=add_special)
 

@@ -13,7 +13,7 @@ from services.core.interface import Finish, Layer, Sink
 from services.core.request import Request
 from services.core.validation import check_count, check_request, settle
 from services.frontend.model_catalog import Model, ModelCatalog
-from services.models.chat_template import render_chat
+from services.models.prompt import prompt_token_ids
 
 LONG_TEXT_CHARACTERS = 32_768
 MANY_MESSAGES = 256
@@ -88,7 +88,6 @@ def _check_characters(request: Request, model: Model) -> int:
 
 
 def _encode(request: Request, model: Model) -> tuple[int, ...]:
-    is_chat = request.messages is not None
-    text = render_chat(model.card, request.messages) if request.messages is not None else request.text
-    assert text is not None, "check_request refuses requests without a prompt"
-    return tuple(model.tokenizer.encode(text, add_special=not is_chat))
+    prompt = request.text if request.messages is None else request.messages
+    assert prompt is not None, "check_request refuses requests without a prompt"
+    return prompt_token_ids(model.card, model.tokenizer, prompt)

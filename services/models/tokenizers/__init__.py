@@ -22,8 +22,11 @@ class Tokenizer(Protocol):
     @property
     def token_characters_max(self) -> int: ...
 
-    def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """The ids of `text`. Special tokens in it are recognised. `add_special`: add those that the model expects."""
+    def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
+        """The ids of `text`. `add_special`: add the special tokens that the model expects.
+
+        `parse_special`: recognise control tokens that the text spells. Without it they are text like any other.
+        """
         ...
 
 

@@ -14,9 +14,9 @@ class ByteTokenizer:
 
     token_characters_max = 1
 
-    def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """The UTF-8 bytes of `text`. The vocabulary has no special tokens to add."""
-        del add_special
+    def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
+        """The UTF-8 bytes of `text`. The vocabulary has no special tokens to add or to recognise."""
+        del add_special, parse_special
         return list(text.encode("utf-8", errors="replace"))
 
 

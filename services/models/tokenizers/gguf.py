@@ -44,10 +44,10 @@ class GgufTokenizer:
         # Measured in the vocabulary's spelling: control tokens have no bytes, but are recognised in a text.
         self.token_characters_max = max(len(self._vocab.get_text(token)) for token in range(self._vocab.n_vocab))
 
-    def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """The ids of `text`. Special tokens in it are recognised. `add_special`: add those that the model expects."""
+    def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
+        """The ids of `text`. See `Tokenizer`."""
         whole = text.encode("utf-8", errors="replace").decode()  # A lone surrogate has no UTF-8 encoding.
-        ids: list[int] = self._vocab.tokenize(whole, add_special=add_special, parse_special=True)
+        ids: list[int] = self._vocab.tokenize(whole, add_special=add_special, parse_special=parse_special)
         return ids
 
 

@@ -61,16 +61,15 @@ class HuggingFaceTokenizer:
         self.token_bytes = tuple(b"" if name in control else _as_bytes(spell(name)) for name in names)
         # Measured in the vocabulary's spelling: control tokens have no bytes, but are recognised in a text.
         self.token_characters_max = max(map(len, names), default=1) * (_COMPOSED_MAX if self._library.normalizer else 1)
+        self._unparsing = _without_added_tokens(self._library)
 
-    def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """The ids of `text`. Special tokens in it are recognised. `add_special`: add those that the model expects.
-
-        Raises INVALID_ARGUMENT if the library fails on the text.
-        """
+    def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
+        """The ids of `text`. See `Tokenizer`. Raises INVALID_ARGUMENT if the library fails on the text."""
+        library = self._library if parse_special else self._unparsing
         whole = text.encode("utf-8", errors="replace").decode()  # A lone surrogate has no UTF-8 encoding.
         try:
             # As a batch of one: the library's function for a single text holds the GIL.
-            [encoding] = _call_library(self._library.encode_batch_fast, [whole], add_special_tokens=add_special)
+            [encoding] = _call_library(library.encode_batch_fast, [whole], add_special_tokens=add_special)
         except ValueError as error:
             raise invalid("prompt", f"the model's tokeniser does not accept the text: {error}") from error
         ids: list[int] = encoding.ids
@@ -85,6 +84,25 @@ def _load(tokenizer_json: bytes) -> Library:
     if (growth := _growth(_part(library.normalizer))) > GROWTH_MAX:
         raise ValueError(f"its normaliser makes {growth} characters of one, and at most {GROWTH_MAX} are accepted")
     return library
+
+
+def _without_added_tokens(library: Library) -> Library:
+    """The same tokeniser, which recognises no control tokens in a text. Both share the vocabulary and its memory.
+
+    Added tokens of blanks alone are kept: they spell runs of spaces and line ends, and control nothing.
+    """
+    other = Library(library.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor"):
+        if (found := getattr(library, part)) is not None:
+            setattr(other, part, found)
+    added = library.get_added_tokens_decoder()
+    other.add_tokens([added[token] for token in sorted(added) if is_blank(added[token].content)])
+    return other
+
+
+def is_blank(name: str) -> bool:
+    """Whether a token spells blanks alone, in either way that vocabularies write a space."""
+    return not name.strip(" \n\r\t▁")
 
 
 def _call_library(function: Callable[..., T], *args: Any, **options: Any) -> T:

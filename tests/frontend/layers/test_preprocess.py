@@ -113,7 +113,7 @@ class Unread(ByteTokenizer):
 
     token_characters_max = 5
 
-    def encode(self, text: str, *, add_special: bool) -> list[int]:
+    def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
         raise AssertionError("tokenised")
 
 
@@ -146,7 +146,7 @@ def test_long_prompt_is_prepared_in_a_thread(prompt: dict[str, Any], is_in_threa
     threads = []
 
     class Noting(ByteTokenizer):
-        def encode(self, text: str, *, add_special: bool) -> list[int]:
+        def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
             threads.append(threading.get_ident())
             return super().encode(text, add_special=add_special)
 

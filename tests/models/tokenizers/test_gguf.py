@@ -63,6 +63,15 @@ def test_special_tokens_in_a_text_are_recognised_and_have_no_text(tokenizer: Ggu
     assert b"".join(tokenizer.token_bytes[token] for token in ids) == b"user\nHi"
 
 
+def test_special_tokens_in_a_text_are_text_where_they_are_not_to_be_parsed(tokenizer: GgufTokenizer) -> None:
+    text = "<|im_start|>user\nHi<|im_end|>"
+
+    ids = tokenizer.encode(text, add_special=False, parse_special=False)
+
+    assert not {1, 2} & set(ids)
+    assert b"".join(tokenizer.token_bytes[token] for token in ids) == text.encode()
+
+
 def test_empty_text_has_no_tokens(tokenizer: GgufTokenizer) -> None:
     assert tokenizer.encode("", add_special=True) == []
 

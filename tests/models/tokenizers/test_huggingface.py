@@ -197,6 +197,13 @@ def test_special_tokens_in_a_text_are_recognised_and_have_no_text() -> None:
     assert decoded(tokenizer, ids) == b"ab"
 
 
+def test_special_tokens_in_a_text_are_text_where_they_are_not_to_be_parsed() -> None:
+    tokenizer = tokenizer_of(changed(post_processor=BOS_FIRST))
+
+    assert tokenizer.encode(f"a{END}", add_special=True, parse_special=False) == [EOS, 97, *END.encode()]
+    assert tokenizer.encode(f"a{END}", add_special=True) == [EOS, 97, EOS], "the vocabulary itself is not changed"
+
+
 def test_special_tokens_of_other_files_have_no_text() -> None:
     ordinary = [{"id": EOS, "content": END, "special": False}]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
