@@ -8,9 +8,12 @@ import random
 import re
 import sys
 
+import msgspec
 from msgspec.structs import replace
 
 from services.core.errors import Failure, Reason, invalid, shown
+from services.core.json.keys import check_keys
+from services.core.json.text import syntax_fault
 from services.core.model_card import ModelCard
 from services.core.request import Guided, GuidedKind, Request, Sampling, Stop
 
@@ -105,6 +108,21 @@ def _check_guided(guided: Guided) -> None:
         raise invalid("guided", f"guided.{guided.kind} has an empty text: leave it out")
     if sum(map(len, guided.texts)) > GUIDED_CHARACTERS_MAX:
         raise invalid("guided", f"guided.{guided.kind} has more than {GUIDED_CHARACTERS_MAX} characters: shorten it")
+    if guided.kind is GuidedKind.JSON_SCHEMA:
+        _check_schema(guided.texts[0])
+
+
+def _check_schema(text: str) -> None:
+    """Raises INVALID_ARGUMENT if the text is not JSON, or a key is given twice in it."""
+    encoded = text.encode()
+    try:
+        msgspec.json.decode(encoded, type=msgspec.Raw)
+    except msgspec.DecodeError as error:
+        detail = f"guided.json_schema is not valid JSON: {syntax_fault(encoded, error)}"
+        raise invalid("guided", detail) from error
+    except RecursionError as error:
+        raise invalid("guided", "guided.json_schema is nested too deeply: send a flatter schema") from error
+    check_keys(encoded, "guided.json_schema")
 
 
 def _check_sampling(sampling: Sampling) -> None:

@@ -8,7 +8,9 @@ import msgspec
 from msgspec import Raw
 from msgspec.json import Decoder
 
-from services.core.errors import Failure, Reason, invalid, quoted
+from services.core.errors import Failure, invalid, quoted
+from services.core.json.keys import check_keys
+from services.core.json.text import broken, syntax_fault, with_whole_numbers
 
 T = TypeVar("T")
 
@@ -37,18 +39,15 @@ _NUMBERS = ("int", "float")
 
 
 def fields_of(body: bytes, *, large: Container[str] = ()) -> dict[str, Raw]:
-    """The fields of a body, undecoded.
+    """The fields of a body, undecoded. `body`: see `readable`.
 
-    Raises Failure(INVALID_ARGUMENT) if the body is not a JSON object in UTF-8, or if a field that is not in `large` is
-    longer than FIELD_BYTES_MAX: decoding it would block the event loop.
+    Raises Failure(INVALID_ARGUMENT) if the body is not a JSON object, if a key is given twice, or if a field that is
+    not in `large` is longer than FIELD_BYTES_MAX: decoding it would block the event loop.
     """
-    try:
-        body.decode()  # msgspec checks only strings that it decodes.
-    except UnicodeDecodeError as error:
-        raise _broken(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
     fields = decode(body, FIELDS)
     if len(body) > FIELD_BYTES_MAX:
         _check_sizes(fields, large)
+    check_keys(body, distinct=len(fields))
     return fields
 
 
@@ -66,15 +65,46 @@ def decode(body: bytes | Raw, decoder: Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
+        if _wants_whole(str(error)):
+            return _decode_whole(bytes(body), decoder, error)
         raise misfit(str(error)) from error
     except msgspec.DecodeError as error:
-        raise _broken(f"the body is not valid JSON: {error}") from error
+        raise broken(f"the body is not valid JSON: {syntax_fault(bytes(body), error)}") from error
     except RecursionError as error:
-        raise _broken("the body is nested too deeply: send flatter JSON") from error
+        raise broken("the body is nested too deeply: send flatter JSON") from error
 
 
-def _broken(detail: str) -> Failure:
-    return Failure(Reason.INVALID_ARGUMENT, detail)
+def _wants_whole(text: str) -> bool:
+    """Whether msgspec's message is about a number with a fraction or an exponent where a whole one must be."""
+    types = _TYPES.match(text.partition(" - at ")[0])
+    return types is not None and types["got"] == "float" and "int" in types["wanted"].split(" | ")
+
+
+def _decode_whole(body: bytes, decoder: Decoder[T], error: msgspec.ValidationError) -> T:
+    """The body decoded with whole numbers in digits: JSON has one kind of number, and 16.0 is 16."""
+    whole = with_whole_numbers(body)
+    try:
+        return decoder.decode(whole)
+    except msgspec.ValidationError as second:
+        if _wants_whole(str(second)) and _is_too_large(body, decoder, str(second)):
+            path = _path_of(str(second))
+            raise invalid(path, f"{path} is out of range: send a smaller number") from error
+        raise misfit(str(second)) from error
+
+
+def _is_too_large(body: bytes, decoder: Decoder[T], text: str) -> bool:
+    """Whether the number that msgspec's message is about is whole."""
+    try:
+        decoder.decode(with_whole_numbers(body, cut=True))
+    except msgspec.ValidationError as error:
+        return str(error) != text
+    return True
+
+
+def _path_of(text: str) -> str:
+    found = _WHERE.match(text)
+    assert found is not None, "every part of the pattern is optional"
+    return found["path"] or ""
 
 
 def misfit(text: str) -> Failure:
@@ -86,7 +116,7 @@ def misfit(text: str) -> Failure:
         param = f"{path}.{missing['name']}" if path else missing["name"]
         return invalid(param, f"{param} is required: add it")
     if not path:
-        return _broken("the body must be a JSON object")
+        return broken("the body must be a JSON object")
     return invalid(path, f"{path} {_reworded(what)}")
 
 

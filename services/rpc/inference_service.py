@@ -71,7 +71,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             request_id = request_id_of(request.request_id)
             limit = migration_limit_of(_metadata(context).get(MIGRATION_LIMIT.lower()))
             asked = request_from_wire(request)
-        except Failure as failure:
+        except Exception as error:
+            failure = error if isinstance(error, Failure) else bug_failure(error, request_id)
             self._on_refused("generate", request_id, failure)
             _end(context, failure, request_id)
             return

@@ -85,6 +85,22 @@ def test_the_refusal_of_an_empty_conversation_asks_for_a_message() -> None:
         check_request(make_request(token_ids=None, messages=()))
 
 
+@pytest.mark.parametrize(
+    ("schema", "field", "detail"),
+    [
+        ('{"a": 1,}', "guided", "not valid JSON: there is a comma before the closing bracket at byte 8"),
+        ('{"a": 1, "\\u0061": 2}', "guided.json_schema.a", "given twice"),
+        ('{"a":' * 10_000 + "1" + "}" * 10_000, "guided", "nested too deeply"),
+    ],
+)
+def test_schema_must_be_json_without_repeated_keys(schema: str, field: str, detail: str) -> None:
+    """Over gRPC a schema is text that nobody has decoded before."""
+    with pytest.raises(Failure, match=detail) as caught:
+        check_request(make_request(guided=Guided(GuidedKind.JSON_SCHEMA, (schema,))))
+
+    assert caught.value.param == field
+
+
 def test_every_kind_of_prompt_is_accepted() -> None:
     check_request(make_request())
     check_request(make_request(token_ids=None, text="hi"))

@@ -66,7 +66,9 @@ def test_field_of_the_wrong_type_or_range_is_refused_by_its_path(body: bytes, pa
         (b"model=m&prompt=x", "the body is not valid JSON"),
         (b'{"model":"m","prompt":"x"} {}', "the body is not valid JSON"),
         (b'{"model":"m","prompt":"x","temperature":NaN}', "the body is not valid JSON"),
-        (b'{"model":"m","prompt":"\\ud800"}', "the body is not valid JSON"),
+        (b"", "the body is not valid JSON: it is empty"),
+        (b'{"model":"m","prompt":"x"}'.decode().encode("utf-16"), "the body is not UTF-8 but UTF-16"),
+        (b'{"model":"m","prompt":"x","user":"a\tb"}', r"a raw control character .* at byte 35"),
         (b"[]", "the body must be a JSON object"),
         (b"null", "the body must be a JSON object"),
         (b'{"model":"m","prompt":"\xff"}', "the body is not UTF-8"),
@@ -81,6 +83,42 @@ def test_body_that_is_not_a_json_object_is_refused(body: bytes, detail: str) -> 
 
     assert caught.value.reason is Reason.INVALID_ARGUMENT
     assert caught.value.param is None
+
+
+@pytest.mark.parametrize("written", ["16.0", "1.6e1", "160E-1", "16"])
+def test_whole_number_counts_however_it_is_written(written: str) -> None:
+    """Bug: "16.0" was refused, which is how Gson and Dart write 16."""
+    body = f'{{"model":"m","prompt":[1,{written}],"max_tokens":{written},"min_p":0.5,"user":"16.0"}}'
+
+    parsed = decode(body.encode(), Decoder(CompletionBody))
+
+    assert (parsed.max_tokens, parsed.prompt, parsed.min_p, parsed.user) == (16, [1, 16], 0.5, "16.0")
+    assert isinstance(parsed.max_tokens, int)
+
+
+@pytest.mark.parametrize("written", ["1e30", "-1e300", "1e22", "12345678901234567890123.0"])
+def test_whole_number_that_is_too_large_is_out_of_range(written: str) -> None:
+    """Its message must not deny that it is a whole number."""
+    with pytest.raises(Failure) as caught:
+        decode(f'{{"model":"m","prompt":"x","n":1.0,"seed":{written}}}'.encode(), Decoder(CompletionBody))
+
+    assert (caught.value.param, caught.value.detail) == ("seed", "seed is out of range: send a smaller number")
+
+
+@pytest.mark.parametrize("written", ["18446744073709551615", "18446744073709551615.0"])
+def test_large_number_keeps_its_exact_value(written: str) -> None:
+    parsed = decode(f'{{"model":"m","prompt":"x","seed":{written}}}'.encode(), Decoder(CompletionBody))
+
+    assert parsed.seed == 2**64 - 1
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "seed", "n", "top_k", "logprobs"])
+@pytest.mark.parametrize("number", ["1" * 5000, "-" + "1" * 5000, "1e999", "1" + "0" * 5000 + ".0", "0.5"])
+def test_no_number_raises_anything_but_a_failure(name: str, number: str) -> None:
+    with pytest.raises(Failure) as caught:
+        decode(f'{{"model":"m","prompt":"x","{name}":{number}}}'.encode(), Decoder(CompletionBody))
+
+    assert caught.value.param == name
 
 
 def test_missing_field_inside_a_list_is_named_by_its_whole_path() -> None:

@@ -7,6 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from services.core.bounded_executor import BoundedExecutor
 from services.core.errors import Failure, Reason, invalid, quoted
+from services.core.json.text import readable
 from services.frontend.api.admin.admin import Admin
 from services.frontend.api.field_types import BlocksThreshold, NotEmpty, TokensThreshold
 from services.frontend.routing.thresholds import THRESHOLDS, Thresholds
@@ -100,6 +101,7 @@ class AdminRoutes:
 
 def _parse(body: bytes) -> ThresholdsChange:
     """Raises INVALID_ARGUMENT."""
+    body = readable(body)
     for name in fields_of(body):
         if name not in ThresholdsChange.__struct_fields__:
             known = ", ".join(ThresholdsChange.__struct_fields__)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from services.core.bounded_executor import BoundedExecutor
 from services.core.call import Call
+from services.core.common_layers import bug_failure
 from services.core.errors import Failure
 from services.core.interface import Layer
 from services.core.model_card import ModelCard
@@ -83,9 +84,10 @@ class OpenAiEndpoints:
             content = await body_of(http_request, self._config.body_bytes_max, self._executor)
             is_large = len(content) > LARGE_BODY_BYTES
             body, request = await self._executor.run(_parsed, parse, content) if is_large else _parsed(parse, content)
-        except Failure as failure:
+        except Exception as error:
+            failure = error if isinstance(error, Failure) else bug_failure(error, http_request.id)
             self._on_refused(endpoint, http_request.id, failure)
-            raise
+            raise failure from None
         http_request.forget_content()
         token_bytes = partial(self._served.token_bytes_of, request.model)
         answer = answer_type(

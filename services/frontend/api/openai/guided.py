@@ -7,6 +7,8 @@ import msgspec
 from msgspec import Struct
 
 from services.core.errors import Failure, invalid, quoted
+from services.core.json.keys import check_keys
+from services.core.json.text import syntax_fault, with_whole_characters
 from services.core.request import Guided, GuidedKind
 
 Schema = dict[str, Any] | str
@@ -99,12 +101,22 @@ def _json_schema(name: str, schema: Schema) -> Guided:
 
 def _compact(name: str, schema: Schema) -> str:
     try:
-        value = msgspec.json.decode(schema, type=dict[str, Any]) if isinstance(schema, str) else schema
+        value = _object_of(name, schema) if isinstance(schema, str) else schema
         return msgspec.json.encode(value).decode()
-    except msgspec.DecodeError as error:
-        raise _no_schema(name, f"is not a JSON object: {error}") from error
     except RecursionError as error:
         raise _no_schema(name, "is nested too deeply: send a flatter schema") from error
+
+
+def _object_of(name: str, schema: str) -> dict[str, Any]:
+    text = with_whole_characters(schema.encode())
+    try:
+        value = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.ValidationError as error:
+        raise _no_schema(name, f"is not a JSON object: {error}") from error
+    except msgspec.DecodeError as error:
+        raise _no_schema(name, f"is not a JSON object: {syntax_fault(text, error)}") from error
+    check_keys(text, name)
+    return value
 
 
 def _no_schema(name: str, problem: str) -> Failure:

@@ -7,9 +7,12 @@ unsupported.py.
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
-from msgspec import DecodeError, Meta, Raw
+from msgspec import DecodeError, Meta, Raw, Struct
 from msgspec.json import Decoder
+from msgspec.structs import astuple
 
+from services.core.json.keys import check_keys
+from services.core.json.text import readable
 from services.core.validation import MESSAGES_MAX
 from services.frontend.api.openai.bodies import Body, ChatBody, ChatMessage, CompletionBody
 from services.frontend.api.openai.unsupported import (
@@ -50,6 +53,7 @@ def parse_completion(body: bytes) -> CompletionBody:
     """The body of POST /v1/completions. Raises Failure(INVALID_ARGUMENT)."""
     if (known := _known(body, _KNOWN_COMPLETION)) is not None:
         return known
+    body = readable(body)
     given = fields_of(body, large={"prompt"})
     parsed = decode(body, _COMPLETION)
     _refuse(parsed, given, NEUTRAL_IN_COMPLETION)
@@ -60,6 +64,7 @@ def parse_chat(body: bytes) -> ChatBody:
     """The body of POST /v1/chat/completions. Raises Failure(INVALID_ARGUMENT)."""
     if (known := _known(body, _KNOWN_CHAT)) is not None:
         return known
+    body = readable(body)
     given = fields_of(body, large={"messages"})
     parsed = decode(body, _CHAT)
     _refuse(parsed, given, NEUTRAL_IN_CHAT)
@@ -78,7 +83,25 @@ def _known(body: bytes, decoder: Decoder[B]) -> B | None:
         parsed = decoder.decode(body)
     except (DecodeError, UnicodeDecodeError, RecursionError):
         return None  # Checking field by field finds what is wrong.
-    return parsed if parsed.structured_outputs is None else None
+    if parsed.structured_outputs is not None:
+        return None
+    check_keys(body, distinct=_key_count(parsed))
+    return parsed
+
+
+def _key_count(parsed: Body) -> int:
+    """The keys that have a value, in the objects of which most bodies consist."""
+    count = _value_count(parsed)
+    if parsed.stream_options is not None:
+        count += _value_count(parsed.stream_options)
+    if isinstance(parsed, ChatBody):
+        count += sum([1 if message.content is None else 2 for message in parsed.messages])
+    return count
+
+
+def _value_count(fields: Struct) -> int:
+    values = astuple(fields)
+    return len(values) - values.count(None)
 
 
 def _refuse(parsed: Body, given: Mapping[str, Raw], neutral: Neutral) -> None:

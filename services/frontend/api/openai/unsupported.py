@@ -30,9 +30,9 @@ NEUTRAL: Neutral = {
     "verbosity": (),
     "web_search_options": (),
     "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
+    "length_penalty": (1,),
     "early_stopping": (False,),
-    "typical_p": (1, 1.0),
+    "typical_p": (1,),
     "truncate_prompt_tokens": (),
     "add_special_tokens": (True,),
     "skip_special_tokens": (True,),
@@ -76,14 +76,21 @@ NEUTRAL_IN_MESSAGE: Neutral = {
 def refuse_unsupported(given: Mapping[str, msgspec.Raw], neutral: Neutral, *, path: str = "") -> None:
     """Raises Failure(INVALID_ARGUMENT) for the first unsupported field, in alphabetical order, that is not neutral."""
     for name in sorted(given.keys() & neutral.keys()):
-        value = msgspec.json.decode(given[name])
-        if value is not None and not any(_same(value, accepted) for accepted in neutral[name]):
+        if not _is_neutral(given[name], neutral[name]):
             raise invalid(path + name, f"{path}{name} is not supported in this version: {_advice(neutral[name])}")
+
+
+def _is_neutral(given: msgspec.Raw, accepted: tuple[Any, ...]) -> bool:
+    try:
+        value = msgspec.json.decode(given)
+    except (msgspec.ValidationError, RecursionError):
+        return False  # A number that is too large to decode, or too many brackets.
+    return value is None or any(_same(value, one) for one in accepted)
 
 
 def _same(value: Any, accepted: Any) -> bool:
     # False == 0 in Python, but `logprobs: 0` asks for log probabilities and `logprobs: false` does not.
-    return type(value) is type(accepted) and value == accepted
+    return (value is True or value is False) == isinstance(accepted, bool) and bool(value == accepted)
 
 
 def _advice(accepted: tuple[Any, ...]) -> str:

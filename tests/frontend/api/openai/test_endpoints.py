@@ -466,6 +466,25 @@ def test_concurrent_requests_get_their_own_answers() -> None:
     run(test)
 
 
+def test_bug_before_the_pipeline_is_reported_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: such a request was answered with 500 and not counted."""
+    refused: list[Reason] = []
+
+    def fail(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("services.frontend.api.openai.endpoints.wants_partial", fail)
+
+    async def test() -> None:
+        async with serving(Script("ok"), on_refused=lambda *given: refused.append(given[2].reason)) as server:
+            response, body = await server.post(COMPLETIONS, COMPLETION)
+
+        assert (response.status, error_of(body)["code"]) == (500, "INTERNAL")
+
+    run(test)
+    assert refused == [Reason.INTERNAL]
+
+
 def test_request_refused_before_the_pipeline_is_reported_once_with_its_id() -> None:
     refused: list[tuple[str, str, Reason]] = []
 

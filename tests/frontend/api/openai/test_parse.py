@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.core.errors import Failure
+from services.core.errors import Failure, Reason
 from services.core.request import Message, Request
 from services.core.validation import MESSAGES_MAX
 from services.frontend.api.openai.parse import parse_chat, parse_completion
@@ -58,6 +58,66 @@ def test_errors_are_the_same_with_and_without_unknown_fields(fields: dict[str, A
         told.add((caught.value.reason, caught.value.param, caught.value.detail))
 
     assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ('{"model": "m", "model": "n", "messages": []}', "model"),
+        ('{"model": "m", "messages": [], "n": 1, "n": null}', "n"),
+        (r'{"model": "m", "messages": [], "max_tokens": 1, "max\u005ftokens": 2}', "max_tokens"),
+        ('{"model": "m", "messages": [{"role": "user", "content": "a", "content": "b"}]}', "messages[0].content"),
+        (
+            '{"model": "m", "messages": [{"role": "user", "content": "a", "content": "b"}, {"role": "user"}]}',
+            "messages[0].content",
+        ),
+        (
+            '{"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "", "text": ""}]}]}',
+            "messages[0].content[0].text",
+        ),
+        ('{"model": "m", "messages": [], "stream_options": {"include_usage": true, "include_usage": false}}', None),
+        ('{"model": "m", "messages": [], "logit_bias": {"1": 1, "\\u0031": 2}}', "logit_bias.1"),
+        (
+            '{"model": "m", "messages": [], "guided_json": {"properties": {"a": {}, "a": {}}}}',
+            "guided_json.properties.a",
+        ),
+        ('{"model": "m", "messages": [], "structured_outputs": {"regex": "a", "regex": "b"}}', None),
+        ('{"model": "m", "messages": [], "made_up": {"a": 1, "a": 2}}', "made_up.a"),
+        ('{"model": "m", "messages": [], "made_up": 1, "made_up": 2}', "made_up"),
+    ],
+)
+def test_key_that_is_given_twice_is_refused_by_name(body: str, param: str | None) -> None:
+    """Bug: the last value counted, and other parsers on the way may take the first."""
+    with pytest.raises(Failure, match="is given twice: give it once") as caught:
+        parse_chat(body.encode())
+
+    if param is not None:
+        assert caught.value.param == param
+
+
+def test_byte_order_mark_and_half_a_surrogate_pair_are_accepted() -> None:
+    """Half a pair is what JavaScript makes of an emoji when it cuts a text."""
+    halved = rb'{"model": "m", "prompt": "A \ud83d", "stop": ["\ude00", "\ud83d\ude00"], "\ud83d": 1}'
+
+    request = parse_completion(b"\xef\xbb\xbf" + halved).to_request()
+
+    assert (request.text, request.stop.strings) == ("A \ufffd", ("\ufffd", "\N{GRINNING FACE}"))
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "9" * 5000, "[" * 5000 + "]" * 5000, '{"a": 1e999}'])
+@pytest.mark.parametrize("name", ["best_of", "tools", "logit_bias", "truncate_prompt_tokens", "n", "made_up"])
+def test_number_that_no_type_holds_is_refused_by_name(name: str, value: str) -> None:
+    """Bug: best_of of 1e999 was answered with 500, and not counted."""
+    for parse, prompt in ((parse_completion, '"prompt": "hi"'), (parse_chat, '"messages": []')):
+        body = f'{{"model": "m", {prompt}, "{name}": {value}}}'.encode()
+        if name == "made_up" and value[0] != "[":
+            parse(body)
+            continue
+        with pytest.raises(Failure) as caught:
+            parse(body)
+
+        assert caught.value.reason is Reason.INVALID_ARGUMENT
+        assert caught.value.param in {name, f"{name}[...]"} or value[0] == "["
 
 
 def test_unsupported_fields_are_refused_by_name() -> None:

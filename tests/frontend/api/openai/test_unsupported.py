@@ -25,6 +25,12 @@ def test_neutral_values_are_accepted(name: str, value: Any) -> None:
     refuse_unsupported(given(name, value), NEUTRAL)
 
 
+def test_neutral_number_may_be_written_in_any_way() -> None:
+    for written in (b"1", b"1.0", b"1e0"):
+        refuse_unsupported({"best_of": msgspec.Raw(written)}, NEUTRAL)
+        refuse_unsupported({"length_penalty": msgspec.Raw(written)}, NEUTRAL)
+
+
 @pytest.mark.parametrize("name", list(NEUTRAL))
 def test_other_values_are_refused_by_name(name: str) -> None:
     with pytest.raises(Failure, match=f"{name} is not supported in this version: leave it out") as caught:

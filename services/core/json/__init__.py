@@ -1,0 +1,1 @@
+"""The text of JSON that a client sends, before it is decoded."""
