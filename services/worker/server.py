@@ -3,10 +3,13 @@
 Start: load the engine → listen → register.
 
 Stop (SIGTERM): goaway to all frontends → leave the registry → let requests finish for `drain_timeout_s` → hand over the
-rest, which fail with DRAINING and continue on other workers → close.
+rest, which fail with DRAINING and continue on other workers → wait until all frontends have hung up → close.
 
 Death of the engine: goaway → all requests fail with ENGINE_DEAD and continue on other workers → leave the registry →
-exit with status 1, so that a supervisor starts another process.
+wait until all frontends have hung up → exit with status 1, so that a supervisor starts another process.
+
+A frontend hangs up once it has read the goaway and none of its streams is left. Until then, requests that it had sent
+before may still arrive: they are refused with DRAINING. If the worker closed first, they would be lost.
 """
 
 import asyncio
@@ -46,6 +49,9 @@ log = structlog.get_logger()
 
 HAND_OVER_S = 1.0
 """How long the worker waits for frontends to end the streams that it hands over."""
+
+HANG_UP_S_MAX = 5.0
+"""How long a worker without requests waits for frontends to hang up. A later one is stuck, or of an older release."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +148,7 @@ class Worker:
         if self._registrar is not None:
             await self._registrar.deregister()  # Otherwise frontends would find it until its lease expires.
         await self._gate.wait_quiet(HAND_OVER_S)
+        await self._service.end_sessions(HANG_UP_S_MAX)
 
     async def _serve(self, stopping: asyncio.Event) -> None:
         async with self._server, SessionListener(self._service.attach) as listener, AsyncExitStack() as ops:
@@ -212,7 +219,7 @@ class Worker:
             left = Failure(Reason.DRAINING, "the worker left before the answer was complete")
             self._execute.fail_all(left, Cause.DRAIN)
             await self._gate.wait_quiet(HAND_OVER_S)
-        self._service.end_sessions()
+        await self._service.end_sessions(HANG_UP_S_MAX)
 
 
 def _advertised(wanted: str | None, real: str) -> str:

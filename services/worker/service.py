@@ -1,19 +1,24 @@
 """What a worker serves to frontends: a session for each, and over gRPC the tokeniser of its model."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import grpc
+import structlog
 
 from services.core.errors import Failure, Reason, quoted
 from services.core.interface import Layer
 from services.rpc.codec import card_to_wire, seconds_to_wire
 from services.rpc.framing import FrameConnection
 from services.rpc.status import abort
+from services.runtime.tasks import wait_event
 from services.stubs import worker_pb2, worker_pb2_grpc
 from services.worker.engine import Engine
 from services.worker.execute import Execute
 from services.worker.session import FrontendSession, FrontendSessionConfig
+
+log = structlog.get_logger()
 
 PIECE_BYTES = 256 * 1024
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -31,6 +36,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._pipeline = pipeline
         self._config = config
         self._sessions: set[FrontendSession] = set()
+        self._has_no_session = asyncio.Event()
+        self._has_no_session.set()
         self._grace_s: float | None = None
 
     def goaway(self, grace_s: float) -> None:
@@ -39,8 +46,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         for session in self._sessions:
             session.goaway(grace_s)
 
-    def end_sessions(self) -> None:
-        """Send what is left and close all sessions, once no request runs any more."""
+    async def end_sessions(self, timeout_s: float) -> None:
+        """Wait until all frontends have hung up after the goaway. After `timeout_s`, close the remaining sessions."""
+        if not await wait_event(self._has_no_session, timeout_s):
+            log.warning("frontends have not hung up", sessions=len(self._sessions), waited_s=timeout_s)
         for session in self._sessions:
             session.end()
 
@@ -50,10 +59,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if self._grace_s is not None:
             session.goaway(self._grace_s)
         self._sessions.add(session)
+        self._has_no_session.clear()
         try:
             await session.serve(connection)
         finally:
             self._sessions.discard(session)
+            if not self._sessions:
+                self._has_no_session.set()
 
     async def FetchTokenizer(  # type: ignore[override]  # noqa: N802
         self, request: worker_pb2.FetchTokenizerRequest, context: Context

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from structlog.testing import capture_logs
 
 from services.core.call import Cause, Phase
 from services.core.errors import Failure, Reason
@@ -24,6 +25,7 @@ from services.registry.memory_store import MemoryStore
 from services.rpc.status import CHANNEL_OPTIONS, failure_of
 from services.runtime.process import StartupError
 from services.stubs import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
+from services.worker import server
 from services.worker.engine import Emit
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.server import Worker, WorkerConfig
@@ -155,6 +157,7 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tmp_path: Pat
             late = await Answer(channel).read_all()
             states.append((await health.Check(health_pb2.HealthCheckRequest())).status)
             await answer.read_all()
+            frontend.close()
             return answer, late.reason, await process.end(), states
 
     answer, late, (status, stderr), states = run_async(scenario())
@@ -178,6 +181,7 @@ def test_requests_that_exceed_the_drain_timeout_are_handed_over(tmp_path: Path) 
             process.terminate()
             end = await frontend.until(lambda: frontend.end(1))
             await answer.read_all()
+            frontend.close()
             return answer, end.error.reason, await process.end()
 
     answer, reason, (status, _) = run_async(scenario())
@@ -334,6 +338,44 @@ async def working(engine: Any, folder: Path, **config: Any) -> AsyncIterator[dic
         group.create_task(worker.run(stopping))
         yield {**await until_written(folder / "r"), "stopping": stopping, "worker": worker}
         stopping.set()
+
+
+# Leaving
+
+
+def test_leaving_worker_refuses_a_request_that_was_on_its_way_instead_of_losing_it(tmp_path: Path) -> None:
+    """A bug: a worker closed its sessions as soon as it had no request. Requests that frontends had sent before they
+    read the goaway were lost, and counted as failures of the worker."""
+
+    async def scenario() -> tuple[str, bool]:
+        async with working(ManualEngine(), tmp_path) as worker, RawFrontend(worker["session_address"]) as frontend:
+            await frontend.read()
+            worker["stopping"].set()
+            await frontend.until(lambda: frontend.messages[-1].HasField("goaway"))
+            await frontend.send(submit(1, 10))
+            end = await frontend.until(lambda: frontend.end(1))
+            return end.error.reason, frontend.is_over
+
+    assert run_async(scenario()) == ("DRAINING", False)
+
+
+def test_leaving_worker_waits_no_longer_than_the_bound_for_a_frontend_that_does_not_hang_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HANG_UP_S_MAX", 0.01)
+
+    async def scenario() -> None:
+        async with working(ManualEngine(), tmp_path) as worker, RawFrontend(worker["session_address"]) as frontend:
+            await frontend.read()
+            worker["stopping"].set()
+            await frontend.until_over()
+
+    with capture_logs() as logs:
+        run_async(scenario())
+
+    assert [(line["sessions"], line["waited_s"]) for line in logs if line["event"] == "frontends have not hung up"] == [
+        (1, 0.01)
+    ]
 
 
 @pytest.mark.parametrize("places", [0, 1, 3])

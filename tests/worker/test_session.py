@@ -148,7 +148,7 @@ def test_end_sends_what_is_left_before_it_closes_the_session() -> None:
         asked.ended.set_exception(Failure(Reason.DRAINING, "handed over"))
         await asyncio.wait([asked.ended])
         await asyncio.sleep(0)  # The request's own task has taken note and put its end into the outbox.
-        served.service.end_sessions()
+        await served.service.end_sessions(0)
         await frontend.until_over()
         return frontend
 

@@ -10,6 +10,7 @@
 | the connection ends | DISCONNECTED | DISCONNECTED |
 | the connection ends after a goaway | STREAM_INCOMPLETE | STREAM_INCOMPLETE |
 | the connection ends after a goaway, without streams | – | DRAINING |
+| no stream is left after a goaway: the frontend hangs up | – | DRAINING |
 | the worker exceeds a limit of `liveness.py` | STALLED | STALLED |
 | a message cannot be decoded | PROTOCOL_VIOLATION | PROTOCOL_VIOLATION |
 | the columns of a step have unequal lengths | PROTOCOL_VIOLATION | PROTOCOL_VIOLATION |
@@ -95,6 +96,7 @@ class WorkerSession:
         self._streams = StreamTable(self._writer, self.candidate, cancels)
         self._liveness = Liveness(self.name, config, clock)
         self._loss: Failure | None = None
+        self._has_hung_up = False
         self._has_begun = asyncio.Event()  # Welcomed, or lost.
         self._has_ended = asyncio.Event()
 
@@ -129,6 +131,7 @@ class WorkerSession:
     def close(self, stream: Stream) -> None:
         """See `StreamTable.close`."""
         self._streams.close(stream)
+        self._hang_up_if_left()
 
     # The connection
 
@@ -142,7 +145,10 @@ class WorkerSession:
             raise self._loss or AssertionError("lose sets both")
         finally:
             self.lose(Failure(Reason.DISCONNECTED, "the frontend closed the session"))
-            connection.abort()
+            if self._has_hung_up:
+                connection.close()
+            else:
+                connection.abort()
 
     async def _connect(self, connection: FrameConnection[worker_pb2.WorkerMessage]) -> None:
         """Connect and wait for the welcome. Raises CANNOT_CONNECT."""
@@ -180,7 +186,7 @@ class WorkerSession:
             return
         has_left = self.candidate.is_draining and failure.reason is Reason.DISCONNECTED
         if has_left and not self._streams:
-            self.lose(Failure(Reason.DRAINING, f"{self.name} left as announced"))
+            self.lose(self._departure())
             return
         log.info("connection broke", worker=self.name, why=failure.detail)
         reason = Reason.STREAM_INCOMPLETE if has_left else failure.reason
@@ -217,6 +223,7 @@ class WorkerSession:
         if message.HasField("goaway"):
             self.candidate.on_draining()
             self._streams.on_goaway(seconds_from_wire(message.goaway.grace))
+        self._hang_up_if_left()
 
     def _on_welcome(self, message: worker_pb2.WorkerMessage) -> None:
         if not message.HasField("welcome"):
@@ -229,12 +236,22 @@ class WorkerSession:
 
     # Loss
 
+    def _hang_up_if_left(self) -> None:
+        """Hang up if the worker leaves and no stream is left: it waits for that, since a request may be on its way."""
+        if self.candidate.is_draining and self._streams.is_done and not self.is_lost:
+            self._has_hung_up = True
+            self.lose(self._departure())
+
+    def _departure(self) -> Failure:
+        return Failure(Reason.DRAINING, f"{self.name} left as announced")
+
     def check(self, now: float) -> float:
         """Send a keepalive if one is due, and lose the session if the worker exceeds a limit of `Liveness`.
 
         Returns the time of the next limit: check again at that time, or earlier. Times are in event-loop time.
         """
         self._writer.keep_alive(now)
+        self._hang_up_if_left()
         if self.is_lost:
             return math.inf
         try:

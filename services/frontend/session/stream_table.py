@@ -45,6 +45,11 @@ class StreamTable:
         """The number of open streams."""
         return len(self._open)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether no stream is open, and none waits for a choice that has not joined it yet."""
+        return not self._open and not self._reserved
+
     # Requests
 
     def open(self, request: Request, call: Call, sink: Sink, vocab_size: int) -> Stream:

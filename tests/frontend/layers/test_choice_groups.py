@@ -330,6 +330,8 @@ class RandomWorker:
             for stream_id in message.cancels:
                 self._queued.pop(stream_id, None)
                 self._running.pop(stream_id, None)
+        if self.bare.session.is_lost:  # A worker drops the requests of a session that ends, whoever has ended it.
+            self._queued, self._running = {}, {}
 
     def act(self) -> None:
         """Take one random action; those that make progress are the likelier ones."""

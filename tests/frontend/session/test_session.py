@@ -6,6 +6,7 @@
 import asyncio
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -476,6 +477,52 @@ def test_goaway_marks_the_worker_as_draining_and_lets_streams_finish() -> None:
         assert client.session.candidate.is_draining
 
     play(serve, use)
+
+
+def test_frontend_hangs_up_on_a_leaving_worker_when_its_last_stream_has_ended_or_is_closed() -> None:
+    hung_up: list[Sequence[int]] = []
+
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        ended, closed = (submit.stream_id for submit in (await peer.read()).submits)
+        await peer.send(goaway=worker_pb2.GoAway())
+        await peer.finish(ended)
+        message = await peer.read()
+        assert message.cancels == [closed], "the cancel is sent before the frontend hangs up"
+        assert await peer.raw.read() is None
+        hung_up.append(message.cancels)
+
+    async def use(client: Client) -> None:
+        (first, _), (second, _) = client.open(), client.open()
+        await first.ended
+        assert not client.session.is_lost
+        client.session.close(second)
+        assert client.session.is_lost
+
+    assert str(play(serve, use)) == "DRAINING: worker i left as announced"
+    assert hung_up
+
+
+def test_frontend_does_not_hang_up_on_a_leaving_worker_before_every_choice_has_joined_its_stream() -> None:
+    refused = worker_pb2.Error(reason="DRAINING", detail="this worker leaves")
+
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        (submit,) = (await peer.read()).submits
+        await peer.send(goaway=worker_pb2.GoAway())
+        ends = [worker_pb2.StreamEnd(stream_id=submit.stream_id + number, error=refused) for number in range(2)]
+        await peer.send(ends=ends)
+        assert await peer.raw.read() is None
+
+    async def use(client: Client) -> None:
+        group = ChoiceGroup(2, 0)
+        first = client.session.open(make_request(), Call(request_id="r", choice_group=group), Collected())
+        assert await failure_of(first) is Reason.DRAINING
+        assert not client.session.is_lost
+        second = client.session.open(make_request(choice=1), Call(request_id="r", choice_group=group), Collected())
+        assert await failure_of(second) is Reason.DRAINING
+
+    assert play(serve, use).reason is Reason.DRAINING
 
 
 def test_bug_in_a_goaway_callback_fails_that_request_alone() -> None:

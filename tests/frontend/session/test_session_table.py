@@ -167,6 +167,16 @@ def ends_after_a_goaway_without_streams() -> Outcome:
     return outcome(serve, has_stream=False)
 
 
+@on("no stream is left after a goaway: the frontend hangs up")
+def no_stream_is_left_after_a_goaway() -> Outcome:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        await peer.send(goaway=worker_pb2.GoAway())
+        await peer.raw.until_over()
+
+    return outcome(serve, has_stream=False)
+
+
 @on("the worker exceeds a limit of `liveness.py`")
 def exceeds_a_limit() -> Outcome:
     async def serve(peer: Peer) -> None:
