@@ -10,6 +10,14 @@ from enum import StrEnum
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+GREEDY_TEMPERATURE = 1e-5
+"""Up to this temperature the likeliest token is taken: scores of a model that differ do so by about as much.
+
+Source of the number: vLLM's sampler.
+"""
+GREEDY_TOP_P = 2.0**-20
+"""Up to this `top_p` only the likeliest token is kept: of 2^20 tokens, the most in a vocabulary, it is as likely."""
+
 
 class FinishReason(StrEnum):
     """Why an answer ended well. The values are OpenAI's."""
@@ -36,9 +44,11 @@ class Sampling(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is always taken. Known below `Preprocess`."""
+        """Whether the likeliest token is always taken: the limit of four settings. Known below `Preprocess`."""
         assert self.temperature is not None, "Preprocess sets the temperature"
-        return self.temperature == 0
+        return (
+            self.temperature <= GREEDY_TEMPERATURE or self.top_k == 1 or self.top_p <= GREEDY_TOP_P or self.min_p >= 1
+        )
 
     @property
     def has_penalties(self) -> bool:
@@ -46,13 +56,17 @@ class Sampling(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Stop(Struct, frozen=True, kw_only=True, gc=False):
-    """When an answer ends. Counts are over the whole continuation. Below `Preprocess`, `max_tokens` is never None."""
+    """When an answer ends. Counts are over the whole continuation. Below `Preprocess`, `max_tokens` is never None.
+
+    `max_tokens_default`: the API's own limit for clients that give none. It gives way to the context and `min_tokens`.
+    """
 
     strings: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
     max_tokens: int | None = None
+    max_tokens_default: int | None = None
 
 
 class GuidedKind(StrEnum):

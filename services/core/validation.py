@@ -50,6 +50,10 @@ _ENDS = [
 ]
 """The least and the greatest value of each range. Infinity and NaN are outside every range."""
 
+FLOAT32_LEAST = 2.0**-126
+FLOAT32_GREATEST = (2 - 2.0**-23) * 2.0**127
+"""The range of a `float` between frontend and worker: a value outside would arrive as 0 or as infinity."""
+
 
 def checked_request_id(given: str) -> str:
     """Check the request id that a client chose. Raises INVALID_ARGUMENT."""
@@ -181,9 +185,20 @@ def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:
     temperature = card.default_temperature if sampling.temperature is None else sampling.temperature
     return replace(
         request,
-        stop=replace(request.stop, max_tokens=max_tokens),
-        sampling=replace(sampling, seed=seed, temperature=temperature),
+        stop=replace(request.stop, max_tokens=max_tokens, max_tokens_default=None),
+        sampling=replace(
+            sampling,
+            seed=seed,
+            temperature=temperature,
+            top_p=_within_float32(sampling.top_p),
+            repetition_penalty=_within_float32(sampling.repetition_penalty),
+        ),
     )
+
+
+def _within_float32(value: float) -> float:
+    """The nearest positive number that a worker can be sent."""
+    return min(max(value, FLOAT32_LEAST), FLOAT32_GREATEST)
 
 
 def _check_tokens(request: Request, vocab_size: int) -> None:
@@ -199,7 +214,10 @@ def _check_tokens(request: Request, vocab_size: int) -> None:
 
 
 def max_tokens_of(request: Request, context_length: int) -> int:
-    """The limit of the answer. Raises INVALID_ARGUMENT or PROMPT_TOO_LONG if it does not fit the context."""
+    """The limit of the answer. Raises INVALID_ARGUMENT or PROMPT_TOO_LONG if it does not fit the context.
+
+    Only a client's own numbers are refused; a default is fitted to them.
+    """
     prompt = len(request.prompt_token_ids)
     room = context_length - prompt
     asked = request.stop.max_tokens
@@ -208,9 +226,15 @@ def max_tokens_of(request: Request, context_length: int) -> int:
     if room < 1:
         detail = f"the prompt has {prompt} tokens: prompt and answer together may have {context_length}"
         raise Failure(Reason.PROMPT_TOO_LONG, detail, param="prompt")
-    if asked is not None and asked > room:
-        left = f"the prompt's {prompt} tokens leave {room} of the context of {context_length}"
-        raise invalid("max_tokens", f"max_tokens is {shown(asked)}: {left}")
-    if len(request.generated_token_ids) > (asked or room):
+    for name, number in (("max_tokens", asked), ("min_tokens", request.stop.min_tokens)):
+        if number is not None and number > room:
+            left = f"the prompt's {prompt} tokens leave {room} of the context of {context_length}"
+            raise invalid(name, f"{name} is {shown(number)}: {left}")
+    limit = asked or min(room, _default_limit(request.stop, room))
+    if len(request.generated_token_ids) > limit:
         raise invalid("generated_token_ids", "generated_token_ids has more tokens than max_tokens allows")
-    return asked or room
+    return limit
+
+
+def _default_limit(stop: Stop, room: int) -> int:
+    return room if stop.max_tokens_default is None else max(stop.max_tokens_default, stop.min_tokens)

@@ -6,9 +6,24 @@ from services.core.request import Request, Sampling
 from tests.support.doubles import make_request
 
 
-@pytest.mark.parametrize(("temperature", "is_greedy"), [(0.0, True), (0.1, False)])
-def test_sampling_is_greedy_at_temperature_0(temperature: float, is_greedy: bool) -> None:
-    assert Sampling(temperature=temperature).is_greedy == is_greedy
+@pytest.mark.parametrize(
+    ("sampling", "is_greedy"),
+    [
+        (Sampling(temperature=0.0), True),
+        (Sampling(temperature=5e-324), True),
+        (Sampling(temperature=1e-5), True),
+        (Sampling(temperature=1.1e-5), False),
+        (Sampling(temperature=1.0, top_p=0.0), True),
+        (Sampling(temperature=1.0, top_p=2.0**-20), True),
+        (Sampling(temperature=1.0, top_p=1e-5), False),
+        (Sampling(temperature=1.0, top_k=1), True),
+        (Sampling(temperature=1.0, top_k=2), False),
+        (Sampling(temperature=1.0, min_p=1.0), True),
+        (Sampling(temperature=1.0, min_p=0.99), False),
+    ],
+)
+def test_sampling_is_greedy_if_its_settings_leave_only_the_likeliest_token(sampling: Sampling, is_greedy: bool) -> None:
+    assert sampling.is_greedy == is_greedy
 
 
 @pytest.mark.parametrize(

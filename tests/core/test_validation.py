@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from services.core.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
 from services.core.request import Guided, GuidedKind, Message, Sampling, Stop
 from services.core.validation import check_count, check_request, max_tokens_of, settle
+from services.rpc.codec import put_request, request_from_wire
+from services.stubs import inference_pb2
 from tests.support.doubles import CARD, make_request
 
 NAN, INF = float("nan"), float("inf")
@@ -253,3 +255,55 @@ def test_a_seed_is_generated_only_for_engines_that_use_seeds() -> None:
     assert settle(request, CARD, random.Random(1)).sampling.seed is not None
     assert settle(request, seedless, random.Random(1)).sampling.seed is None
     assert settle(given, seedless, random.Random(1)).sampling.seed == 3
+
+
+@pytest.mark.parametrize("value", [5e-324, 1e-46, 1e-38, 3.5e38, 1.7976931348623157e308])
+def test_numbers_reach_a_worker_as_positive_finite_numbers(value: float) -> None:
+    """A bug: a worker received 0 or infinity in place of these, and refused its frontend's request."""
+    sampling = Sampling(temperature=1.0, repetition_penalty=value, top_p=min(value, 1.0))
+    settled = settle(make_request(sampling=sampling), CARD, random.Random(1))
+    message = inference_pb2.GenerateRequest()
+    put_request(message, settled)
+
+    received = request_from_wire(message)
+
+    check_request(received)
+    assert received.sampling.is_greedy == sampling.is_greedy
+    assert settle(received, CARD, random.Random(1)) == received
+
+
+@pytest.mark.parametrize(
+    ("stop", "room", "limit"),
+    [
+        (Stop(max_tokens_default=16), 100, 16),
+        (Stop(max_tokens_default=16), 16, 16),
+        (Stop(max_tokens_default=16), 10, 10),
+        (Stop(max_tokens_default=16), 1, 1),
+        (Stop(max_tokens_default=16, min_tokens=20), 100, 20),
+        (Stop(max_tokens_default=16, min_tokens=10), 10, 10),
+        (Stop(max_tokens_default=16, max_tokens=50), 100, 50),
+    ],
+)
+def test_default_of_max_tokens_gives_way_to_the_context_and_to_min_tokens(stop: Stop, room: int, limit: int) -> None:
+    """A bug: completions' default of 16 was refused as if the client had sent it."""
+    request = replace(make_request(prompt=(1, 2)), stop=stop)
+
+    check_request(request)
+    assert max_tokens_of(request, 2 + room) == limit
+    assert settle(request, dataclasses.replace(CARD, context_length=2 + room), random.Random(1)).stop == replace(
+        stop, max_tokens=limit, max_tokens_default=None
+    )
+
+
+@pytest.mark.parametrize("stop", [Stop(min_tokens=11), Stop(min_tokens=11, max_tokens_default=16)])
+def test_min_tokens_beyond_the_context_is_refused_by_name(stop: Stop) -> None:
+    """A bug: a frontend sent it on, and the worker refused it as greater than a max_tokens that nobody had given."""
+    request = replace(make_request(prompt=(1, 2)), stop=stop)
+
+    check_request(request)
+    with pytest.raises(
+        Failure, match="min_tokens is 11: the prompt's 2 tokens leave 10 of the context of 12"
+    ) as caught:
+        max_tokens_of(request, 12)
+
+    assert caught.value.param == "min_tokens"

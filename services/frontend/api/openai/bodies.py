@@ -119,8 +119,12 @@ class Body(Struct, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def _limit(self) -> int | None:
-        """The most tokens of an answer; None: no limit but the context length."""
+        """The most tokens of an answer; None: the client gives no limit."""
         return self.max_tokens
+
+    def _limit_default(self) -> int | None:
+        """The limit for clients that give none; None: the context length alone."""
+        return None
 
     def _check_stream_options(self) -> None:
         if self.stream_options is None:
@@ -158,12 +162,14 @@ class Body(Struct, frozen=True, kw_only=True):
         return guided
 
     def _stop(self) -> Stop:
+        limit = self._limit()
         return Stop(
             strings=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             min_tokens=self.min_tokens or 0,
-            max_tokens=self._limit(),
+            max_tokens=limit,
+            max_tokens_default=self._limit_default() if limit is None else None,
         )
 
 
@@ -183,8 +189,8 @@ class CompletionBody(Body, frozen=True, kw_only=True):
             raise invalid("echo", "echo with logprobs is not supported in this version: leave one of them out")
         return self.logprobs
 
-    def _limit(self) -> int | None:
-        return COMPLETION_TOKENS_DEFAULT if self.max_tokens is None else self.max_tokens
+    def _limit_default(self) -> int | None:
+        return COMPLETION_TOKENS_DEFAULT
 
     def _prompts(self) -> list[dict[str, Any]]:
         if isinstance(self.prompt, str):

@@ -20,6 +20,12 @@ from services.models.llama_cpp import llama_cpp
 _RANDOM_SEED = 0xFFFFFFFF
 """llama.cpp reads this seed as a request for a random one."""
 _NEVER = float("-inf")
+_PENALTY_LEAST, _PENALTY_GREATEST = 1e-30, 1e30
+"""The range of repetition penalties that float32 can compute with.
+
+Beyond it, a score divided by the penalty, or by the penalty and the temperature, would be infinite, and infinity minus
+infinity undefined. Within it, a score is already larger or smaller than any other: the draw is that of the limit.
+"""
 
 
 def build_chain(
@@ -37,22 +43,21 @@ def build_chain(
     if biases:
         chain.add_logit_bias(vocab_size, biases)
     if sampling.has_penalties and generated:
-        chain.add_penalties(
-            len(generated), sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
-        )
+        repetition = min(max(sampling.repetition_penalty, _PENALTY_LEAST), _PENALTY_GREATEST)
+        chain.add_penalties(len(generated), repetition, sampling.frequency_penalty, sampling.presence_penalty)
     if sampling.is_greedy:
         chain.add_greedy()
     else:
-        _add_random(chain, request, len(generated), 0 if forbidden is None else 1)
+        _add_random(chain, request, len(generated), vocab_size, 0 if forbidden is None else 1)
     if sampling.has_penalties:
         for token in generated:
             chain.accept(token)
     return chain
 
 
-def _add_random(chain: llama_cpp.LlamaSampler, request: Request, position: int, attempt: int) -> None:
+def _add_random(chain: llama_cpp.LlamaSampler, request: Request, position: int, vocab_size: int, attempt: int) -> None:
     sampling = request.sampling
-    if sampling.top_k > 0:
+    if 0 < sampling.top_k < vocab_size:  # llama.cpp's number is signed, and `top_k` may be 2^32 - 1.
         chain.add_top_k(sampling.top_k)
     if sampling.top_p < 1:
         chain.add_top_p(sampling.top_p, 1)

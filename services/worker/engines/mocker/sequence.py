@@ -14,6 +14,8 @@ _CHARACTERS = [*"etaoinshrdlcumwfgypb", *" " * 6, ",", ".", "\n", *"éßдא", *
 _EOS_ODDS = 400
 """At the start of a character, the answer ends with a probability of one in this number."""
 _SHAPE = struct.Struct("3dI3d")  # Formatting the floats as text would take most of the time of a submission.
+_GREEDY = (0.0, 1.0, 0.0, 0)
+"""Temperature, top_p, min_p and top_k of every greedy request."""
 
 
 def _next_bytes() -> dict[bytes, bytes]:
@@ -106,9 +108,9 @@ def _candidates(follow: bytes, value: int) -> bytes:
 
 
 def _sampling_bytes(request: Request) -> bytes:
-    """Everything but the tokens that a draw depends on. At temperature 0, seed and choice are left out."""
+    """Everything but the tokens that a draw depends on. Greedy draws depend on penalties and biases alone."""
     sampling = request.sampling
     shape = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k)
     penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
     rest = (sampling.logit_bias, () if sampling.is_greedy else (sampling.seed, request.choice))
-    return _SHAPE.pack(*shape, *penalties) + repr(rest).encode()
+    return _SHAPE.pack(*(_GREEDY if sampling.is_greedy else shape), *penalties) + repr(rest).encode()

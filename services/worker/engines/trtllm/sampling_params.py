@@ -4,9 +4,9 @@
 | --- | --- |
 | token_ids, generated_token_ids | the prompt, as one list of ids |
 | max_tokens, min_tokens | what is left of them after generated_token_ids |
-| temperature 0 | `top_k=1` alone: the engine also samples greedily without any of the three, but logs a warning |
+| temperature 0, and its equals (`is_greedy`) | `top_k=1` alone: with none of the three the engine logs a warning |
 | temperature, top_p, top_k | all three, because a missing one has another default |
-| a temperature below TEMPERATURE_MIN | TEMPERATURE_MIN, which draws the likeliest token except for near ties |
+| a temperature below TEMPERATURE_MIN | as temperature 0 |
 | the model's end ids, stop.token_ids | `end_id`, `stop_token_ids`: the engine ends there, and the cursor checks too |
 | ignore_eos | `ignore_eos`, and no end id among the stop ids |
 | logprobs k | `logprobs` of at least 1, because 0 means none; the cursor drops the excess |
@@ -27,7 +27,7 @@ from services.core.request import Guided, GuidedKind, Request, Sampling
 
 TEMPERATURE_MIN = 0.01
 """Scores divided by much less are infinite in the engine's arithmetic, and sampling from them may crash the engine.
-Source of the number: vLLM's sampling parameters.
+Below it, the likeliest token is taken, which is the limit. Source of the number: vLLM's sampling parameters.
 """
 _META = frozenset(r"\.+*?()|[]{}^$")
 """The metacharacters of a regular expression. `re.escape` escapes more, which not every dialect accepts."""
@@ -115,11 +115,11 @@ def _refuse_ignored(sampling: Sampling) -> None:
 
 def _sampling(sampling: Sampling, vocab_size: int) -> dict[str, Any]:
     """The arguments that control how a token is drawn."""
-    if sampling.is_greedy:
+    assert sampling.temperature is not None, "preprocess sets the temperature"
+    if sampling.is_greedy or sampling.temperature < TEMPERATURE_MIN:
         return {"top_k": 1}
     top_k = sampling.top_k if sampling.top_k < vocab_size else 0
-    assert sampling.temperature is not None, "preprocess sets the temperature"
-    return {"temperature": max(sampling.temperature, TEMPERATURE_MIN), "top_p": sampling.top_p, "top_k": top_k}
+    return {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": top_k}
 
 
 def _stopping(request: Request, end_ids: tuple[int, ...]) -> dict[str, Any]:

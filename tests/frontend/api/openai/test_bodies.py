@@ -30,7 +30,7 @@ def refusal(ask: Any, *contents: Any, **fields: Any) -> tuple[str | None, str]:
 
 
 def test_completion_has_the_documented_defaults() -> None:
-    assert completion() == Request(model="m", text="hi", stop=Stop(max_tokens=COMPLETION_TOKENS_DEFAULT))
+    assert completion() == Request(model="m", text="hi", stop=Stop(max_tokens_default=COMPLETION_TOKENS_DEFAULT))
 
 
 def test_chat_without_a_limit_may_fill_the_context() -> None:

@@ -1,6 +1,7 @@
 """The llama.cpp engine: limits count the whole answer, and its thread ends when its run ends."""
 
 import asyncio
+import math
 import subprocess
 import sys
 import threading
@@ -8,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from services.core.errors import Failure, Reason
 from services.core.model_card import Resume
@@ -236,3 +238,138 @@ def test_error_without_llama_cpp_says_how_to_install_it(missing: str) -> None:
 
     assert "StartupError" in done.stderr
     assert "pip install 'unbroken[llamacpp]'" in done.stderr
+
+
+# Numbers at the ends of their ranges
+
+LEAST, GREATEST = 5e-324, 1.7976931348623157e308
+SAMPLED = Sampling(temperature=1.0, seed=3)
+WHOLE = 6
+
+
+def drawn(bench: Bench, runner: asyncio.Runner, sampling: Sampling, cut: int = 3) -> list[int]:
+    """The tokens of an answer, which must be the same after a move at `cut`, with finite log probabilities."""
+    whole = replace(request(max_tokens=WHOLE, sampling=sampling, ignore_eos=True), logprobs=20)
+    key = bench.submit(whole)
+    runner.run(bench.until(lambda: bench.finish(key) is not None))
+    tokens = bench.tokens(key)
+    values = [value for one in bench.of(key) for entry in one.logprobs or () for _, value in entry.top]
+
+    assert len(tokens) == WHOLE
+    assert len(values) == 20 * WHOLE
+    assert all(math.isfinite(value) for value in values)
+    assert runner.run(bench.answer(whole.after(tokens[:cut]))) == (tokens[cut:], FinishReason.LENGTH)
+    return tokens
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        *({"temperature": value} for value in (1e-5, 1e-38, 1e-45, LEAST)),
+        *({"top_p": value} for value in (0.0, LEAST, 1e-7)),
+        {"min_p": 1.0},
+        {"top_k": 1},
+    ],
+)
+def test_setting_whose_limit_is_the_likeliest_token_gives_the_greedy_answer(
+    bench: Bench, runner: asyncio.Runner, end: dict[str, float]
+) -> None:
+    """A bug: scores divided by a temperature of 1e-38 were infinite, and the drawn tokens arbitrary."""
+    assert drawn(bench, runner, replace(SAMPLED, **end)) == drawn(bench, runner, Sampling(temperature=0))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"top_p": 1 - 1e-9},
+        {"min_p": LEAST},
+        {"top_k": 2**31},
+        {"top_k": 2**32 - 1},
+        {"presence_penalty": LEAST, "frequency_penalty": -LEAST},
+        {"repetition_penalty": 1 + 1e-12},
+    ],
+)
+def test_setting_whose_limit_is_no_effect_changes_nothing(
+    bench: Bench, runner: asyncio.Runner, end: dict[str, float]
+) -> None:
+    """A bug: a `top_k` of 2^31 or more ended the request with ENGINE_ERROR."""
+    assert drawn(bench, runner, replace(SAMPLED, **end)) == drawn(bench, runner, SAMPLED)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-4, 2.0])
+@pytest.mark.parametrize("penalty", [LEAST, 1e-38])
+def test_smallest_repetition_penalties_repeat_the_likeliest_repeated_token(
+    bench: Bench, runner: asyncio.Runner, penalty: float, temperature: float
+) -> None:
+    """A bug: scores divided by 1e-38 were infinite, and the drawn tokens arbitrary."""
+    sampling = replace(SAMPLED, temperature=temperature, repetition_penalty=penalty)
+
+    tokens = drawn(bench, runner, sampling)
+
+    assert set(tokens) == {tokens[0]}
+    assert tokens == drawn(bench, runner, replace(sampling, repetition_penalty=1e-20))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-4, 2.0])
+@pytest.mark.parametrize("penalty", [1e38, GREATEST])
+def test_largest_repetition_penalties_never_repeat_a_token(
+    bench: Bench, runner: asyncio.Runner, penalty: float, temperature: float
+) -> None:
+    sampling = replace(SAMPLED, temperature=temperature, repetition_penalty=penalty)
+
+    tokens = drawn(bench, runner, sampling)
+
+    assert len(set(tokens)) == len(tokens)
+    assert tokens == drawn(bench, runner, replace(sampling, repetition_penalty=1e20))
+
+
+@pytest.mark.parametrize("penalties", [(2.0, 2.0), (-2.0, -2.0)])
+def test_all_numbers_at_their_ends_together_give_tokens(
+    bench: Bench, runner: asyncio.Runner, penalties: tuple[float, float]
+) -> None:
+    presence, frequency = penalties
+    for temperature in (LEAST, 2.0):
+        for repetition in (LEAST, GREATEST):
+            drawn(
+                bench,
+                runner,
+                Sampling(
+                    temperature=temperature,
+                    seed=2**64 - 1,
+                    top_p=1 - 1e-9,
+                    top_k=2**32 - 1,
+                    min_p=LEAST,
+                    presence_penalty=presence,
+                    frequency_penalty=frequency,
+                    repetition_penalty=repetition,
+                    logit_bias=tuple((token, (-1) ** token * 100.0) for token in range(1024)),
+                ),
+            )
+
+
+def test_bias_of_100_forces_a_token_and_of_minus_100_bans_it(bench: Bench, runner: asyncio.Runner) -> None:
+    likely = drawn(bench, runner, Sampling(temperature=0))[0]
+
+    banned = drawn(bench, runner, Sampling(temperature=0, logit_bias=((likely, -100.0),)))
+    forced = drawn(bench, runner, replace(SAMPLED, logit_bias=((7, 100.0),)))
+
+    assert likely not in banned
+    assert forced == [7] * WHOLE
+
+
+@pytest.mark.parametrize("seeds", [(0, 2**32), (2**32 - 1, 2**64 - 1)])
+def test_seeds_that_differ_in_any_bit_give_different_answers(
+    bench: Bench, runner: asyncio.Runner, seeds: tuple[int, int]
+) -> None:
+    first, second = (drawn(bench, runner, Sampling(temperature=2.0, seed=seed)) for seed in seeds)
+
+    assert first != second
+
+
+def test_min_tokens_equal_to_max_tokens_gives_exactly_as_many(bench: Bench, runner: asyncio.Runner) -> None:
+    ends = tuple(range(256))
+
+    tokens, finish = runner.run(bench.answer(request(max_tokens=6, min_tokens=6, token_ids=ends)))
+
+    assert (len(tokens), finish) == (6, FinishReason.LENGTH)
+    assert set(tokens).isdisjoint(ends)

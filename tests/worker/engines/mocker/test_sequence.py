@@ -186,3 +186,38 @@ def test_log_probabilities_continue_exactly_as_the_card_promises() -> None:
 
     assert MockerEngine(MockerConfig()).card.resume.logprobs
     assert run(scenario, whole.after(tokens(whole)[:30])) == uncut[30:]
+
+
+# Numbers at the ends of their ranges
+
+
+@pytest.mark.parametrize(
+    "end",
+    [{"temperature": 5e-324}, {"temperature": 1e-38}, {"top_p": 1e-38}, {"top_p": 0.0}, {"min_p": 1.0}, {"top_k": 1}],
+)
+def test_setting_whose_limit_is_the_likeliest_token_gives_the_greedy_answer(end: dict[str, float]) -> None:
+    assert tokens(new_request(replace(SEEDED, **end), choice=1)) == tokens(new_request(GREEDY))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [{"top_k": 2**32 - 1}, {"repetition_penalty": 1.7976931348623157e308}, {"seed": 2**64 - 1}, {"temperature": 2.0}],
+)
+def test_greatest_numbers_give_an_answer_that_continues_from_any_cut(end: dict[str, float]) -> None:
+    whole = new_request(replace(SEEDED, **end))
+    uncut = tokens(whole)
+
+    assert tokens(whole.after(uncut[:9])) == uncut[9:]
+
+
+@pytest.mark.parametrize("seeds", [(0, 2**32), (2**32 - 1, 2**64 - 1)])
+def test_seeds_that_differ_in_any_bit_give_different_answers(seeds: tuple[int, int]) -> None:
+    first, second = (tokens(new_request(replace(SEEDED, seed=seed))) for seed in seeds)
+
+    assert first != second
+
+
+def test_answer_whose_every_token_is_a_stop_token_is_empty() -> None:
+    every = replace(new_request().stop, token_ids=tuple(range(256)))
+
+    assert answer(new_request(stop=every)) == ([], FinishReason.STOP)

@@ -73,7 +73,9 @@ TABLE: dict[tuple[type, str], list[Row]] = {
         Row(0.0),
         Row(0.7, DRAWN),
         Row(2.0, DRAWN | {"temperature": 2.0}),
-        Row(1e-300, DRAWN | {"temperature": 0.01}),
+        Row(0.01, DRAWN | {"temperature": 0.01}),
+        Row(0.0099),
+        Row(1e-300),
     ],
     (Sampling, "top_p"): [Row(0.5), Row(0.5, DRAWN | {"top_p": 0.5}, base=SAMPLED)],
     (Sampling, "top_k"): [
@@ -92,6 +94,7 @@ TABLE: dict[tuple[type, str], list[Row]] = {
     (Stop, "ignore_eos"): [Row(True, {"ignore_eos": True})],
     (Stop, "min_tokens"): [Row(5, {"min_tokens": 5}), Row(0)],
     (Stop, "max_tokens"): [Row(7, {"max_tokens": 7}), Row(99, {"max_tokens": 98})],
+    (Stop, "max_tokens_default"): [Row(16, nothing=ABOVE)],
     (Guided, "kind"): [
         Row(GuidedKind.JSON_OBJECT, guided={"json_object": True}),
         Row(GuidedKind.JSON_SCHEMA, guided={"json": '"a"'}),
