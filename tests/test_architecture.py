@@ -21,6 +21,7 @@ LEVELS = (
     {"services.stubs"},
     {"services.runtime"},
     {"services.core"},
+    {"services.isolation"},
     {"services.rpc", "services.http", "services.models"},
     {"services.discovery", "services.registry"},
     {"services.frontend", "services.worker", "services.cluster"},

@@ -1,0 +1,71 @@
+"""The limits that a fork server and its helpers set themselves. They keep to the process that sets them."""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.runtime.supervision.pdeathsig import PR_SET_PDEATHSIG
+
+_STATM = Path("/proc/self/statm")
+
+
+def prepare() -> None:
+    """Write no core file, ignore signals that are meant for the parent, and never wait for a reader of standard error.
+
+    A service manager sends SIGTERM to all processes of a service, but the parent still drains its streams. It ends this
+    process when it ends itself.
+    """
+    os.set_blocking(sys.stderr.fileno(), False)
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+
+
+@contextmanager
+def bounded(cpu_s_max: float, bytes_max: int) -> Iterator[None]:
+    """Bound the processor time and the growth of memory within the block.
+
+    Beyond the first, SIGPROF ends the process. Beyond the second, allocations fail: in Python with MemoryError.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = resource.RLIM_INFINITY if (size := _size_bytes()) is None else size + bytes_max
+    if hard != resource.RLIM_INFINITY and (limit == resource.RLIM_INFINITY or limit > hard):
+        limit = hard
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    signal.setitimer(signal.ITIMER_PROF, cpu_s_max)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def _size_bytes() -> int | None:
+    """The address space in use; None where the system does not tell."""
+    try:
+        pages = int(_STATM.read_bytes().split()[0])
+    except OSError:
+        return None
+    return pages * resource.getpagesize()
+
+
+class ParentDeathSignal:
+    """Lets a forked process die with the one that forked it. Create it before the fork."""
+
+    def __init__(self) -> None:
+        self._parent_pid = os.getpid()
+        self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def set(self) -> None:
+        """Call it in the forked process. Exits if the parent has ended already."""
+        if self._libc is not None:
+            self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != self._parent_pid:
+            os._exit(1)
