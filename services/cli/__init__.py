@@ -4,13 +4,13 @@ Each subcommand is a module in this folder with a `command`. It is imported when
 does not wait for the import of gRPC.
 """
 
-import difflib
 import importlib
 import os
 
 import click
 
 from services import __version__
+from services.cli.environment import check_environment
 
 COMMANDS = {
     "up": "Start a registry, workers and frontends on this machine.",
@@ -21,9 +21,6 @@ COMMANDS = {
     "drain": "Take a worker out of service: its streams move to other workers.",
     "models": "Download models for the llamacpp engine.",
 }
-PREFIX = "DYN_"
-SIMILARITY_MIN = 0.7
-"""How similar a variable must be, without the prefix, to be suggested for a misspelt one. 1: equal."""
 
 
 class _LazyGroup(click.Group):
@@ -56,28 +53,8 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # A client's data is read by the thread that waits for it, instead of being passed through three other threads.
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
-    _refuse_unknown_variables()
+    check_environment(known_variables)
     cli(prog_name="unbroken")
-
-
-def _refuse_unknown_variables() -> None:
-    """Exit with an error if a variable with our prefix belongs to no option: typos must not be ignored silently."""
-    given = {name for name in os.environ if name.startswith(PREFIX)}
-    if not given:
-        return
-    known = known_variables()
-    unknown = sorted(given - known)
-    if unknown:
-        similar = [one for name in unknown for one in _similar(name, known)]
-        hint = f"did you mean {', '.join(similar)}?" if similar else "see `unbroken COMMAND --help` for the names"
-        raise SystemExit(f"error: no option reads {', '.join(unknown)}: {hint}")
-
-
-def _similar(name: str, known: set[str]) -> list[str]:
-    """The known variable that is most similar to `name`, or none."""
-    rests = [one.removeprefix(PREFIX) for one in known]
-    found = difflib.get_close_matches(name.removeprefix(PREFIX), rests, n=1, cutoff=SIMILARITY_MIN)
-    return [PREFIX + rest for rest in found]
 
 
 def known_variables() -> set[str]:

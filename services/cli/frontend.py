@@ -8,9 +8,9 @@ import click
 import structlog
 
 from services.cli.admin import admin_config, admin_options
+from services.cli.environment import start_logging
 from services.cli.options import Address, Origins, env_option, logging_options, registry_option
 from services.cli.processes import supervise
-from services.runtime.log import configure_logging, log_config
 from services.runtime.process import run_process
 
 if TYPE_CHECKING:
@@ -168,9 +168,8 @@ def command(**given: Any) -> None:
         supervise(given, lambda: warn_of_unused_thresholds(_admission(given)))
         return
     name = "frontend" if given["member"] is None else given["member"].name
-    configure_logging(name, level=given["log_level"], log_format=given["log_format"])
     config = frontend_config(given)
-    log_config(config)
+    start_logging(name, given, config)
     if config.member is None:
         warn_of_unused_thresholds(config.admission)
 

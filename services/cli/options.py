@@ -67,7 +67,7 @@ def combined(*options: Callable[[Function], Function]) -> Callable[[Function], F
 
 
 def logging_options(function: Function) -> Function:
-    """Adds `--log-level` and `--log-format`, which are passed to `configure_logging`."""
+    """Adds `--log-level` and `--log-format`, which are passed to `start_logging`."""
     function = click.option(
         "--log-level",
         envvar="DYN_LOG_LEVEL",

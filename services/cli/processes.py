@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.runtime.log import configure_logging, log_config
+from services.cli.environment import start_logging
 from services.runtime.process import run_process
 from services.runtime.supervision.program import PROGRAM
 
@@ -22,7 +22,6 @@ def supervise(given: Mapping[str, Any], warn: Callable[[], None]) -> None:
     """Supervise processes that get the same options as this process. `warn`: logs warnings about the options."""
     from services.frontend.processes.supervisor import Supervisor, SupervisorConfig
 
-    configure_logging("frontend", level=given["log_level"], log_format=given["log_format"])
     config = SupervisorConfig(
         processes=given["processes"],
         listens={option: given[name] for option, name in LISTENS.items() if given[name] is not None},
@@ -31,7 +30,7 @@ def supervise(given: Mapping[str, Any], warn: Callable[[], None]) -> None:
         ready_file=given["ready_file"],
         command=process_command,
     )
-    log_config(config)
+    start_logging("frontend", given, config)
     warn()
     run_process(Supervisor(config).run)
 

@@ -1,5 +1,6 @@
 """`unbroken registry`: runs a registry."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from services.cli.environment import start_logging
 from services.cli.options import Address, Addresses, logging_options
 from services.registry.config import EtcdConfig, RegistryConfig
-from services.runtime.log import configure_logging, log_config
 from services.runtime.process import run_process
 
 PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -31,9 +32,25 @@ class Endpoints(Addresses):
         return endpoints
 
 
+class _OfEtcd(click.Option):
+    """An option whose second variable is read with `--store etcd` only: otherwise it is there for other programs."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        if ctx.params.get("store") == "etcd":
+            return super().resolve_envvar_value(ctx)
+        assert isinstance(self.envvar, list)
+        return os.environ.get(self.envvar[0]) or None
+
+
 def _etcd_option(name: str, variable: str, **attributes: Any) -> Option:
     """An option that reads `DYN_<variable>`, or `<variable>`, which other clients of etcd use, too."""
-    return click.option(name, envvar=[f"DYN_{variable}", variable], show_envvar=True, **attributes)
+    return click.option(
+        name,
+        cls=_OfEtcd,
+        envvar=[f"DYN_{variable}", variable],
+        show_envvar=True,
+        **{"show_default": True, **attributes},
+    )
 
 
 @click.command(help="Keep the set of registered workers.", context_settings={"show_default": True})
@@ -50,6 +67,7 @@ def _etcd_option(name: str, variable: str, **attributes: Any) -> Option:
     envvar="DYN_REGISTRY_STORE",
     show_envvar=True,
     default="memory",
+    is_eager=True,  # Read before the options of etcd: see _OfEtcd.
     type=click.Choice(["memory", "etcd"]),
     help="memory: in this process, for a single registry. etcd: shared by all registries that use the same etcd.",
 )
@@ -61,10 +79,9 @@ def _etcd_option(name: str, variable: str, **attributes: Any) -> Option:
     help="Members of one etcd cluster. https:// enables TLS.",
 )
 @_etcd_option("--etcd-username", "ETCD_AUTH_USERNAME", default="", help="User name for etcd.")
-@click.option(
+@_etcd_option(
     "--etcd-password",
-    envvar=["DYN_ETCD_AUTH_PASSWORD", "ETCD_AUTH_PASSWORD"],
-    show_envvar=True,
+    "ETCD_AUTH_PASSWORD",
     show_default=False,
     default="",
     help="Password for etcd. Prefer the environment: other users can see the command line.",
@@ -81,13 +98,12 @@ def _etcd_option(name: str, variable: str, **attributes: Any) -> Option:
 @click.pass_context
 def command(context: click.Context, /, **given: Any) -> None:
     _check_store(context)
-    configure_logging("registry", level=given["log_level"], log_format=given["log_format"])
     config = RegistryConfig(
         listen=given["listen"],
         etcd=_etcd_config(given) if given["store"] == "etcd" else None,
         ready_file=given["ready_file"],
     )
-    log_config(config)
+    start_logging("registry", given, config)
     from services.registry.server import serve
 
     run_process(lambda stopping: serve(config, stopping))

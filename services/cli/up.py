@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from services.cli import frontend, worker
+from services.cli.environment import start_logging
 from services.cli.options import env_option, logging_options
 from services.cluster.cluster import Cluster
 from services.cluster.commands import ClusterConfig, frontend_command, worker_command
 from services.cluster.state import default_folder
-from services.runtime.log import configure_logging
 from services.runtime.process import run_process
 from services.runtime.supervision.child import ChildConfig
 from services.runtime.supervision.program import PROGRAM
@@ -128,7 +128,7 @@ def command(
     """
     config = ClusterConfig(log_level=log_level, log_format=log_format, **given)
     drain_timeout_s = _check_children(config)
-    configure_logging("up", level=log_level, log_format=log_format)
+    start_logging("up", {"log_level": log_level, "log_format": log_format})
     children = ChildConfig(
         is_restarted=not no_restart,
         ready_timeout_s=ready_timeout_s or (LOADING_TIMEOUT_S if config.engine == "trtllm" else READY_TIMEOUT_S),

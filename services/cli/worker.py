@@ -9,9 +9,9 @@ import click
 from services.cli.engines.llamacpp import check_llamacpp, llamacpp_engine, llamacpp_options
 from services.cli.engines.mocker import check_mocker, mocker_engine, mocker_options
 from services.cli.engines.trtllm import check_trtllm, trtllm_engine, trtllm_options
+from services.cli.environment import start_logging
 from services.cli.options import Address, env_option, logging_options, registry_option
 from services.runtime.address import is_wildcard, split_address
-from services.runtime.log import configure_logging, log_config
 from services.runtime.process import exiting_at_once, run_process
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ ENGINES = {"mocker": mocker_engine, "llamacpp": llamacpp_engine, "trtllm": trtll
 @env_option(
     "--metrics-port",
     "DYN_SYSTEM_PORT",
-    type=click.IntRange(0, 65535),
-    help="HTTP port of /metrics, /live and /health. 0: any free port. Default: none.",
+    type=click.IntRange(-1, 65535),
+    help="HTTP port of /metrics, /live and /health. 0: any free port. Default: none, as with -1.",
 )
 @env_option(
     "--engine-request-limit",
@@ -121,9 +121,8 @@ ENGINES = {"mocker": mocker_engine, "llamacpp": llamacpp_engine, "trtllm": trtll
 @logging_options
 def command(**given: Any) -> None:
     check_options(given)
-    configure_logging("worker", level=given["log_level"], log_format=given["log_format"])
     config = worker_config(given)
-    log_config(config)
+    start_logging("worker", given, config)
 
     async def serve(stopping: Any) -> None:
         from services.worker.server import Worker
@@ -144,7 +143,7 @@ def worker_config(given: dict[str, Any]) -> "WorkerConfig":
         listen=given["listen"],
         session_listen=given["session_listen"],
         advertise=given["advertise"],
-        metrics_listen=None if port is None else f"{host}:{port}",
+        metrics_listen=None if port in (None, -1) else f"{host}:{port}",
         registries=tuple(given["registries"]),
         engine_request_limit=given["engine_request_limit"],
         request_queue_limit=given["request_queue_limit"],

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 PORT_MAX = 65_535
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 
+_SCHEME_HINT = ": write it without a scheme, such as tcp://"
+
 
 def split_address(text: str) -> tuple[str, int]:
     """Split `host:port` into host and port. An IPv6 host keeps its brackets. Raises ValueError."""
     found = _ADDRESS.fullmatch(text)
     if found is None or int(found["port"]) > PORT_MAX:
-        raise ValueError(f"{text!r} is not host:port")
+        raise ValueError(f"{text!r} is not host:port{_SCHEME_HINT if '://' in text else ''}")
     return found["host"], int(found["port"])
 
 
