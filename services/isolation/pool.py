@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import structlog
 
@@ -71,12 +72,35 @@ class HelperPool:
 
     async def run(self, job: bytes) -> bytes:
         """Do a job. See the table above. Raises HelperBug for a bug in the work."""
+        async with self._place():
+            return await self._try(job)
+
+    @asynccontextmanager
+    async def conversation(self) -> AsyncIterator[HelperProcess]:
+        """A new helper for jobs that build on each other, with `HelperProcess.do`. It counts as one job.
+
+        It ends with the block. Raises OVERLOADED. If the helper is lost, the block gets HelperLost, and no other helper.
+        """
+        async with self._place():
+            helper = await self._forked_helper()
+            self._failures = 0
+            try:
+                yield helper
+            except HelperLost as lost:
+                self._note(lost)
+                raise
+            finally:
+                self._end(helper)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """A place among the jobs, and then one among the helpers. Raises OVERLOADED."""
         if self._job_count >= self._bounds.jobs_max:
             raise _unavailable("too many long requests are prepared at the same time")
         self._job_count += 1
         try:
             async with self._free_helpers:
-                return await self._try(job)
+                yield
         finally:
             self._job_count -= 1
 
@@ -123,6 +147,10 @@ class HelperPool:
             if helper.is_usable:
                 return helper
             self._end(helper)
+        return await self._forked_helper()
+
+    async def _forked_helper(self) -> HelperProcess:
+        """A new helper. Raises OVERLOADED."""
         try:
             async with asyncio.timeout(self._bounds.start_wait_s_max):
                 return await self._new_helper()

@@ -386,3 +386,61 @@ def test_large_jobs_and_answers_pass() -> None:
         assert await pool.text(f"echo {text}") == text
 
     with_pool(scenario)
+
+
+# Conversations
+
+
+def test_jobs_of_a_conversation_go_to_one_helper_of_its_own_which_ends_with_it() -> None:
+    async def scenario(pool: NotedPool) -> None:
+        shared, _ = await pool.pids()
+        async with pool.conversation() as helper:
+            first, again = [json.loads(await helper.do(b"pid"))[0] for _ in range(2)]
+            assert first == again != shared
+            assert (await pool.pids())[0] == shared
+        await until(lambda: not is_alive(first))
+
+    with_pool(scenario)
+
+
+def test_conversation_that_costs_its_helper_ends_with_the_loss_and_the_next_one_works() -> None:
+    async def scenario(pool: NotedPool) -> None:
+        with pytest.raises(HelperLost):
+            async with pool.conversation() as helper:
+                await helper.do(b"echo fine")
+                await helper.do(b"crash")
+        assert pool.losses == [Loss.CRASH]
+        async with pool.conversation() as helper:
+            assert await helper.do(b"echo again") == b"again"
+
+    with_pool(scenario)
+
+
+def test_conversation_counts_as_one_job() -> None:
+    async def scenario(pool: NotedPool) -> None:
+        async with pool.conversation() as helper:
+            await helper.do(b"echo one")
+            await helper.do(b"echo two")
+            assert (await failure_of(pool.run(b"echo three"))).reason is Reason.OVERLOADED
+        assert await pool.text("echo four") == "four"
+
+    with_pool(scenario, jobs_max=1)
+
+
+def test_cancelled_conversation_ends_its_helper() -> None:
+    async def scenario(pool: NotedPool) -> None:
+        pids: list[int] = []
+
+        async def converse() -> None:
+            async with pool.conversation() as helper:
+                pids.append(json.loads(await helper.do(b"pid"))[0])
+                await helper.do(b"spin")
+
+        talk = asyncio.create_task(converse())
+        await until(lambda: bool(pids))
+        talk.cancel()
+        await asyncio.wait([talk])
+        assert talk.cancelled()
+        await until(lambda: not is_alive(pids[0]))
+
+    with_pool(scenario)
