@@ -79,7 +79,7 @@ class HelperPool:
     async def conversation(self) -> AsyncIterator[HelperProcess]:
         """A new helper for jobs that build on each other, with `HelperProcess.do`. It counts as one job.
 
-        It ends with the block. Raises OVERLOADED. If the helper is lost, the block gets HelperLost, and no other helper.
+        It ends with the block. Raises OVERLOADED. If it is lost, the block gets HelperLost, and no other helper.
         """
         async with self._place():
             helper = await self._forked_helper()

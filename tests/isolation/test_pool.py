@@ -405,10 +405,13 @@ def test_jobs_of_a_conversation_go_to_one_helper_of_its_own_which_ends_with_it()
 
 def test_conversation_that_costs_its_helper_ends_with_the_loss_and_the_next_one_works() -> None:
     async def scenario(pool: NotedPool) -> None:
-        with pytest.raises(HelperLost):
+        async def crash() -> None:
             async with pool.conversation() as helper:
                 await helper.do(b"echo fine")
                 await helper.do(b"crash")
+
+        with pytest.raises(HelperLost):
+            await crash()
         assert pool.losses == [Loss.CRASH]
         async with pool.conversation() as helper:
             assert await helper.do(b"echo again") == b"again"
