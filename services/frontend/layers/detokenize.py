@@ -1,4 +1,9 @@
-"""Turns tokens into text: delivers complete characters only, ends the answer at a stop string, and counts its usage."""
+"""Turns tokens into text: delivers complete characters only, ends the answer at a stop string, and counts its usage.
+
+Stop strings are searched in the text with the special tokens spelled out, although the client's text leaves those out.
+A string ends the answer if its last character comes from a token after the first `min_tokens`; it may begin before. A
+character counts where its last byte comes, so a special token within it is spelled before it.
+"""
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -10,6 +15,7 @@ from services.core.interface import Delta, Finish, Layer, Sink, Usage
 from services.core.request import FinishReason, Request
 from services.frontend.layers.stop_strings import StopStrings
 from services.frontend.model_catalog import ModelCatalog
+from services.models.tokenizers import Vocabulary
 from services.runtime.cancel_scope import CancelScope
 
 _UtfDecoder = codecs.getincrementaldecoder("utf-8")
@@ -21,11 +27,24 @@ class Detokenizer:
     on_stopped: called once when a stop string ends the answer.
     """
 
-    __slots__ = ("_decoder", "_is_whole", "_sink", "_stops", "_token_bytes", "is_stopped", "on_stopped", "token_count")
+    __slots__ = (
+        "_decoder",
+        "_is_whole",
+        "_min_tokens",
+        "_sink",
+        "_special_tokens",
+        "_stops",
+        "_token_bytes",
+        "is_stopped",
+        "on_stopped",
+        "token_count",
+    )
 
-    def __init__(self, sink: Sink, token_bytes: Sequence[bytes], strings: Sequence[str]) -> None:
+    def __init__(self, sink: Sink, vocabulary: Vocabulary, strings: Sequence[str], min_tokens: int = 0) -> None:
         self._sink = sink
-        self._token_bytes = token_bytes
+        self._token_bytes = vocabulary.token_bytes
+        self._special_tokens = vocabulary.special_tokens
+        self._min_tokens = min_tokens
         self._decoder: codecs.IncrementalDecoder | None = None
         self._is_whole = True  # The bytes decoded so far end with a complete character.
         self._stops = StopStrings(strings) if strings else None
@@ -36,9 +55,10 @@ class Detokenizer:
     def prime(self, token_ids: Sequence[int]) -> None:
         """Feed the tokens that the client already has: they may end within a character or within a stop string."""
         for token in token_ids:
-            text = self._decode(self._token_bytes[token])
-            if self._stops is not None:
-                self._stops.feed(text)
+            if self._stops is None:
+                self._decode(self._token_bytes[token])
+            else:
+                self._search(self._stops, token, may_stop=False)
         self.token_count = len(token_ids)
 
     def deliver(self, delta: Delta) -> None:
@@ -69,7 +89,8 @@ class Detokenizer:
             return
         shown = []
         for size, token in enumerate(delta.token_ids, start=1):
-            text, self.is_stopped = stops.feed(self._decode(self._token_bytes[token]))
+            may_stop = self.token_count + size > self._min_tokens
+            text, self.is_stopped = self._search(stops, token, may_stop=may_stop)
             shown.append(text)
             if self.is_stopped:
                 delta.token_ids = delta.token_ids[:size]
@@ -80,6 +101,13 @@ class Detokenizer:
         self.token_count += len(delta.token_ids)
         delta.text = "".join(shown)
         self._sink.deliver(delta)
+
+    def _search(self, stops: StopStrings, token: int, *, may_stop: bool) -> tuple[str, bool]:
+        """Search in what the token adds. Returns the text to deliver, and whether a stop string was completed."""
+        content = self._token_bytes[token]
+        if content:
+            return stops.feed(self._decode(content), may_stop=may_stop)
+        return stops.feed(self._special_tokens.get(token, ""), is_shown=False, may_stop=may_stop)
 
     def finish(self, request: Request, reason: FinishReason) -> Finish:
         """Deliver the text that was held back and the finish reason."""
@@ -95,7 +123,7 @@ class Detokenizer:
     def _flush(self) -> str:
         text = "" if self._decoder is None else self._decoder.decode(b"", final=True)
         if self._stops is not None:
-            text, self.is_stopped = self._stops.feed(text)
+            text, self.is_stopped = self._stops.feed(text, may_stop=self.token_count > self._min_tokens)
             text += self._stops.flush()
         return text
 
@@ -108,8 +136,8 @@ class Detokenize:
         self._catalog = catalog
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        token_bytes = self._catalog.find(request.model).tokenizer.token_bytes
-        detokenizer = Detokenizer(sink, token_bytes, request.stop.strings)
+        vocabulary = self._catalog.find(request.model).tokenizer
+        detokenizer = Detokenizer(sink, vocabulary, request.stop.strings, request.stop.min_tokens)
         detokenizer.prime(request.generated_token_ids)
         if not request.stop.strings:
             return detokenizer.finish(request, (await self._inner(request, call, detokenizer)).reason)

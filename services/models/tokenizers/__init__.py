@@ -1,6 +1,6 @@
 """Tokenisers: text to token ids, and token ids to bytes. Frontends fetch them from workers, by checksum."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from services.core.errors import Failure, Reason
@@ -8,16 +8,26 @@ from services.core.model_card import TokenizerRef
 from services.models.tokenizers.byte_level import ByteTokenizer
 
 
-class Tokenizer(Protocol):
-    """The vocabulary of one model.
+class Vocabulary(Protocol):
+    """The tokens of one model.
 
     `token_bytes`: the bytes of each token's text, by id; empty for control tokens. A token may be part of a character.
-    `token_characters_max`: the largest number of characters in a token: a text of C characters has at least C / max
-    tokens.
+    `special_tokens`: the spelling of each token that has no bytes, by id, as templates write it; unused ids are absent.
     """
 
     @property
     def token_bytes(self) -> Sequence[bytes]: ...
+
+    @property
+    def special_tokens(self) -> Mapping[int, str]: ...
+
+
+class Tokenizer(Vocabulary, Protocol):
+    """The vocabulary of one model, and how a text becomes tokens.
+
+    `token_characters_max`: the largest number of characters in a token: a text of C characters has at least C / max
+    tokens.
+    """
 
     @property
     def token_characters_max(self) -> int: ...

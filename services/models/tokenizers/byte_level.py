@@ -1,6 +1,6 @@
 """The mocker's tokeniser: each token is one byte."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 
 EOS = 256
@@ -11,6 +11,8 @@ class ByteTokenizer:
     """Ids 0 to 255 are the bytes of UTF-8; 256 is the end token."""
 
     token_bytes: Sequence[bytes] = (*(bytes((value,)) for value in range(256)), b"")
+
+    special_tokens: Mapping[int, str] = {EOS: "<|end|>"}
 
     token_characters_max = 1
 

@@ -6,7 +6,7 @@ tokenisation rules; it only knows how a vocabulary spells bytes.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,15 @@ class GgufTokenizer:
     """
 
     token_bytes: Sequence[bytes]
+    special_tokens: Mapping[int, str]
     token_characters_max: int
 
     def __init__(self, content: bytes) -> None:
         self._model = _load_vocabulary(content)
         self._vocab = self._model.get_vocab()
         self.token_bytes = vocabulary_bytes(self._model)
+        hidden = (token for token, content in enumerate(self.token_bytes) if not content)
+        self.special_tokens = {token: name for token in hidden if (name := self._vocab.get_text(token))}
         # Measured in the vocabulary's spelling: control tokens have no bytes, but are recognised in a text.
         self.token_characters_max = max(len(self._vocab.get_text(token)) for token in range(self._vocab.n_vocab))
 

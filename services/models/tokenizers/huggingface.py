@@ -47,6 +47,7 @@ class HuggingFaceTokenizer:
     """
 
     token_bytes: Sequence[bytes]
+    special_tokens: Mapping[int, str]
     token_characters_max: int
 
     def __init__(self, content: bytes) -> None:
@@ -59,6 +60,7 @@ class HuggingFaceTokenizer:
             raise Failure(Reason.INTERNAL, f"the model's tokeniser cannot be read: {error}") from error
         spell = _speller(_part(self._library.decoder))
         self.token_bytes = tuple(b"" if name in control else _as_bytes(spell(name)) for name in names)
+        self.special_tokens = {token: name for token, name in enumerate(names) if name in control}
         # Measured in the vocabulary's spelling: control tokens have no bytes, but are recognised in a text.
         self.token_characters_max = max(map(len, names), default=1) * (_COMPOSED_MAX if self._library.normalizer else 1)
         self._unparsing = _without_added_tokens(self._library)

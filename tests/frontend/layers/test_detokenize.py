@@ -1,15 +1,18 @@
 """Detokenize delivers complete characters, ends the answer at a stop string, and counts the usage of all of it."""
 
+import codecs
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core.errors import Failure, Reason
-from services.core.interface import Delta, TokenLogprobs, Usage
+from services.core.interface import Delta, Finish, TokenLogprobs, Usage
 from services.core.request import FinishReason
 from services.frontend.layers.detokenize import Detokenize, Detokenizer
+from services.models.tokenizers.byte_level import EOS, ByteTokenizer
 from tests.support.doubles import HANG, Collected, Script, Step, call_layer, make_request, models_of, run_async
 
 
@@ -87,7 +90,7 @@ def test_tokens_after_the_stop_string_are_not_delivered_and_not_billed() -> None
 
 def test_tokens_that_arrive_before_the_engine_is_cancelled_are_dropped() -> None:
     collected, stopped = Collected(), []
-    detokenizer = Detokenizer(collected, [bytes([value]) for value in range(256)], ("stop",))
+    detokenizer = Detokenizer(collected, ByteTokenizer(), ("stop",))
     detokenizer.on_stopped = lambda: stopped.append("stopped")
 
     detokenizer.deliver(Delta(0, list(b"a stop")))
@@ -99,7 +102,7 @@ def test_tokens_that_arrive_before_the_engine_is_cancelled_are_dropped() -> None
 
 def test_last_delta_of_a_stopped_answer_has_log_probabilities_of_its_own_tokens_only() -> None:
     collected = Collected()
-    detokenizer = Detokenizer(collected, [bytes([value]) for value in range(256)], ("stop",))
+    detokenizer = Detokenizer(collected, ByteTokenizer(), ("stop",))
 
     detokenizer.deliver(Delta(0, list(b"stop!"), logprobs=[TokenLogprobs(-float(number)) for number in range(5)]))
 
@@ -149,3 +152,161 @@ def test_detokenize_refuses_an_unknown_model() -> None:
     with pytest.raises(Failure) as caught:
         detokenize([7], model="other")
     assert caught.value.reason is Reason.MODEL_NOT_FOUND
+
+
+# Special tokens: in the text that is searched, and not in the text that is shown
+
+
+END = ByteTokenizer.special_tokens[EOS]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stop", "text", "count"),
+    [
+        ([*b"ab", EOS, *b"cd"], END, "ab", 3),
+        ([*b"ab", EOS, *b"cd"], "<|", "ab", 3),
+        ([*b"ab", EOS, *b"cd"], f"b{END}", "a", 3),
+        ([*b"ab", EOS, *b"cd"], f"{END}c", "ab", 4),
+        ([*b"ab", EOS, *b"cd"], f"b{END}c", "a", 4),
+        ([*b"ab", EOS, EOS, *b"cd"], END * 2, "ab", 4),
+        ([*b"ab", EOS, *b"cd"], "bc", "abcd", 5),
+        ([*b"ab", EOS, *b"cd"], f"{END}x", "abcd", 5),
+        ([*END.encode(), *b"cd"], END, "", len(END)),
+        (["漢".encode()[0], EOS, *"漢!".encode()[1:]], f"{END}漢", "", 4),
+        (["漢".encode()[0], EOS, *"漢!".encode()[1:]], f"漢{END}", "漢!", 5),
+    ],
+)
+def test_stop_string_is_found_in_the_text_with_special_tokens_spelled_out(
+    tokens: list[int], stop: str, text: str, count: int
+) -> None:
+    """A bug: a special token has no text, so a string that spells it never stopped, and what followed was billed."""
+    result = detokenize([*tokens], strings=(stop,))
+
+    assert result.finish is not None
+    assert (result.text, result.finish.usage) == (text, Usage(2, count))
+    assert result.token_ids == tokens[:count]
+    assert result.finish.reason is (FinishReason.LENGTH if count == len(tokens) else FinishReason.STOP)
+
+
+def test_spelling_of_a_special_token_is_never_shown() -> None:
+    """It is held back while it may begin a stop string, and dropped when it does not."""
+    result = detokenize([*b"a", EOS, *b"b", EOS], strings=(f"{END}x", "bx"))
+
+    assert [delta.text for delta in result.deltas] == ["a", "", "", "b", ""]
+
+
+def test_continued_answer_may_end_with_a_stop_string_that_began_with_a_special_token() -> None:
+    result = detokenize(tokens_of("c!"), strings=(f"{END}c",), generated_token_ids=(*b"ab", EOS))
+
+    assert result.finish is not None
+    assert (result.text, result.finish.reason, result.finish.usage) == ("", FinishReason.STOP, Usage(2, 4))
+
+
+# min_tokens
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "strings", "text"),
+    [
+        (0, ("b",), "a"),
+        (1, ("b",), "a"),
+        (2, ("b",), "abca"),
+        (6, ("b",), "abcabca"),
+        (8, ("b",), "abcabcabc"),
+        (2, ("bc",), "a"),
+        (3, ("bc",), "abca"),
+        (4, ("abc",), "abc"),
+        (5, ("ca", "b"), "abcab"),
+        (9, ("b", "c"), "abcabcabc"),
+    ],
+)
+def test_stop_string_ends_the_answer_only_with_a_token_after_min_tokens(
+    min_tokens: int, strings: tuple[str, ...], text: str
+) -> None:
+    """The meaning of vLLM: text of the first tokens completes no stop string, but may begin one."""
+    single = detokenize(tokens_of("abcabcabc"), strings=strings, min_tokens=min_tokens)
+    joined = detokenize([b"abcabcabc"], strings=strings, min_tokens=min_tokens)
+
+    assert single.text == joined.text == text
+    assert single.finish == joined.finish
+
+
+def test_stop_string_that_spells_a_special_token_waits_for_min_tokens() -> None:
+    result = detokenize([EOS, *b"a", EOS, *b"b"], strings=(END,), min_tokens=2)
+
+    assert (result.text, result.token_ids) == ("a", [EOS, *b"a", EOS])
+
+
+def test_min_tokens_counts_the_tokens_of_a_continued_answer() -> None:
+    result = detokenize(tokens_of("bab"), strings=("b",), min_tokens=4, generated_token_ids=tuple(b"ba"))
+
+    assert (result.text, result.token_ids) == ("ba", list(b"bab"))
+
+
+def test_half_a_character_at_the_end_completes_a_stop_string_only_after_min_tokens() -> None:
+    half = tokens_of("a漢")[:3]
+
+    assert detokenize([*half], strings=("\ufffd",), min_tokens=2).text == "a"
+    assert detokenize([*half], strings=("\ufffd",), min_tokens=3).text == "a\ufffd"
+
+
+def test_continued_answer_may_contain_a_whole_stop_string() -> None:
+    """A bug: a string that was complete before the answer continued ended the request with INTERNAL."""
+    result = detokenize(tokens_of("p stop"), strings=("stop",), generated_token_ids=tuple(b"a stop"))
+
+    assert result.text == "p "
+
+
+# The whole rule
+
+
+class Odd:
+    """A vocabulary with parts of characters, and with special tokens that look like text."""
+
+    token_bytes = (b"a", b"b", b"ab", b"ba", "é".encode()[:1], "é".encode()[1:], b"", b"", b"", b"\xff")
+    special_tokens: Mapping[int, str] = {6: "<a>", 7: "b"}
+
+
+def searched(tokens: Sequence[int]) -> list[tuple[str, bool, int]]:
+    """Each character that is searched, whether it is shown, and how many tokens there are when it is complete."""
+    decoder, characters = codecs.getincrementaldecoder("utf-8")(errors="replace"), []
+    for count, token in enumerate(tokens, start=1):
+        if content := Odd.token_bytes[token]:
+            characters += [(character, True, count) for character in decoder.decode(content)]
+        else:
+            characters += [(character, False, count) for character in Odd.special_tokens.get(token, "")]
+    return characters + [(character, True, len(tokens)) for character in decoder.decode(b"", final=True)]
+
+
+def expected(tokens: Sequence[int], strings: Sequence[str], min_tokens: int) -> tuple[str, int, bool]:
+    """The text shown, the number of tokens and whether a string stops, from a search in the whole text."""
+    characters = searched(tokens)
+    whole = "".join(character for character, _, _ in characters)
+    for end in range(1, len(whole) + 1):
+        found = [string for string in strings if whole[:end].endswith(string)]
+        if found and characters[end - 1][2] > min_tokens:
+            kept = characters[: end - max(map(len, found))]
+            return "".join(character for character, shown, _ in kept if shown), characters[end - 1][2], True
+    return "".join(character for character, shown, _ in characters if shown), len(tokens), False
+
+
+@settings(max_examples=500)
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=6),
+    st.lists(st.text(alphabet="ab<>é\ufffd", min_size=1, max_size=5), min_size=1, max_size=3),
+    st.integers(0, 8),
+)
+def test_answer_is_the_one_that_a_search_in_the_whole_text_gives(
+    deltas: list[list[int]], strings: list[str], min_tokens: int
+) -> None:
+    tokens, collected = [token for delta in deltas for token in delta], Collected()
+    detokenizer, position = Detokenizer(collected, Odd(), strings, min_tokens), 0
+
+    for delta in deltas:
+        detokenizer.deliver(Delta(position, delta))
+        position += len(delta)
+    finish = detokenizer.finish(make_request(), FinishReason.LENGTH)
+
+    text, count, is_stopped = expected(tokens, strings, min_tokens)
+    assert (collected.text, collected.token_ids) == (text, tokens[:count])
+    assert finish == Finish(FinishReason.STOP if is_stopped else FinishReason.LENGTH, Usage(2, count))

@@ -71,6 +71,7 @@ def with_stops(seeded: Answer) -> Mapping[str, Request]:
         "stop string": replace(SEEDED, stop=seeded.text[20:26]),
         "stop token": replace(SEEDED, stop_token_ids=(late,)),
         "min_tokens": replace(SEEDED, stop_token_ids=OFTEN, min_tokens=TOKENS // 2),
+        "stop string after min_tokens": replace(SEEDED, stop=" ", min_tokens=TOKENS // 2, logprobs=3),
     }
 
 
@@ -161,11 +162,15 @@ def test_cases_end_as_intended(prepared: Setup) -> None:
         "stop string",
         "stop token",
         "min_tokens",
+        "stop string after min_tokens",
     }
     assert ends["two choices"].completion_tokens == 2 * TOKENS
     assert ends["stop token"].completion_tokens >= TOKENS // 2
     assert TOKENS // 2 <= ends["min_tokens"].completion_tokens < TOKENS
     assert len(ends["logprobs"].only.logprobs) == TOKENS
+    held_off = ends["stop string after min_tokens"]
+    assert TOKENS // 2 < held_off.completion_tokens == len(held_off.only.logprobs) < TOKENS
+    assert " " in held_off.text
 
 
 def test_killed_worker_changes_no_answer_at_any_position(prepared: Setup) -> None:

@@ -55,6 +55,12 @@ def test_token_that_is_part_of_a_character_has_its_exact_bytes(tokenizer: GgufTo
     assert [tokenizer.token_bytes[token] for token in ids] == [b"\xe6", b"\xbc", b"\xa2"]
 
 
+def test_special_tokens_have_the_spelling_that_templates_write(tokenizer: GgufTokenizer) -> None:
+    assert len(tokenizer.special_tokens) == 17
+    assert [tokenizer.special_tokens[token] for token in (0, 1, 2)] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    assert not any(tokenizer.token_bytes[token] for token in tokenizer.special_tokens)
+
+
 def test_special_tokens_in_a_text_are_recognised_and_have_no_text(tokenizer: GgufTokenizer) -> None:
     ids = tokenizer.encode("<|im_start|>user\nHi<|im_end|>", add_special=False)
 

@@ -83,6 +83,7 @@ def test_ids_and_bytes_equal_those_of_the_same_vocabulary_in_a_gguf_file(real: H
 
     assert real.encode(text, add_special=False) == gguf.encode(text, add_special=False)
     assert real.token_bytes == gguf.token_bytes
+    assert real.special_tokens == gguf.special_tokens
 
 
 @pytest.mark.model
@@ -100,7 +101,7 @@ def test_no_token_has_more_characters_than_the_longest(real: HuggingFaceTokenize
 @pytest.mark.model
 def test_character_split_over_tokens_is_shown_once_complete(real: HuggingFaceTokenizer) -> None:
     collected = Collected()
-    presenter = Detokenizer(collected, real.token_bytes, ())
+    presenter = Detokenizer(collected, real, ())
 
     ids = real.encode("a漢🎉", add_special=False)
     for position, token in enumerate(ids):
@@ -211,6 +212,8 @@ def test_special_tokens_of_other_files_have_no_text() -> None:
 
     assert tokenizer_of(tokenizer).token_bytes[EOS] == END.encode()
     assert tokenizer_of(tokenizer, special_tokens=[END]).token_bytes[EOS] == b""
+    assert tokenizer_of(tokenizer).special_tokens == {}
+    assert tokenizer_of(tokenizer, special_tokens=[END]).special_tokens == {EOS: END}
 
 
 def test_special_tokens_are_added_only_on_request() -> None:
@@ -239,7 +242,10 @@ def test_text_is_never_truncated_or_padded() -> None:
 
 
 def test_ids_that_only_the_model_has_have_no_text() -> None:
-    assert tokenizer_of(bytes_tokenizer(), vocab_size=300).token_bytes[256:] == (b"",) * 44
+    padded = tokenizer_of(bytes_tokenizer(), vocab_size=300)
+
+    assert padded.token_bytes[256:] == (b"",) * 44
+    assert padded.special_tokens == {EOS: END}, "an id without a token has no spelling"
 
 
 def test_lone_surrogate_becomes_a_question_mark() -> None:
