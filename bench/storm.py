@@ -157,7 +157,7 @@ class Storms:
 
 def bugs_in(process: Process) -> list[str]:
     """Return the lines of the process's log that report a bug."""
-    return [line for line in process.log_file.read_text().splitlines() if any(word in line for word in BUGS)]
+    return [line for line in process.log_until_now().splitlines() if any(word in line for word in BUGS)]
 
 
 def memory_mib(pid: int, field: str) -> float:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.chat_server import DONE, ERROR_BODY, WAIT_S, Server, chat, event
+from tests.support.chat_server import DONE, ERROR_BODY, Server, chat, event
+from tests.support.clock import WAIT_S
 
 # Makes standard input the controlling terminal, so that Ctrl-C in it reaches the process, and executes its arguments.
 # Resets SIGINT, which a shell ignores for commands that it starts in the background.

@@ -11,8 +11,7 @@ import click
 import pytest
 
 from services.cli import COMMANDS, cli, known_variables
-
-TIMEOUT_S = 30.0
+from tests.support.clock import WAIT_S
 
 
 def unbroken(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -22,7 +21,7 @@ def unbroken(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=WAIT_S,
         check=False,
     )
 
@@ -117,7 +116,7 @@ main()
         env=os.environ | {"GRPC_VERBOSITY": "ERROR"} | environment,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=WAIT_S,
         check=False,
     )
     return done.stdout.splitlines()[-1], done.stderr
@@ -173,7 +172,7 @@ def test_process_logs_its_configuration_once_without_secrets(name: str) -> None:
         first = json.loads(started.stderr.readline())
     finally:
         started.terminate()
-        rest = started.communicate(timeout=TIMEOUT_S)[1]
+        rest = started.communicate(timeout=WAIT_S)[1]
 
     assert (first["event"], first["process"]) == ("configuration", name)
     assert first["config"].startswith(f"{name.title()}Config(")

@@ -14,7 +14,8 @@ from services.cli.drain import command
 from services.registry.memory_store import MemoryStore
 from services.runtime.loop import run_on_loop
 from services.stubs.registry_pb2 import INSTANCE_STATE_DRAINING
-from tests.registry.support import WAIT_S, put, running, served
+from tests.registry.support import put, running, served
+from tests.support.clock import WAIT_S
 
 UNREACHABLE = "127.0.0.1:1"
 

@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from services.cli.up import command
 from services.cli.worker import ENGINES
+from tests.support.clock import WAIT_S
 from tests.support.model_folder import make_model_folder
-from tests.support.up import WAIT_S, Up, complete, started_clusters, table_of
+from tests.support.up import Up, complete, started_clusters, table_of
 
 FAKES = Path(__file__).parents[1] / "fakes"
 

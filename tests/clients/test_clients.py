@@ -9,6 +9,7 @@ from tests.clients.conftest import need
 from tests.clients.support.cluster import Cluster
 from tests.clients.support.programs import run
 from tests.clients.support.toolchains import CLIENTS, Client
+from tests.integration.harness.waiting import wait_until
 
 TOKENS = 120
 ENOUGH = 5
@@ -31,7 +32,8 @@ def test_client_generated_from_the_proto_file_completes_every_step(cluster: Clus
     assert reported["lost_worker"] == reported["stream"] | {"step": "lost_worker"}
     (move,) = cluster.plane.frontend.moves(f"{client.name}-lost_worker")
     assert move["reason"] == "DISCONNECTED"
-    assert cluster.plane.frontend.events("request", request_id=f"{client.name}-cancel", outcome="CANCELLED")
+    cancelled = {"request_id": f"{client.name}-cancel", "outcome": "CANCELLED"}
+    wait_until(lambda: cluster.plane.frontend.events("request", **cancelled))
 
 
 def check_answer(step: dict[str, Any]) -> None:

@@ -60,7 +60,7 @@ def test_openai_package_distinguishes_failures_and_retries_when_told_to(cluster:
     assert reported.keys() == {*FAILURES}
     first = reported["retry"]["attempts"][0]
     assert reported["refusal"]["status"] == first["status"] == status
-    refused, taken = frontend.events("request", request_id=reported["retry"]["request_id"])
+    refused, taken = frontend.events_until_now("request", request_id=reported["retry"]["request_id"])
     assert (refused["outcome"], taken["outcome"]) == ("OVERLOADED", "length")
     assert begun_at_s(taken) - begun_at_s(refused) >= first["retry_after_s"]
 
@@ -83,13 +83,13 @@ def test_documented_program_prints_an_answer_as_it_arrives(cluster: Cluster) -> 
     program = placed(
         command("from openai import OpenAI"), {"http://127.0.0.1:8000": frontend.http, "smollm2": "mocker"}
     )
-    before = len(frontend.events("request", outcome="length"))
+    before = len(frontend.events_until_now("request", outcome="length"))
 
     done = subprocess.run([OPENAI_PYTHON.command()[0], "-c", program], capture_output=True, timeout=CLIENT_S_MAX)
 
     assert (done.returncode, done.stderr) == (0, b"")
     assert len(done.stdout.decode()) > 1
-    (request,) = frontend.events("request", outcome="length")[before:]
+    (request,) = frontend.events_until_now("request", outcome="length")[before:]
     assert request["tokens"] == 80
 
 

@@ -12,7 +12,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.support.up import WAIT_S, Up, complete, started_clusters, table_of, until
+from tests.support.clock import WAIT_S
+from tests.support.up import Up, complete, started_clusters, table_of, until
 
 
 def is_alive(pid: int) -> bool:

@@ -8,7 +8,8 @@ import pytest
 
 from services.core.bounded_executor import BoundedExecutor
 from services.core.errors import Failure, Reason
-from tests.support.doubles import TEST_S_MAX, run_async
+from tests.support.clock import WAIT_S
+from tests.support.doubles import run_async
 
 
 def refuse() -> None:
@@ -35,7 +36,7 @@ def test_a_call_without_a_place_is_refused_until_a_place_is_free() -> None:
         executor, may_end = BoundedExecutor(places=2), threading.Event()
         async with asyncio.TaskGroup() as group:
             for _ in range(2):
-                group.create_task(executor.run(may_end.wait, TEST_S_MAX))
+                group.create_task(executor.run(may_end.wait, WAIT_S))
             await asyncio.sleep(0)
             with pytest.raises(Failure) as caught:
                 await executor.run(max, 1, 2)
@@ -56,7 +57,7 @@ def test_the_place_of_a_cancelled_caller_stays_taken_until_its_thread_is_done(ca
 
         def hold() -> None:
             begun.set()
-            may_end.wait(TEST_S_MAX)
+            may_end.wait(WAIT_S)
             raise ValueError("the caller is gone")
 
         async with asyncio.TaskGroup() as group:

@@ -17,7 +17,8 @@ from services.discovery.watcher import Watcher
 from services.registry.memory_store import MemoryStore
 from services.runtime.loop import run_on_loop
 from services.stubs.registry_pb2 import ListRequest
-from tests.registry.support import WAIT_S, client, running, served
+from tests.registry.support import client, running, served
+from tests.support.clock import WAIT_S
 
 RECORD = InstanceRecord("w1", "127.0.0.1:9000", "mocker")
 

@@ -28,9 +28,9 @@ from services.http.server.listener import http_server
 from services.models.tokenizers.byte_level import ByteTokenizer
 from services.runtime.loop import run_on_loop
 from tests.frontend.support import alone
+from tests.support.clock import WAIT_S
 from tests.support.doubles import models_of
 
-TEST_S_MAX = 10.0
 HANG = "hang"
 CARD = ModelCard(model="org/tiny", engine="mocker", context_length=64, vocab_size=256, tokenizer=TokenizerRef("bytes"))
 
@@ -274,7 +274,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     """Run the test on a new event loop, and wait until it has left no task behind."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(TEST_S_MAX):
+        async with asyncio.timeout(WAIT_S):
             await test()
             # Client and server each take some iterations of the event loop to close a connection.
             while len(asyncio.all_tasks()) > 1:

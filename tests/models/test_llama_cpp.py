@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-TIMEOUT_S = 60
+from tests.support.clock import WAIT_S
+
 PRINT_POLICY = "import os, services.models.llama_cpp; print(os.environ['OMP_WAIT_POLICY'])"
 
 
@@ -19,7 +20,7 @@ def test_wait_policy_is_passive_unless_set_in_the_environment(given: dict[str, s
         env=inherited | given,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=WAIT_S,
         check=True,
     )
 

@@ -25,8 +25,8 @@ from services.registry.store import Store
 from services.rpc.status import CHANNEL_OPTIONS, SERVER_OPTIONS
 from services.stubs.registry_pb2 import INSTANCE_STATE_SERVING, Instance, RegisterRequest
 from services.stubs.registry_pb2_grpc import RegistryStub, add_RegistryServicer_to_server
+from tests.support.clock import WAIT_S
 
-WAIT_S = 10.0
 PORTS = range(20_000, 30_000)
 """Below the ephemeral ports, which the kernel assigns to outgoing connections."""
 PORT_TRIES_MAX = 100

@@ -13,18 +13,8 @@ from services.registry.etcd_store import EtcdStore
 from services.registry.registration import Registration
 from services.runtime.loop import run_on_loop
 from services.stubs.registry_pb2 import INSTANCE_STATE_DRAINING, RegisterResponse
-from tests.registry.support import (
-    WAIT_S,
-    Etcd,
-    Proxy,
-    compact,
-    ids,
-    instance,
-    put,
-    running,
-    until,
-    until_stored,
-)
+from tests.registry.support import Etcd, Proxy, compact, ids, instance, put, running, until, until_stored
+from tests.support.clock import WAIT_S
 
 pytestmark = pytest.mark.etcd
 

@@ -20,17 +20,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from services.registry.server import SERVICE
 from services.runtime.loop import run_on_loop
 from services.stubs.registry_pb2 import ListRequest, WatchRequest
-from tests.registry.support import (
-    WAIT_S,
-    Etcd,
-    Registry,
-    client,
-    free_port,
-    instance,
-    register,
-    started_registry,
-    until,
-)
+from tests.registry.support import Etcd, Registry, client, free_port, instance, register, started_registry, until
+from tests.support.clock import WAIT_S
 
 
 def test_registry_listens_on_a_free_port_and_writes_it_to_the_ready_file(tmp_path: Path) -> None:

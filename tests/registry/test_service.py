@@ -30,7 +30,8 @@ from services.stubs.registry_pb2 import (
     WatchRequest,
     WatchResponse,
 )
-from tests.registry.support import WAIT_S, Etcd, client, free_port, instance, register, running, served
+from tests.registry.support import Etcd, client, free_port, instance, register, running, served
+from tests.support.clock import WAIT_S
 
 Scenario = Callable[[Any], Awaitable[None]]
 

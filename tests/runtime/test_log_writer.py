@@ -12,9 +12,9 @@ from contextlib import closing
 import pytest
 
 from services.runtime.log_writer import BUFFERED_BYTES_MAX, LineWriter
+from tests.support.clock import WAIT_S
 
 PIPE_BYTES = 16 * 4096
-WAIT_S_MAX = 10.0
 
 
 class Pipe:
@@ -41,7 +41,7 @@ class Pipe:
         return data.decode().splitlines()
 
     def _read(self, is_over: Callable[[bytes], bool]) -> bytes:
-        data, give_up_at = b"", time.monotonic() + WAIT_S_MAX
+        data, give_up_at = b"", time.monotonic() + WAIT_S
         while not is_over(data):
             assert time.monotonic() < give_up_at, f"only {data.count(bytes([10]))} lines arrived"
             if self._is_readable():
@@ -129,7 +129,7 @@ def test_write_from_within_a_write_does_not_deadlock(pipe: Pipe) -> None:
 
     writing = threading.Thread(target=pipe.writer.write, args=(lines(),), daemon=True)
     writing.start()
-    writing.join(WAIT_S_MAX)
+    writing.join(WAIT_S)
 
     assert not writing.is_alive()
     assert sorted(pipe.read(3)) == ["between", "first", "last"]

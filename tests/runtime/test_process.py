@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.runtime.process import EXIT_FORCED, write_atomically
+from tests.support.clock import WAIT_S
 
 RUN = """
 import asyncio
@@ -18,7 +19,6 @@ async def main(stopping):
 
 run_process(main)
 """
-WAIT_S = 15
 
 
 def start(body: str) -> subprocess.Popen[str]:

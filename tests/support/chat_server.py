@@ -9,7 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-WAIT_S = 20.0
+from tests.support.clock import WAIT_S
+
 ERROR_BODY = {"error": {"message": "no such model", "hint": "Ask for another."}}
 DONE = "data: [DONE]\n\n"
 

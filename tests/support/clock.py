@@ -1,4 +1,4 @@
-"""A clock that the test controls: event-loop time passes only when the test says so."""
+"""How long tests wait, and a clock that the test controls: event-loop time passes only when the test says so."""
 
 import asyncio
 import selectors
@@ -6,6 +6,12 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+WAIT_S = 60.0
+"""How long tests wait for what must happen, on a machine whose processors are all busy.
+
+Only failures take this long: no test measures time by it, and none waits for it to pass.
+"""
 
 
 class _NonBlockingSelector(selectors.DefaultSelector):

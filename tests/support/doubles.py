@@ -18,8 +18,8 @@ from services.models.tokenizers.byte_level import VOCAB_SIZE, ByteTokenizer
 from services.runtime.loop import run_on_loop
 from services.stubs import worker_pb2
 from services.worker.engine import RankLoad
+from tests.support.clock import WAIT_S
 
-TEST_S_MAX = 10.0
 HANG = "hang"
 CARD = ModelCard(
     model="m",
@@ -35,10 +35,10 @@ Step = int | bytes | Reason | FinishReason | Exception | str
 
 
 def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine for TEST_S_MAX at most."""
+    """Run a coroutine for WAIT_S at most."""
 
     async def bounded() -> T:
-        async with asyncio.timeout(TEST_S_MAX):
+        async with asyncio.timeout(WAIT_S):
             return await coroutine
 
     return run_on_loop(bounded())

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-WAIT_S = 30.0
-
+from tests.support.clock import WAIT_S
 
 ANY_PORTS = ("--registry-port=0", "--grpc-port=0", "--http-port=0")
 

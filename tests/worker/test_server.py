@@ -30,11 +30,11 @@ from services.worker.engine import Emit
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.server import Worker, WorkerConfig
 from tests.registry.support import running, served, until
+from tests.support.clock import WAIT_S
 from tests.support.doubles import run_async
 from tests.support.manual_worker import ManualEngine, RawFrontend, submit
 
 NO_REGISTRY = "127.0.0.1:1"
-WAIT_S = 15.0
 
 
 def generate_request(max_tokens: int = 40, **fields: Any) -> inference_pb2.GenerateRequest:

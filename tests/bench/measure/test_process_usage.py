@@ -11,8 +11,7 @@ import pytest
 from bench.measure import process_usage
 from bench.measure.errors import BenchError
 from bench.measure.process_usage import cpu_seconds, cpu_seconds_of, memory_kib, memory_peak
-
-WAIT_S = 15.0
+from tests.support.clock import WAIT_S
 
 
 def test_cpu_time_equals_what_the_process_itself_measures() -> None:

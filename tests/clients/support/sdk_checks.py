@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.integration.harness.plane.processes import Frontend
+from tests.integration.harness.waiting import wait_until
 
 Step = dict[str, Any]
 Check = Callable[[Step, Frontend], None]
@@ -31,7 +32,7 @@ def models(step: Step, _: Frontend) -> None:
 
 def named(step: Step, frontend: Frontend) -> None:
     assert step["given"] == step["request_id"] == request_id(step)
-    assert frontend.events("request", request_id=step["given"], outcome="length")
+    assert frontend.events_until_now("request", request_id=step["given"], outcome="length")
 
 
 def choices(step: Step, _: Frontend) -> None:
@@ -63,7 +64,7 @@ def refusal(step: Step, frontend: Frontend) -> None:
     assert step["error"] == REFUSED[step["status"]]
     assert step["code"] in ("OVERLOADED", "WORKER_AT_CAPACITY")
     assert 1 <= int(step["retry_after"]) < 60
-    assert frontend.events("request", request_id=step["request_id"], outcome=step["code"])
+    assert frontend.events_until_now("request", request_id=step["request_id"], outcome=step["code"])
 
 
 def retry(step: Step, _: Frontend) -> None:
@@ -78,23 +79,23 @@ def retry(step: Step, _: Frontend) -> None:
 def timeout(step: Step, frontend: Frontend) -> None:
     """The timeout of the SDK itself."""
     assert step["error"] in ("APITimeoutError", "APIConnectionTimeoutError")
-    assert frontend.events("request", request_id=step["request_id"], outcome="CANCELLED")
+    wait_until(lambda: frontend.events("request", request_id=step["request_id"], outcome="CANCELLED"))
 
 
 def deadline(step: Step, frontend: Frontend) -> None:
     """The server's deadline. The SDK must not retry, although the status is a server error."""
     assert (step["error"], step["status"], step["code"]) == ("InternalServerError", 504, "DEADLINE_EXCEEDED")
-    assert len(frontend.events("request", request_id=step["request_id"])) == 1
+    assert len(frontend.events_until_now("request", request_id=step["request_id"])) == 1
 
 
 def abort(step: Step, frontend: Frontend) -> None:
-    assert frontend.events("request", request_id=request_id(step), outcome="CANCELLED")
+    wait_until(lambda: frontend.events("request", request_id=request_id(step), outcome="CANCELLED"))
 
 
 def cancelled(step: Step, frontend: Frontend) -> None:
     """Cancelled in mid-stream, so there is no status."""
     assert (step["error"], step["code"]) == ("APIError", "CANCELLED")
-    assert frontend.events("request", request_id=step["request_id"], outcome="CANCELLED")
+    wait_until(lambda: frontend.events("request", request_id=step["request_id"], outcome="CANCELLED"))
 
 
 def broken_stream(step: Step, _: Frontend) -> None:

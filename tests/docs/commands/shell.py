@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.docs.pages import ROOT
-from tests.integration.harness.waiting import WAIT_S
+from tests.support.clock import WAIT_S
 
 BIN = Path(sys.executable).parent
 MAKE = f"make --old-file={sys.prefix}/.installed VENV={sys.prefix}"

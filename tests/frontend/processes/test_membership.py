@@ -14,12 +14,12 @@ from services.frontend.server import Frontend, FrontendConfig
 from services.runtime.listen import reserve
 from services.runtime.process import StartupError
 from tests.frontend.processes.support import PREFIX, short_folder, supervised
-from tests.support.doubles import TEST_S_MAX, run_async
+from tests.support.clock import WAIT_S
+from tests.support.doubles import run_async
 
 ANY = "127.0.0.1:0"
 NOBODY = "127.0.0.1:1"
 POLL_S = 0.005
-ANSWER_S_MAX = 10.0
 SETTLE_S_MAX = 0.3
 
 
@@ -64,7 +64,7 @@ def test_processes_of_a_group_share_their_ports() -> None:
     async def scenario() -> None:
         (grpc, grpc_holders), (http, http_holders) = reserve(ANY), reserve(ANY)
         async with (
-            supervised(ANSWER_S_MAX) as (_, folder),
+            supervised(WAIT_S) as (_, folder),
             running(folder / "one", grpc=grpc, http=http) as first,
             running(folder / "other", grpc=grpc, http=http) as second,
         ):
@@ -78,7 +78,7 @@ def test_processes_of_a_group_share_their_ports() -> None:
 def test_each_process_answers_for_the_whole_group() -> None:
     async def scenario() -> None:
         async with (
-            supervised(ANSWER_S_MAX) as (_, folder),
+            supervised(WAIT_S) as (_, folder),
             running(folder / "one") as first,
             running(folder / "other") as second,
         ):
@@ -95,7 +95,7 @@ def test_each_process_answers_for_the_whole_group() -> None:
 
 def test_new_process_adopts_the_thresholds_of_the_group() -> None:
     async def scenario() -> None:
-        async with supervised(ANSWER_S_MAX) as (group, folder):
+        async with supervised(WAIT_S) as (group, folder):
             await group.set_thresholds("m", {"active_decode_blocks_threshold": 0.25})
             frontend = Frontend(configured(folder / "one"))
             stopping = asyncio.Event()
@@ -110,10 +110,10 @@ def test_new_process_adopts_the_thresholds_of_the_group() -> None:
 @pytest.mark.parametrize("is_successor", [False, True])
 def test_process_that_replaces_another_waits_for_workers_before_it_listens(is_successor: bool) -> None:
     """Meanwhile the other processes serve all clients. The wait is bounded, because there may be no worker."""
-    settle_s_max = SETTLE_S_MAX if is_successor else 10 * TEST_S_MAX  # The test would time out.
+    settle_s_max = SETTLE_S_MAX if is_successor else 10 * WAIT_S  # The test would time out.
 
     async def scenario() -> float:
-        async with supervised(ANSWER_S_MAX) as (group, folder):
+        async with supervised(WAIT_S) as (group, folder):
             if is_successor:
                 group.join("one", folder / "one.0.sock", pid=1)
             clock = asyncio.get_running_loop().time

@@ -19,9 +19,9 @@ from services.http.server.messages import HttpRequest, Response
 from services.http.server.parser import BrokenHead
 from services.runtime.loop import run_on_loop
 from tests.registry.support import free_port
+from tests.support.clock import WAIT_S
 from tests.support.doubles import run_async
 
-TEST_S_MAX = 10.0
 CLIENTS = 10 * SETUPS_MAX
 
 
@@ -43,7 +43,7 @@ class RecordingApp:
     @asynccontextmanager
     async def open(self, port: int = 0) -> AsyncIterator[int]:
         """Serve the application. Yields the port; 0 takes any free one."""
-        async with http_server(self, HttpConfig(), "127.0.0.1", port) as server, asyncio.timeout(TEST_S_MAX):
+        async with http_server(self, HttpConfig(), "127.0.0.1", port) as server, asyncio.timeout(WAIT_S):
             yield server.port
 
 

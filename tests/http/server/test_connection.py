@@ -21,7 +21,8 @@ from services.http.server.config import HttpConfig
 from services.http.server.messages import HttpRequest
 from services.http.server.parser import RequestParser
 from services.runtime.loop import run_on_loop
-from tests.http.support import HANG, TEST_S_MAX, Script, Server, error_of, raw_post, run, serving
+from tests.http.support import HANG, Script, Server, error_of, raw_post, run, serving
+from tests.support.clock import WAIT_S
 
 UNARY = {"model": "org/tiny", "prompt": "hi"}
 STREAMED = UNARY | {"stream": True}
@@ -516,7 +517,7 @@ def test_client_that_disconnects_during_its_last_answer_causes_no_error(run_loop
         go = asyncio.Event()
         pipeline = Script(go, "a")
         with capture_logs() as logs:
-            async with serving(pipeline) as server, asyncio.timeout(TEST_S_MAX):
+            async with serving(pipeline) as server, asyncio.timeout(WAIT_S):
                 with socket.create_connection(("127.0.0.1", server.port)) as client:
                     client.sendall(raw_post(COMPLETIONS, UNARY, headers="Connection: close\r\n") + LIVE)
                     await pipeline.running.wait()
@@ -556,7 +557,7 @@ def test_closing_server_lets_answers_end_within_a_bound(ends: bool) -> None:
     async def test() -> None:
         go = asyncio.Event()
         pipeline = Script("a", go)
-        async with serving(pipeline, config=HttpConfig(shutdown_s_max=TEST_S_MAX if ends else 0.05)) as server:
+        async with serving(pipeline, config=HttpConfig(shutdown_s_max=WAIT_S if ends else 0.05)) as server:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)  # Open until the end.
             writer.write(raw_post(COMPLETIONS, STREAMED))
             await reader.readuntil(b'"text":"a"')

@@ -13,10 +13,10 @@ from services.http.server.connection import Connection
 from services.http.server.listener import HttpServer, http_server
 from services.http.server.messages import HttpRequest, Response
 from services.http.server.parser import BrokenHead
+from tests.support.clock import WAIT_S
 from tests.support.doubles import run_async
 from tests.support.tables import rows_of
 
-TEST_S_MAX = 10.0
 SHORT_S = 0.2
 """The time of a bound that passes during a test."""
 AT_ONCE = b"GET /at-once HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -155,7 +155,7 @@ def test_connection_changes_its_state_as_the_table_says(
         app = HoldingApp()
         config: Any = {"shutdown_s_max": 0.0, **happens.config}
         async with (
-            asyncio.timeout(TEST_S_MAX),
+            asyncio.timeout(WAIT_S),
             http_server(app, HttpConfig(**config), "127.0.0.1", 0) as server,
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -14,7 +14,8 @@ from services.core.request import Request
 from services.http.server.config import HttpConfig
 from services.http.server.writer import drain_s
 from tests.frontend.api.openai.sse.test_backlog import TEXT, DeliversAhead, is_cut, post, wait_for
-from tests.http.support import TEST_S_MAX, Script, bytes_left, deaf_client, raw_post, run, serving
+from tests.http.support import Script, bytes_left, deaf_client, raw_post, run, serving
+from tests.support.clock import WAIT_S
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi"}
 COMPLETIONS = "/v1/completions"
@@ -34,7 +35,7 @@ def test_client_that_reads_a_large_body_slowly_gets_all_of_it() -> None:
 
     async def test() -> None:
         # At 50 kB in 0.2 s, the whole body may take 80 s.
-        bounds = config(buffer_bytes_max=50_000, drain_s_max=0.2, stall_s_max=TEST_S_MAX)
+        bounds = config(buffer_bytes_max=50_000, drain_s_max=0.2, stall_s_max=WAIT_S)
         async with serving(Script(text), config=bounds) as server:
             reader, writer = await server.connect()
             writer.write(raw_post(COMPLETIONS, COMPLETION))

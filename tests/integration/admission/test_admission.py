@@ -235,7 +235,7 @@ def test_prompt_too_long_for_every_queue_is_refused_and_logged_with_that_cause(
         assert refused.reason == "WORKER_AT_CAPACITY"
         assert "too many prompt tokens would wait (21 of at most 20)" in refused.error["message"]
         assert (refused.metadata["cause"], refused.metadata["engine_request_limit"]) == ("queue_tokens", "1")
-        (line,) = frontend.events("request", model=model, outcome="WORKER_AT_CAPACITY")
+        (line,) = frontend.events_until_now("request", model=model, outcome="WORKER_AT_CAPACITY")
         assert line["refused_for"] == "queue_tokens"
 
     asyncio.run(scenario())

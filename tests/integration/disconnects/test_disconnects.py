@@ -230,9 +230,9 @@ def test_every_cancel_signal_arrives_and_no_worker_is_blamed(lanes: list[Lane]) 
             assert metrics.sum("unbroken_engine_aborts_total") == from_engine > 0
 
     asyncio.run(scenario())
-    assert not frontend.events("worker lost")
-    assert not frontend.events(level="error")
-    assert not [lane.worker.name for lane in lanes if lane.worker.events(level="error")]
+    assert not frontend.events_until_now("worker lost")
+    assert not frontend.events_until_now(level="error")
+    assert not [lane.worker.name for lane in lanes if lane.worker.events_until_now(level="error")]
 
 
 def test_worker_drops_the_requests_of_a_killed_frontend(lanes: list[Lane]) -> None:

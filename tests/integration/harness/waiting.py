@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-WAIT_S = 20.0
-"""Longest wait for anything, on a busy machine. No test measures time by it."""
+from tests.support.clock import WAIT_S
+
 POLL_S = 0.01
 
 

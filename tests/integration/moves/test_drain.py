@@ -82,7 +82,7 @@ def test_streams_of_a_draining_worker_move_to_another_at_once(
         assert await answer(plane.frontend, requests[0]) == undisturbed[0]
 
     asyncio.run(scenario())
-    assert not plane.frontend.events(level="error")
+    assert not plane.frontend.events_until_now(level="error")
 
 
 @on_both_engines
@@ -123,7 +123,7 @@ def test_queued_requests_of_a_draining_worker_queue_at_another(start_plane: Star
 
         assert [task.result() for task in tasks] == undisturbed
         assert await wait_exit(leaving) == 0
-        assert leaving.events("handing over")
+        assert leaving.events_until_now("handing over")
 
     asyncio.run(scenario())
 
@@ -182,7 +182,7 @@ def test_rolling_restart_under_load_loses_nothing(start_plane: Start) -> None:
         assert all(client.result() for client in clients)
 
     asyncio.run(scenario())
-    moves = plane.frontend.events("request moved")
+    moves = plane.frontend.events_until_now("request moved")
     assert {move["reason"] for move in moves} == {"DRAINING"}
     print(f"{len(moves)} moves, largest gap {max(move['gap_ms'] for move in moves)} ms")
 
@@ -238,7 +238,7 @@ def test_frontend_whose_drain_times_out_tells_every_client_why(start_plane: Star
 
         assert [task.result() for task in tasks] == [(codes[request.protocol], "DRAINING") for request in requests]
         assert await wait_exit(plane.frontend) == 0
-        outcomes = [event["outcome"] for event in plane.frontend.events("request")]
+        outcomes = [event["outcome"] for event in plane.frontend.events_until_now("request")]
         assert outcomes == ["DRAINING"] * len(requests)
 
     asyncio.run(scenario())

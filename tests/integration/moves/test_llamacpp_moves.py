@@ -150,7 +150,7 @@ def test_answers_of_a_real_model_continue_exactly_from_10_positions(start_plane:
         assert lane.left_at
     check_json(lanes[0].expected["JSON", "grpc"].text)
     check_json(lanes[1].expected["seeded JSON", "grpc"].text)
-    assert not plane.frontend.events(level="error")
+    assert not plane.frontend.events_until_now(level="error")
 
 
 def check_json(text: str) -> None:

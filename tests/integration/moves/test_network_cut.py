@@ -75,7 +75,7 @@ def test_streams_leave_a_worker_behind_a_cut_network(prepared: Setup, is_one_way
         await until(lambda: serves(plane, cut_off, before))
 
     asyncio.run(scenario())
-    assert not plane.frontend.events(level="error")
+    assert not plane.frontend.events_until_now(level="error")
 
 
 async def serves(plane: Plane, worker: Process, steps: float) -> bool:

@@ -222,7 +222,7 @@ class Setup:
 
     def logged(self, instance: str) -> list[str]:
         """Return all failures of an instance in the frontend's log."""
-        events = self.plane.frontend.events(instance=instance)
+        events = self.plane.frontend.events_until_now(instance=instance)
         return [event["why"] for event in events if "why" in event]
 
 

@@ -22,7 +22,7 @@ def test_dead_worker_is_not_found_at_an_address_where_another_worker_answers(pla
         await until(lambda: again.events("session over"))  # The frontend looked for the dead one there.
 
         dead = killed.ready["instance_id"]
-        assert len(plane.frontend.events("worker found", instance=dead)) == 1
-        assert len(plane.frontend.events("worker found", instance=again.ready["instance_id"])) == 1
+        assert len(plane.frontend.events_until_now("worker found", instance=dead)) == 1
+        assert len(plane.frontend.events_until_now("worker found", instance=again.ready["instance_id"])) == 1
 
     asyncio.run(scenario())

@@ -112,7 +112,7 @@ def test_greedy_answers_continue_exactly_from_any_position(start_plane: Start) -
             assert len(prepared.moved_at[name]) == (len(TARGETS) + len(FEWER)) * request.n
         assert len(set(prepared.moved_at[name])) >= len(FEWER), f"{name} moved at {prepared.moved_at[name]}"
     assert prepared.left_at
-    assert not prepared.plane.frontend.events(level="error")
+    assert not prepared.plane.frontend.events_until_now(level="error")
 
 
 async def run_round(prepared: Setup, worker: Process, number: int, fault: Signals, target: int) -> Process:

@@ -45,7 +45,7 @@ SLOW = "--mocker-itl-ms=20"
 def plane(start_plane: Start) -> Iterator[Plane]:
     plane = start_plane(frontend=OPTIONS)
     yield plane
-    assert not plane.frontend.events(level="error")
+    assert not plane.frontend.events_until_now(level="error")
 
 
 async def worker_of(plane: Plane, *options: str, model: str = "mocker") -> Process:
@@ -64,7 +64,7 @@ def children(frontend: Frontend) -> list[int]:
 
 def servers_of(frontend: Frontend, **fields: Any) -> Counter[str]:
     """Return how many requests each process has logged."""
-    return Counter(line["process"] for line in frontend.events("request", **fields))
+    return Counter(line["process"] for line in frontend.events_until_now("request", **fields))
 
 
 def test_both_processes_serve_and_metrics_count_each_request_once(plane: Plane) -> None:
@@ -214,8 +214,8 @@ def test_killed_process_loses_only_its_own_streams_and_restarts_with_its_setting
         await wait_idle(frontend)
         counted = await frontend.metric("dynamo_frontend_requests_total")
         assert counted == before + len(complete) + CONNECTIONS, "the counts of a process that died are lost"
-        assert not frontend.events(outcome="NO_WORKERS"), "a process accepted clients before it had workers"
-        assert not frontend.events(level="error")
+        assert not frontend.events_until_now(outcome="NO_WORKERS"), "a process accepted clients before it had workers"
+        assert not frontend.events_until_now(level="error")
 
     asyncio.run(scenario())
 

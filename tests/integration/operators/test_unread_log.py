@@ -19,7 +19,8 @@ from tests.integration.conftest import Start
 from tests.integration.harness.plane.fork_server import ForkServer
 from tests.integration.harness.plane.plane import Plane
 from tests.integration.harness.plane.processes import Frontend
-from tests.integration.harness.waiting import WAIT_S, until
+from tests.integration.harness.waiting import until
+from tests.support.clock import WAIT_S
 
 PIPE_BYTES = 4096
 ANSWERS = 300

@@ -72,4 +72,4 @@ def test_killed_worker_changes_no_answer_to_several_prompts(start_plane: Start) 
             return await scenario(session)
 
     assert asyncio.run(with_session()) == (texts, usage)
-    assert plane.frontend.events("request moved")
+    assert plane.frontend.events_until_now("request moved")

@@ -155,8 +155,8 @@ def plane(start_plane: Start) -> Iterator[Plane]:
 
     asyncio.run(start())
     yield plane
-    assert not plane.frontend.events("worker lost")
-    assert not plane.frontend.events(level="error")
+    assert not plane.frontend.events_until_now("worker lost")
+    assert not plane.frontend.events_until_now(level="error")
 
 
 @pytest.mark.parametrize("after", [0, 5])
@@ -264,7 +264,7 @@ def test_stream_that_cannot_move_fails_and_keeps_what_was_delivered(
         assert refused.received
 
     asyncio.run(scenario())
-    assert not plane.frontend.events("request moved")
+    assert not plane.frontend.events_until_now("request moved")
 
 
 # Load

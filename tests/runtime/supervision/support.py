@@ -10,8 +10,8 @@ from typing import Any
 
 from services.cluster.console import Console
 from services.runtime.supervision.child import Child, ChildConfig
+from tests.support.clock import WAIT_S
 
-WAIT_S = 20.0
 SERVES = (
     "import pathlib, sys, time; print('hello', flush=True); "
     'pathlib.Path(sys.argv[1]).write_text(\'{"address": "here:1"}\'); time.sleep(60)'

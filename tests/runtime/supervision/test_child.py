@@ -19,11 +19,11 @@ from tests.runtime.supervision.support import (
     NEVER_READY,
     SERVES,
     STOPS_ON_SIGTERM,
-    WAIT_S,
     Supervised,
     is_alive,
     until,
 )
+from tests.support.clock import WAIT_S
 
 
 def run(supervised: Supervised, scenario: Callable[[], Awaitable[None]]) -> None:

@@ -9,7 +9,8 @@ from services.runtime.loop import run_on_loop
 from services.runtime.process import StartupError
 from services.runtime.supervision.children import start_all, start_until, stop_all
 from services.runtime.tasks import leaf_of
-from tests.runtime.supervision.support import EXITS, NEVER_READY, SERVES, WAIT_S, Supervised, is_alive
+from tests.runtime.supervision.support import EXITS, NEVER_READY, SERVES, Supervised, is_alive
+from tests.support.clock import WAIT_S
 
 
 def test_start_all_returns_when_every_child_serves_and_stop_all_when_every_child_has_exited(tmp_path: Path) -> None:

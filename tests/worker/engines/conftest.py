@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from services.runtime.loop import Loop
+from tests.support.clock import WAIT_S
 
 if TYPE_CHECKING:
     from tests.worker.engines.llamacpp.support import Bench
@@ -21,12 +22,12 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="module")
 def bench(runner: asyncio.Runner) -> Iterator["Bench"]:
-    from tests.worker.engines.llamacpp.support import TIMEOUT_S, Bench  # Needs the extra `llamacpp`.
+    from tests.worker.engines.llamacpp.support import Bench  # Needs the extra `llamacpp`.
 
     async def start() -> tuple["Bench", asyncio.Task[None]]:
         bench, ready = Bench(), asyncio.Event()
         task = asyncio.create_task(bench.engine.run(bench.emit, ready))
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(WAIT_S):
             await ready.wait()
         return bench, task
 

@@ -155,7 +155,8 @@ async def undisturbed_answers(plane: Plane, requests: Sequence[Request]) -> list
 
 def move_reasons(frontend: Frontend, requests: Sequence[Request]) -> list[list[str]]:
     """Return the reasons of the moves of each request of `answers_under_fault`."""
-    return [[move["reason"] for move in frontend.moves(f"s{number}")] for number in range(len(requests))]
+    moves = frontend.all_moves()
+    return [[move["reason"] for move in moves[f"s{number}"]] for number in range(len(requests))]
 
 
 @asynccontextmanager

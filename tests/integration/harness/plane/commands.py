@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
-from tests.integration.harness.waiting import WAIT_S, wait_until
+from tests.integration.harness.waiting import wait_until
+from tests.support.clock import WAIT_S
 
 UNBROKEN = Path(sys.executable).with_name("unbroken")
 BARE: Mapping[str, str] = {"PATH": os.environ["PATH"]}

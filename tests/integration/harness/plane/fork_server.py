@@ -5,7 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
-from tests.integration.harness.waiting import WAIT_S
+from tests.support.clock import WAIT_S
 
 
 class ForkServer:

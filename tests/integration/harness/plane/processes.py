@@ -7,6 +7,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +16,8 @@ import aiohttp
 
 from tests.integration.harness.plane.engines import WORK_FILE
 from tests.integration.harness.plane.fork_server import ForkServer
-from tests.integration.harness.waiting import wait_until
+from tests.integration.harness.waiting import until, wait_until
+from tests.support.clock import WAIT_S
 
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
@@ -77,9 +79,42 @@ class Process:
         return self._status
 
     def events(self, event: str | None = None, **fields: Any) -> list[dict[str, Any]]:
-        """Return the log lines so far with this event and these fields."""
+        """Return the log lines so far with this event and these fields. For conditions of `until`: more may follow."""
         self._read_log()
         return [entry for entry in self._log if event in (None, entry["event"]) and fields.items() <= entry.items()]
+
+    def events_until_now(self, event: str | None = None, **fields: Any) -> list[dict[str, Any]]:
+        """Return all such log lines about what happened before this call.
+
+        A frontend logs a request in the turn of its event loop that follows the answer. It handles a scrape later.
+        """
+        self._wait_turn()
+        return self.events(event, **fields)
+
+    def log_until_now(self) -> str:
+        """Return the text of the log about what happened before this call."""
+        self._wait_turn()
+        return self.log_file.read_text()
+
+    def _wait_turn(self) -> None:
+        """Wait until the process has answered a scrape, if it runs and can."""
+        if self.status() is not None or not self.is_ready or not self.ready.get("metrics", self.ready.get("http")):
+            return
+        connection = HTTPConnection(self.metrics_address, timeout=WAIT_S)
+        try:
+            connection.request("GET", "/metrics")
+            connection.getresponse().read()
+        except (ConnectionError, HTTPException):  # It exits, or is killed.
+            wait_until(lambda: self.status() is not None)
+        finally:
+            connection.close()
+
+    async def logged(self, event: str, count: int = 1, **fields: Any) -> list[dict[str, Any]]:
+        """Wait until the log has at least `count` such lines; return them."""
+        lines: list[dict[str, Any]] = await until(
+            lambda: found if len(found := self.events(event, **fields)) >= count else None
+        )
+        return lines
 
     def _read_log(self) -> None:
         with self.log_file.open() as file:
@@ -91,7 +126,8 @@ class Process:
 
     def times(self, event: str, **fields: Any) -> list[float]:
         """Return the Unix times of these log lines, as the process itself recorded them."""
-        return [datetime.fromisoformat(one["timestamp"]).timestamp() for one in self.events(event, **fields)]
+        lines = self.events_until_now(event, **fields)
+        return [datetime.fromisoformat(one["timestamp"]).timestamp() for one in lines]
 
     async def metric(self, name: str, **labels: str) -> float:
         """Return the sum of a metric's samples with these labels."""
@@ -142,11 +178,11 @@ class Frontend(Process):
 
     def moves(self, request_id: str) -> list[dict[str, Any]]:
         """Return the log lines of one request's moves."""
-        return self.events("request moved", request_id=request_id)
+        return self.events_until_now("request moved", request_id=request_id)
 
     def all_moves(self) -> dict[str, list[dict[str, Any]]]:
         """Return the log lines of all moves, by request id."""
         moves: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for move in self.events("request moved"):
+        for move in self.events_until_now("request moved"):
             moves[move["request_id"]].append(move)
         return moves

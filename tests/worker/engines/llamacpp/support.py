@@ -9,8 +9,8 @@ from services.core.request import FinishReason, Guided, GuidedKind, Request, Sam
 from services.models.download import resolve
 from services.worker.engine import Output
 from services.worker.engines.llamacpp import LlamaCppConfig, LlamaCppEngine
+from tests.support.clock import WAIT_S
 
-TIMEOUT_S = 60
 PROMPT = (504, 3575, 282, 4649, 314)  # "The capital of France is"
 EOS = 2
 CONTEXT_LENGTH = 96
@@ -39,7 +39,7 @@ class Bench:
         return self._key
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(WAIT_S):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()

@@ -19,7 +19,8 @@ from services.models.tokenizers.gguf import GgufTokenizer
 from services.runtime.loop import run_on_loop
 from services.worker.engines.llamacpp import LlamaCppConfig, LlamaCppEngine
 from services.worker.engines.llamacpp.model import Llama
-from tests.worker.engines.llamacpp.support import CONTEXT_LENGTH, EOS, PROMPT, TIMEOUT_S, YES_OR_NO, Bench, request
+from tests.support.clock import WAIT_S
+from tests.worker.engines.llamacpp.support import CONTEXT_LENGTH, EOS, PROMPT, YES_OR_NO, Bench, request
 
 pytestmark = pytest.mark.model
 
@@ -207,14 +208,14 @@ def test_event_loop_keeps_running_while_the_engine_ends(monkeypatch: pytest.Monk
     close = Llama.close
 
     def close_late(llama: Llama) -> None:
-        assert has_turned.wait(TIMEOUT_S), "the loop was blocked meanwhile"
+        assert has_turned.wait(WAIT_S), "the loop was blocked meanwhile"
         close(llama)
 
     async def scenario() -> None:
         engine = LlamaCppEngine(LlamaCppConfig(path=resolve("smollm2"), served_model_name="tiny", context_length=64))
         ready = asyncio.Event()
         run = asyncio.create_task(engine.run(lambda _: None, ready))
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(WAIT_S):
             await ready.wait()
             run.cancel()
             for _ in range(10):
@@ -232,9 +233,7 @@ def test_event_loop_keeps_running_while_the_engine_ends(monkeypatch: pytest.Monk
 def test_error_without_llama_cpp_says_how_to_install_it(missing: str) -> None:
     blocked = f"import sys; sys.modules['{missing}'] = None; import services.worker.engines.llamacpp"
 
-    done = subprocess.run(
-        [sys.executable, "-c", blocked], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, timeout=WAIT_S, check=False)
 
     assert "StartupError" in done.stderr
     assert "pip install 'unbroken[llamacpp]'" in done.stderr

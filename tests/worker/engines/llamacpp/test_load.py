@@ -9,7 +9,8 @@ import pytest
 
 from services.core.request import Guided, GuidedKind, Request
 from services.worker.engine import EngineLoad, RankLoad
-from tests.worker.engines.llamacpp.support import CONTEXT_LENGTH, PROMPT, TIMEOUT_S, YES_OR_NO, Bench, request
+from tests.support.clock import WAIT_S
+from tests.worker.engines.llamacpp.support import CONTEXT_LENGTH, PROMPT, YES_OR_NO, Bench, request
 
 pytestmark = pytest.mark.model
 
@@ -41,7 +42,7 @@ def cost(before: EngineLoad, after: EngineLoad) -> Cost:
 
 def spin(condition: Callable[[], bool]) -> None:
     """Wait for the engine's thread while the event loop is blocked."""
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline
 

@@ -8,8 +8,7 @@ from services.core.request import Request
 from services.worker.engines.llamacpp import mailbox as module
 from services.worker.engines.llamacpp.mailbox import Mailbox
 from services.worker.engines.llamacpp.sequence import LlamaSequence
-
-TIMEOUT_S = 10.0
+from tests.support.clock import WAIT_S
 
 
 def sequence(key: int) -> LlamaSequence:
@@ -56,7 +55,7 @@ def test_closed_mailbox_stays_closed() -> None:
 
 
 def test_waiting_collect_returns_as_soon_as_something_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_IDLE_WAIT_S", 10 * TIMEOUT_S)
+    monkeypatch.setattr(module, "_IDLE_WAIT_S", 10 * WAIT_S)
     mailbox, arrived = Mailbox(), threading.Event()
 
     def thread() -> None:
@@ -66,4 +65,4 @@ def test_waiting_collect_returns_as_soon_as_something_arrives(monkeypatch: pytes
     threading.Thread(target=thread, daemon=True).start()
     mailbox.submit(sequence(1))
 
-    assert arrived.wait(TIMEOUT_S)
+    assert arrived.wait(WAIT_S)

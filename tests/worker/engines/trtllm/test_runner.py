@@ -17,7 +17,7 @@ from services.core.request import FinishReason
 from services.runtime.tasks import leaf_of
 from services.worker.engine import Output
 from services.worker.engines.trtllm.health import CANARY, CANARY_TRIES
-from tests.support.doubles import TEST_S_MAX
+from tests.support.clock import WAIT_S
 from tests.support.trtllm import PROMPT, WITHOUT_STATS, RunningEngine, llm_of, new_request, play
 
 LONG = new_request(max_tokens=900)
@@ -342,7 +342,7 @@ def test_engine_that_fails_its_first_request_never_becomes_ready(folder: Path, m
     monkeypatch.setenv("TLLM_FAKE_ERROR_TOKEN", str(CANARY.prompt_token_ids[0]))
 
     async def played() -> None:
-        await asyncio.wait_for(for_ready(folder, warm_up_s=2 * TEST_S_MAX), TEST_S_MAX)
+        await asyncio.wait_for(for_ready(folder, warm_up_s=2 * WAIT_S), WAIT_S)
 
     with pytest.raises(Failure, match="cannot make a token: it failed 3 times"):
         asyncio.run(played())
