@@ -131,6 +131,14 @@ DAY_S = 86_400
     " *: all. Admin calls with an origin are refused. Default: none.",
 )
 @env_option(
+    "--unknown-fields",
+    "DYN_HTTP_UNKNOWN_FIELDS",
+    type=click.Choice(["refuse", "ignore"]),
+    default="refuse",
+    help="What happens to HTTP requests with a field that is no field of the API, such as a misspelt one. Fields of"
+    " other servers' APIs that ask for something else are refused in any case.",
+)
+@env_option(
     "--client-buffer-max",
     "DYN_CLIENT_BUFFER_MAX_BYTES",
     type=click.IntRange(65_536),
@@ -226,6 +234,7 @@ def _http(given: dict[str, Any]) -> "HttpConfig":
         request_timeout_s=given["request_timeout"],
         overload_status=given["overload_status_code"],
         cors_origins=tuple(given["cors_allow_origin"]),
+        ignores_unknown_fields=given["unknown_fields"] == "ignore",
         client=ClientBounds(
             buffer_bytes_max=given["client_buffer_max"],
             stall_s_max=given["client_stall_timeout"],

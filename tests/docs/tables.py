@@ -4,6 +4,7 @@
 """
 
 import importlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
@@ -14,6 +15,17 @@ import click
 
 from services.cli import COMMANDS, cli
 from services.core.errors import TRAITS, Reason
+from services.frontend.api.openai.other_fields import (
+    IN_CHAT,
+    IN_COMPLETION,
+    IN_JSON_SCHEMA,
+    IN_MESSAGE,
+    IN_PART,
+    IN_RESPONSE_FORMAT,
+    IN_STREAM_OPTIONS,
+    IN_STRUCTURED_OUTPUTS,
+    Other,
+)
 from tests.docs.pages import PAGES, ROOT
 
 BOUNDS = "docs/bounds.md"
@@ -28,6 +40,14 @@ UNITS = (
     (r"-ms$|_MS_MAX$", "{} ms"),
     (r"-mb$", "{} MiB"),
 )
+OBJECTS = {
+    "messages[]": IN_MESSAGE,
+    "messages[].content[]": IN_PART,
+    "stream_options": IN_STREAM_OPTIONS,
+    "response_format": IN_RESPONSE_FORMAT,
+    "response_format.json_schema": IN_JSON_SCHEMA,
+    "structured_outputs": IN_STRUCTURED_OUTPUTS,
+}
 ONCE = {Reason.ENGINE_ERROR: "once, before the first token"}
 """What `migration/policy.py` decides rather than the table of reasons."""
 
@@ -198,10 +218,44 @@ def rows_without_a_bound() -> list[str]:
     return lost
 
 
+# Request fields
+
+
+def other_fields() -> str:
+    """One row for each field of a body that is not honoured."""
+    rows = []
+    for name in sorted({*IN_CHAT, *IN_COMPLETION}):
+        chat, completion = (_outcome(others.get(name)) for others in (IN_CHAT, IN_COMPLETION))
+        rows.append(f"| `{name}` | {chat if chat == completion else f'chats: {chat}; completions: {completion}'} |")
+    return "\n".join(["| field | what happens |", "| --- " * 2 + "|", *rows])
+
+
+def other_fields_of_objects() -> str:
+    """One row for each field of an object in a body that is not honoured."""
+    rows = [
+        f"| `{path}.{name}` | {_outcome(other)} |"
+        for path, others in OBJECTS.items()
+        for name, other in sorted(others.items())
+    ]
+    return "\n".join(["| field | what happens |", "| --- " * 2 + "|", *rows])
+
+
+def _outcome(other: Other | None) -> str:
+    if other is None:
+        return "honoured"
+    if other.has_no_effect:
+        return "no effect"
+    neutral = " or ".join(f"`{json.dumps(value)}`" for value in other.neutral)
+    unless = f"refused unless {neutral}" if neutral else "refused"
+    return f"{unless}; use {_cell(other.use)}" if other.use else unless
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "failures for clients": failures_for_clients,
     "failures": failures_inside,
+    "other fields": other_fields,
+    "other fields of objects": other_fields_of_objects,
 }
 
 

@@ -31,15 +31,17 @@ def build_app(
     endpoints = OpenAiEndpoints(pipeline, served, control, config, on_refused)
     app = HttpApp(config, config.body_bytes_max, lambda: served.is_draining)
     routes = app.routes
+    completion = partial(parse_completion, ignores_unknown=config.ignores_unknown_fields)
+    chat = partial(parse_chat, ignores_unknown=config.ignores_unknown_fields)
     routes.get("/v1/models", endpoints.models)
     routes.get("/v1/models/{model}", endpoints.model)
-    routes.post("/v1/completions", partial(endpoints.serve, "completions", parse_completion, CompletionAnswer))
-    routes.post("/v1/chat/completions", partial(endpoints.serve, "chat_completions", parse_chat, ChatAnswer))
+    routes.post("/v1/completions", partial(endpoints.serve, "completions", completion, CompletionAnswer))
+    routes.post("/v1/chat/completions", partial(endpoints.serve, "chat_completions", chat, ChatAnswer))
     routes.post("/v1/requests/{request_id}/cancel", endpoints.cancel)
     HealthRoutes(served, control).add_to(routes)
     if admin is not None:
         AdminRoutes(admin).add_to(routes)
-    OpenApiRoute(routes, config.overload_status).add()
+    OpenApiRoute(routes, config).add()
     return app
 
 
@@ -48,5 +50,5 @@ def build_admin_app(admin: Admin, state: FrontendState, control: FrontendControl
     app = HttpApp(config, BODY_BYTES_MAX, lambda: state.is_draining)
     HealthRoutes(state, control).add_to(app.routes)
     AdminRoutes(admin).add_to(app.routes)
-    OpenApiRoute(app.routes, config.overload_status).add()
+    OpenApiRoute(app.routes, config).add()
     return app

@@ -14,7 +14,8 @@ class HttpConfig:
 
     `body_bytes_max`: the largest request body, after decompression. `client`: how slowly a client may read.
     `request_timeout_s`: the deadline of requests that bring none; None: no deadline. `overload_status`: the status of
-    refusals for lack of capacity. `cors_origins`: whose pages may read answers; "*": all.
+    refusals for lack of capacity. `cors_origins`: whose pages may read answers; "*": all. `ignores_unknown_fields`:
+    whether requests to models may have fields that no API has.
 
     `body_read_s_max`: how long a request may take to arrive. `lingering_s_max`: how long the rest of a refused request
     is read and discarded, so that the client sees the response. `keepalive_s`: how long an idle connection stays open.
@@ -27,6 +28,7 @@ class HttpConfig:
     request_timeout_s: float | None = None
     overload_status: int = 503
     cors_origins: tuple[str, ...] = ()
+    ignores_unknown_fields: bool = False
     body_read_s_max: float = 60.0
     lingering_s_max: float = 10.0
     keepalive_s: float = 75.0

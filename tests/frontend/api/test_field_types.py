@@ -30,7 +30,12 @@ BOUNDS = [(name, bound, value) for name, told in TOLD.items() for bound, value i
 
 
 def check(**fields: Any) -> None:
-    check_request(parse_completion(json.dumps({"model": "m", "prompt": "hi"} | fields).encode()).to_request())
+    body = parse_completion(json.dumps({"model": "m", "prompt": "hi"} | fields).encode())
+    try:
+        check_request(body.to_request())
+    except Failure as failure:
+        failure.param = body.client_names().get(failure.param, failure.param)
+        raise
 
 
 def test_document_has_every_range_of_sampling() -> None:

@@ -155,7 +155,15 @@ CHATS = {
     ),
     "tools": (CHAT | {"tools": [{"type": "function"}]}, "tools"),
     "stream options without stream": (CHAT | {"stream_options": {"include_usage": True}}, "stream_options"),
-    "two limits": (CHAT | {"max_completion_tokens": 4}, "max_tokens"),
+    "two limits": (CHAT | {"max_completion_tokens": 5}, "max_tokens"),
+    "a misspelt field": (CHAT | {"maxTokens": 4}, "maxTokens"),
+    "a sampler of llama.cpp": (CHAT | {"mirostat": 2}, "mirostat"),
+    "an argument of the SDK": (CHAT | {"extra_body": {"top_k": 1}}, "extra_body"),
+    "an alias out of range": ({**CHAT, "max_tokens": None, "n_predict": 0}, "n_predict"),
+    "a message to continue": (
+        CHAT | {"messages": [{"role": "assistant", "content": "Hi", "prefix": True}]},
+        "messages[0].prefix",
+    ),
     "top_logprobs without logprobs": (CHAT | {"top_logprobs": 2}, "top_logprobs"),
 }
 RAW = {

@@ -34,10 +34,20 @@ from services.frontend.api.field_types import (
     TopK,
     TopP,
 )
-from services.frontend.api.openai.guided import ResponseFormat, Schema, StructuredOutputs, guided_of, only_one
+from services.frontend.api.openai.guided import (
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    guided_of,
+    only_one,
+    top_level_guided,
+)
 
 COMPLETION_TOKENS_DEFAULT = 16
 """OpenAI's documented default of `max_tokens` for /v1/completions."""
+
+LIMITS = ("max_tokens", "max_completion_tokens", "n_predict", "max_new_tokens")
+"""OpenAI's two names, llama.cpp's and Hugging Face's for the most tokens of an answer."""
 
 _SAME_NAMES: Mapping[str | None, str] = {}
 
@@ -55,6 +65,9 @@ class Body(Struct, frozen=True, kw_only=True):
     model: NotEmpty
     n: ChoiceCount | None = None
     max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    n_predict: MaxTokens | None = None
+    max_new_tokens: MaxTokens | None = None
     min_tokens: MinTokens | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -74,6 +87,10 @@ class Body(Struct, frozen=True, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
+    json_schema: Schema | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    ebnf: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -119,8 +136,18 @@ class Body(Struct, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def _limit(self) -> int | None:
-        """The most tokens of an answer; None: the client gives no limit."""
-        return self.max_tokens
+        """The most tokens of an answer; None: the client gives no limit. Raises Failure(INVALID_ARGUMENT)."""
+        if self.max_completion_tokens is None and self.n_predict is None and self.max_new_tokens is None:
+            return self.max_tokens  # The usual case, without a dict.
+        limits = self._limits()
+        if len(set(limits.values())) > 1:
+            first, second, *_ = limits
+            raise invalid(first, f"{first} and {second} mean the same: give one of them, or equal values")
+        return next(iter(limits.values()), None)
+
+    def _limits(self) -> dict[str, int]:
+        """The limit by each of its names that is given."""
+        return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
 
     def _limit_default(self) -> int | None:
         """The limit for clients that give none; None: the context length alone."""
@@ -150,8 +177,12 @@ class Body(Struct, frozen=True, kw_only=True):
 
     def client_names(self) -> Mapping[str | None, str]:
         """Field of Request → this body's name for it, where they differ. Failures name fields as the client does."""
-        guided = self._guided()
-        return {"guided": next(iter(guided))} if guided else _SAME_NAMES
+        names: dict[str | None, str] = {}
+        if guided := self._guided():
+            names["guided"] = next(iter(guided))
+        if self.max_tokens is None and (limits := self._limits()):
+            names["max_tokens"] = next(iter(limits))
+        return names or _SAME_NAMES
 
     def _guided(self) -> dict[str, Guided]:
         guided = guided_of("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
@@ -159,6 +190,7 @@ class Body(Struct, frozen=True, kw_only=True):
             guided |= self.structured_outputs.to_guided()
         if self.response_format is not None and (form := self.response_format.to_guided()) is not None:
             guided["response_format"] = form
+        guided |= top_level_guided(self.json_schema, self.regex, self.grammar, self.ebnf)
         return guided
 
     def _stop(self) -> Stop:
@@ -237,7 +269,6 @@ class ChatBody(Body, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(max_length=MESSAGES_MAX, extra_json_schema={"minItems": 1})]
-    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
 
@@ -249,17 +280,7 @@ class ChatBody(Body, frozen=True, kw_only=True):
         return None
 
     def client_names(self) -> Mapping[str | None, str]:
-        names = {**super().client_names(), "prompt": "messages"}
-        if self.max_completion_tokens is not None:
-            names["max_tokens"] = "max_completion_tokens"
-        return names
-
-    def _limit(self) -> int | None:
-        if self.max_completion_tokens is None:
-            return self.max_tokens
-        if self.max_tokens is not None:
-            raise invalid("max_tokens", "max_tokens and max_completion_tokens mean the same: give one of them")
-        return self.max_completion_tokens
+        return {**super().client_names(), "prompt": "messages"}
 
     def _prompts(self) -> list[dict[str, Any]]:
         if not self.messages:

@@ -1,10 +1,10 @@
 """Guided decoding: the fields with which OpenAI's and vLLM's clients restrict an answer to a form."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from services.core.errors import Failure, invalid, quoted
 from services.core.json.keys import check_keys
@@ -19,32 +19,79 @@ class JsonSchema(Struct, frozen=True, kw_only=True):
     """The `json_schema` of OpenAI's response format. An answer always follows the schema, `strict` or not."""
 
     name: str | None = None
+    description: str | None = None
     schema: dict[str, Any]
     strict: bool | None = None
 
 
-class ResponseFormat(Struct, frozen=True, kw_only=True):
-    """OpenAI's `response_format`."""
+FORMS_OF_TYPES: Mapping[str, tuple[str, ...]] = {
+    "text": (),
+    "json_object": ("schema", "value"),
+    "json_schema": ("json_schema", "schema"),
+    "json": ("schema", "value"),
+    "regex": ("regex", "value"),
+    "grammar": ("grammar",),
+    "ebnf": ("ebnf",),
+}
+"""The types of a response format, and the fields that may have the form. All but the first two types need one."""
+_FREE = ("text", "json_object")
 
-    type: str
+
+class ResponseFormat(Struct, frozen=True, kw_only=True):
+    """OpenAI's `response_format`, with the types of other servers: `json`, `regex`, `grammar` and `ebnf`.
+
+    `schema`: llama.cpp's and TensorRT-LLM's field. `value`: TGI's, for a schema or a regular expression. `grammar` and
+    `ebnf`: a grammar in GBNF.
+    """
+
+    type: Annotated[str, Meta(extra_json_schema={"enum": [*FORMS_OF_TYPES]})]
     json_schema: JsonSchema | None = None
+    schema: Schema | None = None
+    value: Schema | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    ebnf: str | None = None
 
     def to_guided(self) -> Guided | None:
         """The form of the answer; None: any text. Raises Failure(INVALID_ARGUMENT)."""
-        match self.type, self.json_schema:
-            case "text", None:
-                return None
-            case "json_object", None:
-                return Guided(GuidedKind.JSON_OBJECT)
-            case "json_schema", JsonSchema(schema=schema):
-                return _json_schema("response_format.json_schema.schema", schema)
-            case "json_schema", None:
-                raise invalid("response_format.json_schema", "response_format.json_schema is required: add it")
-            case (("text" | "json_object"), _):
-                detail = 'response_format.json_schema needs response_format.type "json_schema"'
-                raise invalid("response_format.type", detail)
-        detail = f"response_format.type {quoted(self.type)} is not supported: send text, json_object or json_schema"
-        raise invalid("response_format.type", detail)
+        fields = FORMS_OF_TYPES.get(self.type)
+        if fields is None:
+            detail = f"response_format.type {quoted(self.type)} is not supported: send {', '.join(FORMS_OF_TYPES)}"
+            raise invalid("response_format.type", detail)
+        forms = self._forms()
+        for name in forms:
+            if name.removeprefix("response_format.") not in fields:
+                raise invalid("response_format.type", f"{name} does not fit response_format.type {quoted(self.type)}")
+        if forms:
+            return only_one(forms)
+        if self.type not in _FREE:
+            raise invalid(f"response_format.{fields[0]}", f"response_format.{fields[0]} is required: add it")
+        return Guided(GuidedKind.JSON_OBJECT) if self.type == "json_object" else None
+
+    def _forms(self) -> dict[str, Guided]:
+        """The forms that are given, by the path of their field."""
+        found: dict[str, Guided] = {}
+        if self.json_schema is not None:
+            found["response_format.json_schema"] = _json_schema(
+                "response_format.json_schema.schema", self.json_schema.schema
+            )
+        if self.schema is not None:
+            found["response_format.schema"] = _json_schema("response_format.schema", self.schema)
+        if self.value is not None:
+            found["response_format.value"] = self._value(self.value)
+        if self.regex is not None:
+            found["response_format.regex"] = Guided(GuidedKind.REGEX, (self.regex,))
+        for name, grammar in (("grammar", self.grammar), ("ebnf", self.ebnf)):
+            if grammar is not None:
+                found[f"response_format.{name}"] = Guided(GuidedKind.GRAMMAR, (grammar,))
+        return found
+
+    def _value(self, value: Schema) -> Guided:
+        if self.type != "regex":
+            return _json_schema("response_format.value", value)
+        if not isinstance(value, str):
+            raise invalid("response_format.value", "response_format.value must be a string: a regular expression")
+        return Guided(GuidedKind.REGEX, (value,))
 
 
 class StructuredOutputs(Struct, frozen=True, kw_only=True):
@@ -82,16 +129,34 @@ def guided_of(
     return found
 
 
+def top_level_guided(
+    json_schema: Schema | None, regex: str | None, grammar: str | None, ebnf: str | None
+) -> dict[str, Guided]:
+    """The forms in the fields of llama.cpp (`json_schema`, `grammar`) and SGLang (`regex`, `ebnf`), by field name."""
+    if json_schema is None and regex is None and grammar is None and ebnf is None:
+        return {}
+    found: dict[str, Guided] = {}
+    if json_schema is not None:
+        if isinstance(json_schema, dict) and isinstance(json_schema.get("schema"), dict):
+            detail = "json_schema is a schema, and this is the json_schema of a response format: use response_format"
+            raise invalid("json_schema", detail)
+        found["json_schema"] = _json_schema("json_schema", json_schema)
+    if regex is not None:
+        found["regex"] = Guided(GuidedKind.REGEX, (regex,))
+    if grammar:  # llama.cpp's clients send "" for none.
+        found["grammar"] = Guided(GuidedKind.GRAMMAR, (grammar,))
+    if ebnf is not None:
+        found["ebnf"] = Guided(GuidedKind.GRAMMAR, (ebnf,))
+    return found
+
+
 def only_one(forms: Mapping[str, Guided]) -> Guided | None:
-    """The form, or None if there is none. Raises Failure(INVALID_ARGUMENT) if there are several."""
-    match list(forms):
-        case []:
-            return None
-        case [name]:
-            return forms[name]
-        case [first, second, *_]:
-            raise invalid(second, f"{first} and {second} exclude each other: set one of them")
-    raise AssertionError("unreachable: a list has no items, one, or more")
+    """The form, or None if there is none. Raises Failure(INVALID_ARGUMENT) if there are several that differ."""
+    found = list(forms.items())
+    for name, form in found[1:]:
+        if form != found[0][1]:
+            raise invalid(name, f"{found[0][0]} and {name} exclude each other: set one of them")
+    return found[0][1] if found else None
 
 
 def _json_schema(name: str, schema: Schema) -> Guided:

@@ -1,10 +1,11 @@
 """Decodes JSON into the request bodies of OpenAI's endpoints.
 
-Unknown fields are ignored. Known fields that this version does not support are refused: see
-unsupported.py.
+Fields that ask for something that this version does not do are refused by name, and so are fields that no API has:
+see other_fields.py.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, TypeVar
 
 from msgspec import DecodeError, Meta, Raw, Struct
@@ -14,63 +15,99 @@ from msgspec.structs import astuple
 from services.core.json.keys import check_keys
 from services.core.json.text import readable
 from services.core.validation import MESSAGES_MAX
-from services.frontend.api.openai.bodies import Body, ChatBody, ChatMessage, CompletionBody
-from services.frontend.api.openai.unsupported import (
-    NEUTRAL_IN_CHAT,
-    NEUTRAL_IN_COMPLETION,
-    NEUTRAL_IN_MESSAGE,
-    NEUTRAL_IN_STRUCTURED_OUTPUTS,
-    Neutral,
-    refuse_unsupported,
+from services.frontend.api.openai.bodies import Body, ChatBody, ChatMessage, CompletionBody, Part, StreamOptions
+from services.frontend.api.openai.guided import FORMS_OF_TYPES, JsonSchema, ResponseFormat, StructuredOutputs
+from services.frontend.api.openai.other_fields import (
+    IN_CHAT,
+    IN_COMPLETION,
+    IN_JSON_SCHEMA,
+    IN_MESSAGE,
+    IN_PART,
+    IN_RESPONSE_FORMAT,
+    IN_STREAM_OPTIONS,
+    IN_STRUCTURED_OUTPUTS,
 )
+from services.frontend.api.openai.unsupported import Place, check_fields
 from services.http.json_decode import FIELD_BYTES_MAX, FIELDS, decode, fields_of
 
 B = TypeVar("B", bound=Body)
+
+CHAT = Place(ChatBody.__struct_fields__, IN_CHAT)
+COMPLETION = Place(CompletionBody.__struct_fields__, IN_COMPLETION)
+MESSAGE = Place(ChatMessage.__struct_fields__, IN_MESSAGE)
+PART = Place(Part.__struct_fields__, IN_PART)
+STREAM_OPTIONS = Place(StreamOptions.__struct_fields__, IN_STREAM_OPTIONS)
+RESPONSE_FORMAT = Place(ResponseFormat.__struct_fields__, IN_RESPONSE_FORMAT)
+JSON_SCHEMA = Place(JsonSchema.__struct_fields__, IN_JSON_SCHEMA)
+STRUCTURED_OUTPUTS = Place(StructuredOutputs.__struct_fields__, IN_STRUCTURED_OUTPUTS)
+
+PLACES: Mapping[str, Place] = {
+    "ChatBody": CHAT,
+    "CompletionBody": COMPLETION,
+    "ChatMessage": MESSAGE,
+    "Part": PART,
+    "StreamOptions": STREAM_OPTIONS,
+    "ResponseFormat": RESPONSE_FORMAT,
+    "JsonSchema": JSON_SCHEMA,
+    "StructuredOutputs": STRUCTURED_OUTPUTS,
+}
+"""All of them, by the name of the struct."""
+
+
+class _KnownStreamOptions(StreamOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options without other fields."""
 
 
 class _KnownCompletion(CompletionBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A body without other fields."""
 
+    stream_options: _KnownStreamOptions | None = None
+
+
+class _KnownPart(Part, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """A part without other fields."""
+
 
 class _KnownMessage(ChatMessage, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
-    """A message without other fields."""
+    """A message without other fields, in its parts as well."""
+
+    content: str | list[_KnownPart] | None = None  # type: ignore[assignment]
 
 
 class _KnownChat(ChatBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A body without other fields, in its messages as well."""
 
     messages: Annotated[list[_KnownMessage], Meta(max_length=MESSAGES_MAX)]  # type: ignore[assignment]
+    stream_options: _KnownStreamOptions | None = None
 
 
 _COMPLETION = Decoder(CompletionBody)
 _KNOWN_COMPLETION = Decoder(_KnownCompletion)
 _CHAT = Decoder(ChatBody)
 _KNOWN_CHAT = Decoder(_KnownChat)
-_MESSAGES = Decoder(list[dict[str, Raw]])
+_OBJECTS = Decoder(list[dict[str, Raw]])
 
 
-def parse_completion(body: bytes) -> CompletionBody:
-    """The body of POST /v1/completions. Raises Failure(INVALID_ARGUMENT)."""
+def parse_completion(body: bytes, *, ignores_unknown: bool = False) -> CompletionBody:
+    """The body of POST /v1/completions. `ignores_unknown`: see check_fields. Raises Failure(INVALID_ARGUMENT)."""
     if (known := _known(body, _KNOWN_COMPLETION)) is not None:
         return known
     body = readable(body)
     given = fields_of(body, large={"prompt"})
     parsed = decode(body, _COMPLETION)
-    _refuse(parsed, given, NEUTRAL_IN_COMPLETION)
+    _check(given, parsed, COMPLETION, ignores_unknown=ignores_unknown)
     return parsed
 
 
-def parse_chat(body: bytes) -> ChatBody:
-    """The body of POST /v1/chat/completions. Raises Failure(INVALID_ARGUMENT)."""
+def parse_chat(body: bytes, *, ignores_unknown: bool = False) -> ChatBody:
+    """The body of POST /v1/chat/completions. `ignores_unknown`: see check_fields. Raises Failure(INVALID_ARGUMENT)."""
     if (known := _known(body, _KNOWN_CHAT)) is not None:
         return known
     body = readable(body)
     given = fields_of(body, large={"messages"})
     parsed = decode(body, _CHAT)
-    _refuse(parsed, given, NEUTRAL_IN_CHAT)
-    messages = decode(given["messages"], _MESSAGES)
-    for i, message in enumerate(messages):
-        refuse_unsupported(message, NEUTRAL_IN_MESSAGE, path=f"messages[{i}].")
+    _check(given, parsed, CHAT, ignores_unknown=ignores_unknown)
+    _check_messages(given["messages"], parsed.messages, ignores_unknown=ignores_unknown)
     return parsed
 
 
@@ -83,7 +120,7 @@ def _known(body: bytes, decoder: Decoder[B]) -> B | None:
         parsed = decoder.decode(body)
     except (DecodeError, UnicodeDecodeError, RecursionError):
         return None  # Checking field by field finds what is wrong.
-    if parsed.structured_outputs is not None:
+    if parsed.structured_outputs is not None or parsed.response_format is not None:
         return None
     check_keys(body, distinct=_key_count(parsed))
     return parsed
@@ -104,8 +141,36 @@ def _value_count(fields: Struct) -> int:
     return len(values) - values.count(None)
 
 
-def _refuse(parsed: Body, given: Mapping[str, Raw], neutral: Neutral) -> None:
-    refuse_unsupported(given, neutral)
+def _check(given: Mapping[str, Raw], parsed: Body, place: Place, *, ignores_unknown: bool) -> None:
+    """Check the fields of a body and of the objects in it that are not messages."""
+    check = partial(check_fields, ignores_unknown=ignores_unknown)
+    check(given, place)
+    if parsed.stream_options is not None:
+        check(_fields(given["stream_options"]), STREAM_OPTIONS, path="stream_options.")
     if parsed.structured_outputs is not None:
-        fields = decode(given["structured_outputs"], FIELDS)
-        refuse_unsupported(fields, NEUTRAL_IN_STRUCTURED_OUTPUTS, path="structured_outputs.")
+        check(_fields(given["structured_outputs"]), STRUCTURED_OUTPUTS, path="structured_outputs.")
+    form = parsed.response_format
+    if form is not None and form.type in FORMS_OF_TYPES:  # Other types are refused as such.
+        fields = _fields(given["response_format"])
+        check(fields, RESPONSE_FORMAT, path="response_format.")
+        if form.json_schema is not None:
+            check(_fields(fields["json_schema"]), JSON_SCHEMA, path="response_format.json_schema.")
+
+
+def _check_messages(given: Raw, parsed: list[ChatMessage], *, ignores_unknown: bool) -> None:
+    check = partial(check_fields, ignores_unknown=ignores_unknown)
+    for i, (fields, message) in enumerate(zip(_objects(given), parsed, strict=True)):
+        check(fields, MESSAGE, path=f"messages[{i}].")
+        if isinstance(message.content, str | None):
+            continue
+        for j, (of_part, part) in enumerate(zip(_objects(fields["content"]), message.content, strict=True)):
+            if part.type == "text":  # Other types are refused as such.
+                check(of_part, PART, path=f"messages[{i}].content[{j}].")
+
+
+def _fields(given: Raw) -> dict[str, Raw]:
+    return decode(given, FIELDS)
+
+
+def _objects(given: Raw) -> list[dict[str, Raw]]:
+    return decode(given, _OBJECTS)

@@ -11,9 +11,11 @@ import msgspec
 from services import __version__
 from services.core.errors import Reason
 from services.frontend.api.openapi.operations import NAME_SCHEMA, OPERATIONS, Document, Operation
+from services.frontend.api.openapi.other_fields import add_other_fields
 from services.http.errors import RETRY_LATER_STATUSES, SHOULD_RETRY, Error, json_response, status_of
 from services.http.request_id import REQUEST_ID
 from services.http.router import Router
+from services.http.server.config import HttpConfig
 from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, Response
 
@@ -30,18 +32,18 @@ _NO_REQUEST = {
 }
 """Statuses of what cannot be read as a request, on any path. Source: where BrokenHead is raised."""
 _ABOUT = (
-    "An LLM request plane whose token streams do not break. As with OpenAI, fields that are not listed are accepted and"
-    " ignored. The exceptions are fields that other servers support and this one does not: these are refused by name."
-    " HEAD is answered as GET, without the body. Bodies may use Content-Encoding gzip or deflate."
+    "An LLM request plane whose token streams do not break. A field that asks for something that this version does not"
+    " do is refused by name. HEAD is answered as GET, without the body. Bodies may use Content-Encoding gzip or"
+    " deflate."
 )
 
 
 class OpenApiRoute:
     """Serves the document of an application, which describes the routes that it has."""
 
-    def __init__(self, routes: Router, overload_status: int) -> None:
+    def __init__(self, routes: Router, config: HttpConfig) -> None:
         self._routes = routes
-        self._overload_status = overload_status
+        self._config = config
 
     def add(self) -> None:
         """Register the route. Call this after all other routes are registered."""
@@ -49,19 +51,20 @@ class OpenApiRoute:
 
     @cached_property
     def _document(self) -> bytes:
-        return msgspec.json.encode(describe(self._routes.listed(), self._overload_status))
+        return msgspec.json.encode(describe(self._routes.listed(), self._config))
 
     async def _answer(self, request: HttpRequest, connection: Connection) -> Response:
         return json_response(self._document)
 
 
-def describe(listed: Iterable[tuple[str, str]], overload_status: int) -> Document:
-    """The document. `listed`: paths and methods. `overload_status`: the status of failures for lack of capacity."""
+def describe(listed: Iterable[tuple[str, str]], config: HttpConfig) -> Document:
+    """The document. `listed`: paths and methods."""
     operations = {(path, method): OPERATIONS[method, path] for path, method in listed}
     paths: dict[str, dict[str, Any]] = defaultdict(dict)
     for (path, method), operation in operations.items():
-        paths[path][method.lower()] = _described(path, operation, overload_status)
+        paths[path][method.lower()] = _described(path, operation, config.overload_status)
     components: dict[str, Any] = {"schemas": _schemas(operations.values())}
+    add_other_fields(components["schemas"], ignores_unknown=config.ignores_unknown_fields)
     if any(operation.is_guarded for operation in operations.values()):
         components["securitySchemes"] = {"admin": {"type": "http", "scheme": "bearer"}}
     info = {"title": "Unbroken", "version": __version__, "description": _ABOUT}

@@ -1,5 +1,6 @@
 """Bodies become requests: each field is used, has its documented default, or is refused by name."""
 
+import itertools
 import json
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from services.core.errors import Failure, Reason
 from services.core.request import Message, Request, Sampling, Stop
 from services.core.validation import ANSWERS_MAX
-from services.frontend.api.openai.bodies import COMPLETION_TOKENS_DEFAULT
+from services.frontend.api.openai.bodies import COMPLETION_TOKENS_DEFAULT, LIMITS
 from services.frontend.api.openai.parse import parse_chat, parse_completion
 
 
@@ -218,15 +219,35 @@ def test_unsupported_content_is_refused_by_its_path(content: Any, param: str) ->
     assert refusal(chat, "fine", content)[0] == param
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_chat_accepts_both_names_of_the_limit(field: str) -> None:
-    assert chat(**{field: 5}).stop.max_tokens == 5
+@pytest.mark.parametrize("ask", [completion, chat])
+@pytest.mark.parametrize("field", LIMITS)
+def test_each_name_of_the_limit_is_honoured(ask: Any, field: str) -> None:
+    """Bug: completions ignored max_completion_tokens."""
+    assert ask(**{field: 5}).stop.max_tokens == 5
+
+
+@pytest.mark.parametrize("ask", [completion, chat])
+@pytest.mark.parametrize(("first", "second"), [*itertools.combinations(LIMITS, 2)])
+def test_two_names_of_the_limit_must_agree(ask: Any, first: str, second: str) -> None:
+    assert ask(**{first: 5, second: 5}).stop.max_tokens == 5
+    assert refusal(ask, **{first: 5, second: 6}) == (
+        first,
+        f"{first} and {second} mean the same: give one of them, or equal values",
+    )
+
+
+@pytest.mark.parametrize("field", LIMITS[1:])
+def test_limit_out_of_range_is_refused_by_the_name_that_was_given(field: str) -> None:
+    for parse, given in ((parse_completion, {"prompt": "hi"}), (parse_chat, {"messages": []})):
+        body = parse(json.dumps({"model": "m", field: 0} | given).encode())
+
+        assert body.client_names()["max_tokens"] == field
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),

@@ -511,9 +511,9 @@ def test_request_refused_before_the_pipeline_is_reported_once_with_its_id() -> N
 def test_large_body_is_parsed_in_a_thread(size: int, is_threaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
-    def recording(body: bytes) -> CompletionBody:
+    def recording(body: bytes, **options: Any) -> CompletionBody:
         threads.append(threading.get_ident())
-        return parse_completion(body)
+        return parse_completion(body, **options)
 
     async def test() -> None:
         async with serving(Script("ok")) as server:
