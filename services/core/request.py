@@ -17,6 +17,8 @@ Source of the number: vLLM's sampler.
 """
 GREEDY_TOP_P = 2.0**-20
 """Up to this `top_p` only the likeliest token is kept: of 2^20 tokens, the most in a vocabulary, it is as likely."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""The roles of messages. Models whose template has no `developer` get `system` instead."""
 
 
 class FinishReason(StrEnum):

@@ -11,11 +11,11 @@ import sys
 import msgspec
 from msgspec.structs import replace
 
-from services.core.errors import Failure, Reason, invalid, shown
+from services.core.errors import Failure, Reason, invalid, quoted, shown
 from services.core.json.keys import check_keys
 from services.core.json.text import syntax_fault
 from services.core.model_card import ModelCard
-from services.core.request import Guided, GuidedKind, Request, Sampling, Stop
+from services.core.request import ROLES, Guided, GuidedKind, Message, Request, Sampling, Stop
 
 NAME_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """Request ids that clients may choose: safe in logs, headers and trailers."""
@@ -25,6 +25,7 @@ STOP_TOKENS_MAX = 256
 LOGIT_BIASES_MAX = 1024
 LOGIT_BIAS_MAX = 100
 MESSAGES_MAX = 4096
+NAME_CHARACTERS_MAX = 256
 SEED_MAX = 2**64 - 1
 COUNT_MAX = 2**32 - 1
 MIGRATION_LIMIT = "X-Migration-Limit"
@@ -87,6 +88,8 @@ def check_request(request: Request) -> None:
         raise invalid("prompt", "the prompt is empty: give at least one token")
     if len(request.messages or ()) > MESSAGES_MAX:
         raise invalid("messages", f"messages has more than {MESSAGES_MAX} messages: leave the oldest out")
+    for index, message in enumerate(request.messages or ()):
+        _check_message(message, f"messages[{index}]")
     if not 1 <= request.n <= CHOICES_MAX:
         raise invalid("n", f"n is {shown(request.n)}: it must be from 1 to {CHOICES_MAX}")
     if request.logprobs is not None and not 0 <= request.logprobs <= LOGPROBS_MAX:
@@ -95,6 +98,15 @@ def check_request(request: Request) -> None:
         _check_guided(request.guided)
     _check_sampling(request.sampling)
     _check_stop(request.stop)
+
+
+def _check_message(message: Message, path: str) -> None:
+    if message.role not in ROLES:
+        known = ", ".join(ROLES)
+        raise invalid(f"{path}.role", f"{path}.role is {quoted(message.role)}: it must be one of {known}")
+    if len(message.name) > NAME_CHARACTERS_MAX or not message.name.isprintable():
+        asked = f"at most {NAME_CHARACTERS_MAX} characters, none of which ends a line or cannot be printed"
+        raise invalid(f"{path}.name", f"{path}.name must have {asked}: shorten it, or write it into the content")
 
 
 def check_count(request: Request) -> None:

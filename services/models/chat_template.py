@@ -1,48 +1,87 @@
 """Renders a conversation with a model's chat template. Templates come from workers, so they run in a sandbox."""
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 import jinja2
 import jinja2.ext
-import jinja2.nodes
 import jinja2.parser
+from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.core.errors import QUOTED_CHARACTERS_MAX, invalid
-from services.core.model_card import ModelCard
-from services.core.request import Message
 
 TEMPLATES_KEPT = 64
 
+Turn = dict[str, Any]
+"""A message as templates see it."""
 
-def render_chat(card: ModelCard, messages: tuple[Message, ...]) -> str:
-    """Render the messages. Templates get the same variables as in transformers' `apply_chat_template`.
 
-    There are no tools and no documents. Raises INVALID_ARGUMENT if the model has no template, or the template refuses
-    the messages.
+class ChatTemplate:
+    """A chat template with the special tokens of its model. Raises INVALID_ARGUMENT if it is no valid template.
+
+    `literals`: the strings that it looks for in other strings, such as the contents of messages.
+    `knows_developer`: whether it has the role `developer`.
     """
-    if not card.chat_template:
-        raise invalid("messages", f"{card.model!r} has no chat template: use /v1/completions, or text")
-    try:
-        return _template(card.chat_template).render(
-            messages=[_turn(message) for message in messages],
-            tools=None,
-            documents=None,
-            add_generation_prompt=True,
-            bos_token=card.bos_token,
-            eos_token=card.eos_token,
-        )
-    except Exception as error:  # The template is foreign code: any exception means that it refuses the messages.
-        why = str(error)[:QUOTED_CHARACTERS_MAX]  # The exception may quote the messages.
-        raise invalid("messages", f"the model's chat template refuses the messages: {why}") from error
+
+    def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
+        self.source = source
+        self._special = {"bos_token": bos_token, "eos_token": eos_token}
+        environment = _environment()
+        try:
+            tree = environment.parse(source)
+            strings = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+            self.literals = frozenset(_looked_for(tree, self._special))
+            self.knows_developer = "developer" in strings
+            self._template = environment.from_string(tree)
+        except Exception as error:  # The template is foreign code.
+            raise _refusal(error) from error
+
+    def render(self, turns: Sequence[Turn]) -> str:
+        """Render the messages. Raises INVALID_ARGUMENT if the template refuses them.
+
+        Templates get the same variables as in transformers' `apply_chat_template`. There are no tools and documents.
+        """
+        try:
+            return self._template.render(
+                messages=turns, tools=None, documents=None, add_generation_prompt=True, **self._special
+            )
+        except Exception as error:  # The template is foreign code: any exception means that it refuses the messages.
+            raise _refusal(error) from error
 
 
-def _turn(message: Message) -> dict[str, str]:
-    turn = {"role": message.role, "content": message.content}
-    return {**turn, "name": message.name} if message.name else turn
+@lru_cache(maxsize=TEMPLATES_KEPT)
+def chat_template(source: str, bos_token: str, eos_token: str) -> ChatTemplate:
+    """The compiled template. Raises INVALID_ARGUMENT."""
+    return ChatTemplate(source, bos_token, eos_token)
+
+
+def _refusal(error: Exception) -> Exception:
+    why = str(error)[:QUOTED_CHARACTERS_MAX]  # The exception may quote the messages.
+    return invalid("messages", f"the model's chat template refuses the messages: {why}")
+
+
+def _looked_for(tree: nodes.Template, special: Mapping[str, str]) -> Iterator[str]:
+    """The strings in comparisons, and in the arguments of methods, filters and tests."""
+    for place in _searched(tree):
+        for found in (place, *place.find_all((nodes.Const, nodes.Name))):
+            value = found.value if isinstance(found, nodes.Const) else special.get(getattr(found, "name", ""))
+            if isinstance(value, str) and value.strip():
+                yield value
+
+
+def _searched(tree: nodes.Template) -> Iterator[nodes.Node]:
+    for compare in tree.find_all(nodes.Compare):
+        yield from (compare.expr, *compare.ops)
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr):  # A method; not a macro, or a function such as `raise_exception`.
+            yield from (*call.args, *call.kwargs)
+    for kind in (nodes.Filter, nodes.Test):
+        for one in tree.find_all(kind):
+            yield from (*one.args, *one.kwargs)
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -50,19 +89,18 @@ class _GenerationBlock(jinja2.ext.Extension):
 
     tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+    def parse(self, parser: jinja2.parser.Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-@lru_cache(maxsize=TEMPLATES_KEPT)
-def _template(source: str) -> jinja2.Template:
+def _environment() -> jinja2.Environment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
     )
     environment.filters["tojson"] = _to_json
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    return environment.from_string(source)
+    return environment
 
 
 def _raise_exception(message: str) -> None:

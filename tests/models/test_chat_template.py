@@ -1,20 +1,17 @@
 """The chat template: it gets all that transformers provides, and an error in it fails only the request."""
 
-from dataclasses import replace
 from datetime import datetime
 
 import pytest
 
 from services.core.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
-from services.core.request import Message
-from services.models.chat_template import render_chat
-from tests.support.doubles import CARD
+from services.models.chat_template import ChatTemplate
 
-CHAT = (Message("system", "Be kind."), Message("user", "Hi", "Ann"))
+TURNS = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi", "name": "Ann"}]
 
 
 def rendered(template: str, bos_token: str = "") -> str:
-    return render_chat(replace(CARD, chat_template=template, bos_token=bos_token), CHAT)
+    return ChatTemplate(template, bos_token, "").render(TURNS)
 
 
 def test_template_gets_the_special_tokens_and_add_generation_prompt() -> None:
@@ -73,3 +70,41 @@ def test_quoted_messages_are_truncated_in_the_failure() -> None:
 def test_template_can_access_only_its_variables(template: str) -> None:
     with pytest.raises(Failure, match="unsafe"):
         rendered(template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if '<a>' in m %}",
+        "{% if m == '<a>' %}",
+        "{% if m in ['x', '<a>'] %}",
+        "{% if m.startswith('<a>') %}",
+        "{% if m.split('<a>')[0] %}",
+        "{% if m | replace('<a>', '') %}",
+        "{% if m is eq('<a>') %}",
+        "{% if m.endswith(eos_token) %}",
+    ],
+)
+def test_literals_are_what_the_template_looks_for_in_texts(template: str) -> None:
+    assert "<a>" in ChatTemplate(template + "{% endif %}", "", "<a>").literals
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ '<a>' + m }}", "<a>{{ m }}", "{{ eos_token }}", "{{ raise_exception('<a>') }}", "{% set m = '<a>' %}"],
+)
+def test_what_the_template_writes_is_no_literal(template: str) -> None:
+    assert ChatTemplate(template, "", "<a>").literals == set()
+
+
+@pytest.mark.parametrize(
+    ("template", "is_known"),
+    [
+        ("{% if m.role == 'developer' %}{% endif %}", True),
+        ("{% if m.role in ['system', 'developer'] %}{% endif %}", True),
+        ("You help a developer.", False),
+        ("{{ 'You help a developer.' }}", False),
+    ],
+)
+def test_template_knows_developers_if_it_names_the_role(template: str, is_known: bool) -> None:
+    assert ChatTemplate(template, "", "").knows_developer == is_known

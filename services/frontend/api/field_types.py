@@ -5,12 +5,14 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from services.core.request import ROLES
 from services.core.validation import (
     ABOVE_ZERO,
     CHOICES_MAX,
     LOGIT_BIAS_MAX,
     LOGIT_BIASES_MAX,
     LOGPROBS_MAX,
+    NAME_CHARACTERS_MAX,
     RANGES,
     SEED_MAX,
     STOP_STRING_CHARACTERS_MAX,
@@ -53,4 +55,6 @@ _Bias = Annotated[float, Meta(extra_json_schema={"minimum": -LOGIT_BIAS_MAX, "ma
 LogitBias = Annotated[dict[_TokenIdText, _Bias], Meta(extra_json_schema={"maxProperties": LOGIT_BIASES_MAX})]
 BlocksThreshold = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 1})]
 TokensThreshold = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": TOKENS_MAX})]
+Role = Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})]
+SpeakerName = Annotated[str, Meta(extra_json_schema={"maxLength": NAME_CHARACTERS_MAX})]
 PartKind = Annotated[str, Meta(extra_json_schema={"enum": ["text"]})]

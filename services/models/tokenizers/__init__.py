@@ -26,17 +26,31 @@ class Tokenizer(Vocabulary, Protocol):
     """The vocabulary of one model, and how a text becomes tokens.
 
     `token_characters_max`: the largest number of characters in a token: a text of C characters has at least C / max
-    tokens.
+    tokens. `added_tokens`: the ids of tokens that are recognised wherever a text spells them, by spelling: control
+    tokens, and others that the model's author added. Those of blanks alone are left out. `rewrites_text`: a text may
+    spell a token only after normalisation, as in other case.
     """
+
+    def __hash__(self) -> int: ...
 
     @property
     def token_characters_max(self) -> int: ...
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]: ...
+
+    @property
+    def rewrites_text(self) -> bool: ...
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
         """The ids of `text`. `add_special`: add the special tokens that the model expects.
 
         `parse_special`: recognise control tokens that the text spells. Without it they are text like any other.
         """
+        ...
+
+    def encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
+        """The ids of a text in pieces: added tokens by id, and strings in which no added token is recognised."""
         ...
 
 

@@ -1,7 +1,8 @@
 """The mocker's tokeniser: each token is one byte."""
 
 from collections.abc import Mapping, Sequence
-from itertools import count
+from itertools import chain, count
+from types import MappingProxyType
 
 EOS = 256
 VOCAB_SIZE = 257
@@ -16,10 +17,19 @@ class ByteTokenizer:
 
     token_characters_max = 1
 
+    added_tokens: Mapping[str, int] = MappingProxyType({})
+
+    rewrites_text = False
+
     def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
         """The UTF-8 bytes of `text`. The vocabulary has no special tokens to add or to recognise."""
         del add_special, parse_special
         return list(text.encode("utf-8", errors="replace"))
+
+    def encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
+        """See `Tokenizer`."""
+        ids = ([piece] if isinstance(piece, int) else self.encode(piece, add_special=False) for piece in pieces)
+        return list(chain.from_iterable(ids))
 
 
 def byte_of_character() -> dict[str, bytes]:

@@ -13,6 +13,7 @@ from typing import Any
 from services.core.errors import Failure, Reason
 from services.models.scratch_file import scratch_file
 from services.models.tokenizers.byte_level import byte_of_character
+from services.models.tokenizers.spellings import Spellings, is_blank
 
 try:
     from services.models.llama_cpp import llama_cpp
@@ -24,7 +25,7 @@ except ImportError as error:
 _SPM = "llama"
 _BPE = "gpt2"
 
-_UNKNOWN, _UNUSED, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 8, 16, 32
+_UNKNOWN, _UNUSED, _CONTROL, _USER_DEFINED, _BYTE, _STRIPS_LEFT, _STRIPS_RIGHT = 1, 2, 8, 16, 32, 128, 256
 """Bits of `llama_token_attr` in llama.h."""
 
 
@@ -37,6 +38,8 @@ class GgufTokenizer:
     token_bytes: Sequence[bytes]
     special_tokens: Mapping[int, str]
     token_characters_max: int
+    added_tokens: Mapping[str, int]
+    rewrites_text = False
 
     def __init__(self, content: bytes) -> None:
         self._model = _load_vocabulary(content)
@@ -44,6 +47,9 @@ class GgufTokenizer:
         self.token_bytes = vocabulary_bytes(self._model)
         hidden = (token for token, content in enumerate(self.token_bytes) if not content)
         self.special_tokens = {token: name for token in hidden if (name := self._vocab.get_text(token))}
+        self.added_tokens = dict(_added_tokens(self._vocab))
+        self._spellings = Spellings(self.added_tokens)
+        self._added_ids = frozenset(self.added_tokens.values())
         # Measured in the vocabulary's spelling: control tokens have no bytes, but are recognised in a text.
         self.token_characters_max = max(len(self._vocab.get_text(token)) for token in range(self._vocab.n_vocab))
 
@@ -52,6 +58,51 @@ class GgufTokenizer:
         whole = text.encode("utf-8", errors="replace").decode()  # A lone surrogate has no UTF-8 encoding.
         ids: list[int] = self._vocab.tokenize(whole, add_special=add_special, parse_special=parse_special)
         return ids
+
+    def encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
+        """See `Tokenizer`. As in llama.cpp, a text between added tokens is encoded alone, and they may strip it."""
+        ids: list[int] = []
+        for index, piece in enumerate(pieces):
+            if isinstance(piece, int):
+                ids.append(piece)
+                continue
+            text = piece
+            if index and self._has(pieces[index - 1], _STRIPS_RIGHT):
+                text = text.lstrip()
+            if index + 1 < len(pieces) and self._has(pieces[index + 1], _STRIPS_LEFT):
+                text = text.rstrip()
+            ids += self._encode_plain(text)
+        return ids
+
+    def _has(self, piece: str | int, attribute: int) -> bool:
+        return isinstance(piece, int) and bool(self._vocab.get_attr(piece) & attribute)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """The ids of a text without added tokens. llama.cpp recognises user-defined ones in any text."""
+        ids = self.encode(text, add_special=False, parse_special=False)
+        if self._added_ids.isdisjoint(ids):
+            return ids
+        first, *others = self._spellings.broken(text)
+        ids = self.encode(first, add_special=False, parse_special=False)
+        for other in others:
+            ids += self._encode_further(other)
+        return ids
+
+    def _encode_further(self, text: str) -> list[int]:
+        """The ids of a text within a longer one: without the space that SentencePiece puts before a text."""
+        before = self.encode("\n", add_special=False)
+        ids = self.encode("\n" + text, add_special=False, parse_special=False)
+        is_apart = ids[: len(before)] == before
+        return ids[len(before) :] if is_apart else self.encode(text, add_special=False, parse_special=False)
+
+
+def _added_tokens(vocab: Any) -> Iterator[tuple[str, int]]:
+    """The tokens that llama.cpp recognises in a text, but for those of blanks alone."""
+    for token in range(vocab.n_vocab):
+        if vocab.get_attr(token) & (_UNKNOWN | _CONTROL | _USER_DEFINED) and not is_blank(
+            name := vocab.get_text(token)
+        ):
+            yield name, token
 
 
 def vocabulary_bytes(model: Any) -> tuple[bytes, ...]:

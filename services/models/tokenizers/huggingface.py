@@ -7,22 +7,14 @@ and to text.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 from services.core.errors import Failure, Reason, invalid
 from services.models.tokenizers.byte_level import byte_of_character
-
-# Only one text is encoded at a time; by default the library would start a thread for each core.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-try:
-    from tokenizers import Tokenizer as Library
-except ImportError as error:
-    raise Failure(
-        Reason.INTERNAL, "this model's tokeniser needs the library tokenizers: pip install 'unbroken[huggingface]'"
-    ) from error
+from services.models.tokenizers.hf_library import Library, PlainTwin, added_tokens_of, call_library, encode_with
+from services.models.tokenizers.spellings import is_blank
 
 TOKENS_MAX = 1 << 20
 """The largest accepted number of ids in a vocabulary: four times that of the largest known ones."""
@@ -34,9 +26,11 @@ _JOINING = ("Fuse", "Strip")
 """Decoder steps that do not affect a single token. Tokens are joined here anyway, and the space that `Strip` removes
 at the start of a text does not occur at the start of an answer, which is in the middle of a text."""
 
+_KEEPING = ("NFC", "NFD", "Prepend", "Strip")
+"""Normalisers that cannot write the spelling of a token where the text has none."""
+
 Json = Mapping[str, Any]
 Spell = Callable[[str], str | bytes]
-T = TypeVar("T")
 
 
 class HuggingFaceTokenizer:
@@ -49,6 +43,8 @@ class HuggingFaceTokenizer:
     token_bytes: Sequence[bytes]
     special_tokens: Mapping[int, str]
     token_characters_max: int
+    added_tokens: Mapping[str, int]
+    rewrites_text: bool
 
     def __init__(self, content: bytes) -> None:
         head, _, tokenizer_json = content.partition(b"\n")
@@ -63,24 +59,34 @@ class HuggingFaceTokenizer:
         self.special_tokens = {token: name for token, name in enumerate(names) if name in control}
         # Measured in the vocabulary's spelling: control tokens have no bytes, but are recognised in a text.
         self.token_characters_max = max(map(len, names), default=1) * (_COMPOSED_MAX if self._library.normalizer else 1)
-        self._unparsing = _without_added_tokens(self._library)
+        self.added_tokens = added_tokens_of(self._library)
+        self.rewrites_text = _rewrites(_part(self._library.normalizer))
+        self._plain = PlainTwin(self._library)
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
         """The ids of `text`. See `Tokenizer`. Raises INVALID_ARGUMENT if the library fails on the text."""
-        library = self._library if parse_special else self._unparsing
-        whole = text.encode("utf-8", errors="replace").decode()  # A lone surrogate has no UTF-8 encoding.
         try:
-            # As a batch of one: the library's function for a single text holds the GIL.
-            [encoding] = _call_library(library.encode_batch_fast, [whole], add_special_tokens=add_special)
+            if parse_special:
+                return encode_with(self._library, text, add_special=add_special)
+            return self._plain.encode(text, add_special=add_special)
         except ValueError as error:
-            raise invalid("prompt", f"the model's tokeniser does not accept the text: {error}") from error
-        ids: list[int] = encoding.ids
-        return ids
+            raise _refusal(error) from error
+
+    def encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
+        """See `Tokenizer`. Raises INVALID_ARGUMENT if the library fails on the text."""
+        try:
+            return self._plain.encode_pieces(pieces)
+        except ValueError as error:
+            raise _refusal(error) from error
+
+
+def _refusal(error: ValueError) -> Failure:
+    return invalid("prompt", f"the model's tokeniser does not accept the text: {error}")
 
 
 def _load(tokenizer_json: bytes) -> Library:
     """Load the library's tokeniser. Raises ValueError. It never truncates: a long prompt is refused elsewhere."""
-    library: Library = _call_library(Library.from_buffer, tokenizer_json)
+    library: Library = call_library(Library.from_buffer, tokenizer_json)
     library.no_truncation()
     library.no_padding()
     if (growth := _growth(_part(library.normalizer))) > GROWTH_MAX:
@@ -88,44 +94,22 @@ def _load(tokenizer_json: bytes) -> Library:
     return library
 
 
-def _without_added_tokens(library: Library) -> Library:
-    """The same tokeniser, which recognises no control tokens in a text. Both share the vocabulary and its memory.
-
-    Added tokens of blanks alone are kept: they spell runs of spaces and line ends, and control nothing.
-    """
-    other = Library(library.model)
-    for part in ("normalizer", "pre_tokenizer", "post_processor"):
-        if (found := getattr(library, part)) is not None:
-            setattr(other, part, found)
-    added = library.get_added_tokens_decoder()
-    other.add_tokens([added[token] for token in sorted(added) if is_blank(added[token].content)])
-    return other
-
-
-def is_blank(name: str) -> bool:
-    """Whether a token spells blanks alone, in either way that vocabularies write a space."""
-    return not name.strip(" \n\r\t▁")
-
-
-def _call_library(function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Call a function of the library. Raises ValueError for every error.
-
-    The library's errors have no class of their own, and a panic in Rust does not derive from Exception.
-    """
-    try:
-        return function(*args, **options)
-    except Exception as error:
-        raise ValueError(str(error)) from error
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise ValueError(f"it crashes the library tokenizers: {error}") from None
-
-
 def _part(part: Any) -> Json:
     """A part of a tokeniser, in the format of `tokenizer.json`; {} for None."""
     found: Json = {} if part is None else json.loads(part.__getstate__())
     return found
+
+
+def _rewrites(normalizer: Json) -> bool:
+    """Whether the normaliser may write a character that is not in the text, other than blanks."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": steps}:
+            return any(map(_rewrites, steps))
+        case {"type": "Replace", "content": content}:
+            return not is_blank(content)
+        case {"type": kind}:
+            return kind not in _KEEPING
+    return False
 
 
 def _growth(normalizer: Json) -> int:

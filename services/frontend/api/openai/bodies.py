@@ -26,7 +26,9 @@ from services.frontend.api.field_types import (
     PresencePenalty,
     Prompts,
     RepetitionPenalty,
+    Role,
     Seed,
+    SpeakerName,
     StopString,
     StopStrings,
     StopTokenIds,
@@ -251,9 +253,9 @@ class Part(Struct, frozen=True, kw_only=True, gc=False):
 class ChatMessage(Struct, frozen=True, kw_only=True, gc=False):
     """One message of a conversation."""
 
-    role: str
+    role: Role
     content: str | list[Part] | None = None
-    name: str | None = None
+    name: SpeakerName | None = None
 
     def to_message(self, path: str) -> Message:
         """The message with the texts of its parts joined. `path`: names it. Raises Failure(INVALID_ARGUMENT)."""

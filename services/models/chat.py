@@ -1,0 +1,44 @@
+"""A conversation as it is given to a model's chat template."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.models.chat_template import ChatTemplate, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Messages for a template.
+
+    `texts`: the contents of all messages, then their names; "" for a message without a name. `parts`: the messages
+    whose content is given as a list of parts.
+    """
+
+    template: ChatTemplate
+    roles: tuple[str, ...]
+    texts: tuple[str, ...]
+    parts: frozenset[int] = frozenset()
+
+    @property
+    def contents(self) -> tuple[str, ...]:
+        return self.texts[: len(self.roles)]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.texts[len(self.roles) :]
+
+    def render(self, texts: Sequence[str] | None = None) -> str:
+        """The prompt. `texts`: others in their place. Raises INVALID_ARGUMENT if the template refuses the messages."""
+        given = self.texts if texts is None else texts
+        return self.template.render([self._turn(index, given) for index in range(len(self.roles))])
+
+    def _turn(self, index: int, texts: Sequence[str]) -> Turn:
+        role, content, name = self.roles[index], texts[index], texts[len(self.roles) + index]
+        if role == "developer" and not self.template.knows_developer:
+            role = "system"
+        turn: Turn = {"role": role, "content": content}
+        if index in self.parts:
+            turn["content"] = [{"type": "text", "text": content}]
+        if name:
+            turn["name"] = name
+        return turn

@@ -1,0 +1,116 @@
+"""Keeps control tokens that contents spell out from becoming control tokens: with them, a user could forge a turn."""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from services.core.errors import Failure, invalid
+from services.core.request import Message
+from services.models.chat import Chat
+from services.models.chat_form import prompt_of
+from services.models.chat_template import TEMPLATES_KEPT, ChatTemplate
+from services.models.disguise import FULL, keeping_literals, keeping_signs
+from services.models.tokenizers import Tokenizer
+from services.models.tokenizers.spellings import Spellings, one_of_characters
+
+_SAMPLES = ("system user assistant user", "user assistant tool", "user")
+"""Conversations that show which tokens a template writes."""
+
+
+class ControlTokens:
+    """The tokens that only the template may write: all without text, and those with text that the template uses.
+
+    A vocabulary may have further added tokens, such as HTML's tags. They stay what they are in every text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._tokenizer = tokenizer
+        self._spellings = Spellings(tokenizer.added_tokens)
+        written = template.source + "".join(_sample_prompts(template))
+        names = [
+            name
+            for name, token in tokenizer.added_tokens.items()
+            if not tokenizer.token_bytes[token] or name in written
+        ]
+        self._ids = frozenset(tokenizer.added_tokens[name] for name in names)
+        self._ends = one_of_characters({name[0] for name in names} | {name[-1] for name in names})
+        self._names = "\n".join(names)
+        self._characters_max = max(map(len, names), default=0)
+
+    def may_be_in(self, texts: Iterable[str]) -> bool:
+        """Whether one of these tokens may have a character of the texts. Cheap, and often False."""
+        if not self._ids:
+            return False
+        return self._tokenizer.rewrites_text or any(map(self._may_be_in, texts))
+
+    def _may_be_in(self, text: str) -> bool:
+        if self._ends.search(text):
+            return True
+        inner = text.strip()  # As `user` in `<|user|>`, if a template writes a content between "<|" and "|>".
+        return 0 < len(inner) < self._characters_max and inner in self._names
+
+    def among(self, ids: Iterable[int]) -> list[int]:
+        """Those of the ids that are control tokens."""
+        return [token for token in ids if token in self._ids]
+
+    def pieces(self, prompt: str, disguised: str) -> list[str | int] | None:
+        """The prompt with its added tokens by id. `disguised`: the same prompt with other texts of equal lengths.
+
+        None if the added tokens of both are not in the same places.
+        """
+        pieces: list[str | int] = []
+        end = 0
+        for begin, after, token in self._spellings.find(disguised):
+            if prompt[begin:after] != disguised[begin:after]:
+                return None
+            pieces += [prompt[end:begin], token]
+            end = after
+        pieces.append(prompt[end:])
+        return pieces if len(prompt) == len(disguised) else None
+
+
+@lru_cache(maxsize=TEMPLATES_KEPT)
+def control_tokens(tokenizer: Tokenizer, template: ChatTemplate) -> ControlTokens:
+    """The control tokens of a vocabulary with a template."""
+    return ControlTokens(tokenizer, template)
+
+
+def ids_with_texts_as_text(chat: Chat, prompt: str, ids: Sequence[int], tokenizer: Tokenizer) -> Sequence[int]:
+    """The ids of a prompt whose control tokens are the template's alone. `ids`: those with all that it spells.
+
+    They are `ids` themselves if its texts add no control token to it. Raises INVALID_ARGUMENT if the template changes
+    texts so much that its own tokens cannot be told from theirs.
+    """
+    control = control_tokens(tokenizer, chat.template)
+    for texts in _disguises(chat):
+        try:
+            disguised = chat.render(texts)
+        except Failure:
+            continue  # The template looks into its texts: the next ones are more like them.
+        own = control.among(tokenizer.encode(disguised, add_special=False))
+        if own == control.among(ids):
+            return ids
+        pieces = control.pieces(prompt, disguised)
+        if pieces is not None and control.among(apart := tokenizer.encode_pieces(pieces)) == own:
+            return apart
+    detail = "messages spell control tokens of the model, and its chat template changes them: leave those out"
+    raise invalid("messages", detail)
+
+
+def _disguises(chat: Chat) -> Iterable[list[str]]:
+    """The texts in disguise, from the best one to the one that templates notice least."""
+    keeping = keeping_literals(chat.template)
+    roles = chat.roles * 2
+    yield [FULL.of(text) for text in chat.texts]
+    yield [  # Templates look for the end of reasoning in what assistants say.
+        (keeping if role == "assistant" else FULL).of(text) for role, text in zip(roles, chat.texts, strict=True)
+    ]
+    yield [keeping.of(text) for text in chat.texts]
+    yield [keeping_signs(chat.template).of(text) for text in chat.texts]
+
+
+def _sample_prompts(template: ChatTemplate) -> Iterable[str]:
+    for roles in _SAMPLES:
+        try:
+            yield prompt_of(template, [Message(role, "z") for role in roles.split()])[1]
+        except Failure:
+            continue  # The template refuses such conversations, so its users cannot have them either.
