@@ -40,6 +40,7 @@ from services.http.app import HttpApp
 from services.http.server.config import HttpConfig
 from services.http.server.cork import Cork
 from services.http.server.listener import http_server
+from services.models.tokenizers import Vocabulary
 from services.rpc.inference_service import InferenceService
 from services.rpc.server import GrpcServer
 from services.runtime.listen import split_listen
@@ -105,8 +106,8 @@ class _Served:
     def unreached_count(self) -> int:
         return self._pool.unreached_count
 
-    def token_bytes_of(self, model: str) -> Sequence[bytes]:
-        return self._catalog.find(model).tokenizer.token_bytes
+    def vocabulary_of(self, model: str) -> Vocabulary:
+        return self._catalog.find(model).tokenizer
 
     @property
     def is_draining(self) -> bool:

@@ -25,6 +25,7 @@ from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
 from services.http.server.connection import ConnectionContext
 from services.http.server.listener import http_server
+from services.models.tokenizers import Vocabulary
 from services.models.tokenizers.byte_level import ByteTokenizer
 from services.runtime.loop import run_on_loop
 from tests.frontend.support import alone
@@ -175,9 +176,9 @@ class StubFrontend:
     def model(self, name: str) -> ModelCard:
         return models_of(*self.cards).find(name).card
 
-    def token_bytes_of(self, model: str) -> Sequence[bytes]:
+    def vocabulary_of(self, model: str) -> Vocabulary:
         assert model in {card.model for card in self.cards}
-        return ByteTokenizer.token_bytes
+        return ByteTokenizer()
 
 
 def admin_of() -> Admin:

@@ -1,7 +1,7 @@
 """Handlers of the OpenAI endpoints, and of the one that cancels requests by id."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -30,6 +30,7 @@ from services.http.errors import error_response, json_response
 from services.http.server.config import HttpConfig
 from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, Response
+from services.models.tokenizers import Vocabulary
 
 LARGE_BODY_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread, so that streams on the event loop continue."""
@@ -45,8 +46,8 @@ class ServedModels(FrontendState, Protocol):
         """A model that can be served now. Raises Failure(NO_WORKERS), or MODEL_NOT_FOUND if it certainly is none."""
         ...
 
-    def token_bytes_of(self, model: str) -> Sequence[bytes]:
-        """The bytes of each token id of a model that has answered."""
+    def vocabulary_of(self, model: str) -> Vocabulary:
+        """The vocabulary of a model that has answered."""
         ...
 
 
@@ -89,15 +90,15 @@ class OpenAiEndpoints:
             self._on_refused(endpoint, http_request.id, failure)
             raise failure from None
         http_request.forget_content()
-        token_bytes = partial(self._served.token_bytes_of, request.model)
+        vocabulary = partial(self._served.vocabulary_of, request.model)
         answer = answer_type(
             request_id=call.request_id,
             model=body.model,
             includes_usage=body.includes_usage,
-            echo=Echo(request, token_bytes) if body.is_echoed else None,
+            echo=Echo(request, vocabulary) if body.is_echoed else None,
         )
         if body.is_streamed:
-            stream = SseStream(http_request, connection, answer, self._config, token_bytes)
+            stream = SseStream(http_request, connection, answer, self._config, vocabulary)
             await stream.serve(self._pipeline, request, call, body.client_names())
             return None
         call = replace(call, is_streamed=False)
@@ -121,8 +122,8 @@ class OpenAiEndpoints:
             status = self._config.overload_status
             return error_response(failure, call.request_id, partial=partial_, overload_status=status)
         assert finish.usage is not None, "the detokenize layer sets usage"
-        token_bytes = () if request.logprobs is None else self._served.token_bytes_of(request.model)
-        return json_response(msgspec.json.encode(answer.body(collector.choices, finish.usage, token_bytes)))
+        vocabulary = None if request.logprobs is None else self._served.vocabulary_of(request.model)
+        return json_response(msgspec.json.encode(answer.body(collector.choices, finish.usage, vocabulary)))
 
     async def models(self, request: HttpRequest, connection: Connection) -> Response:
         """All models that can be served now. Raises Failure(NO_WORKERS) while this frontend cannot know them."""

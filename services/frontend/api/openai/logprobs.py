@@ -1,11 +1,13 @@
 """Log probabilities of tokens in the two formats that OpenAI has for them."""
 
 import codecs
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from services.core.interface import TokenLogprobs
 from services.frontend.api.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
+from services.models.tokenizers import Vocabulary
 
 LOGPROB_MIN = -9999.0
 """What OpenAI's API reference gives for a token that is nearly impossible; JSON has no infinity."""
@@ -16,69 +18,122 @@ Logprobs = CompletionLogprobs | ChatLogprobs
 class LogprobsWriter(Protocol):
     """Converts the log probabilities of one choice, a few tokens at a time."""
 
-    def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Logprobs:
-        """The `logprobs` field for the next tokens of the choice. `logprobs`: one for each token."""
+    def write(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text: str, *, is_last: bool = False
+    ) -> Logprobs | None:
+        """The `logprobs` field of the next part of the choice; None: it has no tokens.
+
+        `logprobs`: one for each token. `text`: what the part shows. `is_last`: no other part follows.
+        """
         ...
 
 
 class ChatLogprobsWriter:
     """The format of /v1/chat/completions."""
 
-    def __init__(self, token_bytes: Sequence[bytes]) -> None:
-        """`token_bytes`: the bytes of each token id."""
-        self._token_bytes = token_bytes
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
 
-    def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs:
-        token_bytes = self._token_bytes
+    def write(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text: str, *, is_last: bool = False
+    ) -> ChatLogprobs | None:
+        del text, is_last
         content = []
         for token, one in zip(token_ids, logprobs, strict=True):
-            raw, top = token_bytes[token], [self._top(*candidate) for candidate in one.top]
-            content.append(
-                ChatTokenLogprob(token=_text(raw), logprob=_finite(one.logprob), bytes=list(raw), top_logprobs=top)
-            )
-        return ChatLogprobs(content=content, refusal=None)
+            name, raw = self._shown(token)
+            top = [self._top(*candidate) for candidate in one.top]
+            content.append(ChatTokenLogprob(token=name, logprob=_finite(one.logprob), bytes=raw, top_logprobs=top))
+        return ChatLogprobs(content=content, refusal=None) if content else None
 
     def _top(self, token: int, logprob: float) -> TopLogprob:
-        raw = self._token_bytes[token]
-        return TopLogprob(token=_text(raw), logprob=_finite(logprob), bytes=list(raw))
+        name, raw = self._shown(token)
+        return TopLogprob(token=name, logprob=_finite(logprob), bytes=raw)
+
+    def _shown(self, token: int) -> tuple[str, list[int] | None]:
+        """The token's text, and its bytes if it is part of the answer's text."""
+        raw = self._vocabulary.token_bytes[token]
+        return token_text(self._vocabulary, token), list(raw) if raw else None
+
+
+class _Waiting(NamedTuple):
+    """A token whose text may be held back. `offset`: where its text begins, in characters of the answer."""
+
+    token: int
+    logprobs: TokenLogprobs
+    offset: int
 
 
 class CompletionLogprobsWriter:
-    """The format of /v1/completions. It counts the characters of the answer, whole ones as the detokenizer does.
+    """The format of /v1/completions. It counts the characters of the answer as the detokenizer does.
 
-    Two tokens with the same text, such as parts of characters, share one key of `top_logprobs`: the likelier one's.
+    No offset is beyond the text: a token of a stop string, which is cut off, is at the end of the text. So a token that
+    begins in text that is held back waits until that text is shown, or is known to be cut off.
     """
 
-    def __init__(self, token_bytes: Sequence[bytes]) -> None:
-        """`token_bytes`: the bytes of each token id."""
-        self._token_bytes = token_bytes
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
+        self._shown_count = 0
+        self._waiting: list[_Waiting] = []
 
-    def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+    def write(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text: str, *, is_last: bool = False
+    ) -> CompletionLogprobs | None:
+        self._shown_count += len(text)
+        waiting = self._waiting
+        waiting += [_Waiting(token, one, self._advance(token)) for token, one in zip(token_ids, logprobs, strict=True)]
+        end = len(waiting) if is_last else bisect_right(waiting, self._shown_count, key=lambda one: one.offset)
+        ready, self._waiting = waiting[:end], waiting[end:]
+        if not ready:
+            return None
         return CompletionLogprobs(
-            tokens=[_text(self._token_bytes[token]) for token in token_ids],
-            token_logprobs=[_finite(one.logprob) for one in logprobs],
-            top_logprobs=[self._top(token, one) for token, one in zip(token_ids, logprobs, strict=True)],
-            text_offset=[self._advance(token) for token in token_ids],
+            tokens=[token_text(self._vocabulary, one.token) for one in ready],
+            token_logprobs=[_finite(one.logprobs.logprob) for one in ready],
+            top_logprobs=[self._top(one.token, one.logprobs) for one in ready],
+            text_offset=[min(one.offset, self._shown_count) for one in ready],
         )
 
     def _top(self, token: int, one: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens, in order, and the token itself, which OpenAI always adds: one more than requested."""
+        """The likeliest tokens, in order, and the token itself, which OpenAI always adds: one more than requested.
+
+        Of tokens with the same text, such as parts of characters, the chosen one has it for its key, or else the
+        likeliest; the others are named by their ids.
+        """
+        name = token_text(self._vocabulary, token)
+        candidates = dict(one.top)
+        candidates.setdefault(token, one.logprob)
         top: dict[str, float] = {}
-        for candidate, logprob in (*one.top, (token, one.logprob)):
-            top.setdefault(_text(self._token_bytes[candidate]), _finite(logprob))
+        for candidate, logprob in candidates.items():
+            text = token_text(self._vocabulary, candidate)
+            is_taken = text in top or (text == name and candidate != token)
+            top[_id_text(candidate) if is_taken else text] = _finite(logprob)
         return top
 
     def _advance(self, token: int) -> int:
-        """Returns the offset of the token in characters of the answer, and moves to the next token."""
-        offset = self._offset
-        self._offset += len(self._decoder.decode(self._token_bytes[token]))
-        return offset
+        """Returns the offset at which the token begins, and moves to its end."""
+        raw, offset = self._vocabulary.token_bytes[token], self._offset
+        was_within = self._is_within_character
+        first = self._decoder.decode(raw[:1])
+        # If the first byte does not continue the character before it, that one is U+FFFD, and the token begins after.
+        is_after = was_within and first[:1] == "\ufffd" and (len(first) > 1 or self._is_within_character)
+        self._offset += len(first) + len(self._decoder.decode(raw[1:]))
+        return offset + is_after
+
+    @property
+    def _is_within_character(self) -> bool:
+        return bool(self._decoder.getstate()[0])
 
 
-def _text(raw: bytes) -> str:
-    return raw.decode(errors="replace")
+def token_text(vocabulary: Vocabulary, token: int) -> str:
+    """The token's text, a special token's spelling, or its id if it has neither."""
+    raw = vocabulary.token_bytes[token]
+    return raw.decode(errors="replace") if raw else vocabulary.special_tokens.get(token) or _id_text(token)
+
+
+def _id_text(token: int) -> str:
+    """How a token is named that has no text of its own. Source of the form: vLLM's `return_tokens_as_token_ids`."""
+    return f"token_id:{token}"
 
 
 def _finite(logprob: float) -> float:

@@ -18,24 +18,30 @@ from services.frontend.api.openai.logprobs import (
     LogprobsWriter,
 )
 from services.frontend.api.openai.unary import Collected
+from services.models.tokenizers import Vocabulary
 
 
 class Echo:
     """The prompts of a request with `echo`, which each choice begins with."""
 
-    def __init__(self, request: Request, token_bytes: Callable[[], Sequence[bytes]]) -> None:
-        """`request`: as the client sent it. `token_bytes`: returns the bytes of each token id."""
+    def __init__(self, request: Request, vocabulary: Callable[[], Vocabulary]) -> None:
+        """`request`: as the client sent it. `vocabulary`: returns the vocabulary of its model."""
         self._prompts = request.parts or (request,)
         self._n = request.n
-        self._token_bytes = token_bytes
+        self._vocabulary = vocabulary
 
     def text_of(self, index: int) -> str:
-        """The prompt of the choice `index`. A single token that is a part of a character becomes U+FFFD."""
+        """The prompt of the choice `index`, in which special tokens are spelled out whether it is text or token ids.
+
+        A single token that is a part of a character becomes U+FFFD.
+        """
         prompt = self._prompts[index // self._n]
         if prompt.text is not None:
             return prompt.text
-        token_bytes = self._token_bytes()
-        return b"".join([token_bytes[token] for token in prompt.prompt_token_ids]).decode(errors="replace")
+        vocabulary = self._vocabulary()
+        token_bytes, special_tokens = vocabulary.token_bytes, vocabulary.special_tokens
+        spelled = [token_bytes[token] or special_tokens.get(token, "").encode() for token in prompt.prompt_token_ids]
+        return b"".join(spelled).decode(errors="replace")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,8 +55,8 @@ class Answer(ABC):
     created: int = field(default_factory=lambda: int(time.time()))
 
     @abstractmethod
-    def body(self, choices: Mapping[int, Collected], usage: Usage, token_bytes: Sequence[bytes] = ()) -> Struct:
-        """The whole answer. `token_bytes`: the bytes of each token id, needed for log probabilities."""
+    def body(self, choices: Mapping[int, Collected], usage: Usage, vocabulary: Vocabulary | None = None) -> Struct:
+        """The whole answer. `vocabulary`: needed for log probabilities."""
 
     @abstractmethod
     def partial(self, choices: Mapping[int, Collected]) -> dict[str, Any]:
@@ -73,8 +79,8 @@ class Answer(ABC):
         """The choice of the event that ends a choice."""
 
     @abstractmethod
-    def logprobs_writer(self, token_bytes: Sequence[bytes]) -> LogprobsWriter:
-        """A writer for the log probabilities of one choice. `token_bytes`: the bytes of each token id."""
+    def logprobs_writer(self, vocabulary: Vocabulary) -> LogprobsWriter:
+        """A writer for the log probabilities of one choice."""
 
     def _chunk_usage(self, usage: Usage | None) -> schemas.Usage | UnsetType | None:
         """A client that asked for usage gets null on every event but the last; others do not get the field."""
@@ -82,10 +88,11 @@ class Answer(ABC):
             return UNSET
         return None if usage is None else _usage(usage)
 
-    def _logprobs(self, choice: Collected, token_bytes: Sequence[bytes]) -> Any:
+    def _logprobs(self, choice: Collected, vocabulary: Vocabulary | None) -> Any:
         if not choice.logprobs:
             return None
-        return self.logprobs_writer(token_bytes).write(choice.token_ids, choice.logprobs)
+        assert vocabulary is not None, "the endpoint passes it with log probabilities"
+        return self.logprobs_writer(vocabulary).write(choice.token_ids, choice.logprobs, choice.text, is_last=True)
 
 
 class CompletionAnswer(Answer):
@@ -93,12 +100,12 @@ class CompletionAnswer(Answer):
 
     __slots__ = ()
 
-    def body(self, choices: Mapping[int, Collected], usage: Usage, token_bytes: Sequence[bytes] = ()) -> Struct:
+    def body(self, choices: Mapping[int, Collected], usage: Usage, vocabulary: Vocabulary | None = None) -> Struct:
         written = [
             schemas.CompletionChoice(
                 index=index,
                 text=self._whole_text(index, choice),
-                logprobs=self._logprobs(choice, token_bytes),
+                logprobs=self._logprobs(choice, vocabulary),
                 finish_reason=choice.finish_reason,
             )
             for index, choice in choices.items()
@@ -127,8 +134,8 @@ class CompletionAnswer(Answer):
     def finish(self, index: int, reason: FinishReason) -> Struct:
         return schemas.CompletionChoice(index=index, text="", logprobs=None, finish_reason=reason)
 
-    def logprobs_writer(self, token_bytes: Sequence[bytes]) -> LogprobsWriter:
-        return CompletionLogprobsWriter(token_bytes)
+    def logprobs_writer(self, vocabulary: Vocabulary) -> LogprobsWriter:
+        return CompletionLogprobsWriter(vocabulary)
 
     def _completion(
         self, choices: list[schemas.CompletionChoice], usage: schemas.Usage | UnsetType | None
@@ -151,22 +158,22 @@ class ChatAnswer(Answer):
 
     __slots__ = ()
 
-    def body(self, choices: Mapping[int, Collected], usage: Usage, token_bytes: Sequence[bytes] = ()) -> Struct:
+    def body(self, choices: Mapping[int, Collected], usage: Usage, vocabulary: Vocabulary | None = None) -> Struct:
         return schemas.ChatCompletion(
             id=self._id,
             object="chat.completion",
             created=self.created,
             model=self.model,
-            choices=[self._choice(index, choice, token_bytes) for index, choice in choices.items()],
+            choices=[self._choice(index, choice, vocabulary) for index, choice in choices.items()],
             usage=_usage(usage),
         )
 
-    def _choice(self, index: int, choice: Collected, token_bytes: Sequence[bytes]) -> schemas.ChatChoice:
+    def _choice(self, index: int, choice: Collected, vocabulary: Vocabulary | None) -> schemas.ChatChoice:
         assert choice.finish_reason is not None, "an answer is whole once all its choices have ended"
         return schemas.ChatChoice(
             index=index,
             message=_message(choice),
-            logprobs=self._logprobs(choice, token_bytes),
+            logprobs=self._logprobs(choice, vocabulary),
             finish_reason=choice.finish_reason,
         )
 
@@ -197,8 +204,8 @@ class ChatAnswer(Answer):
     def finish(self, index: int, reason: FinishReason) -> Struct:
         return schemas.ChatChunkChoice(index=index, delta=schemas.ChatDelta(), logprobs=None, finish_reason=reason)
 
-    def logprobs_writer(self, token_bytes: Sequence[bytes]) -> LogprobsWriter:
-        return ChatLogprobsWriter(token_bytes)
+    def logprobs_writer(self, vocabulary: Vocabulary) -> LogprobsWriter:
+        return ChatLogprobsWriter(vocabulary)
 
     @property
     def _id(self) -> str:

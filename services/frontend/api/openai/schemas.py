@@ -19,7 +19,12 @@ class Usage(Struct, kw_only=True, gc=False):
 
 
 class CompletionLogprobs(Struct, kw_only=True):
-    """Log probabilities of a choice; in a stream, of the tokens of one event."""
+    """Log probabilities of a choice; in a stream, of the tokens of one event.
+
+    tokens: their texts, or the spellings of special tokens. top_logprobs: the likeliest tokens and the token itself; of
+    several with the same text all but one are named `token_id:` and their id. text_offset: where the token begins in
+    the text of the whole choice, in characters; never beyond its end, where the tokens of a stop string are.
+    """
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -48,11 +53,15 @@ class Completion(Struct, kw_only=True):
 
 
 class TopLogprob(Struct, kw_only=True, gc=False):
-    """A likely token at a position. bytes: its text in UTF-8, which may be a part of a character."""
+    """A likely token at a position.
+
+    token: its text, or the spelling of a special token. bytes: its text in UTF-8, which may be a part of a character;
+    null for a special token, which has no part in the text.
+    """
 
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: list[int] | None
 
 
 class ChatTokenLogprob(TopLogprob, kw_only=True, gc=False):

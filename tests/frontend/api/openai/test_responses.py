@@ -11,7 +11,7 @@ from services.core.interface import TokenLogprobs, Usage
 from services.core.request import FinishReason, Request
 from services.frontend.api.openai.responses import Answer, ChatAnswer, CompletionAnswer, Echo
 from services.frontend.api.openai.unary import Collected
-from services.models.tokenizers.byte_level import ByteTokenizer
+from services.models.tokenizers.byte_level import EOS, ByteTokenizer
 
 USAGE = Usage(prompt_tokens=3, completion_tokens=4)
 
@@ -74,7 +74,7 @@ def test_each_choice_has_log_probabilities_of_its_own_tokens(
         1: Collected(["c"], [99], [TokenLogprobs(-1.0)], FinishReason.STOP),
     }
 
-    body = encoded(kind(request_id="r", model="m").body(given, USAGE, ByteTokenizer.token_bytes))
+    body = encoded(kind(request_id="r", model="m").body(given, USAGE, ByteTokenizer()))
 
     assert [tokens_of(choice["logprobs"]) for choice in body["choices"]] == [["a", "b"], ["c"]]
 
@@ -110,7 +110,7 @@ def test_chunks_have_no_usage_field_unless_the_client_asked(kind: type[Answer]) 
 
 def test_echo_has_the_prompt_that_the_choice_answers() -> None:
     parts = (Request(model="m", text="one", n=2), Request(model="m", token_ids=tuple(b"two"), n=2))
-    echo = Echo(Request(model="m", n=2, parts=parts), lambda: ByteTokenizer.token_bytes)
+    echo = Echo(Request(model="m", n=2, parts=parts), ByteTokenizer)
 
     assert [echo.text_of(index) for index in range(4)] == ["one", "one", "two", "two"]
 
@@ -121,10 +121,11 @@ def test_echo_has_the_prompt_that_the_choice_answers() -> None:
         ({"text": "Say "}, "Say "),
         ({"token_ids": tuple("é€".encode())}, "é€"),
         ({"token_ids": (0xC3,)}, "\N{REPLACEMENT CHARACTER}"),
+        ({"token_ids": (97, EOS, 98)}, "a<|end|>b"),
     ],
 )
 def test_echo_is_the_text_of_the_prompt_or_of_its_tokens(prompt: Any, text: str) -> None:
-    echo = Echo(Request(model="m", **prompt), lambda: ByteTokenizer.token_bytes)
+    echo = Echo(Request(model="m", **prompt), ByteTokenizer)
 
     body = encoded(CompletionAnswer(request_id="r", model="m", echo=echo).body(choices("ok"), USAGE))
 
@@ -132,7 +133,7 @@ def test_echo_is_the_text_of_the_prompt_or_of_its_tokens(prompt: Any, text: str)
 
 
 def test_echo_opens_each_streamed_choice_of_a_completion() -> None:
-    echo = Echo(Request(model="m", text="Say "), lambda: ByteTokenizer.token_bytes)
+    echo = Echo(Request(model="m", text="Say "), ByteTokenizer)
 
     assert encoded(CompletionAnswer(request_id="r", model="m", echo=echo).opening(0))["text"] == "Say "
     assert CompletionAnswer(request_id="r", model="m").opening(0) is None

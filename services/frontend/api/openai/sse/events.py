@@ -4,7 +4,7 @@ Events are encoded from the types in schemas.py. Nearly all of them differ from 
 the bytes around the text are made once for each choice.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
@@ -12,6 +12,7 @@ from msgspec import Struct
 from services.core.interface import Delta, Usage
 from services.frontend.api.openai.logprobs import LogprobsWriter
 from services.frontend.api.openai.responses import Answer
+from services.models.tokenizers import Vocabulary
 
 DONE = b"data: [DONE]\n\n"
 _PLACEHOLDER = "\0"
@@ -49,14 +50,14 @@ class _OpenChoice(Struct):
 class Events:
     """The events of one stream."""
 
-    __slots__ = ("_answer", "_head", "_is_chunked", "_open", "_tail", "_token_bytes")
+    __slots__ = ("_answer", "_head", "_is_chunked", "_open", "_tail", "_vocabulary")
 
-    def __init__(self, answer: Answer, token_bytes: Callable[[], Sequence[bytes]], *, is_chunked: bool) -> None:
-        """`token_bytes`: returns the bytes of each token id; called once there are log probabilities. `is_chunked`:
-        each result of `of` is a chunk of an HTTP/1.1 body. HTTP/1.0 has no chunks and ends the body by closing.
+    def __init__(self, answer: Answer, vocabulary: Callable[[], Vocabulary], *, is_chunked: bool) -> None:
+        """`vocabulary`: returns the model's vocabulary; called once there are log probabilities. `is_chunked`: each
+        result of `of` is a chunk of an HTTP/1.1 body. HTTP/1.0 has no chunks and ends the body by closing.
         """
         self._answer = answer
-        self._token_bytes = token_bytes
+        self._vocabulary = vocabulary
         self._is_chunked = is_chunked
         self._open: dict[int, _OpenChoice] = {}
         self._head = self._tail = b""
@@ -88,12 +89,14 @@ class Events:
             choice = self._open[delta.choice] = self._start(delta.choice)
             if (opening := self._answer.opening(delta.choice)) is not None:
                 events = self._event_of(opening)
-        if delta.logprobs:
+        if delta.logprobs or choice.logprobs is not None:
             events += self._with_logprobs(delta, choice)
         elif delta.text:
             events += choice.head + json_text(delta.text) + choice.tail
         if delta.finish_reason is not None:
             events += self._event_of(self._answer.finish(delta.choice, delta.finish_reason))
+        if not events:
+            return b""  # An empty chunk would end the body.
         return b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events
 
     def _start(self, index: int) -> _OpenChoice:
@@ -103,10 +106,14 @@ class Events:
         return _OpenChoice(head, tail)
 
     def _with_logprobs(self, delta: Delta, choice: _OpenChoice) -> bytes:
-        assert delta.logprobs
+        """The event of the delta's text and of the log probabilities whose place in the text is known."""
         if choice.logprobs is None:
-            choice.logprobs = self._answer.logprobs_writer(self._token_bytes())
-        logprobs = choice.logprobs.write(delta.token_ids, delta.logprobs)
+            choice.logprobs = self._answer.logprobs_writer(self._vocabulary())
+        is_last = delta.finish_reason is not None
+        token_ids, given = (delta.token_ids, delta.logprobs) if delta.logprobs else ((), ())
+        logprobs = choice.logprobs.write(token_ids, given, delta.text, is_last=is_last)
+        if not delta.text and logprobs is None:
+            return b""
         return self._event_of(self._answer.piece(delta.choice, delta.text, logprobs))
 
     def _event_of(self, choice: Struct) -> bytes:

@@ -1,6 +1,6 @@
 """A streamed answer as server-sent events, written from the sink directly to the socket."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -17,6 +17,7 @@ from services.http.server.config import HttpConfig
 from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, last_chunk, stream_head
 from services.http.server.writer import finish_writing
+from services.models.tokenizers import Vocabulary
 
 log = structlog.get_logger()
 
@@ -72,9 +73,9 @@ class SseStream:
         connection: Connection,
         answer: Answer,
         config: HttpConfig,
-        token_bytes: Callable[[], Sequence[bytes]],
+        vocabulary: Callable[[], Vocabulary],
     ) -> None:
-        """`token_bytes`: returns the bytes of each token id, for log probabilities."""
+        """`vocabulary`: returns the model's vocabulary, for log probabilities."""
         if not http_request.is_chunkable:
             connection.keeps_alive = False  # Without chunks, the end of the connection ends the answer.
         self._http_request = http_request
@@ -82,7 +83,7 @@ class SseStream:
         self._answer = answer
         self._config = config
         self._is_chunked = http_request.is_chunkable
-        self._events = Events(answer, token_bytes, is_chunked=http_request.is_chunkable)
+        self._events = Events(answer, vocabulary, is_chunked=http_request.is_chunkable)
         self._events_of = self._events.of
         self._is_open = self._has_begun = False
         self._cork = connection.cork

@@ -1,7 +1,7 @@
 """Events are one line of JSON each, exactly as schemas.py has them; a choice opens once and ends once."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ SHAPES: dict[type[Answer], type[msgspec.Struct]] = {CompletionAnswer: Completion
 
 
 def chat_events(*, is_chunked: bool = False) -> Events:
-    return Events(ChatAnswer(request_id="r", model="m"), lambda: ByteTokenizer.token_bytes, is_chunked=is_chunked)
+    return Events(ChatAnswer(request_id="r", model="m"), ByteTokenizer, is_chunked=is_chunked)
 
 
 def payloads(events: bytes) -> list[bytes]:
@@ -46,7 +46,7 @@ def test_text_survives_as_one_line_of_json(text: str) -> None:
 def whole_stream(kind: type[Answer], model: str, *, includes_usage: bool, echo: Echo | None) -> Iterator[bytes]:
     """The payload of each event of a stream in which every way of making an event occurs."""
     answer = kind(request_id="r", model=model, includes_usage=includes_usage, echo=echo, created=5)
-    events = Events(answer, lambda: ByteTokenizer.token_bytes, is_chunked=False)
+    events = Events(answer, ByteTokenizer, is_chunked=False)
     logprobs = [TokenLogprobs(-0.5, ((97, -0.5), (0xE2, -2.0)))]
     for delta in (
         Delta(0, [97], "a"),
@@ -64,7 +64,7 @@ def whole_stream(kind: type[Answer], model: str, *, includes_usage: bool, echo: 
     yield from last
 
 
-ECHO = Echo(Request(model="m", text="Say \u2028", n=2), lambda: ByteTokenizer.token_bytes)
+ECHO = Echo(Request(model="m", text="Say \u2028", n=2), ByteTokenizer)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -121,7 +121,7 @@ def test_choice_without_text_opens_and_ends() -> None:
 def test_stream_ends_with_usage_if_the_client_asked_and_with_done(kind: type[Answer]) -> None:
     def ending(*, includes_usage: bool) -> bytes:
         answer = kind(request_id="r", model="m", includes_usage=includes_usage)
-        return Events(answer, lambda: ByteTokenizer.token_bytes, is_chunked=False).ending(USAGE)
+        return Events(answer, ByteTokenizer, is_chunked=False).ending(USAGE)
 
     assert ending(includes_usage=False) == DONE == b"data: [DONE]\n\n"
     usage, done = payloads(ending(includes_usage=True))
@@ -140,7 +140,7 @@ def test_token_without_text_is_sent_for_its_log_probabilities() -> None:
 
 
 def test_text_offsets_are_counted_for_each_choice_separately() -> None:
-    events = Events(CompletionAnswer(request_id="r", model="m"), lambda: ByteTokenizer.token_bytes, is_chunked=False)
+    events = Events(CompletionAnswer(request_id="r", model="m"), ByteTokenizer, is_chunked=False)
 
     def offsets(text: str, choice: int) -> Any:
         tokens = list(text.encode())
@@ -150,8 +150,30 @@ def test_text_offsets_are_counted_for_each_choice_separately() -> None:
     assert [offsets("ab", 0), offsets("c", 1), offsets("d", 0), offsets("e", 1)] == [[0, 1], [0], [2], [1]]
 
 
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_log_probabilities_of_text_that_is_held_back_come_with_that_text_or_at_the_end(is_chunked: bool) -> None:
+    """An empty event would be a chunk of length 0, which ends the body."""
+    events = Events(CompletionAnswer(request_id="r", model="m"), ByteTokenizer, is_chunked=is_chunked)
+
+    def sent(position: int, token_ids: bytes, text: str, finish_reason: FinishReason | None = None) -> list[Any]:
+        logprobs = [TokenLogprobs(-1.0)] * len(token_ids) if token_ids else None
+        raw = events.of(Delta(position, list(token_ids), text, 0, logprobs, finish_reason))
+        return [
+            (one["text"], one["logprobs"] and one["logprobs"]["text_offset"], one["finish_reason"])
+            for one in choices(_content(raw) if is_chunked and raw else raw)
+        ]
+
+    assert sent(0, b"a", "a") == [("a", [0], None)]
+    assert sent(1, b"st", "") == [("", [1], None)]
+    assert sent(3, b"o", "") == []
+    assert sent(4, b"!", "sto!") == [("sto!", [2, 3, 4], None)]
+    assert sent(5, b"sto", "") == [("", [5], None)]
+    assert sent(8, b"p", "") == []
+    assert sent(9, b"", "", FinishReason.STOP) == [("", [5, 5, 5], None), ("", None, "stop")]
+
+
 def test_vocabulary_is_not_loaded_without_log_probabilities() -> None:
-    def never() -> list[bytes]:
+    def never() -> ByteTokenizer:
         raise AssertionError
 
     events = Events(ChatAnswer(request_id="r", model="m"), never, is_chunked=False)
@@ -182,7 +204,12 @@ def _content(chunk: bytes) -> bytes:
 
 def test_log_probabilities_of_a_token_with_line_separators_stay_on_one_line() -> None:
     odd = "\u2028\u2029\u0085\n"
-    events = Events(CompletionAnswer(request_id="r", model="m"), lambda: [odd.encode()], is_chunked=False)
+
+    class Separators:
+        token_bytes = (odd.encode(),)
+        special_tokens: Mapping[int, str] = {}
+
+    events = Events(CompletionAnswer(request_id="r", model="m"), Separators, is_chunked=False)
 
     sent = events.of(Delta(0, [0], odd, logprobs=[TokenLogprobs(-1.0)]))
 

@@ -19,6 +19,7 @@ from services.http.server.config import HttpConfig
 from services.http.server.connection import Connection
 from services.http.server.cork import Cork
 from services.http.server.messages import HttpRequest
+from services.models.tokenizers.byte_level import ByteTokenizer
 from tests.support.doubles import run_async
 from tests.support.raw_session import RecordingTransport
 from tests.support.tables import rows_of
@@ -152,7 +153,7 @@ def stage_of() -> Iterator[Stage]:
         answer = CompletionAnswer(request_id="r", model="m")
         config = HttpConfig(client=ClientBounds(buffer_bytes_max=BUFFER_BYTES_MAX))
         request = HttpRequest(method="POST", path="/", headers={}, id="r")
-        stream = SseStream(request, connection, answer, config, list)
+        stream = SseStream(request, connection, answer, config, ByteTokenizer)
         stream._ending = Ending()
         yield Stage(stream, connection, transport)
         stream._stop_backlog()
