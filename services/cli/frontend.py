@@ -96,6 +96,14 @@ DAY_S = 86_400
     help="Timeout in seconds of HTTP requests without an X-Request-Timeout header. Default: none.",
 )
 @env_option(
+    "--content-control-tokens",
+    "DYN_CONTENT_CONTROL_TOKENS",
+    type=click.Choice(["text", "parse"]),
+    default="text",
+    help="What a control token is that a chat's message spells out, such as <|im_end|>. text: characters like any"
+    " other; parse: the token itself, so that users can forge turns.",
+)
+@env_option(
     "--admission-control",
     "DYN_ADMISSION_CONTROL",
     type=click.Choice(["none", "token-capacity"]),
@@ -217,7 +225,7 @@ def frontend_config(given: dict[str, Any]) -> "FrontendConfig":
         metrics_prefix=given["metrics_prefix"],
         ready_file=given["ready_file"],
         member=given["member"],
-        pipeline=PipelineConfig(migrate=migrate),
+        pipeline=PipelineConfig(migrate=migrate, parses_contents=given["content_control_tokens"] == "parse"),
         pool=PoolConfig(session=session),
         http=_http(given),
         admission=_admission(given),

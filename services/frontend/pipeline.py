@@ -25,9 +25,10 @@ from services.frontend.routing.thresholds import BusyThresholds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig:
-    """Configuration of the layers."""
+    """Configuration of the layers. `parses_contents`: control tokens that messages spell are recognised."""
 
     migrate: MigrateConfig = field(default_factory=MigrateConfig)
+    parses_contents: bool = False
 
 
 def frontend_layers(
@@ -43,6 +44,7 @@ def frontend_layers(
     """The layers above the transport, outermost first. For each pair of neighbours a test fails if they are swapped."""
     balancer = Balancer(busy, rng, catalog.registered_count)
     admit = partial(Admit, catalog=catalog, pool=pool, balancer=balancer)
+    preprocess = partial(Preprocess, catalog=catalog, rng=rng, parses_contents=config.parses_contents)
     migrate = partial(Migrate, config=config.migrate, metrics=metrics)
     return [
         partial(Observe, metrics=metrics, is_known=catalog.is_name),  # Above all: refusals and bugs are outcomes, too.
@@ -50,7 +52,7 @@ def frontend_layers(
         partial(Accept, gate=gate),  # Above admit: a draining process refuses requests even if workers have room.
         admit,  # Above the deadline: a refusal for lack of capacity must not cost even a timer.
         Deadline,  # Above every wait, including the wait for the tokeniser.
-        partial(Preprocess, catalog=catalog, rng=rng),  # Above prompts: all prompts are valid before one is answered.
+        preprocess,  # Above prompts: all prompts are valid before one is answered.
         Prompts,  # Above choices: each prompt gets the requested number of answers.
         Choices,  # Above detokenize: each choice has its own text.
         partial(Detokenize, catalog=catalog),  # Above migrate: text that one worker began may end on another.

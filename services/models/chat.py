@@ -6,6 +6,13 @@ from dataclasses import dataclass
 from services.models.chat_template import ChatTemplate, Turn
 
 
+class _Part(dict[str, str]):
+    """A part of a content. A template that writes it as it is, in Python's notation, does not walk over parts."""
+
+    def __repr__(self) -> str:
+        raise TypeError("it writes a list of parts as it is")
+
+
 @dataclass(frozen=True, slots=True)
 class Chat:
     """Messages for a template.
@@ -38,7 +45,7 @@ class Chat:
             role = "system"
         turn: Turn = {"role": role, "content": content}
         if index in self.parts:
-            turn["content"] = [{"type": "text", "text": content}]
+            turn["content"] = [_Part(type="text", text=content)]
         if name:
             turn["name"] = name
         return turn

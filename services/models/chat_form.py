@@ -88,7 +88,7 @@ def _is_complete(chat: Chat, form: Form, prompt: str) -> bool:
     end = 0
     for number in form.order:
         if number < len(chat.roles):
-            text = _expected(chat, number).strip()
+            text = chat.texts[number][_begin(chat, number) :].strip()
             begin = prompt.find(text, end)
             if begin < 0:
                 return False
@@ -96,18 +96,20 @@ def _is_complete(chat: Chat, form: Form, prompt: str) -> bool:
     return all(number >= len(chat.roles) for number in form.hidden)
 
 
-def _expected(chat: Chat, number: int) -> str:
-    """What a prompt must have of a content."""
-    content = chat.texts[number]
-    return content.rpartition(END_OF_REASONING)[2] if chat.roles[number] == "assistant" else content
+def _begin(chat: Chat, number: int) -> int:
+    """Where in a text that begins which the prompt must have."""
+    is_answer = number < len(chat.roles) and chat.roles[number] == "assistant"
+    found = chat.texts[number].rfind(END_OF_REASONING) if is_answer else -1
+    return 0 if found < 0 else found + len(END_OF_REASONING)
 
 
 def _check_contents(chat: Chat) -> None:
     """Check that the prompt has all contents, however the template writes them. Raises INVALID_ARGUMENT."""
     keeping = keeping_literals(chat.template)
-    by_full, by_keeping = _shown(chat, FULL), _shown(chat, keeping)
+    begins = [_begin(chat, number) for number in range(len(chat.texts))]
+    by_full, by_keeping = _shown(chat, FULL), _shown(chat, keeping, begins)
     for number, role in enumerate(chat.roles):
-        expected = _expected(chat, number)
+        expected = chat.texts[number][begins[number] :]
         needed = keeping.count(expected)
         is_shown = by_keeping.get(number, 0) >= needed
         if not needed and expected.strip():  # The template looks for all of it, such as for the name of a role.
@@ -118,9 +120,9 @@ def _check_contents(chat: Chat) -> None:
             raise invalid(f"messages[{number}]", f"{detail}: {_advice(role)}")
 
 
-def _shown(chat: Chat, disguise: Disguise) -> dict[int, int]:
+def _shown(chat: Chat, disguise: Disguise, begins: Sequence[int] | None = None) -> dict[int, int]:
     try:
-        return shown(chat, disguise)
+        return shown(chat, disguise, begins)
     except Failure:
         return {}  # What cannot be seen counts as missing.
 

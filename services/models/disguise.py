@@ -6,6 +6,7 @@ case, JSON.
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.core.errors import invalid
@@ -51,16 +52,23 @@ def keeping_signs(template: ChatTemplate) -> Disguise:
     return Disguise(_ALPHANUMERIC, _one_of(template.literals))
 
 
-def shown(chat: Chat, disguise: Disguise) -> dict[int, int]:
+def shown(chat: Chat, disguise: Disguise, begins_at: Sequence[int] | None = None) -> dict[int, int]:
     """Text of the chat → how many of its replaced characters the prompt has, in the order of the prompt.
 
-    Texts with none are left out. Raises INVALID_ARGUMENT if the template refuses the disguised messages.
+    Texts with none are left out. `begins_at`: where in each text to begin. Raises INVALID_ARGUMENT if the template
+    refuses the disguised messages.
     """
     numbers = range(len(chat.texts))
     digits = range(max(1, -(-len(numbers).bit_length() // 4)))
     lines = ["".join([BASE, *(_DIGITS[number >> 4 * digit & 15] for digit in digits)]) for number in numbers]
+    begins = begins_at or [0] * len(numbers)
+
+    def disguised(number: int, letter: str) -> str:
+        text, begin = chat.texts[number], begins[number]
+        return text[:begin] + disguise.of(text[begin:], letter)
+
     prompts = [
-        chat.render([disguise.of(text, line[place]) for text, line in zip(chat.texts, lines, strict=True)]).lower()
+        chat.render([disguised(number, line[place]) for number, line in enumerate(lines)]).lower()
         for place in range(len(digits) + 1)
     ]
     if len(set(map(len, prompts))) > 1:

@@ -6,7 +6,7 @@ import click
 import pytest
 from structlog.testing import capture_logs
 
-from services.cli.frontend import command, warn_of_unused_thresholds
+from services.cli.frontend import command, frontend_config, warn_of_unused_thresholds
 from services.frontend.routing.thresholds import AdmissionConfig, Thresholds
 
 
@@ -47,3 +47,10 @@ def test_malformed_cors_origin_is_refused(given: str) -> None:
     """Origins are compared literally: one in another form than a browser's would never match."""
     with pytest.raises(click.BadParameter, match="is not an origin"):
         parsed("--cors-allow-origin", given)
+
+
+@pytest.mark.parametrize(("given", "is_parsed"), [([], False), (["text"], False), (["parse"], True)])
+def test_contents_are_parsed_for_control_tokens_on_request_only(given: list[str], is_parsed: bool) -> None:
+    options = [f"--content-control-tokens={one}" for one in given]
+
+    assert frontend_config(parsed(*options)).pipeline.parses_contents == is_parsed

@@ -21,12 +21,18 @@ MANY_MESSAGES = 256
 
 
 class Preprocess:
-    """Must be above migrate: a continuation needs token ids, and every attempt needs the same seed."""
+    """Must be above migrate: a continuation needs token ids, and every attempt needs the same seed.
 
-    def __init__(self, inner: Layer, catalog: ModelCatalog, rng: random.Random) -> None:
+    `parses_contents`: control tokens that a chat's messages spell are recognised.
+    """
+
+    def __init__(
+        self, inner: Layer, catalog: ModelCatalog, rng: random.Random, *, parses_contents: bool = False
+    ) -> None:
         self._inner = inner
         self._catalog = catalog
         self._rng = rng
+        self._parses_contents = parses_contents
         self._executor = BoundedExecutor()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
@@ -49,7 +55,8 @@ class Preprocess:
         if request.token_ids is None:
             size = max(size, _check_characters(request, model))
             is_long = size > LONG_TEXT_CHARACTERS or len(request.messages or ()) > MANY_MESSAGES
-            token_ids = await self._executor.run(_encode, request, model) if is_long else _encode(request, model)
+            given = request, model, self._parses_contents
+            token_ids = await self._executor.run(_encode, *given) if is_long else _encode(*given)
             request = replace(request, text=None, messages=None, token_ids=token_ids)
         return settle(request, model.card, self._rng)
 
@@ -87,7 +94,7 @@ def _check_characters(request: Request, model: Model) -> int:
     return size
 
 
-def _encode(request: Request, model: Model) -> tuple[int, ...]:
+def _encode(request: Request, model: Model, parses_contents: bool) -> tuple[int, ...]:
     prompt = request.text if request.messages is None else request.messages
     assert prompt is not None, "check_request refuses requests without a prompt"
-    return prompt_token_ids(model.card, model.tokenizer, prompt)
+    return prompt_token_ids(model.card, model.tokenizer, prompt, parses_contents=parses_contents)

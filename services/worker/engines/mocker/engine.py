@@ -13,6 +13,11 @@ from services.worker.engines.mocker.faults import FaultInjector, Faults
 from services.worker.engines.mocker.rank import Chunk, Rank, next_chunks
 from services.worker.engines.mocker.sequence import MockerSequence
 
+_CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}: {{ m.content }}\n{% endfor %}"
+    "assistant: "
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockerConfig:
@@ -71,7 +76,7 @@ class MockerEngine:
             default_temperature=0.0,
             has_logprobs=True,
             resume=Resume(logprobs=True),
-            chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ",
+            chat_template=_CHAT_TEMPLATE,
         )
 
     def tokenizer_content(self) -> bytes:
