@@ -38,7 +38,7 @@ def start_plane(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactor
     planes: list[Plane] = []
 
     def start(**options: tuple[str, ...]) -> Plane:
-        planes.append(Plane(fork_server, tmp_path_factory.mktemp("plane"), engine=engine, **options))
+        planes.append(Plane(fork_server, tmp_path_factory.mktemp("plane"), engine=engine, is_patient=True, **options))
         return planes[-1]
 
     yield start

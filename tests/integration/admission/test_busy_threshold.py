@@ -33,8 +33,8 @@ CACHE = (f"--mocker-kv-blocks={BLOCKS}", f"--mocker-kv-block-tokens={BLOCK_TOKEN
 STILL = (*CACHE, "--mocker-fault=hold=99")
 SLOW = (*CACHE, "--mocker-itl-ms=50", "--mocker-prefill-chunk-tokens=4")
 ADMISSION = ("--admission-control=token-capacity", "--overload-status-code=529", "--engine-stall-ms=60000")
-HEARTBEATS_S = 3 * 0.25
-"""A load report expires after this time."""
+EXPIRY_S_MAX = 5.0
+"""A load report expires after 0.75 s, as unit tests check with a clock of their own. The rest is for busy machines."""
 TOKENS = 140
 """Tokens in the holder's prompt."""
 HELD = -(-TOKENS // BLOCK_TOKENS)
@@ -351,7 +351,7 @@ async def has_generated(worker: Process, tokens: float) -> bool:
 def test_silent_worker_does_not_stay_busy(start_plane: Start) -> None:
     """The worker reports until its request has 20 tokens, when it exceeds the threshold, and never again."""
     plane = start_plane(frontend=(*ADMISSION, "--active-decode-blocks-threshold=0.3"))
-    options = (*CACHE, "--mocker-itl-ms=50", "--mocker-fault=mute_after=20")
+    options = (*CACHE, "--mocker-itl-ms=150", "--mocker-fault=mute_after=20")
 
     async def scenario() -> None:
         worker = await plane.worker(*options)
@@ -363,7 +363,7 @@ def test_silent_worker_does_not_stay_busy(start_plane: Start) -> None:
             await read_metrics(plane.frontend)  # By now the frontend has the last report.
             mute_at = time.time()
             await until(lambda: is_answered(plane.frontend, NEXT))
-            assert max(plane.frontend.times("request", outcome="OVERLOADED")) <= mute_at + HEARTBEATS_S
+            assert max(plane.frontend.times("request", outcome="OVERLOADED")) <= mute_at + EXPIRY_S_MAX
             assert holder.ended is None
             assert (await read_metrics(worker)).running == 1
             holder.hang_up()

@@ -1,8 +1,8 @@
-"""A worker that was full is tried again soon: at most 1 s after the last refusal, whatever it reports.
+"""A worker that was full is tried again soon: soon after the last refusal, whatever it reports.
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| N + Q + 50 requests at once on the only worker, then none | load reports, or none | no refusal after 1 s |
+| N + Q + 50 requests at once on the only worker, then none | load reports, or none | no refusal after FULL_S_MAX |
 | 50 while another frontend has filled it, which then leaves | the same | the same |
 """
 
@@ -24,7 +24,8 @@ from tests.integration.harness.plane.processes import Frontend, Process
 from tests.integration.harness.waiting import until
 
 SLOTS, PLACES, TOO_MANY = 2, 3, 50
-FULL_S_MAX = 1.0
+FULL_S_MAX = 5.0
+"""A mark lasts for 1 s, which unit tests check with a clock of their own. The rest is for a busy machine."""
 LIMITS = (f"--engine-request-limit={SLOTS}", f"--request-queue-limit={PLACES}", "--mocker-itl-ms=20")
 PROTOCOLS = pytest.mark.parametrize("protocols", [("grpc",), ("stream", "unary")], ids=["grpc", "http"])
 REPORTS = pytest.mark.parametrize("options", [(), ("--mocker-fault=mute_after=0",)], ids=["reports", "mute"])

@@ -191,7 +191,7 @@ def test_request_cancelled_in_the_queue_never_reaches_the_engine(lanes: list[Lan
     asyncio.run(side_by_side(lanes, scenario))
 
 
-@pytest.mark.parametrize("timeout_s", [0.1, 1.013])
+@pytest.mark.parametrize("timeout_s", [0.9, 3.013])
 def test_grpc_deadline_is_not_counted_as_a_disconnect(lanes: list[Lane], timeout_s: float) -> None:
     """The client's timer may fire first: from one second on, gRPC rounds the timeout that it sends to the server up."""
     lane = lanes[0]

@@ -45,7 +45,7 @@ STATES = {
 
 @pytest.fixture(scope="module")
 def real(start_plane: Start) -> tuple[Plane, Process]:
-    plane = start_plane(frontend=("--stall-ms=3000",))
+    plane = start_plane()
     return plane, asyncio.run(plane.worker(*OPTIONS))
 
 

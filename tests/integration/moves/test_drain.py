@@ -40,9 +40,8 @@ ASKS = [
     Request(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=150)
     for number in range(12)
 ]
-ITL, SLOW = "--mocker-itl-ms=4", "--mocker-itl-ms=40"
-PATIENT = ("--stall-ms=8000",)
-"""A long stall timeout: a worker that is slow on a busy machine must not count as stalled here."""
+ITL, SLOW = "--mocker-itl-ms=4", "--mocker-itl-ms=200"
+"""A slow worker's streams last for 30 s, so they are still running when another worker has been started."""
 RESTARTS = 4
 """Each of the two workers is replaced twice."""
 
@@ -65,7 +64,7 @@ async def by_command(plane: Plane, worker: Process) -> None:
 def test_streams_of_a_draining_worker_move_to_another_at_once(
     start_plane: Start, drain: Callable[[Plane, Process], Awaitable[None]]
 ) -> None:
-    plane = start_plane(frontend=PATIENT)
+    plane = start_plane()
     requests = movable_requests(plane.engine, ASKS)
 
     async def scenario() -> None:
@@ -76,7 +75,7 @@ def test_streams_of_a_draining_worker_move_to_another_at_once(
             await plane.worker(ITL)
             await drain(plane, leaving)
 
-        assert await answers_under_fault(plane.frontend, requests, drain_with_another_worker) == undisturbed
+        assert await answers_under_fault(plane.frontend, requests, drain_with_another_worker, leaving) == undisturbed
         assert move_reasons(plane.frontend, requests) == [["DRAINING"]] * len(requests)
         assert await wait_exit(leaving) == 0
         assert await answer(plane.frontend, requests[0]) == undisturbed[0]
@@ -87,19 +86,19 @@ def test_streams_of_a_draining_worker_move_to_another_at_once(
 
 @on_both_engines
 def test_streams_of_the_only_worker_wait_for_a_replacement_after_a_short_drain(start_plane: Start) -> None:
-    plane = start_plane(frontend=PATIENT)
+    plane = start_plane()
     requests = movable_requests(plane.engine, ASKS)
 
     async def scenario() -> None:
-        leaving = await plane.worker(ITL, "--drain-timeout=0.1")
-        undisturbed = await run_together(answer(plane.frontend, request) for request in requests)
+        undisturbed = await undisturbed_answers(plane, requests)
+        leaving = await plane.worker(SLOW, "--drain-timeout=0.1")
 
         async def drain_then_replace() -> None:
             leaving.signal(SIGTERM)
             assert await wait_exit(leaving) == 0
             await plane.worker(ITL)
 
-        assert await answers_under_fault(plane.frontend, requests, drain_then_replace) == undisturbed
+        assert await answers_under_fault(plane.frontend, requests, drain_then_replace, leaving) == undisturbed
         assert move_reasons(plane.frontend, requests) == [["DRAINING"]] * len(requests)
 
     asyncio.run(scenario())
@@ -108,13 +107,13 @@ def test_streams_of_the_only_worker_wait_for_a_replacement_after_a_short_drain(s
 @on_both_engines
 def test_queued_requests_of_a_draining_worker_queue_at_another(start_plane: Start) -> None:
     """Both workers are full, so no request can move before others have finished."""
-    plane = start_plane(frontend=PATIENT)
+    plane = start_plane()
     requests = [replace(request, max_tokens=60) for request in movable_requests(plane.engine, ASKS)[:10]]
 
     async def scenario() -> None:
-        narrow = ("--mocker-itl-ms=10", "--engine-request-limit=2", "--request-queue-limit=3", "--drain-timeout=0.1")
+        narrow = ("--mocker-itl-ms=30", "--engine-request-limit=2", "--request-queue-limit=3", "--drain-timeout=0.1")
+        undisturbed = await undisturbed_answers(plane, requests)
         leaving, _ = await plane.worker(*narrow), await plane.worker(*narrow)
-        undisturbed = await run_together(answer(plane.frontend, request) for request in requests)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(answer(plane.frontend, request)) for request in requests]
@@ -134,7 +133,7 @@ async def is_waiting(worker: Process, count: int) -> bool:
 
 @on_both_engines
 def test_draining_worker_takes_no_new_request_while_its_streams_finish(start_plane: Start) -> None:
-    plane = start_plane(frontend=PATIENT)
+    plane = start_plane(frontend=("--replacement-wait=0.2",))
     requests = movable_requests(plane.engine, ASKS)
 
     async def scenario() -> None:
@@ -155,9 +154,11 @@ def test_draining_worker_takes_no_new_request_while_its_streams_finish(start_pla
 
 
 @on_both_engines
-def test_rolling_restart_under_load_loses_nothing(start_plane: Start) -> None:
-    plane = start_plane(frontend=PATIENT)
-    requests = movable_requests(plane.engine, ASKS)
+@pytest.mark.parametrize("tokens", [150, 4], ids=["long answers", "short answers"])
+def test_rolling_restart_under_load_loses_nothing(start_plane: Start, tokens: int) -> None:
+    """With short answers, many requests cross the announcement of a worker that leaves."""
+    plane = start_plane()
+    requests = [replace(request, max_tokens=tokens) for request in movable_requests(plane.engine, ASKS)]
 
     async def scenario() -> None:
         workers = [await plane.worker(ITL) for _ in range(2)]
@@ -183,12 +184,13 @@ def test_rolling_restart_under_load_loses_nothing(start_plane: Start) -> None:
 
     asyncio.run(scenario())
     moves = plane.frontend.events_until_now("request moved")
-    assert {move["reason"] for move in moves} == {"DRAINING"}
-    print(f"{len(moves)} moves, largest gap {max(move['gap_ms'] for move in moves)} ms")
+    assert {move["reason"] for move in moves} <= {"DRAINING"}
+    assert moves or tokens == 4, "no stream moved"
+    print(f"{len(moves)} moves, largest gap {max((move['gap_ms'] for move in moves), default=0)} ms")
 
 
 def test_draining_frontend_finishes_its_streams_and_takes_nothing_new(start_plane: Start) -> None:
-    plane = start_plane(frontend=PATIENT)
+    plane = start_plane()
     requests = movable_requests(plane.engine, ASKS)
 
     async def scenario() -> None:
@@ -219,7 +221,7 @@ def test_draining_frontend_finishes_its_streams_and_takes_nothing_new(start_plan
 
 def test_frontend_whose_drain_times_out_tells_every_client_why(start_plane: Start) -> None:
     """Regression: streams once ended without an error, and were counted as if their clients had left."""
-    plane = start_plane(frontend=(*PATIENT, "--drain-timeout=0.2"))
+    plane = start_plane(frontend=("--drain-timeout=0.2",))
     requests = [replace(request, max_tokens=3000) for request in movable_requests(plane.engine, ASKS)]
     codes = {"grpc": "UNAVAILABLE", "unary": 503, "stream": 200}
 

@@ -20,7 +20,7 @@ ITL = "--mocker-itl-ms=5"
 
 def test_streams_leave_a_worker_whose_engine_hangs_while_its_server_responds(start_plane: Start) -> None:
     """The worker keeps sending heartbeats; only its step count stands still."""
-    plane = start_plane(frontend=("--engine-stall-ms=1500",))
+    plane = start_plane(frontend=("--engine-stall-ms=4000",))
     requests = [
         Request(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=100)
         for number in range(6)

@@ -20,7 +20,9 @@ from tests.integration.harness.waiting import until
 pytestmark = on_both_engines
 
 STREAMS = 12
-ITL, SLOW = "--mocker-itl-ms=3", "--mocker-itl-ms=40"
+ITL, SLOW = "--mocker-itl-ms=3", "--mocker-itl-ms=200"
+STALL = ("--stall-ms=3000",)
+"""The worker that is not frozen is never silent for as long, on a busy machine either."""
 ASKS = [
     Request(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=300)
     for number in range(STREAMS)
@@ -28,7 +30,7 @@ ASKS = [
 
 
 def test_every_stream_of_a_frozen_worker_moves(start_plane: Start) -> None:
-    plane = start_plane()
+    plane = start_plane(frontend=STALL)
     requests = movable_requests(plane.engine, ASKS)
 
     async def scenario() -> None:
@@ -39,14 +41,14 @@ def test_every_stream_of_a_frozen_worker_moves(start_plane: Start) -> None:
             await plane.worker(ITL)
             frozen.signal(SIGSTOP)
 
-        assert await answers_under_fault(plane.frontend, requests, freeze) == undisturbed
+        assert await answers_under_fault(plane.frontend, requests, freeze, frozen) == undisturbed
         assert move_reasons(plane.frontend, requests) == [["STALLED"]] * STREAMS
 
     asyncio.run(scenario())
 
 
 def test_thawed_worker_serves_again_and_its_late_tokens_are_discarded(start_plane: Start) -> None:
-    plane = start_plane()
+    plane = start_plane(frontend=STALL)
     requests = movable_requests(plane.engine, ASKS)
 
     async def scenario() -> None:
@@ -59,7 +61,7 @@ def test_thawed_worker_serves_again_and_its_late_tokens_are_discarded(start_plan
             await until(lambda: all(move_reasons(plane.frontend, requests)))
             frozen.signal(SIGCONT)
 
-        assert await answers_under_fault(plane.frontend, requests, freeze_and_thaw) == undisturbed
+        assert await answers_under_fault(plane.frontend, requests, freeze_and_thaw, frozen) == undisturbed
         instance = frozen.ready["instance_id"]
         await until(lambda: len(plane.frontend.events("worker found", instance=instance)) == 2)
         await until(lambda: runs_nothing(frozen))

@@ -32,6 +32,8 @@ from tests.integration.harness.plane.engines import movable_requests
 
 STREAMS = 100
 AWAY_S = 3.0
+SLOW = "--mocker-itl-ms=200"
+"""All streams begin before any ends."""
 WORKLOAD = [
     Request(protocol, is_chat=is_chat, temperature=temperature)
     for protocol, is_chat, temperature in product(PROTOCOLS, (False, True), (0.0, 0.8))
@@ -48,13 +50,13 @@ def test_100_streams_lose_nothing_when_their_worker_is_killed(start_plane: Start
 
     async def scenario() -> None:
         undisturbed = await undisturbed_answers(plane, requests)
-        victim = await plane.worker("--mocker-itl-ms=40")  # Slow, so that all streams begin before any ends.
+        victim = await plane.worker(SLOW)
 
         async def kill() -> None:
             victim.kill()
             await plane.worker("--mocker-itl-ms=1")
 
-        assert await answers_under_fault(plane.frontend, requests, kill) == undisturbed
+        assert await answers_under_fault(plane.frontend, requests, kill, victim) == undisturbed
         assert move_reasons(plane.frontend, requests) == [["DISCONNECTED"]] * STREAMS
 
     asyncio.run(scenario())
@@ -67,7 +69,7 @@ def test_streams_of_a_killed_only_worker_continue_on_one_that_starts_3_s_later(s
 
     async def scenario() -> None:
         undisturbed = await undisturbed_answers(plane, requests)
-        victim = await plane.worker("--mocker-itl-ms=10")
+        victim = await plane.worker(SLOW)
 
         async def kill_and_replace() -> None:
             await kill_and_wait_lost(plane, victim)
@@ -75,7 +77,7 @@ def test_streams_of_a_killed_only_worker_continue_on_one_that_starts_3_s_later(s
             assert not any(move_reasons(plane.frontend, requests)), "a stream moved while there was no worker"
             await plane.worker("--mocker-itl-ms=1")
 
-        assert await answers_under_fault(plane.frontend, requests, kill_and_replace) == undisturbed
+        assert await answers_under_fault(plane.frontend, requests, kill_and_replace, victim) == undisturbed
         assert move_reasons(plane.frontend, requests) == [["DISCONNECTED"]] * len(requests)
 
     asyncio.run(scenario())

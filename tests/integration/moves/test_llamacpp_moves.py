@@ -40,7 +40,7 @@ ROUNDS = [
     *((SIGSTOP, target) for target in FEWER),
     *((SIGTERM, target) for target in FEWER),
 ]
-PATIENT = ("--stall-ms=3000",)
+PATIENT = ("--stall-ms=6000",)
 """Loading a model keeps a busy machine occupied for more than a second."""
 DISTINCT_MIN = 7
 """The other streams are about as far as the watched one, so each round adds at most one position."""

@@ -24,7 +24,7 @@ from tests.integration.harness.waiting import until
 pytestmark = pytest.mark.netns
 
 STREAMS = 12
-ITL, SLOW = "--mocker-itl-ms=5", "--mocker-itl-ms=40"
+ITL, SLOW = "--mocker-itl-ms=5", "--mocker-itl-ms=200"
 ASKS = [
     Request(PROTOCOLS[number % 3], is_chat=number % 2 == 0, temperature=0.8, seed=number, max_tokens=200)
     for number in range(STREAMS)
@@ -47,7 +47,13 @@ class Setup:
 @pytest.fixture
 def prepared(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     with cable() as one:
-        plane = Plane(fork_server, tmp_path_factory.mktemp("plane"), registry=(f"--listen={one.here}:0",))
+        plane = Plane(
+            fork_server,
+            tmp_path_factory.mktemp("plane"),
+            registry=(f"--listen={one.here}:0",),
+            frontend=("--stall-ms=3000",),
+            is_patient=True,
+        )
         remote_server = ForkServer(*one.prefix)
         yield Setup(plane, one, remote_server)
         plane.close()
@@ -66,7 +72,7 @@ def test_streams_leave_a_worker_behind_a_cut_network(prepared: Setup, is_one_way
             await plane.worker(ITL)
             prepared.cable.cut(is_one_way=is_one_way)
 
-        assert await answers_under_fault(plane.frontend, ASKS, cut) == undisturbed
+        assert await answers_under_fault(plane.frontend, ASKS, cut, cut_off) == undisturbed
         assert move_reasons(plane.frontend, ASKS) == [["STALLED"]] * STREAMS
         prepared.cable.mend()
         instance = cut_off.ready["instance_id"]

@@ -228,7 +228,7 @@ class Setup:
 
 @pytest.fixture(scope="module")
 def prepared(start_plane: Start) -> Setup:
-    plane = start_plane(frontend=("--stall-ms=1500",))
+    plane = start_plane(frontend=("--stall-ms=3000",))
 
     async def fill() -> Answer:
         await plane.worker("--mocker-itl-ms=1")

@@ -12,7 +12,7 @@ from tests.registry.support import free_port
 
 
 def test_dead_worker_is_not_found_at_an_address_where_another_worker_answers(plane: Plane) -> None:
-    there = [f"--{name}=127.0.0.1:{free_port()}" for name in ("listen", "session-listen")]
+    there = ["--lease=60", *(f"--{name}=127.0.0.1:{free_port()}" for name in ("listen", "session-listen"))]
 
     async def scenario() -> None:
         killed = await plane.worker(*there)

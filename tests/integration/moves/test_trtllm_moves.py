@@ -13,6 +13,7 @@ move.
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from signal import SIGKILL, SIGSTOP, SIGTERM, Signals
 
@@ -35,7 +36,7 @@ ROUNDS = [
     *((SIGTERM, target) for target in FEWER),
 ]
 REASONS = {SIGKILL: "DISCONNECTED", SIGSTOP: "STALLED", SIGTERM: "DRAINING"}
-ITL = "--mocker-itl-ms=10"
+ITL = "--mocker-itl-ms=50"
 GREEDY = Request(max_tokens=TOKENS)
 CASES = {
     "greedy": GREEDY,
@@ -96,7 +97,7 @@ class Setup:
 
 
 def test_greedy_answers_continue_exactly_from_any_position(start_plane: Start) -> None:
-    prepared = Setup(start_plane())
+    prepared = Setup(start_plane(frontend=("--stall-ms=3000",)))
 
     async def scenario() -> None:
         await prepared.collect_answers()
@@ -122,6 +123,7 @@ async def run_round(prepared: Setup, worker: Process, number: int, fault: Signal
     watched = requests.pop("greedy")
     async with asyncio.TaskGroup() as group:
         tasks = {name: group.create_task(answer(plane.frontend, request)) for name, request in requests.items()}
+        await until(lambda: have_running(workers, sum(request.n for request in requests.values())))
         noting = answer(plane.frontend, watched, lambda tokens: reached.set() if tokens >= target else None)
         tasks["greedy"] = group.create_task(noting)
         await until(lambda: reached.is_set())
@@ -138,3 +140,7 @@ async def run_round(prepared: Setup, worker: Process, number: int, fault: Signal
         await until(lambda: worker.status() == 0)
     worker.kill()
     return await plane.found(replacement)
+
+
+async def have_running(workers: Sequence[Process], number: int) -> bool:
+    return sum([await worker.metric("dynamo_engine_request") for worker in workers]) == number

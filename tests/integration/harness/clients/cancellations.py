@@ -10,6 +10,7 @@ from tests.integration.harness.clients.client import Client
 from tests.integration.harness.clients.requests import Request
 from tests.integration.harness.metrics import Metrics, read_metrics
 from tests.integration.harness.plane.processes import Frontend, Process
+from tests.support.clock import WAIT_S
 
 KINDS = {
     "grpc": Request("grpc"),
@@ -26,7 +27,7 @@ CANCELLATIONS = "dynamo_frontend_model_cancellation_total"
 DEADLINE_TIMES = 5
 
 
-def deadline_s(took_s: float, least_s: float = 1.2) -> float:
+def deadline_s(took_s: float, least_s: float = 3.0) -> float:
     """Return a deadline that leaves time to reach any state, given how long comparable work has just taken."""
     return max(least_s, DEADLINE_TIMES * took_s)
 
@@ -58,7 +59,7 @@ async def cancel_over_grpc(frontend: Frontend, request_id: str) -> int:
     """Cancel by request id; return how many requests this ended."""
     async with grpc.aio.insecure_channel(frontend.grpc) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
-        return int((await stub.Cancel(inference_pb2.CancelRequest(request_id=request_id), timeout=5)).cancelled)
+        return int((await stub.Cancel(inference_pb2.CancelRequest(request_id=request_id), timeout=WAIT_S)).cancelled)
 
 
 async def check_client_error(client: Client, ending: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from services.stubs import inference_pb2
 
 PROTOCOLS = ("grpc", "stream", "unary")
-REQUEST_S_MAX = 90.0
+REQUEST_S_MAX = 180.0
 
 
 @dataclass(frozen=True)

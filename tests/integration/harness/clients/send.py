@@ -21,6 +21,7 @@ from tests.integration.harness.clients.requests import (
     json_body,
     path_of,
 )
+from tests.integration.harness.metrics import wait_load
 from tests.integration.harness.plane.plane import Plane
 from tests.integration.harness.plane.processes import Frontend, Process
 from tests.integration.harness.waiting import until
@@ -118,9 +119,15 @@ async def is_answered(frontend: Frontend, request: Request) -> bool:
 
 
 async def answers_under_fault(
-    frontend: Endpoint, requests: Sequence[Request], fault: Callable[[], Awaitable[None]]
+    frontend: Endpoint,
+    requests: Sequence[Request],
+    fault: Callable[[], Awaitable[None]],
+    worker: Process | None = None,
 ) -> list[Answer]:
-    """Send all requests, strike when every stream has begun, and return all answers. Request ids are s0, s1, …"""
+    """Send all requests, strike when every stream has begun, and return all answers. Request ids are s0, s1, …
+
+    `worker`: the only worker of the requests. If it is given, the fault also waits until it has those of unary clients.
+    """
     begun: set[int] = set()
 
     def noting(number: int) -> OnTokens:
@@ -132,6 +139,8 @@ async def answers_under_fault(
             for number, request in enumerate(requests)
         ]
         await until(lambda: len(begun) == sum(request.protocol != "unary" for request in requests))
+        if worker is not None:
+            await wait_load(worker, sum(request.n for request in requests), 0)
         await fault()
     return [task.result() for task in tasks]
 

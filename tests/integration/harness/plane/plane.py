@@ -9,6 +9,12 @@ from tests.integration.harness.plane.engines import Engine, Mocker
 from tests.integration.harness.plane.fork_server import ForkServer
 from tests.integration.harness.plane.processes import NO_VARIABLES, Frontend, Process
 from tests.integration.harness.waiting import until, wait_until
+from tests.support.clock import WAIT_S
+
+DRAIN_LONG = f"--drain-timeout={2 * WAIT_S:g}"
+"""Longer than tests wait: a process that only leaves when its time is over fails them."""
+PATIENCE = ("--stall-ms=20000", "--engine-stall-ms=60000", "--replacement-wait=60", DRAIN_LONG)
+"""Limits that no process exceeds because the machine is busy. Tests of a limit set their own."""
 
 
 class Plane:
@@ -22,13 +28,18 @@ class Plane:
         frontend: tuple[str, ...] = (),
         registry: tuple[str, ...] = (),
         engine: Engine | None = None,
+        is_patient: bool = False,
     ) -> None:
-        """`engine`: of the workers; the mocker by default."""
+        """`engine`: of the workers; the mocker by default. `is_patient`: frontends and workers have long limits of time
+        unless their options set shorter ones.
+        """
         self.engine: Engine = engine or Mocker()
         self._fork_server = fork_server
         self._folder = folder
         self._names = count()
         self._registry_options = registry
+        self._patience = PATIENCE if is_patient else ()
+        self._worker_patience = (DRAIN_LONG,) if is_patient else ()
         self._processes: list[Process] = []
         self.registry = self._start(Process, "registry", "registry", "--listen=127.0.0.1:0", *registry)
         self.registry.wait_ready()
@@ -38,7 +49,7 @@ class Plane:
     def start_frontend(self, *options: str) -> Frontend:
         """Start a frontend and wait until it listens. The plane already has one."""
         listen = ("--grpc-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0", f"--registry={self.registry_address}")
-        frontend: Frontend = self._start(Frontend, "frontend", "frontend", *listen, *options)
+        frontend: Frontend = self._start(Frontend, "frontend", "frontend", *listen, *self._patience, *options)
         frontend.wait_ready()
         return frontend
 
@@ -61,7 +72,7 @@ class Plane:
         `environment`: variables of its process in addition to those that follow from the options; see engines.py.
         """
         listen = ("--listen=127.0.0.1:0", "--metrics-port=0", f"--registry={self.registry_address}")
-        words = (*listen, *self.engine.arguments(options))
+        words = (*listen, *self._worker_patience, *self.engine.arguments(options))
         given = {**self.engine.environment(options), **environment}
         worker: Process = self._start(Process, "worker", "worker", *words, fork_server=fork_server, environment=given)
         return worker
