@@ -267,7 +267,7 @@ class RefusedFor(StrEnum):
 
     CAPACITY: requests that run and wait. BUSY_THRESHOLD: every worker with room is over a busy threshold. QUEUE_TOKENS:
     prompt tokens that wait. QUEUE_TIMEOUT: how long a request may wait. PREPARATION: requests that are prepared in
-    threads, before they count as any of the others.
+    threads, before they count as any of the others. CONNECTIONS: connections that the limit of open files allows.
     """
 
     CAPACITY = "capacity"
@@ -275,6 +275,7 @@ class RefusedFor(StrEnum):
     QUEUE_TOKENS = "queue_tokens"
     QUEUE_TIMEOUT = "queue_timeout"
     PREPARATION = "preparation"
+    CONNECTIONS = "connections"
 
 
 _BY_NAME = {one.value: one for one in RefusedFor}

@@ -134,7 +134,7 @@ class Frontend:
         admin = self._admin if config.admin.is_with_clients else None
         pipeline = self._pipeline()
         on_refused = partial(observe_refused, self._metrics)
-        self._app = build_app(pipeline, self._served, self._control, config.http, on_refused, admin)
+        self._app = build_app(pipeline, self._served, self._control, config.http, on_refused, admin, self._metrics)
         self._server = _grpc_server(["unbroken.v1.Inference"], admin, is_shared=self._is_shared)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(pipeline, self._gate, on_refused, config.http.client, self._control.cancel),

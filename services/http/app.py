@@ -1,9 +1,11 @@
 """An HTTP application: finds the route of a request, and turns failures into responses."""
 
+import random
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from services.core.common_layers import bug_failure
-from services.core.errors import Failure, Reason
+from services.core.errors import CAUSE, RETRY_AFTER_S_MIN, Failure, Reason, RefusedFor, jittered_s
 from services.http.cors import ALLOW, Cors, is_preflight, preflight
 from services.http.errors import error_response, no_route_response
 from services.http.request_id import request_id_of
@@ -15,15 +17,38 @@ from services.http.server.parser import BrokenHead
 from services.http.server.writer import finish_writing
 
 
+class Shortage(Protocol):
+    """Counts what cannot be accepted for want of file descriptors."""
+
+    def count_refused(self, path: str) -> None:
+        """A connection with a request for `path` was refused."""
+        ...
+
+    def count_pause(self) -> None:
+        """Nothing was accepted for a while."""
+        ...
+
+
 class HttpApp:
     """An application of the server in `server/`. Every response has a request id; every failure has a response."""
 
-    def __init__(self, config: HttpConfig, body_bytes_max: int, is_draining: Callable[[], bool]) -> None:
-        """`body_bytes_max`: the largest request body. `is_draining`: whether connections close after their answer."""
+    def __init__(
+        self,
+        config: HttpConfig,
+        body_bytes_max: int,
+        is_draining: Callable[[], bool],
+        shortage: Shortage | None = None,
+    ) -> None:
+        """`body_bytes_max`: the largest request body. `is_draining`: whether connections close after their answer.
+
+        `shortage`: counts what cannot be accepted.
+        """
         self.config = config
         self.body_bytes_max = body_bytes_max
         self.routes = Router()
         self._is_draining = is_draining
+        self._shortage = shortage
+        self._rng = random.Random()
         self._cors = Cors(config.cors_origins)
 
     async def answer(self, request: HttpRequest, connection: Connection) -> None:
@@ -57,6 +82,26 @@ class HttpApp:
                 return no_route_response(no_route, request_id)
             case bug:
                 return error_response(bug_failure(bug, request_id), request_id)
+
+    def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
+        request = HttpRequest(method="", path=path, headers=headers, keeps_alive=False)
+        request.id = request_id_of(request)
+        request.shared = self._cors.headers_of(request)
+        if self._shortage is not None:
+            self._shortage.count_refused(path)
+        failure = Failure(
+            Reason.OVERLOADED,
+            "the server has no room for another connection",
+            retry_after_s=jittered_s(RETRY_AFTER_S_MIN, self._rng),
+            metadata={CAUSE: RefusedFor.CONNECTIONS},
+        )
+        return error_response(failure, request.id, overload_status=self.config.overload_status).encode(
+            request, is_last=True
+        )
+
+    def on_paused(self) -> None:
+        if self._shortage is not None:
+            self._shortage.count_pause()
 
     def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
         request = HttpRequest(method="", path="", headers=headers, keeps_alive=False)

@@ -10,6 +10,7 @@ from services.registry.memory_store import MemoryStore
 from services.registry.service import RegistryService
 from services.registry.store import Store
 from services.rpc.server import GrpcServer
+from services.runtime.descriptors.limit import limit, reserve
 from services.runtime.process import write_atomically
 from services.stubs import registry_pb2
 from services.stubs.registry_pb2_grpc import add_RegistryServicer_to_server
@@ -24,7 +25,9 @@ async def serve(config: RegistryConfig, stopping: asyncio.Event) -> None:
     store = _store(config)
     async with asyncio.TaskGroup() as group:
         keeping = group.create_task(store.run())
-        async with GrpcServer([SERVICE]) as server:
+        # Every worker and frontend has a connection, and nothing else needs many descriptors.
+        most = limit() - reserve(limit())
+        async with GrpcServer([SERVICE], connections_max=most) as server:
             add_RegistryServicer_to_server(RegistryService(store), server.server)
             address = await server.start(config.listen)
             readiness = group.create_task(_serve_once_known(store, server))

@@ -60,6 +60,13 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
         name = self._transport.get_extra_info("peername") or ("unknown",)
         return ":".join(str(part) for part in name[:2])
 
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor of the connection."""
+        assert self._transport is not None
+        number: int = self._transport.get_extra_info("socket").fileno()
+        return number
+
     def start(
         self,
         *,

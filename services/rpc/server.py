@@ -11,9 +11,11 @@ from grpc_reflection.v1alpha import reflection
 
 from services.rpc.interceptors import RefuseUndecodable
 from services.rpc.status import SERVER_OPTIONS, SHARED_SERVER_OPTIONS
+from services.runtime.descriptors.limit import grpc_connections_max, limit
 from services.runtime.listen import bind_error, cannot_listen, split_listen
 
 CLOSE_GRACE_S = 0.5
+CONNECTIONS_OPTION = "grpc.max_allowed_incoming_connections"
 
 
 class GrpcServer:
@@ -26,13 +28,17 @@ class GrpcServer:
         always: Sequence[str] = (),
         guards: Sequence[grpc.aio.ServerInterceptor] = (),
         is_shared: bool = False,
+        connections_max: int | None = None,
     ) -> None:
         """`services`: full names of the services that are added to `server`, for health and reflection.
 
         `always`: names of further services, whose health does not depend on `set_serving`. `guards`: interceptors that
         see each rpc before its request is read. `is_shared`: other processes of the frontend listen on the same port.
+        `connections_max`: further connections are closed at once, and their clients see UNAVAILABLE; None: a share of
+        the limit of open files. gRPC cannot answer them, and without a bound they would take all descriptors.
         """
-        options = SHARED_SERVER_OPTIONS if is_shared else SERVER_OPTIONS
+        most = connections_max or grpc_connections_max(limit())
+        options = [*(SHARED_SERVER_OPTIONS if is_shared else SERVER_OPTIONS), (CONNECTIONS_OPTION, most)]
         self.server = grpc.aio.server(options=options, interceptors=[*guards, RefuseUndecodable()])
         self._services = services
         self._always = always

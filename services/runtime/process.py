@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 
 from services.runtime import gc_control
+from services.runtime.descriptors.limit import raise_limit
 from services.runtime.loop import run_on_loop
 from services.runtime.tasks import leaf_of
 
@@ -27,9 +28,10 @@ class StartupError(Exception):
 def run_process(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run `main(stopping)` until it returns. SIGTERM or SIGINT sets `stopping`; a second signal exits at once.
 
-    `main` stops in order by itself: report not ready → accept nothing new → finish what runs → close. A StartupError is
-    printed as one sentence, with exit status 1.
+    The process may have as many open files as the system allows. `main` stops in order by itself: report not ready →
+    accept nothing new → finish what runs → close. A StartupError is printed as one sentence, with exit status 1.
     """
+    raise_limit()
     gc_control.take_over()
     try:
         run_on_loop(_with_signals(main))

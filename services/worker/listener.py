@@ -8,7 +8,9 @@ from types import TracebackType
 import structlog
 
 from services.rpc.framing import FrameConnection
+from services.runtime.descriptors.limit import is_reserved
 from services.runtime.listen import cannot_listen, listening_socket, split_listen
+from services.runtime.log_throttle import LogThrottle
 from services.stubs import worker_pb2
 
 log = structlog.get_logger()
@@ -29,6 +31,7 @@ class SessionListener:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._is_closing = False
+        self._throttle = LogThrottle()
 
     async def start(self, listen: str, *, option: str = "--session-listen") -> str:
         """Listen on `host:port` and return the actual address. Raises StartupError if that fails.
@@ -51,9 +54,18 @@ class SessionListener:
         if self._is_closing:
             connection.abort()  # It was accepted before the server closed.
             return
+        if is_reserved(connection.descriptor):
+            self._refuse(connection)
+            return
         task = self._group.create_task(self._serve(connection))
         self._tasks.add(task)
         task.add_done_callback(partial(self._forget, connection))
+
+    def _refuse(self, connection: Connection) -> None:
+        """The frontend tries again with a back-off."""
+        if self._throttle.should_log():
+            log.warning("no room for more sessions", why="the limit of open files is reached", peer=connection.peer)
+        connection.abort()
 
     def _forget(self, connection: Connection, task: asyncio.Task[None]) -> None:
         """The session has ended, or was cancelled before it started."""

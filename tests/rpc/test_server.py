@@ -34,6 +34,38 @@ async def health_of(channel: grpc.aio.Channel, service: str) -> str:
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
+def test_connection_beyond_the_bound_is_unavailable_until_another_ends() -> None:
+    async def scenario() -> list[str]:
+        seen = []
+        async with GrpcServer([SERVICE], connections_max=1) as server:
+            address = await server.start("127.0.0.1:0")
+            await server.set_serving(is_serving=True)
+            own = [("grpc.use_local_subchannel_pool", 1)]
+            async with grpc.aio.insecure_channel(address, options=own) as first:
+                seen.append(await health_of(first, SERVICE))
+                async with grpc.aio.insecure_channel(address, options=own) as second:
+                    with pytest.raises(grpc.aio.AioRpcError) as caught:
+                        await health_of(second, SERVICE)
+                    seen.append(caught.value.code().name)
+            async with grpc.aio.insecure_channel(address, options=own) as third:
+                seen.append(await served_after_another_left(third))
+        return seen
+
+    assert run_async(scenario()) == ["SERVING", "UNAVAILABLE", "SERVING"]
+
+
+async def served_after_another_left(channel: grpc.aio.Channel) -> str:
+    """The server notices the end of a connection a little later."""
+    request = health_pb2.HealthCheckRequest(service=SERVICE)
+    while True:
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, wait_for_ready=True)
+        except grpc.aio.AioRpcError:
+            pass
+        else:
+            return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
 def test_health_of_the_server_and_of_each_service_is_what_the_process_sets() -> None:
     async def scenario() -> list[str]:
         seen = []

@@ -6,6 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.runtime.process import StartupError
+from services.worker import listener as listener_module
 from services.worker.listener import Connection, SessionListener
 from tests.support.doubles import run_async
 from tests.support.raw_session import RecordingTransport, open_raw_session
@@ -55,6 +56,35 @@ def test_bug_in_one_session_is_logged_and_the_others_go_on() -> None:
         run_async(scenario())
 
     assert [line["event"] for line in logs] == ["bug in a session"] * 2
+
+
+def test_session_without_room_is_closed_and_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        attached: list[Connection] = []
+
+        async def attach(connection: Connection) -> None:
+            attached.append(connection)
+            connection.close()
+
+        async with SessionListener(attach) as listener:
+            address = await listener.start("127.0.0.1:0")
+            monkeypatch.setattr(listener_module, "is_reserved", lambda _: True)
+            for _ in range(2):
+                line = await open_raw_session(address)
+                await line.until_over()
+                line.close()
+            assert attached == []
+
+            monkeypatch.undo()
+            line = await open_raw_session(address)
+            await line.until_over()
+            line.close()
+            assert len(attached) == 1
+
+    with capture_logs() as logs:
+        run_async(scenario())
+
+    assert [line["event"] for line in logs] == ["no room for more sessions"]
 
 
 def test_exit_ends_hanging_sessions_and_raises_the_error_of_the_body(monkeypatch: pytest.MonkeyPatch) -> None:

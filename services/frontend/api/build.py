@@ -11,7 +11,7 @@ from services.frontend.api.openai.parse import parse_chat, parse_completion
 from services.frontend.api.openai.responses import ChatAnswer, CompletionAnswer
 from services.frontend.api.openapi.document import OpenApiRoute
 from services.frontend.control import FrontendControl
-from services.http.app import HttpApp
+from services.http.app import HttpApp, Shortage
 from services.http.server.config import HttpConfig
 
 
@@ -22,14 +22,15 @@ def build_app(
     config: HttpConfig,
     on_refused: OnRefused,
     admin: Admin | None = None,
+    shortage: Shortage | None = None,
 ) -> HttpApp:
     """The application for clients.
 
     `on_refused`: called for requests that are refused before they reach the pipeline. `admin`: None if admin calls are
-    disabled, or served on an address of their own.
+    disabled, or served on an address of their own. `shortage`: counts connections that cannot be accepted.
     """
     endpoints = OpenAiEndpoints(pipeline, served, control, config, on_refused)
-    app = HttpApp(config, config.body_bytes_max, lambda: served.is_draining)
+    app = HttpApp(config, config.body_bytes_max, lambda: served.is_draining, shortage)
     routes = app.routes
     completion = partial(parse_completion, ignores_unknown=config.ignores_unknown_fields)
     chat = partial(parse_chat, ignores_unknown=config.ignores_unknown_fields)

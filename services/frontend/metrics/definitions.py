@@ -4,7 +4,11 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.core.errors import Reason, RefusedFor
+
 PREFIX = "dynamo_frontend"
+ENDPOINTS = {"/v1/completions": "completions", "/v1/chat/completions": "chat_completions"}
+OTHER_ENDPOINT = "other"
 UNKNOWN_MODEL = "unknown"
 """The model label of requests for unknown models: names that clients make up must not become time series."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -21,6 +25,7 @@ class Metrics:
     rejection_causes: Counter
     cancellations: Counter
     disconnected: Gauge
+    accept_pauses: Counter
     inflight: Gauge
     first_token_s: Histogram
     duration_s: Histogram
@@ -31,6 +36,17 @@ class Metrics:
     migration_exceeded: Counter
     recomputed_tokens: Counter
     migration_limit: Gauge
+
+    def count_refused(self, path: str) -> None:
+        """See Shortage. The log has one line for many of these."""
+        endpoint = ENDPOINTS.get(path, OTHER_ENDPOINT)
+        self.requests.labels(UNKNOWN_MODEL, endpoint, "unary", "error", Reason.OVERLOADED).inc()
+        self.rejections.labels(UNKNOWN_MODEL, endpoint).inc()
+        self.rejection_causes.labels(UNKNOWN_MODEL, RefusedFor.CONNECTIONS).inc()
+
+    def count_pause(self) -> None:
+        """See Shortage."""
+        self.accept_pauses.inc()
 
     def count_move(self, model: str, *, has_tokens: bool, recomputed: int) -> None:
         """See MigrationMetrics."""
@@ -101,6 +117,9 @@ def build_metrics(prefix: str = PREFIX) -> Metrics:
         disconnected=make.gauge(
             "disconnected_clients",
             "Clients that left before their answer was complete, since the start. A gauge that never decreases.",
+        ),
+        accept_pauses=make.counter(
+            "accept_pauses", "Times that no connection could be accepted for want of file descriptors or memory.", ()
         ),
         inflight=make.gauge("inflight_requests", "Running requests.", ("model",)),
         first_token_s=make.histogram("time_to_first_token_seconds", "From the request to its first token.", _SECONDS),

@@ -34,7 +34,7 @@ SHUTDOWN_S_MAX = 0.5
 """How long running answers may continue when a process closes its socket."""
 BODY_BYTES_MAX = 1024 * 1024
 """The largest body of a request to another process."""
-_CONFIG = HttpConfig(shutdown_s_max=SHUTDOWN_S_MAX)
+_CONFIG = HttpConfig(shutdown_s_max=SHUTDOWN_S_MAX, takes_reserve=True)
 _EXITED_ERRNOS = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE})
 """Errors of a connection to a process that has exited. Any other error means a lack of resources on either side."""
 T = TypeVar("T")

@@ -3,6 +3,12 @@
 In the kernel's accept queue, a health check would wait behind all clients of a storm; and clients that a full queue
 turns away come back a second later. So the queue is emptied as fast as it fills. Until a connection is set up it costs
 a socket and nothing else. Its first bytes say whether it is a health check, so it is set up only after they have come.
+
+| connections of clients | a new one |
+| --- | --- |
+| fewer than `connections_max`, descriptors to spare | is set up |
+| otherwise | is refused with a response, unless it is a health check: that is answered, and closed |
+| no descriptor is left | waits in the kernel's queue until a connection has ended, or PAUSE_S |
 """
 
 import asyncio
@@ -10,16 +16,22 @@ import errno
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import structlog
 
-from services.http.server.config import PROBE_PATHS
+from services.http.server.probes import first_bytes, is_probe
+from services.http.server.refuser import Answers, Refuser
+from services.runtime.descriptors.limit import http_connections_max, is_reserved, limit
+from services.runtime.log_throttle import LogThrottle
 
 log = structlog.get_logger()
 
 ACCEPTS_MAX = 256
 """Connections accepted in one iteration of the event loop: a few milliseconds."""
+REFUSALS_A_TURN_MAX = 32
+"""Connections refused in one iteration of the event loop: a few milliseconds."""
 SETUPS_MAX = 16
 """Connections set up at a time. Health checks are not counted."""
 WAITING_MAX = 16_384
@@ -27,29 +39,49 @@ WAITING_MAX = 16_384
 FIRST_BYTES_S = 1.0
 """How long the first bytes of a connection are waited for before it is set up without them."""
 PAUSE_S = 0.5
-"""How long nothing is accepted after file descriptors or memory have run out, or WAITING_MAX has been reached."""
+"""How long nothing is accepted after file descriptors or memory have run out, or WAITING_MAX has been reached, unless
+a connection ends before."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_PROBES = tuple(f"GET {path} ".encode() for path in PROBE_PATHS)
-_PROBE_BYTES = max(map(len, _PROBES))
+
+
+class Server(Answers, Protocol):
+    """What an acceptor accepts for."""
+
+    @property
+    def takes_reserve(self) -> bool:
+        """Whether no connection is refused for want of descriptors."""
+        ...
+
+    @property
+    def connection_count(self) -> int:
+        """Connections that are set up."""
+        ...
+
+    def make_connection(self, *, is_last: bool = False) -> asyncio.BaseProtocol:
+        """The protocol of a new connection. `is_last`: it closes after one answer."""
+        ...
+
+    def on_paused(self) -> None:
+        """Nothing is accepted for a while."""
+        ...
 
 
 class Acceptor:
     """Accepts connections until `close`."""
 
-    def __init__(
-        self,
-        listeners: Sequence[socket.socket],
-        make_connection: Callable[[], asyncio.BaseProtocol],
-        group: asyncio.TaskGroup,
-    ) -> None:
+    def __init__(self, listeners: Sequence[socket.socket], server: Server, group: asyncio.TaskGroup) -> None:
         """`listeners`: non-blocking and listening; `close` closes them. `group`: of the tasks for set-ups."""
         self._listeners = listeners
-        self._make_connection = make_connection
+        self._server = server
         self._group = group
         self._probes: deque[socket.socket] = deque()
         self._others: deque[socket.socket] = deque()
         self._silent: set[socket.socket] = set()  # Connections that have sent nothing yet.
         self._setups: dict[asyncio.Task[None], socket.socket] = {}
+        self._refuser = Refuser(server, on_probe=self._on_late_probe, on_room=self.on_room)
+        self._paused: set[socket.socket] = set()  # Listeners.
+        self._throttle = LogThrottle()
+        self._refused_count = 0  # Since the last log line.
         for listener in listeners:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
@@ -63,13 +95,23 @@ class Acceptor:
             loop.remove_reader(sock)
         for sock in (*self._listeners, *self._probes, *self._others, *self._silent):
             sock.close()
-        for closed in (self._probes, self._others, self._silent):
+        self._refuser.close()
+        for closed in (self._probes, self._others, self._silent, self._paused):
             closed.clear()  # For set-ups that complete later, and for timers that still run.
 
+    def on_room(self) -> None:
+        """A connection has ended: accept again."""
+        if self._paused:
+            asyncio.get_running_loop().call_soon(self._resume)
+
     def _accept(self, listener: socket.socket) -> None:
+        refusals = 0
         for _ in range(ACCEPTS_MAX):
             if len(self._others) >= WAITING_MAX:
                 self._pause(listener, f"{WAITING_MAX} connections wait to be set up")
+                break
+            if self._refuser.is_full:
+                self._wait_for_room(listener)
                 break
             try:
                 sock, _address = listener.accept()
@@ -80,16 +122,45 @@ class Acceptor:
                     continue  # The client has disconnected. Source: accept(2), "Error handling".
                 self._pause(listener, os.strerror(error.errno))
                 break
-            if (first := _first_bytes(sock)) is None:
-                self._silent.add(sock)
-                loop = asyncio.get_running_loop()
-                loop.add_reader(sock, self._on_first_bytes, sock)
-                loop.call_later(FIRST_BYTES_S, self._on_silence, sock)
+            if self._has_room(sock):
+                self._take(sock)
             else:
-                self._enqueue(sock, first)
+                self._refuse(sock)
+                refusals += 1
+            if refusals == REFUSALS_A_TURN_MAX:
+                break
+
+    def _has_room(self, sock: socket.socket) -> bool:
+        """Whether a new connection may stay. Otherwise it takes a descriptor of the reserve."""
+        if self._server.takes_reserve:
+            return True
+        not_set_up = len(self._silent) + len(self._others) + len(self._setups)
+        count = self._server.connection_count + not_set_up
+        return count < http_connections_max(limit()) and not is_reserved(sock.fileno())
+
+    def _take(self, sock: socket.socket) -> None:
+        if (first := first_bytes(sock)) is None:
+            self._silent.add(sock)
+            loop = asyncio.get_running_loop()
+            loop.add_reader(sock, self._on_first_bytes, sock)
+            loop.call_later(FIRST_BYTES_S, self._on_silence, sock)
+        else:
+            self._enqueue(sock, first)
+
+    def _refuse(self, sock: socket.socket) -> None:
+        self._refused_count += 1
+        if self._throttle.should_log():
+            log.warning(
+                "no room for more clients",
+                why="the connections that the limit of open files allows are in use",
+                limit=limit(),
+                refused=self._refused_count,
+            )
+            self._refused_count = 0
+        self._refuser.refuse(sock)
 
     def _on_first_bytes(self, sock: socket.socket) -> None:
-        if (first := _first_bytes(sock)) is not None:
+        if (first := first_bytes(sock)) is not None:
             asyncio.get_running_loop().remove_reader(sock)
             self._silent.discard(sock)
             self._enqueue(sock, first)
@@ -102,8 +173,12 @@ class Acceptor:
             self._enqueue(sock, b"")
 
     def _enqueue(self, sock: socket.socket, first: bytes) -> None:
-        (self._probes if first.startswith(_PROBES) else self._others).append(sock)
+        (self._probes if is_probe(first) else self._others).append(sock)
         self._start_setups()
+
+    def _on_late_probe(self, sock: socket.socket) -> None:
+        """A connection without room turned out to be a health check. It takes from the reserve, for one answer."""
+        self._start_setup(sock, is_last=True)
 
     def _start_setups(self) -> None:
         while self._probes:
@@ -111,8 +186,8 @@ class Acceptor:
         while self._others and len(self._setups) < SETUPS_MAX:
             self._start_setup(self._others.popleft())
 
-    def _start_setup(self, sock: socket.socket) -> None:
-        self._setups[task := self._group.create_task(self._set_up(sock))] = sock
+    def _start_setup(self, sock: socket.socket, *, is_last: bool = False) -> None:
+        self._setups[task := self._group.create_task(self._set_up(sock, is_last))] = sock
         task.add_done_callback(self._on_set_up)
 
     def _on_set_up(self, task: "asyncio.Task[None]") -> None:
@@ -123,30 +198,32 @@ class Acceptor:
             self._start_setups()
 
     def _pause(self, listener: socket.socket, why: str) -> None:
-        log.warning("no room for more clients", why=why, again_in_s=PAUSE_S)
+        if self._throttle.should_log():
+            log.warning("no room for more clients", why=why, again_in_s=PAUSE_S)
+        self._server.on_paused()
+        self._wait_for_room(listener)
+
+    def _wait_for_room(self, listener: socket.socket) -> None:
+        """Accept nothing until a connection ends, at most for PAUSE_S."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
-        loop.call_later(PAUSE_S, self._resume, listener)
+        self._paused.add(listener)
+        loop.call_later(PAUSE_S, self._resume)
 
-    def _resume(self, listener: socket.socket) -> None:
-        if listener.fileno() >= 0:  # Unless closed meanwhile.
+    def _resume(self) -> None:
+        paused, self._paused = self._paused, set()
+        for listener in paused:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    async def _set_up(self, sock: socket.socket) -> None:
+    async def _set_up(self, sock: socket.socket, is_last: bool) -> None:
         """Hand the socket to a connection, which owns it from then on."""
         sock.setblocking(False)
+
+        def make() -> asyncio.BaseProtocol:
+            return self._server.make_connection(is_last=is_last)
+
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(self._make_connection, sock)
+            await asyncio.get_running_loop().connect_accepted_socket(make, sock)
         except OSError as error:  # This client's problem alone: it must not end the server.
             log.debug("client lost before its connection was set up", why=str(error))
             sock.close()
-
-
-def _first_bytes(sock: socket.socket) -> bytes | None:
-    """The first bytes, which stay in the socket; None: none have come. They usually come with the connection."""
-    try:
-        return sock.recv(_PROBE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return None
-    except OSError:  # The connection is broken; its protocol will notice.
-        return b""

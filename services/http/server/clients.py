@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
 from services.runtime.loop import clock
@@ -32,6 +33,8 @@ class Clients:
         self._open: set[Client] = set()
         self._idle: OrderedDict[Client, float] = OrderedDict()  # → idle since, in event-loop time
         self._timer: asyncio.TimerHandle | None = None
+        self.on_removed: Callable[[], None] | None = None
+        """Called after a connection was removed."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -48,6 +51,8 @@ class Clients:
         """Remove a closed connection."""
         self._open.discard(client)
         self.set_busy(client)
+        if self.on_removed is not None:
+            self.on_removed()
 
     def set_idle(self, client: Client) -> None:
         """Start the idle time of a connection, unless it is running already."""

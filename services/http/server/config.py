@@ -20,7 +20,8 @@ class HttpConfig:
     `body_read_s_max`: how long a request may take to arrive. `lingering_s_max`: how long the rest of a refused request
     is read and discarded, so that the client sees the response. `keepalive_s`: how long an idle connection stays open.
     `shutdown_s_max`: how long running answers may continue when the server closes. `backlog`: how many connections may
-    wait in the kernel to be accepted.
+    wait in the kernel to be accepted. `takes_reserve`: connections may take the last file descriptors, because
+    they are calls of this program's own processes.
     """
 
     body_bytes_max: int = 64 * 1024 * 1024
@@ -34,3 +35,4 @@ class HttpConfig:
     keepalive_s: float = 75.0
     shutdown_s_max: float = 1.0
     backlog: int = 4096
+    takes_reserve: bool = False

@@ -43,6 +43,14 @@ class App(Protocol):
         """The response to bytes that are not a request. `headers`: those that could be read, by lower-case names."""
         ...
 
+    def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
+        """The response to a request for whose connection there is no room. `path`: "" if unknown."""
+        ...
+
+    def on_paused(self) -> None:
+        """No connection is accepted for a while, because descriptors or memory have run out."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConnectionContext:
@@ -55,9 +63,23 @@ class ConnectionContext:
     clients: Clients
     start_limiter: StartLimiter = field(default_factory=StartLimiter)
 
-    def make_connection(self) -> "Connection":
-        """The protocol of a new connection."""
-        return Connection(self)
+    def make_connection(self, *, is_last: bool = False) -> "Connection":
+        """The protocol of a new connection. `is_last`: it closes after one answer."""
+        return Connection(self, is_last=is_last)
+
+    @property
+    def takes_reserve(self) -> bool:
+        return self.config.takes_reserve
+
+    @property
+    def connection_count(self) -> int:
+        return len(self.clients)
+
+    def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
+        return self.app.no_room(path, headers)
+
+    def on_paused(self) -> None:
+        self.app.on_paused()
 
 
 class Connection(asyncio.Protocol):
@@ -95,6 +117,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_context",
         "_is_answering",
+        "_is_last",
         "_is_readable",
         "_parser",
         "_pipelined",
@@ -107,8 +130,10 @@ class Connection(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, context: ConnectionContext) -> None:
+    def __init__(self, context: ConnectionContext, *, is_last: bool = False) -> None:
+        """`is_last`: the connection takes one request only."""
         self._context = context
+        self._is_last = is_last
         self._parser: RequestParser | None = None
         self._pipelined = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -251,7 +276,7 @@ class Connection(asyncio.Protocol):
 
     async def _answer(self, request: HttpRequest) -> None:
         """Never raises an Exception: it would end the task group, and with it all other answers."""
-        self.keeps_alive = request.keeps_alive
+        self.keeps_alive = request.keeps_alive and not self._is_last
         try:
             await self._context.app.answer(request, self)
             self._after_answer()

@@ -60,7 +60,8 @@ async def serve_sockets(
     async with asyncio.TaskGroup() as group:
         clients = Clients(config.keepalive_s)
         context = ConnectionContext(app=app, config=config, group=group, cork=cork or Cork(), clients=clients)
-        acceptor = Acceptor(listeners, context.make_connection, group)
+        acceptor = Acceptor(listeners, context, group)
+        clients.on_removed = acceptor.on_room
         try:
             yield context
         finally:

@@ -3,8 +3,8 @@
 import asyncio
 import resource
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -32,13 +32,22 @@ class RecordingApp:
 
     def __init__(self) -> None:
         self.served: list[str] = []
+        self.refused: list[str] = []
+        self.pauses = 0
 
     async def answer(self, request: HttpRequest, connection: Connection) -> None:
         self.served.append(request.path)
-        connection.transport.write(Response(request.path.encode()).encode(request, is_last=False))
+        connection.transport.write(Response(request.path.encode()).encode(request, is_last=not connection.keeps_alive))
 
     def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
         raise AssertionError(broken)
+
+    def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
+        self.refused.append(path)
+        return b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+
+    def on_paused(self) -> None:
+        self.pauses += 1
 
     @asynccontextmanager
     async def open(self, port: int = 0) -> AsyncIterator[int]:
@@ -136,6 +145,62 @@ def test_clients_wait_while_file_descriptors_have_run_out(monkeypatch: pytest.Mo
 
             assert logs[0]["event"] == "no room for more clients"
             assert (await response_to(sock)).startswith(b"HTTP/1.1 200")
+
+    run_async(test())
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Limit this process to `count` more descriptors."""
+    with socket.socket() as highest:
+        first = highest.fileno()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_client_without_room_is_refused_with_a_response_and_health_checks_are_served() -> None:
+    async def test() -> None:
+        app = RecordingApp()
+        async with app.open() as port:
+            crowd = [connect(port, f"/{number}") for number in range(4)]
+            probes = [connect(port, "/health") for _ in range(2)]
+            with capture_logs() as logs, descriptors_left(2 * len(crowd)):  # All of them belong to the reserve.
+                replies = [await response_to(sock) for sock in crowd]
+                probed = [await response_to(sock) for sock in probes]
+
+            assert all(text.startswith(b"HTTP/1.1 503") for text in replies)
+            assert all(text.startswith(b"HTTP/1.1 200") and b"Connection: close" in text for text in probed)
+            assert sorted(app.refused) == [f"/{number}" for number in range(4)]
+            assert [line["event"] for line in logs] == ["no room for more clients"]
+            assert (await response_to(connect(port, "/after"))).startswith(b"HTTP/1.1 200")
+
+    run_async(test())
+
+
+def test_accepting_goes_on_as_soon_as_a_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor_module, "PAUSE_S", 1000.0)
+
+    async def test() -> None:
+        app = RecordingApp()
+        async with app.open() as port:
+            first = connect(port, "/first")
+            assert (await asyncio.get_running_loop().sock_recv(first, 4096)).startswith(b"HTTP/1.1 200")
+            waiting = connect(port, "/waiting")
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (waiting.fileno() + 1, hard))
+            try:
+                while not app.pauses:
+                    await asyncio.sleep(0)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            first.close()
+
+            assert (await response_to(waiting)).startswith(b"HTTP/1.1 200")
+            assert app.pauses == 1
 
     run_async(test())
 

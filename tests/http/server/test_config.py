@@ -4,7 +4,14 @@ from dataclasses import fields
 
 from services.http.server.config import PROBE_PATHS, HttpConfig
 
-NO_BOUNDS = {"request_timeout_s", "overload_status", "cors_origins", "ignores_unknown_fields", "client"}
+NO_BOUNDS = {
+    "request_timeout_s",
+    "overload_status",
+    "cors_origins",
+    "ignores_unknown_fields",
+    "takes_reserve",
+    "client",
+}
 
 
 def test_paths_of_health_checks_are_those_of_kubernetes_probes() -> None:
