@@ -108,7 +108,8 @@ class Ending:
 class Call(Struct, frozen=True, kw_only=True):
     """One call of a request.
 
-    `deadline`: absolute, in event-loop time. `endpoint`: for metrics. `migration_limit`: the client's own; it can only
+    `deadline`: absolute, in event-loop time. `endpoint`: for metrics. `counts_prompt`: the client wants usage with each
+    event, so each delta must have the tokens of its prompt. `migration_limit`: the client's own; it can only
     lower the frontend's. `ending`: ends the request from outside. `card`: the model's, set by `Preprocess`; only
     workers with this very card may answer. `attempt`: the current one. `excluded`: keys of sessions that must not be
     used any more. `replacement_deadline`: how long the request may wait for a worker, in event-loop time; None: it may
@@ -119,6 +120,7 @@ class Call(Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     endpoint: str = "generate"
     is_streamed: bool = True
+    counts_prompt: bool = False
     migration_limit: int | None = None
     ending: Ending = field(default_factory=Ending)
     card: ModelCard | None = None

@@ -18,7 +18,17 @@ LOGPROB_BYTES = 64
 class _Piece:
     """Consecutive deltas of one choice, stored in arrays because single texts and tokens are small objects."""
 
-    __slots__ = ("choice", "finish_reason", "logprobs", "position", "size", "text", "token_ids", "usage")
+    __slots__ = (
+        "choice",
+        "finish_reason",
+        "logprobs",
+        "position",
+        "prompt_tokens",
+        "size",
+        "text",
+        "token_ids",
+        "usage",
+    )
 
     def __init__(self, choice: int, position: int) -> None:
         self.choice = choice
@@ -28,6 +38,7 @@ class _Piece:
         self.logprobs: list[TokenLogprobs] | None = None
         self.finish_reason: FinishReason | None = None
         self.usage: Usage | None = None
+        self.prompt_tokens = 0
         self.size = 0
 
     @property
@@ -46,6 +57,7 @@ class _Piece:
         self.token_ids.extend(delta.token_ids)
         self.text += text
         self.finish_reason, self.usage = delta.finish_reason, delta.usage
+        self.prompt_tokens = delta.prompt_tokens
         token_count = len(delta.token_ids)
         size = len(text) + TOKEN_BYTES * token_count + LOGPROB_BYTES * (delta.weight - token_count)
         self.size += size
@@ -55,7 +67,16 @@ class _Piece:
         """The piece as one delta."""
         text = self.text.decode(errors="surrogatepass")
         token_ids = self.token_ids.tolist()
-        return Delta(self.position, token_ids, text, self.choice, self.logprobs, self.finish_reason, self.usage)
+        return Delta(
+            self.position,
+            token_ids,
+            text,
+            self.choice,
+            self.logprobs,
+            self.finish_reason,
+            self.usage,
+            self.prompt_tokens,
+        )
 
 
 class DeltaBuffer:

@@ -41,7 +41,8 @@ class Delta(Struct, gc=False):
     """New tokens of one choice; `position` is the index of the first one in the choice's continuation.
 
     `logprobs`: one for each token, if the request asked for them. Above `Detokenize`, the last delta of a choice has
-    its `finish_reason`, and the last delta of the request has the `usage` of the whole request.
+    its `finish_reason`, and the last delta of the request has the `usage` of the whole request. `prompt_tokens`: of the
+    choice's prompt, set above `Detokenize` if `Call.counts_prompt`.
     """
 
     position: int
@@ -51,6 +52,7 @@ class Delta(Struct, gc=False):
     logprobs: Sequence[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    prompt_tokens: int = 0
 
     @property
     def weight(self) -> int:

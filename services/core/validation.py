@@ -44,7 +44,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (0, math.inf),
 }
-ABOVE_ZERO = ("top_p", "repetition_penalty")
+ABOVE_ZERO = ("repetition_penalty",)
 _ENDS = [
     (name, math.nextafter(0, 1) if name in ABOVE_ZERO else least, min(most, sys.float_info.max))
     for name, (least, most) in RANGES.items()
@@ -149,7 +149,7 @@ def _check_sampling(sampling: Sampling) -> None:
     if not 0 <= sampling.top_k <= COUNT_MAX:
         raise invalid("top_k", f"top_k is {shown(sampling.top_k)}: it must be 0 (off) or more")
     if sampling.seed is not None and not 0 <= sampling.seed <= SEED_MAX:
-        raise invalid("seed", f"seed is {shown(sampling.seed)}: it must be from 0 to 2^64 - 1")
+        raise invalid("seed", f"seed is {shown(sampling.seed)}: it must fit into 64 bits")
     if len(sampling.logit_bias) > LOGIT_BIASES_MAX:
         raise invalid("logit_bias", f"logit_bias has more than {LOGIT_BIASES_MAX} tokens: leave some out")
     for token, bias in sampling.logit_bias:

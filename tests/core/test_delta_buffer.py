@@ -52,6 +52,14 @@ def test_each_choice_is_joined_apart_with_its_log_probabilities_and_its_finish_r
     ]
 
 
+def test_tokens_of_the_prompt_are_kept() -> None:
+    buffer = DeltaBuffer()
+    for position in (0, 1):
+        buffer.add(Delta(position, [1], prompt_tokens=7))
+
+    assert buffer.pop().prompt_tokens == 7
+
+
 def test_the_delta_with_the_usage_comes_last_although_its_choice_began_first() -> None:
     held = joined(
         Delta(0, [7], "a", 1),

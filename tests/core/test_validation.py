@@ -30,7 +30,7 @@ def refused(field: str, **request: Any) -> Failure:
     ("field", "good", "bad"),
     [
         ("temperature", [0.0, 2.0, None], [-0.1, 2.1, NAN, INF]),
-        ("top_p", [0.1, 1.0], [0.0, 1.1, NAN, -1.0]),
+        ("top_p", [0.0, 0.1, 1.0], [-0.1, 1.1, NAN, -1.0]),
         ("top_k", [0, 50, 2**32 - 1], [-1, 2**32]),
         ("min_p", [0.0, 1.0], [-0.1, 1.1, NAN]),
         ("seed", [None, 0, 2**64 - 1], [-1, 2**64]),
@@ -307,3 +307,13 @@ def test_min_tokens_beyond_the_context_is_refused_by_name(stop: Stop) -> None:
         max_tokens_of(request, 12)
 
     assert caught.value.param == "min_tokens"
+
+
+@pytest.mark.parametrize("temperature", [None, 0.0, 1.5])
+def test_top_p_of_zero_takes_the_likeliest_token(temperature: float | None) -> None:
+    """The limit of small values. Tools send it to ask for greedy answers."""
+    sampling = Sampling(top_p=0.0, temperature=temperature)
+
+    settled = settle(make_request(sampling=sampling), CARD, random.Random(0)).sampling
+
+    assert settled.is_greedy

@@ -80,7 +80,7 @@ class Script:
         self.calls.append(call)
         self.running.set()
         try:
-            return await self._play(_Choices(sink, request.n))
+            return await self._play(_Choices(sink, request.n, PROMPT_TOKENS if call.counts_prompt else 0))
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
@@ -107,8 +107,10 @@ class Script:
 class _Choices:
     """Positions of each choice, an end for each, and the usage with the last one, as the pipeline makes them."""
 
-    def __init__(self, sink: Sink, count: int) -> None:
+    def __init__(self, sink: Sink, count: int, prompt_tokens: int) -> None:
+        """`prompt_tokens`: what each delta has."""
         self._sink = sink
+        self._prompt_tokens = prompt_tokens
         self._positions = [0] * count
         self._reasons: dict[int, FinishReason] = {}
 
@@ -126,13 +128,17 @@ class _Choices:
         position = self._positions[step.choice]
         logprobs = None if step.logprob is None else [TokenLogprobs(step.logprob, step.top)] * len(step.tokens)
         self._positions[step.choice] += len(step.tokens)
-        self._sink.deliver(Delta(position, list(step.tokens), step.text, step.choice, logprobs))
+        delta = Delta(position, list(step.tokens), step.text, step.choice, logprobs)
+        delta.prompt_tokens = self._prompt_tokens
+        self._sink.deliver(delta)
 
     def _end(self, step: End) -> None:
         self._reasons[step.choice] = step.reason
         usage = self._usage if len(self._reasons) == len(self._positions) else None
         position = self._positions[step.choice]
-        self._sink.deliver(Delta(position, (), step.text, step.choice, finish_reason=step.reason, usage=usage))
+        delta = Delta(position, (), step.text, step.choice, finish_reason=step.reason, usage=usage)
+        delta.prompt_tokens = self._prompt_tokens
+        self._sink.deliver(delta)
 
     def finish(self) -> Finish:
         for choice in range(len(self._positions)):

@@ -1,6 +1,7 @@
 """Types of request fields. Their ranges are for the OpenAPI document; core/validation.py checks them, for gRPC too."""
 
 import math
+import re
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -34,7 +35,11 @@ MinP = Annotated[float, Meta(extra_json_schema=_range_of("min_p"))]
 PresencePenalty = Annotated[float, Meta(extra_json_schema=_range_of("presence_penalty"))]
 FrequencyPenalty = Annotated[float, Meta(extra_json_schema=_range_of("frequency_penalty"))]
 RepetitionPenalty = Annotated[float, Meta(extra_json_schema=_range_of("repetition_penalty"))]
-Seed = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": SEED_MAX})]
+SEED_RANDOM = -1
+SEED_MIN = -(2**63)
+"""OpenAI's seeds are signed."""
+Seed = Annotated[int, Meta(extra_json_schema={"minimum": SEED_MIN, "maximum": SEED_MAX})]
+"""SEED_RANDOM: the frontend chooses one."""
 ChoiceCount = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": CHOICES_MAX})]
 LogprobsCount = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": LOGPROBS_MAX})]
 MaxTokens = Annotated[int, Meta(extra_json_schema={"minimum": 1})]
@@ -50,7 +55,8 @@ Prompts = Annotated[list[NotEmpty | TokenId | TokenIds], Meta(extra_json_schema=
 StopString = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": STOP_STRING_CHARACTERS_MAX})]
 StopStrings = Annotated[list[StopString], Meta(extra_json_schema={"maxItems": STOP_STRINGS_MAX})]
 StopTokenIds = Annotated[list[TokenId], Meta(extra_json_schema={"maxItems": STOP_TOKENS_MAX})]
-_TokenIdText = Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9]{1,10}$"})]
+TOKEN_ID = re.compile("[0-9]{1,10}")
+_TokenIdText = Annotated[str, Meta(extra_json_schema={"pattern": f"^{TOKEN_ID.pattern}$"})]
 _Bias = Annotated[float, Meta(extra_json_schema={"minimum": -LOGIT_BIAS_MAX, "maximum": LOGIT_BIAS_MAX})]
 LogitBias = Annotated[dict[_TokenIdText, _Bias], Meta(extra_json_schema={"maxProperties": LOGIT_BIASES_MAX})]
 BlocksThreshold = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 1})]

@@ -128,6 +128,20 @@ class Detokenizer:
         return text
 
 
+class _PromptCounted:
+    """Adds the tokens of the prompt to the deltas of one answer."""
+
+    __slots__ = ("_prompt_tokens", "_sink")
+
+    def __init__(self, sink: Sink, prompt_tokens: int) -> None:
+        self._sink = sink
+        self._prompt_tokens = prompt_tokens
+
+    def deliver(self, delta: Delta) -> None:
+        delta.prompt_tokens = self._prompt_tokens
+        self._sink.deliver(delta)
+
+
 class Detokenize:
     """Must be above migrate: a partial character or stop string is completed by tokens of the next worker."""
 
@@ -136,6 +150,8 @@ class Detokenize:
         self._catalog = catalog
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        if call.counts_prompt:
+            sink = _PromptCounted(sink, len(request.prompt_token_ids))
         vocabulary = self._catalog.find(request.model).tokenizer
         detokenizer = Detokenizer(sink, vocabulary, request.stop.strings, request.stop.min_tokens)
         detokenizer.prime(request.generated_token_ids)

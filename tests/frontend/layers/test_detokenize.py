@@ -45,6 +45,15 @@ def test_last_delta_has_the_finish_reason_and_the_usage() -> None:
     ]
 
 
+def test_each_delta_has_the_tokens_of_the_prompt_if_the_call_asks() -> None:
+    for counts_prompt, expected in ((False, {0}), (True, {2})):
+        layer = Detokenize(Script([*tokens_of("hi"), FinishReason.STOP]), models_of())
+
+        result = run_async(call_layer(layer, make_request(max_tokens=99), counts_prompt=counts_prompt))
+
+        assert {delta.prompt_tokens for delta in result.deltas} == expected
+
+
 def test_incomplete_character_is_held_back_until_it_is_complete() -> None:
     result = detokenize(tokens_of("漢!"))
 

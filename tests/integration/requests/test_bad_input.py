@@ -119,8 +119,8 @@ HTTP = {
     "huge temperature": (GOOD | {"temperature": 1e308}, 400, "INVALID_ARGUMENT", "temperature"),
     "negative temperature": (GOOD | {"temperature": -1}, 400, "INVALID_ARGUMENT", "temperature"),
     "temperature in words": (GOOD | {"temperature": "hot"}, 400, "INVALID_ARGUMENT", "temperature"),
-    "top_p of 0": (GOOD | {"top_p": 0}, 400, "INVALID_ARGUMENT", "top_p"),
-    "seed below 0": (GOOD | {"seed": -1}, 400, "INVALID_ARGUMENT", "seed"),
+    "top_p below 0": (GOOD | {"top_p": -0.1}, 400, "INVALID_ARGUMENT", "top_p"),
+    "seed of more than 64 bits": (GOOD | {"seed": 2**64}, 400, "INVALID_ARGUMENT", "seed"),
     "empty stop string": (GOOD | {"stop": ""}, 400, "INVALID_ARGUMENT", "stop"),
     "too many stop strings": (GOOD | {"stop": ["x"] * 17}, 400, "INVALID_ARGUMENT", "stop"),
     "bias of no token": (GOOD | {"logit_bias": {"x": 1}}, 400, "INVALID_ARGUMENT", "logit_bias"),
@@ -174,6 +174,8 @@ RAW = {
     "NaN": b'{"model": "mocker", "prompt": "Hi", "temperature": NaN}',
     "infinity": b'{"model": "mocker", "prompt": "Hi", "temperature": Infinity}',
     "deep nesting": b"[" * 100_000,
+    "UTF-16": json.dumps(GOOD).encode("utf-16"),
+    "a comment": b'{"model": "mocker", "prompt": "Hi"} // please',
 }
 
 
@@ -213,6 +215,45 @@ def test_http_refuses_a_body_of_100_mb(prepared: Setup, make: Callable[[], Any])
     bad_request = check_http(prepared.frontend, make(), "/v1/completions", 413, "BODY_TOO_LARGE", None)
 
     asyncio.run(check_unharmed(prepared, bad_request))
+
+
+DIGITS = b"9" * 5000
+FAULTY = {
+    "a key given twice": (b'"max_tokens": 4, "max\\u005ftokens": 5', "max_tokens"),
+    "a nested key given twice": (b'"stream_options": {"include_usage": true, "include_usage": null}', "stream_options"),
+    "a key given twice in a schema": (b'"guided_json": {"properties": {"a": {}, "a": {}}}', "guided_json"),
+    "a neutral field beyond any number": (b'"best_of": 1e999', "best_of"),
+    "a neutral field of thousands of digits": (b'"length_penalty": ' + DIGITS, "length_penalty"),
+    "a neutral field that is nested deeply": (b'"tools": ' + b"[" * 900 + b"]" * 900, "tools"),
+    "a count beyond any number": (b'"n": 1e999', "n"),
+    "a count of thousands of digits": (b'"max_tokens": ' + DIGITS, "max_tokens"),
+    "a whole number out of range": (b'"seed": 1e30', "seed"),
+    "a bias of thousands of digits": (b'"logit_bias": {"' + DIGITS + b'": 1}', "logit_bias"),
+    "a fraction": (b'"max_tokens": 16.5', "max_tokens"),
+}
+
+
+@pytest.mark.parametrize(("field", "param"), FAULTY.values(), ids=FAULTY.keys())
+@pytest.mark.parametrize("is_chat", [False, True], ids=["completion", "chat"])
+def test_http_refuses_faulty_fields_by_name_and_counts_them(
+    prepared: Setup, field: bytes, param: str, is_chat: bool
+) -> None:
+    """Bug: numbers that Python cannot decode ended in INTERNAL, which nobody counted."""
+    prompt = b'"messages": [{"role": "user", "content": "Hi"}]' if is_chat else b'"prompt": "Hi"'
+    path = "/v1/chat/completions" if is_chat else "/v1/completions"
+
+    async def check() -> None:
+        before = await counted()
+        with pytest.raises(Refused) as caught:
+            await post(prepared.frontend, b'{"model": "mocker", ' + prompt + b", " + field + b"}", path)
+        assert (caught.value.code, caught.value.error["code"]) == (400, "INVALID_ARGUMENT")
+        assert caught.value.error["param"].startswith(param)
+        assert await counted() == before + 1
+
+    async def counted() -> float:
+        return await prepared.frontend.metric("dynamo_frontend_requests_total", error_type="INVALID_ARGUMENT")
+
+    asyncio.run(check())
 
 
 # gRPC

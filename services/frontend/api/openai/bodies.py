@@ -14,6 +14,9 @@ from services.core.errors import invalid, quoted
 from services.core.request import Guided, Message, Request, Sampling, Stop
 from services.core.validation import ANSWERS_MAX, LOGPROBS_MAX, MESSAGES_MAX
 from services.frontend.api.field_types import (
+    SEED_MIN,
+    SEED_RANDOM,
+    TOKEN_ID,
     ChoiceCount,
     FrequencyPenalty,
     LogitBias,
@@ -95,7 +98,7 @@ class Body(Struct, frozen=True, kw_only=True):
     ebnf: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: str | int | None = None
 
     @property
     def is_streamed(self) -> bool:
@@ -111,6 +114,11 @@ class Body(Struct, frozen=True, kw_only=True):
     def includes_usage(self) -> bool:
         """Whether a streamed answer ends with its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_usage_in_events(self) -> bool:
+        """Whether each event of a streamed answer has the usage so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def to_request(self) -> Request:
         """The request that the body describes. Raises Failure(INVALID_ARGUMENT)."""
@@ -156,13 +164,8 @@ class Body(Struct, frozen=True, kw_only=True):
         return None
 
     def _check_stream_options(self) -> None:
-        if self.stream_options is None:
-            return
-        if not self.stream:
+        if (self.includes_usage or self.has_usage_in_events) and not self.stream:
             raise invalid("stream_options", "stream_options needs stream: set stream to true or leave it out")
-        if self.stream_options.continuous_usage_stats:
-            name = "stream_options.continuous_usage_stats"
-            raise invalid(name, f"{name} is not supported in this version: leave it out")
 
     def _sampling(self) -> Sampling:
         return Sampling(
@@ -170,7 +173,7 @@ class Body(Struct, frozen=True, kw_only=True):
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=0 if self.top_k is None or self.top_k == -1 else self.top_k,  # -1 is vLLM's older value for "all".
             min_p=self.min_p or 0.0,
-            seed=self.seed,
+            seed=None if self.seed is None else _seed(self.seed),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
@@ -290,11 +293,21 @@ class ChatBody(Body, frozen=True, kw_only=True):
         return [{"messages": tuple(message.to_message(f"messages[{i}]") for i, message in enumerate(self.messages))}]
 
 
+def _seed(given: int) -> int | None:
+    """-1 asks for another seed each time, as in vLLM, llama.cpp and LM Studio. Others below 0: their 64 bits."""
+    if given == SEED_RANDOM:
+        return None
+    return given + 2**64 if SEED_MIN <= given < 0 else given
+
+
 def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     for key in biases:
-        if not (key.isascii() and key.isdecimal() and int(key) < 2**32):
+        if not TOKEN_ID.fullmatch(key) or int(key) >= 2**32:
             raise invalid("logit_bias", f"logit_bias: {quoted(key)} is not a token id")
-    return tuple((int(key), bias) for key, bias in biases.items())
+    by_token = {int(key): bias for key, bias in biases.items()}
+    if len(by_token) != len(biases):
+        raise invalid("logit_bias", "logit_bias names a token twice, such as 5 and 05: give it once")
+    return tuple(by_token.items())
 
 
 def _text(part: Part, path: str) -> str:

@@ -95,10 +95,13 @@ class OpenAiEndpoints:
             request_id=call.request_id,
             model=body.model,
             includes_usage=body.includes_usage,
+            has_usage_in_events=body.has_usage_in_events,
             echo=Echo(request, vocabulary) if body.is_echoed else None,
         )
         if body.is_streamed:
             stream = SseStream(http_request, connection, answer, self._config, vocabulary)
+            if body.has_usage_in_events:
+                call = replace(call, counts_prompt=True)
             await stream.serve(self._pipeline, request, call, body.client_names())
             return None
         call = replace(call, is_streamed=False)

@@ -51,6 +51,7 @@ class Answer(ABC):
     request_id: str
     model: str
     includes_usage: bool = False
+    has_usage_in_events: bool = False
     echo: Echo | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -64,7 +65,7 @@ class Answer(ABC):
 
     @abstractmethod
     def chunk(self, choices: list[Any], usage: Usage | None = None) -> Struct:
-        """The data of one event. `usage`: on the last event, if the client asked for it."""
+        """The data of one event. `usage`: if the client asked for it, on the last event or on each."""
 
     @abstractmethod
     def opening(self, index: int) -> Struct | None:
@@ -83,10 +84,10 @@ class Answer(ABC):
         """A writer for the log probabilities of one choice."""
 
     def _chunk_usage(self, usage: Usage | None) -> schemas.Usage | UnsetType | None:
-        """A client that asked for usage gets null on every event but the last; others do not get the field."""
-        if not self.includes_usage:
-            return UNSET
-        return None if usage is None else _usage(usage)
+        """A client that asked for usage gets null on events without it; others do not get the field."""
+        if usage is not None:
+            return _usage(usage)
+        return None if self.includes_usage else UNSET
 
     def _logprobs(self, choice: Collected, vocabulary: Vocabulary | None) -> Any:
         if not choice.logprobs:

@@ -8,7 +8,7 @@ import pytest
 
 from services.core.errors import Failure, Reason
 from services.core.request import Message, Request, Sampling, Stop
-from services.core.validation import ANSWERS_MAX
+from services.core.validation import ANSWERS_MAX, check_request
 from services.frontend.api.openai.bodies import COMPLETION_TOKENS_DEFAULT, LIMITS
 from services.frontend.api.openai.parse import parse_chat, parse_completion
 
@@ -245,16 +245,51 @@ def test_limit_out_of_range_is_refused_by_the_name_that_was_given(field: str) ->
 
 
 @pytest.mark.parametrize(
+    ("given", "seed"),
+    [(-1, None), (None, None), (0, 0), (-2, 2**64 - 2), (-(2**63), 2**63), (2**63, 2**63), (2**64 - 1, 2**64 - 1)],
+)
+def test_seed_below_zero_counts_as_its_bits_and_minus_one_as_none(given: int | None, seed: int | None) -> None:
+    """vLLM, llama.cpp and LM Studio take -1 for "another one each time", and OpenAI's seeds are signed."""
+    assert completion(seed=given).sampling.seed == seed
+
+
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, 10**30, -(10**30)])
+def test_seed_that_does_not_fit_into_64_bits_is_refused(seed: int) -> None:
+    with pytest.raises(Failure, match="it must fit into 64 bits") as caught:
+        check_request(completion(seed=seed))
+
+    assert caught.value.param == "seed"
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": None}, {"include_usage": False}])
+def test_stream_options_that_ask_for_nothing_need_no_stream(options: Any) -> None:
+    assert chat(stream_options=options) == chat()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"stop": None}, {"stop": []}, {"logit_bias": {}}, {"logit_bias": None}, {"n": None}, {"user": 5}, {"top_k": -1}],
+    ids=str,
+)
+def test_values_that_change_nothing_are_accepted(fields: dict[str, Any]) -> None:
+    assert chat(**fields) == chat()
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {"٣": 1}}, "logit_bias"),
         ({"logit_bias": {"99999999999": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"logit_bias": {"0" * 5000: 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
+        ({"user": 1.5}, "user"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages[0].name"),
         ({"messages": [{"role": "user", "content": "x", "tool_call_id": "5"}]}, "messages[0].tool_call_id"),

@@ -87,12 +87,11 @@ class Events:
         events = b""
         if choice is None:
             choice = self._open[delta.choice] = self._start(delta.choice)
-            if (opening := self._answer.opening(delta.choice)) is not None:
-                events = self._event_of(opening)
+            events = self._opening(delta.choice)
         if delta.logprobs or choice.logprobs is not None:
             events += self._with_logprobs(delta, choice)
         elif delta.text:
-            events += choice.head + json_text(delta.text) + choice.tail
+            events += self._with_text(delta, choice)
         if delta.finish_reason is not None:
             events += self._event_of(self._answer.finish(delta.choice, delta.finish_reason))
         if not events:
@@ -104,6 +103,13 @@ class Events:
             self._head, _, self._tail = self._event([]).rpartition(b"[]")
         head, _, tail = self._event_of(self._answer.piece(index, _PLACEHOLDER)).rpartition(_PLACEHOLDER_ENCODED)
         return _OpenChoice(head, tail)
+
+    def _opening(self, index: int) -> bytes:
+        opening = self._answer.opening(index)
+        return b"" if opening is None else self._event_of(opening)
+
+    def _with_text(self, delta: Delta, choice: _OpenChoice) -> bytes:
+        return choice.head + json_text(delta.text) + choice.tail
 
     def _with_logprobs(self, delta: Delta, choice: _OpenChoice) -> bytes:
         """The event of the delta's text and of the log probabilities whose place in the text is known."""
@@ -122,3 +128,36 @@ class Events:
 
     def _event(self, choices: list[Struct], usage: Usage | None = None) -> bytes:
         return b"data: " + one_line(_encode(self._answer.chunk(choices, usage))) + b"\n\n"
+
+
+class CountedEvents(Events):
+    """The events of a stream of which each has the usage of its choice so far (vLLM's `continuous_usage_stats`)."""
+
+    __slots__ = ("_so_far",)
+
+    def __init__(self, answer: Answer, vocabulary: Callable[[], Vocabulary], *, is_chunked: bool) -> None:
+        super().__init__(answer, vocabulary, is_chunked=is_chunked)
+        self._so_far = Usage(0, 0)
+
+    def of(self, delta: Delta) -> bytes:
+        self._so_far = Usage(delta.prompt_tokens, delta.position + len(delta.token_ids))
+        return self._uncommon(delta, self._open.get(delta.choice))
+
+    def _opening(self, index: int) -> bytes:
+        so_far = self._so_far
+        self._so_far = Usage(so_far.prompt_tokens, 0)
+        opening = super()._opening(index)
+        self._so_far = so_far
+        return opening
+
+    def _with_text(self, delta: Delta, choice: _OpenChoice) -> bytes:
+        return self._event_of(self._answer.piece(delta.choice, delta.text))
+
+    def _event_of(self, choice: Struct) -> bytes:
+        return self._event([choice], self._so_far)
+
+
+def events_of(answer: Answer, vocabulary: Callable[[], Vocabulary], *, is_chunked: bool) -> Events:
+    """The events of a stream, as its client wants them. For the arguments see `Events`."""
+    kind = CountedEvents if answer.has_usage_in_events else Events
+    return kind(answer, vocabulary, is_chunked=is_chunked)

@@ -11,7 +11,7 @@ from services.core.interface import Delta, Finish, Layer
 from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
 from services.frontend.api.openai.sse.backlog import Backlog
-from services.frontend.api.openai.sse.events import Events
+from services.frontend.api.openai.sse.events import events_of
 from services.http.errors import envelope, error_response
 from services.http.server.config import HttpConfig
 from services.http.server.connection import Connection
@@ -83,7 +83,7 @@ class SseStream:
         self._answer = answer
         self._config = config
         self._is_chunked = http_request.is_chunkable
-        self._events = Events(answer, vocabulary, is_chunked=http_request.is_chunkable)
+        self._events = events_of(answer, vocabulary, is_chunked=http_request.is_chunkable)
         self._events_of = self._events.of
         self._is_open = self._has_begun = False
         self._cork = connection.cork

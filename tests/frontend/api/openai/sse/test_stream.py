@@ -103,6 +103,51 @@ def test_usage_comes_once_after_the_finish_and_is_null_before(path: str, body: d
     run(test)
 
 
+@pytest.mark.parametrize("includes_usage", [True, False])
+@pytest.mark.parametrize(("path", "body", "opening"), [(COMPLETIONS, COMPLETION, []), (CHATS, CHAT, [0])])
+def test_each_event_has_the_usage_so_far_if_the_client_asks(
+    path: str, body: dict[str, Any], opening: list[int], includes_usage: bool
+) -> None:
+    """GuideLLM and vLLM's own bench count tokens by it: an event may have several."""
+
+    async def test() -> None:
+        script = Script("a", Say("bc", tokens=b"bc"), End(0, FinishReason.LENGTH))
+        options = {"continuous_usage_stats": True, "include_usage": includes_usage}
+        async with serving(script) as server:
+            _, answer = await server.post(path, body | {"stream_options": options})
+
+        *chunks, done = events(answer)
+        counted = [*opening, 1, 3, 3] + [3] * includes_usage
+        assert [chunk["usage"] for chunk in chunks] == [
+            {"prompt_tokens": 3, "completion_tokens": count, "total_tokens": 3 + count} for count in counted
+        ]
+        assert [len(chunk["choices"]) for chunk in chunks] == [1] * (len(opening) + 3) + [0] * includes_usage
+        assert done == "[DONE]"
+
+    run(test)
+
+
+def test_usage_so_far_is_that_of_the_choice_and_the_last_one_that_of_all() -> None:
+    async def test() -> None:
+        script = Script(Say("a", 0), Say("b", 1), Say("A", 0), Say("AA", 0))
+        options = {"continuous_usage_stats": True, "include_usage": True}
+        async with serving(script) as server:
+            _, answer = await server.post(COMPLETIONS, COMPLETION | {"n": 2, "stream_options": options})
+
+        *chunks, total, _ = events(answer)
+        assert [(chunk["choices"][0]["index"], chunk["usage"]["completion_tokens"]) for chunk in chunks] == [
+            (0, 1),
+            (1, 1),
+            (0, 2),
+            (0, 3),
+            (0, 3),
+            (1, 1),
+        ]
+        assert total["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+
+    run(test)
+
+
 def test_each_choice_opens_and_ends_once_and_the_stream_ends_once() -> None:
     async def test() -> None:
         more = asyncio.Event()
