@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
-from services.core.errors import RETRY_AFTER_S_MIN, Failure, Reason, quoted
+from services.core.errors import RETRY_AFTER_S_MIN, Failure, Reason, invalid, quoted
 from services.core.model_card import ModelCard, TokenizerRef
 from services.discovery.client import InstanceRecord
 from services.models.tokenizers import Tokenizer, load_tokenizer
@@ -39,6 +39,7 @@ class ModelCatalog:
 
     | this frontend has | an unknown name fails with |
     | --- | --- |
+    | anything, but the name is empty | INVALID_ARGUMENT |
     | no answer from a registry yet | NO_WORKERS |
     | an answer, but has seen no worker registered yet | NO_WORKERS |
     | registered workers of that name, whose card it has not received yet | NO_WORKERS |
@@ -69,6 +70,8 @@ class ModelCatalog:
         return model
 
     def _missing(self, name: str) -> Failure:
+        if not name:
+            return invalid("model", "model is missing: name one of those in /v1/models")
         if count := self._registered[name]:
             return no_workers(f"no worker of {quoted(name)} is connected {of_registered(count)}")
         if not (self._models or self._registered):

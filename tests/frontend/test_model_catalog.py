@@ -167,6 +167,14 @@ def test_a_name_is_unknown_once_other_workers_are_registered() -> None:
     assert caught.value.reason is Reason.MODEL_NOT_FOUND
 
 
+def test_empty_name_is_not_called_unknown() -> None:
+    """Bug: a request without a model was told that there is no model of that name."""
+    with pytest.raises(Failure, match="model is missing") as caught:
+        ModelCatalog().find("")
+
+    assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, "model")
+
+
 def test_long_model_name_is_truncated_in_the_error() -> None:
     with pytest.raises(Failure) as caught:
         models_of().find("gpt" * 30_000)
