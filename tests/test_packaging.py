@@ -40,10 +40,10 @@ async def main():
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
         stub = RegistryStub(channel)
-        answer = await stub.List(ListRequest(), timeout=10)
+        answer = await stub.List(ListRequest(), timeout=WAIT_S)
         assert answer == ListResponse(instances=[Instance(instance_id="é", address="h:1")], revision=2**62)
         try:
-            await stub.Drain(DrainRequest(), timeout=10)
+            await stub.Drain(DrainRequest(), timeout=WAIT_S)
         except grpc.aio.AioRpcError as error:
             assert failure_of(error, otherwise=Reason.INTERNAL).reason is Reason.DRAINING
     await server.stop(None)

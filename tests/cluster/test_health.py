@@ -9,6 +9,7 @@ from aiohttp import web
 
 from services.cluster.health import wait_served
 from services.runtime.process import StartupError
+from tests.support.clock import WAIT_S
 from tests.support.doubles import run_async
 
 
@@ -37,7 +38,7 @@ async def frontend(*statuses: int) -> AsyncIterator[str]:
 def test_models_are_returned_once_the_frontend_is_healthy() -> None:
     async def scenario() -> list[str]:
         async with frontend(503, 503, 200) as url:
-            return list(await wait_served(url, timeout_s=10))
+            return list(await wait_served(url, timeout_s=WAIT_S))
 
     assert run_async(scenario()) == ["a", "b"]
 
@@ -53,4 +54,4 @@ def test_timeout_reports_the_last_answer() -> None:
 
 def test_timeout_reports_a_refused_connection() -> None:
     with pytest.raises(StartupError, match=r"after 0\.2 s: ClientConnectorError"):
-        run_async(asyncio.wait_for(wait_served("http://127.0.0.1:1", timeout_s=0.2), 10))
+        run_async(asyncio.wait_for(wait_served("http://127.0.0.1:1", timeout_s=0.2), WAIT_S))

@@ -23,7 +23,7 @@ ASK = Request(temperature=0.8, max_tokens=1500)
 """The answer takes at least nine seconds: time to find the container that serves it, and to stop it."""
 GENERATE = "unbroken.v1.Inference/Generate"
 MESSAGE = json.dumps({"model": "mocker", "text": "The moon", "stop": {"max_tokens": 16}})
-TOOL_S_MAX = 30.0
+TOOL_S_MAX = 60.0
 MOVES = "dynamo_frontend_model_migration_total"
 RESTART_S_MAX = 60.0
 

@@ -21,6 +21,7 @@ from tests.discovery.support import (
     wait_listed,
 )
 from tests.registry.support import client, free_port, running, served, until
+from tests.support.clock import WAIT_S
 
 
 def test_worker_is_visible_from_its_registration_to_its_deregistration() -> None:
@@ -78,23 +79,26 @@ def test_drain_is_reported_once_even_after_a_reconnect() -> None:
         run(scenario)
 
 
-def test_deregister_without_a_connection_returns_at_once_and_is_idempotent() -> None:
+def test_deregister_without_a_connection_returns_at_once_and_is_idempotent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.discovery.registrar.DEREGISTER_TIMEOUT_S", 2 * WAIT_S)
+
     async def scenario(cluster: Cluster) -> None:
         registrar = cluster.register([f"127.0.0.1:{free_port()}"])
         await asyncio.sleep(0)
 
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(WAIT_S):
             await registrar.deregister()
             await registrar.deregister()
 
     run(scenario)
 
 
-def test_deregister_before_or_after_run_returns_at_once() -> None:
+def test_deregister_before_or_after_run_returns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.discovery.registrar.DEREGISTER_TIMEOUT_S", 2 * WAIT_S)
     registrar = Registrar(["127.0.0.1:1"], RECORD, lease_s=10, on_drain=lambda: None)
 
-    run_on_loop(asyncio.wait_for(registrar.deregister(), 1))
-    run_on_loop(asyncio.wait_for(registrar.run(), 1))
+    run_on_loop(asyncio.wait_for(registrar.deregister(), WAIT_S))
+    run_on_loop(asyncio.wait_for(registrar.run(), WAIT_S))
 
 
 def test_deregister_from_a_frozen_registry_times_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -108,7 +112,7 @@ def test_deregister_from_a_frozen_registry_times_out(monkeypatch: pytest.MonkeyP
             await wait_listed(f"127.0.0.1:{port}")
             os.kill(process.pid, signal.SIGSTOP)
 
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(WAIT_S):
                 await registrar.deregister()
         finally:
             process.kill()

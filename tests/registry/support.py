@@ -255,7 +255,7 @@ def ids(store: Store) -> list[str]:
 
 async def until_stored(store: Store, instance_id: str) -> None:
     """Put a record as soon as the store can be reached."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while True:
             try:
                 return await put(store, instance_id)
@@ -266,4 +266,4 @@ async def until_stored(store: Store, instance_id: str) -> None:
 async def compact(etcd: Etcd, revision: int) -> None:
     async with Etcd3Client([etcd.endpoint]) as client:
         assert client.kv is not None
-        await client.kv.compact(revision, physical=True, timeout=5)
+        await client.kv.compact(revision, physical=True, timeout=WAIT_S)

@@ -25,6 +25,7 @@ from tests.registry.support import (
     until,
     until_stored,
 )
+from tests.support.clock import WAIT_S
 
 pytestmark = pytest.mark.etcd
 
@@ -39,7 +40,7 @@ def test_watch_from_a_compacted_revision_ends_without_events(etcd: Etcd) -> None
             await compact(etcd, store.cache.revision)
 
             events: list[int] = []
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WAIT_S):
                 await client.call(
                     lambda member: member.watch(PREFIX, END, 1, lambda response: events.append(len(response.events)))
                 )
@@ -84,13 +85,13 @@ async def enable_auth(etcd: Etcd) -> None:
     async with Etcd3Client([etcd.endpoint]) as client:
         auth = client.auth
         assert auth is not None
-        await auth.user_add("root", "root-secret", timeout=5)
-        await auth.user_grant_role("root", "root", timeout=5)
-        await auth.user_add("registry", "secret", timeout=5)
-        await auth.role_add("registry", timeout=5)
-        await auth.role_grant_permission("registry", PREFIX, END, perm_type=PermissionType.READWRITE, timeout=5)
-        await auth.user_grant_role("registry", "registry", timeout=5)
-        await auth.auth_enable(timeout=5)
+        await auth.user_add("root", "root-secret", timeout=WAIT_S)
+        await auth.user_grant_role("root", "root", timeout=WAIT_S)
+        await auth.user_add("registry", "secret", timeout=WAIT_S)
+        await auth.role_add("registry", timeout=WAIT_S)
+        await auth.role_grant_permission("registry", PREFIX, END, perm_type=PermissionType.READWRITE, timeout=WAIT_S)
+        await auth.user_grant_role("registry", "registry", timeout=WAIT_S)
+        await auth.auth_enable(timeout=WAIT_S)
 
 
 def test_client_authenticates_again_after_a_restart_invalidated_its_token(etcd: Etcd) -> None:

@@ -210,8 +210,8 @@ def test_value_that_is_not_an_instance_is_ignored(etcd: Etcd) -> None:
         async with running(store), Etcd3Client([etcd.endpoint]) as client:
             await put(store, "w1")
             assert client.kv is not None
-            await client.kv.put("/unbroken/v1/instances/junk", b"\xff\xff\xff", timeout=5)
-            await client.kv.put("/unbroken/v1/other", b"?", timeout=5)
+            await client.kv.put("/unbroken/v1/instances/junk", b"\xff\xff\xff", timeout=WAIT_S)
+            await client.kv.put("/unbroken/v1/other", b"?", timeout=WAIT_S)
             await put(store, "w2")
 
             await until(lambda: ids(store) == ["w1", "w2"])

@@ -12,6 +12,7 @@ from services.registry.store import LeaseLost, Store
 from services.runtime.loop import run_on_loop
 from services.stubs.registry_pb2 import INSTANCE_STATE_DRAINING
 from tests.registry.support import Etcd, instance, running, until
+from tests.support.clock import WAIT_S
 
 Scenario = Callable[[Store], Awaitable[None]]
 Run = Callable[[Scenario], None]
@@ -68,7 +69,7 @@ def test_record_expires_with_its_lease_and_stays_while_the_lease_is_renewed(run:
         await store.put(instance("renewed"), renewed, takes_over=True)
         await until(lambda: len(ids(store)) == 2)
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             while "short" in ids(store):
                 await store.keep_alive(renewed)
                 await asyncio.sleep(0.1)

@@ -212,7 +212,7 @@ def test_request_keeps_its_own_id() -> None:
     assert pipeline.calls[0].request_id == "a-Z_0.9:x"
 
 
-@pytest.mark.parametrize("timeout_s", [None, 5.0])
+@pytest.mark.parametrize("timeout_s", [None, 500.0])
 def test_deadline_of_the_client_becomes_that_of_the_call(timeout_s: float | None) -> None:
     async def scenario() -> float | None:
         pipeline = unblocked_pipeline()
@@ -224,7 +224,7 @@ def test_deadline_of_the_client_becomes_that_of_the_call(timeout_s: float | None
     left_s = run_async(scenario())
 
     assert (left_s is None) == (timeout_s is None)
-    assert left_s is None or 4.0 < left_s < 5.1
+    assert left_s is None or 400.0 < left_s < 510.0
 
 
 def test_deadline_that_passes_ends_the_pipeline() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from services.runtime.listen import bind_error, cannot_listen, listening_sockets, reserve, split_listen
 from services.runtime.process import StartupError
+from tests.support.clock import WAIT_S
 
 
 def test_bind_error_reports_a_port_in_use_and_nothing_for_a_free_one() -> None:
@@ -93,9 +94,9 @@ def test_port_with_a_shared_listener_cannot_be_reserved() -> None:
 def test_holder_of_a_reserved_port_receives_no_connections() -> None:
     address, holders = reserve("127.0.0.1:0")
     listener = shared(address)
-    listener.settimeout(10)
+    listener.settimeout(WAIT_S)
     host, _, port = address.rpartition(":")
-    clients = [socket.create_connection((host, int(port)), timeout=10) for _ in range(20)]
+    clients = [socket.create_connection((host, int(port)), timeout=WAIT_S) for _ in range(20)]
     accepted = [listener.accept()[0] for _ in clients]
     close(*clients, *accepted, listener, *holders)
 

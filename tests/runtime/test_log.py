@@ -14,6 +14,7 @@ from structlog.processors import JSONRenderer
 
 from services.core.errors import Reason
 from services.runtime.log import PlainText, json_line
+from tests.support.clock import WAIT_S
 
 CODE = """
 import asyncio, logging, structlog
@@ -41,7 +42,7 @@ asyncio.run(main())
 
 def logged(log_format: str, level: str = "info") -> str:
     code = CODE.format(level=level, log_format=log_format)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S, check=True)
     assert done.stdout == "", "stdout belongs to the program"
     return done.stderr
 
@@ -130,7 +131,7 @@ def test_closed_stderr_causes_no_error() -> None:
     try:
         code = CODE.format(level="info", log_format="text") + "print('went on')"
         done = subprocess.run(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=writing, text=True, timeout=15, check=False
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=writing, text=True, timeout=WAIT_S, check=False
         )
     finally:
         os.close(writing)
@@ -154,7 +155,7 @@ for level in (logging.DEBUG, logging.INFO, logging.WARNING):
 @pytest.mark.parametrize(("level", "count"), [("debug", 3), ("info", 2), ("error", 0)])
 def test_log_event_writes_the_same_line_as_a_logger(log_format: str, level: str, count: int) -> None:
     code = SAY.format(level=level, log_format=log_format)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S, check=True)
 
     lines = [re.sub(r"\d{4}-\d\d-\d\dT[\d:.]*Z", "now", line) for line in done.stderr.splitlines()]
     if log_format == "json":
@@ -175,7 +176,7 @@ print("went on")
 
 
 def test_malformed_log_call_of_a_library_causes_no_error() -> None:
-    done = subprocess.run([sys.executable, "-c", WRONG], capture_output=True, text=True, timeout=15, check=True)
+    done = subprocess.run([sys.executable, "-c", WRONG], capture_output=True, text=True, timeout=WAIT_S, check=True)
 
     assert done.stdout == "went on\n"
     assert "TypeError: %d format" in done.stderr

@@ -121,7 +121,7 @@ def test_several_streams_run_at_the_same_time() -> None:
     assert frontend.token_ids(2) == [21, 22]
 
 
-@pytest.mark.parametrize("timeout_s", [None, 5.0])
+@pytest.mark.parametrize("timeout_s", [None, 500.0])
 def test_timeout_of_a_submit_becomes_the_deadline_of_its_call(timeout_s: float | None) -> None:
     async def scenario(served: Served, pipeline: ManualLayer) -> float | None:
         asked_for = submit(1, 10, request_id="r-1")
@@ -136,7 +136,7 @@ def test_timeout_of_a_submit_becomes_the_deadline_of_its_call(timeout_s: float |
     left_s = play(scenario)
 
     assert (left_s is None) == (timeout_s is None)
-    assert left_s is None or 4 < left_s <= 5
+    assert left_s is None or 400 < left_s <= 500
 
 
 def test_end_sends_what_is_left_before_it_closes_the_session() -> None:

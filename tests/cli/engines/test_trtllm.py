@@ -10,11 +10,12 @@ from click.testing import CliRunner
 from services.cli.engines.trtllm import trtllm_config
 from services.cli.worker import command
 from services.worker.engines.trtllm import TrtLlmConfig
+from tests.support.clock import WAIT_S
 
 
 def test_missing_tensorrt_llm_is_an_error_that_says_how_to_install_it(tmp_path: Path) -> None:
     command_line = [sys.executable, "-m", "services", "worker", "--engine=trtllm", f"--model={tmp_path}"]
-    done = subprocess.run(command_line, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command_line, capture_output=True, text=True, timeout=WAIT_S, check=False)
 
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("Error: --engine trtllm needs TensorRT-LLM")

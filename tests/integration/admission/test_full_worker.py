@@ -20,6 +20,7 @@ from tests.integration.harness.clients.requests import Request
 from tests.integration.harness.clients.send import refusal, refusal_from
 from tests.integration.harness.metrics import wait_idle, wait_load
 from tests.integration.harness.waiting import until
+from tests.support.clock import WAIT_S
 
 pytestmark = on_both_engines
 
@@ -38,10 +39,12 @@ def test_full_worker_still_answers_calls_that_need_no_slot(start_plane: Start) -
             await until(lambda: another.has_found(worker))
             assert await refusal(another, Request("grpc"))
             async with grpc.aio.insecure_channel(worker.ready["address"]) as channel:
-                health = await HealthStub(channel).Check(HealthCheckRequest(), timeout=5)
+                health = await HealthStub(channel).Check(HealthCheckRequest(), timeout=WAIT_S)
                 assert health.status == HealthCheckResponse.SERVING
                 stub = inference_pb2_grpc.InferenceStub(channel)
-                assert (await stub.Cancel(inference_pb2.CancelRequest(request_id="nobody"), timeout=5)).cancelled == 0
+                assert (
+                    await stub.Cancel(inference_pb2.CancelRequest(request_id="nobody"), timeout=WAIT_S)
+                ).cancelled == 0
             assert (await wait_load(worker, 1, 0)).sum("unbroken_engine_steps_total") > 0
             holder.hang_up()
 

@@ -25,6 +25,7 @@ from tests.integration.harness.clients.admin import (
 from tests.integration.harness.plane.plane import Plane
 from tests.integration.harness.plane.processes import Frontend
 from tests.integration.harness.waiting import until
+from tests.support.clock import WAIT_S
 
 ADMISSION = "--admission-control=token-capacity"
 
@@ -123,7 +124,7 @@ def test_thresholds_are_set_over_grpc(plane: Plane) -> None:
         assert (await get_thresholds(plane.frontend))["mocker"] == {DECODE: None, PREFILL: 25}
         async with grpc.aio.insecure_channel(address) as channel:
             listed = await admin_pb2_grpc.AdminStub(channel).ListBusyThresholds(
-                admin_pb2.ListBusyThresholdsRequest(), timeout=5
+                admin_pb2.ListBusyThresholdsRequest(), timeout=WAIT_S
             )
         assert {one.model: one.active_prefill_tokens_threshold for one in listed.thresholds}["mocker"] == 25
         assert await grpc_code(address) == "INVALID_ARGUMENT"

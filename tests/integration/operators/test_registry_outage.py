@@ -27,6 +27,7 @@ from tests.integration.harness.plane.plane import Plane
 from tests.integration.harness.plane.processes import Process
 from tests.integration.harness.waiting import until
 from tests.registry.support import Etcd
+from tests.support.clock import WAIT_S
 
 OUTAGE_S = float(os.environ.get("UNBROKEN_OUTAGE_S", "3"))
 CLIENTS = 8
@@ -104,7 +105,7 @@ async def registered(registry: str, workers: list[Process]) -> bool:
     """Whether the registry knows exactly these workers. False while it cannot answer."""
     async with grpc.aio.insecure_channel(registry, options=CHANNEL_OPTIONS) as channel:
         try:
-            known = await RegistryStub(channel).List(ListRequest(), timeout=1)
+            known = await RegistryStub(channel).List(ListRequest(), timeout=WAIT_S)
         except grpc.aio.AioRpcError:
             return False
     return {one.instance_id for one in known.instances} == {worker.ready["instance_id"] for worker in workers}

@@ -21,6 +21,7 @@ from services.models.hf_checkpoint import pack
 from services.models.tokenizers import huggingface, load_tokenizer
 from services.models.tokenizers.byte_level import EOS
 from services.models.tokenizers.huggingface import HuggingFaceTokenizer
+from tests.support.clock import WAIT_S
 from tests.support.doubles import Collected
 from tests.support.model_folder import END, byte_fallback_bpe, byte_level_bpe, bytes_tokenizer, smollm2_tokenizer
 
@@ -344,6 +345,6 @@ try:
 except Failure as failure:
     print(failure.detail)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S, check=True)
 
     assert "pip install 'unbroken[huggingface]'" in done.stdout

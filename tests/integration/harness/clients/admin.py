@@ -7,6 +7,7 @@ import grpc
 
 from services.stubs import admin_pb2, admin_pb2_grpc
 from tests.integration.harness.plane.processes import Frontend
+from tests.support.clock import WAIT_S
 
 DECODE, PREFILL = "active_decode_blocks_threshold", "active_prefill_tokens_threshold"
 
@@ -53,7 +54,7 @@ async def grpc_set(address: str, decode: float | None, prefill: int | None, *pat
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     async with grpc.aio.insecure_channel(address) as channel:
         stub = admin_pb2_grpc.AdminStub(channel)
-        return (await stub.SetBusyThreshold(message, timeout=5, metadata=metadata)).threshold
+        return (await stub.SetBusyThreshold(message, timeout=WAIT_S, metadata=metadata)).threshold
 
 
 async def grpc_code(address: str, *paths: str, decode: float | None = None, token: str = "") -> str:

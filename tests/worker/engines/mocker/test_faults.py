@@ -12,6 +12,7 @@ import pytest
 
 from services.core.errors import Failure, Reason
 from services.worker.engines.mocker import Faults, MockerConfig, MockerEngine
+from tests.support.clock import WAIT_S
 from tests.support.doubles import run_async
 from tests.worker.engines.support import RunningEngine, new_request, run
 
@@ -118,7 +119,7 @@ def read(process: subprocess.Popen[str], lines: int) -> str:
 @pytest.mark.parametrize(("after", "max_tokens"), [(0, 9), (3, 9), (3, 3)])
 def test_die_after_kills_the_process_at_its_token_count(after: int, max_tokens: int) -> None:
     with doomed(f"die_after={after}", max_tokens) as process:
-        written, _ = process.communicate(timeout=20)
+        written, _ = process.communicate(timeout=WAIT_S)
 
         assert process.returncode == -signal.SIGKILL
         assert written == "1\n" * after
@@ -126,7 +127,7 @@ def test_die_after_kills_the_process_at_its_token_count(after: int, max_tokens: 
 
 def test_die_on_token_kills_the_process_before_the_first_token() -> None:
     with doomed("die_on_token=7") as process:
-        written, _ = process.communicate(timeout=20)
+        written, _ = process.communicate(timeout=WAIT_S)
 
         assert (process.returncode, written) == (-signal.SIGKILL, "")
 

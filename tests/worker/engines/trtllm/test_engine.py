@@ -15,6 +15,7 @@ from services.models.tokenizers.byte_level import EOS
 from services.runtime.process import StartupError
 from services.worker.engine import Output
 from services.worker.engines.trtllm import TrtLlmConfig, TrtLlmEngine
+from tests.support.clock import WAIT_S
 from tests.support.model_folder import make_model_folder
 from tests.support.trtllm import GREEDY, PROMPT, SAMPLED, RunningEngine, llm_of, new_request, play
 
@@ -215,7 +216,7 @@ def test_folder_that_is_not_a_model_is_refused_with_a_clear_message(tmp_path: Pa
 def test_engine_package_can_be_imported_without_tensorrt_llm() -> None:
     code = "import sys, services.worker.engines.trtllm; assert not any(n.startswith('tensorrt') for n in sys.modules)"
 
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
 
 
 # Capacity

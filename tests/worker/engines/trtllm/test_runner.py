@@ -311,7 +311,7 @@ def test_model_that_cannot_be_loaded_fails_with_a_clear_message(folder: Path, mo
     monkeypatch.setenv("TLLM_FAKE_LOAD_ERROR", "out of memory")
 
     async def played() -> None:
-        await asyncio.wait_for(for_ready(folder), 5)
+        await asyncio.wait_for(for_ready(folder), WAIT_S)
 
     with pytest.raises(Failure, match=r"cannot load .*out of memory") as caught:
         asyncio.run(played())
@@ -357,7 +357,7 @@ def test_engine_that_fails_every_request_is_dead(folder: Path) -> None:
         engine._faults = dataclasses.replace(engine._faults, error_token=CANARY.prompt_token_ids[0])
         emitted.append(running)
         running.engine.submit(2, replace(LONG, token_ids=CANARY.token_ids))
-        await asyncio.wait_for(asyncio.Event().wait(), 5)
+        await asyncio.wait_for(asyncio.Event().wait(), WAIT_S)
 
     emitted: list[RunningEngine] = []
     assert death(folder, scenario, canary_after_s=60.0).reason is Reason.ENGINE_DEAD

@@ -14,6 +14,7 @@ import pytest
 from services.runtime.process import EXIT_FORCED, StartupError
 from services.worker.engines.trtllm import TrtLlmConfig, TrtLlmEngine
 from services.worker.engines.trtllm.shutdown import EXIT_STUCK, LoopWatch, shut_down
+from tests.support.clock import WAIT_S
 from tests.support.doubles import run_async
 
 ROOT = Path(__file__).parents[4]
@@ -94,7 +95,7 @@ def test_signal_during_loading_ends_the_process_at_once(number: signal.Signals) 
     process.stdout.readline()
     process.send_signal(number)
 
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=WAIT_S)
 
     assert process.returncode == EXIT_FORCED
     assert number.name.encode() in err
@@ -157,7 +158,7 @@ def test_engine_that_blocks_the_event_loop_ends_the_process(folder: Path, before
         env=os.environ | faults | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=WAIT_S,
         check=False,
     )
 
