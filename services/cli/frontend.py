@@ -141,10 +141,10 @@ DAY_S = 86_400
 @env_option(
     "--unknown-fields",
     "DYN_HTTP_UNKNOWN_FIELDS",
-    type=click.Choice(["refuse", "ignore"]),
-    default="refuse",
-    help="What happens to HTTP requests with a field that is no field of the API, such as a misspelt one. Fields of"
-    " other servers' APIs that ask for something else are refused in any case.",
+    type=click.Choice(["refuse", "refuse-misspelt", "ignore"]),
+    default="refuse-misspelt",
+    help="What happens to HTTP requests with fields that no API has. refuse-misspelt: only those are refused that"
+    " resemble a field, such as maxTokens.",
 )
 @env_option(
     "--client-buffer-max",
@@ -242,7 +242,7 @@ def _http(given: dict[str, Any]) -> "HttpConfig":
         request_timeout_s=given["request_timeout"],
         overload_status=given["overload_status_code"],
         cors_origins=tuple(given["cors_allow_origin"]),
-        ignores_unknown_fields=given["unknown_fields"] == "ignore",
+        unknown_fields=given["unknown_fields"],
         client=ClientBounds(
             buffer_bytes_max=given["client_buffer_max"],
             stall_s_max=given["client_stall_timeout"],

@@ -137,6 +137,27 @@ def test_unknown_fields_are_ignored(plane: Plane, path: str, body: Any) -> None:
     assert extended["choices"] == plain["choices"]
 
 
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, COMPLETION), (CHATS, CHAT)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("topP", 0.5), ("temprature", 0), ("mirostat", 2), ("repeat_penalty", 1.3), ("stop_regex", "a"), ("best_of", 2)],
+)
+def test_field_of_another_server_and_misspelt_field_are_refused_by_name(
+    plane: Plane, path: str, body: Any, name: str, value: Any
+) -> None:
+    answer = ask(plane, "POST", path, body | {name: value})
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, name)
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, COMPLETION), (CHATS, CHAT)])
+@pytest.mark.parametrize("name", ["max_completion_tokens", "n_predict", "max_new_tokens"])
+def test_limit_has_the_names_of_several_servers(plane: Plane, path: str, body: Any, name: str) -> None:
+    asked = {field: value for field, value in body.items() if field != "max_tokens"}
+
+    assert ask(plane, "POST", path, asked | {name: 8}).json["choices"] == ask(plane, "POST", path, body).json["choices"]
+
+
 WRONG: list[tuple[str, Any, str, tuple[Any, ...]]] = [
     (COMPLETIONS, COMPLETION, "prompt", (5, {"text": "a"}, [1, "a"])),
     (COMPLETIONS, COMPLETION, "max_tokens", ("8", 8.5, True, [8], 0, -1)),

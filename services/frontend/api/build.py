@@ -32,8 +32,8 @@ def build_app(
     endpoints = OpenAiEndpoints(pipeline, served, control, config, on_refused)
     app = HttpApp(config, config.body_bytes_max, lambda: served.is_draining, shortage)
     routes = app.routes
-    completion = partial(parse_completion, ignores_unknown=config.ignores_unknown_fields)
-    chat = partial(parse_chat, ignores_unknown=config.ignores_unknown_fields)
+    completion = partial(parse_completion, unknown_fields=config.unknown_fields)
+    chat = partial(parse_chat, unknown_fields=config.unknown_fields)
     routes.get("/v1/models", endpoints.models)
     routes.get("/v1/models/{model}", endpoints.model)
     routes.post("/v1/completions", partial(endpoints.serve, "completions", completion, CompletionAnswer))

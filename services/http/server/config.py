@@ -1,8 +1,11 @@
 """Settings of the HTTP server and its applications."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from services.core.client_flow import ClientBounds
+
+UnknownFields = Literal["refuse", "refuse-misspelt", "ignore"]
 
 PROBE_PATHS = ("/live", "/health")
 """Health checks. They are accepted and started before all other requests, so that no load delays them."""
@@ -14,8 +17,8 @@ class HttpConfig:
 
     `body_bytes_max`: the largest request body, after decompression. `client`: how slowly a client may read.
     `request_timeout_s`: the deadline of requests that bring none; None: no deadline. `overload_status`: the status of
-    refusals for lack of capacity. `cors_origins`: whose pages may read answers; "*": all. `ignores_unknown_fields`:
-    whether requests to models may have fields that no API has.
+    refusals for lack of capacity. `cors_origins`: whose pages may read answers; "*": all. `unknown_fields`: what
+    happens to requests with fields that no API has; by default those are refused that resemble a field.
 
     `body_read_s_max`: how long a request may take to arrive. `lingering_s_max`: how long the rest of a refused request
     is read and discarded, so that the client sees the response. `keepalive_s`: how long an idle connection stays open.
@@ -29,7 +32,7 @@ class HttpConfig:
     request_timeout_s: float | None = None
     overload_status: int = 503
     cors_origins: tuple[str, ...] = ()
-    ignores_unknown_fields: bool = False
+    unknown_fields: UnknownFields = "refuse-misspelt"
     body_read_s_max: float = 60.0
     lingering_s_max: float = 10.0
     keepalive_s: float = 75.0

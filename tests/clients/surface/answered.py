@@ -16,7 +16,13 @@ NOT_OF_MOCKERS = (
     "guided_grammar",
     "structured_outputs",
     "response_format",
+    "json_schema",
+    "regex",
+    "grammar",
+    "ebnf",
 )
+OTHER_LIMITS = ("max_completion_tokens", "n_predict", "max_new_tokens")
+"""Other names of max_tokens. Only equal values are accepted."""
 
 
 @schemathesis.hook  # type: ignore[untyped-decorator]
@@ -25,11 +31,10 @@ def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
     shapes = raw_schema["components"]["schemas"]
     for body in BODIES:
         fields = shapes[body]["properties"]
-        for name in NOT_OF_MOCKERS:
+        for name in (*NOT_OF_MOCKERS, *OTHER_LIMITS):
             del fields[name]
         fields["n"] = fields["max_tokens"] = FEW
         shapes[body]["required"].append("max_tokens")
-    del shapes["ChatBody"]["properties"]["max_completion_tokens"]  # Only one of it and max_tokens is accepted.
     require(shapes["ChatMessage"], "content")  # OpenAI allows messages without content where tools are called.
     require(shapes["Part"], "text")  # OpenAI allows parts that are not text.
     for methods in raw_schema["paths"].values():

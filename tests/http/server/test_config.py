@@ -8,7 +8,7 @@ NO_BOUNDS = {
     "request_timeout_s",
     "overload_status",
     "cors_origins",
-    "ignores_unknown_fields",
+    "unknown_fields",
     "takes_reserve",
     "client",
 }

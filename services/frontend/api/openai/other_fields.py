@@ -42,7 +42,7 @@ _LABELS: Others = dict.fromkeys(
     (
         *("metadata", "service_tier", "safety_identifier"),
         *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_prompt", "n_cache_reuse"),
-        *("keep_alive", "ttl"),
+        *("keep_alive", "ttl", "store"),
     ),
     NO_EFFECT,
 )
@@ -98,6 +98,7 @@ _SAMPLING: Others = {
     "samplers": NEVER,
     "sampler_seq": NEVER,
     "sampler_priority": NEVER,
+    "temp": at(use="temperature"),
     "temperature_last": at(False),
     "backend_sampling": at(False),
     "allowed_token_ids": at(use="logit_bias"),
@@ -242,7 +243,6 @@ _TOOLS: Others = {
     "plugins": at([]),
     "moderation": NEVER,
     "prediction": NEVER,
-    "store": at(False),
 }
 
 _ANSWER: Others = {

@@ -5,7 +5,6 @@ see other_fields.py.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, TypeVar
 
 from msgspec import DecodeError, Meta, Raw, Struct
@@ -27,8 +26,9 @@ from services.frontend.api.openai.other_fields import (
     IN_STREAM_OPTIONS,
     IN_STRUCTURED_OUTPUTS,
 )
-from services.frontend.api.openai.unsupported import Place, check_fields
+from services.frontend.api.openai.unsupported import FieldCheck, Place
 from services.http.json_decode import FIELD_BYTES_MAX, FIELDS, decode, fields_of
+from services.http.server.config import UnknownFields
 
 B = TypeVar("B", bound=Body)
 
@@ -36,10 +36,10 @@ CHAT = Place(ChatBody.__struct_fields__, IN_CHAT)
 COMPLETION = Place(CompletionBody.__struct_fields__, IN_COMPLETION)
 MESSAGE = Place(ChatMessage.__struct_fields__, IN_MESSAGE)
 PART = Place(Part.__struct_fields__, IN_PART)
-STREAM_OPTIONS = Place(StreamOptions.__struct_fields__, IN_STREAM_OPTIONS)
-RESPONSE_FORMAT = Place(ResponseFormat.__struct_fields__, IN_RESPONSE_FORMAT)
-JSON_SCHEMA = Place(JsonSchema.__struct_fields__, IN_JSON_SCHEMA)
-STRUCTURED_OUTPUTS = Place(StructuredOutputs.__struct_fields__, IN_STRUCTURED_OUTPUTS)
+STREAM_OPTIONS = Place(StreamOptions.__struct_fields__, IN_STREAM_OPTIONS, is_strict=True)
+RESPONSE_FORMAT = Place(ResponseFormat.__struct_fields__, IN_RESPONSE_FORMAT, is_strict=True)
+JSON_SCHEMA = Place(JsonSchema.__struct_fields__, IN_JSON_SCHEMA, is_strict=True)
+STRUCTURED_OUTPUTS = Place(StructuredOutputs.__struct_fields__, IN_STRUCTURED_OUTPUTS, is_strict=True)
 
 PLACES: Mapping[str, Place] = {
     "ChatBody": CHAT,
@@ -88,26 +88,27 @@ _KNOWN_CHAT = Decoder(_KnownChat)
 _OBJECTS = Decoder(list[dict[str, Raw]])
 
 
-def parse_completion(body: bytes, *, ignores_unknown: bool = False) -> CompletionBody:
-    """The body of POST /v1/completions. `ignores_unknown`: see check_fields. Raises Failure(INVALID_ARGUMENT)."""
+def parse_completion(body: bytes, *, unknown_fields: UnknownFields = "refuse-misspelt") -> CompletionBody:
+    """The body of POST /v1/completions. `unknown_fields`: see HttpConfig. Raises Failure(INVALID_ARGUMENT)."""
     if (known := _known(body, _KNOWN_COMPLETION)) is not None:
         return known
     body = readable(body)
     given = fields_of(body, large={"prompt"})
     parsed = decode(body, _COMPLETION)
-    _check(given, parsed, COMPLETION, ignores_unknown=ignores_unknown)
+    _check(given, parsed, COMPLETION, FieldCheck(unknown_fields))
     return parsed
 
 
-def parse_chat(body: bytes, *, ignores_unknown: bool = False) -> ChatBody:
-    """The body of POST /v1/chat/completions. `ignores_unknown`: see check_fields. Raises Failure(INVALID_ARGUMENT)."""
+def parse_chat(body: bytes, *, unknown_fields: UnknownFields = "refuse-misspelt") -> ChatBody:
+    """The body of POST /v1/chat/completions. `unknown_fields`: see HttpConfig. Raises Failure(INVALID_ARGUMENT)."""
     if (known := _known(body, _KNOWN_CHAT)) is not None:
         return known
     body = readable(body)
     given = fields_of(body, large={"messages"})
     parsed = decode(body, _CHAT)
-    _check(given, parsed, CHAT, ignores_unknown=ignores_unknown)
-    _check_messages(given["messages"], parsed.messages, ignores_unknown=ignores_unknown)
+    fields = FieldCheck(unknown_fields)
+    _check(given, parsed, CHAT, fields)
+    _check_messages(given["messages"], parsed.messages, fields)
     return parsed
 
 
@@ -141,31 +142,29 @@ def _value_count(fields: Struct) -> int:
     return len(values) - values.count(None)
 
 
-def _check(given: Mapping[str, Raw], parsed: Body, place: Place, *, ignores_unknown: bool) -> None:
+def _check(given: Mapping[str, Raw], parsed: Body, place: Place, fields: FieldCheck) -> None:
     """Check the fields of a body and of the objects in it that are not messages."""
-    check = partial(check_fields, ignores_unknown=ignores_unknown)
-    check(given, place)
+    fields.check(given, place)
     if parsed.stream_options is not None:
-        check(_fields(given["stream_options"]), STREAM_OPTIONS, path="stream_options.")
+        fields.check(_fields(given["stream_options"]), STREAM_OPTIONS, path="stream_options.")
     if parsed.structured_outputs is not None:
-        check(_fields(given["structured_outputs"]), STRUCTURED_OUTPUTS, path="structured_outputs.")
+        fields.check(_fields(given["structured_outputs"]), STRUCTURED_OUTPUTS, path="structured_outputs.")
     form = parsed.response_format
     if form is not None and form.type in FORMS_OF_TYPES:  # Other types are refused as such.
-        fields = _fields(given["response_format"])
-        check(fields, RESPONSE_FORMAT, path="response_format.")
+        of_form = _fields(given["response_format"])
+        fields.check(of_form, RESPONSE_FORMAT, path="response_format.")
         if form.json_schema is not None:
-            check(_fields(fields["json_schema"]), JSON_SCHEMA, path="response_format.json_schema.")
+            fields.check(_fields(of_form["json_schema"]), JSON_SCHEMA, path="response_format.json_schema.")
 
 
-def _check_messages(given: Raw, parsed: list[ChatMessage], *, ignores_unknown: bool) -> None:
-    check = partial(check_fields, ignores_unknown=ignores_unknown)
-    for i, (fields, message) in enumerate(zip(_objects(given), parsed, strict=True)):
-        check(fields, MESSAGE, path=f"messages[{i}].")
+def _check_messages(given: Raw, parsed: list[ChatMessage], fields: FieldCheck) -> None:
+    for i, (of_message, message) in enumerate(zip(_objects(given), parsed, strict=True)):
+        fields.check(of_message, MESSAGE, path=f"messages[{i}].")
         if isinstance(message.content, str | None):
             continue
-        for j, (of_part, part) in enumerate(zip(_objects(fields["content"]), message.content, strict=True)):
+        for j, (of_part, part) in enumerate(zip(_objects(of_message["content"]), message.content, strict=True)):
             if part.type == "text":  # Other types are refused as such.
-                check(of_part, PART, path=f"messages[{i}].content[{j}].")
+                fields.check(of_part, PART, path=f"messages[{i}].content[{j}].")
 
 
 def _fields(given: Raw) -> dict[str, Raw]:

@@ -33,8 +33,8 @@ _NO_REQUEST = {
 """Statuses of what cannot be read as a request, on any path. Source: where BrokenHead is raised."""
 _ABOUT = (
     "An LLM request plane whose token streams do not break. A field that asks for something that this version does not"
-    " do is refused by name. HEAD is answered as GET, without the body. Bodies may use Content-Encoding gzip or"
-    " deflate."
+    " do is refused by name, and so is a misspelt one. HEAD is answered as GET, without the body. Bodies may use"
+    " Content-Encoding gzip or deflate."
 )
 
 
@@ -64,7 +64,7 @@ def describe(listed: Iterable[tuple[str, str]], config: HttpConfig) -> Document:
     for (path, method), operation in operations.items():
         paths[path][method.lower()] = _described(path, operation, config.overload_status)
     components: dict[str, Any] = {"schemas": _schemas(operations.values())}
-    add_other_fields(components["schemas"], ignores_unknown=config.ignores_unknown_fields)
+    add_other_fields(components["schemas"], config.unknown_fields)
     if any(operation.is_guarded for operation in operations.values()):
         components["securitySchemes"] = {"admin": {"type": "http", "scheme": "bearer"}}
     info = {"title": "Unbroken", "version": __version__, "description": _ABOUT}

@@ -5,16 +5,18 @@ from typing import Any
 
 from services.frontend.api.openai.other_fields import Other
 from services.frontend.api.openai.parse import PLACES
+from services.http.server.config import UnknownFields
 
 _ONLY_NULL = {"type": "null"}
 
 
-def add_other_fields(schemas: Mapping[str, dict[str, Any]], *, ignores_unknown: bool) -> None:
-    """Change the schemas of all structs that are checked field by field. `ignores_unknown`: see check_fields."""
+def add_other_fields(schemas: Mapping[str, dict[str, Any]], unknown_fields: UnknownFields) -> None:
+    """Change the schemas of all structs that are checked field by field. `unknown_fields`: see HttpConfig."""
     for name, schema in schemas.items():
         if place := PLACES.get(name):
             schema["properties"] |= {field: _described(other) for field, other in sorted(place.others.items())}
-            schema["additionalProperties"] = True if ignores_unknown else _ONLY_NULL
+            is_closed = place.is_strict or unknown_fields == "refuse"
+            schema["additionalProperties"] = _ONLY_NULL if is_closed else True
 
 
 def _described(other: Other) -> dict[str, Any]:

@@ -166,7 +166,6 @@ def test_null_asks_for_nothing(parse: Parse) -> None:
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("modalities", ["text", "audio"]),
-        ("store", True),
         ("chat_template_kwargs", {"enable_thinking": False}),
         ("reasoning_effort", "none"),
         ("think", False),

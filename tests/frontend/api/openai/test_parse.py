@@ -29,18 +29,18 @@ def refused(ask: Any, *contents: Any, **fields: Any) -> str | None:
 
 
 def test_fields_that_ask_for_nothing_are_accepted() -> None:
-    nothing: dict[str, Any] = {"metadata": {"a": "b"}, "tools": None, "store": False, "made_up": None}
-    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    nothing: dict[str, Any] = {"metadata": {"a": "b"}, "made_up": [1, {"x": None}], "tools": None, "store": True}
+    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}, "made_up": 1}
 
     assert completion(**nothing) == completion()
     assert chat(**nothing) == chat()
     for content in ("hi", [part]):
-        message = {"role": "user", "content": content, "tool_calls": [], "refusal": None, "annotations": []}
+        message = {"role": "user", "content": content, "tool_calls": [], "refusal": None, "made_up": 1}
         assert chat(messages=[message]) == chat()
 
 
 @pytest.mark.parametrize("ask", [completion, chat])
-def test_unknown_field_is_refused_by_name(ask: Any) -> None:
+def test_misspelt_field_is_refused_by_name(ask: Any) -> None:
     assert refused(ask, temprature=0) == "temprature"
     assert refused(ask, maxTokens=5) == "maxTokens"
 
@@ -55,8 +55,8 @@ NESTED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a", "made_up": 1}}, "structured_outputs.made_up"),
 ]
 IN_MESSAGES = [
-    ({"role": "user", "content": "hi", "made_up": 1}, "messages[1].made_up"),
-    ({"role": "user", "content": [{"type": "text", "text": "hi", "made_up": 1}]}, "messages[1].content[0].made_up"),
+    ({"role": "user", "content": "hi", "Name": "x"}, "messages[1].Name"),
+    ({"role": "user", "content": [{"type": "text", "text": "hi", "Text": "x"}]}, "messages[1].content[0].Text"),
 ]
 
 
@@ -67,18 +67,21 @@ def test_unknown_field_of_an_object_is_refused_by_its_path(ask: Any, fields: dic
 
 
 @pytest.mark.parametrize(("message", "param"), IN_MESSAGES)
-def test_unknown_field_of_a_message_is_refused_by_its_path(message: dict[str, Any], param: str) -> None:
+def test_misspelt_field_of_a_message_is_refused_by_its_path(message: dict[str, Any], param: str) -> None:
     assert refused(chat, messages=[{"role": "user", "content": "hi"}, message]) == param
 
 
-def test_unknown_fields_can_be_ignored_everywhere() -> None:
-    tolerant: dict[str, Any] = {"made_up": 1, "stream": True}
-    for fields, _ in NESTED:
-        body: dict[str, Any] = {"model": "m", "prompt": "hi"} | tolerant | fields
-        parse_completion(json.dumps(body).encode(), ignores_unknown=True).to_request()
-    for message, _ in IN_MESSAGES:
-        body = {"model": "m", "messages": [message]} | tolerant
-        assert parse_chat(json.dumps(body).encode(), ignores_unknown=True).to_request() == chat()
+def test_unknown_fields_can_all_be_refused_or_ignored() -> None:
+    bodies = [
+        (parse_completion, {"model": "m", "prompt": "hi", "made_up": 1, "maxTokens": 5}, "made_up"),
+        (parse_chat, {"model": "m", "messages": [{"role": "user", "content": "hi", "Name": "x"}]}, "messages[0].Name"),
+    ]
+    for parse, body, param in bodies:
+        parse(json.dumps(body).encode(), unknown_fields="ignore")
+        with pytest.raises(Failure) as caught:
+            parse(json.dumps(body).encode(), unknown_fields="refuse")
+
+        assert caught.value.param == param
 
 
 @pytest.mark.parametrize(
@@ -170,7 +173,7 @@ def test_key_that_is_given_twice_is_refused_by_name(body: str, param: str | None
 
 def test_byte_order_mark_and_half_a_surrogate_pair_are_accepted() -> None:
     """Half a pair is what JavaScript makes of an emoji when it cuts a text."""
-    halved = rb'{"model": "m", "prompt": "A \ud83d", "stop": ["\ude00", "\ud83d\ude00"], "\ud83d": null}'
+    halved = rb'{"model": "m", "prompt": "A \ud83d", "stop": ["\ude00", "\ud83d\ude00"], "\ud83d": 1}'
 
     request = parse_completion(b"\xef\xbb\xbf" + halved).to_request()
 
@@ -183,6 +186,9 @@ def test_number_that_no_type_holds_is_refused_by_name(name: str, value: str) -> 
     """Bug: best_of of 1e999 was answered with 500, and not counted."""
     for parse, prompt in ((parse_completion, '"prompt": "hi"'), (parse_chat, '"messages": []')):
         body = f'{{"model": "m", {prompt}, "{name}": {value}}}'.encode()
+        if name == "made_up" and value[0] != "[":
+            parse(body)
+            continue
         with pytest.raises(Failure) as caught:
             parse(body)
 

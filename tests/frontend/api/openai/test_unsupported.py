@@ -1,4 +1,4 @@
-"""Fields that ask for something else, and fields that no API has, are refused by name."""
+"""Fields that ask for something else are refused by name, and so are misspelt ones."""
 
 from typing import Any
 
@@ -7,30 +7,40 @@ import pytest
 
 from services.core.errors import Failure
 from services.frontend.api.openai.other_fields import NEVER, NO_EFFECT, at
-from services.frontend.api.openai.unsupported import Place, check_fields
+from services.frontend.api.openai.unsupported import MISSPELT_CHARACTERS_MAX, UNKNOWN_FIELDS_MAX, FieldCheck, Place
+from services.http.server.config import UnknownFields
 
-PLACE = Place(
-    ("max_tokens", "stop", "top_p", "temperature"),
-    {
-        "count": at(1),
-        "switch": at(False),
-        "choice": at("none", "auto"),
-        "list": at([]),
-        "object": at({}),
-        "never": NEVER,
-        "label": NO_EFFECT,
-        "stop_sequences": at([], use="stop"),
-    },
-)
+OTHERS = {
+    "count": at(1),
+    "switch": at(False),
+    "choice": at("none", "auto"),
+    "list": at([]),
+    "object": at({}),
+    "never": NEVER,
+    "label": NO_EFFECT,
+    "stop_sequences": at([], use="stop"),
+}
+PLACE = Place(("max_tokens", "stop", "top_p", "temperature", "user"), OTHERS)
+STRICT = Place(("schema", "name"), {}, is_strict=True)
 
 
 def given(**fields: Any) -> dict[str, msgspec.Raw]:
     return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
 
 
-def refusal(fields: dict[str, msgspec.Raw], **options: Any) -> Failure:
+def check(
+    fields: dict[str, msgspec.Raw],
+    place: Place = PLACE,
+    *,
+    path: str = "",
+    unknown_fields: UnknownFields = "refuse-misspelt",
+) -> None:
+    FieldCheck(unknown_fields).check(fields, place, path=path)
+
+
+def refusal(fields: dict[str, msgspec.Raw], place: Place = PLACE, **options: Any) -> Failure:
     with pytest.raises(Failure) as caught:
-        check_fields(fields, PLACE, **options)
+        check(fields, place, **options)
     return caught.value
 
 
@@ -47,11 +57,12 @@ def refusal(fields: dict[str, msgspec.Raw], **options: Any) -> Failure:
         ("label", [1, {"a": 2}]),
         ("never", None),
         ("count", None),
-        ("made_up", None),
+        ("made_up", 1),
+        ("maxTokens", None),
     ],
 )
 def test_value_that_asks_for_nothing_is_accepted(name: str, value: Any) -> None:
-    check_fields(given(**{name: value}), PLACE)
+    check(given(**{name: value}))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +93,7 @@ def test_value_that_cannot_be_decoded_is_refused(raw: bytes) -> None:
 
 @pytest.mark.parametrize("written", [b"1", b"1.0", b"1e0"])
 def test_neutral_number_may_be_written_in_any_way(written: bytes) -> None:
-    check_fields({"count": msgspec.Raw(written)}, PLACE)
+    check({"count": msgspec.Raw(written)})
 
 
 def test_message_says_what_to_change() -> None:
@@ -97,13 +108,14 @@ def test_message_says_what_to_change() -> None:
 
 def test_first_of_several_fields_is_named() -> None:
     """Bug: it was any of them, so another process named another field for the same request."""
-    assert refusal(given(never=1, count=2, made_up=3)).param == "count"
+    assert refusal(given(never=1, count=2, maxTokens=3)).param == "count"
 
 
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
         ("max_token", "max_tokens"),
+        ("max_tokns", "max_tokens"),
         ("maxTokens", "max_tokens"),
         ("max-tokens", "max_tokens"),
         ("MAX_TOKENS", "max_tokens"),
@@ -111,10 +123,14 @@ def test_first_of_several_fields_is_named() -> None:
         ("Stop", "stop"),
         ("topP", "top_p"),
         ("stopSequences", "stop"),
+        ("Never", "never"),
     ],
 )
-def test_misspelt_field_is_refused_with_the_name_that_was_meant(name: str, meant: str) -> None:
-    failure = refusal(given(**{name: 1}))
+@pytest.mark.parametrize("unknown_fields", ["refuse", "refuse-misspelt"])
+def test_misspelt_field_is_refused_with_the_name_that_was_meant(
+    unknown_fields: UnknownFields, name: str, meant: str
+) -> None:
+    failure = refusal(given(**{name: 1}), unknown_fields=unknown_fields)
 
     assert failure.param == name
     assert failure.detail == (
@@ -122,25 +138,56 @@ def test_misspelt_field_is_refused_with_the_name_that_was_meant(name: str, meant
     )
 
 
-def test_unknown_field_that_resembles_none_gets_no_suggestion() -> None:
-    assert refusal(given(xyzzy=1)).detail.endswith("or leave it out.")
+def test_field_that_resembles_one_that_is_given_is_not_misspelt() -> None:
+    check(given(temperature=1, temperature_2=2))
+
+    assert refusal(given(temperature_2=2)).param == "temperature_2"
+    assert refusal(given(max_tokens=5, maxTokens=9)).param == "maxTokens", "it is another spelling"
 
 
-def test_long_name_is_shortened() -> None:
-    failure = refusal(given(**{"x" * 100_000: 1}))
+@pytest.mark.parametrize("name", ["user_id", "Label", "chat_id", "tags", "x" * 100_000])
+def test_field_without_likeness_to_one_that_matters_is_ignored(name: str) -> None:
+    check(given(**{name: 1}))
+
+
+def test_all_unknown_fields_can_be_refused() -> None:
+    assert refusal(given(made_up=1), unknown_fields="refuse").detail.endswith("or leave it out.")
+
+
+def test_all_unknown_fields_can_be_ignored_but_not_those_that_ask_for_something() -> None:
+    check(given(made_up=1, maxTokens=5), unknown_fields="ignore")
+
+    assert refusal(given(made_up=1, never=1), unknown_fields="ignore").param == "never"
+
+
+@pytest.mark.parametrize("unknown_fields", ["refuse", "refuse-misspelt", "ignore"])
+def test_unknown_field_is_never_ignored_where_the_answer_is_described(unknown_fields: UnknownFields) -> None:
+    assert refusal(given(made_up=1), STRICT, unknown_fields=unknown_fields).param == "made_up"
+
+
+def test_number_of_unknown_fields_is_bounded() -> None:
+    """Comparing names takes time."""
+    fields = FieldCheck("refuse-misspelt")
+    many = given(**{f"made_up_{number}": 1 for number in range(UNKNOWN_FIELDS_MAX)})
+    for _ in range(2):
+        fields.check(many, PLACE)
+
+    with pytest.raises(Failure, match=f"more than {UNKNOWN_FIELDS_MAX} fields") as caught:
+        fields.check(given(one_more=1), PLACE)
+
+    assert caught.value.param == "one_more"
+
+
+def test_long_name_is_shortened_and_not_compared() -> None:
+    failure = refusal(given(**{"max_tokens" + "s" * MISSPELT_CHARACTERS_MAX * 1000: 1}), unknown_fields="refuse")
 
     assert len(failure.param or "") <= 128
     assert len(failure.detail) < 1000
+    assert "Did you mean" not in failure.detail
 
 
 def test_path_names_the_place() -> None:
     failure = refusal(given(maxTokens=1), path="messages[3].")
 
     assert failure.param == "messages[3].maxTokens"
-    assert "Did you mean messages[3].max_tokens?" in failure.detail
-
-
-def test_unknown_fields_can_be_ignored_but_not_those_that_ask_for_something() -> None:
-    check_fields(given(made_up=1), PLACE, ignores_unknown=True)
-
-    assert refusal(given(made_up=1, never=1), ignores_unknown=True).param == "never"
+    assert failure.detail.startswith("'messages[3].maxTokens' is not a field of this API")

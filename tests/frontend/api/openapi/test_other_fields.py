@@ -6,7 +6,7 @@ import pytest
 
 from services.frontend.api.openai.parse import PLACES
 from services.frontend.api.openapi.document import describe
-from services.http.server.config import HttpConfig
+from services.http.server.config import HttpConfig, UnknownFields
 
 LISTED = [("/v1/completions", "POST"), ("/v1/chat/completions", "POST")]
 
@@ -17,11 +17,21 @@ def schemas_of(config: HttpConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("struct", PLACES)
-def test_every_field_is_listed_and_others_may_only_be_null(struct: str) -> None:
-    schema = schemas_of(HttpConfig())[struct]
+def test_every_field_is_listed(struct: str) -> None:
+    place = PLACES[struct]
 
-    assert set(schema["properties"]) == PLACES[struct].honoured | PLACES[struct].others.keys()
-    assert schema["additionalProperties"] == {"type": "null"}
+    assert set(schemas_of(HttpConfig())[struct]["properties"]) == place.honoured | place.others.keys()
+
+
+@pytest.mark.parametrize(
+    ("unknown_fields", "is_open"), [("refuse", False), ("refuse-misspelt", True), ("ignore", True)]
+)
+def test_document_says_if_unknown_fields_may_be_anything_but_null(unknown_fields: UnknownFields, is_open: bool) -> None:
+    schemas = schemas_of(HttpConfig(unknown_fields=unknown_fields))
+
+    for struct, place in PLACES.items():
+        expected: Any = True if is_open and not place.is_strict else {"type": "null"}
+        assert schemas[struct]["additionalProperties"] == expected
 
 
 def test_fields_list_the_values_that_are_accepted() -> None:
@@ -30,9 +40,3 @@ def test_fields_list_the_values_that_are_accepted() -> None:
     assert fields["best_of"]["enum"] == [None, 1]
     assert fields["tool_choice"]["enum"] == [None, "none", "auto"]
     assert "enum" not in fields["metadata"]
-
-
-def test_document_says_if_unknown_fields_are_ignored() -> None:
-    schema = schemas_of(HttpConfig(ignores_unknown_fields=True))["ChatBody"]
-
-    assert schema["additionalProperties"] is True
