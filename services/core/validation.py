@@ -244,7 +244,8 @@ def max_tokens_of(request: Request, context_length: int) -> int:
             raise invalid(name, f"{name} is {shown(number)}: {left}")
     limit = asked or min(room, _default_limit(request.stop, room))
     if len(request.generated_token_ids) > limit:
-        raise invalid("generated_token_ids", "generated_token_ids has more tokens than max_tokens allows")
+        bound = "there is room for" if asked is None else "max_tokens allows"
+        raise invalid("generated_token_ids", f"generated_token_ids has more tokens than {bound}: at most {limit}")
     return limit
 
 

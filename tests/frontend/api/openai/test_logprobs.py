@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from services.core.interface import TokenLogprobs
+from services.core.interface import Delta, TokenLogprobs
+from services.core.request import FinishReason
 from services.frontend.api.openai.logprobs import LOGPROB_MIN, ChatLogprobsWriter, CompletionLogprobsWriter
 from services.frontend.api.openai.schemas import ChatLogprobs, CompletionLogprobs
+from services.frontend.layers.detokenize import Detokenizer
 from services.models.tokenizers import Vocabulary
 from services.models.tokenizers.byte_level import EOS, ByteTokenizer
+from tests.support.doubles import Collected, make_request
 
 BYTES = ByteTokenizer()
 A, B, SNOW = ord("a"), ord("b"), "☃".encode()
@@ -182,3 +187,28 @@ def test_infinite_and_undefined_log_probabilities_become_the_least_number(logpro
     assert one.content[0].logprob == one.content[0].top_logprobs[0].logprob == LOGPROB_MIN
     assert other.token_logprobs == [LOGPROB_MIN]
     assert b"null" not in msgspec.json.encode(other)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.lists(st.sampled_from([A, B, *SNOW, EOS, 0xFF]), max_size=4), max_size=6),
+    st.lists(st.sampled_from(["ab", "b☃", "<|end|>", "a<|end|>b", "aab"]), max_size=2),
+)
+def test_completion_offsets_are_the_same_streamed_and_whole_and_never_beyond_the_text(
+    deltas: list[list[int]], stops: list[str]
+) -> None:
+    collected, position = Collected(), 0
+    detokenizer = Detokenizer(collected, BYTES, stops)
+    for tokens in deltas:
+        detokenizer.deliver(Delta(position, tokens, logprobs=[TokenLogprobs(-1.0)] * len(tokens)))
+        position += len(tokens)
+    detokenizer.finish(make_request(), FinishReason.LENGTH)
+
+    streamed = offsets_of(BYTES, [(delta.token_ids, delta.text) for delta in collected.deltas])
+
+    assert streamed == offsets_of(BYTES, [(collected.token_ids, collected.text)])
+    assert streamed == sorted(streamed)
+    assert all(offset <= len(collected.text) for offset in streamed)
+    for token, offset in zip(collected.token_ids, streamed, strict=True):
+        is_cut = offset == len(collected.text)
+        assert is_cut or token not in (A, B) or collected.text[offset] == chr(token)

@@ -243,11 +243,18 @@ def test_error_without_llama_cpp_says_how_to_install_it(missing: str) -> None:
 
 LEAST, GREATEST = 5e-324, 1.7976931348623157e308
 SAMPLED = Sampling(temperature=1.0, seed=3)
-WHOLE = 6
+WHOLE, CUT = 6, 3
+DRAWN: dict[Sampling, list[int]] = {}
 
 
-def drawn(bench: Bench, runner: asyncio.Runner, sampling: Sampling, cut: int = 3) -> list[int]:
-    """The tokens of an answer, which must be the same after a move at `cut`, with finite log probabilities."""
+def drawn(bench: Bench, runner: asyncio.Runner, sampling: Sampling) -> list[int]:
+    """The tokens of an answer, which must be the same after a move at CUT, with finite log probabilities."""
+    if sampling not in DRAWN:
+        DRAWN[sampling] = drawn_now(bench, runner, sampling)
+    return DRAWN[sampling]
+
+
+def drawn_now(bench: Bench, runner: asyncio.Runner, sampling: Sampling) -> list[int]:
     whole = replace(request(max_tokens=WHOLE, sampling=sampling, ignore_eos=True), logprobs=20)
     key = bench.submit(whole)
     runner.run(bench.until(lambda: bench.finish(key) is not None))
@@ -257,7 +264,7 @@ def drawn(bench: Bench, runner: asyncio.Runner, sampling: Sampling, cut: int = 3
     assert len(tokens) == WHOLE
     assert len(values) == 20 * WHOLE
     assert all(math.isfinite(value) for value in values)
-    assert runner.run(bench.answer(whole.after(tokens[:cut]))) == (tokens[cut:], FinishReason.LENGTH)
+    assert runner.run(bench.answer(whole.after(tokens[:CUT]))) == (tokens[CUT:], FinishReason.LENGTH)
     return tokens
 
 
