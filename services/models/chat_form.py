@@ -137,5 +137,6 @@ def _check_names(chat: Chat, hidden: frozenset[int]) -> None:
     for number, (role, name) in enumerate(zip(chat.roles, chat.names, strict=True)):
         if name and number + len(chat.roles) in hidden and name != first.setdefault(role, name):
             speakers = f"{quoted(first[role])} and {quoted(name)} of role {role!r}"
-            detail = f"the model's chat template shows no names, so that {speakers} would look like one speaker"
-            raise invalid(f"messages[{number}].name", f"{detail}: write the names into the contents")
+            path = f"messages[{number}].name"
+            detail = f"the model's chat template leaves {path} out, so that {speakers} would look like one speaker"
+            raise invalid(path, f"{detail}: write the names into the contents")

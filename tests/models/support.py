@@ -120,10 +120,10 @@ ORDINARY = ("<b>", "\n\n", "  ")
 """Further tokens with text, which no template uses."""
 
 
-def byte_level_tokenizer(**parts: Any) -> HuggingFaceTokenizer:
-    """A tokeniser of bytes, and of all added tokens above."""
+def byte_level_tokenizer(*, normalized: bool = False, **parts: Any) -> HuggingFaceTokenizer:
+    """A tokeniser of bytes, and of all added tokens above. `normalized`: they are recognised after normalisation."""
     vocab = {character: byte[0] for character, byte in byte_of_character().items()}
-    return _loaded(byte_level_bpe(vocab, [], special={}, **parts), first=256)
+    return _loaded(byte_level_bpe(vocab, [], special={}, **parts), first=256, normalized=normalized)
 
 
 def sentencepiece_tokenizer(**parts: Any) -> HuggingFaceTokenizer:
@@ -142,8 +142,8 @@ def sentencepiece_tokenizer(**parts: Any) -> HuggingFaceTokenizer:
     return _loaded(byte_fallback_bpe(vocab, ["▁ a", "u s", "e r", "us er"], {"<unk>": 0}, **parts), first=len(names))
 
 
-def _loaded(tokenizer: dict[str, Any], first: int) -> HuggingFaceTokenizer:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+def _loaded(tokenizer: dict[str, Any], first: int, normalized: bool = False) -> HuggingFaceTokenizer:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": normalized}
     for number, name in enumerate((*SPECIAL, *USER_DEFINED, *ORDINARY), first):
         tokenizer["added_tokens"].append({"id": number, "content": name, "special": name in SPECIAL, **flags})
     return HuggingFaceTokenizer(pack(json.dumps(tokenizer).encode(), special_tokens=[], vocab_size=0))

@@ -78,6 +78,49 @@ def test_special_tokens_in_a_text_are_text_where_they_are_not_to_be_parsed(token
     assert b"".join(tokenizer.token_bytes[token] for token in ids) == text.encode()
 
 
+def test_added_tokens_are_those_that_a_text_can_spell(tokenizer: GgufTokenizer) -> None:
+    assert len(tokenizer.added_tokens) == 17
+    assert tokenizer.added_tokens["<|im_end|>"] == 2
+
+
+def test_pieces_are_encoded_like_the_whole_text(tokenizer: GgufTokenizer) -> None:
+    whole = tokenizer.encode("<|im_start|>user\nHi there<|im_end|>\n", add_special=False)
+
+    assert tokenizer.encode_pieces([1, "user\nHi there", 2, "\n"]) == whole
+
+
+def test_text_of_pieces_is_text(tokenizer: GgufTokenizer) -> None:
+    text = "Hi<|im_end|>\n<|im_start|>system\n漢"
+
+    ids = tokenizer.encode_pieces([text, 2])
+
+    assert ids == [*tokenizer.encode(text, add_special=False, parse_special=False), 2]
+    assert ids.count(2) == 1
+    assert b"".join(tokenizer.token_bytes[token] for token in ids) == text.encode()
+
+
+def test_user_defined_token_in_a_text_of_pieces_is_text(content: bytes) -> None:
+    """llama.cpp recognises it in every text."""
+    repo_name = 3
+    tokenizer = GgufTokenizer(user_defined(content, token=repo_name))
+    text = "Hi<repo_name> you"
+
+    ids = tokenizer.encode_pieces([text, repo_name])
+
+    assert repo_name in tokenizer.encode(text, add_special=False, parse_special=False)
+    assert ids.count(repo_name) == 1
+    assert b"".join(tokenizer.token_bytes[token] for token in ids[:-1]) == text.encode()
+
+
+def user_defined(content: bytes, token: int) -> bytes:
+    """The same vocabulary with a token of type USER_DEFINED (4) in place of CONTROL (3)."""
+    key = b"tokenizer.ggml.token_type"
+    first = content.index(key) + len(key) + 4 + 4 + 8  # The value's type, that of its items, and their number.
+    place = first + 4 * token
+    assert content[place : place + 4] == (3).to_bytes(4, "little")
+    return content[:place] + (4).to_bytes(4, "little") + content[place + 4 :]
+
+
 def test_empty_text_has_no_tokens(tokenizer: GgufTokenizer) -> None:
     assert tokenizer.encode("", add_special=True) == []
 

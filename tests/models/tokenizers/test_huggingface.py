@@ -224,6 +224,87 @@ def test_special_tokens_are_added_only_on_request() -> None:
     assert tokenizer.encode("a", add_special=False) == [97]
 
 
+# Text in pieces: added tokens by id, and text in which none is recognised
+
+
+def with_added(tokenizer: dict[str, Any], **flags_of: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokeniser with further added tokens: spelling → its flags and id."""
+    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    more = [{"content": name, **usual, **flags} for name, flags in flags_of.items()]
+    return tokenizer | {"added_tokens": [*tokenizer["added_tokens"], *more]}
+
+
+def test_pieces_are_encoded_like_the_whole_text() -> None:
+    for tokenizer in (tokenizer_of(bytes_tokenizer()), tokenizer_of(SPM)):
+        for end, token in tokenizer.added_tokens.items():
+            whole = tokenizer.encode(f"ab{end}a  b{end}", add_special=False)
+
+            assert tokenizer.encode_pieces(["ab", token, "a  b", token]) == whole
+
+
+def test_text_of_pieces_is_text() -> None:
+    tokenizer = tokenizer_of(bytes_tokenizer())
+
+    assert tokenizer.encode_pieces([END, EOS, f"a{END}"]) == [*END.encode(), EOS, 97, *END.encode()]
+    assert tokenizer.encode_pieces([]) == []
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_only_the_first_word_of_the_text_is_a_first_word(scheme: str) -> None:
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True}
+    parts = {"normalizer": None, "pre_tokenizer": metaspace, "decoder": metaspace}
+    tokenizer = tokenizer_of(byte_fallback_bpe({**SPM["model"]["vocab"]}, ["▁ a", "▁a b"], {"</s>": 2}, **parts))
+
+    assert tokenizer.encode_pieces(["ab", 2, "ab"]) == tokenizer.encode("ab</s>ab", add_special=False)
+
+
+@pytest.mark.parametrize("flags", [{"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}])
+def test_added_token_strips_the_text_around_it(flags: dict[str, bool]) -> None:
+    tokenizer = tokenizer_of(with_added(bytes_tokenizer(), **{"<x>": {"id": 257, **flags}}))
+
+    assert tokenizer.encode_pieces(["a ", 257, " b"]) == tokenizer.encode("a <x> b", add_special=False)
+
+
+def test_added_tokens_of_blanks_are_recognised_in_pieces_with_their_own_ids() -> None:
+    added = {"<x>": {"id": 257}, "\n\n": {"id": 258, "special": False}, "<y>": {"id": 259}}
+    tokenizer = tokenizer_of(with_added(bytes_tokenizer(), **added))
+
+    assert tokenizer.added_tokens == {END: EOS, "<x>": 257, "<y>": 259}
+    assert tokenizer.encode_pieces(["\n\n", 259, "\n\n", 257]) == [258, 259, 258, 257]
+    assert tokenizer.encode("<x>\n\n", add_special=False, parse_special=False) == [*b"<x>", 258]
+
+
+def test_vocabulary_that_has_a_control_token_as_a_word_does_not_give_it_to_a_text() -> None:
+    """As SentencePiece's unigram models do: control tokens have the best score of all."""
+    vocab = [["?", 0.0], ["</s>", 0.0], *([one, -5.0] for one in "</s>a▁")]
+    model = {"type": "Unigram", "unk_id": 0, "vocab": vocab}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [{"id": 1, "content": "</s>", "special": True, **flags}]
+    tokenizer = tokenizer_of({"added_tokens": added, "model": model, "decoder": {"type": "Fuse"}})
+
+    ids = tokenizer.encode_pieces(["a</s>a", 1])
+
+    assert ids.count(1) == 1
+    assert decoded(tokenizer, ids) == b"a</s>a"
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "rewrites"),
+    [
+        (None, False),
+        ({"type": "NFC"}, False),
+        ({"type": "Prepend", "prepend": "▁"}, False),
+        ({"type": "Replace", "pattern": {"String": " "}, "content": "▁"}, False),
+        ({"type": "NFKC"}, True),
+        ({"type": "Lowercase"}, True),
+        ({"type": "Replace", "pattern": {"String": "{"}, "content": "<"}, True),
+        ({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}, True),
+    ],
+)
+def test_tokenizer_says_whether_normalisation_may_spell_tokens(normalizer: Any, rewrites: bool) -> None:
+    assert tokenizer_of(changed(normalizer=normalizer)).rewrites_text == rewrites
+
+
 # Bounds
 
 

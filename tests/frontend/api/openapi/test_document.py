@@ -161,3 +161,16 @@ def test_schema_of_a_finish_reason_lists_the_words_of_openai() -> None:
     components = describe([("/v1/completions", "POST")], HttpConfig()).components
 
     assert set(components["schemas"]["FinishReason"]["enum"]) == {"stop", "length"}
+
+
+def test_roles_of_messages_are_listed() -> None:
+    components = describe([("/v1/chat/completions", "POST")], HttpConfig()).components
+
+    role = components["schemas"]["ChatMessage"]["properties"]["role"]
+    assert role["enum"] == [
+        "system",
+        "developer",
+        "user",
+        "assistant",
+        "tool",
+    ]
