@@ -29,6 +29,7 @@ from tests.integration.harness.clients.send import (
     undisturbed_answers,
 )
 from tests.integration.harness.plane.engines import movable_requests
+from tests.integration.harness.waiting import until
 
 STREAMS = 100
 AWAY_S = 3.0
@@ -92,7 +93,7 @@ def test_unary_client_gets_the_partial_answer_only_if_it_asks_for_it(start_plane
 
     async def scenario() -> tuple[Answer, Answer | Refused]:
         whole = (await undisturbed_answers(plane, [Request("unary")]))[0]
-        await plane.worker("--mocker-fault=die_after=30", "--mocker-fault=linger_ms=100")
+        await plane.worker("--mocker-fault=die_after=30", "--mocker-fault=linger_ms=500")
         return whole, await outcome(plane.frontend, Request("unary", headers=headers))
 
     whole, refused = asyncio.run(scenario())
@@ -118,7 +119,7 @@ def test_request_that_may_not_move_is_not_counted_as_moved(start_plane: Start, o
         outcomes = await run_together(outcome(plane.frontend, Request("unary", headers=headers)) for _ in range(8))
 
         assert {one.reason for one in outcomes if isinstance(one, Refused)} == {"DISCONNECTED"}
-        assert victim.status() == -9
+        await until(lambda: victim.status() == -9)
         assert await plane.frontend.metric("dynamo_frontend_model_migration_total") == 0
         assert not plane.frontend.events_until_now("request moved")
 

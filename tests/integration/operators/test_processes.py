@@ -38,7 +38,7 @@ OPTIONS = ("--processes=2", "--admission-control=token-capacity")
 NAMES = {"frontend-1", "frontend-2"}
 CONNECTIONS = 16
 """Each ends in either process. All end in the same process with a probability of 1 in 2^15."""
-SLOW = "--mocker-itl-ms=20"
+SLOW = "--mocker-itl-ms=100"
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,8 @@ SCARCE = ("prlimit", f"--nofile={LIMIT}:{LIMIT}")
 SOFT = ("prlimit", f"--nofile={LIMIT}:4096")
 SLOW = ("--mocker-itl-ms=20", "--engine-request-limit=512", "--request-queue-limit=512")
 BODY = {"model": "mocker", "prompt": "Hi", "max_tokens": 100_000, "stream": True}
-PROBE_S_MAX = 5.0
+PROBE_S_MAX = 30.0
+"""Some seconds are the probe's, and the rest is for a busy machine. A probe that finds no room is never answered."""
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +111,7 @@ def test_each_of_too_many_clients_gets_a_stream_or_a_503_and_probes_are_answered
         refused = re.findall(r'model_rejection_cause_total\{cause="connections",model="unknown"\} (\S+)', metrics)
         assert sum(map(float, refused)) == outcomes["503"]
         assert "Traceback" not in frontend.log
-        assert len(frontend.events("no room for more clients")) <= 2 * processes
+        assert frontend.log.count('"no room for more clients"') <= 2 * processes
 
 
 def test_worker_that_joins_is_found_while_clients_take_all_room(tmp_path: Path) -> None:

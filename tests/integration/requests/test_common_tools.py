@@ -27,7 +27,7 @@ def frontend(start_plane: Start) -> Iterator[Frontend]:
     plane = start_plane()
     asyncio.run(plane.worker("--mocker-itl-ms=1"))
     yield plane.frontend
-    assert not plane.frontend.events(level="error")
+    assert not plane.frontend.events_until_now(level="error")
 
 
 async def ask(
