@@ -80,9 +80,9 @@ def test_lease_is_renewed_while_the_registration_runs() -> None:
     async def scenario() -> None:
         store, client = MemoryStore(), Client()
 
-        async with kept(Registration(store, instance(), 1, client.send)):
+        async with kept(Registration(store, instance(), 3, client.send)):
             await until(lambda: client.received)
-            await asyncio.sleep(1.2)  # longer than the lease: nothing else shows that it was renewed
+            await asyncio.sleep(3.3)  # longer than the lease: nothing else shows that it was renewed
 
             assert store.cache.revision == 1
             assert store.cache.instances() == [instance()]

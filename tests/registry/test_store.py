@@ -64,7 +64,7 @@ def test_revisions_increase(run: Run) -> None:
 
 def test_record_expires_with_its_lease_and_stays_while_the_lease_is_renewed(run: Run) -> None:
     async def scenario(store: Store) -> None:
-        short, renewed = await store.grant(1), await store.grant(1)
+        short, renewed = await store.grant(3), await store.grant(3)
         await store.put(instance("short"), short, takes_over=True)
         await store.put(instance("renewed"), renewed, takes_over=True)
         await until(lambda: len(ids(store)) == 2)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -47,12 +46,10 @@ def test_shutdown_waits_for_the_engine_however_its_shutdown_ends(error: Exceptio
 
 def test_shutdown_that_does_not_return_is_abandoned_in_time() -> None:
     llm = Llm()
-    began = time.monotonic()
 
     run_async(shut_down(llm, 0.05))
 
-    assert time.monotonic() - began < 2
-    assert not llm.has_ended.is_set()
+    assert not llm.has_ended.is_set(), "it returns although the engine has not ended"
     llm.may_end.set()
 
 
@@ -65,13 +62,13 @@ def test_blocked_event_loop_is_detected_by_the_watch_thread() -> None:
             stuck.append(silent_s)
             noticed.set()
 
-        with LoopWatch(0.5, on_stuck, tick_s=0.05):
+        with LoopWatch(2.0, on_stuck, tick_s=0.05):
             await asyncio.sleep(0.2)
             assert not stuck, "the loop is not blocked"
-            assert noticed.wait(5), "the watch did not report the blocked loop"  # This wait blocks the loop.
+            assert noticed.wait(WAIT_S), "the watch did not report the blocked loop"  # This wait blocks the loop.
         return stuck
 
-    assert run_async(scenario())[0] >= 0.5
+    assert run_async(scenario())[0] >= 2.0
 
 
 LOADING = """
