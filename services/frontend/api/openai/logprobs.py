@@ -3,7 +3,8 @@
 import codecs
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from operator import itemgetter
+from typing import Protocol
 
 from services.core.interface import TokenLogprobs
 from services.frontend.api.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
@@ -55,12 +56,8 @@ class ChatLogprobsWriter:
         return token_text(self._vocabulary, token), list(raw) if raw else None
 
 
-class _Waiting(NamedTuple):
-    """A token whose text may be held back. `offset`: where its text begins, in characters of the answer."""
-
-    token: int
-    logprobs: TokenLogprobs
-    offset: int
+_Entry = tuple[int, int, TokenLogprobs]
+"""A token: where its text begins, in characters of the answer, its id, and its log probabilities."""
 
 
 class CompletionLogprobsWriter:
@@ -74,55 +71,65 @@ class CompletionLogprobsWriter:
         self._vocabulary = vocabulary
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
+        self._is_within = False  # The last token ends within a character.
         self._shown_count = 0
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Entry] = []
 
     def write(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text: str, *, is_last: bool = False
     ) -> CompletionLogprobs | None:
         self._shown_count += len(text)
-        waiting = self._waiting
-        waiting += [_Waiting(token, one, self._advance(token)) for token, one in zip(token_ids, logprobs, strict=True)]
-        end = len(waiting) if is_last else bisect_right(waiting, self._shown_count, key=lambda one: one.offset)
-        ready, self._waiting = waiting[:end], waiting[end:]
+        ready = self._waiting
+        ready += [(self._advance(token), token, one) for token, one in zip(token_ids, logprobs, strict=True)]
         if not ready:
             return None
+        if ready[-1][0] <= self._shown_count or is_last:
+            self._waiting = []
+        else:
+            end = bisect_right(ready, self._shown_count, key=itemgetter(0))
+            ready, self._waiting = ready[:end], ready[end:]
+        return self._written(ready) if ready else None
+
+    def _written(self, entries: Sequence[_Entry]) -> CompletionLogprobs:
+        names = [token_text(self._vocabulary, token) for _, token, _ in entries]
         return CompletionLogprobs(
-            tokens=[token_text(self._vocabulary, one.token) for one in ready],
-            token_logprobs=[_finite(one.logprobs.logprob) for one in ready],
-            top_logprobs=[self._top(one.token, one.logprobs) for one in ready],
-            text_offset=[min(one.offset, self._shown_count) for one in ready],
+            tokens=names,
+            token_logprobs=[_finite(one.logprob) for _, _, one in entries],
+            top_logprobs=[self._top(token, name, one) for (_, token, one), name in zip(entries, names, strict=True)],
+            text_offset=[min(offset, self._shown_count) for offset, _, _ in entries],
         )
 
-    def _top(self, token: int, one: TokenLogprobs) -> dict[str, float]:
+    def _top(self, token: int, name: str, one: TokenLogprobs) -> dict[str, float]:
         """The likeliest tokens, in order, and the token itself, which OpenAI always adds: one more than requested.
 
         Of tokens with the same text, such as parts of characters, the chosen one has it for its key, or else the
         likeliest; the others are named by their ids.
         """
-        name = token_text(self._vocabulary, token)
-        candidates = dict(one.top)
-        candidates.setdefault(token, one.logprob)
-        top: dict[str, float] = {}
-        for candidate, logprob in candidates.items():
-            text = token_text(self._vocabulary, candidate)
-            is_taken = text in top or (text == name and candidate != token)
-            top[_id_text(candidate) if is_taken else text] = _finite(logprob)
+        vocabulary, top, is_among = self._vocabulary, {}, False
+        for candidate, logprob in one.top:
+            if candidate == token:
+                text, is_among = name, True
+            else:
+                text = token_text(vocabulary, candidate)
+                if text == name or text in top:
+                    text = _id_text(candidate)
+            top[text] = _finite(logprob)
+        if not is_among:
+            top[name] = _finite(one.logprob)
         return top
 
     def _advance(self, token: int) -> int:
         """Returns the offset at which the token begins, and moves to its end."""
-        raw, offset = self._vocabulary.token_bytes[token], self._offset
-        was_within = self._is_within_character
+        raw, offset, was_within = self._vocabulary.token_bytes[token], self._offset, self._is_within
+        if not was_within and raw.isascii():  # As most are.
+            self._offset += len(raw)
+            return offset
         first = self._decoder.decode(raw[:1])
         # If the first byte does not continue the character before it, that one is U+FFFD, and the token begins after.
-        is_after = was_within and first[:1] == "\ufffd" and (len(first) > 1 or self._is_within_character)
+        is_after = was_within and first[:1] == "\ufffd" and (len(first) > 1 or bool(self._decoder.getstate()[0]))
         self._offset += len(first) + len(self._decoder.decode(raw[1:]))
+        self._is_within = bool(self._decoder.getstate()[0])
         return offset + is_after
-
-    @property
-    def _is_within_character(self) -> bool:
-        return bool(self._decoder.getstate()[0])
 
 
 def token_text(vocabulary: Vocabulary, token: int) -> str:
@@ -137,4 +144,4 @@ def _id_text(token: int) -> str:
 
 
 def _finite(logprob: float) -> float:
-    return max(LOGPROB_MIN, logprob)
+    return max(LOGPROB_MIN, logprob)  # In this order it is LOGPROB_MIN for NaN as well.
