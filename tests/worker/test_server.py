@@ -359,6 +359,24 @@ def test_leaving_worker_refuses_a_request_that_was_on_its_way_instead_of_losing_
     assert run_async(scenario()) == ("DRAINING", False)
 
 
+def test_worker_with_a_dead_engine_refuses_a_request_that_was_on_its_way(tmp_path: Path) -> None:
+    async def scenario() -> str:
+        engine = DyingEngine()
+        config = WorkerConfig(registries=(NO_REGISTRY,), ready_file=tmp_path / "r")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_to_its_end(Worker(engine, config)))
+            ready = await until_written(tmp_path / "r")
+            async with RawFrontend(ready["session_address"]) as frontend:
+                await frontend.read()
+                engine.death.set()
+                await frontend.until(lambda: frontend.messages[-1].HasField("goaway"))
+                await frontend.send(submit(1, 10))
+                end = await frontend.until(lambda: frontend.end(1))
+        return str(end.error.reason)
+
+    assert run_async(scenario()) == "DRAINING"
+
+
 def test_leaving_worker_waits_no_longer_than_the_bound_for_a_frontend_that_does_not_hang_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

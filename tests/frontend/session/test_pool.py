@@ -30,7 +30,7 @@ from services.worker.listener import SessionListener
 from services.worker.service import WorkerService
 from services.worker.session import SILENCE_S_MAX, FrontendSessionConfig
 from tests.frontend.support import BareWorker
-from tests.support.clock import pass_time, run_clocked, settle
+from tests.support.clock import WAIT_S, pass_time, run_clocked, settle
 from tests.support.doubles import CARD, Collected, call_layer, make_request, run_async
 from tests.support.manual_worker import session_count
 from tests.support.raw_session import RawSession, RecordingTransport, serve_raw_sessions
@@ -312,6 +312,23 @@ def test_a_lost_worker_is_withdrawn_at_once_and_found_again_when_it_is_back() ->
             assert found.candidate.quarantined_until > asyncio.get_running_loop().time()
 
     run_async(scenario())
+
+
+def test_a_worker_that_leaves_is_hung_up_on_and_not_offered_again_while_it_is_still_registered() -> None:
+    async def scenario() -> None:
+        async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
+            await until(pool, 1)
+            a.service.goaway(30.0)
+            await a.service.end_sessions(2 * WAIT_S)  # Until the frontend has hung up.
+            while sum(line["event"] == "session over" for line in logs) < 3:  # It tries again.
+                await asyncio.sleep(0.01)
+            assert not pool.all_sessions()
+
+    with capture_logs() as logs:
+        run_async(scenario())
+
+    events = [line["event"] for line in logs]
+    assert (events.count("worker found"), events.count("worker left")) == (1, 1)
 
 
 def drop_sessions(machine: Machine) -> None:
