@@ -19,6 +19,11 @@ QUOTED_CHARACTERS_MAX = 200
 """How much of a client's text a failure's detail quotes."""
 
 
+OPENAI_CODE = "openai_code"
+"""The key of OpenAI's `code` in the metadata that clients get. A failure's own metadata may have another one."""
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+
+
 class Reason(StrEnum):
     """Why a request failed."""
 
@@ -56,7 +61,7 @@ class Traits:
     `grpc`, `http`: the status that a client sees. `kind`: the `type` in OpenAI's error envelope. `migrates`: the
     frontend may continue the stream on another worker. `free`: such a move does not count against the migration limit.
     `blames_worker`: the worker is quarantined. `retryable`: the client may send the same request again. `hint`: what a
-    person should do; None if the failure's detail says it.
+    person should do; None if the failure's detail says it. `openai_code`: OpenAI's `code` for it, if it has one.
     """
 
     grpc: StatusCode
@@ -67,6 +72,7 @@ class Traits:
     blames_worker: bool = False
     retryable: bool = False
     hint: str | None
+    openai_code: str | None = None
 
 
 def _lost(hint: str) -> Traits:
@@ -93,8 +99,8 @@ def _full(hint: str, *, migrates: bool) -> Traits:
     )
 
 
-def _request(http: int, grpc: StatusCode, hint: str | None) -> Traits:
-    return Traits(grpc=grpc, http=http, kind="invalid_request_error", hint=hint)
+def _request(http: int, grpc: StatusCode, hint: str | None, openai_code: str | None = None) -> Traits:
+    return Traits(grpc=grpc, http=http, kind="invalid_request_error", hint=hint, openai_code=openai_code)
 
 
 TRAITS: dict[Reason, Traits] = {
@@ -143,8 +149,12 @@ TRAITS: dict[Reason, Traits] = {
     ),
     Reason.INVALID_ARGUMENT: _request(400, StatusCode.INVALID_ARGUMENT, None),
     Reason.BODY_TOO_LARGE: _request(413, StatusCode.RESOURCE_EXHAUSTED, "Send a smaller request."),
-    Reason.PROMPT_TOO_LONG: _request(400, StatusCode.INVALID_ARGUMENT, "Shorten the prompt or lower max_tokens."),
-    Reason.MODEL_NOT_FOUND: _request(404, StatusCode.NOT_FOUND, "Ask for one of the models in /v1/models."),
+    Reason.PROMPT_TOO_LONG: _request(
+        400, StatusCode.INVALID_ARGUMENT, "Shorten the prompt or lower max_tokens.", CONTEXT_LENGTH_EXCEEDED
+    ),
+    Reason.MODEL_NOT_FOUND: _request(
+        404, StatusCode.NOT_FOUND, "Ask for one of the models in /v1/models.", "model_not_found"
+    ),
     Reason.DEADLINE_EXCEEDED: Traits(
         grpc=StatusCode.DEADLINE_EXCEEDED,
         http=504,
@@ -186,6 +196,7 @@ TRAITS: dict[Reason, Traits] = {
         http=401,
         kind="authentication_error",
         hint="Send the header (over gRPC the metadata) `authorization: Bearer TOKEN` with the right token.",
+        openai_code="invalid_api_key",
     ),
     Reason.INTERNAL: Traits(
         grpc=StatusCode.INTERNAL, http=500, kind="server_error", hint="This is a bug: report the request id."
@@ -220,6 +231,12 @@ class Failure(Exception):
     @property
     def traits(self) -> Traits:
         return TRAITS[self.reason]
+
+    @property
+    def shown_metadata(self) -> Mapping[str, str]:
+        """The metadata that clients get: with OpenAI's `code` for the reason, if it has one."""
+        code = self.traits.openai_code
+        return self.metadata if code is None else {OPENAI_CODE: code, **self.metadata}
 
     def copy(self) -> "Failure":
         """The same failure for another request. One object raised by several tasks would collect their tracebacks."""

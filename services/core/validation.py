@@ -7,11 +7,20 @@ import math
 import random
 import re
 import sys
+from collections.abc import Mapping
 
 import msgspec
 from msgspec.structs import replace
 
-from services.core.errors import Failure, Reason, invalid, quoted, shown
+from services.core.errors import (
+    CONTEXT_LENGTH_EXCEEDED,
+    OPENAI_CODE,
+    Failure,
+    Reason,
+    invalid,
+    quoted,
+    shown,
+)
 from services.core.json.keys import check_keys
 from services.core.json.text import syntax_fault
 from services.core.model_card import ModelCard
@@ -30,11 +39,28 @@ SEED_MAX = 2**64 - 1
 COUNT_MAX = 2**32 - 1
 MIGRATION_LIMIT = "X-Migration-Limit"
 MIGRATION_LIMIT_DIGITS_MAX = 9
+REQUEST_TIMEOUT = "X-Request-Timeout"
+GRPC_TIMEOUT = "grpc-timeout"
+"""Of gRPC clients it never arrives here: gRPC itself reads it. Gateways keep it in requests over HTTP."""
+REQUEST_TIMEOUT_S_MAX = 86_400.0
+"""One day. The bound keeps the deadline from overflowing on the way to the worker."""
+_TIMEOUT_FORMS = {
+    REQUEST_TIMEOUT: "a number of seconds, or a duration such as 30s, 500ms or 1m",
+    GRPC_TIMEOUT: "at most 8 digits and one of the units H, M, S, m, u and n, such as 30S",
+}
+UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+GRPC_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 CHOICES_MAX = 64
 ANSWERS_MAX = 256
 """Answers to one request: its prompts times `n`."""
 LOGPROBS_MAX = 20
 GUIDED_CHARACTERS_MAX = 65_536
+
+_DIGITS = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
+_NUMBER = re.compile(rf"{_DIGITS}(?:e[+-]?[0-9]+)?")
+_PART = re.compile(rf"({_DIGITS})\s*(ms|us|ns|s|m|h)")
+_DURATION = re.compile(rf"(?:{_PART.pattern}\s*)+")
+_GRPC_DURATION = re.compile(r"([0-9]{1,8})([HMSmun])")
 
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
@@ -73,6 +99,45 @@ def migration_limit_of(given: str | None) -> int | None:
     if not (given.isascii() and given.isdecimal() and len(given) <= MIGRATION_LIMIT_DIGITS_MAX):
         raise invalid(MIGRATION_LIMIT, f"the header {MIGRATION_LIMIT} must be a whole number of moves, 0 for none")
     return int(given)
+
+
+def timeout_s_of(headers: Mapping[str, str]) -> float | None:
+    """How long the client waits for the whole answer, by its headers or metadata (in lower case), in seconds.
+
+    The lowest of several counts. None if there is none. Raises INVALID_ARGUMENT for one that is not a duration above 0,
+    up to REQUEST_TIMEOUT_S_MAX.
+    """
+    given = [
+        _checked_seconds(name, text)
+        for name in (REQUEST_TIMEOUT, GRPC_TIMEOUT)
+        if (texts := headers.get(name.lower())) is not None
+        for text in texts.split(",")
+    ]
+    return min(given, default=None)
+
+
+def _checked_seconds(name: str, text: str) -> float:
+    seconds = _seconds(text) if name == REQUEST_TIMEOUT else _grpc_seconds(text)
+    if not 0 < seconds <= REQUEST_TIMEOUT_S_MAX:  # False for NaN as well.
+        bounds = f"above 0, up to {REQUEST_TIMEOUT_S_MAX:.0f} s"
+        raise invalid(name, f"the header {name} must be {_TIMEOUT_FORMS[name]}, {bounds}")
+    return seconds
+
+
+def _seconds(text: str) -> float:
+    """A number of seconds, or numbers with units, as Go prints durations (1m30s). NaN if it is neither."""
+    bare = text.strip().lower()
+    if _NUMBER.fullmatch(bare):
+        return float(bare)
+    if not _DURATION.fullmatch(bare):
+        return math.nan
+    return sum(float(number) * UNITS_S[unit] for number, unit in _PART.findall(bare))
+
+
+def _grpc_seconds(text: str) -> float:
+    """A number of at most 8 digits with its unit. NaN if it is neither. Source: gRPC over HTTP2, "Requests"."""
+    found = _GRPC_DURATION.fullmatch(text.strip())
+    return math.nan if found is None else int(found[1]) * GRPC_UNITS_S[found[2]]
 
 
 def check_request(request: Request) -> None:
@@ -236,12 +301,16 @@ def max_tokens_of(request: Request, context_length: int) -> int:
     if not prompt:
         raise invalid("prompt", "the prompt is empty: give at least one token")
     if room < 1:
-        detail = f"the prompt has {prompt} tokens: prompt and answer together may have {context_length}"
+        # Stock clients look for these words.
+        maximum = f"this model's maximum context length is {context_length} tokens"
+        detail = f"the prompt has {prompt} tokens, but {maximum}, prompt and answer together"
         raise Failure(Reason.PROMPT_TOO_LONG, detail, param="prompt")
     for name, number in (("max_tokens", asked), ("min_tokens", request.stop.min_tokens)):
         if number is not None and number > room:
             left = f"the prompt's {prompt} tokens leave {room} of the context of {context_length}"
-            raise invalid(name, f"{name} is {shown(number)}: {left}")
+            exceeded = {OPENAI_CODE: CONTEXT_LENGTH_EXCEEDED}
+            detail = f"{name} is {shown(number)}: {left}"
+            raise Failure(Reason.INVALID_ARGUMENT, detail, param=name, metadata=exceeded)
     limit = asked or min(room, _default_limit(request.stop, room))
     if len(request.generated_token_ids) > limit:
         bound = "there is room for" if asked is None else "max_tokens allows"

@@ -59,8 +59,8 @@ def envelope(
         hint=hint or traits.hint,
         request_id=request_id,
     )
-    if failure.metadata:
-        detail.metadata = failure.metadata
+    if metadata := failure.shown_metadata:
+        detail.metadata = metadata
     if partial is not None:
         detail.partial = partial
     return msgspec.json.encode(Error(error=detail))

@@ -16,7 +16,7 @@ from services.core.errors import Failure
 from services.core.gate import Gate
 from services.core.interface import Layer
 from services.core.request import Request
-from services.core.validation import MIGRATION_LIMIT, checked_request_id, migration_limit_of
+from services.core.validation import MIGRATION_LIMIT, checked_request_id, migration_limit_of, timeout_s_of
 from services.rpc.codec import request_from_wire
 from services.rpc.status import abort, status_of
 from services.rpc.stream_writer import Context, StreamWriter
@@ -69,15 +69,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         request_id = ""  # A refused id is not echoed: it may have any size.
         try:
             request_id = request_id_of(request.request_id)
-            limit = migration_limit_of(_metadata(context).get(MIGRATION_LIMIT.lower()))
+            metadata = _metadata(context)
+            limit = migration_limit_of(metadata.get(MIGRATION_LIMIT.lower()))
+            own_timeout_s = timeout_s_of(metadata)
             asked = request_from_wire(request)
         except Exception as error:
             failure = error if isinstance(error, Failure) else bug_failure(error, request_id)
             self._on_refused("generate", request_id, failure)
             _end(context, failure, request_id)
             return
-        left_s = context.time_remaining()
-        deadline = None if left_s is None else clock() + left_s
+        timeouts_s = [left_s for left_s in (context.time_remaining(), own_timeout_s) if left_s is not None]
+        deadline = clock() + min(timeouts_s) if timeouts_s else None
         call = Call(request_id=request_id, deadline=deadline, migration_limit=limit)
         ending = await self._attempt(asked, call, context)
         if ending is not None:
@@ -96,9 +98,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 def _metadata(context: Context) -> dict[str, str]:
-    """The metadata that the client sent. gRPC has its keys in lower case."""
-    pairs = context.invocation_metadata() or ()
-    return {key: value for key, value in pairs if isinstance(value, str)}
+    """The metadata that the client sent, in lower case. Values of one key are joined, as in HTTP."""
+    metadata: dict[str, str] = {}
+    for key, value in context.invocation_metadata() or ():
+        if isinstance(value, str):
+            metadata[key] = f"{metadata[key]}, {value}" if key in metadata else value
+    return metadata
 
 
 def _end(context: Context, failure: Failure, request_id: str) -> None:

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from services.core.errors import Failure, Reason
+from services.core.errors import OPENAI_CODE, Failure, Reason
 from services.runtime.loop import clock
 
 Detail = TypeVar("Detail", error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo)
@@ -28,8 +28,8 @@ DETAIL_BYTES_MAX = 1024
 PARAM_BYTES_MAX = 128
 METADATA_BYTES_MAX = 1024
 """The largest metadata of a failure on the wire, keys and values together, in UTF-8. The rest is left out."""
-OWN_METADATA = frozenset({"retryable", "hint", "param", "request_id"})
-"""Keys of ErrorInfo that every failure has. The metadata of a failure uses other keys."""
+OWN_METADATA = frozenset({"retryable", "hint", "param", "request_id", OPENAI_CODE})
+"""Keys of ErrorInfo that follow from the failure. Its metadata uses other keys."""
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 RECONNECT_BACKOFF_MS_MAX = 1_000
@@ -91,7 +91,7 @@ def _metadata(failure: Failure, request_id: str) -> dict[str, str]:
     """The metadata of ErrorInfo: that of the failure, as far as it fits, and the keys that every failure has."""
     metadata: dict[str, str] = {}
     bytes_left = METADATA_BYTES_MAX
-    for key, value in failure.metadata.items():
+    for key, value in failure.shown_metadata.items():
         bytes_left -= len(key.encode(errors="replace")) + len(value.encode(errors="replace"))
         if bytes_left < 0:
             break

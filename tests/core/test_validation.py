@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from services.core.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
 from services.core.request import ROLES, Guided, GuidedKind, Message, Sampling, Stop
-from services.core.validation import check_count, check_request, max_tokens_of, settle
+from services.core.validation import check_count, check_request, max_tokens_of, settle, timeout_s_of
 from services.rpc.codec import put_request, request_from_wire
 from services.stubs import inference_pb2
 from tests.support.doubles import CARD, make_request
@@ -352,3 +352,62 @@ def test_top_p_of_zero_takes_the_likeliest_token(temperature: float | None) -> N
     settled = settle(make_request(sampling=sampling), CARD, random.Random(0)).sampling
 
     assert settled.is_greedy
+
+
+@pytest.mark.parametrize(
+    ("headers", "timeout_s"),
+    [
+        ({}, None),
+        ({"x-request-timeout": "30"}, 30),
+        ({"x-request-timeout": "2.5"}, 2.5),
+        ({"x-request-timeout": "1e1"}, 10),
+        ({"x-request-timeout": ".5"}, 0.5),
+        ({"x-request-timeout": "30s"}, 30),
+        ({"x-request-timeout": "30 S"}, 30),
+        ({"x-request-timeout": "500ms"}, 0.5),
+        ({"x-request-timeout": "1m"}, 60),
+        ({"x-request-timeout": "1m30.5s"}, 90.5),
+        ({"x-request-timeout": "24h"}, 86_400),
+        ({"x-request-timeout": "250us"}, 0.00025),
+        ({"x-request-timeout": "30, 10s"}, 10),
+        ({"grpc-timeout": "30S"}, 30),
+        ({"grpc-timeout": "500m"}, 0.5),
+        ({"grpc-timeout": "2M"}, 120),
+        ({"grpc-timeout": "99999999n"}, 0.099999999),
+        ({"grpc-timeout": "5S", "x-request-timeout": "6"}, 5),
+        ({"grpc-timeout": "7S", "x-request-timeout": "6"}, 6),
+    ],
+)
+def test_timeout_is_the_lowest_that_the_headers_have(headers: dict[str, str], timeout_s: float | None) -> None:
+    assert timeout_s_of(headers) == pytest.approx(timeout_s)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0",
+        "0s",
+        "-1",
+        "+5",
+        "nan",
+        "inf",
+        "infinity",
+        "1e999",
+        "9" * 5000,
+        "86401",
+        "25h",
+        "5x",
+        "s",
+        "1_0",
+        "\u0661",
+    ],
+)
+def test_timeout_of_another_form_is_refused_by_name(text: str) -> None:
+    """`float` would take several of them."""
+    for name in ("X-Request-Timeout", "grpc-timeout"):
+        for headers in ({name.lower(): text}, {name.lower(): f"30S, {text}"}):
+            with pytest.raises(Failure, match=f"the header {name} must be") as caught:
+                timeout_s_of(headers)
+
+            assert caught.value.param == name

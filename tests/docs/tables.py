@@ -157,8 +157,9 @@ def failures_for_clients() -> str:
     rows = []
     for reason, traits in TRAITS.items():
         again = "yes" if traits.retryable else "no"
-        rows.append(f"| {reason} | {traits.http} | {traits.grpc.name} | {again} | {_cell(traits.hint)} |")
-    return "\n".join(["| reason | HTTP | gRPC | retryable | hint |", "| --- " * 5 + "|", *rows])
+        openai = f"`{traits.openai_code}`" if traits.openai_code else ""
+        rows.append(f"| {reason} | {traits.http} | {traits.grpc.name} | {again} | {openai} | {_cell(traits.hint)} |")
+    return "\n".join(["| reason | HTTP | gRPC | retryable | OpenAI's code | hint |", "| --- " * 6 + "|", *rows])
 
 
 def failures_inside() -> str:

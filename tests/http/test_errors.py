@@ -25,9 +25,33 @@ def test_envelope_has_every_field() -> None:
 
 
 def test_metadata_of_a_failure_is_in_the_envelope() -> None:
-    failure = Failure(Reason.WORKER_AT_CAPACITY, "full", metadata={"running": "8", "waiting": "16"})
+    failure = Failure(Reason.NO_WORKERS, "none", metadata={"running": "8", "waiting": "16"})
 
     assert json.loads(envelope(failure, "r-1"))["error"]["metadata"] == {"running": "8", "waiting": "16"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (Reason.MODEL_NOT_FOUND, "model_not_found"),
+        (Reason.PROMPT_TOO_LONG, "context_length_exceeded"),
+        (Reason.UNAUTHENTICATED, "invalid_api_key"),
+        (Reason.OVERLOADED, None),
+        (Reason.INTERNAL, None),
+    ],
+)
+def test_code_of_openai_is_beside_ours_if_there_is_one(reason: Reason, code: str | None) -> None:
+    """Stock clients look for it in the text of an error."""
+    error = json.loads(envelope(Failure(reason, "x"), "r-1"))["error"]
+
+    assert error["code"] == reason
+    assert error.get("metadata", {}).get("openai_code") == code
+
+
+def test_failure_may_have_another_code_of_openai_than_its_reason() -> None:
+    failure = Failure(Reason.MODEL_NOT_FOUND, "x", metadata={"openai_code": "mine"})
+
+    assert json.loads(envelope(failure, "r-1"))["error"]["metadata"] == {"openai_code": "mine"}
 
 
 @pytest.mark.parametrize(

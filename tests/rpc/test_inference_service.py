@@ -270,6 +270,36 @@ def test_metadata_sets_the_migration_limit_of_a_request(given: Any, limit: int |
     assert run_async(scenario()) == limit
 
 
+@pytest.mark.parametrize(
+    ("metadata", "timeout_s", "expected_s"),
+    [
+        ((("x-request-timeout", "30s"),), None, 30),
+        ((("x-request-timeout", "30s"),), 5, 5),
+        ((("x-request-timeout", "5"),), 30, 5),
+        ((("x-request-timeout", "30"), ("x-request-timeout", "5")), None, 5),
+    ],
+)
+def test_metadata_lowers_the_deadline_of_a_request(metadata: Any, timeout_s: float | None, expected_s: float) -> None:
+    async def scenario() -> float:
+        pipeline = unblocked_pipeline([7])
+        async with serving(pipeline) as stub:
+            await read_all(stub.Generate(generate_request(), metadata=metadata, timeout=timeout_s))
+        deadline = pipeline.calls[0].deadline
+        assert deadline is not None
+        return deadline - asyncio.get_running_loop().time()
+
+    assert expected_s * 0.6 < run_async(scenario()) < expected_s * 1.02
+
+
+@pytest.mark.parametrize("given", ["soon", "1e999", "nan"])
+def test_timeout_that_is_no_duration_is_refused_by_name(given: str) -> None:
+    async def scenario() -> grpc.aio.AioRpcError | None:
+        async with serving(Script()) as stub:
+            return (await read_all(stub.Generate(generate_request(), metadata=(("x-request-timeout", given),))))[1]
+
+    assert error_info(run_async(scenario())).metadata["param"] == "X-Request-Timeout"
+
+
 def test_migration_limit_that_is_no_number_is_refused_by_name() -> None:
     async def scenario() -> grpc.aio.AioRpcError | None:
         async with serving(Script()) as stub:

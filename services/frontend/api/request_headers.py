@@ -6,24 +6,34 @@ request, such as a sampling setting, is applied by `OpenAiEndpoints.serve` after
 `X-Request-Id`, which every path takes, is read in services/http/request_id.py.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from services.core.call import Call
 from services.core.errors import invalid
-from services.core.validation import MIGRATION_LIMIT, MIGRATION_LIMIT_DIGITS_MAX, migration_limit_of
+from services.core.validation import (
+    GRPC_TIMEOUT,
+    MIGRATION_LIMIT,
+    MIGRATION_LIMIT_DIGITS_MAX,
+    REQUEST_TIMEOUT,
+    REQUEST_TIMEOUT_S_MAX,
+    migration_limit_of,
+    timeout_s_of,
+)
 from services.http.server.config import HttpConfig
 from services.http.server.messages import HttpRequest
 from services.runtime.loop import clock
 
-REQUEST_TIMEOUT = "X-Request-Timeout"
 RETURN_PARTIAL = "X-Return-Partial"
-REQUEST_TIMEOUT_S_MAX = 86_400.0
-"""One day. The bound keeps the deadline from overflowing on the way to the worker."""
 
 HEADERS: Mapping[str, Mapping[str, Any]] = {
-    REQUEST_TIMEOUT: {"type": "number", "exclusiveMinimum": 0, "maximum": REQUEST_TIMEOUT_S_MAX},
+    REQUEST_TIMEOUT: {
+        "anyOf": [
+            {"type": "number", "exclusiveMinimum": 0, "maximum": REQUEST_TIMEOUT_S_MAX},
+            {"type": "string", "pattern": "^[1-9][0-9]{0,2}(ms|s|m)$", "examples": ["30s", "500ms"]},
+        ]
+    },
+    GRPC_TIMEOUT: {"type": "string", "pattern": "^[1-9][0-9]{0,3}[Smun]$", "examples": ["30S", "500m"]},
     RETURN_PARTIAL: {"type": "string", "enum": ["true", "false"]},
     MIGRATION_LIMIT: {"type": "integer", "minimum": 0, "exclusiveMaximum": 10**MIGRATION_LIMIT_DIGITS_MAX},
 }
@@ -41,24 +51,14 @@ def call_of(request: HttpRequest, endpoint: str, config: HttpConfig) -> Call:
 
 
 def deadline_of(request: HttpRequest, config: HttpConfig) -> float | None:
-    """The deadline in event-loop time: `X-Request-Timeout` in seconds from now, or the configured default.
+    """The deadline in event-loop time: as the headers say (see `timeout_s_of`), or the configured default.
 
-    Raises Failure(INVALID_ARGUMENT) unless the header is a number above 0, up to REQUEST_TIMEOUT_S_MAX.
+    Raises Failure(INVALID_ARGUMENT).
     """
-    given = request.headers.get(REQUEST_TIMEOUT.lower())
-    timeout_s = config.request_timeout_s if given is None else _seconds(given)
+    timeout_s = timeout_s_of(request.headers)
+    if timeout_s is None:
+        timeout_s = config.request_timeout_s
     return None if timeout_s is None else clock() + timeout_s
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= REQUEST_TIMEOUT_S_MAX:  # False for NaN as well.
-        bounds = f"above 0, up to {REQUEST_TIMEOUT_S_MAX:.0f}"
-        raise invalid(REQUEST_TIMEOUT, f"the header {REQUEST_TIMEOUT} must be a number of seconds {bounds}")
-    return seconds
 
 
 def wants_partial(request: HttpRequest) -> bool:

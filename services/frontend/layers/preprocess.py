@@ -89,7 +89,8 @@ def _check_characters(request: Request, model: Model) -> int:
     context = model.card.context_length
     if size > context * model.tokenizer.token_characters_max:
         name = "prompt" if request.messages is None else "messages"
-        detail = f"{name} has {size} characters, which cannot fit the model's context of {context} tokens"
+        maximum = f"this model's maximum context length is {context} tokens"  # Stock clients look for these words.
+        detail = f"{name} has {size} characters, which cannot fit: {maximum}"
         raise Failure(Reason.PROMPT_TOO_LONG, detail, param=name)
     return size
 

@@ -43,7 +43,7 @@ def test_new_request_id_names_the_call_and_the_response(given: str | None) -> No
 
 @pytest.mark.parametrize(
     ("header", "configured", "timeout_s"),
-    [("2.5", None, 2.5), ("2.5", 9.0, 2.5), (None, 9.0, 9.0), ("86400", None, 86_400.0)],
+    [("2.5", None, 2.5), ("2.5", 9.0, 2.5), (None, 9.0, 9.0), ("86400", None, 86_400.0), ("30s", 9.0, 30.0)],
 )
 def test_deadline_comes_from_the_header_or_from_the_configuration(
     header: str | None, configured: float | None, timeout_s: float
@@ -67,13 +67,37 @@ def test_call_has_no_deadline_without_header_and_configuration() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("given", ["", "0", "-1", "nan", "inf", "soon", "1s", "86401", "1e300"])
+@pytest.mark.parametrize("given", ["", "0", "-1", "nan", "inf", "soon", "86401", "1e300", "٣", "25h"])
 def test_invalid_timeout_is_refused(given: str) -> None:
     async def test() -> None:
         response, body, script = await ask({"X-Request-Timeout": given})
 
         assert response.status == 400
         assert error_of(body)["param"] == "X-Request-Timeout"
+        assert not script.calls
+
+    run(test)
+
+
+def test_lower_one_of_two_timeouts_counts() -> None:
+    async def test() -> None:
+        before = asyncio.get_running_loop().time()
+        _, _, script = await ask({"X-Request-Timeout": "1m", "grpc-timeout": "30S"})
+
+        deadline = script.calls[0].deadline
+        assert deadline is not None
+        assert before + 30 <= deadline <= asyncio.get_running_loop().time() + 30
+
+    run(test)
+
+
+@pytest.mark.parametrize("given", ["", "30", "30s", "0S", "123456789n", "1.5S", "99999999H"])
+def test_invalid_timeout_of_grpc_is_refused(given: str) -> None:
+    async def test() -> None:
+        response, body, script = await ask({"grpc-timeout": given})
+
+        assert response.status == 400
+        assert error_of(body)["param"] == "grpc-timeout"
         assert not script.calls
 
     run(test)

@@ -16,6 +16,7 @@ import pytest
 
 from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.integration.conftest import Start
+from tests.integration.harness.clients.send import refusal_from
 from tests.integration.harness.plane.processes import Frontend
 
 PLAIN: dict[str, Any] = {"model": "mocker", "prompt": "Hi", "max_tokens": 4}
@@ -25,7 +26,7 @@ CHAT: dict[str, Any] = {"model": "mocker", "messages": [{"role": "user", "conten
 @pytest.fixture(scope="module")
 def frontend(start_plane: Start) -> Iterator[Frontend]:
     plane = start_plane()
-    asyncio.run(plane.worker("--mocker-itl-ms=1"))
+    asyncio.run(plane.worker("--mocker-itl-ms=1", "--context-length=8192"))
     yield plane.frontend
     assert not plane.frontend.events_until_now(level="error")
 
@@ -167,5 +168,69 @@ def test_events_have_the_usage_so_far(frontend: Frontend, is_chat: bool) -> None
         assert counts[-1] == counts[-2] == 4
         assert {usage["prompt_tokens"] for usage in usages} == {usages[-1]["prompt_tokens"]}
         assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+
+    asyncio.run(test())
+
+
+CODES = {
+    "an unknown model": ({"model": "gpt-9"}, "MODEL_NOT_FOUND", "model_not_found"),
+    "a long prompt": ({"prompt": [65] * 8192}, "PROMPT_TOO_LONG", "context_length_exceeded"),
+    "a very long prompt": ({"prompt": "x" * 900_000}, "PROMPT_TOO_LONG", "context_length_exceeded"),
+    "more tokens than there is room": ({"max_tokens": 10**8}, "INVALID_ARGUMENT", "context_length_exceeded"),
+    "a wrong value": ({"n": 0}, "INVALID_ARGUMENT", None),
+}
+
+
+@pytest.mark.parametrize(("fields", "reason", "code"), CODES.values(), ids=CODES.keys())
+def test_failures_have_the_codes_that_stock_clients_look_for(
+    frontend: Frontend, fields: dict[str, Any], reason: str, code: str | None
+) -> None:
+    async def test() -> None:
+        for is_streamed in (False, True):
+            body = PLAIN | fields | {"stream": is_streamed}
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"{frontend.http}/v1/completions", json=body) as response,
+            ):
+                error = (await response.json())["error"]
+            assert (error["code"], error.get("metadata", {}).get("openai_code")) == (reason, code)
+            assert ("this model's maximum context length is" in error["message"]) == (reason == "PROMPT_TOO_LONG")
+
+    asyncio.run(test())
+
+
+def test_failures_have_these_codes_over_grpc_too(frontend: Frontend) -> None:
+    async def test() -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await text_of(frontend, inference_pb2.GenerateRequest(model="gpt-9", text="Hi"))
+        refusal = refusal_from(caught.value)
+        assert (refusal.reason, refusal.error["openai_code"]) == ("MODEL_NOT_FOUND", "model_not_found")
+
+    asyncio.run(test())
+
+
+TIMEOUTS = [{"X-Request-Timeout": "50ms"}, {"grpc-timeout": "50m"}, {"X-Request-Timeout": "1m", "grpc-timeout": "50m"}]
+
+
+@pytest.mark.parametrize("headers", TIMEOUTS, ids=str)
+def test_lowest_timeout_ends_a_request(frontend: Frontend, headers: dict[str, str]) -> None:
+    async def test() -> None:
+        endless = PLAIN | {"max_tokens": 4000}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{frontend.http}/v1/completions", json=endless, headers=headers) as response,
+        ):
+            assert (response.status, (await response.json())["error"]["code"]) == (504, "DEADLINE_EXCEEDED")
+
+    asyncio.run(test())
+
+
+def test_lowest_timeout_ends_an_rpc(frontend: Frontend) -> None:
+    async def test() -> None:
+        request = inference_pb2.GenerateRequest(model="mocker", text="Hi")
+        request.stop.max_tokens = 4000
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await text_of(frontend, request, metadata=(("x-request-timeout", "50ms"),), timeout=60)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
     asyncio.run(test())
