@@ -15,7 +15,7 @@ from services.cli.up import command
 from services.cli.worker import ENGINES
 from tests.support.clock import WAIT_S
 from tests.support.model_folder import make_model_folder
-from tests.support.up import Up, complete, started_clusters, table_of
+from tests.support.up import Up, complete, started_clusters, table_of, until
 
 FAKES = Path(__file__).parents[1] / "fakes"
 
@@ -36,7 +36,7 @@ def test_up_supports_every_engine_of_a_worker(start: Callable[..., Up], tmp_path
 
     assert complete(state["frontends"][0]["http"], "model")
     assert set(ENGINES) == set(choices_of(command, "engine"))
-    assert re.search(r"worker-1 +\| .*max_batch_size=3", up.log)
+    until(lambda: re.search(r"worker-1 +\| .*max_batch_size=3", up.log))
     assert up.end() == 0
 
 

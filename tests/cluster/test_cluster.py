@@ -56,7 +56,7 @@ def test_up_starts_a_cluster_restarts_its_processes_and_stops_it_in_order(start:
     assert later["registry"]["address"] == state["registry"]["address"]
     assert [entry["http"] for entry in later["frontends"]] == [entry["http"] for entry in state["frontends"]]
     assert until(lambda: try_complete(later["frontends"][1]["http"])) == text
-    assert re.search(r"worker-2 +\| \[was killed by SIGKILL\]", up.log)
+    until(lambda: re.search(r"worker-2 +\| \[was killed by SIGKILL\]", up.log))
 
     assert up.end() == 0
     assert not any(map(is_alive, pids_in(later)))
@@ -127,7 +127,7 @@ def test_second_ctrl_c_ends_the_cluster_at_once(start: Callable[..., Up]) -> Non
 
 
 def test_signal_during_the_start_stops_the_cluster(start: Callable[..., Up]) -> None:
-    up = start("--workers=1", "--", "--mocker-startup-s=60")
+    up = start("--workers=1", "--", "--mocker-startup-s=600")
     until(lambda: "frontend-1 | [ready" in up.log)
 
     assert up.end() == 0

@@ -192,7 +192,7 @@ def test_requests_that_exceed_the_drain_timeout_are_handed_over(tmp_path: Path) 
 
 def test_sigterm_while_the_engine_loads_ends_the_process_at_once(tmp_path: Path) -> None:
     async def scenario() -> int:
-        process = Process(tmp_path, "--mocker-startup-s", "60", "--log-format", "json")
+        process = Process(tmp_path, "--mocker-startup-s", "600", "--log-format", "json")
         try:
             await asyncio.to_thread(_wait_for_loop, process._popen.pid)
             process.terminate()

@@ -15,7 +15,7 @@ from tests.integration.harness.waiting import wait_until
 ANY_PORTS = {"DYN_UP_REGISTRY_PORT": "0", "DYN_UP_GRPC_PORT": "0", "DYN_UP_HTTP_PORT": "0"}
 PATIENT = {"DYN_STALL_MS": "30000"}
 """Both cores may be busy with other tests."""
-UP_S_MAX = 60.0
+UP_S_MAX = 180.0
 CONTENT = '"delta":{"content":"'
 
 

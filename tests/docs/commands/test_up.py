@@ -11,6 +11,7 @@ import pytest
 from tests.docs.commands.cluster import Up, cluster
 from tests.docs.pages import ROOT, command, spans
 from tests.integration.harness.plane.engines import FAKES
+from tests.integration.harness.waiting import wait_until
 from tests.support.model_folder import make_model_folder
 
 
@@ -55,7 +56,7 @@ def test_a_cluster_is_what_the_command_says(way: Way, tmp_path: Path) -> None:
         ask(up, way.model)
 
         assert len(up.state["workers"]) == way.workers
-        assert re.search(way.logged, up.running.output, re.MULTILINE), up.running.output
+        wait_until(lambda: re.search(way.logged, up.running.output, re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
