@@ -53,6 +53,7 @@ class HttpApp:
 
     async def answer(self, request: HttpRequest, connection: Connection) -> None:
         request.id = request_id_of(request)
+        request.path = self.routes.meant(request.path)
         if not self.routes.is_guarded(request.path):
             request.shared = self._cors.headers_of(request)
         if self._is_draining():

@@ -7,6 +7,7 @@ from services.core.errors import QUOTED_CHARACTERS_MAX
 from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, Response
 
+_SLASHES = re.compile("/{2,}")
 _NAME = re.compile(r"\{(\w+)\}")
 
 Handler = Callable[[HttpRequest, Connection], Awaitable[Response | None]]
@@ -70,6 +71,19 @@ class Router:
                 request.arguments = match.groupdict()
                 return methods
         return {}
+
+    def meant(self, path: str) -> str:
+        """The path of the route that `path` means; `path` itself if there is none.
+
+        Clients put base URLs and paths together in their own ways: with a slash too many, or without `/v1`.
+        """
+        if path in self._exact:
+            return path
+        single = _SLASHES.sub("/", path)
+        for candidate in (single.rstrip("/"), f"/v1{single.rstrip('/')}"):
+            if candidate in self._exact:
+                return candidate
+        return single
 
     def is_guarded(self, path: str) -> bool:
         """Whether `path` has a guard."""

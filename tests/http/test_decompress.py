@@ -88,3 +88,48 @@ def test_decompression_stops_at_the_bound() -> None:
         assert tracemalloc.get_traced_memory()[1] < BOMB_BYTES / 100
     finally:
         tracemalloc.stop()
+
+
+def with_type(content_type: str, body: bytes) -> bytes:
+    async def test() -> bytes:
+        request = HttpRequest(method="POST", path="/", headers={"content-type": content_type}, body=body)
+        return await body_of(request, BYTES_MAX, BoundedExecutor())
+
+    return run_async(test())
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "",
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "application/json",
+        "application/json; charset=utf-8",
+        'application/json;CHARSET="UTF8"',
+        "application/json; charset=us-ascii",
+        "text/plain; charset=ISO-8859-1",
+    ],
+)
+def test_body_in_ascii_is_accepted_with_the_types_that_clients_send(content_type: str) -> None:
+    assert with_type(content_type, b"{}") == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("application/json; charset=utf-16", b"{}"),
+        ("application/json; charset=utf-32le", b"{}"),
+        ("application/json; charset=iso-8859-1", "é".encode()),
+        ("application/json; charset=made-up", b"{}"),
+    ],
+)
+def test_body_in_another_charset_is_refused_by_its_name(content_type: str, body: bytes) -> None:
+    with pytest.raises(Failure, match=r"the body's charset .* is not supported: send JSON in UTF-8") as caught:
+        with_type(content_type, body)
+
+    assert caught.value.reason is Reason.INVALID_ARGUMENT
+
+
+def test_empty_content_encoding_is_none() -> None:
+    assert decompressed(b"{}", "") == b"{}"

@@ -96,3 +96,26 @@ def test_guard_is_called_before_the_method_is_checked(routes: Router) -> None:
         with pytest.raises(Failure):
             routes.find(request(method, "/models"))
     assert routes.find(request("POST", "/answers")) is one
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/things", "/v1/things"),
+        ("/v1/things/", "/v1/things"),
+        ("//v1//things", "/v1/things"),
+        ("/things", "/v1/things"),
+        ("/things//", "/v1/things"),
+        ("/models/", "/models"),
+        ("/v1/v1/things", "/v1/v1/things"),
+        ("/v1//nothing/", "/v1/nothing/"),
+        ("/", "/"),
+        ("//", "/"),
+        ("", ""),
+    ],
+)
+def test_path_with_a_slash_too_many_or_without_v1_means_its_route(routes: Router, path: str, meant: str) -> None:
+    """A base URL that ends with a slash gives //, and one without /v1 lacks it."""
+    routes.get("/v1/things", one)
+
+    assert routes.meant(path) == meant

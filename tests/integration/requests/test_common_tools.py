@@ -234,3 +234,28 @@ def test_lowest_timeout_ends_an_rpc(frontend: Frontend) -> None:
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("path", ["/v1/completions/", "//v1/completions", "/completions"])
+def test_base_url_may_end_with_a_slash_or_lack_its_version(frontend: Frontend, path: str) -> None:
+    async def test() -> None:
+        assert await ask(frontend, PLAIN, path) == await ask(frontend, PLAIN)
+
+    asyncio.run(test())
+
+
+HEADERS = {
+    "no type": {"Content-Type": ""},
+    "plain text": {"Content-Type": "text/plain; charset=ISO-8859-1"},
+    "an event stream": {"Accept": "text/event-stream"},
+    "a key": {"Authorization": "Bearer none"},
+    "a wait for 100": {"Expect": "100-continue"},
+}
+
+
+@pytest.mark.parametrize("headers", HEADERS.values(), ids=HEADERS.keys())
+def test_headers_that_clients_set_change_nothing(frontend: Frontend, headers: dict[str, str]) -> None:
+    async def test() -> None:
+        assert await ask(frontend, PLAIN, headers=headers) == await ask(frontend, PLAIN)
+
+    asyncio.run(test())

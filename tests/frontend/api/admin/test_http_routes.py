@@ -206,6 +206,27 @@ def test_admin_address_has_admin_calls_health_metrics_and_their_document_only() 
     run(test)
 
 
+@pytest.mark.parametrize("path", [f"{PATH}/", f"//{PATH[1:]}", PATH.replace("b", "%62")])
+def test_other_spellings_of_the_path_are_guarded_too(path: str) -> None:
+    async def test() -> None:
+        async with operated(token="secret", config=HttpConfig(cors_origins=("*",))) as server:
+            status, head = await raw_get(server, path)
+
+        assert status == 401
+        assert b"access-control" not in head.lower()
+
+    run(test)
+
+
+async def raw_get(server: Any, path: str) -> tuple[int, bytes]:
+    """The status and the head of the response. An HTTP library would normalise the path."""
+    reader, writer = await server.connect()
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nOrigin: http://evil\r\n\r\n".encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), head
+
+
 def test_admin_address_refuses_calls_without_the_token() -> None:
     async def test() -> None:
         async with operated(is_apart=True, token="secret", config=HttpConfig()) as server:
