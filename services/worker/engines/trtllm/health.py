@@ -8,10 +8,13 @@
 | the canary fails CANARY_TRIES times in a row | the engine is dead |
 | no result for `canary_s` while no request runs | the engine is dead |
 | no result for `stall_s` while requests run | the engine is dead |
+
+Looks are counted rather than time: while this process itself stands still, no result can reach it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import structlog
 
@@ -29,6 +32,8 @@ log = structlog.get_logger()
 
 CANARY_TRIES = 3
 """How often in a row the canary may fail: an error of one request may fail all requests of its step."""
+LOOKS = 4
+"""How often the worker looks for a token in `stall_s` or `canary_s`. A process that stands still misses one of them."""
 CANARY = Request(model="", token_ids=(0,), sampling=Sampling(temperature=0.0), stop=Stop(max_tokens=1, ignore_eos=True))
 _CANARY_KEY = -1
 
@@ -135,9 +140,30 @@ class Health:
         asked_at = self._loop.time()
         limit_s = self._config.stall_s if self._is_busy() else self._config.canary_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with _timeout_by_looks(limit_s):
                 await self._ask()
             self.note_result()
         except TimeoutError:
             if self._last_result_at <= asked_at:
                 raise Failure(Reason.ENGINE_DEAD, f"it made no token for {limit_s:g} s") from None
+
+
+@asynccontextmanager
+async def _timeout_by_looks(limit_s: float) -> AsyncIterator[None]:
+    """As `asyncio.timeout`, but times out at the last of LOOKS looks, each a part of `limit_s` after the one before."""
+    loop, left = asyncio.get_running_loop(), LOOKS
+    timer = loop.call_later(limit_s / LOOKS, lambda: look())
+
+    def look() -> None:
+        nonlocal left, timer
+        left -= 1
+        if left:
+            timer = loop.call_later(limit_s / LOOKS, look)
+        else:
+            scope.reschedule(loop.time())
+
+    try:
+        async with asyncio.timeout(None) as scope:
+            yield
+    finally:
+        timer.cancel()

@@ -247,12 +247,19 @@ class Runner:
             self._die(error)
 
     async def _watch_silent(self) -> None:
-        """Fail requests that get no results: a response may be lost within the engine while other requests continue."""
+        """Fail requests that get no results: a response may be lost within the engine while other requests continue.
+
+        Time in which this process itself stood still does not count, because no result could reach it.
+        """
+        checked_at = self._loop.time()
         while True:
             await asyncio.sleep(SILENCE_CHECK_S)
+            now = self._loop.time()
+            late_s, checked_at = now - checked_at - SILENCE_CHECK_S, now
             for active in list(self._live.values()):
+                active.last_result_at = min(now, active.last_result_at + late_s)
                 limit_s = self._config.silence_s if active.has_begun else self._config.first_token_s
-                if self._loop.time() - active.last_result_at > limit_s:
+                if now - active.last_result_at > limit_s:
                     detail = f"TensorRT-LLM sent no result of this request for {limit_s:g} s"
                     active.fail(Failure(Reason.ENGINE_ERROR, detail))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.core.errors import Failure, Reason
-from services.worker.engines.trtllm.health import Health
+from services.worker.engines.trtllm.health import LOOKS, Health
 from services.worker.engines.trtllm.options import TrtLlmConfig
 from tests.support.clock import pass_time, run_clocked, settle
 
@@ -97,7 +97,9 @@ def test_engine_that_makes_no_token_in_time_is_dead(is_busy: bool, after_s: floa
         await idle_for(round(after_s) - 1)
         assert not engine.questions
         await later(1.0)
-        await later(limit_s - 0.1)
+        for _ in range(LOOKS - 1):
+            await later(limit_s / LOOKS)
+        await later(limit_s / LOOKS - 0.1)
         assert death(watch) is None
         await later(0.2)
 
@@ -106,6 +108,21 @@ def test_engine_that_makes_no_token_in_time_is_dead(is_busy: bool, after_s: floa
         assert died.reason is Reason.ENGINE_DEAD
 
     play(scenario, is_busy=is_busy)
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_engine_is_not_dead_because_the_worker_itself_stood_still(is_busy: bool) -> None:
+    """A bug: a worker that was suspended for a minute ended, although the token of its engine was there already."""
+
+    async def scenario(engine: Engine, watch: asyncio.Task[None]) -> BaseException | None:
+        await idle_for(5)
+        await later(3600.0)
+        engine.questions[0].set_result(None)
+        engine.health.note_result()
+        await settle()
+        return death(watch)
+
+    assert play(scenario, is_busy=is_busy) is None
 
 
 def test_result_of_any_request_proves_that_the_engine_lives() -> None:
