@@ -5,13 +5,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from services.core.errors import invalid
 from services.core.model_card import ModelCard, Resume, TokenizerRef
 from services.core.request import Request
 from services.models.tokenizers.byte_level import VOCAB_SIZE
 from services.worker.engine import Emit, EngineLoad, Output
 from services.worker.engines.mocker.faults import FaultInjector, Faults
 from services.worker.engines.mocker.rank import Chunk, Rank, next_chunks
-from services.worker.engines.mocker.sequence import MockerSequence
+from services.worker.engines.mocker.sequence import MockerSequence, can_reach_min_tokens
 
 _CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}: {{ m.content }}\n{% endfor %}"
@@ -85,6 +86,10 @@ class MockerEngine:
     def submit(self, key: int, request: Request) -> None:
         self._fault_injector.check_submission()
         assert len(request.prompt_token_ids) < self.card.context_length, "see services/worker/validate.py"
+        if not can_reach_min_tokens(request):
+            raise invalid(
+                "min_tokens", "stop_token_ids has every token, so min_tokens cannot be reached: leave one out"
+            )
         rank = self._ranks[0] if len(self._ranks) == 1 else min(self._ranks, key=attrgetter("token_count"))
         rank.add(MockerSequence(key, request))
         self._rank_of[key] = rank

@@ -4,6 +4,7 @@ import hashlib
 import math
 import struct
 from array import array
+from itertools import chain
 
 from services.core.interface import TokenLogprobs
 from services.core.request import FinishReason, Request
@@ -29,6 +30,12 @@ def _next_bytes() -> dict[bytes, bytes]:
 
 
 _FOLLOW = _next_bytes()
+_BYTES = bytes(range(EOS))
+
+
+def can_reach_min_tokens(request: Request) -> bool:
+    """Whether some token may be drawn before `min_tokens`."""
+    return request.stop.min_tokens == 0 or not set(_BYTES).issubset(request.stop.token_ids)
 
 
 def _advance(begun: bytes, token: int) -> bytes:
@@ -94,12 +101,10 @@ class MockerSequence:
         may_stop = self.generated_count >= stop.min_tokens
         if may_stop and not stop.ignore_eos and not self._begun and value % _EOS_ODDS == 0:
             return None
-        for token in _candidates(_FOLLOW[self._begun], value // _EOS_ODDS):
-            if token not in stop.token_ids:
-                return token
-            if may_stop:
-                return None
-        return None  # Every candidate is a stop token, so min_tokens cannot be reached.
+        fitting = _candidates(_FOLLOW[self._begun], value // _EOS_ODDS)
+        if may_stop:
+            return None if fitting[0] in stop.token_ids else fitting[0]
+        return next(token for token in chain(fitting, _BYTES) if token not in stop.token_ids)
 
 
 def _candidates(follow: bytes, value: int) -> bytes:

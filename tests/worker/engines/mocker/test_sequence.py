@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from services.core.errors import Failure, Reason
 from services.core.request import FinishReason, Request, Sampling
 from services.models.tokenizers.byte_level import EOS
 from services.worker.engines.mocker import MockerConfig, MockerEngine
@@ -221,3 +222,20 @@ def test_answer_whose_every_token_is_a_stop_token_is_empty() -> None:
     every = replace(new_request().stop, token_ids=tuple(range(256)))
 
     assert answer(new_request(stop=every)) == ([], FinishReason.STOP)
+
+
+def test_min_tokens_is_reached_if_a_single_token_is_no_stop_token() -> None:
+    """A bug: the answer ended early if no token that fits the text was left."""
+    others = tuple(token for token in range(256) if token != 7)
+    stop = replace(new_request().stop, token_ids=others, min_tokens=5)
+
+    assert answer(new_request(stop=stop)) == ([7] * 5, FinishReason.STOP)
+
+
+def test_min_tokens_without_any_token_to_draw_is_refused() -> None:
+    every = replace(new_request().stop, token_ids=tuple(range(256)), min_tokens=5)
+
+    with pytest.raises(Failure) as caught:
+        MockerEngine(MockerConfig()).submit(1, new_request(stop=every))
+
+    assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, "min_tokens")
