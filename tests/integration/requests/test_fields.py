@@ -78,7 +78,7 @@ def frontend(start_plane: Start) -> Iterator[Frontend]:
     plane = start_plane()
     asyncio.run(plane.worker("--engine=llamacpp", "--model=smollm2", "--threads=1"))
     yield plane.frontend
-    assert not plane.frontend.events(level="error")
+    assert not plane.frontend.events_until_now(level="error")
 
 
 async def ask(frontend: Frontend, path: str, fields: dict[str, Any], *, stream: bool = False) -> tuple[str, str]:
