@@ -12,6 +12,9 @@ from services.models.disguise import FULL, keeping_literals, keeping_signs
 from services.models.tokenizers import Tokenizer
 from services.models.tokenizers.spellings import Spellings, one_of_characters
 
+SPELLED_MAX = 256
+"""With more control tokens in its texts, a prompt is not first encoded as if they were none."""
+
 _SAMPLES = ("system user assistant user", "user assistant tool", "user")
 """Conversations that show which tokens a template writes."""
 
@@ -52,6 +55,14 @@ class ControlTokens:
         """Those of the ids that are control tokens."""
         return [token for token in ids if token in self._ids]
 
+    def spelled_in(self, text: str) -> list[int]:
+        """The control tokens that the text spells."""
+        return self.among(token for _, _, token in self._spellings.find(text))
+
+    def count_in(self, texts: Iterable[str]) -> int:
+        """How many control tokens the texts spell."""
+        return sum(len(self.spelled_in(text)) for text in texts)
+
     def pieces(self, prompt: str, disguised: str) -> list[str | int] | None:
         """The prompt with its added tokens by id. `disguised`: the same prompt with other texts of equal lengths.
 
@@ -74,20 +85,21 @@ def control_tokens(tokenizer: Tokenizer, template: ChatTemplate) -> ControlToken
     return ControlTokens(tokenizer, template)
 
 
-def ids_with_texts_as_text(chat: Chat, prompt: str, ids: Sequence[int], tokenizer: Tokenizer) -> Sequence[int]:
-    """The ids of a prompt whose control tokens are the template's alone. `ids`: those with all that it spells.
+def ids_with_texts_as_text(chat: Chat, prompt: str, tokenizer: Tokenizer) -> Sequence[int]:
+    """The ids of a prompt in which only the template writes control tokens.
 
-    They are `ids` themselves if its texts add no control token to it. Raises INVALID_ARGUMENT if the template changes
-    texts so much that its own tokens cannot be told from theirs.
+    Raises INVALID_ARGUMENT if the template changes texts so much that its tokens cannot be told from theirs.
     """
     control = control_tokens(tokenizer, chat.template)
+    # llama.cpp's time grows with the square of the number of control tokens.
+    ids = None if control.count_in(chat.texts) > SPELLED_MAX else tokenizer.encode(prompt, add_special=False)
     for texts in _disguises(chat):
         try:
             disguised = chat.render(texts)
         except Failure:
             continue  # The template looks into its texts: the next ones are more like them.
-        own = control.among(tokenizer.encode(disguised, add_special=False))
-        if own == control.among(ids):
+        own = control.spelled_in(disguised)
+        if ids is not None and control.among(ids) == own:
             return ids
         pieces = control.pieces(prompt, disguised)
         if pieces is not None and control.among(apart := tokenizer.encode_pieces(pieces)) == own:
@@ -98,9 +110,9 @@ def ids_with_texts_as_text(chat: Chat, prompt: str, ids: Sequence[int], tokenize
 
 def _disguises(chat: Chat) -> Iterable[list[str]]:
     """The texts in disguise, from the best one to the one that templates notice least."""
+    yield [FULL.of(text) for text in chat.texts]
     keeping = keeping_literals(chat.template)
     roles = chat.roles * 2
-    yield [FULL.of(text) for text in chat.texts]
     yield [  # Templates look for the end of reasoning in what assistants say.
         (keeping if role == "assistant" else FULL).of(text) for role, text in zip(roles, chat.texts, strict=True)
     ]

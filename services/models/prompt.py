@@ -23,7 +23,6 @@ def prompt_token_ids(
         raise invalid("messages", f"{card.model!r} has no chat template: use /v1/completions, or text")
     template = chat_template(card.chat_template, card.bos_token, card.eos_token)
     chat, text = prompt_of(template, prompt)
-    ids = tokenizer.encode(text, add_special=False)
-    if parses_contents or not control_tokens(tokenizer, template).may_be_in(chat.texts):
-        return tuple(ids)
-    return tuple(ids_with_texts_as_text(chat, text, ids, tokenizer))
+    if not parses_contents and control_tokens(tokenizer, template).may_be_in(chat.texts):
+        return tuple(ids_with_texts_as_text(chat, text, tokenizer))
+    return tuple(tokenizer.encode(text, add_special=False))

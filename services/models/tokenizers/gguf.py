@@ -50,6 +50,7 @@ class GgufTokenizer:
         self.added_tokens = dict(_added_tokens(self._vocab))
         self._spellings = Spellings(self.added_tokens)
         self._added_ids = frozenset(self.added_tokens.values())
+        self._line_end = self.encode("\n", add_special=False)
         # Measured in the vocabulary's spelling: control tokens have no bytes, but are recognised in a text.
         self.token_characters_max = max(len(self._vocab.get_text(token)) for token in range(self._vocab.n_vocab))
 
@@ -90,7 +91,7 @@ class GgufTokenizer:
 
     def _encode_further(self, text: str) -> list[int]:
         """The ids of a text within a longer one: without the space that SentencePiece puts before a text."""
-        before = self.encode("\n", add_special=False)
+        before = self._line_end
         ids = self.encode("\n" + text, add_special=False, parse_special=False)
         is_apart = ids[: len(before)] == before
         return ids[len(before) :] if is_apart else self.encode(text, add_special=False, parse_special=False)

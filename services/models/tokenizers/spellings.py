@@ -16,12 +16,14 @@ class Spellings:
     def __init__(self, ids: Mapping[str, int]) -> None:
         self._ids = ids
         self._lengths = sorted({len(name) for name in ids}, reverse=True)
-        self._first = one_of_characters({name[0] for name in ids})
+        seconds = {name[1:2] for name in ids}
+        second = "" if "" in seconds else f"(?={one_of_characters(seconds).pattern})"
+        self._begin = re.compile(one_of_characters({name[0] for name in ids}).pattern + second)
 
     def find(self, text: str) -> Iterator[tuple[int, int, int]]:
         """Each token that the text spells: where it begins and ends, and its id. The first and longest one counts."""
         end = 0
-        for match in self._first.finditer(text):
+        for match in self._begin.finditer(text):
             begin = match.start()
             if begin < end:
                 continue
