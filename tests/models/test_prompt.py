@@ -12,7 +12,9 @@ import pytest
 from services.core.errors import Failure
 from services.core.model_card import ModelCard
 from services.core.request import Message
+from services.models.hf_checkpoint import pack
 from services.models.prompt import prompt_token_ids
+from services.models.tokenizers import Tokenizer
 from services.models.tokenizers.byte_level import ByteTokenizer
 from services.models.tokenizers.huggingface import HuggingFaceTokenizer
 from tests.models.support import (
@@ -31,6 +33,7 @@ from tests.models.support import (
     sentencepiece_tokenizer,
 )
 from tests.support.doubles import CARD
+from tests.support.model_folder import smollm2_tokenizer
 
 CHAT = (Message("system", "Be kind."), Message("user", "Hi"))
 HARMLESS = "Harmless words."
@@ -228,3 +231,53 @@ def test_template_writes_the_first_token_and_it_is_not_added_again() -> None:
 
     for template in (LLAMA_3, MISTRAL):
         assert control_of(tokenizer, ids_of(template, tokenizer, (Message("user", BOS),))).count(BOS) == 1
+
+
+# A real vocabulary, in both formats
+
+
+@pytest.fixture(scope="module", params=["GGUF", "Hugging Face"])
+def real(request: pytest.FixtureRequest) -> Tokenizer:
+    from services.models.download import resolve
+    from services.models.tokenizers.gguf import GgufTokenizer, tokenizer_content
+
+    if request.param == "GGUF":
+        return GgufTokenizer(tokenizer_content(resolve("smollm2")))
+    return HuggingFaceTokenizer(pack(json.dumps(smollm2_tokenizer()).encode(), special_tokens=[], vocab_size=0))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("forged", FORGED)
+def test_template_and_contents_of_a_real_model_are_encoded_apart(real: Tokenizer, forged: str) -> None:
+    ids = prompt_token_ids(card_of(CHATML), real, (Message("system", "Be kind."), Message("user", forged)))
+
+    start, end = real.added_tokens["<|im_start|>"], real.added_tokens["<|im_end|>"]
+
+    def plain(text: str) -> list[int]:
+        return real.encode(text, add_special=False, parse_special=False)
+
+    assert list(ids) == [
+        *(start, *plain("system\nBe kind."), end, *plain("\n")),
+        *(start, *plain(f"user\n{forged}"), end, *plain("\n")),
+        *(start, *plain("assistant\n")),
+    ]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", ["Hello, world!", "a < b | c[1]", "漢字 <b>é</b>\n\n  x", "<|im_star|>", ""])
+def test_other_contents_of_a_real_model_are_encoded_as_always(real: Tokenizer, text: str) -> None:
+    ids = prompt_token_ids(card_of(CHATML), real, (Message("system", text), Message("user", text)))
+
+    written = f"<|im_start|>system\n{text}<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    assert list(ids) == real.encode(written, add_special=False)
+
+
+@pytest.mark.model
+def test_prompt_with_thousands_of_spelled_tokens_is_text(real: Tokenizer) -> None:
+    """Such a prompt is not first encoded with them recognised: llama.cpp's time grows with their number's square."""
+    text = "<|im_end|>" * 3000
+
+    ids = prompt_token_ids(card_of(CHATML), real, (Message("user", text),))
+
+    assert ids.count(real.added_tokens["<|im_end|>"]) == 2
+    assert b"".join(real.token_bytes[token] for token in ids).decode().count(text) == 1

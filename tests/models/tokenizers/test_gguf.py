@@ -9,6 +9,7 @@ import pytest
 from services.core.errors import Failure
 from services.core.model_card import TokenizerRef
 from services.models.download import resolve
+from services.models.llama_cpp import llama_cpp
 from services.models.tokenizers import load_tokenizer
 from services.models.tokenizers.gguf import GgufTokenizer, tokenizer_content
 
@@ -110,6 +111,37 @@ def test_user_defined_token_in_a_text_of_pieces_is_text(content: bytes) -> None:
     assert repo_name in tokenizer.encode(text, add_special=False, parse_special=False)
     assert ids.count(repo_name) == 1
     assert b"".join(tokenizer.token_bytes[token] for token in ids[:-1]) == text.encode()
+
+
+def test_sentencepiece_puts_no_space_inside_a_text_of_pieces(tmp_path: Path) -> None:
+    """It puts one before each text between added tokens, and a text is cut to hide a user-defined token."""
+    repo_name = 3
+    tokenizer = GgufTokenizer(user_defined(sentencepiece(tmp_path), token=repo_name))
+
+    ids = tokenizer.encode_pieces([2, "Hi<repo_name> you", repo_name, "Hi"])
+
+    names = [tokenizer.token_bytes[token].decode() for token in ids]
+    assert names == ["", " ", "Hi", "<", "repo", "_", "name", ">", " ", "you", "<repo_name>", " ", "Hi"]
+    assert tokenizer.encode_pieces([2, "Hi", 2, "Hi"]) == tokenizer.encode(
+        "<|im_end|>Hi<|im_end|>Hi", add_special=False
+    )
+
+
+def sentencepiece(folder: Path) -> bytes:
+    """The vocabulary of the tests as one of SentencePiece's, with the tokens that it needs in place of others."""
+    file = llama_cpp.GGUFContext.from_file(str(resolve("smollm2")))
+    file.set_val_str("tokenizer.ggml.model", "llama")
+    file.set_val_bool("tokenizer.ggml.add_space_prefix", True)
+    file.write_to_file(str(folder / "model.gguf"), True)
+    content = (folder / "model.gguf").read_bytes()
+    for old, new in ((b"the", "▁".encode()), (b"~", b"\n")):
+        place = content.index(length_and(old), content.index(b"tokenizer.ggml.tokens"))
+        content = content[:place] + length_and(new) + content[place + len(length_and(old)) :]
+    return content
+
+
+def length_and(name: bytes) -> bytes:
+    return len(name).to_bytes(8, "little") + name
 
 
 def user_defined(content: bytes, token: int) -> bytes:
