@@ -14,6 +14,7 @@ from tests.support.clock import WAIT_S
 DRAIN_LONG = f"--drain-timeout={2 * WAIT_S:g}"
 """Longer than tests wait: a process that only leaves when its time is over fails them."""
 PATIENCE = ("--stall-ms=20000", "--engine-stall-ms=60000", "--replacement-wait=60", DRAIN_LONG)
+WORKER_PATIENCE = ("--queue-timeout=600", DRAIN_LONG)
 """Limits that no process exceeds because the machine is busy. Tests of a limit set their own."""
 
 
@@ -39,7 +40,7 @@ class Plane:
         self._names = count()
         self._registry_options = registry
         self._patience = PATIENCE if is_patient else ()
-        self._worker_patience = (DRAIN_LONG,) if is_patient else ()
+        self._worker_patience = WORKER_PATIENCE if is_patient else ()
         self._processes: list[Process] = []
         self.registry = self._start(Process, "registry", "registry", "--listen=127.0.0.1:0", *registry)
         self.registry.wait_ready()
