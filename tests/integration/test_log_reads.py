@@ -23,7 +23,7 @@ def test_logs_are_read_only_in_conditions() -> None:
     ]
 
     assert len(files) > 50
-    assert unwaited == []
+    assert unwaited == [], "use `events_until_now`, or `logged` to wait for a line"
 
 
 def test_read_outside_a_condition_is_found() -> None:
