@@ -39,6 +39,10 @@ _LIMITS = llguidance.LLParserLimits(
 """The first four are llguidance's defaults and cost at most about 20 ms each. A lexer state takes 1 to 2 kB."""
 _ERROR_CHARACTERS_MAX = 300
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
+_DOT = re.compile(r'"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?|#[^\n]*|(\.)')
+"""A literal or a class, closed or not, a comment, or any character (the group)."""
+_ANY = r"[\x00-\U0010FFFF]"
+"""In GBNF a dot is any character. The converter's dot is any but a line feed."""
 _ASCII_COUNT = 0x80
 _HEADER = '%llguidance {"no_forcing": true}\n'
 """Without `no_forcing`, llguidance follows every byte that has no alternative: for `"a"+ "a"` this never ends."""
@@ -130,7 +134,8 @@ def _rules_of(guided: Guided) -> str:
         case GuidedKind.CHOICE:
             return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in guided.texts)
         case GuidedKind.GRAMMAR:
-            return gbnf_to_lark(_ESCAPED.sub(_spell, guided.texts[0])).removeprefix("%llguidance {}")
+            text = _DOT.sub(lambda found: found[0] if found[1] is None else _ANY, guided.texts[0])
+            return gbnf_to_lark(_ESCAPED.sub(_spell, text)).removeprefix("%llguidance {}")
 
 
 def _spell(escaped: re.Match[str]) -> str:

@@ -32,6 +32,8 @@ CHOICE = guided(GuidedKind.CHOICE, "yes", 'no "\\\n', "né😀")
 GRAMMAR = guided(GuidedKind.GRAMMAR, 'root ::= list\nlist ::= "[" (item ("," item)*)? "]"\nitem ::= list | [0-9]+\n')
 ESCAPES = guided(GuidedKind.GRAMMAR, r'root ::= "\u0041\U0001F600" [\u00e9-\u00ff] [\u002d\u005d] "\u0022\\u0041"')
 
+ANY = guided(GuidedKind.GRAMMAR, 'root ::= "a." . [.] # .\n')
+
 FITTING = [
     (SCHEMA, '{"é": 12}', '{"é": "x"}'),
     (OBJECT, '{"a": [1, {"b": null}]}', "[1]"),
@@ -39,6 +41,8 @@ FITTING = [
     (CHOICE, 'no "\\\n', "no!"),
     (CHOICE, "né😀", "ne"),
     (GRAMMAR, "[1,[23,[]]]", "[1,,2]"),
+    (ANY, "a.\n.", "a.\na"),
+    (ANY, "a.é.", "ax"),
     (ESCAPES, 'A😀é-"\\u0041', 'A😀é-"A'),
 ]
 
