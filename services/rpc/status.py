@@ -46,8 +46,9 @@ _KEEPALIVE: list[tuple[str, Any]] = [
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
 ]
 # No connection inside the plane takes a proxy that the environment names for other programs (`http_proxy`,
-# `grpc_proxy`). The second option is for GRPC_ADDRESS_HTTP_PROXY, which the first does not cover.
-_NO_PROXY: list[tuple[str, Any]] = [("grpc.enable_http_proxy", 0), ("grpc.address_http_proxy", "")]
+# `grpc_proxy`). The second option is for GRPC_ADDRESS_HTTP_PROXY, which the first does not cover: it is used for no
+# address. An empty proxy instead would have gRPC print an error for each connection.
+_NO_PROXY: list[tuple[str, Any]] = [("grpc.enable_http_proxy", 0), ("grpc.address_http_proxy_enabled_addresses", "")]
 
 CHANNEL_OPTIONS = [
     *_OPTIONS,

@@ -236,6 +236,20 @@ def test_every_channel_of_the_program_has_these_options() -> None:
     assert [line for line in channels if "OPTIONS" not in line] == []
 
 
+def test_channel_prints_nothing_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    """A bug: gRPC printed an error for each connection, because it could not parse an empty address of a proxy."""
+
+    async def scenario() -> None:
+        async with grpc.aio.insecure_channel("127.0.0.1:1", options=CHANNEL_OPTIONS) as channel:
+            call: Any = channel.unary_unary("/any/method")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(b"")
+
+    run_async(scenario())
+
+    assert capfd.readouterr().err == ""
+
+
 class SlowProxy(Proxy):
     """A peer that is slow to accept connections."""
 
