@@ -73,6 +73,16 @@ def test_post_sets_the_given_fields_and_answers_all() -> None:
     run(test)
 
 
+def test_tokens_may_be_written_as_a_fraction() -> None:
+    async def test() -> None:
+        async with operated() as server:
+            _, answer = await server.post(PATH, b'\xef\xbb\xbf{"model": "m", "active_prefill_tokens_threshold": 5e0}')
+
+        assert json.loads(answer)[PREFILL] == 5
+
+    run(test)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code", "param"),
     [
@@ -90,6 +100,10 @@ def test_post_sets_the_given_fields_and_answers_all() -> None:
         ({"model": "m", DECODE: "1"}, 400, "INVALID_ARGUMENT", DECODE),
         ({"model": "m", DECODE: True}, 400, "INVALID_ARGUMENT", DECODE),
         ({"model": "m", PREFILL: 0.5}, 400, "INVALID_ARGUMENT", PREFILL),
+        (b'{"model": "m", "active_prefill_tokens_threshold": 1e30}', 400, "INVALID_ARGUMENT", PREFILL),
+        (b'{"model": "m", "active_prefill_tokens_threshold": 1e999}', 400, "INVALID_ARGUMENT", PREFILL),
+        (b'{"model": "m", "active_prefill_tokens_threshold": ' + b"9" * 5000 + b"}", 400, "INVALID_ARGUMENT", PREFILL),
+        (b'{"model": "m", "active_prefill_tokens_threshold": 1, "model": "m"}', 400, "INVALID_ARGUMENT", "model"),
         ({"model": "m", "active_prefill_tokens": 1}, 400, "INVALID_ARGUMENT", "active_prefill_tokens"),
         ({"model": "made up"}, 404, "MODEL_NOT_FOUND", "model"),
         (thresholds_of(0.1, 1) | {"model": "made up"}, 404, "MODEL_NOT_FOUND", "model"),
