@@ -1,7 +1,7 @@
 """Refuses JSON in which a key is given twice: parsers differ on which of the values counts.
 
 Escapes are decoded first, so `"max\\u005ftokens"` is `max_tokens`. Most bodies are cleared by counting colons. The
-others are read once more, by Python's own parser, which hands over the pairs of each object: 3 µs for a small one.
+others are read once more, by Python's own parser, which hands over the pairs of each object: 4 µs for a small body.
 """
 
 import json
