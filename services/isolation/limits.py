@@ -44,6 +44,7 @@ def bounded(cpu_s_max: float, bytes_max: int) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)  # The block may have lowered it, for good.
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 

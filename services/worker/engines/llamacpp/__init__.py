@@ -22,7 +22,7 @@ token.
 
 Log probabilities come from the same scores, so they are equally exact: 60 continuations of guided answers of every kind
 had the same tokens, ends and log probabilities, to the bit. Guided decoding does not use llama.cpp's own grammar
-sampler, which aborts the process on invalid input: see `services/worker/engines/llamacpp/grammar.py`.
+sampler, which aborts the process on invalid input: see `services/worker/guided/__init__.py`.
 """
 
 from services.worker.engines.llamacpp.engine import LlamaCppConfig, LlamaCppEngine

@@ -2,8 +2,13 @@
 
 The shape of every decode follows fixed rules that keep results exact; the package docstring explains them. Cost of a
 step: one decode with a row for each sequence number up to the highest in use, and at most one decode of a prompt chunk.
+
+A helper process computes which tokens may follow in a guided answer, while this computes the scores of all. If the
+scores are there first, the step waits for the helper GUIDE_WAIT_S at most; then it goes on without this sequence, whose
+last token is computed again in the next step.
 """
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -20,6 +25,8 @@ log = structlog.get_logger()
 CHUNK_TOKENS_MIN = 2
 CHUNK_TOKENS_MAX = 63
 """A prompt chunk of another size is computed by another kernel: see the package."""
+GUIDE_WAIT_S = 0.02
+"""How long a step waits for the helpers of all its guided answers together: about as long as a decode takes."""
 _FILLER = 0
 """Any token id is valid here: the result is discarded."""
 
@@ -51,7 +58,7 @@ class Batch:
         return not self._by_key
 
     def add(self, sequence: LlamaSequence) -> None:
-        assert (sequence.grammar is None) == (sequence.request.guided is None)
+        assert (sequence.guide is None) == (sequence.request.guided is None)
         # The lowest free number: a step computes a filler for each unused number below the highest in use.
         sequence.seq_id = self._slots.index(None)
         self._slots[sequence.seq_id] = sequence
@@ -104,6 +111,7 @@ class Batch:
         used = 1 + max(sequence.seq_id for sequence in self._by_key.values())
         seq_ids = range(max(used, self._llama.sequences_min))
         self._decode([self._row(seq_id) for seq_id in seq_ids])
+        wait_until = time.monotonic() + GUIDE_WAIT_S
         outputs = []
         for seq_id in seq_ids:
             sequence = self._at(seq_id)
@@ -114,7 +122,11 @@ class Batch:
             sequence.computed_count += 1
             self._count(sequence, prefill=int(is_prefill))
             if sequence.pending_count == 0 and not self._is_cancelled(sequence.key):
-                outputs.append(self._draw(sequence))
+                if sequence.wait_guide(wait_until - time.monotonic()):
+                    outputs.append(self._draw(sequence))
+                else:
+                    sequence.computed_count -= 1
+                    self._llama.forget(seq_id, sequence.computed_count)
         return outputs
 
     def _at(self, seq_id: int) -> LlamaSequence | None:

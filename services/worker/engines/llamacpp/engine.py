@@ -5,7 +5,6 @@ import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -14,20 +13,22 @@ from services.core.errors import CAUSE, Failure, Reason, RefusedFor, invalid
 from services.core.model_card import ModelCard, Resume, TokenizerRef
 from services.core.request import Request
 from services.runtime.process import StartupError
-from services.runtime.tasks import wait_event
+from services.runtime.tasks import TaskSet, wait_event
 from services.worker.engine import Emit, EngineLoad, Output, RankLoad
+from services.worker.guided.guide import Guide
+from services.worker.guided.guide_jobs import encode_vocabulary
+from services.worker.guided.guides import KINDS, Guides, check_installed, guide_pool
 
 try:
     from services.models.tokenizers.gguf import tokenizer_content
     from services.worker.engines.llamacpp.batch import CHUNK_TOKENS_MAX, CHUNK_TOKENS_MIN, Batch
-    from services.worker.engines.llamacpp.grammar import KINDS, Grammar
-    from services.worker.engines.llamacpp.grammar_compiler import Compilation, GrammarCompiler
     from services.worker.engines.llamacpp.mailbox import Mailbox
     from services.worker.engines.llamacpp.model import Llama
     from services.worker.engines.llamacpp.sequence import LlamaSequence, blocks_of
 except (ImportError, Failure) as error:
     raise StartupError("the llamacpp engine needs llama.cpp: pip install 'unbroken[llamacpp]'") from error
 
+check_installed()
 log = structlog.get_logger()
 
 END_TIMEOUT_S = 10.0
@@ -63,10 +64,12 @@ class LlamaCppEngine:
         self._config = config
         self._mailbox = Mailbox()
         self._live: dict[int, LlamaSequence] = {}  # By key: requests that may emit. Only the event loop changes it.
-        self._compilations: dict[int, Compilation] = {}  # GrammarBuilder on their way, of some of those.
+        self._guiding: dict[int, Callable[[], object]] = {}  # By key: ends the task that guides the answer.
         self._loaded: tuple[Llama, ModelCard, bytes] | None = None
         self._batch: Batch | None = None
-        self._grammar_compiler: GrammarCompiler | None = None
+        self._guides: Guides | None = None
+        self._tasks = TaskSet(on_bug=lambda: self._fail(self._tasks.bug))
+        self._died: asyncio.Future[None] | None = None
         self._emit: Emit = lambda _: None
         self.request_limit = config.sequences
 
@@ -99,28 +102,33 @@ class LlamaCppEngine:
         if request.guided is None:
             self._mailbox.submit(sequence)
         else:
-            assert self._grammar_compiler is not None, "the engine is not ready"
-            on_done = partial(self._on_grammar, sequence)
-            self._compilations[key] = self._grammar_compiler.compile(request, on_done)
+            self._guiding[key] = self._tasks.start(self._guide(sequence))
         self._live[key] = sequence
 
-    def _on_grammar(self, sequence: LlamaSequence, result: Grammar | Failure) -> None:
-        del self._compilations[sequence.key]
-        if isinstance(result, Failure):
-            self._deliver([Output(sequence.key, failure=result)])
-        else:
-            sequence.grammar = result
+    async def _guide(self, sequence: LlamaSequence) -> None:
+        """Guide an answer until it ends. The engine's thread gets the request once its grammar is compiled."""
+        assert self._guides is not None, "the engine is not ready"
+
+        def begin(guide: Guide) -> None:
+            sequence.guide = guide
             self._mailbox.submit(sequence)
 
+        try:
+            await self._guides.serve(sequence.request, begin)
+        except Failure as failure:
+            self._deliver([Output(sequence.key, failure=failure)])
+
     def cancel(self, key: int) -> None:
-        if self._live.pop(key, None) is None:
+        sequence = self._live.pop(key, None)
+        if sequence is None:
             return
-        compilation = self._compilations.pop(key, None)
-        if compilation is None:
+        self._end_guiding(key)
+        if sequence.request.guided is None or sequence.guide is not None:
             self._mailbox.cancel(key)
-        else:
-            assert self._grammar_compiler is not None, "it has started this compilation"
-            self._grammar_compiler.cancel(compilation)
+
+    def _end_guiding(self, key: int) -> None:
+        if (end := self._guiding.pop(key, None)) is not None:
+            end()
 
     async def run(self, emit: Emit, ready: asyncio.Event) -> None:
         """Load the model, set `ready`, and step until cancelled. Raises Failure(ENGINE_DEAD) when either fails.
@@ -130,27 +138,26 @@ class LlamaCppEngine:
         """
         self._emit = emit
         loop = asyncio.get_running_loop()
-        died: asyncio.Future[None] = loop.create_future()
+        died = self._died = loop.create_future()
         ended = asyncio.Event()
 
         def call_on_loop(callback: Callable[..., object], *args: object) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(callback, *args)
 
-        def start() -> None:
-            self._grammar_compiler = GrammarCompiler(loop, self._get_loaded()[0].grammars)
+        def start(vocabulary: bytes) -> None:
+            self._guides = Guides(guide_pool(vocabulary, self.request_limit), call_on_loop)
+            self._tasks.start(self._guides.load())
             ready.set()
-
-        def fail(error: BaseException) -> None:
-            if not died.done():
-                died.set_exception(Failure(Reason.ENGINE_DEAD, f"llama.cpp failed: {error}"))
 
         def work() -> None:
             try:
-                self._work(lambda: call_on_loop(start), lambda outputs: call_on_loop(self._deliver, outputs))
+                self._work(
+                    lambda content: call_on_loop(start, content), lambda outputs: call_on_loop(self._deliver, outputs)
+                )
             except BaseException as error:  # A panic in Rust does not derive from Exception.
                 log.exception("the engine thread failed")
-                call_on_loop(fail, error)
+                call_on_loop(self._fail, error)
             finally:
                 call_on_loop(ended.set)
 
@@ -161,8 +168,21 @@ class LlamaCppEngine:
         finally:
             self._mailbox.close()
             await _wait_ended(thread, ended)
+            await self._end_guides()
 
-    def _work(self, on_ready: Callable[[], None], on_outputs: Callable[[Sequence[Output]], None]) -> None:
+    def _fail(self, error: BaseException | None) -> None:
+        assert self._died is not None, "the engine runs"
+        if not self._died.done():
+            self._died.set_exception(Failure(Reason.ENGINE_DEAD, f"llama.cpp failed: {error}"))
+
+    async def _end_guides(self) -> None:
+        try:
+            await self._tasks.end()
+        finally:
+            if self._guides is not None:
+                await self._guides.close()
+
+    def _work(self, on_ready: Callable[[bytes], None], on_outputs: Callable[[Sequence[Output]], None]) -> None:
         """Run in the thread: load the model, then step while there is work, until the mailbox is closed."""
         llama = self._load_model()
         try:
@@ -172,7 +192,7 @@ class LlamaCppEngine:
                 chunk_tokens=self._config.prefill_chunk_tokens,
                 is_cancelled=self._mailbox.is_cancelled,
             )
-            on_ready()
+            on_ready(encode_vocabulary(llama.token_bytes(), llama.end_ids))
             while not (mail := self._mailbox.collect(wait=batch.is_empty)).is_closed:
                 for key in mail.cancelled:  # First: a new request may need the place of a cancelled one.
                     batch.remove(key)
@@ -201,6 +221,7 @@ class LlamaCppEngine:
         for output in wanted:
             if output.finish is not None or output.failure is not None:
                 del self._live[output.key]
+                self._end_guiding(output.key)
         if wanted:
             self._emit(wanted)
 

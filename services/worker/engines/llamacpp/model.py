@@ -13,7 +13,6 @@ from services.core.interface import TokenLogprobs
 from services.core.request import Request
 from services.models.llama_cpp import llama_cpp
 from services.models.tokenizers.gguf import vocabulary_bytes
-from services.worker.engines.llamacpp.grammar import GrammarBuilder
 from services.worker.engines.llamacpp.sampler import build_chain, forbidden_by, is_in
 
 CONTEXT_LENGTH_DEFAULT_MAX = 2048
@@ -63,7 +62,6 @@ class Llama:
         self.vocab_size: int = vocab.n_vocab
         self._model.n_vocab = self.vocab_size
         self.end_ids = frozenset(token for token in range(self.vocab_size) if vocab.is_eog(token))
-        self.grammars = GrammarBuilder(vocabulary_bytes(self._model), self.end_ids)
         self.bos_token: str = _text(vocab, vocab.token_bos())
         self.eos_token: str = _text(vocab, vocab.token_eos())
         self.chat_template: str = self._model.get_default_chat_template()
@@ -114,6 +112,14 @@ class Llama:
     def clear(self, seq_id: int) -> None:
         """Empty the cache of a sequence."""
         self._context.memory_seq_rm(seq_id, -1, -1)
+
+    def forget(self, seq_id: int, position: int) -> None:
+        """Remove the token at `position`, the last one, from the cache of a sequence."""
+        self._context.memory_seq_rm(seq_id, position, -1)
+
+    def token_bytes(self) -> Sequence[bytes]:
+        """The text of each token; b"" for tokens without text."""
+        return vocabulary_bytes(self._model)
 
     def close(self) -> None:
         self._batch.close()

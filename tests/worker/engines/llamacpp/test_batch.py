@@ -18,9 +18,9 @@ from services.models.download import resolve
 from services.models.tokenizers.gguf import GgufTokenizer, tokenizer_content
 from services.worker.engine import EngineLoad, Output
 from services.worker.engines.llamacpp.batch import CHUNK_TOKENS_MAX, Batch
-from services.worker.engines.llamacpp.grammar import Grammar
 from services.worker.engines.llamacpp.model import Llama
 from services.worker.engines.llamacpp.sequence import LlamaSequence
+from tests.worker.guided.support import PlainGuide
 
 pytestmark = pytest.mark.model
 
@@ -59,19 +59,21 @@ def request(prompt: tuple[int, ...], max_tokens: int, temperature: float = 2.0, 
     )
 
 
-def outputs_of(llama: Llama, batch: Batch, requests: list[Request]) -> list[list[Output]]:
-    """Run the requests at the same time. Returns the outputs of each."""
+def outputs_of(llama: Llama, batch: Batch, requests: list[Request], *, delays: int = 0) -> list[list[Output]]:
+    """Run the requests at the same time. Returns the outputs of each. `delays`: how often each guide is late."""
     outputs: list[list[Output]] = [[] for _ in requests]
     for key, one in enumerate(requests):
-        batch.add(LlamaSequence(key, one, llama.end_ids, grammar_of(llama, one)))
+        batch.add(LlamaSequence(key, one, llama.end_ids, guide_of(llama, one, delays)))
     while not batch.is_empty:
         for output in batch.step():
             outputs[output.key].append(output)
     return outputs
 
 
-def grammar_of(llama: Llama, request: Request) -> Grammar | None:
-    return None if request.guided is None else llama.grammars.build(request.guided, request.generated_token_ids)
+def guide_of(llama: Llama, request: Request, delays: int) -> PlainGuide | None:
+    if request.guided is None:
+        return None
+    return PlainGuide(llama.token_bytes(), llama.end_ids, request.guided, request.generated_token_ids, delays)
 
 
 def answers(llama: Llama, batch: Batch, requests: list[Request]) -> list[list[int]]:
@@ -230,6 +232,32 @@ def test_json_answer_that_is_cut_at_any_token_continues_as_the_same_json(
         continued = outputs_of(llama, make_batch(llama), [guided_request.after(tokens[:cut]) for cut in cuts])
         assert [tokens_of(one) for one in continued] == [tokens[cut:] for cut in cuts]
         assert all(one[-1].finish is FinishReason.STOP for one in continued)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_late_guide_delays_its_own_answer_and_changes_neither_it_nor_others(llama: Llama, temperature: float) -> None:
+    """While a guide is late, the last token of its answer is computed again in each step."""
+    plain = request(SHORT, 12, temperature)
+    guided_request = replace(request(LONG, 4, temperature), guided=Guided(GuidedKind.REGEX, (".{100}",)))
+    [in_time] = outputs_of(llama, make_batch(llama), [guided_request])
+    [alone] = outputs_of(llama, make_batch(llama), [plain])
+
+    late, beside = outputs_of(llama, make_batch(llama), [guided_request, plain], delays=2)
+
+    assert tokens_of(late) == tokens_of(in_time)
+    assert tokens_of(beside) == tokens_of(alone)
+
+
+def test_late_guide_does_not_hold_up_the_answers_beside_it(llama: Llama) -> None:
+    guided_request = replace(request(SHORT, 1), guided=Guided(GuidedKind.REGEX, (".{100}",)))
+    batch = make_batch(llama)
+    batch.add(LlamaSequence(1, guided_request, llama.end_ids, guide_of(llama, guided_request, delays=1000)))
+    batch.add(LlamaSequence(2, request(SHORT, 6), llama.end_ids))
+
+    outputs = [output for _ in range(8) for output in batch.step()]
+    batch.remove(1)
+
+    assert [output.key for output in outputs] == [2] * 6
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import pytest
 from services.core.errors import Failure, Reason
 from services.core.request import FinishReason, Guided, GuidedKind, Request, Stop
 from services.models.tokenizers.byte_level import EOS, VOCAB_SIZE, ByteTokenizer
-from services.worker.engines.llamacpp.grammar import GrammarBuilder
 from services.worker.engines.llamacpp.sequence import KV_BLOCK_TOKENS, LlamaSequence, blocks_of
+from tests.worker.guided.support import PlainGuide
 
 CONTEXT_LENGTH = 100
 PROMPT = (10, 11, 12)
@@ -24,10 +24,8 @@ def sequence(
         guided=guided,
         stop=Stop(**fields),  # type: ignore[arg-type]
     )
-    grammar = None
-    if guided is not None:
-        grammar = GrammarBuilder(ByteTokenizer.token_bytes, [EOS]).build(guided, generated)
-    return LlamaSequence(1, request, frozenset({EOS}), grammar)
+    guide = None if guided is None else PlainGuide(ByteTokenizer.token_bytes, [EOS], guided, generated)
+    return LlamaSequence(1, request, frozenset({EOS}), guide)
 
 
 def test_tokens_of_the_request_are_prefill_until_they_are_computed() -> None:

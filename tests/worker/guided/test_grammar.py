@@ -8,7 +8,8 @@ import pytest
 from services.core.errors import Failure, Reason
 from services.core.request import Guided, GuidedKind
 from services.models.tokenizers.byte_level import EOS, ByteTokenizer
-from services.worker.engines.llamacpp.grammar import KINDS, Grammar, GrammarBuilder
+from services.worker.guided.grammar import Grammar, GrammarBuilder
+from services.worker.guided.guides import KINDS
 
 QUICK_S_MAX = 5.0
 

@@ -11,9 +11,10 @@ answer never ends. A regular expression has the syntax of the Rust crate `regex`
 back-references, and must match the whole answer.
 
 Measured with a vocabulary of 49,152 tokens: 130 ms for the vocabulary, once; 0.3 to 6 ms to compile a usual grammar;
-for each token, 10 µs to accept it and 10 to 900 µs for the mask. All of these run without the GIL.
+for each token, 10 µs to accept it and 10 to 900 µs for the mask.
 
-Importing this module raises ImportError if llguidance is not installed. `engine.py` turns that into a StartupError.
+A hostile text takes more, whatever the limits are: `{"multipleOf": 9999991}` takes 20 s and 1 GB, and the first mask of
+60,000 equal choices takes 7 s. So this module is only used where that harms nobody: see `guide_work.py`.
 """
 
 import json
@@ -23,20 +24,21 @@ from collections.abc import Iterable, Sequence
 import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from services.core.errors import Failure, Reason, invalid
+from services.core.errors import Failure, Reason, invalid, quoted
 from services.core.request import Guided, GuidedKind
 
-KINDS: tuple[GuidedKind, ...] = tuple(GuidedKind)
 _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
     step_max_items=50_000,
-    max_items_in_row=2_000,
+    max_items_in_row=50_000,
     max_lexer_states=50_000,
     max_grammar_size=100_000,
     verbose_errors=False,
 )
-"""The first four are llguidance's defaults and cost at most about 20 ms each. A lexer state takes 1 to 2 kB."""
+"""They stop most hostile texts early, with a message. With `max_items_in_row` at its default of 2,000, a grammar of as
+many alternatives would compile, and fail at its first token. A lexer state takes 1 to 2 kB.
+"""
 _ERROR_CHARACTERS_MAX = 300
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
 _DOT = re.compile(r'"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?|#[^\n]*|(\.)')
@@ -81,7 +83,10 @@ class GrammarBuilder:
         matcher = llguidance.LLMatcher(self._tokenizer, _lark_of(guided), log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise _refusal(guided.kind, matcher.get_error())
-        if matcher.try_consume_tokens(list(generated)) != len(generated):
+        consumed_count = matcher.try_consume_tokens(list(generated))
+        if matcher.is_error():
+            raise _refusal(guided.kind, matcher.get_error())
+        if consumed_count != len(generated):
             raise Failure(Reason.GRAMMAR_REPLAY_MISMATCH, f"the answer so far does not match its guided.{guided.kind}")
         return Grammar(guided.kind, matcher)
 
@@ -104,9 +109,12 @@ class Grammar:
         return mask
 
     def accept_token(self, token: int) -> None:
-        """Advance by one token of the mask that is not an end token."""
-        is_accepted = self._matcher.consume_token(token)
-        assert is_accepted, "the token was not in the mask"
+        """Advance by one token of the mask that is not an end token.
+
+        Raises Failure(INVALID_ARGUMENT) if that exceeds the bounds on work.
+        """
+        if not self._matcher.consume_token(token):
+            raise _refusal(self._kind, self._matcher.get_error())
 
     @property
     def is_complete(self) -> bool:
@@ -118,6 +126,8 @@ def _lark_of(guided: Guided) -> str:
     """The guided field in llguidance's dialect of Lark. Raises Failure(INVALID_ARGUMENT)."""
     try:
         return _HEADER + _rules_of(guided)
+    except RecursionError as error:
+        raise _refusal(guided.kind, "it is nested too deeply: flatten it") from error
     except Exception as error:
         # The converter raises exceptions of many classes for invalid input.
         raise _refusal(guided.kind, str(error)) from error
@@ -128,7 +138,7 @@ def _rules_of(guided: Guided) -> str:
         case GuidedKind.JSON_OBJECT:
             return _json_rules({"type": "object"})
         case GuidedKind.JSON_SCHEMA:
-            return _json_rules(json.loads(guided.texts[0]))
+            return _json_rules(_decoded(guided.texts[0]))
         case GuidedKind.REGEX:
             return f"start: /{llguidance.regex_to_lark(guided.texts[0], use_ascii='')}/"
         case GuidedKind.CHOICE:
@@ -145,6 +155,24 @@ def _spell(escaped: re.Match[str]) -> str:
         return escaped[0]
     code = int(number, 16)
     return f"\\x{code:02x}" if code < _ASCII_COUNT else chr(code)
+
+
+def _decoded(schema: str) -> object:
+    """The value of a JSON text. Raises ValueError also for text that is not JSON but that `json` reads."""
+    return json.loads(schema, object_pairs_hook=_object_of, parse_constant=_no_number)
+
+
+def _object_of(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"it has the key {quoted(key)} twice: leave one out")
+        found[key] = value
+    return found
+
+
+def _no_number(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _json_rules(schema: object) -> str:
