@@ -4,7 +4,7 @@ The shape of every decode follows fixed rules that keep results exact; the packa
 step: one decode with a row for each sequence number up to the highest in use, and at most one decode of a prompt chunk.
 
 A helper process computes which tokens may follow in a guided answer, while this computes the scores of all. If the
-scores are there first, the step waits for the helper GUIDE_WAIT_S at most; then it goes on without this sequence, whose
+scores are there first, the step waits for the helper, GUIDE_WAIT_S at most; then it goes on without this sequence, whose
 last token is computed again in the next step.
 """
 
@@ -27,6 +27,8 @@ CHUNK_TOKENS_MAX = 63
 """A prompt chunk of another size is computed by another kernel: see the package."""
 GUIDE_WAIT_S = 0.02
 """How long a step waits for the helpers of all its guided answers together: about as long as a decode takes."""
+GUIDE_WAIT_ALONE_S = 0.2
+"""The same for the only answer of a step, which holds up none: less than it costs to compute its last token again."""
 _FILLER = 0
 """Any token id is valid here: the result is discarded."""
 
@@ -111,7 +113,7 @@ class Batch:
         used = 1 + max(sequence.seq_id for sequence in self._by_key.values())
         seq_ids = range(max(used, self._llama.sequences_min))
         self._decode([self._row(seq_id) for seq_id in seq_ids])
-        wait_until = time.monotonic() + GUIDE_WAIT_S
+        wait_until = time.monotonic() + (GUIDE_WAIT_S if len(self._by_key) > 1 else GUIDE_WAIT_ALONE_S)
         outputs = []
         for seq_id in seq_ids:
             sequence = self._at(seq_id)
