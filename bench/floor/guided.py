@@ -1,4 +1,4 @@
-"""The cost of guided answers on llama.cpp: the first one of a worker, the time to the first token, and the time per token.
+"""The cost of guided answers on llama.cpp: the time to the first token, and for each further one.
 
     python -m bench.floor.guided [ANSWERS]
 

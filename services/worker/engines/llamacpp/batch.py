@@ -4,8 +4,8 @@ The shape of every decode follows fixed rules that keep results exact; the packa
 step: one decode with a row for each sequence number up to the highest in use, and at most one decode of a prompt chunk.
 
 A helper process computes which tokens may follow in a guided answer, while this computes the scores of all. If the
-scores are there first, the step waits for the helper, GUIDE_WAIT_S at most; then it goes on without this sequence, whose
-last token is computed again in the next step.
+scores are there first, the step waits for the helper, GUIDE_WAIT_S at most. Then it goes on without this sequence, and
+the next step computes its last token again.
 """
 
 import time
