@@ -10,7 +10,7 @@ from msgspec.json import Decoder
 
 from services.core.errors import Failure, invalid, quoted
 from services.core.json.keys import check_keys
-from services.core.json.text import broken, syntax_fault, with_whole_numbers
+from services.core.json.text import REPAIRED_BYTES_MAX, broken, syntax_fault, with_whole_numbers
 
 T = TypeVar("T")
 
@@ -82,6 +82,9 @@ def _wants_whole(text: str) -> bool:
 
 def _decode_whole(body: bytes, decoder: Decoder[T], error: msgspec.ValidationError) -> T:
     """The body decoded with whole numbers in digits: JSON has one kind of number, and 16.0 is 16."""
+    if len(body) > REPAIRED_BYTES_MAX:
+        path = _path_of(str(error))
+        raise invalid(path, f"{path} must be a whole number, written in digits") from error
     whole = with_whole_numbers(body)
     try:
         return decoder.decode(whole)

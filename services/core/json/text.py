@@ -10,6 +10,8 @@ from decimal import Decimal
 
 from services.core.errors import Failure, Reason, quoted
 
+REPAIRED_BYTES_MAX = 1024 * 1024
+"""Longer texts are not repaired: it would block the event loop."""
 NUMBER_CHARACTERS_MAX = 1000
 """Longer spellings of a whole number are not recognised as one."""
 TOO_LARGE = 10**22
@@ -21,6 +23,7 @@ _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
 """An escape in a string: a surrogate pair, half a pair (the group), or any other."""
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|(-?+[0-9]++(?:\.[0-9]++)?+(?:[eE][+-]?+[0-9]++)?+)', re.DOTALL)
 """A string, or a number (the group)."""
 _POSITION = re.compile(r"^JSON is malformed: (?P<what>.*) \(byte (?P<byte>\d+)\)$")
@@ -51,7 +54,7 @@ def readable(body: bytes) -> bytes:
         body.decode()  # msgspec checks only strings that it decodes.
     except UnicodeDecodeError as error:
         raise broken(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
-    return with_whole_characters(body)
+    return with_whole_characters(body) if len(body) <= REPAIRED_BYTES_MAX else body
 
 
 def _wide_encoding(body: bytes) -> str | None:
@@ -95,10 +98,12 @@ def syntax_fault(text: bytes, error: Exception) -> str:
     if not text.strip():
         return "it is empty"
     if (found := _POSITION.match(str(error))) is None:
+        if _HALF.search(text[-16:]):  # msgspec looks for the other half beyond the end.
+            return "there is half a surrogate pair in its last string"
         return f"it ends too early, after {len(text)} bytes"
     position = min(int(found["byte"]), len(text))
     what = found["what"]
-    if "escape" in what:
+    if "escape" in what or "surrogate" in what:
         position = max(text.rfind(b"\\", 0, position + 1), 0)
     if what.startswith("trailing characters"):
         position -= 1
@@ -114,6 +119,8 @@ def _place(text: bytes, position: int) -> str:
 
 def _explained(what: str, text: bytes, position: int) -> str:
     rest = text[position : position + FOUND_CHARACTERS_MAX].decode(errors="replace")
+    if _HALF.match(text, position):
+        return "there is half a surrogate pair"
     if "escape" in what:
         size = 6 if rest.startswith("\\u") else 2
         return f"{quoted(rest[:size])} is not an escape of JSON"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from services.core.errors import Failure
 from services.core.json.text import (
     NUMBER_CHARACTERS_MAX,
+    REPAIRED_BYTES_MAX,
     readable,
     syntax_fault,
     with_whole_characters,
@@ -63,6 +64,25 @@ def test_all_other_text_stays_as_it_is(text: str) -> None:
     halved = "".join("\ufffd" if "\ud800" <= one <= "\udfff" else one for one in json.loads(json.dumps(text)))
 
     assert json.loads(with_whole_characters(json.dumps(text).encode())) == halved
+
+
+def test_long_text_is_not_repaired() -> None:
+    """It would block the event loop for seconds."""
+    text = rb'{"a": "\ud83d", "b": "' + b"x" * REPAIRED_BYTES_MAX + b'"}'
+
+    assert readable(text) is text
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (rb'{"a": "\ud83d and more text"}', "there is half a surrogate pair at byte 7 (line 1, column 8)"),
+        (rb'{"a": "\ude00 and more text"}', "there is half a surrogate pair at byte 7 (line 1, column 8)"),
+        (rb'{"a": "\ud83d"}', "there is half a surrogate pair in its last string"),
+    ],
+)
+def test_half_a_surrogate_pair_that_is_not_repaired_is_told(text: bytes, fault: str) -> None:
+    assert fault_of(text) == fault
 
 
 @pytest.mark.parametrize(
