@@ -35,6 +35,8 @@ LOGIT_BIASES_MAX = 1024
 LOGIT_BIAS_MAX = 100
 MESSAGES_MAX = 4096
 NAME_CHARACTERS_MAX = 256
+SPEAKER_FORM = re.compile(r"[^\u0000-\u001f\u007f-\u009f\u2028\u2029]*")
+"""Names of speakers: one line without control characters."""
 SEED_MAX = 2**64 - 1
 COUNT_MAX = 2**32 - 1
 MIGRATION_LIMIT = "X-Migration-Limit"
@@ -169,9 +171,9 @@ def _check_message(message: Message, path: str) -> None:
     if message.role not in ROLES:
         known = ", ".join(ROLES)
         raise invalid(f"{path}.role", f"{path}.role is {quoted(message.role)}: it must be one of {known}")
-    if len(message.name) > NAME_CHARACTERS_MAX or not message.name.isprintable():
-        asked = f"at most {NAME_CHARACTERS_MAX} characters, none of which ends a line or cannot be printed"
-        raise invalid(f"{path}.name", f"{path}.name must have {asked}: shorten it, or write it into the content")
+    if len(message.name) > NAME_CHARACTERS_MAX or not SPEAKER_FORM.fullmatch(message.name):
+        asked = f"one line of at most {NAME_CHARACTERS_MAX} characters, without control characters"
+        raise invalid(f"{path}.name", f"{path}.name must be {asked}: shorten it, or write it into the content")
 
 
 def check_count(request: Request) -> None:

@@ -16,6 +16,7 @@ from services.core.validation import (
     NAME_CHARACTERS_MAX,
     RANGES,
     SEED_MAX,
+    SPEAKER_FORM,
     STOP_STRING_CHARACTERS_MAX,
     STOP_STRINGS_MAX,
     STOP_TOKENS_MAX,
@@ -62,5 +63,7 @@ LogitBias = Annotated[dict[_TokenIdText, _Bias], Meta(extra_json_schema={"maxPro
 BlocksThreshold = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 1})]
 TokensThreshold = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": TOKENS_MAX})]
 Role = Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})]
-SpeakerName = Annotated[str, Meta(extra_json_schema={"maxLength": NAME_CHARACTERS_MAX})]
+SpeakerName = Annotated[
+    str, Meta(extra_json_schema={"maxLength": NAME_CHARACTERS_MAX, "pattern": f"^{SPEAKER_FORM.pattern}$"})
+]
 PartKind = Annotated[str, Meta(extra_json_schema={"enum": ["text"]})]
