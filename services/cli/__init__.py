@@ -11,6 +11,7 @@ import click
 
 from services import __version__
 from services.cli.environment import check_environment
+from services.runtime.descriptors.standard import flush_output, prepare_streams, use_utf8
 
 COMMANDS = {
     "up": "Start a registry, workers and frontends on this machine.",
@@ -53,8 +54,16 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # A client's data is read by the thread that waits for it, instead of being passed through three other threads.
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
+    use_utf8()
+    prepare_streams()
     check_environment(known_variables)
-    cli(prog_name="unbroken")
+    try:
+        cli(prog_name="unbroken")
+    except OSError:
+        flush_output()  # Raises an error of its own if that was the cause.
+        raise
+    finally:
+        flush_output()
 
 
 def known_variables() -> set[str]:

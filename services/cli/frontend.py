@@ -1,5 +1,6 @@
 """`unbroken frontend`: runs a frontend, as one process or several."""
 
+import re
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,12 @@ log = structlog.get_logger()
 
 MIB = 1024 * 1024
 DAY_S = 86_400
+
+
+def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
+    if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", given):
+        raise click.BadParameter(f"{given!r} cannot begin a metric's name: use letters, digits and _")
+    return given
 
 
 @click.command(help="Serve clients: gRPC and the OpenAI HTTP API.", context_settings={"show_default": True})
@@ -168,7 +175,13 @@ DAY_S = 86_400
     default=64,
     help="Maximum size of an HTTP request body in MiB.",
 )
-@env_option("--metrics-prefix", "DYN_METRICS_PREFIX", default="dynamo_frontend", help="Prefix of all metric names.")
+@env_option(
+    "--metrics-prefix",
+    "DYN_METRICS_PREFIX",
+    default="dynamo_frontend",
+    callback=_check_prefix,
+    help="Prefix of all metric names.",
+)
 @click.option(
     "--member", type=click.Path(path_type=Path), hidden=True, help="Set by the supervisor: this process of the group."
 )

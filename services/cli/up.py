@@ -13,7 +13,7 @@ from services.cli.options import env_option, logging_options
 from services.cluster.cluster import Cluster
 from services.cluster.commands import ClusterConfig, frontend_command, worker_command
 from services.cluster.state import default_folder
-from services.runtime.process import run_process
+from services.runtime.process import StartupError, run_process
 from services.runtime.supervision.child import ChildConfig
 from services.runtime.supervision.program import PROGRAM
 
@@ -21,6 +21,13 @@ PORT = click.IntRange(0, 65535)
 READY_TIMEOUT_S = 120.0
 LOADING_TIMEOUT_S = 1800.0
 ELSEWHERE = "Options of workers go after --. Options of frontends are set by their DYN_ variables: see their --help."
+
+
+def _default_folder() -> Path:
+    try:
+        return default_folder()
+    except StartupError as error:
+        raise click.UsageError(f"{error}, or give --state-dir") from error
 
 
 class _Up(click.Command):
@@ -102,7 +109,7 @@ def _hints(option: str) -> list[str]:
     envvar="DYN_UP_STATE_DIR",
     show_envvar=True,
     type=click.Path(file_okay=False, path_type=Path),
-    default=default_folder,
+    default=_default_folder,
     show_default="~/.cache/unbroken/run",
     help="Folder for cluster.json, which lists the pids and addresses of all processes while the cluster is up.",
 )

@@ -158,6 +158,8 @@ def worker_config(given: dict[str, Any]) -> "WorkerConfig":
 
 def check_options(given: dict[str, Any]) -> None:
     """Check options that depend on each other. Raises ClickException."""
+    for name in ("served_model_name", "model"):
+        _check_utf8(name, given[name])
     _check_reachable(given["listen"], given["advertise"])
     if given["advertise"] is None and given["session_listen"] is not None:
         _check_one_host(given["listen"], given["session_listen"])
@@ -166,6 +168,14 @@ def check_options(given: dict[str, Any]) -> None:
         check_llamacpp(given)
     if given["engine"] == "trtllm":
         check_trtllm(given)
+
+
+def _check_utf8(name: str, value: str | None) -> None:
+    """Refuse a name with bytes that are not UTF-8: it could not be sent. Python reads them as lone surrogates."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError as error:
+        raise click.UsageError(f"--{name.replace('_', '-')} is not valid UTF-8: {value!a}") from error
 
 
 def _check_reachable(listen: str, advertise: str | None) -> None:

@@ -20,6 +20,7 @@ from services.cluster.commands import (
 from services.cluster.console import Console, table
 from services.cluster.health import wait_served
 from services.cluster.state import STATE_FILE, owned, write_state
+from services.runtime.descriptors.standard import discard
 from services.runtime.supervision.child import Child, ChildConfig, Command
 from services.runtime.supervision.children import start_all, start_until, stop_all
 
@@ -66,7 +67,10 @@ class Cluster:
         self._is_up = True
         self._write_state()
         self._note(f"up after {asyncio.get_running_loop().time() - began:.1f} s; Ctrl-C stops it")
-        print(self._summary(models), flush=True)
+        try:
+            print(self._summary(models), flush=True)
+        except OSError:  # Nobody can read it.
+            discard(sys.stdout)
 
     async def _stop(self) -> None:
         """Stop the frontends first, because their streams need the workers, and the registry last."""
@@ -107,7 +111,11 @@ class Cluster:
             [{"pid": serving.pid, **serving.ready} for child in children if (serving := child.serving) is not None]
             for children in ([self._registry], self._workers, self._frontends)
         )
-        write_state(self._folder, {"registry": next(iter(registry), None), "workers": workers, "frontends": frontends})
+        state = {"registry": next(iter(registry), None), "workers": workers, "frontends": frontends}
+        try:
+            write_state(self._folder, state)
+        except OSError as error:  # The cluster goes on: its requests need no file.
+            self._console.warn(SUPERVISOR, f"cannot write {self._folder / STATE_FILE}: {error.strerror}")
 
     def _summary(self, models: Sequence[str]) -> str:
         rows = [["name", "pid", "addresses"]]

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TextIO
 
+from services.runtime.descriptors.standard import discard
+
 COLOURS = (36, 33, 32, 35, 34, 31)
 """Foreground colour codes of ECMA-48, assigned to the names in turn."""
 
@@ -22,14 +24,21 @@ class Console:
     def line(self, name: str, text: str) -> None:
         """Write `text` as a line of the process `name`."""
         mark = self._marks.get(name) or f"{name:{self._width}}"
-        self._stream.write(f"{mark} | {text}\n")
-        self._stream.flush()
+        self._write(f"{mark} | {text}\n")
 
     def note(self, name: str, text: str) -> None:
         """Write an event in the life of the process `name`, in square brackets."""
         self.line(name, f"[{text}]")
 
     warn = note
+
+    def _write(self, text: str) -> None:
+        """Write `text` as it is. Ignored if nobody can read it: the cluster goes on without a terminal or a disk."""
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            discard(self._stream)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

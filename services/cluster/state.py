@@ -2,12 +2,12 @@
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from services.runtime.folders.cache import user_cache
 from services.runtime.process import StartupError
 
 STATE_FILE = "cluster.json"
@@ -15,9 +15,8 @@ LOCK_FILE = "lock"
 
 
 def default_folder() -> Path:
-    """One folder per user, so that other programs can find `cluster.json`."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "unbroken" / "run"
+    """One folder per user, so that other programs can find `cluster.json`. Raises StartupError: see `user_cache`."""
+    return user_cache() / "run"
 
 
 @contextmanager
@@ -40,7 +39,9 @@ def owned(folder: Path) -> Iterator[None]:
             f"another cluster runs in {folder}: stop it, or use another --state-dir and other ports"
         ) from None
     except OSError as error:
-        raise StartupError(f"cannot use the state folder {folder}: {error.strerror}") from error
+        raise StartupError(
+            f"cannot use the state folder {folder}: {error.strerror}; give one that can be written with --state-dir"
+        ) from error
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:

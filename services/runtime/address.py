@@ -13,7 +13,7 @@ _SCHEME_HINT = ": write it without a scheme, such as tcp://"
 def split_address(text: str) -> tuple[str, int]:
     """Split `host:port` into host and port. An IPv6 host keeps its brackets. Raises ValueError."""
     found = _ADDRESS.fullmatch(text)
-    if found is None or int(found["port"]) > PORT_MAX:
+    if found is None or not text.isprintable() or int(found["port"]) > PORT_MAX:
         raise ValueError(f"{text!r} is not host:port{_SCHEME_HINT if '://' in text else ''}")
     return found["host"], int(found["port"])
 

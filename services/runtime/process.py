@@ -83,7 +83,12 @@ async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> Non
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file so that a reader sees either the old text or the new one. For ready files and state files."""
+    """Replace a ready file so that a reader sees either the old text or the new one. Raises StartupError."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(text)
-    scratch.replace(path)
+    try:
+        scratch.write_text(text)
+        scratch.replace(path)
+    except OSError as error:
+        raise StartupError(
+            f"cannot write the ready file {path}: {error.strerror}; give another --ready-file"
+        ) from error

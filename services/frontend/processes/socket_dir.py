@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from services.frontend.processes.ipc import SUPERVISOR_SOCKET
+from services.runtime.folders.temporary import temporary_root
 
 FOLDER_PREFIX = "unbroken-processes-"
 CONNECT_TIMEOUT_S = 0.1
@@ -15,11 +16,15 @@ CONNECT_TIMEOUT_S = 0.1
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """Create a folder that no other user can enter. Removes the folders of supervisors that were killed."""
-    for left in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+    """Create a folder that no other user can enter. Removes the folders of supervisors that were killed.
+
+    Raises StartupError if no folder can be written.
+    """
+    root = temporary_root("the sockets of several processes")
+    for left in root.glob(f"{FOLDER_PREFIX}*"):
         if _is_stale(left / SUPERVISOR_SOCKET):
             shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, dir=root, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 

@@ -1,0 +1,1 @@
+"""Folders that this program writes to, and what to do where it may not."""
