@@ -44,7 +44,7 @@ def prompt_of(template: ChatTemplate, messages: Sequence[Message]) -> tuple[Chat
     chat = Chat(template, tuple(message.role for message in messages), texts, form.parts)
     prompt = chat.render()
     if not _is_complete(chat, form, prompt):
-        _check_contents(chat)
+        _check_contents(chat, prompt)
     if any(chat.names):
         _check_names(chat, form.hidden)
     return chat, prompt
@@ -103,28 +103,32 @@ def _begin(chat: Chat, number: int) -> int:
     return 0 if found < 0 else found + len(END_OF_REASONING)
 
 
-def _check_contents(chat: Chat) -> None:
+def _check_contents(chat: Chat, prompt: str) -> None:
     """Check that the prompt has all contents, however the template writes them. Raises INVALID_ARGUMENT."""
     keeping = keeping_literals(chat.template)
     begins = [_begin(chat, number) for number in range(len(chat.texts))]
     by_full, by_keeping = _shown(chat, FULL), _shown(chat, keeping, begins)
     for number, role in enumerate(chat.roles):
-        expected = chat.texts[number][begins[number] :]
+        expected = chat.texts[number][begins[number] :].strip()
         needed = keeping.count(expected)
-        is_shown = by_keeping.get(number, 0) >= needed
-        if not needed and expected.strip():  # The template looks for all of it, such as for the name of a role.
+        if by_keeping is not None and needed:
+            is_shown = by_keeping.get(number, 0) >= needed
+        elif by_full is not None and expected:  # The template looks for all of it, such as for the name of a role.
             is_shown = by_full.get(number, 0) >= FULL.count(chat.texts[number])
+        else:
+            is_shown = expected in prompt
         if not is_shown:
-            what = "a part of " if by_keeping.get(number) else ""
+            what = "a part of " if by_keeping and by_keeping.get(number) else ""
             detail = f"the model's chat template leaves {what}messages[{number}] out, of role {role!r}"
             raise invalid(f"messages[{number}]", f"{detail}: {_advice(role)}")
 
 
-def _shown(chat: Chat, disguise: Disguise, begins: Sequence[int] | None = None) -> dict[int, int]:
+def _shown(chat: Chat, disguise: Disguise, begins: Sequence[int] | None = None) -> dict[int, int] | None:
+    """See `shown`. None if it cannot be known, because the template decides by the letters of its texts."""
     try:
         return shown(chat, disguise, begins)
     except Failure:
-        return {}  # What cannot be seen counts as missing.
+        return None
 
 
 def _advice(role: str) -> str:
