@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from services.core.request import Guided, GuidedKind
 from services.stubs import inference_pb2
 
 PROTOCOLS = ("grpc", "stream", "unary")
@@ -36,6 +37,7 @@ class Request:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     json_schema: str | None = None
+    guided: Guided | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
 
@@ -81,9 +83,23 @@ def json_body(request: Request) -> dict[str, Any]:
         )
     if request.json_schema is not None:
         fields["guided_json"] = request.json_schema
+    if request.guided is not None:
+        fields |= _guided_fields(request.guided)
     if request.protocol == "stream":
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
     return fields
+
+
+def _guided_fields(guided: Guided) -> dict[str, Any]:
+    [text, *_] = guided.texts
+    match guided.kind:
+        case GuidedKind.CHOICE:
+            return {"guided_choice": guided.texts}
+        case GuidedKind.JSON_SCHEMA:
+            return {"structured_outputs": {"json": text}}
+        case GuidedKind.REGEX:
+            return {"structured_outputs": {"regex": text}}
+    return {"guided_grammar": text}
 
 
 # gRPC
@@ -102,6 +118,10 @@ def grpc_message(request: Request) -> inference_pb2.GenerateRequest:
         message.logprobs = request.logprobs
     if request.json_schema is not None:
         message.guided.json_schema = request.json_schema
+    if request.guided is not None and request.guided.kind is GuidedKind.CHOICE:
+        message.guided.choice.texts.extend(request.guided.texts)
+    elif request.guided is not None:
+        setattr(message.guided, request.guided.kind, request.guided.texts[0])
     _set_sampling(message.sampling, request)
     _set_stop(message.stop, request)
     return message
