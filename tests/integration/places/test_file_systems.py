@@ -114,6 +114,18 @@ def test_user_without_an_entry_is_told_to_name_a_folder(tmp_path: Path) -> None:
     assert helped.returncode == 0
 
 
+def test_random_user_id_serves(tmp_path: Path) -> None:
+    """As in OpenShift. The capability stands for an installation that everybody can read."""
+    may_read = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+    user = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", *may_read)
+    with commands(tmp_path, {**BARE, "HOME": "/"}, user) as plane:
+        assert json.loads(serve(plane, "--processes=2"))["choices"]
+        up = plane.run("up", *PORTS, "--log-level=error")
+
+    assert (up.returncode, up.stderr.count("\n")) == (1, 1)
+    assert up.stderr.startswith("error: cannot use the state folder /.cache/unbroken/run: Permission denied")
+
+
 def test_pull_ends_in_one_sentence_where_the_cache_cannot_be_written(tmp_path: Path) -> None:
     with commands(tmp_path, {**BARE, "XDG_CACHE_HOME": "/none"}, READ_ONLY.prefix) as plane:
         done = plane.run("models", "pull", "smollm2")
