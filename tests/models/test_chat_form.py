@@ -169,15 +169,11 @@ def test_earlier_reasoning_of_an_assistant_may_be_left_out(template: str) -> Non
     assert refused(template.replace("[-1]", "[0]"), ("user", "a"), ("assistant", "<think>Hm</think>b"), ("user", "c"))
 
 
-@pytest.mark.parametrize(
-    "condition", ["m == messages[-1] or m.content != messages[0].content or loop.first", "m.content.startswith('H')"]
-)
-def test_template_that_decides_by_the_letters_of_texts_is_not_refused(condition: str) -> None:
-    template = (
-        f"{EACH}{{% if {condition} %}}{{{{ m.content }}}};{{% else %}}{{{{ raise_exception('no') }}}}{{% endif %}}{END}"
-    )
+def test_template_that_decides_by_the_letters_of_texts_is_not_refused() -> None:
+    template = EACH + "{% if m.content | lower != 'hi' %}{{ raise_exception('no') }}{% endif %}{{ m.content }};" + END
 
-    assert prompt(template, ("user", "Hi"), ("user", "Ho"), ("user", "Ha")) == "Hi;Ho;Ha;"
+    assert prompt(template, ("user", "Hi"), ("user", "HI")) == "Hi;HI;"
+    assert refused(template.replace("{{ m.content }}", "x"), ("user", "Hi")).param == "messages[0]"
 
 
 def test_long_conversations_are_checked_like_short_ones() -> None:
