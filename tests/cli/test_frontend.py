@@ -42,6 +42,11 @@ def test_cors_origins_are_parsed_as_a_list(given: str, origins: list[str]) -> No
     assert parsed("--cors-allow-origin", given)["cors_allow_origin"] == origins
 
 
+def test_unknown_fields_reach_the_http_api() -> None:
+    assert frontend_config(parsed()).http.unknown_fields == "refuse-misspelt"
+    assert frontend_config(parsed("--unknown-fields", "refuse")).http.unknown_fields == "refuse"
+
+
 @pytest.mark.parametrize("given", ["", "a.example", "https://a.example/", "https://a.example,", "https://A.example"])
 def test_malformed_cors_origin_is_refused(given: str) -> None:
     """Origins are compared literally: one in another form than a browser's would never match."""
