@@ -10,6 +10,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -25,12 +26,13 @@ from tests.integration.harness.waiting import until
 
 pytestmark = pytest.mark.model
 
-PATIENT = ("--stall-ms=3000",)
 OPTIONS = ("--engine=llamacpp", "--model=smollm2", "--served-model-name=tiny", "--threads=1")
 PROMPT = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
 """The model ends its turn after a few tokens. With `ignore_eos` it then writes the special tokens of other turns."""
 WHOLE = Request(model="tiny", prompt=PROMPT, max_tokens=24, protocol="grpc", logprobs=2)
 END, START = "<|im_end|>", "<|im_start|>"
+TRIES_MAX = 5
+"""How often to strike at a position: an answer may be complete before its client has the token there."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ async def spelled_answer(plane: Plane) -> Spelled:
 
 
 def test_stop_strings_find_special_tokens_and_log_probabilities_name_them(start_plane: Start) -> None:
-    plane = start_plane(frontend=PATIENT)
+    plane = start_plane()
 
     async def scenario() -> None:
         await plane.worker(*OPTIONS)
@@ -120,7 +122,7 @@ def check_logprobs(got: Answer, spelled: Spelled, count: int) -> None:
 
 
 def test_killed_worker_changes_no_answer_that_a_special_token_stops(start_plane: Start) -> None:
-    plane = start_plane(frontend=PATIENT)
+    plane = start_plane()
 
     async def scenario() -> None:
         worker = await plane.worker(*OPTIONS)
@@ -131,10 +133,14 @@ def test_killed_worker_changes_no_answer_that_a_special_token_stops(start_plane:
         assert (expected.text, expected.completion_tokens) == (text, count)
         begun = next(number for number, (piece, _) in enumerate(spelled.pieces, start=1) if piece == START)
         for target in (1, begun, count - 1):
-            request = WHOLE.named(f"cut-at-{target}", stop=stop)
-            got, worker = await cut(plane, worker, request, target)
-            assert got == expected
-            assert len(plane.frontend.moves(request.request_id)) == 1
+            moves: list[Any] = []
+            for number in range(TRIES_MAX):
+                request = WHOLE.named(f"cut-at-{target}-{number}", stop=stop)
+                got, worker = await cut(plane, worker, request, target)
+                assert got == expected
+                if moves := plane.frontend.moves(request.request_id):
+                    break
+            assert len(moves) == 1, target
 
     asyncio.run(scenario())
 
@@ -144,12 +150,12 @@ async def cut(plane: Plane, worker: Process, request: Request, target: int) -> t
     reached = asyncio.Event()
 
     def on_tokens(count: int) -> None:
-        if count >= target:
+        if count >= target and not reached.is_set():
+            worker.kill()
             reached.set()
 
     async with asyncio.TaskGroup() as group:
         task = group.create_task(answer(plane.frontend, request, on_tokens))
         await until(reached.is_set)
-        worker.kill()
         successor = await plane.worker(*OPTIONS)
     return task.result(), successor
