@@ -16,6 +16,7 @@ from services.worker.engines.trtllm.options import TrtLlmConfig
 from services.worker.engines.trtllm.runner import Runner
 from services.worker.engines.trtllm.sampling_params import ModelFacts, guided_kinds
 from services.worker.engines.trtllm.shutdown import exiting_on_signals
+from services.worker.guided.trials import Trials
 
 log = structlog.get_logger()
 
@@ -48,8 +49,19 @@ class TrtLlmEngine:
         log.info("loading the model", model=str(self._config.model), context_length=self._facts.context_length)
         with exiting_on_signals():
             client = Client(load_package(), self._config, self._facts)
-        self._runner = Runner(client, self._config, self._facts, emit)
-        await self._runner.run(ready)
+        trials = self._trials()
+        self._runner = Runner(client, self._config, self._facts, emit, trials)
+        try:
+            await self._runner.run(ready)
+        finally:
+            if trials is not None:
+                await trials.close()
+
+    def _trials(self) -> Trials | None:
+        facts = self._facts
+        if facts.guided_backend is None:
+            return None
+        return Trials(facts.guided_backend, self._folder.tokenizer_content, facts.vocab_size, facts.end_ids)
 
     def submit(self, key: int, request: Request) -> None:
         assert self._runner is not None, "the engine is not ready"

@@ -7,6 +7,7 @@
 | no result for one request while others continue | this request fails, and is aborted |
 | any other exception, of any call | the engine is dead |
 | no token of the whole engine: see health.py | the engine is dead |
+| a guided form crashes a helper process, or exceeds its bounds | the request fails; the engine never gets it |
 | the event loop is blocked: see shutdown.py | the process ends |
 
 A dead engine stays dead: `run` raises, every request fails with ENGINE_DEAD and continues elsewhere, and the process
@@ -29,9 +30,10 @@ from services.worker.engines.trtllm.health import Canary, Health
 from services.worker.engines.trtllm.load import Counts, Sample, emptiest_rank, rank_loads, read_stats, sample_of
 from services.worker.engines.trtllm.options import TrtLlmConfig
 from services.worker.engines.trtllm.result_cursor import ResultCursor
-from services.worker.engines.trtllm.sampling_params import ModelFacts, tokens_left
+from services.worker.engines.trtllm.sampling_params import ModelFacts, generate_arguments, tokens_left
 from services.worker.engines.trtllm.shutdown import LoopWatch, begin_shutdown, shut_down
 from services.worker.engines.trtllm.step_buffer import StepBuffer
+from services.worker.guided.trials import Trials
 
 log = structlog.get_logger()
 
@@ -44,8 +46,12 @@ SILENCE_CHECK_S = 1.0
 class Runner:
     """Runs requests on a loaded engine. `run` is called once, on the event loop that the runner was created on."""
 
-    def __init__(self, client: Client, config: TrtLlmConfig, facts: ModelFacts, emit: Emit) -> None:
+    def __init__(
+        self, client: Client, config: TrtLlmConfig, facts: ModelFacts, emit: Emit, trials: Trials | None = None
+    ) -> None:
         self._client = client
+        self._trials = trials
+        self._trying: dict[int, asyncio.Task[None]] = {}  # By key: guided requests that the engine does not know yet.
         self._config = config
         self._facts = facts
         self._loop = asyncio.get_running_loop()
@@ -93,6 +99,8 @@ class Runner:
     def _start_watching(self, group: asyncio.TaskGroup) -> None:
         group.create_task(self._watch_health())
         group.create_task(self._watch_silent())
+        if self._trials is not None:
+            group.create_task(self._trials.load())
         if self._config.has_stats:
             group.create_task(read_stats(self._client.llm, self._record_stats, self._health.doubt))
 
@@ -110,7 +118,26 @@ class Runner:
         self._check_room()
         if tokens_left(request, self._facts.context_length) == 0:
             self._steps.add(Output(key, finish=FinishReason.LENGTH))
-            return
+        elif request.guided is None or self._trials is None:
+            self._start_request(key, request)
+        else:
+            assert self._group is not None, "the engine is not ready"
+            given = generate_arguments(request, self._facts).guided
+            assert given is not None, "the request is guided"
+            self._trying[key] = self._group.create_task(self._try(self._trials, key, request, given))
+
+    async def _try(self, trials: Trials, key: int, request: Request, given: Mapping[str, Any]) -> None:
+        """Start a guided request once a helper process has compiled its form: in the engine, a crash is everybody's."""
+        try:
+            await trials.check(given)
+            del self._trying[key]
+            self._check_room()
+            self._start_request(key, request)
+        except Failure as failure:
+            self._trying.pop(key, None)
+            self._steps.add(Output(key, failure=failure))
+
+    def _start_request(self, key: int, request: Request) -> None:
         if not self._live:
             self._health.note_request()
         rank = emptiest_rank(self._live.values(), self._config.rank_count)
@@ -124,6 +151,8 @@ class Runner:
     def cancel(self, key: int) -> None:
         """See Engine."""
         self._steps.forget(key)
+        if (trying := self._trying.pop(key, None)) is not None:
+            trying.cancel()
         self._held_failures.pop(key, None)
         active = self._live.pop(key, None)
         if active is not None:
@@ -133,7 +162,7 @@ class Runner:
     def _check_room(self) -> None:
         if self._death is not None:
             raise self._death.copy()
-        if len(self._live) >= self._config.max_batch_size or len(self._leaving) >= LEAVING_MAX:
+        if len(self._live) + len(self._trying) >= self._config.max_batch_size or len(self._leaving) >= LEAVING_MAX:
             detail = "Server overloaded: worker at capacity"
             raise Failure(Reason.WORKER_AT_CAPACITY, detail, metadata={CAUSE: RefusedFor.CAPACITY})
 
@@ -221,19 +250,8 @@ class Runner:
         if sample is None:
             return
         if self._sample is None:
-            self._check_cache(sample.blocks_total * self._config.block_tokens)
+            _check_cache(sample.blocks_total * self._config.block_tokens, self._facts.context_length)
         self._sample = sample
-
-    def _check_cache(self, tokens: int) -> None:
-        """Warn if the cache is smaller than one context: the engine would end or refuse longer requests."""
-        if tokens < self._facts.context_length:
-            advice = "lower --max-seq-len, or raise --kv-cache-free-gpu-memory-fraction"
-            log.warning(
-                "the key-value cache holds less than one whole context",
-                tokens=tokens,
-                context_length=self._facts.context_length,
-                advice=advice,
-            )
 
     def _count_step(self) -> None:
         self._counts.steps += 1
@@ -273,3 +291,15 @@ class Runner:
 
 def _why(error: Exception) -> str:
     return error.detail if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
+
+
+def _check_cache(tokens: int, context_length: int) -> None:
+    """Warn if the cache is smaller than one context: the engine would end or refuse longer requests."""
+    if tokens < context_length:
+        advice = "lower --max-seq-len, or raise --kv-cache-free-gpu-memory-fraction"
+        log.warning(
+            "the key-value cache holds less than one whole context",
+            tokens=tokens,
+            context_length=context_length,
+            advice=advice,
+        )

@@ -15,7 +15,7 @@ from ..executor.utils import CppExecutorError
 from ..llmapi.llm_args import TorchLlmArgs
 from .choice import Answer, Choice, DeadEndError
 from .faults import Death, Faults
-from .guided import GuideBuilder
+from .guided import CompilerCrashError, GuideBuilder
 from .kv_cache import KvCache
 from .model import Model, State
 from .rank import Rank, candidate_ranks
@@ -112,6 +112,8 @@ class Engine(threading.Thread):
     def _accept(self, request: GenerationRequest) -> None:
         try:
             self._waiting += self._choices(request)
+        except CompilerCrashError:
+            self._die()
         except (RuntimeError, ValueError) as error:
             self._parent.dispatch([Response(id=request.id, error=str(error))])
 

@@ -25,6 +25,14 @@ class _Tokens:
         return self._vocabulary.encode(text)
 
 
+CRASH = "crash the compiler"
+"""A text with these words ends the process that compiles it, and so the engine."""
+
+
+class CompilerCrashError(Exception):
+    """The library that compiles grammars has crashed."""
+
+
 class Guide:
     """The grammar of one answer, and its state after the tokens so far."""
 
@@ -54,7 +62,9 @@ class GuideBuilder:
         self._tokenizer: Any = None
 
     def build(self, params: GuidedDecodingParams) -> Guide:
-        """Build a guide. Raises ValueError for an invalid grammar."""
+        """Build a guide. Raises ValueError for an invalid grammar, and CompilerCrashError."""
+        if any(CRASH in str(text) for text in (params.json, params.regex, params.grammar)):
+            raise CompilerCrashError
         llguidance: Any = importlib.import_module("llguidance")
         if self._tokenizer is None:
             count, ends = len(self._vocabulary.token_bytes), list(self._vocabulary.end_ids)

@@ -9,13 +9,14 @@ import pytest
 from tests.support.model_folder import make_model_folder
 
 FAKES = Path(__file__).parents[3] / "fakes"
-NAMES = ("tensorrt_llm", "torch")
+NAMES = ("tensorrt_llm", "torch", "xgrammar")
 
 
 @pytest.fixture(autouse=True)
 def fake_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make the fake package importable during a test, with steps of 0.5 ms."""
     monkeypatch.syspath_prepend(FAKES)
+    monkeypatch.setenv("PYTHONPATH", str(FAKES))  # For the processes that try guided requests.
     monkeypatch.setenv("TLLM_FAKE_STEP_MS", "0.5")
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:

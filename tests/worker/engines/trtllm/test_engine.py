@@ -325,6 +325,34 @@ def test_invalid_grammar_fails_only_its_request(folder: Path) -> None:
     assert (failed.failure.reason, failed.failure.param) == (Reason.INVALID_ARGUMENT, "guided")
 
 
+@pytest.mark.parametrize(
+    "crashing",
+    [
+        Guided(GuidedKind.REGEX, ("crash the compiler",)),
+        Guided(GuidedKind.CHOICE, ("crash the compiler", "yes")),
+        Guided(GuidedKind.JSON_SCHEMA, ('{"title": "crash the compiler"}',)),
+        Guided(GuidedKind.GRAMMAR, ('root ::= "crash the compiler"',)),
+    ],
+)
+def test_form_that_crashes_its_compiler_is_refused_and_never_reaches_the_engine(folder: Path, crashing: Guided) -> None:
+    hostile = new_request(ignore_eos=False, guided=crashing)
+    usual = new_request(ignore_eos=False, guided=Guided(GuidedKind.CHOICE, ("yes", "no")))
+
+    async def scenario(running: RunningEngine) -> tuple[Output, Output, bytes]:
+        running.engine.submit(1, new_request())
+        _, failed = await running.answer(2, hostile)
+        token_ids, _ = await running.answer(3, usual)
+        return await running.wait_end(1), failed, bytes(token_ids)
+
+    beside, failed, text = play(folder, scenario, guided_decoding_backend="xgrammar")
+
+    assert beside.finish is FinishReason.LENGTH
+    assert failed.failure is not None
+    assert (failed.failure.reason, failed.failure.param) == (Reason.INVALID_ARGUMENT, "guided")
+    assert "SIGABRT" in failed.failure.detail
+    assert text in (b"yes", b"no")
+
+
 def test_card_lists_the_guided_fields_of_the_backend(folder: Path) -> None:
     config = TrtLlmConfig(model=folder, served_model_name="m", guided_decoding_backend="xgrammar")
 
