@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +12,9 @@ import structlog
 from services.core.errors import RETRY_AFTER_S_MIN, Failure, Reason, invalid, quoted
 from services.core.model_card import ModelCard, TokenizerRef
 from services.discovery.client import InstanceRecord
-from services.models.tokenizers import Tokenizer, load_tokenizer
+from services.isolation.losses import Loss
+from services.models.prompt_encoder import PromptEncoder
+from services.models.tokenizers import Tokenizer
 from services.rpc.status import CHANNEL_OPTIONS, failure_of
 from services.stubs import worker_pb2, worker_pb2_grpc
 
@@ -25,10 +27,14 @@ NO_VIEW = "no registry has answered this frontend yet, so it does not know which
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model card and the tokeniser, which are needed to prepare a request."""
+    """The model card and what encodes prompts, which are needed to prepare a request."""
 
     card: ModelCard
-    tokenizer: Tokenizer
+    encoder: PromptEncoder
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.encoder.tokenizer
 
 
 class ModelCatalog:
@@ -47,11 +53,16 @@ class ModelCatalog:
 
     All workers of one model must have the same card, because streams move between them. The first card is used until a
     worker brings a different one while no worker with the old card is left. Equal cards are stored as one object.
+
+    Tokenisers are kept, with the processes that share them, until `close`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_lost: Callable[[Loss], object] = lambda _: None) -> None:
+        """on_lost: called with each helper process that is lost."""
+        self._on_lost = on_lost
         self._models: dict[str, Model] = {}
-        self._tokenizers: dict[TokenizerRef, Tokenizer] = {}
+        self._encoders: dict[TokenizerRef, PromptEncoder] = {}
+        self._loading: defaultdict[TokenizerRef, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._registered: Counter[str] = Counter()  # Number of registered instances by model name.
         self._has_view = False
 
@@ -110,16 +121,31 @@ class ModelCatalog:
         """
         if (known := self._settled(card, may_replace)) is not None:
             return known
-        tokenizer = self._tokenizers.get(card.tokenizer) or await _load(card.tokenizer, address)
-        if len(tokenizer.token_bytes) < card.vocab_size:
-            detail = f"its tokeniser has {len(tokenizer.token_bytes)} tokens where its card says {card.vocab_size}"
+        encoder = await self._encoder_of(card.tokenizer, address)
+        if (count := len(encoder.tokenizer.token_bytes)) < card.vocab_size:
+            detail = f"its tokeniser has {count} tokens where its card says {card.vocab_size}"
             raise Failure(Reason.PROTOCOL_VIOLATION, detail)
         if (known := self._settled(card, may_replace)) is not None:  # Another task may have added it meanwhile.
             return known
-        self._tokenizers[card.tokenizer] = tokenizer
-        self.add(Model(card, tokenizer))
+        self.add(Model(card, encoder))
         log.info("model known", model=card.model, engine=card.engine, context_length=card.context_length)
         return card
+
+    async def _encoder_of(self, ref: TokenizerRef, address: str) -> PromptEncoder:
+        """Fetch and load a tokeniser, once for all tasks that need it. Raises Failure."""
+        async with self._loading[ref]:
+            if ref not in self._encoders:
+                content = await _fetch(ref, address) if ref.sha256 else b""
+                try:
+                    self._encoders[ref] = await PromptEncoder.load(ref, content, self._on_lost)
+                except (OSError, ValueError, RuntimeError) as error:
+                    raise Failure(Reason.CANNOT_CONNECT, f"the tokeniser cannot be read: {error}") from error
+            return self._encoders[ref]
+
+    async def close(self) -> None:
+        """End the processes that tokenise."""
+        for encoder in {*self._encoders.values(), *(model.encoder for model in self._models.values())}:
+            await encoder.close()
 
     def _settled(self, card: ModelCard, may_replace: Callable[[], bool]) -> ModelCard | None:
         """Return the known card if it equals `card`, or None if `card` is to be added. Raises Failure on a conflict."""
@@ -132,15 +158,6 @@ class ModelCatalog:
             detail = f"its card for {card.model!r} differs from that of the workers that serve it already"
             raise Failure(Reason.CANNOT_CONNECT, detail)
         return None
-
-
-async def _load(ref: TokenizerRef, address: str) -> Tokenizer:
-    """Fetch and parse a tokeniser. Raises Failure."""
-    content = await _fetch(ref, address) if ref.sha256 else b""
-    try:
-        return await asyncio.to_thread(load_tokenizer, ref, content)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise Failure(Reason.CANNOT_CONNECT, f"the tokeniser cannot be read: {error}") from error
 
 
 async def _fetch(ref: TokenizerRef, address: str) -> bytes:

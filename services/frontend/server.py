@@ -121,7 +121,7 @@ class Frontend:
         self._config = config
         self._gate = Gate()
         self._metrics = build_metrics(config.metrics_prefix)
-        self._catalog = ModelCatalog()
+        self._catalog = ModelCatalog(self._metrics.count_lost)
         self._cork = Cork()
         self._pool = Pool(self._catalog, config.pool, self._cork)
         self._busy = BusyThresholds(config.admission)
@@ -157,6 +157,7 @@ class Frontend:
         """Serve until `stopping` is set and the process has drained. Raises StartupError if it cannot start."""
         try:
             async with asyncio.TaskGroup() as group, AsyncExitStack() as servers:
+                servers.push_async_callback(self._catalog.close)  # Last: requests may be under way until then.
                 watcher = Watcher(self._config.registries, self._pool.on_change)
                 tasks = [group.create_task(self._pool.run()), group.create_task(watcher.run())]
                 await self._open(servers)

@@ -42,15 +42,19 @@ class HelperPool:
         loader: str,
         content: bytes,
         *,
-        bounds: Bounds = DEFAULTS,
+        bounds: Bounds | None = None,
         on_lost: Callable[[Loss], object] = lambda _: None,
         rng: random.Random | None = None,
     ) -> None:
-        """name: for logs. loader: "module:function", which turns `content` into the work. on_lost: of each helper."""
+        """Start nothing yet.
+
+        name: of what is loaded, for logs and failures. loader: "module:function", which turns `content` into the work.
+        on_lost: called with each helper that is lost.
+        """
         self._name = name
         self._loader = loader
         self._content = content
-        self._bounds = bounds
+        self._bounds = bounds = bounds or DEFAULTS
         self._on_lost = on_lost
         self._rng = rng or random.Random()
         self._server: ServerProcess | None = None
@@ -191,7 +195,7 @@ class HelperPool:
                 lost, self._server = self._server, None
                 await lost.close()
             await asyncio.sleep(self._wait_s())
-            self._server = await ServerProcess.start(self._loader, self._content, self._bounds)
+            self._server = await ServerProcess.start(self._name, self._loader, self._content, self._bounds)
             self._load_failure = None
         except ServerLost as error:
             self._load_failure = _unavailable(f"the process that prepares requests cannot be started: {error}")

@@ -38,8 +38,8 @@ class ServerProcess:
     """One fork server process. Use it on the loop that started it."""
 
     @classmethod
-    async def start(cls, loader: str, content: bytes, bounds: Bounds) -> "ServerProcess":
-        """Start a process that loads `content`, and wait until it can fork.
+    async def start(cls, name: str, loader: str, content: bytes, bounds: Bounds) -> "ServerProcess":
+        """Start a process that loads `content`, and wait until it can fork. `name`: of the content, for a failure.
 
         Raises Failure if it cannot load that, or crashes; ServerLost if it cannot be started, or was killed.
         """
@@ -62,7 +62,7 @@ class ServerProcess:
             if isinstance(error, OSError):
                 raise ServerLost(f"it cannot be started: {error}") from error
             raise
-        server = cls(process, ours, report, bounds)
+        server = cls(name, process, ours, report, bounds)
         try:
             await server._load(content)
         except BaseException:
@@ -71,8 +71,9 @@ class ServerProcess:
         return server
 
     def __init__(
-        self, process: asyncio.subprocess.Process, control: socket.socket, report: "_Report", bounds: Bounds
+        self, name: str, process: asyncio.subprocess.Process, control: socket.socket, report: "_Report", bounds: Bounds
     ) -> None:
+        self._name = name
         self._process = process
         self._control = control
         self._report = report
@@ -98,15 +99,15 @@ class ServerProcess:
                 self._loop.add_reader(self._control, self._on_readable)
                 answer = await self._loaded
         except TimeoutError:
-            raise _not_loaded(f"takes more than {self._bounds.load_s_max:g} s") from None
+            raise self._not_loaded(f"takes more than {self._bounds.load_s_max:g} s to load") from None
         except ServerLost:
             raise await self._load_failure() from None
         if answer.kind is Kind.REFUSAL:
             raise frames.unpacked(answer.payload)
         if answer.kind is Kind.NO_MEMORY:
-            raise _not_loaded(f"takes more than {self._bounds.load_bytes_max >> 20} MiB of memory")
+            raise self._not_loaded(f"takes more than {self._bounds.load_bytes_max >> 20} MiB of memory to load")
         if answer.kind is not Kind.LOADED:
-            raise _not_loaded(f"fails: {_last_line(answer.payload.decode(errors='replace'))}")
+            raise self._not_loaded(f"cannot be loaded: {_last_line(answer.payload.decode(errors='replace'))}")
 
     async def _load_failure(self) -> Exception:
         """Why the process ended while it loaded."""
@@ -114,7 +115,10 @@ class ServerProcess:
         if returncode in (-9, -15):
             return ServerLost(describe_exit(returncode))
         how = f"{describe_exit(returncode)}: {self.take_report()}"
-        return _not_loaded(f"crashes the process that does it, which {how}")
+        return self._not_loaded(f"crashes the process that loads it, which {how}")
+
+    def _not_loaded(self, why: str) -> Failure:
+        return Failure(Reason.INTERNAL, f"{self._name} {why}")
 
     async def fork(self) -> Forked:
         """Fork a helper. Raises ServerLost."""
@@ -264,10 +268,6 @@ class _Report:
             self._is_open = False
             os.close(self._readable)
             os.close(self.writable)
-
-
-def _not_loaded(how: str) -> Failure:
-    return Failure(Reason.INTERNAL, f"loading it in a process of its own {how}")
 
 
 def _last_line(text: str) -> str:

@@ -49,6 +49,8 @@ class ChatTemplate:
             return self._template.render(
                 messages=turns, tools=None, documents=None, add_generation_prompt=True, **self._special
             )
+        except MemoryError:  # The bound of a helper process, which reports it.
+            raise
         except Exception as error:  # The template is foreign code: any exception means that it refuses the messages.
             raise _refusal(error) from error
 

@@ -13,6 +13,7 @@ from services.core.model_card import ModelCard, TokenizerRef
 from services.discovery.client import InstanceRecord
 from services.frontend import model_catalog as module
 from services.frontend.model_catalog import ModelCatalog
+from services.models import prompt_encoder
 from services.models.hf_checkpoint import read_model_folder
 from services.models.tokenizers import Tokenizer
 from services.models.tokenizers.byte_level import ByteTokenizer
@@ -46,8 +47,11 @@ def learn(catalog: ModelCatalog, card: ModelCard, content: bytes = CONTENT, *, t
         async with GrpcServer(["unbroken.v1.Worker"]) as server:
             worker_pb2_grpc.add_WorkerServicer_to_server(library, server.server)
             address = await server.start("127.0.0.1:0")
-            for _ in range(times):
-                await catalog.learn(card, address, lambda: False)
+            try:
+                for _ in range(times):
+                    await catalog.learn(card, address, lambda: False)
+            finally:
+                await catalog.close()
         return library.fetches
 
     return run_async(scenario())
@@ -73,8 +77,8 @@ def test_tokeniser_is_fetched_once_per_checksum(monkeypatch: pytest.MonkeyPatch)
         loaded.append(content)
         return ByteTokenizer()
 
-    monkeypatch.setattr(module, "load_tokenizer", load)
-    catalog, ref = ModelCatalog(), TokenizerRef("gguf", SHA256)
+    monkeypatch.setattr(prompt_encoder, "load_tokenizer", load)
+    catalog, ref = ModelCatalog(), TokenizerRef("bytes", SHA256)
 
     fetches = learn(catalog, replace(CARD, tokenizer=ref), times=3)
     fetches += learn(catalog, replace(CARD, model="other", tokenizer=ref))
@@ -92,7 +96,7 @@ def test_hugging_face_tokeniser_is_loaded_from_the_workers_data(tmp_path: Path) 
 
 
 def test_tokeniser_with_a_wrong_checksum_is_refused() -> None:
-    failure = refusal(replace(CARD, tokenizer=TokenizerRef("gguf", SHA256)), CONTENT[:-1])
+    failure = refusal(replace(CARD, tokenizer=TokenizerRef("bytes", SHA256)), CONTENT[:-1])
 
     assert failure.reason is Reason.PROTOCOL_VIOLATION
 
@@ -100,7 +104,7 @@ def test_tokeniser_with_a_wrong_checksum_is_refused() -> None:
 def test_tokeniser_above_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TOKENIZER_BYTES_MAX", 1000)
 
-    failure = refusal(replace(CARD, tokenizer=TokenizerRef("gguf", SHA256)))
+    failure = refusal(replace(CARD, tokenizer=TokenizerRef("bytes", SHA256)))
 
     assert failure.reason is Reason.PROTOCOL_VIOLATION
 
@@ -197,7 +201,7 @@ def test_name_is_known_while_a_worker_is_registered_or_after_a_card_was_learned(
 
 
 def test_one_of_two_conflicting_cards_learned_at_the_same_time_is_refused() -> None:
-    ref = TokenizerRef("gguf", SHA256)
+    ref = TokenizerRef("bytes", SHA256)
     cards = [replace(CARD, tokenizer=ref), replace(CARD, tokenizer=ref, context_length=7)]
 
     async def scenario() -> list[str]:
@@ -219,7 +223,7 @@ def test_one_of_two_conflicting_cards_learned_at_the_same_time_is_refused() -> N
         return sorted(outcomes)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "load_tokenizer", lambda *_: ByteTokenizer())
+        patch.setattr(prompt_encoder, "load_tokenizer", lambda *_: ByteTokenizer())
         assert run_async(scenario()) == ["learnt", "refused"]
 
 
@@ -233,8 +237,8 @@ def test_unreadable_tokeniser_is_a_failure_of_the_worker(monkeypatch: pytest.Mon
     def load(*_: Any) -> Tokenizer:
         raise OSError("no space left")
 
-    monkeypatch.setattr(module, "load_tokenizer", load)
+    monkeypatch.setattr(prompt_encoder, "load_tokenizer", load)
 
-    failure = refusal(replace(CARD, tokenizer=TokenizerRef("gguf", SHA256)))
+    failure = refusal(replace(CARD, tokenizer=TokenizerRef("bytes", SHA256)))
 
     assert failure.reason is Reason.CANNOT_CONNECT

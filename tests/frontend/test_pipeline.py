@@ -3,9 +3,7 @@
 import asyncio
 import itertools
 import random
-import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,12 +21,14 @@ from services.frontend.model_catalog import Model, ModelCatalog
 from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.frontend.routing.candidate import Candidate
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
+from services.models.prompt_encoder import PromptEncoder
 from services.models.tokenizers.byte_level import ByteTokenizer
 from tests.support.doubles import (
     CARD,
     FakePool,
     Script,
     call_layer,
+    encoder_of,
     make_candidate,
     make_request,
     models_of,
@@ -108,22 +108,18 @@ async def refusal_for_lack_of_capacity_sets_no_timer(swapped: int | None) -> Non
 
 
 async def deadline_covers_the_time_in_the_tokeniser(swapped: int | None) -> None:
-    released = threading.Event()
+    class SlowEncoder(PromptEncoder):
+        async def token_ids(self, *_: object, **__: object) -> tuple[int, ...]:
+            await asyncio.sleep(SWAP_S_MAX * 2)
+            raise AssertionError("not cancelled")
 
-    class SlowTokenizer(ByteTokenizer):
-        def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
-            assert released.wait(SWAP_S_MAX * 2)
-            return super().encode(text, add_special=add_special)
-
+    encoder = encoder_of(ByteTokenizer())
     catalog = ModelCatalog()
-    catalog.add(Model(replace(CARD, context_length=100_000), SlowTokenizer()))
+    catalog.add(Model(CARD, SlowEncoder(encoder.tokenizer, encoder._pool)))
     plane = Plane(Script(), swapped, catalog=catalog)
-    request = Request(model="m", text="x" * 40_000, stop=Stop(max_tokens=1))
-    try:
-        async with asyncio.timeout(SWAP_S_MAX):
-            failure = await failure_of(plane, request, deadline=asyncio.get_running_loop().time() + 0.05)
-    finally:
-        released.set()
+    request = Request(model="m", text="four", stop=Stop(max_tokens=1))
+    async with asyncio.timeout(SWAP_S_MAX):
+        failure = await failure_of(plane, request, deadline=asyncio.get_running_loop().time() + 0.05)
 
     assert failure.reason is Reason.DEADLINE_EXCEEDED
 
@@ -256,7 +252,7 @@ def test_request_refused_for_lack_of_capacity_is_not_tokenised(workers: list[Can
 
     async def scenario() -> None:
         catalog = ModelCatalog()
-        catalog.add(Model(CARD, NoTokenizer()))
+        catalog.add(Model(CARD, encoder_of(NoTokenizer())))
         plane = Plane(Script(), None, catalog=catalog, pool=FakePool(*workers))
         assert (await failure_of(plane, Request(model="m", text="four"))).reason is reason
 
@@ -272,7 +268,7 @@ def test_prompt_is_tokenised_once_for_all_choices() -> None:
             return super().encode(text, add_special=add_special)
 
     catalog = ModelCatalog()
-    catalog.add(Model(CARD, CountingTokenizer()))
+    catalog.add(Model(CARD, encoder_of(CountingTokenizer())))
     plane = Plane(Script([97], [97]), None, catalog=catalog)
 
     result = run_async(call_layer(plane.call, Request(model="m", text="four", n=2)))

@@ -14,6 +14,10 @@ from services.core.request import FinishReason, Request, Sampling, Stop
 from services.frontend.model_catalog import Model, ModelCatalog
 from services.frontend.routing.candidate import Candidate
 from services.frontend.routing.worker_set import WorkerSet
+from services.isolation.pool import HelperPool
+from services.models.prompt_encoder import PromptEncoder
+from services.models.prompt_helper import LOADER, content_of
+from services.models.tokenizers import Tokenizer
 from services.models.tokenizers.byte_level import VOCAB_SIZE, ByteTokenizer
 from services.runtime.loop import run_on_loop
 from services.stubs import worker_pb2
@@ -127,8 +131,13 @@ def models_of(*cards: ModelCard) -> ModelCatalog:
     """A catalog with these models and the byte tokeniser."""
     catalog = ModelCatalog()
     for card in cards or (CARD,):
-        catalog.add(Model(card, ByteTokenizer()))
+        catalog.add(Model(card, encoder_of(ByteTokenizer())))
     return catalog
+
+
+def encoder_of(tokenizer: Tokenizer) -> PromptEncoder:
+    """An encoder with that tokeniser inside, and helper processes with the byte tokeniser, which start when needed."""
+    return PromptEncoder(tokenizer, HelperPool("test", LOADER, content_of(TokenizerRef("bytes"), b"")))
 
 
 async def call_layer(layer: Layer, request: Request, *, session: RoutedSession | None = None, **call: Any) -> Collected:

@@ -6,18 +6,12 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from services.core.bounded_executor import BoundedExecutor
 from services.core.call import Call
 from services.core.errors import Failure, Reason
 from services.core.interface import Finish, Layer, Sink
 from services.core.request import Request
 from services.core.validation import check_count, check_request, settle
 from services.frontend.model_catalog import Model, ModelCatalog
-from services.models.prompt import prompt_token_ids
-
-LONG_TEXT_CHARACTERS = 32_768
-MANY_MESSAGES = 256
-"""Longer texts and conversations are prepared in a thread, so that they do not delay other streams."""
 
 
 class Preprocess:
@@ -33,7 +27,6 @@ class Preprocess:
         self._catalog = catalog
         self._rng = rng
         self._parses_contents = parses_contents
-        self._executor = BoundedExecutor()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         _check(request)
@@ -51,12 +44,12 @@ class Preprocess:
         return replace(request, parts=tuple(parts))
 
     async def _prepare(self, request: Request, model: Model, size: int = 0) -> Request:
-        """`size`: characters of all prompts of the request. Determines whether a thread is used."""
+        """`size`: characters of all prompts of the request. Determines whether a helper process is used."""
         if request.token_ids is None:
             size = max(size, _check_characters(request, model))
-            is_long = size > LONG_TEXT_CHARACTERS or len(request.messages or ()) > MANY_MESSAGES
-            given = request, model, self._parses_contents
-            token_ids = await self._executor.run(_encode, *given) if is_long else _encode(*given)
+            prompt = request.text if request.messages is None else request.messages
+            assert prompt is not None, "check_request refuses requests without a prompt"
+            token_ids = await model.encoder.token_ids(model.card, prompt, size, parses_contents=self._parses_contents)
             request = replace(request, text=None, messages=None, token_ids=token_ids)
         return settle(request, model.card, self._rng)
 
@@ -93,9 +86,3 @@ def _check_characters(request: Request, model: Model) -> int:
         detail = f"{name} has {size} characters, which cannot fit: {maximum}"
         raise Failure(Reason.PROMPT_TOO_LONG, detail, param=name)
     return size
-
-
-def _encode(request: Request, model: Model, parses_contents: bool) -> tuple[int, ...]:
-    prompt = request.text if request.messages is None else request.messages
-    assert prompt is not None, "check_request refuses requests without a prompt"
-    return prompt_token_ids(model.card, model.tokenizer, prompt, parses_contents=parses_contents)

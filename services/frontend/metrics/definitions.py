@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.core.errors import Reason, RefusedFor
+from services.isolation.losses import Loss
 
 PREFIX = "dynamo_frontend"
 ENDPOINTS = {"/v1/completions": "completions", "/v1/chat/completions": "chat_completions"}
@@ -36,6 +37,7 @@ class Metrics:
     migration_exceeded: Counter
     recomputed_tokens: Counter
     migration_limit: Gauge
+    helpers_lost: Counter
 
     def count_refused(self, path: str) -> None:
         """See Shortage. The log has one line for many of these."""
@@ -64,6 +66,10 @@ class Metrics:
     def count_exceeded(self, model: str) -> None:
         """See MigrationMetrics."""
         self.migration_exceeded.labels(model).inc()
+
+    def count_lost(self, loss: Loss) -> None:
+        """Count a helper process that was lost with a prompt."""
+        self.helpers_lost.labels(loss).inc()
 
 
 def _kind(has_tokens: bool) -> str:
@@ -144,4 +150,5 @@ def build_metrics(prefix: str = PREFIX) -> Metrics:
         recomputed_tokens=make.counter(
             "model_migration_recomputed_tokens", "Tokens that were computed again after a move.", ("model",)
         ),
+        helpers_lost=make.counter("helpers_lost", "Helper processes lost with a prompt, by cause.", ("cause",)),
     )

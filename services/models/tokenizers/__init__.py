@@ -28,7 +28,8 @@ class Tokenizer(Vocabulary, Protocol):
     `token_characters_max`: the largest number of characters in a token: a text of C characters has at least C / max
     tokens. `added_tokens`: the ids of tokens that are recognised wherever a text spells them, by spelling: control
     tokens, and others that the model's author added. Those of blanks alone are left out. `rewrites_text`: a text may
-    spell a token only after normalisation, as in other case.
+    spell a token only after normalisation, as in other case. `inside_characters_max`: the longest text that is known to
+    be safe in a process that must not crash (see `inside.py`).
     """
 
     def __hash__(self) -> int: ...
@@ -41,6 +42,9 @@ class Tokenizer(Vocabulary, Protocol):
 
     @property
     def rewrites_text(self) -> bool: ...
+
+    @property
+    def inside_characters_max(self) -> int: ...
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
         """The ids of `text`. `add_special`: add the special tokens that the model expects.
@@ -55,7 +59,10 @@ class Tokenizer(Vocabulary, Protocol):
 
 
 def load_tokenizer(ref: TokenizerRef, content: bytes) -> Tokenizer:
-    """Load the tokeniser of `ref` from its content. Raises Failure if this process cannot read its kind."""
+    """Load the tokeniser of `ref` from its content. Raises Failure if this process cannot read its kind.
+
+    A damaged one may crash the process, so `prompt_encoder.py` loads it in another one first.
+    """
     match ref.kind:
         case "bytes":
             return ByteTokenizer()
@@ -65,8 +72,6 @@ def load_tokenizer(ref: TokenizerRef, content: bytes) -> Tokenizer:
             return GgufTokenizer(content)
         case "huggingface":
             from services.models.tokenizers.huggingface import HuggingFaceTokenizer  # Needs the extra `huggingface`.
-            from services.models.tokenizers.sandbox import try_reading
 
-            try_reading(content)
             return HuggingFaceTokenizer(content)
     raise Failure(Reason.INTERNAL, f"the worker's tokeniser is of kind {ref.kind!r}, which this version cannot read")

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from types import MappingProxyType
 
+from services.models.tokenizers.inside import CHARACTERS_INSIDE_MAX
+
 EOS = 256
 VOCAB_SIZE = 257
 
@@ -20,6 +22,8 @@ class ByteTokenizer:
     added_tokens: Mapping[str, int] = MappingProxyType({})
 
     rewrites_text = False
+
+    inside_characters_max = CHARACTERS_INSIDE_MAX
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
         """The UTF-8 bytes of `text`. The vocabulary has no special tokens to add or to recognise."""

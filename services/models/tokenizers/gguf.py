@@ -13,6 +13,7 @@ from typing import Any
 from services.core.errors import Failure, Reason
 from services.models.scratch_file import scratch_file
 from services.models.tokenizers.byte_level import byte_of_character
+from services.models.tokenizers.inside import gguf_inside
 from services.models.tokenizers.spellings import Spellings, is_blank
 
 try:
@@ -40,6 +41,7 @@ class GgufTokenizer:
     token_characters_max: int
     added_tokens: Mapping[str, int]
     rewrites_text = False
+    inside_characters_max: int
 
     def __init__(self, content: bytes) -> None:
         self._model = _load_vocabulary(content)
@@ -53,6 +55,7 @@ class GgufTokenizer:
         self._line_end = self.encode("\n", add_special=False)
         # Measured in the vocabulary's spelling: control tokens have no bytes, but are recognised in a text.
         self.token_characters_max = max(len(self._vocab.get_text(token)) for token in range(self._vocab.n_vocab))
+        self.inside_characters_max = gguf_inside(_kind_of(self._model), _splitter_of(self._model))
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
         """The ids of `text`. See `Tokenizer`."""
@@ -159,6 +162,14 @@ def _kind_of(model: Any) -> str:
             f"the model's tokeniser is of kind {kind!r}; serve a model whose tokeniser is {_SPM!r} or {_BPE!r}",
         )
     return kind
+
+
+def _splitter_of(model: Any) -> str:
+    """`tokenizer.ggml.pre`. llama.cpp takes a missing one for "default"."""
+    try:
+        return str(model.meta_val_str("tokenizer.ggml.pre"))
+    except ValueError:
+        return "default"
 
 
 def _token_bytes(vocab: Any, kind: str) -> Iterator[bytes]:

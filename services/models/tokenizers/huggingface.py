@@ -14,6 +14,7 @@ from typing import Any
 from services.core.errors import Failure, Reason, invalid
 from services.models.tokenizers.byte_level import byte_of_character
 from services.models.tokenizers.hf_library import Library, PlainTwin, added_tokens_of, call_library, encode_with
+from services.models.tokenizers.inside import huggingface_inside
 from services.models.tokenizers.spellings import is_blank
 
 TOKENS_MAX = 1 << 20
@@ -45,6 +46,7 @@ class HuggingFaceTokenizer:
     token_characters_max: int
     added_tokens: Mapping[str, int]
     rewrites_text: bool
+    inside_characters_max: int
 
     def __init__(self, content: bytes) -> None:
         head, _, tokenizer_json = content.partition(b"\n")
@@ -62,6 +64,9 @@ class HuggingFaceTokenizer:
         self.added_tokens = added_tokens_of(self._library)
         self.rewrites_text = _rewrites(_part(self._library.normalizer))
         self._plain = PlainTwin(self._library)
+        self.inside_characters_max = huggingface_inside(
+            _part(self._library.normalizer), _part(self._library.pre_tokenizer), type(self._library.model).__name__
+        )
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
         """The ids of `text`. See `Tokenizer`. Raises INVALID_ARGUMENT if the library fails on the text."""

@@ -1,7 +1,6 @@
 """Preprocess turns a client's request into one that any worker runs in the same way."""
 
 import random
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +12,22 @@ from services.core.validation import ANSWERS_MAX
 from services.frontend.layers.preprocess import Preprocess
 from services.frontend.model_catalog import Model, ModelCatalog
 from services.models.tokenizers.byte_level import ByteTokenizer
-from tests.support.doubles import CARD, Script, call_layer, make_request, models_of, run_async
+from tests.support.doubles import CARD, Script, call_layer, encoder_of, make_request, models_of, run_async
 
 CHAT = (Message("system", "Be kind."), Message("user", "Hi"))
 
 
 def preprocessed(request: Request, **card: Any) -> Request:
     script = Script([7])
-    layer = Preprocess(script, models_of(replace(CARD, **card)), random.Random(1))
-    run_async(call_layer(layer, request))
+
+    async def scenario() -> None:
+        catalog = models_of(replace(CARD, **card))
+        try:
+            await call_layer(Preprocess(script, catalog, random.Random(1)), request)
+        finally:
+            await catalog.close()
+
+    run_async(scenario())
     return script.requests[0]
 
 
@@ -124,7 +130,7 @@ class Unread(ByteTokenizer):
 def test_text_that_cannot_fit_is_refused_without_being_tokenised(prompt: dict[str, Any], param: str) -> None:
     """A bug: 16 MiB of text became 285 MiB of tokens and blocked every stream for 0.6 s before it was refused."""
     catalog = ModelCatalog()
-    catalog.add(Model(replace(CARD, context_length=20), Unread()))
+    catalog.add(Model(replace(CARD, context_length=20), encoder_of(Unread())))
     layer = Preprocess(Script([7]), catalog, random.Random(1))
 
     with pytest.raises(Failure) as caught:
@@ -134,24 +140,33 @@ def test_text_that_cannot_fit_is_refused_without_being_tokenised(prompt: dict[st
 
 
 @pytest.mark.parametrize(
-    ("prompt", "is_in_thread"),
+    ("prompt", "is_inside"),
     [
-        ({"text": "x" * 100}, False),
-        ({"text": "x" * 40_000}, True),
-        ({"messages": (Message("user", "x" * 20_000),) * 2}, True),
-        ({"messages": (Message("user", "x"),) * 300}, True),
+        ({"text": "x" * 100}, True),
+        ({"text": "x" * 40_000}, False),
+        ({"messages": (Message("user", "x" * 20_000),) * 2}, False),
+        ({"messages": (Message("user", "x"),) * 300}, False),
+        ({"parts": (make_request(token_ids=None, text="x" * 20_000),) * 2}, False),
     ],
 )
-def test_long_prompt_is_prepared_in_a_thread(prompt: dict[str, Any], is_in_thread: bool) -> None:
-    threads = []
+def test_long_prompt_is_prepared_in_another_process(prompt: dict[str, Any], is_inside: bool) -> None:
+    inside = []
 
     class Noting(ByteTokenizer):
         def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
-            threads.append(threading.get_ident())
+            inside.append(text)
             return super().encode(text, add_special=add_special)
 
-    catalog = ModelCatalog()
-    catalog.add(Model(replace(CARD, context_length=100_000), Noting()))
-    run_async(call_layer(Preprocess(Script([7]), catalog, random.Random(1)), make_request(token_ids=None, **prompt)))
+    async def scenario() -> int:
+        encoder, catalog, script = encoder_of(Noting()), ModelCatalog(), Script([7], [7])
+        catalog.add(Model(replace(CARD, context_length=100_000), encoder))
+        try:
+            layer = Preprocess(script, catalog, random.Random(1))
+            await call_layer(layer, make_request(token_ids=None, **prompt))
+        finally:
+            await encoder.close()
+        [request] = script.requests
+        return sum(len(one.prompt_token_ids) for one in request.parts or (request,))
 
-    assert [thread != threading.get_ident() for thread in threads] == [is_in_thread]
+    assert run_async(scenario()) >= 100
+    assert bool(inside) == is_inside
