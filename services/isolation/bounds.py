@@ -30,7 +30,7 @@ class Bounds:
     helper_jobs_max: int = 1000
     idle_s_max: float = 30.0
     fork_s_max: float = 5.0
-    load_s_max: float = 60.0
+    load_s_max: float = 120.0
     load_cpu_s_max: float = 20.0
     load_bytes_max: int = 2 << 30
     start_wait_s_max: float = 15.0

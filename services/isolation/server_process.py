@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -19,6 +20,8 @@ from services.runtime.supervision.pdeathsig import with_parent_death_signal
 
 MODULE = "services.isolation.fork_server"
 READ_BYTES_MAX = 64 * 1024
+POLL_S = 0.01
+"""Between looks at a process that is about to end."""
 
 
 class ServerLost(Exception):
@@ -48,10 +51,11 @@ class ServerProcess:
         try:
             with theirs:
                 command = [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), loader, json.dumps(asdict(bounds))]
-                process = await asyncio.create_subprocess_exec(
-                    *with_parent_death_signal(command),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.DEVNULL,
+                # Not by asyncio: uvloop forks, and gRPC then stops its threads. This one does not run such handlers.
+                process = subprocess.Popen(  # noqa: ASYNC220 (returns within milliseconds)
+                    with_parent_death_signal(command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
                     stderr=report.writable,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,  # Ctrl-C in a terminal is for the parent.
@@ -71,7 +75,7 @@ class ServerProcess:
         return server
 
     def __init__(
-        self, name: str, process: asyncio.subprocess.Process, control: socket.socket, report: "_Report", bounds: Bounds
+        self, name: str, process: subprocess.Popen[bytes], control: socket.socket, report: "_Report", bounds: Bounds
     ) -> None:
         self._name = name
         self._process = process
@@ -235,15 +239,18 @@ class ServerProcess:
         """Wait until the process has ended, and kill it if that takes long. Returns its return code."""
         with suppress(TimeoutError):
             async with asyncio.timeout(END_TIMEOUT_S):
-                return await self._process.wait()
+                return await self._wait_returncode()
         self._kill()
         async with asyncio.timeout(KILL_TIMEOUT_S):
-            return await self._process.wait()
+            return await self._wait_returncode()
+
+    async def _wait_returncode(self) -> int:
+        while (returncode := self._process.poll()) is None:  # noqa: ASYNC110 (another process)
+            await asyncio.sleep(POLL_S)
+        return returncode
 
     def _kill(self) -> None:
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+        self._process.kill()  # Does nothing if it has been waited for.
 
 
 class _Report:
