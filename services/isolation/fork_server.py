@@ -134,7 +134,7 @@ def main() -> None:
     control_fd, loader, bounds_json = sys.argv[1:]
     given = json.loads(bounds_json)
     bounds = Bounds(**given | {"backoff": Backoff(**given["backoff"])})
-    limits.prepare()
+    limits.prepare(bounds.stack_bytes_max)
     with socket.socket(fileno=int(control_fd)) as control:
         if (content := frames.receive(control)) is None:
             return

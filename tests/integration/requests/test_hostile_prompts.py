@@ -28,6 +28,7 @@ pytestmark = pytest.mark.model
 UNITS = ("A", " ", "\n", "!", "漢")
 LENGTH = 24_062
 LONG = "It was the best of times, it was the worst of times. " * 25
+"""Long enough for a helper process."""
 
 
 @pytest.fixture(scope="module")

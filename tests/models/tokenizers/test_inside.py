@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from services.isolation.bounds import Bounds
 from services.models.hf_checkpoint import pack
 from services.models.tokenizers import inside
 from services.models.tokenizers.gguf import GgufTokenizer
@@ -86,7 +87,7 @@ def test_splitter_that_recurses_crashes_on_a_long_run(text: str) -> None:
     """Otherwise the bound is no longer needed."""
     tokenizer = GgufTokenizer(content_split_by("tekken"))
 
-    assert not survives(lambda: tokenizer.encode(text * 24_062, add_special=True), 8 * MIB)
+    assert not survives(lambda: tokenizer.encode(text * 24_062, add_special=True), Bounds().stack_bytes_max)
 
 
 @pytest.mark.model
