@@ -12,8 +12,8 @@ class Bounds:
     helpers_max: helpers at a time. jobs_max: jobs that run or wait, together.
     job_cpu_s_max: processor time of one job, so that a busy machine is not mistaken for endless work.
     job_s_max: time of one job on the clock, for a helper that is frozen.
-    stack_bytes_max: stack of a helper. It is less than the usual limit of 8 MiB, because how much of that is left depends
-    on the environment, and a text should crash its helper always or never.
+    stack_bytes_max: stack of a helper: less than the usual limit of 8 MiB, because what is left of that depends on the
+    environment, and a text should crash its helper always or never.
     job_bytes_max: memory that one job may add to its helper. answer_bytes_max: the answer to it.
     helper_jobs_max: jobs of one helper, so that what each leaves behind does not add up.
     idle_s_max: after that time without a job, a helper ends.

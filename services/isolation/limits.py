@@ -15,7 +15,7 @@ _STATM = Path("/proc/self/statm")
 
 
 def prepare(stack_bytes_max: int) -> None:
-    """Bound the stack, write no core file, ignore signals that are meant for the parent, and never wait for a reader of standard error.
+    """Bound the stack, write no core file, ignore signals that are meant for the parent, and never wait for a reader.
 
     A service manager sends SIGTERM to all processes of a service, but the parent still drains its streams. It ends this
     process when it ends itself.

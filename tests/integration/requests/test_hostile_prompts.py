@@ -37,7 +37,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     from services.models.download import resolve
 
     path = tmp_path_factory.mktemp("model") / "tekken.gguf"
-    path.write_bytes(resolve("smollm2").read_bytes().replace(b"smollm", b"tekken", 1))
+    before, key, after = resolve("smollm2").read_bytes().partition(b"tokenizer.ggml.pre")
+    path.write_bytes(before + key + after.replace(b"smollm", b"tekken", 1))
     yield path
     path.unlink()
 
