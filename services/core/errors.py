@@ -284,7 +284,8 @@ class RefusedFor(StrEnum):
 
     CAPACITY: requests that run and wait. BUSY_THRESHOLD: every worker with room is over a busy threshold. QUEUE_TOKENS:
     prompt tokens that wait. QUEUE_TIMEOUT: how long a request may wait. PREPARATION: requests that are prepared in
-    threads and helper processes, before they count as any of the others. CONNECTIONS: connections that the limit of open files allows.
+    threads and helper processes, before they count as any of the others. CONNECTIONS: connections that the limit of
+    open files allows.
     """
 
     CAPACITY = "capacity"
