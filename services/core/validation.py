@@ -58,7 +58,7 @@ ANSWERS_MAX = 256
 LOGPROBS_MAX = 20
 GUIDED_CHARACTERS_MAX = 65_536
 
-_DIGITS = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
+_DIGITS = r"(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)"  # Possessive: a long header costs no more than its length.
 _NUMBER = re.compile(rf"{_DIGITS}(?:e[+-]?[0-9]+)?")
 _PART = re.compile(rf"({_DIGITS})\s*(ms|us|ns|s|m|h)")
 _DURATION = re.compile(rf"(?:{_PART.pattern}\s*)+")

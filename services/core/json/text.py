@@ -6,7 +6,7 @@ units, becomes U+FFFD, as in Go's encoding/json. Nothing else is repaired.
 
 import re
 from codecs import BOM_UTF8
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 
 from services.core.errors import Failure, Reason, quoted
 
@@ -82,7 +82,10 @@ def with_whole_numbers(text: bytes, *, cut: bool = False) -> bytes:
             return found[0]
         if abs(float(found[1])) >= TOO_LARGE:
             return b"%d" % TOO_LARGE if cut else found[1]
-        exact = Decimal(found[1].decode())
+        try:
+            exact = Decimal(found[1].decode())
+        except InvalidOperation:  # An exponent of more than 18 digits.
+            return found[1]
         return b"%d" % exact if exact == exact.to_integral_value() else found[1]
 
     return _NUMBER.sub(plain, text)
