@@ -43,7 +43,9 @@ Seed = Annotated[int, Meta(extra_json_schema={"minimum": SEED_MIN, "maximum": SE
 """SEED_RANDOM: the frontend chooses one."""
 ChoiceCount = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": CHOICES_MAX})]
 LogprobsCount = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": LOGPROBS_MAX})]
-MaxTokens = Annotated[int, Meta(extra_json_schema={"minimum": 1})]
+NO_LIMIT = -1
+MaxTokens = Annotated[int, Meta(extra_json_schema={"minimum": NO_LIMIT, "not": {"const": 0}})]
+"""NO_LIMIT: as many as the context has room for."""
 MinTokens = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
 TopK = Annotated[int, Meta(extra_json_schema={"minimum": -1})]
 """-1 and 0: all tokens."""

@@ -14,6 +14,7 @@ from services.core.errors import invalid, quoted
 from services.core.request import Guided, Message, Request, Sampling, Stop
 from services.core.validation import ANSWERS_MAX, LOGPROBS_MAX, MESSAGES_MAX
 from services.frontend.api.field_types import (
+    NO_LIMIT,
     SEED_MIN,
     SEED_RANDOM,
     TOKEN_ID,
@@ -146,7 +147,7 @@ class Body(Struct, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def _limit(self) -> int | None:
-        """The most tokens of an answer; None: the client gives no limit. Raises Failure(INVALID_ARGUMENT)."""
+        """The most tokens of an answer, or NO_LIMIT; None: the client gives none. Raises Failure(INVALID_ARGUMENT)."""
         if self.max_completion_tokens is None and self.n_predict is None and self.max_new_tokens is None:
             return self.max_tokens  # The usual case, without a dict.
         limits = self._limits()
@@ -160,7 +161,7 @@ class Body(Struct, frozen=True, kw_only=True):
         return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
 
     def _limit_default(self) -> int | None:
-        """The limit for clients that give none; None: the context length alone."""
+        """The limit for clients that say nothing; None: the context length alone."""
         return None
 
     def _check_stream_options(self) -> None:
@@ -205,7 +206,7 @@ class Body(Struct, frozen=True, kw_only=True):
             token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             min_tokens=self.min_tokens or 0,
-            max_tokens=limit,
+            max_tokens=None if limit == NO_LIMIT else limit,
             max_tokens_default=self._limit_default() if limit is None else None,
         )
 

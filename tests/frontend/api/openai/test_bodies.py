@@ -236,6 +236,13 @@ def test_two_names_of_the_limit_must_agree(ask: Any, first: str, second: str) ->
     )
 
 
+@pytest.mark.parametrize("ask", [completion, chat])
+@pytest.mark.parametrize("field", LIMITS)
+def test_limit_of_minus_one_leaves_the_context_alone(ask: Any, field: str) -> None:
+    """llama.cpp's default, and what LM Studio's examples send."""
+    assert ask(**{field: -1}).stop == Stop()
+
+
 @pytest.mark.parametrize("field", LIMITS[1:])
 def test_limit_out_of_range_is_refused_by_the_name_that_was_given(field: str) -> None:
     for parse, given in ((parse_completion, {"prompt": "hi"}), (parse_chat, {"messages": []})):
