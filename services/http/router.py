@@ -81,7 +81,7 @@ class Router:
             return path
         single = _SLASHES.sub("/", path)
         for candidate in (single.rstrip("/"), f"/v1{single.rstrip('/')}"):
-            if candidate in self._exact:
+            if candidate in self._exact or any(one.fullmatch(candidate) for one, _ in self._patterns.values()):
                 return candidate
         return single
 

@@ -106,6 +106,9 @@ def test_guard_is_called_before_the_method_is_checked(routes: Router) -> None:
         ("//v1//things", "/v1/things"),
         ("/things", "/v1/things"),
         ("/things//", "/v1/things"),
+        ("/things/a%2Fb", "/v1/things/a%2Fb"),
+        ("/things/a/end", "/v1/things/a/end"),
+        ("/v1//things/a/end/", "/v1/things/a/end"),
         ("/models/", "/models"),
         ("/v1/v1/things", "/v1/v1/things"),
         ("/v1//nothing/", "/v1/nothing/"),
@@ -117,5 +120,7 @@ def test_guard_is_called_before_the_method_is_checked(routes: Router) -> None:
 def test_path_with_a_slash_too_many_or_without_v1_means_its_route(routes: Router, path: str, meant: str) -> None:
     """A base URL that ends with a slash gives //, and one without /v1 lacks it."""
     routes.get("/v1/things", one)
+    routes.get("/v1/things/{name}", one)
+    routes.get("/v1/things/{name}/end", one)
 
     assert routes.meant(path) == meant
