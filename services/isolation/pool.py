@@ -176,8 +176,8 @@ class HelperPool:
                     return helper
 
     async def _running_server(self) -> ServerProcess | None:
-        """The fork server, started if there is none. Returns None if that failed."""
-        if self._server is None or self._server.is_lost:
+        """The fork server, started if there is none. Returns None if that failed. Raises OVERLOADED after `close`."""
+        if not self._is_closed and (self._server is None or self._server.is_lost):
             if self._start is None:
                 self._start = asyncio.get_running_loop().create_task(self._start_server())
             start = self._start

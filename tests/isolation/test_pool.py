@@ -357,6 +357,19 @@ def test_close_may_come_at_any_time(wait_s: float) -> None:
     with_pool(scenario)
 
 
+def test_jobs_that_run_or_wait_start_nothing_once_the_pool_closes() -> None:
+    async def run() -> None:
+        pool = NotedPool(helpers_max=1)
+        await pool.pids()
+        jobs = [asyncio.ensure_future(pool.text("sleep 5")) for _ in range(3)]
+        await asyncio.sleep(0)
+        await pool.close()
+        assert [(await failure_of(job)).reason for job in jobs] == [Reason.OVERLOADED] * 3
+        assert not children_of(os.getpid())
+
+    run_async(run())
+
+
 def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
     async def scenario() -> None:
         pids = tmp_path / "pids"
