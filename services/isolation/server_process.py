@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
@@ -46,33 +46,37 @@ class ServerProcess:
 
         Raises Failure if it cannot load that, or crashes; ServerLost if it cannot be started, or was killed.
         """
-        ours, theirs = socket.socketpair()
-        report = _Report()
-        try:
-            with theirs:
-                command = [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), loader, json.dumps(asdict(bounds))]
-                # Not by asyncio: uvloop forks, and gRPC then stops its threads. This one does not run such handlers.
-                process = subprocess.Popen(  # noqa: ASYNC220 (returns within milliseconds)
-                    with_parent_death_signal(command),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=report.writable,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,  # Ctrl-C in a terminal is for the parent.
-                )
-        except BaseException as error:
-            ours.close()
-            report.close()
-            if isinstance(error, OSError):
-                raise ServerLost(f"it cannot be started: {error}") from error
-            raise
-        server = cls(name, process, ours, report, bounds)
+        server = cls._spawn(name, loader, bounds)
         try:
             await server._load(content)
         except BaseException:
             await server.close()
             raise
         return server
+
+    @classmethod
+    def _spawn(cls, name: str, loader: str, bounds: Bounds) -> "ServerProcess":
+        with ExitStack() as opened:
+            try:
+                ours, theirs = socket.socketpair()
+                opened.enter_context(ours)
+                with theirs:
+                    report = _Report()
+                    opened.callback(report.close)
+                    arguments = (str(theirs.fileno()), loader, json.dumps(asdict(bounds)))
+                    # Not by asyncio: uvloop runs fork handlers, and gRPC's stops its threads. This does not run them.
+                    process = subprocess.Popen(
+                        with_parent_death_signal([sys.executable, "-P", "-m", MODULE, *arguments]),
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=report.writable,
+                        pass_fds=(theirs.fileno(),),
+                        start_new_session=True,  # Ctrl-C in a terminal is for the parent.
+                    )
+            except OSError as error:
+                raise ServerLost(f"it cannot be started: {error}") from error
+            opened.pop_all()  # The server closes them.
+        return cls(name, process, ours, report, bounds)
 
     def __init__(
         self, name: str, process: subprocess.Popen[bytes], control: socket.socket, report: "_Report", bounds: Bounds

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +263,30 @@ def test_job_is_refused_when_no_fork_server_starts_in_time() -> None:
         assert (failure.reason, refused_for(failure)) == (Reason.OVERLOADED, RefusedFor.PREPARATION)
 
     with_pool(scenario, content=b"crash", start_wait_s_max=0.5)
+
+
+@contextmanager
+def free_descriptors(count: int) -> Iterator[None]:
+    """Leave that many descriptors for this process to open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = (number for number in range(soft) if not Path(f"/proc/self/fd/{number}").exists())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(islice(free, count, None)), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5])
+def test_fork_server_that_cannot_start_for_want_of_descriptors_is_reported_and_leaves_none_open(count: int) -> None:
+    async def scenario(pool: NotedPool) -> None:
+        with free_descriptors(count):
+            failure = await failure_of(pool.load())
+        assert failure.reason is Reason.OVERLOADED
+        assert "Too many open files" in failure.detail
+        assert await pool.text("echo a") == "a"
+
+    with_pool(scenario)
 
 
 @pytest.mark.parametrize(
