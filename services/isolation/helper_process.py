@@ -79,8 +79,7 @@ class HelperProcess:
             returncode = await self.server.wait_exit(self._forked)
         except ServerLost:
             return HelperLost(Loss.KILLED, "ended with its fork server")
-        report = self.server.take_report()
-        return HelperLost(loss_of(returncode), f"{describe_exit(returncode)}{report and ': '}{report}")
+        return HelperLost(loss_of(returncode), describe_exit(returncode), self.server.take_report())
 
     @property
     def is_usable(self) -> bool:

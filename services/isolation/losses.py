@@ -34,9 +34,13 @@ def loss_of(returncode: int) -> Loss:
 
 
 class HelperLost(Exception):
-    """A helper was lost with a job. `how`: in words, such as "was killed by SIGSEGV"."""
+    """A helper was lost with a job. `how`: in words, such as "was killed by SIGSEGV".
 
-    def __init__(self, loss: Loss, how: str) -> None:
-        super().__init__(loss, how)
+    `report`: a line that some helper wrote to standard error. It may be about another client's job: log it only.
+    """
+
+    def __init__(self, loss: Loss, how: str, report: str = "") -> None:
+        super().__init__(loss, how, report)
         self.loss = loss
         self.how = how
+        self.report = report

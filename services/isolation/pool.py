@@ -140,7 +140,7 @@ class HelperPool:
                 self._end(helper)
 
     def _note(self, lost: HelperLost) -> None:
-        log.warning("helper process lost", work=self._name, cause=lost.loss, how=lost.how)
+        log.warning("helper process lost", work=self._name, cause=lost.loss, how=lost.how, report=lost.report)
         self._on_lost(lost.loss)
 
     async def _helper(self) -> HelperProcess:

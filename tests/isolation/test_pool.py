@@ -419,6 +419,17 @@ def test_helper_may_write_much_to_standard_error() -> None:
     with_pool(scenario, job_s_max=5.0)
 
 
+def test_loss_does_not_quote_what_the_job_of_another_client_made_its_helper_write() -> None:
+    async def scenario(pool: NotedPool) -> None:
+        await pool.text("write 100")
+        with pytest.raises(HelperLost) as caught:
+            await pool.text("crash")
+        assert caught.value.how == "was killed by SIGSEGV"
+        assert "xxx" in caught.value.report, "the log may have it"
+
+    with_pool(scenario)
+
+
 def test_large_jobs_and_answers_pass() -> None:
     async def scenario(pool: NotedPool) -> None:
         text = "x" * 16_000_000
