@@ -201,7 +201,7 @@ def written(name: str, value: Any) -> str:
     """A value with its unit."""
     if value is None or "UNSET" in repr(value):
         return "–"
-    if re.search(r"BYTES|buffer-max", name):
+    if re.search(r"(?i:bytes)(_(?i:max))?$|buffer-max", name):
         size, unit = next((size, unit) for size, unit in SIZES if value % size == 0)
         return f"{value // size:,} {unit}"
     unit = next((unit for form, unit in UNITS if re.search(form, name)), "{}")

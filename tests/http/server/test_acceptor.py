@@ -181,6 +181,24 @@ def test_client_without_room_is_refused_with_a_response_and_health_checks_are_se
     run_async(test())
 
 
+def test_client_beyond_the_share_of_http_is_refused_although_descriptors_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(acceptor_module, "http_connections_max", lambda limit: 2)
+
+    async def test() -> None:
+        app = RecordingApp()
+        async with app.open() as port:
+            with connect(port, "/first") as first, connect(port, "/second") as second:
+                for sock in (first, second):
+                    assert (await asyncio.get_running_loop().sock_recv(sock, 4096)).startswith(b"HTTP/1.1 200")
+
+                assert (await response_to(connect(port, "/third"))).startswith(b"HTTP/1.1 503")
+            assert app.refused == ["/third"]
+
+    run_async(test())
+
+
 def test_accepting_goes_on_as_soon_as_a_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor_module, "PAUSE_S", 1000.0)
 
