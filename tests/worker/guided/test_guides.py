@@ -21,7 +21,7 @@ from services.worker.guided.guide_jobs import encode_vocabulary
 from services.worker.guided.guides import Guides, guide_pool
 from tests.runtime.supervision.support import is_alive, until
 from tests.support.doubles import run_async
-from tests.worker.guided.hostile import HOSTILE, LATE
+from tests.worker.guided.hostile import HOSTILE, HOSTILE_CPU_S, LATE
 
 ANSWERS_MAX = 8
 CHOICE = Guided(GuidedKind.CHOICE, ("yes", "no"))
@@ -161,7 +161,7 @@ def test_text_that_is_refused_never_begins(guided: Guided, generated: bytes, rea
 def test_hostile_text_is_refused_alone_and_beside_it_an_answer_goes_on(
     hostile: Guided, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "COMPILE_CPU_S_MAX", 1.0)
+    monkeypatch.setattr(module, "COMPILE_CPU_S_MAX", HOSTILE_CPU_S)
 
     async def scenario(bench: Bench) -> None:
         beside = bench.serve(Guided(GuidedKind.REGEX, ("a*",)))
