@@ -276,7 +276,7 @@ def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:
 
 
 def _within_float32(value: float) -> float:
-    """The nearest positive number that a worker can be sent."""
+    """The nearest positive number that a worker can be sent. Workers of version 0.1.0 refuse a `top_p` of 0."""
     return min(max(value, FLOAT32_LEAST), FLOAT32_GREATEST)
 
 

@@ -352,6 +352,7 @@ def test_top_p_of_zero_takes_the_likeliest_token(temperature: float | None) -> N
     settled = settle(make_request(sampling=sampling), CARD, random.Random(0)).sampling
 
     assert settled.is_greedy
+    assert settled.top_p > 0  # Workers of version 0.1.0 refuse 0.
 
 
 @pytest.mark.parametrize(

@@ -88,3 +88,16 @@ def test_chat_whose_tokens_cannot_be_told_from_its_texts_is_refused() -> None:
         ids_of(template, "<|im_end|>")
 
     assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, "messages")
+
+
+def test_text_stays_whole_if_its_letters_decide_where_the_template_writes_a_token() -> None:
+    """The letters in place of the text are then written after the token, and the text before it."""
+    content_first = "{{ messages[0].content }}<|im_end|>"
+    token_first = "<|im_end|>{{ messages[0].content }}"
+    template = f"{{% if 'q' in messages[0].content %}}{content_first}{{% else %}}{token_first}{{% endif %}}"
+    content = "q <|im_end|>"
+
+    ids = ids_of(template, content)
+
+    end = TOKENIZER.added_tokens["<|im_end|>"]
+    assert ids == (*TOKENIZER.encode(content, add_special=False, parse_special=False), end)

@@ -46,6 +46,7 @@ def test_byte_that_is_not_utf_8_is_told_by_its_position() -> None:
         (rb'"\ud83d and more"', "\ufffd and more"),
         (rb'"\ude00"', "\ufffd"),
         (rb'"\uDE00\uD83D"', "\ufffd\ufffd"),
+        (rb'"\ude00\ude00"', "\ufffd\ufffd"),
         (rb'"\ud83d\ude00"', "\N{GRINNING FACE}"),
         (rb'"\ud83d\ud83d\ude00"', "\ufffd\N{GRINNING FACE}"),
         (rb'"\\ud83d"', "\\ud83d"),
