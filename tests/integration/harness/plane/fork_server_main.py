@@ -62,6 +62,8 @@ def _become(arguments: list[str], log: Path, environment: dict[str, str]) -> NoR
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, 1)
         os.dup2(file, 2)
+        # The parent's objects may take a pipe for a file, in which they can seek.
+        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
         sys.argv[1:] = arguments
         os.environ.update(environment)
         if "PYTHONPATH" in environment:  # The interpreter has already read it.

@@ -51,7 +51,7 @@ class Process:
 
     def wait_ready(self) -> "Process":
         wait_until(lambda: self._ready_file.exists() or self.status() is not None)
-        assert self._ready_file.exists(), self.log_file.read_text()
+        assert self._ready_file.exists(), self._explain()
         return self
 
     @property
@@ -95,6 +95,11 @@ class Process:
         """Return the text of the log about what happened before this call."""
         self._wait_turn()
         return self.log_file.read_text()
+
+    def _explain(self) -> str:
+        """Why the process did not become ready. Its log is not read if that is a pipe: the read would never end."""
+        log = self.log_file.read_text() if self.log_file.is_file() else "its log is no file"
+        return f"{self.name} ended with {self.status()}: {log}"
 
     def _wait_turn(self) -> None:
         """Wait until the process has answered a scrape, if it runs and can."""
