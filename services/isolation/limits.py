@@ -15,7 +15,7 @@ _STATM = Path("/proc/self/statm")
 
 
 def prepare(stack_bytes_max: int) -> None:
-    """Bound the stack, write no core file, ignore signals that are meant for the parent, and never wait for a reader.
+    """Bound the stack, write no core file, and ignore signals that are meant for the parent.
 
     A service manager sends SIGTERM to all processes of a service, but the parent still drains its streams. It ends this
     process when it ends itself.
@@ -23,7 +23,6 @@ def prepare(stack_bytes_max: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     stack = stack_bytes_max if hard == resource.RLIM_INFINITY else min(stack_bytes_max, hard)
     resource.setrlimit(resource.RLIMIT_STACK, (stack, hard))
-    os.set_blocking(sys.stderr.fileno(), False)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

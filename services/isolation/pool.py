@@ -133,7 +133,7 @@ class HelperPool:
             is_intact = True
             raise
         finally:
-            if is_intact and helper.is_usable and not self._is_closed:
+            if is_intact and helper.is_usable:
                 loop = asyncio.get_running_loop()
                 self._idle[helper] = loop.call_later(self._bounds.idle_s_max, self._end, helper)
             else:

@@ -264,7 +264,7 @@ class _Report:
         self._readable, self.writable = os.pipe()
         self._is_open = True
         os.set_blocking(self._readable, False)
-        os.set_blocking(self.writable, False)
+        os.set_blocking(self.writable, False)  # For all processes that share it.
 
     def take(self) -> str:
         if not self._is_open:
