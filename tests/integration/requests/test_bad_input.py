@@ -111,7 +111,7 @@ HTTP = {
     ),
     "unknown token": (GOOD | {"prompt": [1, 99_999]}, 400, "INVALID_ARGUMENT", "prompt"),
     "prompt of another type": (GOOD | {"prompt": {"text": "Hi"}}, 400, "INVALID_ARGUMENT", "prompt"),
-    "negative max_tokens": (GOOD | {"max_tokens": -1}, 400, "INVALID_ARGUMENT", "max_tokens"),
+    "negative max_tokens": (GOOD | {"max_tokens": -2}, 400, "INVALID_ARGUMENT", "max_tokens"),
     "no tokens at all": (GOOD | {"max_tokens": 0}, 400, "INVALID_ARGUMENT", "max_tokens"),
     "huge max_tokens": (GOOD | {"max_tokens": HUGE}, 400, "INVALID_ARGUMENT", "max_tokens"),
     "max_tokens beyond any integer": (GOOD | {"max_tokens": 2**70}, 400, "INVALID_ARGUMENT", "max_tokens"),
