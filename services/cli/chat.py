@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import click
 
 from services.cli.chat_client import ChatConfig, ChatError, Conversation
-from services.cli.options import env_option
+from services.cli.options import Integer, Number, env_option
 from services.runtime.loop import run_on_loop
 
 PROMPT = "> "
@@ -31,9 +31,9 @@ def _check_url(_: click.Context, __: click.Parameter, given: str) -> str:
     help="URL of a frontend's HTTP API.",
 )
 @env_option("--model", "DYN_CHAT_MODEL", show_default="the first that is served", help="Name of the model.")
-@env_option("--max-tokens", "DYN_CHAT_MAX_TOKENS", type=int, help="Maximum length of an answer in tokens.")
-@env_option("--temperature", "DYN_CHAT_TEMPERATURE", type=float, help="Sampling temperature.")
-@env_option("--seed", "DYN_CHAT_SEED", type=int, help="Seed of the sampling.")
+@env_option("--max-tokens", "DYN_CHAT_MAX_TOKENS", type=Integer(-1), help="Maximum length of an answer in tokens.")
+@env_option("--temperature", "DYN_CHAT_TEMPERATURE", type=Number(0, 2), help="Sampling temperature.")
+@env_option("--seed", "DYN_CHAT_SEED", type=Integer(-(2**63), 2**64 - 1), help="Seed of the sampling.")
 @env_option("--system", "DYN_CHAT_SYSTEM", help="System message at the start of the conversation.")
 def command(*, url: str, model: str | None, system: str | None, **options: Any) -> None:
     """Talk to a model in the terminal.

@@ -10,7 +10,17 @@ import structlog
 
 from services.cli.admin import admin_config, admin_options
 from services.cli.environment import start_logging
-from services.cli.options import Address, Origins, env_option, logging_options, registry_option
+from services.cli.options import (
+    DAY_MS,
+    DAY_S,
+    Address,
+    Integer,
+    Number,
+    Origins,
+    env_option,
+    logging_options,
+    registry_option,
+)
 from services.cli.processes import supervise
 from services.runtime.process import run_process
 
@@ -22,7 +32,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MIB = 1024 * 1024
-DAY_S = 86_400
 
 
 def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
@@ -49,7 +58,7 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
 @env_option(
     "--processes",
     "DYN_PROCESSES",
-    type=click.IntRange(1, 64),
+    type=Integer(1, 64),
     default=1,
     help="Number of processes that share the ports, each with its own sessions to all workers: one for each CPU core to"
     " use. With more than one, this process starts them and restarts any that exits.",
@@ -58,48 +67,48 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
 @env_option(
     "--migration-limit",
     "DYN_MIGRATION_LIMIT",
-    type=click.IntRange(0),
+    type=Integer(0),
     default=3,
     help="How often a request may move to another worker. 0: never.",
 )
 @env_option(
     "--migration-max-seq-len",
     "DYN_MIGRATION_MAX_SEQ_LEN",
-    type=click.IntRange(1),
+    type=Integer(1),
     help="Requests with more prompt and generated tokens than this no longer move. Default: no limit.",
 )
 @env_option(
     "--replacement-wait",
     "DYN_REPLACEMENT_WAIT_SECS",
-    type=click.FloatRange(0),
+    type=Number(0, DAY_S),
     default=10.0,
     help="Seconds that a request which has lost its worker waits for another.",
 )
 @env_option(
     "--stall-ms",
     "DYN_STALL_MS",
-    type=click.IntRange(100),
+    type=Integer(100, DAY_MS),
     default=1000,
     help="Milliseconds of silence after which a worker with streams counts as lost. Workers send every 250 ms.",
 )
 @env_option(
     "--engine-stall-ms",
     "DYN_ENGINE_STALL_MS",
-    type=click.IntRange(100),
+    type=Integer(100, DAY_MS),
     default=5000,
     help="Milliseconds without a step of its engine after which a worker with running requests counts as lost.",
 )
 @env_option(
     "--drain-timeout",
     "DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS",
-    type=click.FloatRange(0),
+    type=Number(0, DAY_S),
     default=30.0,
     help="Seconds that streams may continue after SIGTERM.",
 )
 @env_option(
     "--request-timeout",
     "DYN_REQUEST_TIMEOUT_SECS",
-    type=click.FloatRange(0, DAY_S, min_open=True),
+    type=Number(0, DAY_S, above=True),
     help="Timeout in seconds of HTTP requests without an X-Request-Timeout header. Default: none.",
 )
 @env_option(
@@ -120,19 +129,19 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
 @env_option(
     "--active-decode-blocks-threshold",
     "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     help="Fraction of used key-value cache blocks above which a worker is busy. Default: not checked.",
 )
 @env_option(
     "--active-prefill-tokens-threshold",
     "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
-    type=click.IntRange(0),
+    type=Integer(0),
     help="Number of prompt tokens still to be computed above which a worker is busy. Default: not checked.",
 )
 @env_option(
     "--overload-status-code",
     "DYN_HTTP_OVERLOAD_STATUS_CODE",
-    type=click.IntRange(400, 599),
+    type=Integer(400, 599),
     default=503,
     help="HTTP status of requests that are refused for lack of capacity.",
 )
@@ -156,14 +165,14 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
 @env_option(
     "--client-buffer-max",
     "DYN_CLIENT_BUFFER_MAX_BYTES",
-    type=click.IntRange(65_536),
+    type=Integer(65_536),
     default=4 * MIB,
     help="Number of unread bytes above which a client's request is ended.",
 )
 @env_option(
     "--client-stall-timeout",
     "DYN_CLIENT_STALL_TIMEOUT_SECS",
-    type=click.FloatRange(0, DAY_S, min_open=True),
+    type=Number(0, DAY_S, above=True),
     default=30.0,
     help="Seconds after which the request of a client that reads nothing, although data is waiting, is ended.",
 )
@@ -171,7 +180,7 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
 @env_option(
     "--body-limit-mb",
     "DYN_HTTP_BODY_LIMIT_MB",
-    type=click.IntRange(1),
+    type=Integer(1, 2047),
     default=64,
     help="Maximum size of an HTTP request body in MiB.",
 )

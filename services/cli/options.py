@@ -1,15 +1,21 @@
 """Options and types that several subcommands share."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
+from services.core.errors import quoted
 from services.runtime.address import split_address, split_addresses
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._~:\[\]-]{1,255}")
 """The form in which browsers send it: lower case, with the port unless it is the scheme's default."""
+DAY_S = 86_400
+DAY_MS = DAY_S * 1000
+INTEGER_MAX = 2**31 - 1
+"""Fits the fields of the wire protocol and the engines' own integers."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -24,6 +30,43 @@ class Address(click.ParamType[str]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         return str(value)
+
+
+class Integer(click.IntRange):
+    """A whole number, always with bounds that the program can work with."""
+
+    def __init__(self, least: int, most: int = INTEGER_MAX) -> None:
+        super().__init__(least, most)
+        self.least, self.most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except (ValueError, OverflowError):
+            number = None
+        if number is None or not self.least <= number <= self.most:
+            self.fail(f"{quoted(str(value))} is not a whole number from {self.least} to {self.most}", param, ctx)
+        return number
+
+
+class Number(click.FloatRange):
+    """A finite number, always with bounds that the program can work with. `above`: `least` itself is too small."""
+
+    def __init__(self, least: float, most: float, *, above: bool = False) -> None:
+        super().__init__(least, most, min_open=above)
+        self.least, self.most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            number = math.nan
+        is_enough = number > self.least if self.min_open else number >= self.least
+        if not (is_enough and number <= self.most):  # Every comparison with NaN is false.
+            word = "above" if self.min_open else "from"
+            bounds = f"{word} {self.least:.10g} to {self.most:.10g}"
+            self.fail(f"{quoted(str(value))} is not a number {bounds}", param, ctx)
+        return number
 
 
 class Addresses(click.ParamType[Sequence[str]]):

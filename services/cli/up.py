@@ -9,7 +9,7 @@ import click
 
 from services.cli import frontend, worker
 from services.cli.environment import start_logging
-from services.cli.options import env_option, logging_options
+from services.cli.options import DAY_S, Integer, Number, env_option, logging_options
 from services.cluster.cluster import Cluster
 from services.cluster.commands import ClusterConfig, frontend_command, worker_command
 from services.cluster.state import default_folder
@@ -17,7 +17,7 @@ from services.runtime.process import StartupError, run_process
 from services.runtime.supervision.child import ChildConfig
 from services.runtime.supervision.program import PROGRAM
 
-PORT = click.IntRange(0, 65535)
+PORT = Integer(0, 65535)
 READY_TIMEOUT_S = 120.0
 LOADING_TIMEOUT_S = 1800.0
 ELSEWHERE = "Options of workers go after --. Options of frontends are set by their DYN_ variables: see their --help."
@@ -54,8 +54,8 @@ def _hints(option: str) -> list[str]:
 
 
 @click.command(cls=_Up, short_help="Start a registry, workers and frontends on this machine.")
-@env_option("--workers", "DYN_UP_WORKERS", default=2, type=click.IntRange(1, 64), help="Number of workers.")
-@env_option("--frontends", "DYN_UP_FRONTENDS", default=1, type=click.IntRange(1, 64), help="Number of frontends.")
+@env_option("--workers", "DYN_UP_WORKERS", default=2, type=Integer(1, 64), help="Number of workers.")
+@env_option("--frontends", "DYN_UP_FRONTENDS", default=1, type=Integer(1, 64), help="Number of frontends.")
 @click.option(
     "--engine",
     envvar="DYN_ENGINE",
@@ -101,7 +101,7 @@ def _hints(option: str) -> list[str]:
     envvar="DYN_MIGRATION_LIMIT",
     show_envvar=True,
     default=3,
-    type=click.IntRange(min=0),
+    type=Integer(0),
     help="How often a request may move to another worker. 0: never.",
 )
 @click.option(
@@ -119,7 +119,7 @@ def _hints(option: str) -> list[str]:
     "ready_timeout_s",
     envvar="DYN_UP_READY_TIMEOUT",
     show_envvar=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(0, DAY_S, above=True),
     help=f"Seconds within which a process must be ready. Default: {READY_TIMEOUT_S:g}; with trtllm, which loads for"
     f" minutes, {LOADING_TIMEOUT_S:g}.",
 )

@@ -10,7 +10,7 @@ from services.cli.engines.llamacpp import check_llamacpp, llamacpp_engine, llama
 from services.cli.engines.mocker import check_mocker, mocker_engine, mocker_options
 from services.cli.engines.trtllm import check_trtllm, trtllm_engine, trtllm_options
 from services.cli.environment import start_logging
-from services.cli.options import Address, env_option, logging_options, registry_option
+from services.cli.options import DAY_S, Address, Integer, Number, env_option, logging_options, registry_option
 from services.runtime.address import is_wildcard, split_address
 from services.runtime.process import exiting_at_once, run_process
 
@@ -54,60 +54,60 @@ ENGINES = {"mocker": mocker_engine, "llamacpp": llamacpp_engine, "trtllm": trtll
 @env_option(
     "--metrics-port",
     "DYN_SYSTEM_PORT",
-    type=click.IntRange(-1, 65535),
+    type=Integer(-1, 65535),
     help="HTTP port of /metrics, /live and /health. 0: any free port. Default: none, as with -1.",
 )
 @env_option(
     "--engine-request-limit",
     "DYN_ENGINE_REQUEST_LIMIT",
-    type=click.IntRange(1),
+    type=Integer(1),
     help="Number of requests that run at the same time. Default: the engine's own limit. llamacpp reserves the"
     " key-value cache of a full context for each of them: about 47 MB with SmolLM2 and 2,048 tokens.",
 )
 @env_option(
     "--request-queue-limit",
     "DYN_DYNAMO_REQUEST_QUEUE_LIMIT",
-    type=click.IntRange(0),
+    type=Integer(0),
     default=16,
     help="Number of further requests that may wait. Beyond it, requests are refused at once.",
 )
 @env_option(
     "--queue-timeout",
     "DYN_QUEUE_TIMEOUT_SECS",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, DAY_S, above=True),
     default=60.0,
     help="Seconds that a request may wait for a slot. After that it moves to another worker or is refused.",
 )
 @env_option(
     "--queue-token-limit",
     "DYN_QUEUE_TOKEN_LIMIT",
-    type=click.IntRange(0),
+    type=Integer(0),
     help="Maximum number of prompt tokens of all waiting requests. Default: no limit.",
 )
 @env_option(
     "--drain-timeout",
     "DYN_DRAIN_TIMEOUT_SECS",
-    type=click.FloatRange(0),
+    type=Number(0, DAY_S),
     default=30.0,
     help="Seconds that streams may continue after SIGTERM if no other worker takes them over at once.",
 )
 @env_option(
     "--migration-limit",
     "DYN_WORKER_MIGRATION_LIMIT",
-    type=click.IntRange(0),
+    type=Integer(0),
     help="How often a request of this worker may move. 0: never. Default: the frontend's limit.",
 )
 @env_option(
     "--lease",
     "DYN_LEASE_SECS",
-    type=click.IntRange(1, 300),
+    type=Integer(1, 300),
     default=10,
     help="Seconds that the registry keeps a worker from which it hears nothing.",
 )
 @env_option(
     "--context-length",
     "DYN_CONTEXT_LENGTH",
-    type=click.IntRange(2),
+    type=Integer(2),
     help="Maximum length of prompt and answer together, in tokens. Default: the engine's own limit.",
 )
 @trtllm_options

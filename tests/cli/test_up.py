@@ -98,7 +98,7 @@ def test_invalid_worker_options_are_reported_once_before_any_process_starts(
     ("variable", "value", "said"),
     [
         ("DYN_ADMIN_TOKEN", "two words", "visible ASCII"),
-        ("DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD", "nan", "active_decode_blocks_threshold"),
+        ("DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD", "nan", "--active-decode-blocks-threshold"),
         ("DYN_ADMIN_LISTEN", "127.0.0.1:7777", "would be the admin address of every frontend"),
         ("DYN_ADMIN_GRPC_LISTEN", "127.0.0.1:7777", "would be the admin address of every frontend"),
     ],

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from services.cli import COMMANDS, cli
+from services.cli.options import Integer, Number
 from services.core.errors import TRAITS, Reason
 from services.frontend.api.openai.other_fields import (
     IN_CHAT,
@@ -115,20 +116,18 @@ def _values(option: click.Option) -> str:
     kind = option.type
     if isinstance(kind, click.Choice):
         return ", ".join(f"`{choice}`" for choice in kind.choices)
-    if isinstance(kind, click.IntRange | click.FloatRange):
+    if isinstance(kind, Integer | Number):
         return f"{_kind(kind)}, {_range(kind)}"
     return _cell(_kind(kind))
 
 
 def _kind(kind: click.ParamType[Any]) -> str:
-    return {"integer range": "integer", "float range": "number", "float": "number"}.get(kind.name, kind.name)
+    return {"integer range": "integer", "float range": "number"}.get(kind.name, kind.name)
 
 
-def _range(kind: click.IntRange | click.FloatRange) -> str:
-    low = None if kind.min is None else f"above {kind.min:g}" if kind.min_open else f"{kind.min:g}"
-    if low is None or kind.max is None:
-        return f"up to {kind.max:,g}" if low is None else low if kind.min_open else f"at least {low}"
-    return f"{low}, up to {kind.max:.10g}" if kind.min_open else f"{low} to {kind.max:.10g}"
+def _range(kind: Integer | Number) -> str:
+    least, most = (f"{bound:.10g}" if isinstance(bound, float) else str(bound) for bound in (kind.least, kind.most))
+    return f"above {least}, up to {most}" if kind.min_open else f"{least} to {most}"
 
 
 def _default(option: click.Option) -> str:

@@ -73,6 +73,7 @@ NO_BOUNDS = {
     "services/frontend/routing/thresholds.py": {"TOKENS_MAX"},
     "services/frontend/session/reader.py": {"TOKENS_SHARE_MAX"},
     "services/frontend/session/writer.py": {"TIMEOUT_S_MAX"},
+    "services/cli/options.py": {"INTEGER_MAX"},
     "services/runtime/address.py": {"PORT_MAX"},
     "services/runtime/loop.py": {"EXACT_S_MAX"},
     # The terminal's own conversation.

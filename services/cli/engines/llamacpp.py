@@ -5,14 +5,14 @@ from typing import Any
 
 import click
 
-from services.cli.options import combined, env_option
+from services.cli.options import Integer, combined, env_option
 from services.models.download import PUBLISHED, resolve
 from services.runtime.log import log_config
 from services.runtime.process import StartupError
 from services.worker.engine import Engine
 
 llamacpp_options = combined(
-    env_option("--threads", "DYN_THREADS", type=click.IntRange(1), help="For llamacpp: number of CPU threads."),
+    env_option("--threads", "DYN_THREADS", type=Integer(1, 512), help="For llamacpp: number of CPU threads."),
 )
 
 

@@ -1,10 +1,11 @@
 """Options of `unbroken worker --engine mocker`."""
 
+import re
 from typing import Any
 
 import click
 
-from services.cli.options import combined, env_option
+from services.cli.options import DAY_MS, DAY_S, INTEGER_MAX, Integer, Number, combined, env_option
 from services.runtime.log import log_config
 from services.worker.engine import Engine
 
@@ -21,6 +22,7 @@ FAULTS = {
     "mute_after": "K: stop reporting the load of all ranks when a request has K tokens; 0: from the first request on",
     "mute_rank": "R: never report the load of data-parallel rank R, counted from 0",
 }
+_DIGITS = re.compile("[0-9]{1,10}")
 _FAULT_HELP = "For tests with the mocker, repeatable. " + "; ".join(
     f"{name}={meaning}" for name, meaning in FAULTS.items()
 )
@@ -30,8 +32,9 @@ def _parse_faults(_: click.Context, __: click.Parameter, given: tuple[str, ...])
     faults = {}
     for text in given:
         name, _sign, number = text.partition("=")
-        if name not in FAULTS or not number.isdigit():
-            raise click.BadParameter(f"{text!r} is not one of {', '.join(f'{name}=N' for name in FAULTS)}")
+        if name not in FAULTS or not _DIGITS.fullmatch(number) or int(number) > INTEGER_MAX:
+            known = ", ".join(f"{name}=N" for name in FAULTS)
+            raise click.BadParameter(f"{text!r} is not one of {known} with a number N from 0 to {INTEGER_MAX}")
         faults[name] = int(number)
     return faults
 
@@ -40,28 +43,28 @@ mocker_options = combined(
     env_option(
         "--mocker-itl-ms",
         "DYN_MOCKER_ITL_MS",
-        type=click.FloatRange(0),
+        type=Number(0, DAY_MS),
         default=6.0,
         help="Milliseconds between two tokens of a request.",
     ),
     env_option(
         "--mocker-prefill-us-per-token",
         "DYN_MOCKER_PREFILL_US_PER_TOKEN",
-        type=click.FloatRange(0),
+        type=Number(0, 1_000_000),
         default=0.0,
         help="Microseconds that each prompt token adds to the step that computes it.",
     ),
     env_option(
         "--mocker-prefill-chunk-tokens",
         "DYN_MOCKER_PREFILL_CHUNK_TOKENS",
-        type=click.IntRange(1),
+        type=Integer(1),
         default=2048,
         help="Maximum number of prompt tokens in one step of each rank. A cancelled request gets no further chunk.",
     ),
     env_option(
         "--mocker-dp-ranks",
         "DYN_MOCKER_DP_RANKS",
-        type=click.IntRange(1),
+        type=Integer(1, 1024),
         default=1,
         help="Number of simulated data-parallel ranks, each with its own cache and its own prompt chunk per step. All"
         " ranks step together. A request goes to the rank with the fewest tokens.",
@@ -69,21 +72,21 @@ mocker_options = combined(
     env_option(
         "--mocker-kv-blocks",
         "DYN_MOCKER_KV_BLOCKS",
-        type=click.IntRange(1),
+        type=Integer(1),
         default=65_536,
         help="Key-value cache blocks of each rank. Requests that do not fit wait. They limit the context length.",
     ),
     env_option(
         "--mocker-kv-block-tokens",
         "DYN_MOCKER_KV_BLOCK_TOKENS",
-        type=click.IntRange(1),
+        type=Integer(1),
         default=16,
         help="Number of tokens in a block.",
     ),
     env_option(
         "--mocker-startup-s",
         "DYN_MOCKER_STARTUP_SECS",
-        type=click.FloatRange(0),
+        type=Number(0, DAY_S),
         default=0.0,
         help="Seconds that loading the model takes.",
     ),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from services.cli.options import combined, env_option
+from services.cli.options import Integer, Number, combined, env_option
 from services.runtime.log import log_config
 from services.runtime.process import StartupError
 from services.worker.engine import Engine
@@ -19,35 +19,35 @@ trtllm_options = combined(
     env_option(
         "--tensor-parallel-size",
         "DYN_TENSOR_PARALLEL_SIZE",
-        type=click.IntRange(1),
+        type=Integer(1, 1024),
         default=1,
         help="For trtllm: GPUs that share each layer of the model.",
     ),
     env_option(
         "--max-batch-size",
         "DYN_MAX_BATCH_SIZE",
-        type=click.IntRange(1),
+        type=Integer(1),
         default=64,
         help="For trtllm: number of requests that run at the same time. Further requests wait in the worker's queue.",
     ),
     env_option(
         "--max-num-tokens",
         "DYN_MAX_NUM_TOKENS",
-        type=click.IntRange(1),
+        type=Integer(1),
         default=8192,
         help="For trtllm: maximum number of tokens in one step. Longer prompts are computed in several steps.",
     ),
     env_option(
         "--max-seq-len",
         "DYN_MAX_SEQ_LEN",
-        type=click.IntRange(2),
+        type=Integer(2),
         help="For trtllm: maximum length of prompt and answer together, in tokens. Default: --context-length, or the"
         " model's own limit, at most 8192.",
     ),
     env_option(
         "--kv-cache-free-gpu-memory-fraction",
         "DYN_KV_CACHE_FREE_GPU_MEMORY_FRACTION",
-        type=click.FloatRange(0, 1, min_open=True),
+        type=Number(0, 1, above=True),
         default=0.9,
         help="For trtllm: fraction of the GPU memory left free by the model that is used for the key-value cache.",
     ),
