@@ -9,7 +9,7 @@ from services.runtime.backoff import Backoff
 class Bounds:
     """What helper processes may use.
 
-    helpers_max: helpers at a time. jobs_max: jobs that run or wait, together.
+    helpers_max: helpers at a time. jobs_max: jobs that run or wait, together. wait_s_max: wait for a free helper.
     job_cpu_s_max: processor time of one job, so that a busy machine is not mistaken for endless work.
     job_s_max: time of one job on the clock, for a helper that is frozen.
     stack_bytes_max: stack of a helper: less than the usual limit of 8 MiB, because what is left of that depends on the
@@ -25,6 +25,7 @@ class Bounds:
 
     helpers_max: int = 4
     jobs_max: int = 64
+    wait_s_max: float = 30.0
     job_cpu_s_max: float = 10.0
     job_s_max: float = 60.0
     stack_bytes_max: int = 6 << 20

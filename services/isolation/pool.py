@@ -29,6 +29,7 @@ class HelperPool:
     | what happens | what the job gets |
     | --- | --- |
     | `jobs_max` jobs run or wait | OVERLOADED, at once |
+    | no helper is free within `wait_s_max` | OVERLOADED |
     | the work refuses it | that Failure |
     | its helper crashes, or exceeds its processor time or memory | HelperLost |
     | its helper is killed, or its fork server is lost | another helper; the second time OVERLOADED |
@@ -103,10 +104,21 @@ class HelperPool:
             raise _unavailable("too many long requests are prepared at the same time")
         self._job_count += 1
         try:
-            async with self._free_helpers:
+            await self._wait_free_helper()
+            try:
                 yield
+            finally:
+                self._free_helpers.release()
         finally:
             self._job_count -= 1
+
+    async def _wait_free_helper(self) -> None:
+        try:
+            async with asyncio.timeout(self._bounds.wait_s_max):
+                await self._free_helpers.acquire()
+        except TimeoutError:
+            detail = f"no process was free within {self._bounds.wait_s_max:g} s to prepare the request"
+            raise _unavailable(detail) from None
 
     async def _try(self, job: bytes) -> bytes:
         for tries_left in reversed(range(TRIES_MAX)):

@@ -319,6 +319,22 @@ def test_more_jobs_than_the_limit_are_refused_at_once() -> None:
     with_pool(scenario, jobs_max=3, helpers_max=1)
 
 
+def test_job_that_finds_no_free_helper_in_time_is_refused() -> None:
+    async def scenario(pool: NotedPool) -> None:
+        await pool.load()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(pool.text("sleep 0.5"))
+            await asyncio.sleep(0)
+            failure = await failure_of(pool.text("echo a"))
+            assert not running.done()
+        assert (failure.reason, refused_for(failure)) == (Reason.OVERLOADED, RefusedFor.PREPARATION)
+        assert "no process was free within 0.05 s" in failure.detail
+        assert failure.retry_after_s is not None
+        assert await pool.text("echo a") == "a"
+
+    with_pool(scenario, helpers_max=1, wait_s_max=0.05)
+
+
 def test_no_more_helpers_than_the_limit_run() -> None:
     async def scenario(pool: NotedPool) -> None:
         _, server = await pool.pids()

@@ -13,6 +13,7 @@ import structlog
 
 from services.core.errors import CAUSE, Failure, Reason, RefusedFor, invalid
 from services.isolation.bounds import Bounds
+from services.isolation.helper_process import HelperBug
 from services.isolation.losses import HelperLost, Loss
 from services.isolation.pool import HelperPool
 
@@ -58,7 +59,10 @@ class Trials:
         await self._pool.close()
 
     async def check(self, given: Mapping[str, Any]) -> None:
-        """Raise INVALID_ARGUMENT if the engine cannot bear this field, or WORKER_AT_CAPACITY if nobody can tell now."""
+        """Raise INVALID_ARGUMENT if the engine cannot bear this field, or WORKER_AT_CAPACITY if nobody can tell now.
+
+        Raises INTERNAL for a bug in the trial, which is logged.
+        """
         job = json.dumps(given).encode()
         key = hashlib.sha256(job).digest()
         if key in self._good:
@@ -67,6 +71,9 @@ class Trials:
             await self._pool.run(job)
         except HelperLost as lost:
             raise invalid("guided", f"guided cannot be used: {_blame(lost)}; simplify it") from None
+        except HelperBug as bug:
+            log.error("trying a guided form failed", exc_info=bug)
+            raise Failure(Reason.INTERNAL, "the worker could not try the guided form") from None
         except Failure as failure:
             if failure.reason is not Reason.OVERLOADED:
                 raise

@@ -4,11 +4,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.core.errors import Failure, Reason
 from services.models.hf_checkpoint import read_model_folder
 from services.worker.guided import trials as module
 from services.worker.guided.trials import Trials
+from tests.isolation import works
 from tests.support.doubles import run_async
 from tests.support.model_folder import make_model_folder
 
@@ -58,6 +60,19 @@ def test_crash_is_a_refusal_and_the_next_form_is_tried(tmp_path: Path) -> None:
         assert failure.reason is Reason.INVALID_ARGUMENT
         assert "SIGABRT" in failure.detail
         await trials.check({"grammar": 'root ::= "a"'})
+
+    with_trials(tmp_path, scenario)
+
+
+def test_bug_in_a_trial_fails_its_request_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the exception of the helper ended the engine's tasks, and so all requests of the worker."""
+    monkeypatch.setattr(module, "LOADER", works.LOADER)  # Its work raises LookupError for what it does not know.
+
+    async def scenario(trials: Trials) -> None:
+        with capture_logs() as logs:
+            failure = await refusal(trials, GOOD)
+        assert failure.reason is Reason.INTERNAL
+        assert [line["event"] for line in logs] == ["trying a guided form failed"]
 
     with_trials(tmp_path, scenario)
 
