@@ -23,7 +23,7 @@ import structlog
 
 from services.http.server.probes import first_bytes, is_probe
 from services.http.server.refuser import Answers, Refuser
-from services.runtime.descriptors.limit import http_connections_max, is_reserved, limit
+from services.runtime.descriptors.limit import http_connections_max, is_reserved, limit, reserve
 from services.runtime.log_throttle import LogThrottle
 
 log = structlog.get_logger()
@@ -34,6 +34,9 @@ REFUSALS_A_TURN_MAX = 32
 """Connections refused in one iteration of the event loop: a few milliseconds."""
 SETUPS_MAX = 16
 """Connections set up at a time. Health checks are not counted."""
+LATE_PROBES_MAX = 16
+"""Health checks that take descriptors of the reserve at a time, but at most an eighth of it. While there are as many,
+nothing is accepted; those that are just being refused may add half of REFUSED_MAX."""
 WAITING_MAX = 16_384
 """Connections that have sent something and wait to be set up. Beyond that, clients wait in the kernel's queue."""
 FIRST_BYTES_S = 1.0
@@ -57,8 +60,8 @@ class Server(Answers, Protocol):
         """Connections that are set up."""
         ...
 
-    def make_connection(self, *, is_last: bool = False) -> asyncio.BaseProtocol:
-        """The protocol of a new connection. `is_last`: it closes after one answer."""
+    def make_connection(self, only_request: bytes | None = None) -> asyncio.BaseProtocol:
+        """The protocol of a new connection. `only_request`: a whole request, after whose answer it closes."""
         ...
 
     def on_paused(self) -> None:
@@ -78,6 +81,8 @@ class Acceptor:
         self._others: deque[socket.socket] = deque()
         self._silent: set[socket.socket] = set()  # Connections that have sent nothing yet.
         self._setups: dict[asyncio.Task[None], socket.socket] = {}
+        self._late_probes: list[socket.socket] = []  # Some of them may be closed.
+        self._late_probes_max = max(2, min(LATE_PROBES_MAX, reserve(limit()) // 8))
         self._refuser = Refuser(server, on_probe=self._on_late_probe, on_room=self.on_room)
         self._paused: set[socket.socket] = set()  # Listeners.
         self._throttle = LogThrottle()
@@ -110,7 +115,7 @@ class Acceptor:
             if len(self._others) >= WAITING_MAX:
                 self._pause(listener, f"{WAITING_MAX} connections wait to be set up")
                 break
-            if self._refuser.is_full:
+            if self._refuser.is_full or self._is_full_of_probes:
                 self._wait_for_room(listener)
                 break
             try:
@@ -129,6 +134,11 @@ class Acceptor:
                 refusals += 1
             if refusals == REFUSALS_A_TURN_MAX:
                 break
+
+    @property
+    def _is_full_of_probes(self) -> bool:
+        self._late_probes = [sock for sock in self._late_probes if sock.fileno() >= 0]
+        return len(self._late_probes) >= self._late_probes_max
 
     def _has_room(self, sock: socket.socket) -> bool:
         """Whether a new connection may stay. Otherwise it takes a descriptor of the reserve."""
@@ -176,9 +186,13 @@ class Acceptor:
         (self._probes if is_probe(first) else self._others).append(sock)
         self._start_setups()
 
-    def _on_late_probe(self, sock: socket.socket) -> None:
-        """A connection without room turned out to be a health check. It takes from the reserve, for one answer."""
-        self._start_setup(sock, is_last=True)
+    def _on_late_probe(self, sock: socket.socket, request: bytes) -> None:
+        """A connection without room turned out to be a health check. It takes from the reserve, for one answer.
+
+        Its request has come whole: one that does not continue would keep its descriptor for `body_read_s_max`.
+        """
+        self._late_probes.append(sock)
+        self._start_setup(sock, request)
 
     def _start_setups(self) -> None:
         while self._probes:
@@ -186,8 +200,8 @@ class Acceptor:
         while self._others and len(self._setups) < SETUPS_MAX:
             self._start_setup(self._others.popleft())
 
-    def _start_setup(self, sock: socket.socket, *, is_last: bool = False) -> None:
-        self._setups[task := self._group.create_task(self._set_up(sock, is_last))] = sock
+    def _start_setup(self, sock: socket.socket, only_request: bytes | None = None) -> None:
+        self._setups[task := self._group.create_task(self._set_up(sock, only_request))] = sock
         task.add_done_callback(self._on_set_up)
 
     def _on_set_up(self, task: "asyncio.Task[None]") -> None:
@@ -215,12 +229,12 @@ class Acceptor:
         for listener in paused:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    async def _set_up(self, sock: socket.socket, is_last: bool) -> None:
+    async def _set_up(self, sock: socket.socket, only_request: bytes | None) -> None:
         """Hand the socket to a connection, which owns it from then on."""
         sock.setblocking(False)
 
         def make() -> asyncio.BaseProtocol:
-            return self._server.make_connection(is_last=is_last)
+            return self._server.make_connection(only_request)
 
         try:
             await asyncio.get_running_loop().connect_accepted_socket(make, sock)

@@ -63,9 +63,9 @@ class ConnectionContext:
     clients: Clients
     start_limiter: StartLimiter = field(default_factory=StartLimiter)
 
-    def make_connection(self, *, is_last: bool = False) -> "Connection":
-        """The protocol of a new connection. `is_last`: it closes after one answer."""
-        return Connection(self, is_last=is_last)
+    def make_connection(self, only_request: bytes | None = None) -> "Connection":
+        """The protocol of a new connection. `only_request`: a whole request, after whose answer it closes."""
+        return Connection(self, only_request)
 
     @property
     def takes_reserve(self) -> bool:
@@ -117,8 +117,8 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_context",
         "_is_answering",
-        "_is_last",
         "_is_readable",
+        "_only_request",
         "_parser",
         "_pipelined",
         "_timer",
@@ -130,10 +130,10 @@ class Connection(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, context: ConnectionContext, *, is_last: bool = False) -> None:
-        """`is_last`: the connection takes one request only."""
+    def __init__(self, context: ConnectionContext, only_request: bytes | None = None) -> None:
+        """`only_request`: the one request that it answers; None: it reads its requests."""
         self._context = context
-        self._is_last = is_last
+        self._only_request = only_request
         self._parser: RequestParser | None = None
         self._pipelined = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -167,6 +167,8 @@ class Connection(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]  # uvloop's transports are not of asyncio's class.
         self.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self._context.clients.add(self)
+        if self._only_request is not None:
+            self.data_received(self._only_request)
 
     def data_received(self, data: bytes) -> None:
         if self._is_answering:
@@ -276,7 +278,7 @@ class Connection(asyncio.Protocol):
 
     async def _answer(self, request: HttpRequest) -> None:
         """Never raises an Exception: it would end the task group, and with it all other answers."""
-        self.keeps_alive = request.keeps_alive and not self._is_last
+        self.keeps_alive = request.keeps_alive and self._only_request is None
         try:
             await self._context.app.answer(request, self)
             self._after_answer()
@@ -313,7 +315,8 @@ class Connection(asyncio.Protocol):
 
     def _leave(self) -> None:
         """Send nothing more. Closing while the client still sends would reset the connection, and lose the answer."""
-        if self._is_readable and not self._pipelined:
+        has_more = not self._is_readable or bool(self._pipelined)
+        if not has_more or self._only_request is not None:  # The latter has a descriptor that others need.
             self.transport.close()
             return
         self._is_readable = False

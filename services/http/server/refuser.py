@@ -8,10 +8,12 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from services.http.server.config import PROBE_PATHS
+from services.http.server.messages import HttpRequest
 from services.http.server.parser import RequestParser
-from services.http.server.probes import first_bytes, is_probe
 from services.runtime.descriptors.limit import limit, reserve
 
 REFUSED_MAX = 32
@@ -32,18 +34,26 @@ class Answers(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A request that arrives. received: its bytes so far; the bounds of the parser bound them."""
+
+    parser: RequestParser
+    received: bytearray = field(default_factory=bytearray)
+
+
 class Refuser:
-    """Refuses connections until `close`. A health check among them is passed on instead."""
+    """Refuses connections until `close`. A health check among them is passed on instead, once it has come whole."""
 
     def __init__(
-        self, answers: Answers, *, on_probe: Callable[[socket.socket], None], on_room: Callable[[], None]
+        self, answers: Answers, *, on_probe: Callable[[socket.socket, bytes], None], on_room: Callable[[], None]
     ) -> None:
-        """`on_room`: called when `is_full` may have become false."""
+        """`on_probe`: called with a health check and its bytes. `on_room`: called when `is_full` may be false again."""
         self._answers = answers
         self._on_probe = on_probe
         self._on_room = on_room
         self._timers: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._parsers: dict[socket.socket, RequestParser] = {}  # Of connections that wait for their request.
+        self._arrivals: dict[socket.socket, _Arrival] = {}  # Of connections that wait for their request.
         self._answered: dict[socket.socket, None] = {}  # Oldest first.
         self._max = max(2, min(REFUSED_MAX, reserve(limit()) // 2))
         self._loop = asyncio.get_running_loop()
@@ -51,14 +61,14 @@ class Refuser:
     @property
     def is_full(self) -> bool:
         """Whether no further connection can be refused at present."""
-        return len(self._parsers) >= self._max // 2
+        return len(self._arrivals) >= self._max // 2
 
     def refuse(self, sock: socket.socket) -> None:
         """Own the connection, and answer its request when it has come. Not while `is_full`."""
         sock.setblocking(False)
         if len(self._timers) >= self._max:
             self._end(next(iter(self._answered)))
-        self._parsers[sock] = RequestParser(REFUSED_BODY_BYTES_MAX)
+        self._arrivals[sock] = _Arrival(RequestParser(REFUSED_BODY_BYTES_MAX))
         self._timers[sock] = self._loop.call_later(REFUSED_S_MAX, self._answer, sock)
         self._loop.add_reader(sock, self._read, sock)
         self._read(sock)
@@ -69,15 +79,6 @@ class Refuser:
             self._end(sock)
 
     def _read(self, sock: socket.socket) -> None:
-        parser = self._parsers.get(sock)
-        if parser is not None and not parser.is_midway:
-            first = first_bytes(sock)
-            if first is None:
-                return
-            if is_probe(first):
-                self._forget(sock)
-                self._on_probe(sock)
-                return
         try:
             data = sock.recv(_READ_BYTES)
         except BlockingIOError:
@@ -86,12 +87,23 @@ class Refuser:
             data = b""
         if not data:
             self._end(sock)
-        elif parser is not None and (not parser.feed(data) or parser.requests or parser.wants_continue):
+        elif (arrival := self._arrivals.get(sock)) is not None:
+            self._add(sock, arrival, data)
+
+    def _add(self, sock: socket.socket, arrival: _Arrival, data: bytes) -> None:
+        arrival.received.extend(data)
+        parser = arrival.parser
+        is_over = not parser.feed(data) or parser.wants_continue
+        if parser.requests and _is_probe(parser.requests[0]):
+            self._forget(sock)
+            self._on_probe(sock, bytes(arrival.received))
+            self._on_room()
+        elif is_over or parser.requests:
             self._answer(sock)
 
     def _answer(self, sock: socket.socket) -> None:
         """Send the response. What the client sends from now on is discarded: closing would lose the response."""
-        parser = self._parsers.pop(sock)
+        parser = self._arrivals.pop(sock).parser
         request = parser.requests[0] if parser.requests else None
         path, headers = ("", parser.headers) if request is None else (request.path, request.headers)
         parser.close()
@@ -112,5 +124,9 @@ class Refuser:
         self._loop.remove_reader(sock)
         self._timers.pop(sock).cancel()
         self._answered.pop(sock, None)
-        if (parser := self._parsers.pop(sock, None)) is not None:
-            parser.close()
+        if (arrival := self._arrivals.pop(sock, None)) is not None:
+            arrival.parser.close()
+
+
+def _is_probe(request: HttpRequest) -> bool:
+    return request.method == "GET" and request.path in PROBE_PATHS

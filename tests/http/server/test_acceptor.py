@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.http.server import acceptor as acceptor_module
+from services.http.server import refuser as refuser_module
 from services.http.server.acceptor import SETUPS_MAX
 from services.http.server.config import HttpConfig
 from services.http.server.connection import Connection
@@ -179,6 +180,31 @@ def test_client_without_room_is_refused_with_a_response_and_health_checks_are_se
             assert (await response_to(connect(port, "/after"))).startswith(b"HTTP/1.1 200")
 
     run_async(test())
+
+
+@pytest.mark.parametrize("run_loop", [asyncio.run, run_on_loop])
+@pytest.mark.parametrize("rest", [b"", b"\r\n", b"\r\nGET /more"], ids=["incomplete", "complete", "too much"])
+def test_health_checks_do_not_use_up_the_reserve(
+    run_loop: Callable[[Any], None], rest: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: with 30 descriptors left, 40 incomplete health checks left a refused client without a byte."""
+    monkeypatch.setattr(refuser_module, "REFUSED_S_MAX", 0.02)
+
+    async def test() -> None:
+        app = RecordingApp()
+        async with app.open() as port:
+            probes = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+            for probe in probes:
+                probe.sendall(b"GET /health HTTP/1.1\r\n" + rest)
+            client, check = connect(port, "/client"), connect(port, "/health")
+            with capture_logs() as logs, descriptors_left(30):
+                assert (await response_to(client)).startswith(b"HTTP/1.1 503")
+                assert (await response_to(check)).startswith(b"HTTP/1.1 200")
+            assert {line["event"] for line in logs} == {"no room for more clients"}
+            for probe in probes:
+                probe.close()
+
+    run_loop(test())
 
 
 def test_client_beyond_the_share_of_http_is_refused_although_descriptors_are_left(

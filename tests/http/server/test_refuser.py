@@ -13,6 +13,7 @@ from tests.support.doubles import run_async
 
 ANSWER = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: one\r\nContent-Length: 4\r\n\r\n"
+PROBE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 TEST_S_MAX = 10.0
 
 
@@ -21,16 +22,16 @@ class Stage:
 
     def __init__(self) -> None:
         self.refused: list[tuple[str, str | None]] = []
-        self.probes: list[socket.socket] = []
+        self.probes: list[tuple[socket.socket, bytes]] = []
         self.clients: list[socket.socket] = []
-        self.refuser = Refuser(self, on_probe=self.probes.append, on_room=lambda: None)
+        self.refuser = Refuser(self, on_probe=lambda *probe: self.probes.append(probe), on_room=lambda: None)
 
     def __enter__(self) -> "Stage":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.refuser.close()
-        for sock in (*self.clients, *self.probes):
+        for sock in (*self.clients, *(sock for sock, _ in self.probes)):
             sock.close()
 
     def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
@@ -127,17 +128,32 @@ def test_connection_is_closed_although_its_client_never_leaves(monkeypatch: pyte
     run_async(test())
 
 
-def test_health_check_is_passed_on() -> None:
+@pytest.mark.parametrize("first", [b"", b"GET /li", b"GET /live HTTP/1.1\r\nHost"])
+def test_health_check_is_passed_on_once_it_has_come_whole(first: bytes) -> None:
     async def test() -> None:
         with Stage() as stage:
-            client = stage.connect()
-            client.sendall(b"GET /live HTTP/1.1\r\n\r\n")
+            client = stage.connect(first)
+            assert stage.probes == []
+
+            client.sendall(PROBE.removeprefix(first))
             async with asyncio.timeout(TEST_S_MAX):
                 while not stage.probes:
                     await asyncio.sleep(0)
 
             assert stage.refused == []
-            assert stage.probes[0].recv(9) == b"GET /live"
+            assert [request for _, request in stage.probes] == [PROBE]
+
+    run_async(test())
+
+
+def test_health_check_that_stays_incomplete_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: it was passed on, and kept a descriptor of the reserve for a minute."""
+    monkeypatch.setattr(refuser_module, "REFUSED_S_MAX", 0.02)
+
+    async def test() -> None:
+        with Stage() as stage:
+            assert await read_all(stage.connect(PROBE[:-2])) == ANSWER
+            assert stage.probes == []
 
     run_async(test())
 
