@@ -145,13 +145,11 @@ TRAITS: dict[Reason, Traits] = {
         http=503,
         kind="server_error",
         retryable=True,
-        hint="No worker serves this model at the moment. Start one, or wait.",
+        hint="No worker can be used now. Wait, start one, or check that this frontend reaches a registry (--registry).",
     ),
     Reason.INVALID_ARGUMENT: _request(400, StatusCode.INVALID_ARGUMENT, None),
     Reason.BODY_TOO_LARGE: _request(413, StatusCode.RESOURCE_EXHAUSTED, "Send a smaller request."),
-    Reason.PROMPT_TOO_LONG: _request(
-        400, StatusCode.INVALID_ARGUMENT, "Shorten the prompt or lower max_tokens.", CONTEXT_LENGTH_EXCEEDED
-    ),
+    Reason.PROMPT_TOO_LONG: _request(400, StatusCode.INVALID_ARGUMENT, "Shorten the prompt.", CONTEXT_LENGTH_EXCEEDED),
     Reason.MODEL_NOT_FOUND: _request(
         404, StatusCode.NOT_FOUND, "Ask for one of the models in /v1/models.", "model_not_found"
     ),

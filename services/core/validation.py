@@ -241,8 +241,10 @@ def _check_stop(stop: Stop) -> None:
         raise invalid("stop_token_ids", f"stop_token_ids has more than {STOP_TOKENS_MAX} tokens: leave some out")
     if stop.max_tokens is not None and stop.max_tokens < 1:
         raise invalid("max_tokens", f"max_tokens is {shown(stop.max_tokens)}: it must be at least 1")
-    if not 0 <= stop.min_tokens <= (stop.max_tokens or COUNT_MAX):
-        raise invalid("min_tokens", f"min_tokens is {shown(stop.min_tokens)}: it must be from 0 to max_tokens")
+    most = stop.max_tokens or COUNT_MAX
+    if not 0 <= stop.min_tokens <= most:
+        bound = f"max_tokens, which is {shown(most)}" if stop.max_tokens else str(most)
+        raise invalid("min_tokens", f"min_tokens is {shown(stop.min_tokens)}: it must be from 0 to {bound}")
 
 
 def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:

@@ -25,7 +25,8 @@ _WHERE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$"
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
 _TYPES = re.compile(r"^Expected `(?P<wanted>.*)`, got `(?P<got>.*)`$")
 _LENGTH = re.compile(r"^Expected `array` of length <= (?P<most>\d+)$")
-_BOUND = re.compile(r"^Expected `\w+` (?P<bound>[<>]=? .*)$")
+_BOUND = re.compile(r"^Expected `\w+` (?P<sign>[<>]=?) (?P<number>.*)$")
+_COMPARED = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
 _WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -132,5 +133,5 @@ def _reworded(what: str) -> str:
     if length := _LENGTH.match(what):
         return f"must have at most {length['most']} items"
     if bound := _BOUND.match(what):
-        return f"must be {bound['bound']}"
+        return f"must be {_COMPARED[bound['sign']]} {bound['number']}"
     return f"is invalid: {what[:1].lower()}{what[1:]}"

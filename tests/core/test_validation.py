@@ -413,3 +413,10 @@ def test_timeout_of_another_form_is_refused_by_name(text: str) -> None:
                 timeout_s_of(headers)
 
             assert caught.value.param == name
+
+
+def test_refusal_of_min_tokens_names_the_limit_that_it_exceeds() -> None:
+    request = make_request(stop=Stop(min_tokens=5, max_tokens=4))
+
+    with pytest.raises(Failure, match="min_tokens is 5: it must be from 0 to max_tokens, which is 4"):
+        check_request(request)

@@ -24,8 +24,8 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
             "prompt[0]",
             "prompt[0] must be a whole number or a string or a list",
         ),
-        (b'{"model":"m","prompt":[-1]}', "prompt[0]", "prompt[0] must be >= 0"),
-        (b'{"model":"m","prompt":[4294967296]}', "prompt[0]", "prompt[0] must be <= 4294967295"),
+        (b'{"model":"m","prompt":[-1]}', "prompt[0]", "prompt[0] must be at least 0"),
+        (b'{"model":"m","prompt":[4294967296]}', "prompt[0]", "prompt[0] must be at most 4294967295"),
         (
             b'{"model":"m","prompt":"x","max_tokens":"5"}',
             "max_tokens",

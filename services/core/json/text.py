@@ -33,9 +33,18 @@ _FAULTS = {
     "invalid number": "there is a number that JSON cannot spell (such as 01 or 1.)",
 }
 """What msgspec says → in words that say what to look for."""
+_TYPOGRAPHIC = 'strings need straight double quotes ("), and there is a typographic quote'
 _BEGINNINGS = {
     "/": "JSON has no comments, and there is one",
     "#": "JSON has no comments, and there is one",
+    "\u201c": _TYPOGRAPHIC,
+    "\u201d": _TYPOGRAPHIC,
+    "\u201e": _TYPOGRAPHIC,
+    "\u00ab": _TYPOGRAPHIC,
+    "\u00bb": _TYPOGRAPHIC,
+    "\u2018": _TYPOGRAPHIC,
+    "\u2019": _TYPOGRAPHIC,
+    "\uff02": _TYPOGRAPHIC,
     "'": "strings need double quotes, and there is a single quote",
     ".": "a number must begin with a digit",
     "+": "a number must begin with a digit or a minus",
@@ -130,6 +139,8 @@ def _explained(what: str, text: bytes, position: int) -> str:
     for known, sentence in _FAULTS.items():
         if what.startswith(known):
             return sentence
+    if rest.startswith("@") and not text[:position].strip():
+        return "a file's name was sent instead of its content (curl sends the content with --data, not with --data-raw)"
     for beginning, sentence in _BEGINNINGS.items():
         if rest.startswith(beginning):
             return sentence

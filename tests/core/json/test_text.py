@@ -155,3 +155,15 @@ def test_whole_numbers_are_written_in_digits(text: bytes, whole: bytes) -> None:
 def test_fault_is_told_with_its_place(text: bytes, fault: str) -> None:
     """Bug: half a surrogate pair, and an empty body, were "truncated", and every other fault "malformed"."""
     assert fault_of(text) == fault
+
+
+def test_name_of_a_file_in_place_of_its_content_is_explained() -> None:
+    assert fault_of(b"@body.json").startswith("a file's name was sent instead of its content (curl sends the content")
+    assert "file's name" not in fault_of(b'{"a": @b}')
+
+
+@pytest.mark.parametrize(
+    "text", ["{\u201cmodel\u201d: 1}", '{"a": \u201ex\u201c}', "{\u2018a\u2019: 1}", '{"a": \u00abx\u00bb}']
+)
+def test_typographic_quotes_are_called_so(text: str) -> None:
+    assert fault_of(text.encode()).startswith('strings need straight double quotes ("), and there is a typographic')
