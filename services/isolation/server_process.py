@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import deque
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -92,6 +93,7 @@ class ServerProcess:
         self._loaded: asyncio.Future[Frame] = self._loop.create_future()
         self._forked: dict[int, asyncio.Future[None]] = {}
         self._exited: dict[int, asyncio.Future[int]] = {}
+        self._unsent: deque[tuple[bytes, list[socket.socket]]] = deque()  # Two for each helper, at most.
         self.is_lost = False
         control.setblocking(False)
 
@@ -179,11 +181,32 @@ class ServerProcess:
         if self.is_lost:
             raise ServerLost("it has ended")
         try:
-            sent = socket.send_fds(self._control, [message], [] if sock is None else [sock.fileno()])
-        except OSError as error:  # Also BlockingIOError: it reads nothing.
+            if self._unsent or not self._send(message, [] if sock is None else [sock]):
+                self._unsent.append((message, [] if sock is None else [sock.dup()]))
+                self._loop.add_writer(self._control, self._on_writable)
+        except OSError as error:
             self.lose()
             raise ServerLost(f"it takes no requests: {error}") from error
+
+    def _send(self, message: bytes, socks: list[socket.socket]) -> bool:
+        """Returns False if the kernel has no room, which takes a few hundred messages that the process has not read."""
+        try:
+            sent = socket.send_fds(self._control, [message], [sock.fileno() for sock in socks])
+        except BlockingIOError:
+            return False
         assert sent == len(message), "the kernel takes a few bytes whole or not at all"
+        return True
+
+    def _on_writable(self) -> None:
+        try:
+            while self._unsent and self._send(*self._unsent[0]):
+                for sock in self._unsent.popleft()[1]:
+                    sock.close()
+        except OSError:
+            self.lose()
+            return
+        if not self._unsent:
+            self._loop.remove_writer(self._control)
 
     def _on_readable(self) -> None:
         try:
@@ -234,7 +257,11 @@ class ServerProcess:
             return
         self.is_lost = True
         self._loop.remove_reader(self._control)
+        self._loop.remove_writer(self._control)
         self._control.close()
+        while self._unsent:
+            for sock in self._unsent.popleft()[1]:
+                sock.close()
         every: list[asyncio.Future[Any]] = [self._loaded, *self._forked.values(), *self._exited.values()]
         for waiting in every:
             _fail(waiting, ServerLost("it has ended"))

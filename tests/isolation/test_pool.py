@@ -257,6 +257,28 @@ def test_frozen_fork_server_is_replaced() -> None:
     with_pool(scenario, fork_s_max=0.3)
 
 
+def test_requests_that_do_not_fit_wait_until_the_fork_server_reads_again() -> None:
+    """Bug: it counted as lost, and with it all helpers, when it had some hundred requests to read."""
+
+    async def scenario(pool: NotedPool) -> None:
+        await pool.load()
+        server = pool._server
+        assert server is not None
+        first = await server.fork()
+        os.kill(server.pid, signal.SIGSTOP)
+        for _ in range(1000):
+            server.kill(first)
+        second = asyncio.create_task(server.fork())
+        await asyncio.sleep(0)
+        os.kill(server.pid, signal.SIGCONT)
+        assert await server.wait_exit(first) == -signal.SIGKILL
+        for forked in (first, await second):
+            forked.sock.close()
+        assert not server.is_lost
+
+    with_pool(scenario, fork_s_max=WAIT_S)
+
+
 def test_job_is_refused_when_no_fork_server_starts_in_time() -> None:
     async def scenario(pool: NotedPool) -> None:
         failure = await failure_of(pool.text("echo a"))

@@ -7,8 +7,8 @@
 | it is killed from outside | another one, which continues after the tokens so far; the second time ENGINE_ERROR |
 | it is frozen, or cannot be started | WORKER_AT_CAPACITY |
 
-Measured for a vocabulary of 49,152 tokens: the process that forks the helpers takes 0.3 s to start, while the worker is
-ready already, and 70 MB. A helper takes 3 ms to start, and 5 MB.
+For a vocabulary of 49,152 tokens, the process that forks the helpers takes about 0.3 s to start, while the worker is
+ready already, and 70 MB. A helper takes some 3 ms to start and, by estimate, 5 MB.
 """
 
 import asyncio
