@@ -54,6 +54,7 @@ _DEPENDENT: Others = dict.fromkeys(
         *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
         *("n_keep", "n_discard"),
         *("draft_model", "speculative.n_max", "speculative.n_min", "speculative.p_min"),
+        "models",  # Others to ask if the first fails.
         *("parallel_tool_calls", "return_mm_kwargs", "return_token_offsets", "stream_interval"),
     ),
     NO_EFFECT,

@@ -45,6 +45,28 @@ def test_misspelt_field_is_refused_by_name(ask: Any) -> None:
     assert refused(ask, maxTokens=5) == "maxTokens"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("temprature", "modle", "repeat_penality", "max_lenght", "max_output_token", "chat_template_kwarg"),
+        *("thinks", "keepAlive"),
+    ],
+)
+def test_name_like_that_of_any_known_field_is_refused_beside_the_right_ones(name: str) -> None:
+    assert refused(chat, temperature=0, **{name: 1}) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mode", "models", "tool", "tool_ids", "user_id", "chat_id", "session", "id", "message_id", "conversation_id"),
+        *("tags", "files", "features", "variables", "background_tasks", "provider", "route", "transforms", "title"),
+    ],
+)
+def test_names_that_clients_have_for_themselves_are_ignored(name: str) -> None:
+    assert chat(**{name: 1}) == chat()
+
+
 NESTED: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "stream_options": {"include_usage": True, "made_up": 1}}, "stream_options.made_up"),
     ({"response_format": {"type": "json_object", "made_up": 1}}, "response_format.made_up"),
@@ -55,6 +77,7 @@ NESTED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a", "made_up": 1}}, "structured_outputs.made_up"),
 ]
 IN_MESSAGES = [
+    ({"role": "user", "content": "hi", "contnet": "x"}, "messages[1].contnet"),
     ({"role": "user", "content": "hi", "Name": "x"}, "messages[1].Name"),
     ({"role": "user", "content": [{"type": "text", "text": "hi", "Text": "x"}]}, "messages[1].content[0].Text"),
 ]

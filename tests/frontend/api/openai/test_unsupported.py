@@ -138,14 +138,26 @@ def test_misspelt_field_is_refused_with_the_name_that_was_meant(
     )
 
 
-def test_field_that_resembles_one_that_is_given_is_not_misspelt() -> None:
-    check(given(temperature=1, temperature_2=2))
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("temperature", "temprature"), ("never", "nevre"), ("label", "labels"), ("stop_sequences", "stop_sequnces")],
+)
+def test_misspelt_field_beside_the_right_one_is_refused(right: str, wrong: str) -> None:
+    """Bug: it was ignored."""
+    assert refusal({right: msgspec.Raw(b"null"), **given(**{wrong: 1})}).param == wrong
 
+
+@pytest.mark.parametrize("name", ["neve", "labe", "swatch_it", "stops", "tempo", "users", "tags"])
+def test_field_that_only_resembles_a_short_one_is_ignored(name: str) -> None:
+    check({"stop": msgspec.Raw(b"null"), **given(**{name: 1})})
+
+
+def test_other_spelling_of_a_field_that_is_given_is_refused() -> None:
     assert refusal(given(temperature_2=2)).param == "temperature_2"
     assert refusal(given(max_tokens=5, maxTokens=9)).param == "maxTokens", "it is another spelling"
 
 
-@pytest.mark.parametrize("name", ["user_id", "Label", "chat_id", "tags", "x" * 100_000])
+@pytest.mark.parametrize("name", ["user_id", "chat_id", "tags", "x" * 100_000])
 def test_field_without_likeness_to_one_that_matters_is_ignored(name: str) -> None:
     check(given(**{name: 1}))
 
