@@ -18,6 +18,9 @@ FIELD_BYTES_MAX = 1024 * 1024
 """Bytes of one field of a body, except fields that a model reads."""
 FIELD_NAME_CHARACTERS_MAX = 128
 
+MISSING = "is required: add it"
+"""The end of the refusal of a body without a required field."""
+
 FIELDS = Decoder(dict[str, Raw])
 """Decodes an object, and leaves its fields undecoded."""
 
@@ -118,7 +121,7 @@ def misfit(text: str) -> Failure:
     what, path = found["what"], found["path"] or ""
     if missing := _MISSING.match(what):
         param = f"{path}.{missing['name']}" if path else missing["name"]
-        return invalid(param, f"{param} is required: add it")
+        return invalid(param, f"{param} {MISSING}")
     if not path:
         return broken("the body must be a JSON object")
     return invalid(path, f"{path} {_reworded(what)}")

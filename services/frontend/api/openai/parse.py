@@ -4,13 +4,16 @@ Fields that ask for something that this version does not do are refused by name,
 see other_fields.py.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, TypeVar
 
 from msgspec import DecodeError, Meta, Raw, Struct
 from msgspec.json import Decoder
 from msgspec.structs import astuple
 
+from services.core.errors import Failure, quoted
 from services.core.json.keys import check_keys
 from services.core.json.text import readable
 from services.core.validation import MESSAGES_MAX
@@ -26,8 +29,8 @@ from services.frontend.api.openai.other_fields import (
     IN_STREAM_OPTIONS,
     IN_STRUCTURED_OUTPUTS,
 )
-from services.frontend.api.openai.unsupported import FieldCheck, Place
-from services.http.json_decode import FIELD_BYTES_MAX, FIELDS, decode, fields_of
+from services.frontend.api.openai.unsupported import UNKNOWN_FIELDS_MAX, FieldCheck, Place
+from services.http.json_decode import FIELD_BYTES_MAX, FIELDS, MISSING, decode, fields_of
 from services.http.server.config import UnknownFields
 
 B = TypeVar("B", bound=Body)
@@ -86,6 +89,8 @@ _KNOWN_COMPLETION = Decoder(_KnownCompletion)
 _CHAT = Decoder(ChatBody)
 _KNOWN_CHAT = Decoder(_KnownChat)
 _OBJECTS = Decoder(list[dict[str, Raw]])
+_ITEMS = Decoder(list[Raw])
+_IN_MESSAGE = re.compile(r"messages\[(?P<index>\d+)\]\.(?P<name>\w+)")
 
 
 def parse_completion(body: bytes, *, unknown_fields: UnknownFields = "refuse-misspelt") -> CompletionBody:
@@ -94,7 +99,8 @@ def parse_completion(body: bytes, *, unknown_fields: UnknownFields = "refuse-mis
         return known
     body = readable(body)
     given = fields_of(body, large={"prompt"})
-    parsed = decode(body, _COMPLETION)
+    with _guessing(given, COMPLETION):
+        parsed = decode(body, _COMPLETION)
     _check(given, parsed, COMPLETION, FieldCheck(unknown_fields))
     return parsed
 
@@ -105,11 +111,30 @@ def parse_chat(body: bytes, *, unknown_fields: UnknownFields = "refuse-misspelt"
         return known
     body = readable(body)
     given = fields_of(body, large={"messages"})
-    parsed = decode(body, _CHAT)
+    with _guessing(given, CHAT):
+        parsed = decode(body, _CHAT)
     fields = FieldCheck(unknown_fields)
     _check(given, parsed, CHAT, fields)
     _check_messages(given["messages"], parsed.messages, fields)
     return parsed
+
+
+@contextmanager
+def _guessing(given: Mapping[str, Raw], place: Place) -> Iterator[None]:
+    """Add to the refusal of a body without a required field which other field was probably meant to be it."""
+    try:
+        yield
+    except Failure as failure:
+        if not failure.detail.endswith(MISSING) or failure.param is None:
+            raise
+        name, found = failure.param, _IN_MESSAGE.fullmatch(failure.param)
+        if found is not None:
+            given, place, name = _fields(decode(given["messages"], _ITEMS)[int(found["index"])]), MESSAGE, found["name"]
+        for wrong in sorted(given.keys() - place.honoured - place.others.keys())[:UNKNOWN_FIELDS_MAX]:
+            if place.meant_by(wrong, given) == name:
+                failure.detail += f". Did you mean {name} by {quoted(wrong)}?"
+                break
+        raise
 
 
 def _known(body: bytes, decoder: Decoder[B]) -> B | None:

@@ -67,6 +67,24 @@ def test_names_that_clients_have_for_themselves_are_ignored(name: str) -> None:
     assert chat(**{name: 1}) == chat()
 
 
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (
+            {"model": "m", "messages": [{"role": "user", "content": "hi"}, {"rol": "user", "content": "hi"}]},
+            "messages[1].role is required: add it. Did you mean role by 'rol'?",
+        ),
+        ({"modle": "m", "messages": []}, "model is required: add it. Did you mean model by 'modle'?"),
+        ({"model": "m", "made_up": []}, "messages is required: add it"),
+    ],
+)
+def test_misspelt_field_is_named_where_a_required_one_is_missing(body: Any, detail: str) -> None:
+    with pytest.raises(Failure) as caught:
+        parse_chat(json.dumps(body).encode())
+
+    assert caught.value.detail == detail
+
+
 NESTED: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "stream_options": {"include_usage": True, "made_up": 1}}, "stream_options.made_up"),
     ({"response_format": {"type": "json_object", "made_up": 1}}, "response_format.made_up"),
