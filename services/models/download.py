@@ -64,7 +64,16 @@ def resolve(model: str) -> Path:
         return path
     if published is not None:
         raise StartupError(f"the model {model} is not on this machine yet: run `unbroken models pull {model}`")
-    raise StartupError(f"there is no file {model}: give the path of a GGUF file, or one of {', '.join(PUBLISHED)}")
+    raise StartupError(f"{_no_file(model)}: give the path of a GGUF file, or one of {', '.join(PUBLISHED)}")
+
+
+def _no_file(model: str) -> str:
+    """Why a path is not that of a file."""
+    if not model:
+        return "the path of the model is empty"
+    if Path(model).is_dir():
+        return f"{model} is a folder"
+    return f"{model} is not a regular file" if Path(model).exists() else f"there is no file {model}"
 
 
 def _check_magic(path: Path) -> None:

@@ -15,4 +15,11 @@ from cyllama.llama import llama_cpp
 
 llama_cpp.disable_logging()
 
-__all__ = ["llama_cpp"]
+__all__ = ["llama_cpp", "why"]
+_ADVICE = " Run with verbose="
+"""cyllama's advice to set an option that none of our users has."""
+
+
+def why(error: Exception) -> str:
+    """What cyllama says about a failure, without advice for programmers."""
+    return str(error).partition(_ADVICE)[0]

@@ -107,6 +107,19 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
         resolve(str(tmp_path / "none.gguf"))
 
 
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("", "the path of the model is empty: "),
+        ("/", "/ is a folder: "),
+        ("/dev/null", "/dev/null is not a regular file: "),
+    ],
+)
+def test_path_that_is_not_of_a_file_is_refused_for_what_it_is(model: str, why: str) -> None:
+    with pytest.raises(StartupError, match=f"^{why}give the path of a GGUF file"):
+        resolve(model)
+
+
 def test_path_resolves_to_itself(tmp_path: Path) -> None:
     file = tmp_path / "any.gguf"
     file.write_bytes(CONTENT)

@@ -17,7 +17,7 @@ from services.models.tokenizers.inside import gguf_inside
 from services.models.tokenizers.spellings import Spellings, is_blank
 
 try:
-    from services.models.llama_cpp import llama_cpp
+    from services.models.llama_cpp import llama_cpp, why
 except ImportError as error:
     raise Failure(
         Reason.INTERNAL, "this model's tokeniser needs llama.cpp: pip install 'unbroken[llamacpp]'"
@@ -127,7 +127,7 @@ def _load_vocabulary(content: bytes) -> Any:
             os.truncate(path, _whole_size(path))
             return llama_cpp.LlamaModel(str(path), _without_weights())
     except (ValueError, RuntimeError, OSError) as error:
-        raise Failure(Reason.INTERNAL, f"llama.cpp cannot read the model's tokeniser: {error}") from error
+        raise Failure(Reason.INTERNAL, f"llama.cpp cannot read the model's tokeniser: {why(error)}") from error
 
 
 def _without_weights() -> Any:
@@ -151,7 +151,7 @@ def _open(path: Path) -> Any:
     try:
         return llama_cpp.GGUFContext.from_file(str(path))
     except (ValueError, RuntimeError, OSError) as error:
-        raise ValueError(f"{path} is not a GGUF file that llama.cpp can read: {error}") from error
+        raise ValueError(f"{path} is not a GGUF file that llama.cpp can read: {why(error)}") from error
 
 
 def _kind_of(model: Any) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from services.core.interface import TokenLogprobs
 from services.core.request import Request
-from services.models.llama_cpp import llama_cpp
+from services.models.llama_cpp import llama_cpp, why
 from services.models.tokenizers.gguf import vocabulary_bytes
 from services.worker.engines.llamacpp.sampler import build_chain, forbidden_by, is_in
 
@@ -54,7 +54,7 @@ class Llama:
         self, path: Path, *, sequences: int, context_length: int | None, threads: int, decode_tokens_max: int
     ) -> None:
         llama_cpp.ggml_backend_load_all()
-        self._model = _Model(str(path), _model_parameters())
+        self._model = _opened(path)
         if self._model.is_recurrent() or self._model.has_encoder():
             raise ValueError("only decoder models with a key-value cache can be served")
         self.needs_filler = threads > 1 or not _is_row_count_independent(path)
@@ -132,6 +132,14 @@ def _is_row_count_independent(path: Path) -> bool:
     tensors = llama_cpp.GGUFContext.from_file(str(path)).get_all_tensor_info()
     matrices = (tensor for tensor in tensors if not tensor["name"].endswith(_VECTORS))
     return all(tensor["type"] in _ROW_COUNT_INDEPENDENT for tensor in matrices)
+
+
+def _opened(path: Path) -> _Model:
+    """Raises ValueError if llama.cpp cannot load the model."""
+    try:
+        return _Model(str(path), _model_parameters())
+    except ValueError as error:
+        raise ValueError(f"{why(error)} Check that the file is complete: download it again") from error
 
 
 def _model_parameters() -> llama_cpp.LlamaModelParams:

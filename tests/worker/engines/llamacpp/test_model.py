@@ -1,10 +1,12 @@
 """Log probabilities: the softmax of the raw scores, identical in every process."""
 
 import math
+from pathlib import Path
 
 import pytest
 
-from services.worker.engines.llamacpp.model import token_logprobs
+from services.models.download import resolve
+from services.worker.engines.llamacpp.model import Llama, token_logprobs
 
 
 def test_log_probabilities_are_the_natural_logarithms_of_the_softmax() -> None:
@@ -40,3 +42,16 @@ def test_scores_that_would_overflow_an_exponential_give_exact_log_probabilities(
 
 def test_more_rivals_than_tokens_give_all_tokens() -> None:
     assert len(token_logprobs([0.0, 1.0], 0, 20).top) == 2
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("size", [3_000, 3_000_000])
+def test_file_that_is_cut_off_is_refused_without_advice_for_programmers(tmp_path: Path, size: int) -> None:
+    file = tmp_path / "cut.gguf"
+    with resolve("smollm2").open("rb") as whole:
+        file.write_bytes(whole.read(size))
+
+    with pytest.raises(ValueError, match="download it again") as raised:
+        Llama(file, sequences=1, context_length=None, threads=1, decode_tokens_max=64)
+
+    assert "verbose" not in str(raised.value)
