@@ -11,7 +11,7 @@ from services.frontend.api.openai.other_fields import Other, Others
 from services.http.json_decode import FIELD_NAME_CHARACTERS_MAX
 from services.http.server.config import UnknownFields
 
-UNKNOWN_FIELDS_MAX = 100
+UNKNOWN_FIELDS_MAX = 32
 """Different unknown fields of one request: comparing a name with all fields takes up to 2 ms."""
 MISSPELT_CHARACTERS_MAX = 48
 """Longer names are not compared."""
