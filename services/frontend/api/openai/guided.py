@@ -20,7 +20,7 @@ class JsonSchema(Struct, frozen=True, kw_only=True):
 
     name: str | None = None
     description: str | None = None
-    schema: dict[str, Any]
+    schema: Schema
     strict: bool | None = None
 
 

@@ -361,6 +361,7 @@ IN_MESSAGE: Others = {
     "thinking_blocks": at([]),
     "prefix": at(False),
     "partial": at(False),
+    "text": at("", use="content"),
 }
 """Fields of one of the `messages`."""
 

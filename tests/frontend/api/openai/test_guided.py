@@ -38,6 +38,7 @@ def refusal(**fields: Any) -> tuple[str | None, str]:
         ({"response_format": {"type": "json_object"}}, Guided(GuidedKind.JSON_OBJECT)),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, JSON_SCHEMA),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": True}}}, JSON_SCHEMA),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": json.dumps(SCHEMA)}}}, JSON_SCHEMA),
         ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, JSON_SCHEMA),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}, "schema": SCHEMA}},

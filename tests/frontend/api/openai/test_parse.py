@@ -138,6 +138,7 @@ def test_unknown_fields_can_all_be_refused_or_ignored() -> None:
         ("function_call", {"name": "f"}),
         ("audio", {"id": "1"}),
         ("images", ["data"]),
+        ("text", "and more"),
     ],
 )
 def test_field_of_a_message_that_would_be_dropped_is_refused(name: str, value: Any) -> None:
