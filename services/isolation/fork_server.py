@@ -20,6 +20,7 @@ from services.isolation.bounds import Bounds
 from services.isolation.frames import Frame, Kind
 from services.isolation.helper import Work, outcome, serve
 from services.runtime.backoff import Backoff
+from services.runtime.supervision.pdeathsig import die_with
 
 RECEIVE_BYTES_MAX = 4096
 REQUEST_BYTES = frames.HEAD.size + frames.HELPER.size
@@ -33,7 +34,7 @@ class ForkServer:
         self._work = work
         self._bounds = bounds
         self._numbers: dict[int, int] = {}  # By pid, of the helpers that run.
-        self._death_signal = limits.ParentDeathSignal()
+        self._pid = os.getpid()
         self._wakeup, wake = socket.socketpair()
         self._wakeup.setblocking(False)
         wake.setblocking(False)
@@ -91,7 +92,7 @@ class ForkServer:
         """Run in the forked process. It exits without running exit handlers, which belong to the fork server."""
         status = 1
         try:
-            self._death_signal.set()
+            die_with(self._pid)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for one in (self._control, self._wakeup, self._wake):
@@ -100,6 +101,8 @@ class ForkServer:
             status = 0
         except OSError:  # The parent has closed the socket.
             status = 0
+        except SystemExit:  # The fork server has ended already.
+            status = 1
         except BaseException:
             traceback.print_exc()
         finally:

@@ -1,15 +1,10 @@
 """The limits that a fork server and its helpers set themselves. They keep to the process that sets them."""
 
-import ctypes
-import os
 import resource
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from services.runtime.supervision.pdeathsig import PR_SET_PDEATHSIG
 
 _STATM = Path("/proc/self/statm")
 
@@ -57,18 +52,3 @@ def _size_bytes() -> int | None:
     except OSError:
         return None
     return pages * resource.getpagesize()
-
-
-class ParentDeathSignal:
-    """Lets a forked process die with the one that forked it. Create it before the fork."""
-
-    def __init__(self) -> None:
-        self._parent_pid = os.getpid()
-        self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-    def set(self) -> None:
-        """Call it in the forked process. Exits if the parent has ended already."""
-        if self._libc is not None:
-            self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != self._parent_pid:
-            os._exit(1)

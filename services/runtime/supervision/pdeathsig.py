@@ -23,14 +23,19 @@ def with_parent_death_signal(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
-def main() -> None:
-    parent_pid, program = int(sys.argv[1]), sys.argv[2:]
+def die_with(parent_pid: int) -> None:
+    """Let the kernel kill this process when its parent ends. Exits if that has happened already."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:  # The parent ended before the signal was set.
         sys.exit(1)
+
+
+def main() -> None:
+    parent_pid, program = int(sys.argv[1]), sys.argv[2:]
+    die_with(parent_pid)
     os.execv(program[0], program)
 
 
