@@ -8,6 +8,7 @@ from services.core.errors import CAUSE, Failure, Reason, RefusedFor
 
 PLACES_DEFAULT = 64
 RETRY_AFTER_S = 1.0
+TOO_MANY = "too many long requests are prepared at the same time"
 T = TypeVar("T")
 
 
@@ -24,9 +25,7 @@ class BoundedExecutor:
         A thread cannot be stopped: if the caller is cancelled, its place stays taken until the function returns.
         """
         if self._taken >= self._places:
-            detail = "too many long requests are prepared at the same time"
-            cause = {CAUSE: RefusedFor.PREPARATION}
-            raise Failure(Reason.OVERLOADED, detail, retry_after_s=RETRY_AFTER_S, metadata=cause)
+            raise not_prepared(TOO_MANY)
         self._taken += 1
         running = asyncio.get_running_loop().run_in_executor(None, function, *args)
         running.add_done_callback(self._leave)
@@ -37,3 +36,8 @@ class BoundedExecutor:
         self._taken -= 1
         if not done.cancelled():
             done.exception()  # Retrieved even if the caller is gone, so that asyncio does not log it.
+
+
+def not_prepared(detail: str) -> Failure:
+    """OVERLOADED, for a request that cannot be prepared now."""
+    return Failure(Reason.OVERLOADED, detail, retry_after_s=RETRY_AFTER_S, metadata={CAUSE: RefusedFor.PREPARATION})

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from services.core.errors import CAUSE, Failure, Reason, RefusedFor
+from services.core.bounded_executor import TOO_MANY, not_prepared
+from services.core.errors import Failure
 from services.isolation.bounds import Bounds
 from services.isolation.helper_process import HelperBug, HelperProcess
 from services.isolation.losses import BLAMED, HelperLost, Loss
@@ -17,7 +18,6 @@ log = structlog.get_logger()
 
 TRIES_MAX = 2
 """Helpers that one job gets. It gets a second one if the first was killed from outside, which may not be its fault."""
-RETRY_AFTER_S = 1.0
 DEFAULTS = Bounds()
 
 
@@ -61,7 +61,7 @@ class HelperPool:
         self._server: ServerProcess | None = None
         self._start: asyncio.Task[None] | None = None
         self._load_failure: Failure | None = None
-        self._failures = 0  # Of the fork server, since the last answer.
+        self._failures = 0  # The fork server failed this often since the last answer.
         self._not_before = 0.0  # On the loop's clock: when the fork server may be started again.
         self._free_helpers = asyncio.Semaphore(bounds.helpers_max)
         self._helpers: set[HelperProcess] = set()
@@ -101,7 +101,7 @@ class HelperPool:
     async def _place(self) -> AsyncIterator[None]:
         """A place among the jobs, and then one among the helpers. Raises OVERLOADED."""
         if self._job_count >= self._bounds.jobs_max:
-            raise _unavailable("too many long requests are prepared at the same time")
+            raise not_prepared(TOO_MANY)
         self._job_count += 1
         try:
             await self._wait_free_helper()
@@ -118,7 +118,7 @@ class HelperPool:
                 await self._free_helpers.acquire()
         except TimeoutError:
             detail = f"no process was free within {self._bounds.wait_s_max:g} s to prepare the request"
-            raise _unavailable(detail) from None
+            raise not_prepared(detail) from None
 
     async def _try(self, job: bytes) -> bytes:
         for tries_left in reversed(range(TRIES_MAX)):
@@ -130,7 +130,7 @@ class HelperPool:
                 if lost.loss in BLAMED:
                     raise
                 if lost.loss is Loss.FROZEN or not tries_left:
-                    raise _unavailable(f"the process that prepared the request {lost.how}") from None
+                    raise not_prepared(f"the process that prepared the request {lost.how}") from None
         raise AssertionError("the last try raises or returns")
 
     async def _do(self, helper: HelperProcess, job: bytes) -> bytes:
@@ -172,7 +172,7 @@ class HelperPool:
                 return await self._new_helper()
         except TimeoutError:
             detail = f"no process could be started within {self._bounds.start_wait_s_max:g} s to prepare the request"
-            raise _unavailable(detail) from None
+            raise not_prepared(detail) from None
 
     async def _new_helper(self) -> HelperProcess:
         """Fork a helper; start the fork server again, as often as it takes."""
@@ -197,7 +197,7 @@ class HelperPool:
             if not start.cancelled():
                 start.result()  # Raises nothing but bugs.
         if self._is_closed:
-            raise _unavailable("the processes that prepare requests are ending")
+            raise not_prepared("the processes that prepare requests are ending")
         return self._server
 
     async def _start_server(self) -> None:
@@ -210,7 +210,7 @@ class HelperPool:
             self._server = await ServerProcess.start(self._name, self._loader, self._content, self._bounds)
             self._load_failure = None
         except ServerLost as error:
-            self._load_failure = _unavailable(f"the process that prepares requests cannot be started: {error}")
+            self._load_failure = not_prepared(f"the process that prepares requests cannot be started: {error}")
             self._count_failure(error)
         except Failure as failure:
             self._load_failure = failure
@@ -244,7 +244,3 @@ class HelperPool:
             await asyncio.wait([self._start])
         if self._server is not None:
             await self._server.close()
-
-
-def _unavailable(detail: str) -> Failure:
-    return Failure(Reason.OVERLOADED, detail, retry_after_s=RETRY_AFTER_S, metadata={CAUSE: RefusedFor.PREPARATION})

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from services.core.errors import CAUSE, Failure, Reason, RefusedFor, invalid
+from services.core.errors import Failure, Reason, invalid
 from services.core.request import GuidedKind, Request
 from services.isolation.bounds import Bounds
 from services.isolation.helper_process import HelperProcess
@@ -27,6 +27,7 @@ from services.isolation.pool import HelperPool
 from services.runtime.process import StartupError
 from services.worker.guided.guide import Guide, Post
 from services.worker.guided.guide_jobs import decode_step, encode_compilation, encode_token
+from services.worker.guided.refusals import at_capacity, of_pool
 
 log = structlog.get_logger()
 
@@ -55,7 +56,7 @@ def guide_pool(vocabulary: bytes, answers_max: int) -> HelperPool:
     """The helpers of a vocabulary: see `guide_jobs.encode_vocabulary`. `answers_max`: guided answers at a time."""
     bounds = Bounds(
         helpers_max=answers_max,
-        jobs_max=2 * answers_max,  # Those that wait until the helper of a cancelled request has ended.
+        jobs_max=2 * answers_max,  # A new request may wait for the helper of a cancelled one to end.
         job_cpu_s_max=COMPILE_CPU_S_MAX,
         job_s_max=ANSWER_S_MAX,
         job_bytes_max=MEMORY_BYTES_MAX,
@@ -80,7 +81,7 @@ class _Answer:
         if lost.loss in BLAMED:
             return invalid("guided", f"guided.{self.guided.kind} cannot be used: {_blame(lost)}; simplify it")
         if lost.loss is Loss.FROZEN:
-            return _at_capacity(f"the process that guides the answer {lost.how}")
+            return at_capacity(f"the process that guides the answer {lost.how}")
         if self.tries_left == 0:
             return Failure(Reason.ENGINE_ERROR, f"the process that guides the answer {lost.how}, twice")
         return None
@@ -149,7 +150,7 @@ class Guides:
             async with asyncio.timeout(COMPILING_WAIT_S_MAX):
                 await self._compiling.acquire()
         except TimeoutError:
-            raise _at_capacity("too many grammars are being compiled") from None
+            raise at_capacity("too many grammars are being compiled") from None
         try:
             yield
         finally:
@@ -159,7 +160,7 @@ class Guides:
 def _failure_for(error: Exception) -> Failure:
     """What a request gets for what the pool or a helper raises."""
     if isinstance(error, Failure):
-        return _at_capacity(error.detail) if error.reason is Reason.OVERLOADED else error
+        return of_pool(error)
     log.error("guiding an answer failed", exc_info=error)
     return Failure(Reason.ENGINE_ERROR, "the worker could not compile or apply the grammar")
 
@@ -172,8 +173,3 @@ def _blame(lost: HelperLost) -> str:
         case Loss.MEMORY:
             return f"it {lost.how}"
     return f"it crashes the process that applies it, which {lost.how}"
-
-
-def _at_capacity(why: str) -> Failure:
-    cause = {CAUSE: RefusedFor.PREPARATION}
-    return Failure(Reason.WORKER_AT_CAPACITY, f"Server overloaded: {why}", metadata=cause)

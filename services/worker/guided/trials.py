@@ -11,11 +11,12 @@ from typing import Any
 
 import structlog
 
-from services.core.errors import CAUSE, Failure, Reason, RefusedFor, invalid
+from services.core.errors import Failure, Reason, invalid
 from services.isolation.bounds import Bounds
 from services.isolation.helper_process import HelperBug
 from services.isolation.losses import HelperLost, Loss
 from services.isolation.pool import HelperPool
+from services.worker.guided.refusals import of_pool
 
 log = structlog.get_logger()
 
@@ -75,11 +76,7 @@ class Trials:
             log.error("trying a guided form failed", exc_info=bug)
             raise Failure(Reason.INTERNAL, "the worker could not try the guided form") from None
         except Failure as failure:
-            if failure.reason is not Reason.OVERLOADED:
-                raise
-            cause = {CAUSE: RefusedFor.PREPARATION}
-            detail = f"Server overloaded: {failure.detail}"
-            raise Failure(Reason.WORKER_AT_CAPACITY, detail, metadata=cause) from None
+            raise of_pool(failure) from None
         self._good[key] = None
         if len(self._good) > GOOD_KEPT:
             del self._good[next(iter(self._good))]
