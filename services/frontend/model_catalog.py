@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
-from services.core.errors import RETRY_AFTER_S_MIN, Failure, Reason, invalid, quoted
+from services.core.errors import Failure, Reason, invalid, quoted
 from services.core.model_card import ModelCard, TokenizerRef
 from services.discovery.client import InstanceRecord
+from services.frontend.routing.rejection import no_workers, of_registered
 from services.isolation.losses import Loss
 from services.models.prompt_encoder import PromptEncoder
 from services.models.tokenizers import Tokenizer
@@ -177,13 +178,3 @@ async def _fetch(ref: TokenizerRef, address: str) -> bytes:
     if hashlib.sha256(content).hexdigest() != ref.sha256:
         raise Failure(Reason.PROTOCOL_VIOLATION, "the tokeniser does not have the checksum that the card names")
     return bytes(content)
-
-
-def no_workers(detail: str) -> Failure:
-    """NO_WORKERS with the shortest `Retry-After`, because nobody knows when a worker comes."""
-    return Failure(Reason.NO_WORKERS, detail, retry_after_s=RETRY_AFTER_S_MIN)
-
-
-def of_registered(count: int) -> str:
-    """The end of a sentence that says that no worker is connected."""
-    return f"(registered: {count}): see the log of this frontend"

@@ -30,10 +30,11 @@ from services.frontend.layers.transport import Transport
 from services.frontend.metrics.collectors import BusyMetrics, WorkerLoadMetrics
 from services.frontend.metrics.definitions import PREFIX, build_metrics
 from services.frontend.metrics.outcomes import observe_refused
-from services.frontend.model_catalog import ModelCatalog, no_workers
+from services.frontend.model_catalog import ModelCatalog
 from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.frontend.processes.ipc import JoinResponse
 from services.frontend.processes.membership import group_control, join_group
+from services.frontend.routing.rejection import no_workers
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.frontend.session.pool import Pool, PoolConfig
 from services.http.app import HttpApp

@@ -9,7 +9,8 @@ from msgspec import Struct
 from services.core.errors import Failure, Reason
 from services.core.model_card import ModelCard
 from services.frontend.control import FrontendControl
-from services.frontend.model_catalog import NO_VIEW, of_registered
+from services.frontend.model_catalog import NO_VIEW
+from services.frontend.routing.rejection import of_registered
 from services.http.errors import json_response
 from services.http.ops_server import exposition_response
 from services.http.router import Router

@@ -23,7 +23,6 @@ from services.core.errors import (
     jittered_s,
     wait_for_slot_s,
 )
-from services.frontend.model_catalog import no_workers, of_registered
 from services.frontend.routing.load import Occupancy
 from services.frontend.routing.policy import Survey
 from services.frontend.routing.thresholds import excess
@@ -103,3 +102,13 @@ def limits_and_load(workers: Sequence[Occupancy]) -> dict[str, str]:
         "running": str(sum(one.running for one in workers)),
         "waiting": str(sum(one.waiting for one in workers)),
     }
+
+
+def no_workers(detail: str) -> Failure:
+    """NO_WORKERS with the shortest `Retry-After`, because nobody knows when a worker comes."""
+    return Failure(Reason.NO_WORKERS, detail, retry_after_s=RETRY_AFTER_S_MIN)
+
+
+def of_registered(count: int) -> str:
+    """The end of a sentence that says that no worker is connected."""
+    return f"(registered: {count}): see the log of this frontend"
