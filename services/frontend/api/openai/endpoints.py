@@ -24,7 +24,8 @@ from services.frontend.api.openai.sse.stream import SseStream
 from services.frontend.api.openai.unary import Collector
 from services.frontend.api.request_headers import call_of, wants_partial
 from services.frontend.control import FrontendControl
-from services.frontend.model_catalog import NO_VIEW, no_workers
+from services.frontend.model_catalog import NO_VIEW
+from services.frontend.routing.rejection import no_workers
 from services.http.decompress import body_of
 from services.http.errors import error_response, json_response
 from services.http.server.config import HttpConfig
@@ -102,7 +103,7 @@ class OpenAiEndpoints:
             stream = SseStream(http_request, connection, answer, self._config, vocabulary)
             if body.has_usage_in_events:
                 call = replace(call, counts_prompt=True)
-            await stream.serve(self._pipeline, request, call, body.client_names())
+            await stream.serve(self._pipeline, request, call, body.client_names)
             return None
         call = replace(call, is_streamed=False)
         return await self._respond(body, request, call, answer, returns_partial=returns_partial)

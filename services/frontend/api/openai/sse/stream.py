@@ -21,8 +21,8 @@ from services.models.tokenizers import Vocabulary
 
 log = structlog.get_logger()
 
-ClientNames = Mapping[str | None, str]
-"""See Body.client_names."""
+ClientNames = Callable[[], Mapping[str | None, str]]
+"""See Body.client_names. Called only if the request fails."""
 
 
 class SseStream:
@@ -181,7 +181,7 @@ class SseStream:
     def _end_of(self, outcome: Finish | Failure, client_names: ClientNames) -> bytes:
         """The last bytes: the end of the stream, or an error response if the stream has not begun."""
         if isinstance(outcome, Failure):
-            outcome.param = client_names.get(outcome.param, outcome.param)
+            outcome.param = client_names().get(outcome.param, outcome.param)
             last = self._failed(outcome)
             outcome.clear_tracebacks()
             return last
