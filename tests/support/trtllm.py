@@ -1,7 +1,7 @@
 """Shared by the tests of the TensorRT-LLM engine: an engine that runs on the fake package, and its outputs."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from services.core.request import Request, Sampling
 from services.worker.engine import Output
 from services.worker.engines.trtllm import TrtLlmConfig, TrtLlmEngine
 from tests.support.doubles import make_request, run_async
+from tests.worker.engines.outputs import Outputs
 
 GREEDY = Sampling(temperature=0.0)
 SAMPLED = Sampling(temperature=0.8)
@@ -16,38 +17,21 @@ PROMPT = tuple(b"Tell me of the sea.")
 WITHOUT_STATS = {"enable_iter_perf_stats": False}
 
 
-class RunningEngine:
-    """A running engine, and the outputs that it has emitted, step by step."""
+class RunningEngine(Outputs):
+    """A running engine, and the outputs that it has emitted."""
 
     def __init__(self, config: TrtLlmConfig) -> None:
+        super().__init__()
         self.engine = TrtLlmEngine(config)
-        self.steps: list[Sequence[Output]] = []
-        self._has_output = asyncio.Event()
-
-    def emit(self, outputs: Sequence[Output]) -> None:
-        self.steps.append(outputs)
-        self._has_output.set()
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Wait until the condition holds. It is checked after each step, and every 20 ms."""
         while not condition():
-            self._has_output.clear()
+            self.has_output.clear()
             try:
-                await asyncio.wait_for(self._has_output.wait(), 0.02)
+                await asyncio.wait_for(self.has_output.wait(), 0.02)
             except TimeoutError:
                 continue
-
-    def outputs(self, key: int) -> list[Output]:
-        return [output for step in self.steps for output in step if output.key == key]
-
-    def token_ids(self, key: int) -> list[int]:
-        return [token for output in self.outputs(key) for token in output.token_ids]
-
-    def end(self, key: int) -> Output | None:
-        ends = [output for output in self.outputs(key) if output.finish or output.failure]
-        assert len(ends) <= 1
-        assert not ends or ends[0] is self.outputs(key)[-1], "an output followed the end"
-        return ends[0] if ends else None
 
     async def wait_end(self, key: int) -> Output:
         await self.until(lambda: self.end(key))
