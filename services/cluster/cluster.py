@@ -69,7 +69,7 @@ class Cluster:
         self._note(f"up after {asyncio.get_running_loop().time() - began:.1f} s; Ctrl-C stops it")
         try:
             print(self._summary(models), flush=True)
-        except OSError:  # Nobody can read it.
+        except OSError:  # The terminal is gone, or its disk is full.
             discard(sys.stdout)
 
     async def _stop(self) -> None:

@@ -98,7 +98,7 @@ def random_texts(rng: random.Random, count: int) -> list[str]:
 
 @pytest.mark.model
 def test_helper_gives_the_ids_that_the_process_itself_would_give() -> None:
-    long = CHARACTERS_INSIDE_MAX + 1  # Of all prompts of the request: more than may be encoded inside.
+    long = CHARACTERS_INSIDE_MAX + 1  # The prompts of the request are too long to be encoded inside.
 
     async def scenario() -> None:
         async with encoder_with(TEKKEN, content_split_by("tekken")) as (encoder, _):

@@ -42,7 +42,7 @@ class Bench:
         return served
 
     async def failure(self, guided: Guided) -> Failure:
-        """Of a grammar that cannot be compiled."""
+        """The failure of a request whose grammar cannot be compiled."""
         with pytest.raises(Failure) as caught:
             await self.serve(guided).task
         return caught.value
