@@ -22,6 +22,7 @@ import google.protobuf
 import services.stubs
 from services.core.errors import Failure, Reason
 from services.rpc.status import CHANNEL_OPTIONS, SERVER_OPTIONS, abort, failure_of
+from tests.support.clock import WAIT_S
 for module in pkgutil.iter_modules(services.stubs.__path__):
     importlib.import_module(f"services.stubs.{module.name}")
 from services.stubs.registry_pb2 import DrainRequest, Instance, ListRequest, ListResponse

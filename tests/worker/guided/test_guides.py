@@ -101,9 +101,8 @@ def with_bench(scenario: Callable[[Bench], Awaitable[None]], answers_max: int = 
 
 
 def helper_pids() -> set[int]:
-    """The helpers of this process: the children of its fork servers."""
-    [own] = _children(os.getpid())
-    return _children(own)
+    """The pids of the helpers of this process: the children of its fork servers. Its other children have none."""
+    return {helper for child in _children(os.getpid()) for helper in _children(child)}
 
 
 def _is_gone(pid: int) -> bool:
@@ -111,7 +110,8 @@ def _is_gone(pid: int) -> bool:
 
 
 def _children(pid: int) -> set[int]:
-    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return {int(child) for task in tasks for child in task.read_text().split()}
 
 
 def test_guide_says_which_tokens_may_follow_each_token() -> None:
