@@ -16,9 +16,11 @@
 | the columns of a step have unequal lengths | PROTOCOL_VIOLATION | PROTOCOL_VIOLATION |
 | an item follows the `complete_final` of its stream | PROTOCOL_VIOLATION | PROTOCOL_VIOLATION |
 | an item breaks the rules of one stream | PROTOCOL_VIOLATION, that stream alone | – |
+| no `complete_final` follows a finish reason within `COMPLETION_S_MAX` | – | – |
 | the frontend closes the session | DISCONNECTED | DISCONNECTED |
 
 A stream that has its finish reason ends well, whatever happens to the session before `complete_final`.
+`COMPLETION_S_MAX` is in `stream_table.py`.
 """
 
 import asyncio
@@ -246,19 +248,22 @@ class WorkerSession:
         return Failure(Reason.DRAINING, f"{self.name} left as announced")
 
     def check(self, now: float) -> float:
-        """Send a keepalive if one is due, and lose the session if the worker exceeds a limit of `Liveness`.
+        """Send a keepalive if one is due, end streams that lack `complete_final`, and lose the session if the worker
+        exceeds a limit of `Liveness`.
 
         Returns the time of the next limit: check again at that time, or earlier. Times are in event-loop time.
         """
         self._writer.keep_alive(now)
+        completion_at = self._streams.check(now)
         self._hang_up_if_left()
         if self.is_lost:
             return math.inf
         try:
-            return self._liveness.check(now, has_streams=bool(self._streams), stuck_at=self._writer.stuck_at())
+            lost_at = self._liveness.check(now, has_streams=bool(self._streams), stuck_at=self._writer.stuck_at())
         except Failure as failure:
             self.lose(failure)
             return math.inf
+        return min(completion_at, lost_at)
 
     def forgive(self, now: float) -> None:
         """Ignore silence until `now`: the frontend itself was late, so it proves nothing."""

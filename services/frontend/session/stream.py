@@ -83,9 +83,10 @@ class Stream:
         if reason is not None:
             self._finish = Finish(reason)
         if end.complete_final:
-            self._complete()
+            self.complete()
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
+        """End the stream with its finish reason. Ignored if the stream has ended."""
         if self._finish is None:
             self.fail(Failure(Reason.ENGINE_ERROR, "the engine ended the stream without a finish reason"))
         elif not self.ended.done():

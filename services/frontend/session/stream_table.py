@@ -1,6 +1,7 @@
 """The streams of one session: opened for requests, fed by the worker's messages, closed by either end."""
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
@@ -25,6 +26,8 @@ log = structlog.get_logger()
 
 COMPLETED_KEPT = 4096
 """How many completed stream ids a session remembers, to notice items that follow `complete_final`."""
+COMPLETION_S_MAX = 2.0
+"""How long a stream that has its finish reason waits for `complete_final`; then it ends well without it."""
 
 
 class StreamTable:
@@ -38,6 +41,7 @@ class StreamTable:
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Stream] = {}
         self._reserved: dict[int, Stream] = {}  # Streams of choices that have not joined yet. They may have ended.
+        self._finished: dict[int, float] = {}  # Id → when the finish came, until `complete_final` does. Oldest first.
         self._completed: OrderedDict[int, None] = OrderedDict()  # Ids that the worker has ended, oldest first.
         self._next_id = 1
 
@@ -105,6 +109,7 @@ class StreamTable:
         """Remove an open stream. Returns False if it is not open. `frees_room`: it had a slot or a queue place."""
         if self._open.pop(stream.id, None) is None:
             return False
+        self._finished.pop(stream.id, None)
         self._candidate.on_closed(frees_room=frees_room)
         return True
 
@@ -142,6 +147,24 @@ class StreamTable:
             frees_room = not is_failed or had_place(end.error.reason, end.error.metadata.get(CAUSE))
             self._remove(stream, frees_room=frees_room)
             self._complete(stream.id)
+        elif stream.id in self._open:
+            self._finished[stream.id] = self._loop.time()
+
+    def check(self, now: float) -> float:
+        """End the streams that have waited for `complete_final` for COMPLETION_S_MAX: they have all their tokens.
+
+        Returns the time at which the next one has waited as long.
+        """
+        while self._finished:
+            stream_id, finished_at = next(iter(self._finished.items()))
+            if now < finished_at + COMPLETION_S_MAX:
+                return finished_at + COMPLETION_S_MAX
+            log.warning(
+                "stream finished without complete_final", instance=self._candidate.instance_id, stream_id=stream_id
+            )
+            self._open[stream_id].complete()
+            self.close(self._open[stream_id])
+        return math.inf
 
     def on_goaway(self, grace_s: float) -> None:
         """Tell each open stream that the worker leaves within `grace_s`."""
@@ -153,7 +176,7 @@ class StreamTable:
 
     def fail_all(self, failure: Failure) -> None:
         """The session is lost: fail and forget all open streams."""
-        streams, self._open = self._open, {}
+        streams, self._open, self._finished = self._open, {}, {}
         for stream in streams.values():
             stream.fail(failure)
 

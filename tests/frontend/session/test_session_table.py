@@ -12,7 +12,9 @@ from services.discovery.client import InstanceRecord
 from services.frontend.session import session as module
 from services.frontend.session.session import WorkerSession, WorkerSessionConfig
 from services.frontend.session.stream import Stream
+from services.frontend.session.stream_table import COMPLETION_S_MAX
 from services.stubs import worker_pb2
+from services.stubs.inference_pb2 import FINISH_REASON_STOP
 from tests.frontend.session.support import (
     PATIENT,
     QUICK,
@@ -244,6 +246,28 @@ def item_breaks_the_rules_of_one_stream() -> Outcome:
         reasons = [await failure_of(bad), await reason_of(good)]
         assert collected.token_ids == [8]
         found.append((reasons, client.lost.reason if client.lost else None))
+        client.session.lose(Failure(Reason.DISCONNECTED, "end of the play"))
+
+    play(serve, use)
+    return found[0]
+
+
+@on("no `complete_final` follows a finish reason within `COMPLETION_S_MAX`")
+def no_complete_final_follows() -> Outcome:
+    async def serve(peer: Peer) -> None:
+        stream_id = await begin(peer)
+        await peer.send(ends=[worker_pb2.StreamEnd(stream_id=stream_id, finish_reason=FINISH_REASON_STOP)])
+        assert (await peer.read()).cancels == [stream_id]
+        await peer.raw.until_over()
+
+    found: list[Outcome] = []
+
+    async def use(client: Client) -> None:
+        stream, collected = client.open()
+        client.later_s = COMPLETION_S_MAX
+        reason = await reason_of(stream)
+        assert collected.token_ids == [7]
+        found.append(([] if reason is None else [reason], client.lost.reason if client.lost else None))
         client.session.lose(Failure(Reason.DISCONNECTED, "end of the play"))
 
     play(serve, use)

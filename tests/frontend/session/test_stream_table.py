@@ -13,11 +13,13 @@ from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason
 from services.core.request import FinishReason
 from services.frontend.session.stream import Stream
-from services.frontend.session.stream_table import COMPLETED_KEPT
+from services.frontend.session.stream_table import COMPLETED_KEPT, COMPLETION_S_MAX
 from services.frontend.session.writer import CancelCounts
 from services.stubs import worker_pb2
-from tests.frontend.session.support import failure_of
+from services.stubs.inference_pb2 import FINISH_REASON_STOP
+from tests.frontend.session.support import PATIENT, failure_of
 from tests.frontend.support import BareWorker
+from tests.support.clock import pass_time, run_clocked
 from tests.support.doubles import Collected, RecordingAttempt, make_request, run_async
 
 
@@ -99,6 +101,89 @@ def test_attempt_that_closes_other_streams_at_a_goaway_disturbs_nothing() -> Non
         assert logs == [], "no bug is logged"
 
     run_async(scenario())
+
+
+# A finish reason without `complete_final`
+
+
+def finish_without_marker(bare: BareWorker, *stream_ids: int) -> None:
+    bare.hear(ends=[worker_pb2.StreamEnd(stream_id=one, finish_reason=FINISH_REASON_STOP) for one in stream_ids])
+
+
+def test_stream_that_never_gets_complete_final_ends_well_after_the_bound_and_is_cancelled() -> None:
+    async def scenario() -> None:
+        bare = BareWorker(config=PATIENT)
+        stream = bare.open()
+        await bare.sent()
+        finish_without_marker(bare, stream.id)
+        finished_at = asyncio.get_running_loop().time()
+
+        assert bare.session.check(finished_at + COMPLETION_S_MAX - 0.5) == finished_at + COMPLETION_S_MAX
+        assert not stream.ended.done()
+        with capture_logs() as logs:
+            bare.session.check(finished_at + COMPLETION_S_MAX)
+
+        assert (await stream.ended).reason is FinishReason.STOP
+        assert [(log["log_level"], log["stream_id"]) for log in logs] == [("warning", stream.id)]
+        assert (await bare.sent()).cancels == [stream.id]
+        assert bare.candidate.in_flight_count == 0
+        bare.finish(stream.id)
+        assert not bare.session.is_lost, "a late marker is ignored"
+
+    run_clocked(scenario())
+
+
+def test_bound_of_each_stream_counts_from_its_own_finish_reason() -> None:
+    async def scenario() -> None:
+        bare = BareWorker(config=PATIENT)
+        first, second, running = bare.open(), bare.open(), bare.open()
+        finish_without_marker(bare, first.id)
+        pass_time(1)
+        finish_without_marker(bare, second.id)
+        now = asyncio.get_running_loop().time()
+
+        due = bare.session.check(now - 1 + COMPLETION_S_MAX)
+
+        assert [one.ended.done() for one in (first, second, running)] == [True, False, False]
+        assert due == now + COMPLETION_S_MAX
+
+    run_clocked(scenario())
+
+
+@pytest.mark.parametrize("end", ["completed", "closed", "lost"])
+def test_stream_that_ended_in_time_is_not_ended_again(end: str) -> None:
+    async def scenario() -> None:
+        bare = BareWorker(config=PATIENT)
+        stream = bare.open()
+        finish_without_marker(bare, stream.id)
+        if end == "completed":
+            bare.hear(ends=[worker_pb2.StreamEnd(stream_id=stream.id, complete_final=True)])
+        elif end == "closed":
+            bare.session.close(stream)
+        else:
+            bare.vanish()
+        signals = bare.cancels.signals
+
+        with capture_logs() as logs:
+            bare.session.check(asyncio.get_running_loop().time() + COMPLETION_S_MAX)
+
+        assert logs == []
+        assert bare.cancels.signals == signals
+
+    run_clocked(scenario())
+
+
+def test_choice_that_has_not_joined_ends_well_as_well_and_gets_its_end_when_it_joins() -> None:
+    async def scenario() -> None:
+        bare, choice_group = BareWorker(config=PATIENT), ChoiceGroup(2)
+        join(bare, 0, choice_group)
+        finish_without_marker(bare, 2)
+        bare.session.check(asyncio.get_running_loop().time() + COMPLETION_S_MAX)
+        second, _ = join(bare, 1, choice_group)
+        assert (await second.ended).reason is FinishReason.STOP
+        assert bare.candidate.in_flight_count == 1
+
+    run_clocked(scenario())
 
 
 # Choice groups

@@ -17,6 +17,7 @@ from itertools import count
 import pytest
 
 from services.rpc.status import MESSAGE_BYTES_MAX
+from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_LENGTH
 from tests.integration.conftest import Start
 from tests.integration.harness.clients.answers import Answer, Refused
@@ -28,6 +29,7 @@ from tests.integration.harness.waiting import until
 
 NUMBERS = count()
 GARBAGE = b"\xff\xff\xff\xffgarbage"
+HEARTBEAT_S = 0.25
 BEGUN = 3
 """Tokens of the right answer that come first."""
 
@@ -140,6 +142,13 @@ async def finish_twice(session: RogueSession) -> None:
     await session.wait_forever()
 
 
+async def forget_the_marker(session: RogueSession) -> None:
+    await session.end(await answer_all(session), finish_reason=FINISH_REASON_LENGTH)
+    while True:  # It lives: only its stream lacks something.
+        await session.send(worker_pb2.WorkerMessage(load=worker_pb2.Load()))
+        await asyncio.sleep(HEARTBEAT_S)
+
+
 async def die_between_finish_and_marker(session: RogueSession) -> None:
     await session.end(await answer_all(session), finish_reason=FINISH_REASON_LENGTH)
     session.abort()
@@ -199,6 +208,7 @@ COMPLETED = {
     end_twice: "PROTOCOL_VIOLATION",
     send_after_the_finish_reason: "PROTOCOL_VIOLATION",
     finish_twice: "PROTOCOL_VIOLATION",
+    forget_the_marker: None,
     die_between_finish_and_marker: "DISCONNECTED",
     die_after_the_last_token: "DISCONNECTED",
     name_an_unknown_stream: None,
