@@ -1,6 +1,6 @@
 """One call of a request: its id, its deadline, and what has been tried for it.
 
-`Call` travels beside the request. Three of its fields can be changed after the call was made, and carry what neither
+`Call` travels beside the request. Four of its fields can be changed after the call was made, and carry what neither
 the request nor a token can: `core/interface.py` lists them.
 """
 
@@ -105,15 +105,29 @@ class Ending:
                 self._on_failed()
 
 
+class Told:
+    """What a client is told beside its tokens. `Preprocess` and `Validate` write it once, before the first token.
+
+    `seed`: with it, the same request gets the same answers. None if the engine uses no seeds, or if the prompts of the
+    request have different ones.
+    """
+
+    __slots__ = ("seed",)
+
+    def __init__(self) -> None:
+        self.seed: int | None = None
+
+
 class Call(Struct, frozen=True, kw_only=True):
     """One call of a request.
 
     `deadline`: absolute, in event-loop time. `endpoint`: for metrics. `counts_prompt`: the client wants usage with each
     event, so each delta must have the tokens of its prompt. `migration_limit`: the client's own; it can only
-    lower the frontend's. `ending`: ends the request from outside. `card`: the model's, set by `Preprocess`; only
-    workers with this very card may answer. `attempt`: the current one. `excluded`: keys of sessions that must not be
-    used any more. `replacement_deadline`: how long the request may wait for a worker, in event-loop time; None: it may
-    not wait. `choice_group`: set while the choice is placed on a worker together with the others of its request.
+    lower the frontend's. `ending`: ends the request from outside. `told`: what the client is told beside its tokens.
+    `card`: the model's, set by `Preprocess`; only workers with this very card may answer. `attempt`: the current one.
+    `excluded`: keys of sessions that must not be used any more. `replacement_deadline`: how long the request may wait
+    for a worker, in event-loop time; None: it may not wait. `choice_group`: set while the choice is placed on a worker
+    together with the others of its request.
     """
 
     request_id: str
@@ -123,6 +137,7 @@ class Call(Struct, frozen=True, kw_only=True):
     counts_prompt: bool = False
     migration_limit: int | None = None
     ending: Ending = field(default_factory=Ending)
+    told: Told = field(default_factory=Told)
     card: ModelCard | None = None
     attempt: Attempt = field(default_factory=Attempt)
     excluded: frozenset[str] = frozenset()

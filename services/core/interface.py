@@ -1,10 +1,11 @@
 """The interface of every step of a request: requests go down through layers, tokens come back up through sinks.
 
-Three fields of `Call` carry data that travels neither way. There are no other side channels.
+Four fields of `Call` carry data that travels neither way. There are no other side channels.
 
 | field of `Call` | from | to | what it carries |
 | --- | --- | --- | --- |
 | `ending` | stream writers, `Gate` | `Accept`, `Observe` | a failure from outside the request's task, and its cause |
+| `told` | `Preprocess`, `Validate` | stream writers | the seed that was used, known before the first token |
 | `attempt` | `Route` | `Transport`, `Migrate` | the session that the attempt goes on, and that a later attempt avoids |
 | `attempt` | the session | `Migrate` | two events between tokens: the engine has begun, the worker leaves |
 | `choice_group` | `Choices` | `Route`, the session | one reservation for all choices, which run in separate tasks |

@@ -41,6 +41,8 @@ SEED_MAX = 2**64 - 1
 COUNT_MAX = 2**32 - 1
 MIGRATION_LIMIT = "X-Migration-Limit"
 MIGRATION_LIMIT_DIGITS_MAX = 9
+SEED_USED = "x-unbroken-seed"
+"""The header of a response that has the seed of the request, the client's own or the one that was chosen for it."""
 REQUEST_TIMEOUT = "X-Request-Timeout"
 GRPC_TIMEOUT = "grpc-timeout"
 """Of gRPC clients it never arrives here: gRPC itself reads it. Gateways keep it in requests over HTTP."""

@@ -136,8 +136,8 @@ def _put_stop(message: inference_pb2.Stop, stop: Stop) -> None:
         message.max_tokens = stop.max_tokens
 
 
-def delta_to_wire(delta: Delta) -> inference_pb2.GenerateResponse:
-    """Encode one item of a `Generate` stream."""
+def delta_to_wire(delta: Delta, seed: int | None = None) -> inference_pb2.GenerateResponse:
+    """Encode one item of a `Generate` stream. `seed`: see Told; of the first item only."""
     message = inference_pb2.Delta(
         choice=delta.choice, position=delta.position, token_ids=delta.token_ids, text=delta.text
     )
@@ -148,7 +148,7 @@ def delta_to_wire(delta: Delta) -> inference_pb2.GenerateResponse:
     if delta.usage is not None:
         message.usage.prompt_tokens = delta.usage.prompt_tokens
         message.usage.completion_tokens = delta.usage.completion_tokens
-    return inference_pb2.GenerateResponse(delta=message)
+    return inference_pb2.GenerateResponse(delta=message, seed=seed)
 
 
 def logprobs_to_wire(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:

@@ -112,10 +112,11 @@ class StreamWriter:
     async def _write_all(self) -> None:
         # Sent alone: as part of a message that the client does not read it would hold up the status.
         await self._context.send_initial_metadata(())
+        seed = self._call.told.seed  # Of the first message only.
         delta = await self._next_delta()
         while delta is not None:
-            await self._write(delta_to_wire(delta))
-            delta = await self._next_delta()
+            await self._write(delta_to_wire(delta, seed))
+            delta, seed = await self._next_delta(), None
 
     async def _next_delta(self) -> Delta | None:
         """Wait for tokens and return them; None after the last."""

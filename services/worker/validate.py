@@ -32,16 +32,20 @@ class Validate:
         self._settled: WeakKeyDictionary[ChoiceGroup, Request] = WeakKeyDictionary()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        settled = self._settle(request) if call.choice_group is None else self._settle_once(request, call.choice_group)
+        if call.choice_group is not None:
+            return await self._inner(self._settle_once(request, call.choice_group), call, sink)
+        card = self._card_of()
+        settled = self._settle(request, card)
+        if card.resume.sampling:
+            call.told.seed = settled.sampling.seed
         return await self._inner(settled, call, sink)
 
     def _settle_once(self, request: Request, choice_group: ChoiceGroup) -> Request:
         if (settled := self._settled.get(choice_group)) is None:
-            settled = self._settled[choice_group] = self._settle(request)
+            settled = self._settled[choice_group] = self._settle(request, self._card_of())
         return replace(settled, choice=request.choice)
 
-    def _settle(self, request: Request) -> Request:
-        card = self._card_of()
+    def _settle(self, request: Request, card: ModelCard) -> Request:
         if request.model != card.model:
             raise Failure(Reason.MODEL_NOT_FOUND, f"this worker serves {card.model!r}, not {quoted(request.model)}")
         if request.text is not None or request.messages is not None:

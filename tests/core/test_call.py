@@ -10,11 +10,13 @@ SLOW = Failure(Reason.SLOW_CLIENT, "unread")
 DRAINING = Failure(Reason.DRAINING, "shutting down")
 
 
-def test_a_new_call_has_an_attempt_and_an_ending_of_its_own() -> None:
+def test_a_new_call_has_an_attempt_an_ending_and_something_told_of_its_own() -> None:
     one, other = Call(request_id="r"), Call(request_id="r")
 
     assert one.attempt is not other.attempt
     assert one.ending is not other.ending
+    assert one.told is not other.told
+    assert one.told.seed is None
     assert (one.excluded, one.replacement_deadline, one.choice_group) == (frozenset(), None, None)
 
 

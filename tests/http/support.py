@@ -65,19 +65,21 @@ class Script:
     """A pipeline that plays its steps, then ends every choice that has no End.
 
     A text is a token; a number waits for as many iterations of the event loop; HANG waits for ever; an event is waited
-    for; a reason or an exception is raised.
+    for; a reason or an exception is raised. `seed`: what the client is told.
     """
 
-    def __init__(self, *steps: Step) -> None:
+    def __init__(self, *steps: Step, seed: int | None = None) -> None:
         self.steps: Sequence[Step] = steps
         self.requests: list[Request] = []
         self.calls: list[Call] = []
+        self.seed = seed
         self.running = asyncio.Event()
         self.cancelled = asyncio.Event()
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         self.requests.append(request)
         self.calls.append(call)
+        call.told.seed = self.seed
         self.running.set()
         try:
             return await self._play(_Choices(sink, request.n, PROMPT_TOKENS if call.counts_prompt else 0))

@@ -67,6 +67,29 @@ def test_every_delta_and_the_finish_have_the_number_of_the_choice() -> None:
     assert {item.delta.choice for item in items[:-1]} == {3}
 
 
+@pytest.mark.parametrize("seed", [None, 0, 2**64 - 1])
+def test_only_the_first_item_has_the_seed_that_was_used(seed: int | None) -> None:
+    class Telling(SteppedPipeline):
+        async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+            call.told.seed = seed
+            return await super().__call__(request, call, sink)
+
+    async def scenario() -> list[Any]:
+        pipeline = Telling([7], [8], [9])
+        async with serving(pipeline) as stub:
+            call, items = stub.Generate(generate_request()), []
+            for _ in range(4):
+                pipeline.go.release()
+                items.append(await call.read())
+            return items + (await read_all(call))[0]
+
+    first, *others = run_async(scenario())
+
+    assert (first.seed if first.HasField("seed") else None) == seed
+    assert len(others) == 4
+    assert not any(item.HasField("seed") for item in others)
+
+
 def test_each_token_is_sent_when_it_arrives() -> None:
     async def scenario() -> list[int]:
         pipeline = SteppedPipeline([7], [8])

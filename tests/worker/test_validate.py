@@ -1,5 +1,6 @@
 """Validate: a request that bypasses the frontends is completed or refused, so that engines get only valid requests."""
 
+import dataclasses
 import random
 from typing import Any
 
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 
 from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason
-from services.core.model_card import ModelCard
+from services.core.model_card import ModelCard, Resume
 from services.core.request import Message, Request, Sampling, Stop
 from services.models.tokenizers.byte_level import VOCAB_SIZE
 from services.worker.validate import Validate
@@ -41,6 +42,17 @@ def test_fields_that_a_client_left_out_are_filled_in() -> None:
     assert settled.max_tokens == CARD.context_length - 2
     assert settled.sampling.temperature == CARD.default_temperature
     assert settled.sampling.seed is not None
+
+
+@pytest.mark.parametrize(("uses_seeds", "given"), [(True, None), (True, 5), (False, None), (False, 5)])
+def test_the_seed_in_use_is_told_unless_the_engine_uses_none(uses_seeds: bool, given: int | None) -> None:
+    script = Script([7])
+    card = dataclasses.replace(CARD, resume=Resume(sampling=uses_seeds))
+    request = Request(model="m", token_ids=(1,), sampling=Sampling(seed=given, temperature=0.0))
+
+    run_async(call_layer(Validate(script, lambda: card, random.Random(1)), request))
+
+    assert script.calls[0].told.seed == (script.requests[0].sampling.seed if uses_seeds else None)
 
 
 def test_fields_that_a_client_set_are_kept() -> None:

@@ -17,6 +17,9 @@ from services.frontend.model_catalog import Model, ModelCatalog
 class Preprocess:
     """Must be above migrate: a continuation needs token ids, and every attempt needs the same seed.
 
+    Several prompts get one seed, so that the client can be told it. Only if a prompt repeats and the client gives no
+    seed, each has its own: equal prompts with equal seeds have equal answers.
+
     `parses_contents`: control tokens that a chat's messages spell are recognised.
     """
 
@@ -32,6 +35,8 @@ class Preprocess:
         _check(request)
         model = self._catalog.find(request.model)
         prepared = await (self._prepare_parts if request.parts else self._prepare)(request, model)
+        if model.card.resume.sampling:
+            call.told.seed = _seed_of(prepared)
         return await self._inner(prepared, replace(call, card=model.card), sink)
 
     async def _prepare_parts(self, request: Request, model: Model) -> Request:
@@ -41,6 +46,9 @@ class Preprocess:
         for index, part in enumerate(request.parts):
             with _naming(index):
                 parts.append(await self._prepare(part, model, size))
+        if len({part.token_ids for part in parts}) == len(parts):
+            seed = parts[0].sampling.seed
+            parts = [replace(part, sampling=replace(part.sampling, seed=seed)) for part in parts]
         return replace(request, parts=tuple(parts))
 
     async def _prepare(self, request: Request, model: Model, size: int = 0) -> Request:
@@ -52,6 +60,12 @@ class Preprocess:
             token_ids = await model.encoder.token_ids(model.card, prompt, size, parses_contents=self._parses_contents)
             request = replace(request, text=None, messages=None, token_ids=token_ids)
         return settle(request, model.card, self._rng)
+
+
+def _seed_of(request: Request) -> int | None:
+    """The seed of a prepared request; None if its prompts have different ones."""
+    seeds = {part.sampling.seed for part in request.parts or (request,)}
+    return seeds.pop() if len(seeds) == 1 else None
 
 
 def _check(request: Request) -> None:

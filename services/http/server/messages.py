@@ -80,15 +80,15 @@ class Response:
         return head if request.method == "HEAD" else head + self.body
 
 
-def stream_head(request_id: str, shared: Mapping[str, str] = _NONE, *, is_chunked: bool, is_last: bool) -> bytes:
-    """The head of a streamed response. `request_id`: matches NAME_FORM. `shared`: see HttpRequest. `is_last`: the
+def stream_head(request_id: str, more: Mapping[str, str] = _NONE, *, is_chunked: bool, is_last: bool) -> bytes:
+    """The head of a streamed response. `request_id`: matches NAME_FORM. `more`: further headers. `is_last`: the
     connection takes no further request.
 
     Without chunks, as in HTTP/1.0, the end of the connection ends the answer.
     """
     head = _UNTIL_CLOSED if not is_chunked else _LAST_CHUNKED if is_last else _CHUNKED
-    more = "".join(f"{name}: {value}\r\n" for name, value in shared.items()) if shared else ""
-    return (head % (request_id, _date(int(time.time())), more)).encode("ascii")
+    lines = "".join([f"{name}: {value}\r\n" for name, value in more.items()]) if more else ""
+    return (head % (request_id, _date(int(time.time())), lines)).encode("ascii")
 
 
 def last_chunk(events: bytes) -> bytes:

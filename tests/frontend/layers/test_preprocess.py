@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.core.errors import Failure, Reason
+from services.core.model_card import Resume
 from services.core.request import Message, Request, Sampling
 from services.core.validation import ANSWERS_MAX
 from services.frontend.layers.preprocess import Preprocess
@@ -97,6 +98,66 @@ def test_unset_limits_seed_and_temperature_are_settled() -> None:
     assert request.max_tokens == CARD.context_length - 2
     assert request.sampling.temperature == 0.25
     assert request.sampling.seed == random.Random(1).getrandbits(64)
+
+
+def seed_told(request: Request, **card: Any) -> tuple[int | None, Request]:
+    """The seed that the client is told, and the request as the workers get it."""
+    script = Script([7])
+
+    async def scenario() -> None:
+        catalog = models_of(replace(CARD, **card))
+        try:
+            await call_layer(Preprocess(script, catalog, random.Random(1)), request)
+        finally:
+            await catalog.close()
+
+    run_async(scenario())
+    return script.calls[0].told.seed, script.requests[0]
+
+
+@pytest.mark.parametrize("given", [None, 9])
+def test_the_seed_in_use_is_told(given: int | None) -> None:
+    told, request = seed_told(make_request(sampling=Sampling(seed=given)))
+
+    assert told == request.sampling.seed
+    assert told == (random.Random(1).getrandbits(64) if given is None else 9)
+
+
+@pytest.mark.parametrize("given", [None, 9])
+def test_no_seed_is_told_if_the_engine_uses_none(given: int | None) -> None:
+    told, _ = seed_told(make_request(sampling=Sampling(seed=given, temperature=0.0)), resume=Resume(sampling=False))
+
+    assert told is None
+
+
+@pytest.mark.parametrize("given", [None, 9])
+def test_prompts_of_one_request_get_one_seed_that_is_told(given: int | None) -> None:
+    parts = tuple(make_request(prompt, sampling=Sampling(seed=given)) for prompt in ((1,), (2,), (1, 2)))
+
+    told, request = seed_told(make_request(token_ids=None, parts=parts))
+
+    assert {part.sampling.seed for part in request.parts} == {told}
+    assert told is not None
+    assert given in (None, told)
+
+
+def test_prompts_that_repeat_get_seeds_of_their_own_and_none_is_told() -> None:
+    """With one seed, their answers would be equal, as if a client had asked for that."""
+    parts = tuple(make_request(prompt, sampling=Sampling()) for prompt in ((1,), (2,), (1,)))
+
+    told, request = seed_told(make_request(token_ids=None, parts=parts))
+
+    assert len({part.sampling.seed for part in request.parts}) == 3
+    assert told is None
+
+
+def test_prompts_that_repeat_keep_the_clients_seed() -> None:
+    parts = (make_request((1,), sampling=Sampling(seed=9)),) * 2
+
+    told, request = seed_told(make_request(token_ids=None, parts=parts))
+
+    assert [part.sampling.seed for part in request.parts] == [9, 9]
+    assert told == 9
 
 
 @pytest.mark.parametrize(

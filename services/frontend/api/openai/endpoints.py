@@ -23,6 +23,7 @@ from services.frontend.api.openai.schemas import Cancelled
 from services.frontend.api.openai.sse.stream import SseStream
 from services.frontend.api.openai.unary import Collector
 from services.frontend.api.request_headers import call_of, wants_partial
+from services.frontend.api.response_headers import told_headers
 from services.frontend.control import FrontendControl
 from services.frontend.model_catalog import NO_VIEW
 from services.frontend.routing.rejection import no_workers
@@ -124,10 +125,14 @@ class OpenAiEndpoints:
                 raise
             partial_ = answer.partial(collector.choices)
             status = self._config.overload_status
-            return error_response(failure, call.request_id, partial=partial_, overload_status=status)
+            response = error_response(failure, call.request_id, partial=partial_, overload_status=status)
+            response.headers |= told_headers(call.told)
+            return response
         assert finish.usage is not None, "the detokenize layer sets usage"
         vocabulary = None if request.logprobs is None else self._served.vocabulary_of(request.model)
-        return json_response(msgspec.json.encode(answer.body(collector.choices, finish.usage, vocabulary)))
+        response = json_response(msgspec.json.encode(answer.body(collector.choices, finish.usage, vocabulary)))
+        response.headers |= told_headers(call.told)
+        return response
 
     async def models(self, request: HttpRequest, connection: Connection) -> Response:
         """All models that can be served now. Raises Failure(NO_WORKERS) while this frontend cannot know them."""

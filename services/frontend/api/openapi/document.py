@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +31,7 @@ _NO_REQUEST = {
     505: "an unknown version of HTTP",
 }
 """Statuses of what cannot be read as a request, on any path. Source: where BrokenHead is raised."""
+_NO_HEADERS: Mapping[str, Mapping[str, Any]] = {}
 _ABOUT = (
     "An LLM request plane whose token streams do not break. A field that asks for something that this version does not"
     " do is refused by name, and so is a misspelt one. HEAD is answered as GET, without the body. Bodies may use"
@@ -104,11 +105,13 @@ def _answered(operation: Operation) -> dict[str, Any]:
         content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     else:
         content = {"application/json": _schema(operation.answer)}
+    headers = operation.answer_headers or {}
     if operation.event is None:
-        return _response("Done.", content)
+        return _response("Done.", content, headers=headers)
     content["text/event-stream"] = {}  # OpenAPI can describe the data of events since 3.2.
     name = operation.event.__name__
-    return _response(f"With `stream`: events, each with a {name}; the last is [DONE], or an event `error`.", content)
+    description = f"With `stream`: events, each with a {name}; the last is [DONE], or an event `error`."
+    return _response(description, content, headers=headers)
 
 
 def _failures(operation: Operation, overload_status: int) -> dict[str, Any]:
@@ -121,13 +124,16 @@ def _failures(operation: Operation, overload_status: int) -> dict[str, Any]:
     return {str(status): _response(", ".join(causes[status]), content, status) for status in sorted(causes)}
 
 
-def _response(description: str, content: dict[str, Any], status: int = 200) -> dict[str, Any]:
-    headers: dict[str, Any] = {REQUEST_ID: {"schema": NAME_SCHEMA}}
+def _response(
+    description: str, content: dict[str, Any], status: int = 200, headers: Mapping[str, Mapping[str, Any]] = _NO_HEADERS
+) -> dict[str, Any]:
+    described: dict[str, Any] = {name: {"schema": schema} for name, schema in headers.items()}
+    described[REQUEST_ID] = {"schema": NAME_SCHEMA}
     if status != 200:
-        headers[SHOULD_RETRY] = {"schema": {"type": "string", "enum": ["true", "false"]}}
+        described[SHOULD_RETRY] = {"schema": {"type": "string", "enum": ["true", "false"]}}
     if status in RETRY_LATER_STATUSES:
-        headers["Retry-After"] = {"schema": {"type": "integer", "minimum": 1}}
-    return {"description": description, "headers": headers, "content": content}
+        described["Retry-After"] = {"schema": {"type": "integer", "minimum": 1}}
+    return {"description": description, "headers": described, "content": content}
 
 
 def _schema(shape: type[msgspec.Struct]) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from msgspec import Struct, field
 
 from services.core.errors import Reason
 from services.core.validation import NAME_FORM
-from services.frontend.api import health
+from services.frontend.api import health, request_headers, response_headers
 from services.frontend.api.admin import http_routes as admin
 from services.frontend.api.openai import schemas
 from services.frontend.api.openai.bodies import ChatBody, CompletionBody
-from services.frontend.api.request_headers import HEADERS
 
 NAME_SCHEMA = {"type": "string", "pattern": f"^{NAME_FORM.pattern}$"}
 
@@ -32,7 +31,8 @@ class Operation:
 
     `answer`: the JSON body of status 200; None: plain text. `event`: the data of each event, if the answer can be
     streamed. `reasons`: how the call can fail, besides the reasons that every call has. `headers`: header → schema,
-    besides the headers that every call has. `is_guarded`: needs the admin token, if there is one.
+    besides the headers that every call has; `answer_headers`: those of status 200. `is_guarded`: needs the admin token,
+    if there is one.
     """
 
     summary: str
@@ -41,6 +41,7 @@ class Operation:
     body: type[Struct] | None = None
     reasons: frozenset[Reason] = frozenset()
     headers: Mapping[str, Mapping[str, Any]] | None = None
+    answer_headers: Mapping[str, Mapping[str, Any]] | None = None
     is_guarded: bool = False
 
 
@@ -60,7 +61,8 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         answer=schemas.Completion,
         event=schemas.Completion,
         reasons=ANSWER_REASONS,
-        headers=HEADERS,
+        headers=request_headers.HEADERS,
+        answer_headers=response_headers.HEADERS,
     ),
     ("POST", "/v1/chat/completions"): Operation(
         summary="Complete a conversation",
@@ -68,7 +70,8 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         answer=schemas.ChatCompletion,
         event=schemas.ChatCompletionChunk,
         reasons=ANSWER_REASONS,
-        headers=HEADERS,
+        headers=request_headers.HEADERS,
+        answer_headers=response_headers.HEADERS,
     ),
     ("POST", "/v1/requests/{request_id}/cancel"): Operation(
         summary="Cancel all requests with this id",

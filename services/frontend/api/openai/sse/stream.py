@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from services.core.call import Call, Cause, Ending
+from services.core.call import Call, Cause, Ending, Told
 from services.core.common_layers import bug_failure, outcome_of
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Layer
@@ -12,6 +12,7 @@ from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
 from services.frontend.api.openai.sse.backlog import Backlog
 from services.frontend.api.openai.sse.events import events_of
+from services.frontend.api.response_headers import told_headers
 from services.http.errors import envelope, error_response
 from services.http.server.config import HttpConfig
 from services.http.server.connection import Connection
@@ -64,6 +65,7 @@ class SseStream:
         "_is_chunked",
         "_is_open",
         "_left",
+        "_told",
         "_transport",
     )
 
@@ -91,6 +93,7 @@ class SseStream:
         self._at_end = b""
         self._backlog: Backlog | None = None
         self._ending: Ending | None = None
+        self._told: Told | None = None
         self._left: Reason | None = None
 
     @property
@@ -134,7 +137,7 @@ class SseStream:
         If the client is too slow or gone, the request is failed from outside, so that every layer, the one that counts
         outcomes included, sees the reason.
         """
-        self._ending = call.ending
+        self._ending, self._told = call.ending, call.told
         try:
             outcome = await outcome_of(pipeline, request, call, self)
         except Exception as error:
@@ -163,7 +166,9 @@ class SseStream:
             return
         request = self._http_request
         is_closing = not self._connection.keeps_alive
-        head = stream_head(request.id, request.shared, is_chunked=self._is_chunked, is_last=is_closing)
+        assert self._told is not None, "nothing is delivered before `serve`"
+        headers = {**request.shared, **told_headers(self._told)}
+        head = stream_head(request.id, headers, is_chunked=self._is_chunked, is_last=is_closing)
         self._has_begun = self._is_open = True
         if is_last:
             self._at_end = head + event

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.core.call import Ending
+from services.core.call import Ending, Told
 from services.core.client_flow import ClientBounds
 from services.core.errors import Reason
 from services.core.interface import Delta
@@ -154,7 +154,7 @@ def stage_of() -> Iterator[Stage]:
         config = HttpConfig(client=ClientBounds(buffer_bytes_max=BUFFER_BYTES_MAX))
         request = HttpRequest(method="POST", path="/", headers={}, id="r")
         stream = SseStream(request, connection, answer, config, ByteTokenizer)
-        stream._ending = Ending()
+        stream._ending, stream._told = Ending(), Told()
         yield Stage(stream, connection, transport)
         stream._stop_backlog()
 
