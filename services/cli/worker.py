@@ -95,7 +95,8 @@ ENGINES = {"mocker": mocker_engine, "llamacpp": llamacpp_engine, "trtllm": trtll
     "--migration-limit",
     "DYN_WORKER_MIGRATION_LIMIT",
     type=Integer(0),
-    help="How often a request of this worker may move. 0: never. Default: the frontend's limit.",
+    help="How often a request of this worker may move; others may have another limit. 0: never. Default: the "
+    "frontend's limit.",
 )
 @env_option(
     "--lease",

@@ -25,10 +25,17 @@ class Phase(StrEnum):
 
 
 class RoutedSession(Protocol):
-    """A frontend's session with a worker, as far as `core` knows it: `key` is unique among a frontend's sessions."""
+    """A frontend's session with a worker, as far as `core` knows it.
+
+    `key`: unique among a frontend's sessions. `migration_limit`: how often a request on the worker may move; None: the
+    worker sets no limit.
+    """
 
     @property
     def key(self) -> str: ...
+
+    @property
+    def migration_limit(self) -> int | None: ...
 
 
 class Attempt:

@@ -39,5 +39,4 @@ class ModelCard:
     default_temperature: float = 1.0
     guided: tuple[str, ...] = ()
     has_logprobs: bool = False
-    migration_limit: int | None = None
     resume: Resume = field(default_factory=Resume)

@@ -52,8 +52,9 @@ class ModelCatalog:
     | registered workers of that name, whose card it has not received yet | NO_WORKERS |
     | anything else | MODEL_NOT_FOUND |
 
-    All workers of one model must have the same card, because streams move between them. The first card is used until a
-    worker brings a different one while no worker with the old card is left. Equal cards are stored as one object.
+    All workers of one model must have the same card, because streams move between them; their limits of moves are no
+    part of it. The first card is used until a worker brings a different one while no worker with the old card is left.
+    Equal cards are stored as one object.
 
     Tokenisers are kept, with the processes that share them, until `close`.
     """

@@ -27,7 +27,7 @@ from services.frontend.api.admin.grpc_service import AdminService, AdminTokenInt
 from services.frontend.api.build import build_admin_app, build_app
 from services.frontend.control import FrontendControl, LocalControl
 from services.frontend.layers.transport import Transport
-from services.frontend.metrics.collectors import BusyMetrics, WorkerLoadMetrics
+from services.frontend.metrics.collectors import BusyMetrics, MigrationLimitMetrics, WorkerLoadMetrics
 from services.frontend.metrics.definitions import PREFIX, build_metrics
 from services.frontend.metrics.outcomes import observe_refused
 from services.frontend.model_catalog import ModelCatalog
@@ -127,6 +127,8 @@ class Frontend:
         self._pool = Pool(self._catalog, config.pool, self._cork)
         self._busy = BusyThresholds(config.admission)
         self._metrics.registry.register(WorkerLoadMetrics(self._pool, config.metrics_prefix))
+        limits = MigrationLimitMetrics(self._pool, config.pipeline.migrate.limit, config.metrics_prefix)
+        self._metrics.registry.register(limits)
         self._metrics.registry.register(BusyMetrics(self._catalog, self._busy, config.metrics_prefix))
         self._served = _Served(self._catalog, self._pool, self._gate)
         self._process = LocalControl(self._metrics.registry, self._gate, self._busy)

@@ -204,7 +204,7 @@ def error_from_wire(message: worker_pb2.Error) -> Failure:
 
 
 def card_to_wire(card: ModelCard) -> worker_pb2.ModelCard:
-    """Encode the model card of a `Welcome`."""
+    """Encode the model card of a `Welcome`, without a limit of moves."""
     return worker_pb2.ModelCard(
         model=card.model,
         engine=card.engine,
@@ -217,7 +217,6 @@ def card_to_wire(card: ModelCard) -> worker_pb2.ModelCard:
         default_temperature=card.default_temperature,
         guided=card.guided,
         logprobs=card.has_logprobs,
-        migration_limit=card.migration_limit,
         resume=worker_pb2.Resume(
             sampling=card.resume.sampling,
             penalties=card.resume.penalties,
@@ -228,7 +227,7 @@ def card_to_wire(card: ModelCard) -> worker_pb2.ModelCard:
 
 
 def card_from_wire(message: worker_pb2.ModelCard) -> ModelCard:
-    """Decode the model card of a `Welcome`."""
+    """Decode the model card of a `Welcome`, without its limit of moves, in which workers of one model may differ."""
     return ModelCard(
         model=message.model,
         engine=message.engine,
@@ -241,7 +240,6 @@ def card_from_wire(message: worker_pb2.ModelCard) -> ModelCard:
         default_temperature=message.default_temperature,
         guided=tuple(message.guided),
         has_logprobs=message.logprobs,
-        migration_limit=message.migration_limit if message.HasField("migration_limit") else None,
         resume=Resume(
             sampling=message.resume.sampling,
             penalties=message.resume.penalties,

@@ -1,7 +1,6 @@
 """What a worker serves to frontends: a session for each, and over gRPC the tokeniser of its model."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -98,11 +97,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         )
 
     def _welcome(self) -> worker_pb2.Welcome:
-        card = replace(self._engine.card, migration_limit=self._config.migration_limit)
-        return worker_pb2.Welcome(
+        welcome = worker_pb2.Welcome(
             instance_id=self._instance_id,
-            card=card_to_wire(card),
+            card=card_to_wire(self._engine.card),
             engine_request_limit=self._execute.limits.slots,
             request_queue_limit=self._execute.limits.places,
             heartbeat=seconds_to_wire(self._config.heartbeat_s),
         )
+        if (limit := self._config.migration_limit) is not None:
+            welcome.card.migration_limit = limit
+        return welcome

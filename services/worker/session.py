@@ -45,7 +45,7 @@ class FrontendSessionConfig:
     """`heartbeat_s`: the longest silence while the worker has requests, and until it has reported that it has none.
 
     `idle_heartbeats`: the longest silence otherwise, in heartbeats. `outbox_tokens_max`: how much a frontend may leave
-    unread before its session is dropped; see `Outbox.token_count`. `migration_limit`: see `ModelCard`.
+    unread before its session is dropped; see `Outbox.token_count`. `migration_limit`: see `RoutedSession`.
     """
 
     heartbeat_s: float = 0.25

@@ -20,8 +20,8 @@ def test_a_card_cannot_be_changed() -> None:
         CARD.model = "other"  # type: ignore[misc]
 
 
-def test_a_card_that_says_nothing_more_has_no_grammars_no_log_probabilities_and_no_limit_of_moves() -> None:
+def test_a_card_that_says_nothing_more_has_no_grammars_and_no_log_probabilities() -> None:
     card = ModelCard(model="m", engine="e", context_length=8, vocab_size=9, tokenizer=TokenizerRef("bytes"))
 
-    assert (card.guided, card.has_logprobs, card.migration_limit) == ((), False, None)
+    assert (card.guided, card.has_logprobs) == ((), False)
     assert (card.resume.guided, card.resume.logprobs) == (False, False)

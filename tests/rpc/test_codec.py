@@ -225,7 +225,6 @@ def test_every_field_of_a_model_card_is_decoded_as_it_was_encoded() -> None:
         default_temperature=0.5,
         guided=("regex",),
         has_logprobs=True,
-        migration_limit=0,
         resume=Resume(sampling=False, penalties=False, guided=True, logprobs=True),
     )
     plain = ModelCard(model="m", engine="e", context_length=7, vocab_size=8, tokenizer=TokenizerRef("bytes"))

@@ -165,9 +165,10 @@ class RecordingAttempt(Attempt):
 
 @dataclass(frozen=True)
 class FakeSession:
-    """A session that only has a key."""
+    """A session that only has a key, and its worker's limit of moves."""
 
     key: str
+    migration_limit: int | None = None
 
 
 def make_candidate(

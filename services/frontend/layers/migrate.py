@@ -10,11 +10,9 @@ from functools import cached_property, partial
 
 from services.core.call import Call
 from services.core.interface import Finish, Layer, Sink
-from services.core.model_card import ModelCard
 from services.core.request import Request
 from services.frontend.migration.migration import Migration, MigrationContext
 from services.frontend.migration.move import MigrationMetrics
-from services.frontend.migration.policy import allowed_by
 from services.frontend.migration.recorder import Recorder
 
 
@@ -50,12 +48,8 @@ class Migrate:
         self._inner = inner
         self._config = config
         self._metrics = metrics
-        self._reported: dict[str, ModelCard] = {}  # model → the card whose limit the gauge has
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        assert call.card is not None, "Preprocess sets the card"
-        if self._reported.get(request.model) is not call.card:
-            self._report_limit(call.card)
         seq_len_max = self._config.seq_len_max
         on_exceeded = _ignore if seq_len_max is None else partial(self._metrics.count_exceeded, request.model)
         record = Recorder(sink, request, seq_len_max, on_exceeded)
@@ -66,7 +60,3 @@ class Migrate:
         """Created with the first request: it needs the running loop, and asking for that is a system call."""
         config, loop = self._config, asyncio.get_running_loop()
         return MigrationContext(self._inner, config.limit, config.replacement_wait_s, self._metrics, loop)
-
-    def _report_limit(self, card: ModelCard) -> None:
-        self._reported[card.model] = card
-        self._metrics.set_limit(card.model, allowed_by(card, self._config.limit))

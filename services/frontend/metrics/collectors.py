@@ -1,10 +1,11 @@
-"""Collectors of values that exist elsewhere and are read on each scrape: busy thresholds, and the load of workers."""
+"""Collectors of values that exist elsewhere and are read on each scrape: busy thresholds, and what workers say."""
 
 from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.frontend.migration.policy import lowest
 from services.frontend.model_catalog import ModelCatalog
 from services.frontend.routing.thresholds import THRESHOLDS, BusyThresholds
 from services.frontend.session.pool import Pool
@@ -28,6 +29,27 @@ class BusyMetrics(Collector):
             for name in THRESHOLDS.values():
                 if (value := getattr(thresholds, name)) is not None:
                     family.add_metric([model, name], value)
+        yield family
+
+
+class MigrationLimitMetrics(Collector):
+    """The limit of moves of each model that has workers: the highest of theirs, and never above the frontend's."""
+
+    def __init__(self, pool: Pool, limit: int, prefix: str) -> None:
+        """`limit`: the frontend's."""
+        self._pool = pool
+        self._limit = limit
+        self._prefix = prefix
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Maximum number of moves of a request, on the worker that allows most."
+        family = GaugeMetricFamily(f"{self._prefix}_model_migration_limit", text, labels=["model"])
+        limits: dict[str, int] = {}
+        for session in self._pool.all_sessions():
+            limit = lowest(self._limit, session.migration_limit)
+            limits[session.card.model] = max(limit, limits.get(session.card.model, limit))
+        for model in sorted(limits):
+            family.add_metric([model], limits[model])
         yield family
 
 

@@ -36,7 +36,6 @@ class Metrics:
     migration_s: Histogram
     migration_exceeded: Counter
     recomputed_tokens: Counter
-    migration_limit: Gauge
     helpers_lost: Counter
 
     def count_refused(self, path: str) -> None:
@@ -58,10 +57,6 @@ class Metrics:
     def observe_move(self, model: str, *, has_tokens: bool, outcome: str, seconds: float) -> None:
         """See MigrationMetrics."""
         self.migration_s.labels(model, _kind(has_tokens), outcome).observe(seconds)
-
-    def set_limit(self, model: str, limit: int) -> None:
-        """See MigrationMetrics."""
-        self.migration_limit.labels(model).set(limit)
 
     def count_exceeded(self, model: str) -> None:
         """See MigrationMetrics."""
@@ -146,7 +141,6 @@ def build_metrics(prefix: str = PREFIX) -> Metrics:
         migration_exceeded=make.counter(
             "model_migration_max_seq_len_exceeded", "Requests that were too long to move.", ("model",)
         ),
-        migration_limit=make.gauge("model_migration_limit", "Maximum number of moves of a request.", ("model",)),
         recomputed_tokens=make.counter(
             "model_migration_recomputed_tokens", "Tokens that were computed again after a move.", ("model",)
         ),

@@ -134,9 +134,11 @@ class Migration:
             attempt.outcome = failure
 
     def _policy(self) -> Policy:
-        """The request's policy, computed when a worker fails or leaves: most requests never need it."""
+        """The request's policy on its current worker, computed when that fails or leaves: most never need it."""
         assert self._call.card is not None, "Preprocess sets the card"
-        return policy_for(self._request, self._call, self._call.card, self._context.limit)
+        session = self._current.session
+        worker_limit = None if session is None else session.migration_limit
+        return policy_for(self._request, self._call, self._call.card, self._context.limit, worker_limit)
 
     def _get_history(self) -> AttemptHistory:
         if self._history is None:

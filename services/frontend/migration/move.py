@@ -21,8 +21,6 @@ class MigrationMetrics(Protocol):
 
     def count_exceeded(self, model: str) -> None: ...
 
-    def set_limit(self, model: str, limit: int) -> None: ...
-
 
 @dataclass(frozen=True, slots=True)
 class Move:

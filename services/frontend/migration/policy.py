@@ -71,12 +71,11 @@ class Policy:
         return progress.barren_deaths >= BARREN_DEATHS_MAX
 
 
-def policy_for(request: Request, call: Call, card: ModelCard, limit: int) -> Policy:
+def policy_for(request: Request, call: Call, card: ModelCard, limit: int, worker_limit: int | None) -> Policy:
     """The policy of a request: the lowest limit of frontend, worker and client; what the engine can resume exactly."""
-    allowed = allowed_by(card, limit)
     resume = card.resume
     return Policy(
-        limit=allowed if call.migration_limit is None else min(allowed, call.migration_limit),
+        limit=lowest(lowest(limit, worker_limit), call.migration_limit),
         can_resume=(resume.sampling or request.sampling.is_greedy)
         and (resume.penalties or not request.sampling.has_penalties)
         and (resume.guided or request.guided is None)
@@ -84,9 +83,9 @@ def policy_for(request: Request, call: Call, card: ModelCard, limit: int) -> Pol
     )
 
 
-def allowed_by(card: ModelCard, limit: int) -> int:
-    """The frontend's limit, lowered by the worker's."""
-    return limit if card.migration_limit is None else min(limit, card.migration_limit)
+def lowest(limit: int, other: int | None) -> int:
+    """The lower one of two limits of moves. None: not limited."""
+    return limit if other is None else min(limit, other)
 
 
 class Wait(Enum):

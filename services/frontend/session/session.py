@@ -71,7 +71,10 @@ def _ignore(_: Candidate) -> None:
 
 
 class WorkerSession:
-    """One session to one worker. `run` opens it, once: a reconnect is a new session."""
+    """One session to one worker. `run` opens it, once: a reconnect is a new session.
+
+    `migration_limit`: see `RoutedSession`; known since the welcome.
+    """
 
     _numbers = count(1)
 
@@ -92,6 +95,7 @@ class WorkerSession:
         self.key = f"{record.instance_id}#{next(self._numbers)}"
         self.candidate = Candidate(self, record.instance_id, full_s=config.full_s, on_change=on_change, clock=clock)
         self._card: ModelCard | None = None
+        self.migration_limit: int | None = None
         self._config = config
         self._reader = SessionReader(self._handle, throttle or ReadThrottle(), cork or Cork())
         self._writer = SessionWriter(cancels)
@@ -232,7 +236,9 @@ class WorkerSession:
             raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.name} did not begin with a welcome")
         if (other := message.welcome.instance_id) != self.record.instance_id:  # A later worker has the address.
             raise Failure(Reason.CANNOT_CONNECT, f"{self.name} is gone: worker {other} answers at its address")
-        self._card = card_from_wire(message.welcome.card)
+        card = message.welcome.card
+        self._card = card_from_wire(card)
+        self.migration_limit = card.migration_limit if card.HasField("migration_limit") else None
         self.candidate.on_welcome(message.welcome)
         self._has_begun.set()
 

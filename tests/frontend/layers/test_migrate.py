@@ -1,10 +1,9 @@
-"""Migrate: builds the migration of each request, sets the gauge of the limit, and bounds what is recorded."""
+"""Migrate: builds the migration of each request and bounds what is recorded."""
 
 import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,14 +25,6 @@ def test_an_answer_without_a_failure_passes_through_unchanged() -> None:
     assert result.token_ids == [7, 8]
     assert result.finish == Finish(FinishReason.STOP)
     assert case.metrics.moves == []
-
-
-def test_the_gauge_of_the_limit_has_the_lower_one_of_frontend_and_worker() -> None:
-    case = Case([7], card=replace(ABLE, migration_limit=2), limit=3)
-
-    case.run(migration_limit=1)
-
-    assert case.metrics.limit == 2
 
 
 @pytest.mark.parametrize(("seq_len_max", "moves"), [(4, True), (3, False)])

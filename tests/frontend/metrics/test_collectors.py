@@ -1,8 +1,10 @@
 """Collectors expose the current thresholds and the load of workers, and nothing that is unknown."""
 
+from contextlib import AsyncExitStack
+
 from prometheus_client import CollectorRegistry
 
-from services.frontend.metrics.collectors import BusyMetrics, WorkerLoadMetrics
+from services.frontend.metrics.collectors import BusyMetrics, MigrationLimitMetrics, WorkerLoadMetrics
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds, Thresholds
 from services.worker.engines.mocker import MockerConfig
 from tests.frontend.session.test_pool import Machine, pool_of, sessions, until, view_of
@@ -24,6 +26,26 @@ def test_busy_metrics_have_samples_only_for_thresholds_that_are_set() -> None:
 
     assert before == [0.9, None]
     assert after == [None, 0], "0 is a threshold"
+
+
+def test_limit_of_moves_is_the_highest_of_the_models_workers_and_at_most_the_frontends() -> None:
+    async def limits(*of_workers: int | None) -> float | None:
+        async with AsyncExitStack() as exits:
+            machines = [
+                await exits.enter_async_context(Machine(f"w{number}", migration_limit=limit).running())
+                for number, limit in enumerate(of_workers)
+            ]
+            pool = await exits.enter_async_context(pool_of(view_of(*machines)))
+            registry = CollectorRegistry()
+            registry.register(MigrationLimitMetrics(pool, 3, "dynamo_frontend"))
+            await until(pool, len(machines))
+            return registry.get_sample_value("dynamo_frontend_model_migration_limit", {"model": "mocker"})
+
+    assert run_async(limits()) is None
+    assert run_async(limits(0)) == 0
+    assert run_async(limits(0, 2, 1)) == 2
+    assert run_async(limits(2, 9)) == 3
+    assert run_async(limits(2, None)) == 3
 
 
 def test_worker_metrics_have_samples_for_known_ranks_and_for_cancels() -> None:

@@ -30,8 +30,8 @@ def test_moves_are_counted_and_timed_by_kind(has_tokens: bool, kind: str) -> Non
 def test_two_frontends_in_one_process_have_separate_metrics() -> None:
     one, other = build_metrics("p"), build_metrics("p")
 
-    one.set_limit("m", 3)
     one.count_exceeded("m")
 
-    assert one.registry.get_sample_value("p_model_migration_limit", {"model": "m"}) == 3
-    assert other.registry.get_sample_value("p_model_migration_limit", {"model": "m"}) is None
+    name = "p_model_migration_max_seq_len_exceeded_total"
+    assert one.registry.get_sample_value(name, {"model": "m"}) == 1
+    assert other.registry.get_sample_value(name, {"model": "m"}) is None

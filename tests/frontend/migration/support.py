@@ -27,7 +27,6 @@ class RecordedMetrics:
         self.outcomes: list[str] = []
         self.gaps_s: list[float] = []
         self.exceeded = 0
-        self.limit = -1
 
     def count_move(self, model: str, *, has_tokens: bool, recomputed: int) -> None:
         self.moves.append(has_tokens)
@@ -41,23 +40,30 @@ class RecordedMetrics:
     def count_exceeded(self, model: str) -> None:
         self.exceeded += 1
 
-    def set_limit(self, model: str, limit: int) -> None:
-        self.limit = limit
-
 
 class RoutedScript(Script):
-    """A script whose attempts go to worker-1, worker-2 and so on."""
+    """A script whose attempts go to worker-1, worker-2 and so on.
+
+    `limits`: of moves, of the first workers; the others set none.
+    """
+
+    def __init__(self, *takes: Sequence[Step], limits: Sequence[int | None] = ()) -> None:
+        super().__init__(*takes)
+        self._limits = iter(limits)
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        call.attempt.session = FakeSession(f"worker-{len(self.calls) + 1}")
+        call.attempt.session = FakeSession(f"worker-{len(self.calls) + 1}", next(self._limits, None))
         return await super().__call__(request, call, sink)
 
 
 class Case:
     """A Migrate layer over a script, and the metrics that it reported."""
 
-    def __init__(self, *takes: Sequence[Step], card: ModelCard = ABLE, **config: Any) -> None:
-        self.script = RoutedScript(*takes)
+    def __init__(
+        self, *takes: Sequence[Step], card: ModelCard = ABLE, limits: Sequence[int | None] = (), **config: Any
+    ) -> None:
+        """`limits`: see RoutedScript."""
+        self.script = RoutedScript(*takes, limits=limits)
         self.metrics = RecordedMetrics()
         self.layer = Migrate(self.script, MigrateConfig(**config), self.metrics)
         self.card = card

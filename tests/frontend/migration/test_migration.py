@@ -65,6 +65,19 @@ def test_the_client_may_lower_the_limit() -> None:
     assert Case([7, Reason.STALLED], [8]).fails(migration_limit=0).reason is Reason.STALLED
 
 
+@pytest.mark.parametrize(
+    ("limits", "moves"), [((0, None), 0), ((None, 0), 1), ((None, 1), 1), ((None, 2, 2), 2), ((3, 5, 1, 9), 2)]
+)
+def test_each_loss_counts_against_the_limit_of_the_worker_that_was_lost(
+    limits: tuple[int | None, ...], moves: int
+) -> None:
+    takes: list[list[Step]] = [[7, Reason.DISCONNECTED] for _ in range(5)]
+    case = Case(*takes, limits=limits, limit=4)
+
+    assert case.fails().reason is Reason.DISCONNECTED
+    assert len(case.metrics.moves) == moves
+
+
 def test_the_client_gets_the_failure_of_the_lost_worker_followed_by_that_of_the_last_attempt() -> None:
     case = Case([7, Reason.STALLED], [Reason.CANNOT_CONNECT], [Reason.NO_WORKERS])
 

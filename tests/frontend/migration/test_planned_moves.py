@@ -19,7 +19,7 @@ from services.frontend.layers.migrate import Migrate, MigrateConfig
 from services.frontend.migration import migration, move
 from services.frontend.migration.policy import LAG_TOKENS_MAX, ROUNDS_MAX
 from tests.frontend.migration.support import ABLE, RecordedMetrics, Stage, staged
-from tests.support.doubles import HANG, Collected, Script, call_layer, make_request, run_async
+from tests.support.doubles import HANG, Collected, FakeSession, Script, call_layer, make_request, run_async
 
 
 def test_the_source_streams_until_the_target_delivers_the_next_token() -> None:
@@ -142,6 +142,20 @@ def test_a_target_that_fails_is_replaced_by_another_while_the_source_goes_on() -
     _, answer = staged(play)
 
     assert answer.token_ids == [7, 8]
+
+
+def test_no_second_attempt_starts_for_a_worker_that_allows_no_moves() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.attempt(0)
+        source.call.attempt.session = FakeSession("strict", migration_limit=0)
+        source.leave()
+        source.deliver(7)
+        source.finish()
+
+    stage, answer = staged(play)
+
+    assert answer.token_ids == [7]
+    assert len(stage.attempts) == 1
 
 
 def test_without_any_other_worker_the_source_goes_on_to_its_end() -> None:

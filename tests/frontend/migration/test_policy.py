@@ -87,10 +87,9 @@ def test_an_answer_that_is_not_tracked_or_cannot_be_resumed_does_not_move() -> N
 def test_the_limit_is_the_lowest_of_frontend_worker_and_client(
     frontend: int, worker: int | None, client: int | None, lowest: int
 ) -> None:
-    card = replace(CARD, migration_limit=worker)
     call = Call(request_id="r", migration_limit=client)
 
-    assert policy_for(make_request(), call, card, frontend).limit == lowest
+    assert policy_for(make_request(), call, CARD, frontend, worker).limit == lowest
 
 
 @pytest.mark.parametrize(
@@ -108,9 +107,9 @@ def test_a_request_with_state_that_the_engine_cannot_resume_exactly_is_not_resum
     able = Resume(sampling=True, penalties=True, guided=True, logprobs=True)
     call = Call(request_id="r")
 
-    assert policy_for(request_, call, replace(CARD, resume=able), 3).can_resume
-    assert not policy_for(request_, call, replace(CARD, resume=replace(able, **{what: False})), 3).can_resume
-    assert policy_for(make_request(), call, replace(CARD, resume=replace(able, **{what: False})), 3).can_resume
+    assert policy_for(request_, call, replace(CARD, resume=able), 3, None).can_resume
+    assert not policy_for(request_, call, replace(CARD, resume=replace(able, **{what: False})), 3, None).can_resume
+    assert policy_for(make_request(), call, replace(CARD, resume=replace(able, **{what: False})), 3, None).can_resume
 
 
 def test_a_request_is_poison_after_two_workers_in_a_row_died_without_a_token() -> None:

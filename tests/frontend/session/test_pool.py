@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -44,12 +45,14 @@ QUICK = PoolConfig(
 class Machine:
     """A real worker in this process, on its own port."""
 
-    def __init__(self, name: str, card: Callable[[ModelCard], ModelCard] = lambda card: card) -> None:
+    def __init__(self, name: str, card: Callable[[ModelCard], ModelCard] = lambda card: card, **config: Any) -> None:
         engine = MockerEngine(MockerConfig(itl_ms=1))
         engine.card = card(engine.card)
         self.engine = engine
         self.execute = Execute(engine, Limits(slots=4, places=0))
-        self.service = WorkerService(name, engine, self.execute, Deadline(self.execute), FrontendSessionConfig())
+        self.service = WorkerService(
+            name, engine, self.execute, Deadline(self.execute), FrontendSessionConfig(**config)
+        )
         self.record = InstanceRecord(name, "", engine.card.model)
 
     @asynccontextmanager
@@ -350,6 +353,24 @@ def test_a_worker_whose_card_contradicts_that_of_other_workers_is_not_used() -> 
             while session_count(b.service):
                 await asyncio.sleep(0.01)
             assert await until(pool, 1) == ["a"]
+
+    run_async(scenario())
+
+
+def test_workers_of_one_model_may_have_different_limits_of_moves() -> None:
+    """Bug: the limit was part of the card, so a worker with another one than the first was refused."""
+
+    async def scenario() -> None:
+        async with (
+            Machine("a", migration_limit=2).running() as a,
+            Machine("b", migration_limit=0).running() as b,
+            Machine("c").running() as c,
+            pool_of(view_of(a, b, c)) as pool,
+        ):
+            assert await until(pool, 3) == ["a", "b", "c"]
+            assert len({id(session.card) for session in sessions(pool)}) == 1
+            limits = {session.record.instance_id: session.migration_limit for session in sessions(pool)}
+            assert limits == {"a": 2, "b": 0, "c": None}
 
     run_async(scenario())
 

@@ -6,6 +6,7 @@
 | 12 streams of all kinds on the only worker | SIGKILL; another worker 3 s later | `Answer`, all moved |
 | a unary request that may not move | its worker dies | the partial answer, if requested |
 | requests that may not move, one of two workers dies | the same | no move is counted |
+| 8 streams on two workers with different limits of moves | SIGKILL to one | its own limit decides |
 
 `Answer` is text, token ids, usage and finish reason. Its parser (answers.py) checks positions, marker and [DONE]. Kills
 at every single position are in test_every_position.py.
@@ -28,6 +29,7 @@ from tests.integration.harness.clients.send import (
     run_together,
     undisturbed_answers,
 )
+from tests.integration.harness.metrics import wait_load
 from tests.integration.harness.plane.engines import movable_requests
 from tests.integration.harness.waiting import until
 
@@ -122,5 +124,35 @@ def test_request_that_may_not_move_is_not_counted_as_moved(start_plane: Start, o
         await until(lambda: victim.status() == -9)
         assert await plane.frontend.metric("dynamo_frontend_model_migration_total") == 0
         assert not plane.frontend.events_until_now("request moved")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("lost_limit", "other_limit"), [(0, 2), (2, 0)])
+def test_workers_with_different_limits_serve_together_and_the_limit_of_the_lost_one_counts(
+    start_plane: Start, lost_limit: int, other_limit: int
+) -> None:
+    plane = start_plane()
+    requests = [Request("grpc", max_tokens=50) for _ in range(8)]
+
+    async def scenario() -> None:
+        lost = await plane.worker(SLOW, f"--migration-limit={lost_limit}")
+        other = await plane.worker(SLOW, f"--migration-limit={other_limit}")
+        assert await plane.frontend.metric("dynamo_frontend_model_migration_limit", model="mocker") == 2
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(outcome(plane.frontend, request.named(f"s{number}")))
+                for number, request in enumerate(requests)
+            ]
+            await wait_load(lost, len(requests) // 2, 0)
+            await wait_load(other, len(requests) // 2, 0)
+            lost.kill()
+
+        ended = [task.result() for task in tasks]
+        refused = [one.reason for one in ended if isinstance(one, Refused)]
+        moves = [move for moves in move_reasons(plane.frontend, requests) for move in moves]
+        assert refused == ([] if lost_limit else ["DISCONNECTED"] * 4)
+        assert moves == (["DISCONNECTED"] * 4 if lost_limit else [])
 
     asyncio.run(scenario())
