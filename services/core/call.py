@@ -72,8 +72,8 @@ class Attempt:
 class Cause(StrEnum):
     """What ended a request before its answer was complete.
 
-    Only workers use the last three: the frontend cancelled the stream, the session was lost, or a bug stopped the
-    delivery of tokens.
+    Only workers use the last five: the frontend cancelled the stream, the session was lost, a bug stopped the delivery
+    of tokens, no frontend came for a generation within its grace, or the same generation was submitted again.
     """
 
     CLIENT_DISCONNECT = "client_disconnect"
@@ -84,6 +84,8 @@ class Cause(StrEnum):
     SIGNAL = "signal"
     SESSION_LOST = "session_lost"
     INTERNAL = "internal"
+    GRACE_OVER = "grace_over"
+    REPLACED = "replaced"
 
 
 class Ending:

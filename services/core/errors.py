@@ -50,6 +50,10 @@ class Reason(StrEnum):
     INSTANCE_NOT_FOUND = "INSTANCE_NOT_FOUND"
     STORE_AWAY = "STORE_AWAY"
     TAKEN_OVER = "TAKEN_OVER"
+    STREAM_NOT_FOUND = "STREAM_NOT_FOUND"
+    STREAM_EXPIRED = "STREAM_EXPIRED"
+    RESUME_DIVERGED = "RESUME_DIVERGED"
+    CURSOR_BEYOND_END = "CURSOR_BEYOND_END"
     UNAUTHENTICATED = "UNAUTHENTICATED"
     INTERNAL = "INTERNAL"
 
@@ -183,12 +187,17 @@ TRAITS: dict[Reason, Traits] = {
         retryable=True,
         hint="The registry cannot reach its store. Back off and try again, on another registry if there is one.",
     ),
-    Reason.TAKEN_OVER: Traits(
-        grpc=StatusCode.ABORTED,
-        http=409,
-        kind="invalid_request_error",
-        hint="A newer stream registered this instance id. Give each start of a worker an id of its own.",
+    Reason.TAKEN_OVER: _request(409, StatusCode.ABORTED, None),
+    Reason.STREAM_NOT_FOUND: _request(
+        404, StatusCode.NOT_FOUND, "Only answers to requests with `x-on-disconnect: continue` can be resumed."
     ),
+    Reason.STREAM_EXPIRED: _request(
+        410, StatusCode.NOT_FOUND, "Come back within `x-detach-grace`, or send the request with the tokens you have."
+    ),
+    Reason.RESUME_DIVERGED: _request(
+        409, StatusCode.ABORTED, "Send the request with the tokens you have (`generated_token_ids`), or begin anew."
+    ),
+    Reason.CURSOR_BEYOND_END: _request(416, StatusCode.OUT_OF_RANGE, "Send the last cursor that the server has sent."),
     Reason.UNAUTHENTICATED: Traits(
         grpc=StatusCode.UNAUTHENTICATED,
         http=401,

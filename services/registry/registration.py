@@ -9,7 +9,7 @@ from typing import NoReturn, TypeVar
 import structlog
 
 from services.core.errors import Failure, Reason
-from services.registry.store import Lease, LeaseLost, Store
+from services.registry.store import Lease, LeaseLost, Store, taken_over
 from services.runtime.backoff import Backoff
 from services.runtime.tasks import wait_event
 from services.stubs.registry_pb2 import Instance, RegisterResponse
@@ -130,7 +130,7 @@ class Registration:
         if entry is None:
             raise LeaseLost
         if entry.lease_id not in self._lease_ids:
-            raise Failure(Reason.TAKEN_OVER, f"a newer stream registered {self._wanted.instance_id}")
+            raise taken_over(self._wanted.instance_id)
         if entry.lease_id == lease.lease_id and entry.instance != self._sent_last:
             await self._send_state(entry.instance, lease)
 

@@ -64,6 +64,12 @@ class Store(Protocol):
         ...
 
 
+def taken_over(instance_id: str) -> Failure:
+    """The failure of a registration that is not the newest one of its instance id."""
+    why = f"a newer stream registered {instance_id}: give each start of a worker an id of its own"
+    return Failure(Reason.TAKEN_OVER, why)
+
+
 def merged(old: Entry | None, instance: Instance, lease: Lease, *, takes_over: bool) -> Instance:
     """The record to store when `instance` is put over `old`. A draining instance stays draining.
 
@@ -73,7 +79,7 @@ def merged(old: Entry | None, instance: Instance, lease: Lease, *, takes_over: b
     if old is None:
         return instance
     if old.lease_id != lease.lease_id and not takes_over:
-        raise Failure(Reason.TAKEN_OVER, f"a newer stream registered {instance.instance_id}")
+        raise taken_over(instance.instance_id)
     return drained(instance) if old.instance.state == INSTANCE_STATE_DRAINING else instance
 
 

@@ -7,19 +7,22 @@ from prometheus_client.registry import Collector
 
 from services.worker.engine import Engine
 from services.worker.execute import Execute
+from services.worker.generations.store import GenerationStore
 
 
 class WorkerMetrics(Collector):
     """Collects the worker's state when it is scraped, so that a token costs nothing."""
 
-    def __init__(self, execute: Execute, engine: Engine) -> None:
+    def __init__(self, execute: Execute, engine: Engine, generations: GenerationStore) -> None:
         self._execute = execute
         self._engine = engine
+        self._generations = generations
 
     def collect(self) -> Iterator[Metric]:
         yield from self._admission()
         yield from self._early_ends()
         yield from self._engine_work()
+        yield from self._detached()
 
     def _admission(self) -> Iterator[Metric]:
         execute, counters, limits = self._execute, self._execute.counters, self._execute.limits
@@ -47,6 +50,14 @@ class WorkerMetrics(Collector):
         yield CounterMetricFamily(
             "unbroken_engine_aborts", "Requests removed from the engine before their end.", counters.aborted
         )
+
+    def _detached(self) -> Iterator[Metric]:
+        generations = self._generations
+        text = "Requests that run although no frontend reads them: they wait to be resumed."
+        yield GaugeMetricFamily("unbroken_detached_requests", text, generations.detached_running_count)
+        text = "Records without a frontend, of requests that run and of those that have ended."
+        yield GaugeMetricFamily("unbroken_detached_records", text, generations.detached_count)
+        yield GaugeMetricFamily("unbroken_detached_bytes", "Size of these records.", generations.detached_bytes)
 
     def _engine_work(self) -> Iterator[Metric]:
         load = self._engine.load()

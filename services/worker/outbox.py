@@ -62,6 +62,11 @@ class Outbox:
         self._message.begun.append(stream_id)
         self._grow(1)
 
+    def add_located(self, located: worker_pb2.Located) -> None:
+        """Add the answer to a question about generations."""
+        self._message.located.append(located)
+        self._grow(-(-located.ByteSize() // TOKEN_BYTES))
+
     def set_welcome(self, welcome: worker_pb2.Welcome) -> None:
         self._message.welcome.CopyFrom(welcome)
         self._on_change()

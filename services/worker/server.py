@@ -110,7 +110,7 @@ class Worker:
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, self._server.server)
         self._metrics = CollectorRegistry()
-        self._metrics.register(WorkerMetrics(self._execute, engine))
+        self._metrics.register(WorkerMetrics(self._execute, engine, self._service.generations))
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set and the worker has drained.
@@ -151,7 +151,12 @@ class Worker:
         await self._service.end_sessions(HANG_UP_S_MAX)
 
     async def _serve(self, stopping: asyncio.Event) -> None:
-        async with self._server, SessionListener(self._service.attach) as listener, AsyncExitStack() as ops:
+        async with (
+            self._service.generations,
+            self._server,
+            SessionListener(self._service.attach) as listener,
+            AsyncExitStack() as ops,
+        ):
             address = await self._server.start(self._config.listen)
             session_address = await listener.start(self._config.session_listen or _any_port(self._config.listen))
             record = self._record(address, session_address)

@@ -15,6 +15,7 @@ from services.runtime.tasks import wait_event
 from services.stubs import worker_pb2, worker_pb2_grpc
 from services.worker.engine import Engine
 from services.worker.execute import Execute
+from services.worker.generations.store import GenerationStore
 from services.worker.session import FrontendSession, FrontendSessionConfig
 
 log = structlog.get_logger()
@@ -24,7 +25,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """Serves one engine to any number of frontends."""
+    """Serves one engine to any number of frontends. `generations`: enter it before a session is served."""
 
     def __init__(
         self, instance_id: str, engine: Engine, execute: Execute, pipeline: Layer, config: FrontendSessionConfig
@@ -33,6 +34,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._engine = engine
         self._execute = execute
         self._pipeline = pipeline
+        self.generations = GenerationStore(pipeline, config.detach)
         self._config = config
         self._sessions: set[FrontendSession] = set()
         self._has_no_session = asyncio.Event()
@@ -54,7 +56,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def attach(self, connection: FrameConnection[worker_pb2.FrontendMessage]) -> None:
         """Serve a session on the connection until its end."""
-        session = FrontendSession(self._pipeline, self._welcome(), self.load, self._execute.counters, self._config)
+        counters = self._execute.counters
+        session = FrontendSession(self._pipeline, self._welcome(), self.load, counters, self.generations, self._config)
         if self._grace_s is not None:
             session.goaway(self._grace_s)
         self._sessions.add(session)
@@ -93,6 +96,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 )
                 for rank in load.ranks
             ],
+            detached=self.generations.detached_running_count,
             service_time=None if service_time_s is None else seconds_to_wire(service_time_s),
         )
 

@@ -2,13 +2,13 @@
 
 Every request is one call of the worker's pipeline in a task of its own. Its tokens go to the outbox of the session,
 which becomes one message whenever the frontend is ready to read one. All tasks belong to one task group: when the
-session ends, every request ends.
+session ends, every request ends, except the generations, which `OwnedStreams` lets go of.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -26,6 +26,8 @@ from services.rpc.inference_service import request_id_of
 from services.stubs import inference_pb2, worker_pb2
 from services.worker.counters import Counters
 from services.worker.execute import ATTACH
+from services.worker.generations.owned import OwnedStreams
+from services.worker.generations.store import DetachConfig, GenerationStore
 from services.worker.outbox import Outbox
 
 log = structlog.get_logger()
@@ -45,13 +47,15 @@ class FrontendSessionConfig:
     """`heartbeat_s`: the longest silence while the worker has requests, and until it has reported that it has none.
 
     `idle_heartbeats`: the longest silence otherwise, in heartbeats. `outbox_tokens_max`: how much a frontend may leave
-    unread before its session is dropped; see `Outbox.token_count`. `migration_limit`: see `RoutedSession`.
+    unread before its session is dropped; see `Outbox.token_count`. `migration_limit`: see `RoutedSession`. `detach`: of
+    the whole worker.
     """
 
     heartbeat_s: float = 0.25
     idle_heartbeats: int = 8
     outbox_tokens_max: int = 262_144
     migration_limit: int | None = None
+    detach: DetachConfig = field(default_factory=DetachConfig)
 
 
 class SessionOverError(Exception):
@@ -92,6 +96,7 @@ class FrontendSession:
         welcome: worker_pb2.Welcome,
         load: Callable[[], worker_pb2.Load],
         counters: Counters,
+        generations: GenerationStore,
         config: FrontendSessionConfig,
     ) -> None:
         self._pipeline = pipeline
@@ -110,6 +115,7 @@ class FrontendSession:
         self._outbox.set_load(load())
         self._streams_max = welcome.engine_request_limit + welcome.request_queue_limit + STREAMS_MAX
         self._streams: dict[int, _Stream] = {}
+        self._owned = OwnedStreams(generations, self._outbox, counters, self._note_ended)
         # Ids of ended streams, oldest first: a cancel may still arrive. An OrderedDict, because a dict that often loses
         # its first key takes ever longer to find the next.
         self._ended: OrderedDict[int, None] = OrderedDict()
@@ -141,6 +147,7 @@ class FrontendSession:
         except* SessionOverError as over:
             log.info("session over", why=str(over.exceptions[0]), peer=connection.peer)
         finally:
+            self._owned.detach_all()
             if self._has_ended:
                 connection.close()
             else:
@@ -157,8 +164,22 @@ class FrontendSession:
                     self._submit(submit)
                 for stream_id in message.cancels:
                     self._cancel(stream_id)
+                self._on_generations(message)
         except Exception as error:
             self._end_with(error)
+
+    def _on_generations(self, message: worker_pb2.FrontendMessage) -> None:
+        """Process the parts of a message that only generations have."""
+        for stream_id in message.stops:
+            self._owned.stop(stream_id)
+        for stream_id in message.detaches:
+            self._owned.detach(stream_id)
+        for locate in message.locates:
+            self._owned.locate(locate)
+        for adopt in message.adopts:
+            self._check_new(adopt.stream_id)
+            self._owned.adopt(adopt)
+            self._send_soon()
 
     def _on_connection_lost(self, failure: Failure) -> None:
         if failure.reason is Reason.PROTOCOL_VIOLATION:
@@ -190,8 +211,11 @@ class FrontendSession:
         self._is_send_due = False
         assert self._connection is not None
         if self._connection.is_writable:
+            has_more = self._owned.replay()
             if not self._outbox.is_empty:
                 self._connection.send(self._outbox.pop_message())
+            if has_more:
+                self._send_soon()
             if self._has_ended:
                 self._end_with(SessionOverError("this worker left"))
 
@@ -205,21 +229,29 @@ class FrontendSession:
             raise SessionOverError(f"the frontend asked for {count} choices at once: at most {CHOICES_MAX}")
         if max(first_id, first_choice) + count - 1 > COUNT_MAX:
             raise SessionOverError(f"the frontend counted {count} choices or their ids past {COUNT_MAX}")
-        if len(self._streams) + count > self._streams_max:
+        if len(self._streams) + len(self._owned) + count > self._streams_max:
             raise SessionOverError(f"the frontend has more than {self._streams_max} streams")
+        for number in range(count):
+            self._check_new(first_id + number)
         deadline = None
         if submit.HasField("timeout"):
             deadline = self._loop.time() + seconds_from_wire(submit.timeout)
         self._owes_load = True
         request, request_id = _read(asked), asked.request_id
+        if submit.HasField("generation"):
+            call = Call(request_id=request_id_of(request_id), deadline=deadline)
+            self._owned.submit(submit, request, call, count)
+            return
         choice_group = ChoiceGroup(count, first_choice) if count > 1 else None
         for number in range(count):
             stream = _Stream(first_id + number, first_choice + number, choice_group, self._outbox)
-            if stream.id in self._streams or stream.id in self._ended:
-                raise SessionOverError(f"the frontend used stream id {stream.id} twice")
             self._streams[stream.id] = stream
             stream.task = self._group.create_task(self._run(stream, request, request_id, deadline))
             stream.task.add_done_callback(partial(self._forget, stream))
+
+    def _check_new(self, stream_id: int) -> None:
+        if stream_id in self._streams or stream_id in self._owned or stream_id in self._ended:
+            raise SessionOverError(f"the frontend used stream id {stream_id} twice")
 
     async def _run(self, stream: _Stream, request: Request | Failure, request_id: str, deadline: float | None) -> None:
         stream.has_started = True
@@ -244,7 +276,9 @@ class FrontendSession:
 
     def _cancel(self, stream_id: int) -> None:
         """Cancel the stream. Each cancelled stream is counted once, whether it was still running or had ended."""
-        if (stream := self._streams.get(stream_id)) is not None:
+        if stream_id in self._owned:
+            self._owned.cancel(stream_id)
+        elif (stream := self._streams.get(stream_id)) is not None:
             if stream.ending.cause is not Cause.SIGNAL:
                 stream.ending.cause = Cause.SIGNAL
                 self._counters.cancelled[Cause.SIGNAL, stream.phase] += 1
@@ -263,7 +297,10 @@ class FrontendSession:
             return  # It has been counted, and no further cancel will come.
         if not stream.has_started:
             self._counters.cancelled[Cause.SESSION_LOST, Phase.QUEUED] += 1
-        self._ended[stream.id] = None
+        self._note_ended(stream.id)
+
+    def _note_ended(self, stream_id: int) -> None:
+        self._ended[stream_id] = None
         if len(self._ended) > ENDED_KEPT:
             self._ended.popitem(last=False)
 

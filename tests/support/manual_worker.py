@@ -238,7 +238,11 @@ async def serving(
     engine = engine or ManualEngine()
     execute = execute or Execute(engine, Limits(slots=2, places=3))
     service = WorkerService("w1", engine, execute, pipeline, FrontendSessionConfig(**config))
-    async with GrpcServer(["unbroken.v1.Worker"]) as server, SessionListener(service.attach) as listener:
+    async with (
+        service.generations,
+        GrpcServer(["unbroken.v1.Worker"]) as server,
+        SessionListener(service.attach) as listener,
+    ):
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server.server)
         address = await server.start("127.0.0.1:0")
         async with connected(address) as stub:

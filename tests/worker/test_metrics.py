@@ -7,8 +7,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.worker.dispatcher import Limits
-from services.worker.engine import EngineLoad
+from services.worker.engine import Engine, EngineLoad
 from services.worker.execute import Execute
+from services.worker.generations.store import DetachConfig, GenerationStore
 from services.worker.metrics import WorkerMetrics
 from tests.support.clock import pass_time, run_clocked, settle
 from tests.support.doubles import call_layer, make_request
@@ -29,10 +30,15 @@ def scraped(metrics: WorkerMetrics) -> Mapping[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
+def metrics_of(execute: Execute, engine: Engine) -> WorkerMetrics:
+    """The metrics of a worker without generations."""
+    return WorkerMetrics(execute, engine, GenerationStore(execute, DetachConfig()))
+
+
 def test_every_metric_is_exported_before_the_first_request() -> None:
     async def scenario() -> Mapping[str, float]:
         engine = LoadedEngine()
-        return scraped(WorkerMetrics(Execute(engine, Limits(slots=2, places=3)), engine))
+        return scraped(metrics_of(Execute(engine, Limits(slots=2, places=3)), engine))
 
     seen = run_clocked(scenario())
 
@@ -75,7 +81,7 @@ def test_each_outcome_is_counted_by_its_metric() -> None:
                 pass_time(4)
                 await settle()
             running.cancel()
-        return scraped(WorkerMetrics(execute, engine))
+        return scraped(metrics_of(execute, engine))
 
     seen = run_clocked(scenario())
 

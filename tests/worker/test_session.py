@@ -23,6 +23,7 @@ from services.worker import session as session_module
 from services.worker.counters import Counters
 from services.worker.dispatcher import Limits
 from services.worker.execute import Execute
+from services.worker.generations.store import DetachConfig, GenerationStore
 from services.worker.session import FrontendSession, FrontendSessionConfig
 from tests.support.clock import settle
 from tests.support.doubles import CARD, Script, run_async
@@ -437,10 +438,17 @@ def test_each_cancel_counts_once_under_the_phase_of_its_stream() -> None:
     assert aborted == 2
 
 
+def store_of(pipeline: Layer) -> GenerationStore:
+    """The generations of a worker that has none."""
+    return GenerationStore(pipeline, DetachConfig())
+
+
 def unconnected(pipeline: Layer, counters: Counters) -> session_module.FrontendSession:
     """A session without a connection: the test calls it with requests and cancels."""
     config = session_module.FrontendSessionConfig(heartbeat_s=9.0)
-    return session_module.FrontendSession(pipeline, worker_pb2.Welcome(), worker_pb2.Load, counters, config)
+    return session_module.FrontendSession(
+        pipeline, worker_pb2.Welcome(), worker_pb2.Load, counters, store_of(pipeline), config
+    )
 
 
 def test_cancel_in_the_turn_in_which_its_stream_ends_counts_as_crossing_the_end() -> None:
@@ -822,8 +830,9 @@ def test_frontend_may_leave_exactly_the_bound_unread(count: int) -> None:
 
 def test_unsent_messages_are_sent_as_soon_as_the_frontend_reads_on() -> None:
     async def scenario() -> None:
+        pipeline, config = Script(), FrontendSessionConfig(heartbeat_s=60)
         session = FrontendSession(
-            Script(), worker_pb2.Welcome(), worker_pb2.Load, Counters(), FrontendSessionConfig(heartbeat_s=60)
+            pipeline, worker_pb2.Welcome(), worker_pb2.Load, Counters(), store_of(pipeline), config
         )
         connection, wire = FrameConnection(worker_pb2.FrontendMessage, is_opener=False), RecordingTransport()
         connection.connection_made(wire)

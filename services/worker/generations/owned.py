@@ -1,0 +1,212 @@
+"""The generations that one session owns, and the answers to its frontend's questions about generations."""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from services.core.call import Call, Cause, Phase
+from services.core.choice_group import ChoiceGroup
+from services.core.errors import Failure
+from services.core.interface import Delta
+from services.core.request import FinishReason, Request
+from services.rpc.codec import logprobs_from_wire, seconds_from_wire
+from services.stubs import worker_pb2
+from services.worker.counters import Counters
+from services.worker.execute import ATTACH
+from services.worker.generations.generation import Generation, Spec
+from services.worker.generations.store import GenerationStore
+from services.worker.outbox import Outbox
+
+REPLAY_WEIGHT_MAX = 16_384
+"""How much of a record goes into one message to its new owner, in tokens (`Delta.weight`)."""
+
+
+class OwnedStream:
+    """The owner of one generation: passes its tokens to the outbox of a session.
+
+    `replayed`: the position up to which an adopted record has been sent; None: all of it, so tokens are sent as they
+    come.
+    """
+
+    __slots__ = ("_forget", "_outbox", "generation", "id", "replayed")
+
+    def __init__(self, stream_id: int, outbox: Outbox, forget: Callable[[int], None]) -> None:
+        self.id = stream_id
+        self.generation: Generation | None = None  # Set at once by its creator.
+        self.replayed: int | None = None
+        self._outbox = outbox
+        self._forget = forget
+
+    def on_begun(self) -> None:
+        self._outbox.add_begun(self.id)
+
+    def on_tokens(self, delta: Delta) -> None:
+        if self.replayed is None:
+            self._outbox.add_tokens(self.id, delta)
+
+    def on_ended(self, outcome: FinishReason | Failure) -> None:
+        """Send the end, once the record has been sent. A failure ends the stream at once."""
+        if isinstance(outcome, Failure):
+            self._outbox.add_failure(self.id, outcome)
+            self._forget(self.id)
+        elif self.replayed is None:
+            self._outbox.add_finish(self.id, outcome)
+
+    def replay(self, weight_max: int) -> int:
+        """Send the next part of the record. Returns its weight."""
+        assert self.generation is not None
+        assert self.replayed is not None
+        weight = 0
+        for delta in self.generation.pieces(self.replayed, weight_max):
+            self._outbox.add_tokens(self.id, delta)
+            self.replayed = delta.position + len(delta.token_ids)
+            weight = delta.weight
+            break
+        if self.replayed == self.generation.end:
+            self.replayed = None
+            if self.generation.outcome is not None:
+                self.on_ended(self.generation.outcome)
+        return weight
+
+
+class OwnedStreams:
+    """The streams of one session whose generations outlive it, by stream id."""
+
+    def __init__(
+        self, store: GenerationStore, outbox: Outbox, counters: Counters, on_removed: Callable[[int], None]
+    ) -> None:
+        """`on_removed`: called with the id of each stream that is over for this session."""
+        self._store = store
+        self._outbox = outbox
+        self._counters = counters
+        self._on_removed = on_removed
+        self._streams: dict[int, OwnedStream] = {}
+        self._replays: dict[int, OwnedStream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __contains__(self, stream_id: int) -> bool:
+        return stream_id in self._streams
+
+    def submit(self, submit: worker_pb2.Submit, request: Request | Failure, call: Call, count: int) -> None:
+        """Start `count` choices. `call`: without attempt, ending and group."""
+        spec, first = _spec(submit.generation), submit.request.choice
+        choice_group = ChoiceGroup(count, first) if count > 1 else None
+        known = Request(model="", choice=first) if isinstance(request, Failure) else request
+        for number in range(count):
+            stream = self._add(submit.stream_id + number)
+            generation = Generation(spec, known, first + number, choice_group, stream)
+            stream.generation = generation
+            own_call = replace(
+                call, endpoint=ATTACH, attempt=generation, ending=generation.ending, choice_group=choice_group
+            )
+            own = request if isinstance(request, Failure) else replace(request, choice=first + number)
+            try:
+                self._store.start(generation, own, own_call)
+            except Failure as failure:
+                stream.on_ended(failure)
+
+    def adopt(self, adopt: worker_pb2.Adopt) -> None:
+        """Take a generation over, and send its record from its beginning."""
+        stream = self._add(adopt.stream_id)
+        try:
+            generation = self._store.adopt(adopt.generation_id, adopt.index, adopt.epoch, stream)
+        except Failure as failure:
+            stream.on_ended(failure)
+            return
+        stream.generation = generation
+        stream.replayed = generation.spec.base
+        if generation.has_begun:
+            stream.on_begun()
+        if isinstance(generation.outcome, Failure):
+            stream.on_ended(generation.outcome)
+            self._store.drop(generation, Cause.INTERNAL)  # It has ended.
+        else:
+            self._replays[stream.id] = stream
+
+    def locate(self, locate: worker_pb2.Locate) -> None:
+        """Answer a question about an answer's generations."""
+        store, generation_id = self._store, locate.generation_id
+        cancelled = store.cancel_detached(generation_id) if locate.cancels else 0
+        found = store.locate(generation_id)
+        holdings = [
+            worker_pb2.Holding(
+                index=one.index,
+                token_count=one.token_count,
+                epoch=one.epoch,
+                is_finished=isinstance(one.outcome, FinishReason),
+                has_failed=isinstance(one.outcome, Failure),
+            )
+            for one in found
+        ]
+        self._outbox.add_located(
+            worker_pb2.Located(
+                query=locate.query,
+                holdings=holdings,
+                presentation=found[0].spec.presentation if found else b"",
+                is_expired=not found and store.is_expired(generation_id),
+                cancelled=cancelled,
+            )
+        )
+
+    def cancel(self, stream_id: int) -> None:
+        """The frontend gives the stream up: stop the engine and drop the record."""
+        if (stream := self._streams.get(stream_id)) is not None and stream.generation is not None:
+            self._count_signal(stream.generation)
+            self._store.drop(stream.generation, Cause.SIGNAL)
+            self._remove(stream_id)
+
+    def stop(self, stream_id: int) -> None:
+        """The frontend needs no more tokens."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.generation is not None:
+            self._count_signal(stream.generation)
+            stream.generation.stop()
+
+    def detach(self, stream_id: int) -> None:
+        """The frontend lets go of the stream."""
+        if (stream := self._streams.get(stream_id)) is not None and stream.generation is not None:
+            self._store.let_go(stream.generation, stream)
+            self._remove(stream_id)
+
+    def detach_all(self) -> None:
+        """The session is over."""
+        for stream_id in list(self._streams):
+            self.detach(stream_id)
+
+    def replay(self) -> bool:
+        """Put the next parts of adopted records into the outbox. Returns whether there are more."""
+        weight = 0
+        for stream in list(self._replays.values()):
+            weight += stream.replay(REPLAY_WEIGHT_MAX - weight)
+            if stream.replayed is None:
+                self._replays.pop(stream.id, None)
+            if weight >= REPLAY_WEIGHT_MAX:
+                break
+        return bool(self._replays)
+
+    def _add(self, stream_id: int) -> OwnedStream:
+        stream = self._streams[stream_id] = OwnedStream(stream_id, self._outbox, self._remove)
+        return stream
+
+    def _remove(self, stream_id: int) -> None:
+        self._replays.pop(stream_id, None)
+        del self._streams[stream_id]
+        self._on_removed(stream_id)
+
+    def _count_signal(self, generation: Generation) -> None:
+        phase = generation.phase if generation.outcome is None else Phase.ENDED
+        self._counters.cancelled[Cause.SIGNAL, phase] += 1
+
+
+def _spec(message: worker_pb2.Generation) -> Spec:
+    return Spec(
+        id=message.id,
+        index=message.index,
+        base=message.base,
+        epoch=message.epoch,
+        grace_s=seconds_from_wire(message.grace),
+        presentation=message.presentation,
+        prior_logprobs=tuple(map(logprobs_from_wire, message.prior_logprobs)),
+    )
