@@ -176,6 +176,14 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
     default=30.0,
     help="Seconds after which the request of a client that reads nothing, although data is waiting, is ended.",
 )
+@env_option(
+    "--http-keepalive",
+    "DYN_HTTP_KEEPALIVE_SECS",
+    type=Number(1, DAY_S),
+    default=75.0,
+    help="Seconds that an idle HTTP connection stays open. Set it above a load balancer's own: some keep theirs for"
+    " 600 s.",
+)
 @admin_options
 @env_option(
     "--body-limit-mb",
@@ -265,6 +273,7 @@ def _http(given: dict[str, Any]) -> "HttpConfig":
         overload_status=given["overload_status_code"],
         cors_origins=tuple(given["cors_allow_origin"]),
         unknown_fields=given["unknown_fields"],
+        keepalive_s=given["http_keepalive"],
         client=ClientBounds(
             buffer_bytes_max=given["client_buffer_max"],
             stall_s_max=given["client_stall_timeout"],

@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from services.cli.frontend import command, frontend_config, warn_of_unused_thresholds
 from services.frontend.routing.thresholds import AdmissionConfig, Thresholds
+from services.http.server.config import HttpConfig
 
 
 def parsed(*options: str) -> dict[str, Any]:
@@ -45,6 +46,16 @@ def test_cors_origins_are_parsed_as_a_list(given: str, origins: list[str]) -> No
 def test_unknown_fields_reach_the_http_api() -> None:
     assert frontend_config(parsed()).http.unknown_fields == "refuse-misspelt"
     assert frontend_config(parsed("--unknown-fields", "refuse")).http.unknown_fields == "refuse"
+
+
+def test_keepalive_of_idle_connections_reaches_the_http_server() -> None:
+    assert frontend_config(parsed()).http.keepalive_s == HttpConfig().keepalive_s
+    assert frontend_config(parsed("--http-keepalive", "620")).http.keepalive_s == 620
+
+
+def test_keepalive_too_short_for_a_connections_first_request_is_refused() -> None:
+    with pytest.raises(click.BadParameter, match="from 1 to"):
+        parsed("--http-keepalive", "0")
 
 
 @pytest.mark.parametrize("given", ["", "a.example", "https://a.example/", "https://a.example,", "https://A.example"])
