@@ -184,6 +184,14 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
     help="Seconds that an idle HTTP connection stays open. Set it above a load balancer's own: some keep theirs for"
     " 600 s.",
 )
+@env_option(
+    "--sse-keepalive",
+    "DYN_SSE_KEEPALIVE_SECS",
+    type=Number(0.1, DAY_S),
+    help="Seconds of silence after which an SSE stream gets a comment, for proxies that cut silent streams. A comment"
+    " before the first token sends status 200, so later failures are error events in the stream, without a status or"
+    " Retry-After. Default: no comments.",
+)
 @admin_options
 @env_option(
     "--body-limit-mb",
@@ -274,6 +282,7 @@ def _http(given: dict[str, Any]) -> "HttpConfig":
         cors_origins=tuple(given["cors_allow_origin"]),
         unknown_fields=given["unknown_fields"],
         keepalive_s=given["http_keepalive"],
+        sse_keepalive_s=given["sse_keepalive"],
         client=ClientBounds(
             buffer_bytes_max=given["client_buffer_max"],
             stall_s_max=given["client_stall_timeout"],

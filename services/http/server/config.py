@@ -19,6 +19,7 @@ class HttpConfig:
     `request_timeout_s`: the deadline of requests that bring none; None: no deadline. `overload_status`: the status of
     refusals for lack of capacity. `cors_origins`: whose pages may read answers; "*": all. `unknown_fields`: what
     happens to requests with fields that no API has; by default those are refused that resemble a field.
+    `sse_keepalive_s`: how long a stream is silent before a comment is sent; None: no comments are sent.
 
     `body_read_s_max`: how long a request may take to arrive. `lingering_s_max`: how long the rest of a refused request
     is read and discarded, so that the client sees the response. `keepalive_s`: how long an idle connection stays open.
@@ -33,6 +34,7 @@ class HttpConfig:
     overload_status: int = 503
     cors_origins: tuple[str, ...] = ()
     unknown_fields: UnknownFields = "refuse-misspelt"
+    sse_keepalive_s: float | None = None
     body_read_s_max: float = 60.0
     lingering_s_max: float = 10.0
     keepalive_s: float = 75.0

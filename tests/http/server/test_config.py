@@ -10,6 +10,7 @@ NO_BOUNDS = {
     "cors_origins",
     "unknown_fields",
     "takes_reserve",
+    "sse_keepalive_s",
     "client",
 }
 

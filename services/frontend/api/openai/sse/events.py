@@ -15,6 +15,7 @@ from services.frontend.api.openai.responses import Answer
 from services.models.tokenizers import Vocabulary
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keepalive\n"
 _PLACEHOLDER = "\0"
 _PLACEHOLDER_ENCODED = msgspec.json.encode(_PLACEHOLDER)
 _encode = msgspec.json.Encoder().encode
@@ -48,8 +49,9 @@ class _OpenChoice(Struct):
 
 
 class Events:
-    """The events of one stream."""
+    """The events of one stream. `has_ids`: whether they have `id:` lines."""
 
+    has_ids = False
     __slots__ = ("_answer", "_head", "_is_chunked", "_open", "_tail", "_vocabulary")
 
     def __init__(self, answer: Answer, vocabulary: Callable[[], Vocabulary], *, is_chunked: bool) -> None:
@@ -80,6 +82,18 @@ class Events:
         """The last events of the stream: usage, if the client asked for it, and the end marker."""
         return (self._event([], usage) if self._answer.includes_usage else b"") + DONE
 
+    def comment(self) -> bytes:
+        """A comment between events, which clients ignore.
+
+        The empty line after it is for clients that split the stream at empty lines and skip what begins with a colon.
+        It is left out among events with ids: OpenAI's SDK for Python, which has remembered an id, takes it for the end
+        of an event without data.
+        """
+        return self._framed(COMMENT if self.has_ids else COMMENT + b"\n")
+
+    def _framed(self, events: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events
+
     def _uncommon(self, delta: Delta, choice: _OpenChoice | None) -> bytes:
         """The events of the first delta of a choice, of one with log probabilities, or of the last one."""
         if not (delta.text or delta.logprobs or delta.finish_reason is not None):
@@ -96,7 +110,7 @@ class Events:
             events += self._event_of(self._answer.finish(delta.choice, delta.finish_reason))
         if not events:
             return b""  # An empty chunk would end the body.
-        return b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events
+        return self._framed(events)
 
     def _start(self, index: int) -> _OpenChoice:
         if not self._head:

@@ -12,6 +12,7 @@ from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
 from services.frontend.api.openai.sse.backlog import Backlog
 from services.frontend.api.openai.sse.events import events_of
+from services.frontend.api.openai.sse.keepalive import Keepalive
 from services.frontend.api.response_headers import told_headers
 from services.http.errors import envelope, error_response
 from services.http.server.config import HttpConfig
@@ -30,24 +31,32 @@ class SseStream:
     """The sink of one streamed answer, and its response.
 
     The response begins with the first event, so that a failure before it gets an HTTP status of its own. The head is
-    sent together with the first event, and the last event together with the end of the body.
+    sent together with the first event, and the last event together with the end of the body. With `sse_keepalive_s`, a
+    comment is sent in each pause; the first one begins the response if it comes before the first event.
 
     | state | event | next state |
     | --- | --- | --- |
     | waiting | a delta with an event | open |
     | waiting | a delta without an event | waiting |
     | waiting | a delta with an event, the client is gone | left |
+    | waiting | a pause | open |
+    | waiting | a pause, the client is gone | waiting |
     | open | a delta | open |
     | open | too much is unsent | slow |
     | open | a delta, the client is gone | left |
+    | open | a pause | open |
     | slow | a delta, too much is unsent | slow |
     | slow | a delta, nothing is buffered any more | open |
     | slow | a delta, the client is gone | left |
     | slow | the client passes a bound | left |
+    | slow | a pause, too much is unsent | slow |
+    | slow | a pause, nothing is buffered any more | open |
     | left | a delta | left |
+    | left | a pause | left |
 
     While the stream is waiting, nothing is sent; while it is slow, deltas go to a backlog. When it becomes `left`, the
-    request is failed from outside, and nothing more is sent.
+    request is failed from outside, and nothing more is sent. A pause adds a comment to an open stream whose client has
+    taken everything; what is slow or unsent needs none.
     """
 
     __slots__ = (
@@ -64,6 +73,7 @@ class SseStream:
         "_http_request",
         "_is_chunked",
         "_is_open",
+        "_keepalive",
         "_left",
         "_told",
         "_transport",
@@ -86,12 +96,13 @@ class SseStream:
         self._config = config
         self._is_chunked = http_request.is_chunkable
         self._events = events_of(answer, vocabulary, is_chunked=http_request.is_chunkable)
-        self._events_of = self._events.of
+        self._events_of: Callable[[Delta], bytes] = self._events.of
         self._is_open = self._has_begun = False
         self._cork = connection.cork
         self._transport = connection.transport
         self._at_end = b""
         self._backlog: Backlog | None = None
+        self._keepalive: Keepalive | None = None
         self._ending: Ending | None = None
         self._told: Told | None = None
         self._left: Reason | None = None
@@ -127,9 +138,30 @@ class SseStream:
         else:
             assert self._backlog is not None
             self._backlog.deliver(delta)
-            if self._backlog.is_caught_up:
-                self._stop_backlog()
-                self._is_open = True
+            self._open_if_caught_up(self._backlog)
+
+    def _open_if_caught_up(self, backlog: Backlog) -> None:
+        if backlog.is_caught_up:
+            backlog.stop()
+            self._is_open = True
+
+    def _start_keepalive(self, pause_s: float) -> None:
+        self._keepalive = Keepalive(pause_s, self._on_pause)
+        self._events_of = self._keepalive.noting(self._events.of)
+
+    def _on_pause(self) -> None:
+        """Send a comment, unless the client is gone, or has not taken what was sent before, or the answer is ending."""
+        transport = self._transport
+        if self._left is not None or transport.is_closing() or transport.get_write_buffer_size() or self._at_end:
+            return
+        if not self._has_begun:
+            self._begin(self._events.comment(), is_last=False)
+            return
+        if not self._is_open:
+            assert self._backlog is not None
+            self._open_if_caught_up(self._backlog)
+        if self._is_open:
+            self._cork.write(transport, self._events.comment())
 
     async def serve(self, pipeline: Layer, request: Request, call: Call, client_names: ClientNames) -> None:
         """Run the request and send its answer. Raises only CancelledError.
@@ -138,6 +170,8 @@ class SseStream:
         outcomes included, sees the reason.
         """
         self._ending, self._told = call.ending, call.told
+        if (pause_s := self._config.sse_keepalive_s) is not None:
+            self._start_keepalive(pause_s)
         try:
             outcome = await outcome_of(pipeline, request, call, self)
         except Exception as error:
@@ -145,6 +179,8 @@ class SseStream:
         finally:
             self._connection.on_full = None
             self._stop_backlog()
+            if self._keepalive is not None:
+                self._keepalive.stop()
         try:
             if self._left is None:
                 last = self._end_of(outcome, client_names)
@@ -160,7 +196,7 @@ class SseStream:
             self._backlog.stop()
 
     def _begin(self, event: bytes, *, is_last: bool) -> None:
-        """Send the head and the first event. `is_last`: keep both, to send them together with the end."""
+        """Send the head and the first event or comment. `is_last`: keep both, to send them together with the end."""
         if self._transport.is_closing():
             self._leave_gone()
             return

@@ -215,3 +215,41 @@ def test_log_probabilities_of_a_token_with_line_separators_stay_on_one_line() ->
 
     assert len(sent.decode().splitlines()) == 2
     assert choices(sent)[0]["logprobs"]["tokens"] == [odd]
+
+
+def dispatched(stream: bytes) -> list[tuple[str, str | None]]:
+    """Data and id of each event, as openai-python 1 to 3 decodes a stream: an id is never forgotten."""
+    found, data, last_id = [], [], None
+    for line in stream.decode().splitlines():
+        name, _, value = line.partition(": ")
+        if name == "data":
+            data.append(value)
+        elif name == "id":
+            last_id = value
+        elif not line and (data or last_id is not None):
+            found.append(("\n".join(data), last_id))
+            data = []
+    return found
+
+
+class EventsWithIds(Events):
+    has_ids = True
+
+
+@pytest.mark.parametrize(("kind", "id_line", "seen_id"), [(Events, b"", None), (EventsWithIds, b"id: 1\n", "1")])
+def test_stock_sdk_sees_no_event_in_a_comment(kind: type[Events], id_line: bytes, seen_id: str | None) -> None:
+    comment = kind(ChatAnswer(request_id="r", model="m"), ByteTokenizer, is_chunked=False).comment()
+    event = id_line + b"data: x\n\n"
+
+    found = dispatched(comment + event + comment + comment + event + comment + DONE)
+
+    assert found == [("x", seen_id), ("x", seen_id), ("[DONE]", seen_id)]
+
+
+def test_comment_is_a_block_of_its_own_for_clients_that_split_at_empty_lines() -> None:
+    """vLLM's bench skips a block that begins with a colon."""
+    assert chat_events().comment() == b": keepalive\n\n"
+
+
+def test_comment_is_a_chunk_where_events_are() -> None:
+    assert chat_events(is_chunked=True).comment() == b"d\r\n: keepalive\n\n\r\n"

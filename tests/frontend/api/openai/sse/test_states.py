@@ -12,7 +12,8 @@ import pytest
 from services.core.call import Ending, Told
 from services.core.client_flow import ClientBounds
 from services.core.errors import Reason
-from services.core.interface import Delta
+from services.core.interface import Delta, Usage
+from services.core.request import FinishReason
 from services.frontend.api.openai.responses import CompletionAnswer
 from services.frontend.api.openai.sse.stream import SseStream
 from services.http.server.config import HttpConfig
@@ -128,18 +129,39 @@ async def pass_a_bound(stage: Stage) -> None:
     stage.deliver("x" * BUFFER_BYTES_MAX)
 
 
+async def pause(stage: Stage) -> None:
+    stage.stream._on_pause()
+
+
+async def pause_for_nobody(stage: Stage) -> None:
+    stage.transport.close()
+    stage.stream._on_pause()
+
+
+async def catch_up_and_pause(stage: Stage) -> None:
+    stage.deliver()
+    await stage.empty()
+    stage.stream._on_pause()
+
+
 EVENTS: Mapping[tuple[str, str], Callable[[Stage], Any]] = {
     ("waiting", "a delta with an event"): deliver,
     ("waiting", "a delta without an event"): deliver_nothing,
     ("waiting", "a delta with an event, the client is gone"): deliver_to_nobody,
+    ("waiting", "a pause"): pause,
+    ("waiting", "a pause, the client is gone"): pause_for_nobody,
     ("open", "a delta"): deliver,
     ("open", "too much is unsent"): fill,
     ("open", "a delta, the client is gone"): deliver_to_nobody,
+    ("open", "a pause"): pause,
     ("slow", "a delta, too much is unsent"): deliver,
     ("slow", "a delta, nothing is buffered any more"): catch_up,
     ("slow", "a delta, the client is gone"): deliver_to_nobody,
     ("slow", "the client passes a bound"): pass_a_bound,
+    ("slow", "a pause, too much is unsent"): pause,
+    ("slow", "a pause, nothing is buffered any more"): catch_up_and_pause,
     ("left", "a delta"): deliver,
+    ("left", "a pause"): pause,
 }
 
 
@@ -208,3 +230,54 @@ def test_stream_that_is_left_writes_nothing_more() -> None:
             assert stage.transport.written == written
 
     run_async(test())
+
+
+def comments_after(prepare: Callable[[Stage], Any]) -> int:
+    """How many comments a pause sends after `prepare`."""
+
+    async def test() -> int:
+        with stage_of() as stage:
+            prepare(stage)
+            stage.stream._on_pause()
+            return stage.transport.written.count(b": keepalive")
+
+    return run_async(test())
+
+
+@pytest.mark.parametrize("state", ["waiting", "open"])
+def test_pause_sends_a_comment_to_a_client_that_waits(state: str) -> None:
+    assert comments_after(INTO[state]) == 1
+
+
+@pytest.mark.parametrize("state", ["slow", "left"])
+def test_pause_sends_nothing_to_a_client_that_is_slow_or_gone(state: str) -> None:
+    assert comments_after(INTO[state]) == 0
+
+
+def test_comments_do_not_pile_up_for_a_client_that_takes_nothing() -> None:
+    def leave_unread(stage: Stage) -> None:
+        stage.deliver()
+        stage.transport.size = 1
+
+    assert comments_after(leave_unread) == 0
+
+
+def test_no_comment_follows_the_last_event_which_waits_for_the_end() -> None:
+    """It would come before the head if the last event is the first."""
+
+    def end(stage: Stage) -> None:
+        stage.stream.deliver(Delta(0, [1], "x", finish_reason=FinishReason.STOP, usage=Usage(1, 1)))
+
+    assert comments_after(end) == 0
+
+
+def test_client_that_has_caught_up_in_a_pause_gets_comments_again() -> None:
+    async def test() -> bytes:
+        with stage_of() as stage:
+            into_slow(stage)
+            stage.deliver()
+            await stage.empty()
+            stage.stream._on_pause()
+            return stage.transport.written
+
+    assert run_async(test()).endswith(b": keepalive\n\n\r\n")

@@ -14,6 +14,9 @@ from services.core.common_layers import Guard
 from services.core.errors import Failure, Reason
 from services.core.interface import Layer
 from services.core.request import FinishReason
+from services.frontend.api.openai.sse import stream as stream_module
+from services.frontend.api.openai.sse.events import DONE
+from services.frontend.api.openai.sse.keepalive import Keepalive
 from services.http.server.config import HttpConfig
 from services.http.server.connection import Connection
 from tests.http.support import (
@@ -587,5 +590,102 @@ def test_stream_of_a_draining_frontend_is_the_last_on_its_connection() -> None:
             response, _ = await server.post(COMPLETIONS, COMPLETION)
 
         assert response.headers["Connection"] == "close"
+
+    run(test)
+
+
+# Comments in pauses
+
+OFTEN = HttpConfig(sse_keepalive_s=0.02)
+COMMENT = b": keepalive\n\n"
+
+
+def without_comments(body: bytes) -> list[Any]:
+    return events(body.replace(COMMENT, b""))
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_comments_come_before_the_first_token_and_between_tokens(version: str) -> None:
+    async def test() -> None:
+        first, second = asyncio.Event(), asyncio.Event()
+        async with serving(Script(first, "a", second, "b"), config=OFTEN) as server:
+            reader, writer = await server.connect()
+            writer.write(raw_post(COMPLETIONS, COMPLETION, version=version))
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readuntil(COMMENT)
+            await reader.readuntil(COMMENT)
+            first.set()
+            a = await reader.readuntil(b'"text":"a"')
+            await reader.readuntil(COMMENT)
+            second.set()
+            rest = await reader.readuntil(DONE)
+
+        assert head.startswith(f"HTTP/{version} 200 OK\r\n".encode())
+        assert (b"Transfer-Encoding: chunked" in head) == (version == "1.1")
+        assert b"HTTP/" not in a + rest
+        assert b'"text":"b"' in rest
+
+    run(test)
+
+
+def test_failure_after_a_comment_is_an_error_event() -> None:
+    async def test() -> None:
+        go = asyncio.Event()
+        async with (
+            serving(Script(go, Reason.OVERLOADED), config=OFTEN) as server,
+            server.session.post(COMPLETIONS, json=COMPLETION) as response,
+        ):
+            await response.content.readuntil(COMMENT)
+            go.set()
+            [(name, data)] = without_comments(await response.content.read())
+
+        assert response.status == 200
+        assert (name, data["error"]["code"]) == ("error", "OVERLOADED")
+
+    run(test)
+
+
+def test_failure_before_a_comment_has_its_http_status() -> None:
+    async def test() -> None:
+        async with serving(Script(3, Reason.OVERLOADED), config=HttpConfig(sse_keepalive_s=60)) as server:
+            response, _ = await server.post(COMPLETIONS, COMPLETION)
+
+        assert response.status == 503
+        assert response.headers["Retry-After"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("config", [HttpConfig(), HttpConfig(sse_keepalive_s=60)], ids=["off", "on"])
+def test_stream_has_one_timer_if_comments_are_on_and_none_if_they_are_off(
+    config: HttpConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Keepalive] = []
+
+    class Recorded(Keepalive):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(stream_module, "Keepalive", Recorded)
+
+    async def test() -> None:
+        async with serving(Script("a", 3, "b"), config=config) as server:
+            await server.post(COMPLETIONS, COMPLETION)
+
+        assert [keepalive._timer.cancelled() for keepalive in made] == [True] * (config.sse_keepalive_s is not None)
+
+    run(test)
+
+
+def test_client_that_leaves_in_a_pause_ends_its_request_and_the_comments() -> None:
+    async def test() -> None:
+        script = Script("a", HANG)
+        async with serving(script, config=OFTEN) as server:
+            reader, writer = await server.connect()
+            writer.write(raw_post(COMPLETIONS, COMPLETION))
+            await reader.readuntil(COMMENT)
+            writer.close()
+            await script.cancelled.wait()
 
     run(test)
