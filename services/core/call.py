@@ -4,7 +4,7 @@
 the request nor a token can: `core/interface.py` lists them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -118,13 +118,14 @@ class Told:
     """What a client is told beside its tokens. `Preprocess` and `Validate` write it once, before the first token.
 
     `seed`: with it, the same request gets the same answers. None if the engine uses no seeds, or if the prompts of the
-    request have different ones.
+    request have different ones. `prompts`: the token ids of each prompt; known in frontends only.
     """
 
-    __slots__ = ("seed",)
+    __slots__ = ("prompts", "seed")
 
     def __init__(self) -> None:
         self.seed: int | None = None
+        self.prompts: Sequence[tuple[int, ...]] = ()
 
 
 class Call(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from array import array
 from collections import deque
 
 from services.core.interface import Delta, TokenLogprobs, Usage
-from services.core.request import FinishReason
+from services.core.request import Continuation, FinishReason
 
 PIECE_BYTES_MAX = 16 * 1024
 """Nothing is added to a piece of this size: progress of a client that reads little at a time stays visible, and writing
@@ -20,6 +20,7 @@ class _Piece:
 
     __slots__ = (
         "choice",
+        "continuation",
         "finish_reason",
         "logprobs",
         "position",
@@ -37,6 +38,7 @@ class _Piece:
         self.text = bytearray()
         self.logprobs: list[TokenLogprobs] | None = None
         self.finish_reason: FinishReason | None = None
+        self.continuation: Continuation | None = None
         self.usage: Usage | None = None
         self.prompt_tokens = 0
         self.size = 0
@@ -57,7 +59,7 @@ class _Piece:
         self.token_ids.extend(delta.token_ids)
         self.text += text
         self.finish_reason, self.usage = delta.finish_reason, delta.usage
-        self.prompt_tokens = delta.prompt_tokens
+        self.prompt_tokens, self.continuation = delta.prompt_tokens, delta.continuation
         token_count = len(delta.token_ids)
         size = len(text) + TOKEN_BYTES * token_count + LOGPROB_BYTES * (delta.weight - token_count)
         self.size += size
@@ -76,6 +78,7 @@ class _Piece:
             self.finish_reason,
             self.usage,
             self.prompt_tokens,
+            self.continuation,
         )
 
 

@@ -5,7 +5,7 @@ Four fields of `Call` carry data that travels neither way. There are no other si
 | field of `Call` | from | to | what it carries |
 | --- | --- | --- | --- |
 | `ending` | stream writers, `Gate` | `Accept`, `Observe` | a failure from outside the request's task, and its cause |
-| `told` | `Preprocess`, `Validate` | stream writers | the seed that was used, known before the first token |
+| `told` | `Preprocess`, `Validate` | stream writers | the seed, and the prompts in token ids, before the first token |
 | `attempt` | `Route` | `Transport`, `Migrate` | the session that the attempt goes on, and that a later attempt avoids |
 | `attempt` | the session | `Migrate` | two events between tokens: the engine has begun, the worker leaves |
 | `choice_group` | `Choices` | `Route`, the session | one reservation for all choices, which run in separate tasks |
@@ -21,7 +21,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from services.core.call import Call
-from services.core.request import FinishReason, Request
+from services.core.request import Continuation, FinishReason, Request
 
 
 class Usage(Struct, frozen=True, gc=False):
@@ -42,8 +42,9 @@ class Delta(Struct, gc=False):
     """New tokens of one choice; `position` is the index of the first one in the choice's continuation.
 
     `logprobs`: one for each token, if the request asked for them. Above `Detokenize`, the last delta of a choice has
-    its `finish_reason`, and the last delta of the request has the `usage` of the whole request. `prompt_tokens`: of the
-    choice's prompt, set above `Detokenize` if `Call.counts_prompt`.
+    its `finish_reason` and `continuation`, and the last delta of the request has the `usage` of the whole request.
+    Below it, `continuation` comes in a delta without tokens when a move is known to lose something. `prompt_tokens`: of
+    the choice's prompt, set above `Detokenize` if `Call.counts_prompt`.
     """
 
     position: int
@@ -54,6 +55,7 @@ class Delta(Struct, gc=False):
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     prompt_tokens: int = 0
+    continuation: Continuation | None = None
 
     @property
     def weight(self) -> int:

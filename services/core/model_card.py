@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from services.core.request import Request
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerRef:
@@ -15,13 +17,25 @@ class TokenizerRef:
 class Resume:
     """For each kind of state, whether the engine continues exactly after `generated_token_ids`.
 
-    `sampling`: an engine without it does not use seeds, so its requests are given none.
+    `sampling`: an engine without it does not use seeds, so its requests are given none. It still draws from the same
+    distribution after the same tokens.
     """
 
     sampling: bool = True
     penalties: bool = True
     guided: bool = False
     logprobs: bool = False
+
+    def lacking_for(self, request: Request) -> str | None:
+        """The first field of the request whose state the engine loses after `generated_token_ids`; None: it loses none.
+
+        `sampling` is left out.
+        """
+        if request.sampling.has_penalties and not self.penalties:
+            return "penalties"
+        if request.guided is not None and not self.guided:
+            return "guided"
+        return "logprobs" if request.logprobs is not None and not self.logprobs else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,15 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+class Continuation(StrEnum):
+    """How an answer went on after a move, if not exactly as without the move.
+
+    PREFIX: after the tokens that the client had, drawn from the same distribution, but not the same tokens.
+    """
+
+    PREFIX = "prefix"
+
+
 class Sampling(Struct, frozen=True, kw_only=True, gc=False):
     """How tokens are sampled. The ranges are in `Sampling` of inference.proto.
 
@@ -102,9 +111,10 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     Exactly one of `text`, `messages`, `token_ids` and `parts` is set: below `Preprocess` `token_ids` or `parts`, below
     `Prompts` always `token_ids`. `parts`: one request for each of several prompts. `generated_token_ids`: tokens that
     exist already; the answer continues after them, and the engine derives its state from them (tokens left, penalty
-    counts, position of the random numbers). `n`: how many answers; below `Choices` it is 1, and `choice` is the number
-    of the answer. `logprobs`: how many alternatives to give with each token's own log probability; None: no log
-    probabilities.
+    counts, position of the random numbers). `generated_choices`: the same for each of `n` answers, where they differ;
+    None for an answer that is complete already; empty below `Choices`. `n`: how many answers; below `Choices` it is 1,
+    and `choice` is the number of the answer. `logprobs`: how many alternatives to give with each token's own log
+    probability; None: no log probabilities.
     """
 
     model: str
@@ -113,6 +123,7 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     token_ids: tuple[int, ...] | None = None
     parts: tuple["Request", ...] = ()
     generated_token_ids: tuple[int, ...] = ()
+    generated_choices: tuple[tuple[int, ...] | None, ...] = ()
     n: int = 1
     choice: int = 0
     logprobs: int | None = None
@@ -136,6 +147,33 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
         """The limit of the answer. Known below `Preprocess`."""
         assert self.stop.max_tokens is not None, "Preprocess sets max_tokens"
         return self.stop.max_tokens
+
+    @property
+    def open_choices(self) -> Sequence[int]:
+        """The numbers of the answers to generate: all but those that are complete already."""
+        if not self.generated_choices:
+            return range(self.n)
+        return [index for index, token_ids in enumerate(self.generated_choices) if token_ids is not None]
+
+    @property
+    def together_count(self) -> int:
+        """How many answers start together on one worker. Answers that continue after different tokens start alone."""
+        return 1 if self.generated_choices else self.n
+
+    def generated_of(self, choice: int) -> tuple[int, ...]:
+        """The tokens that exist already of one of the `n` answers."""
+        return (self.generated_choices[choice] or ()) if self.generated_choices else self.generated_token_ids
+
+    def single(self, choice: int) -> "Request":
+        """The request for one of the `n` answers alone."""
+        generated = self.generated_of(choice)
+        return replace(self, n=1, choice=choice, generated_token_ids=generated, generated_choices=())
+
+    def continued(self, generated: tuple[tuple[int, ...] | None, ...]) -> "Request":
+        """The same request, to be continued after the tokens of each of its `n` answers."""
+        if len(generated) == self.n and len(set(generated)) == 1 and generated[0] is not None:
+            return replace(self, generated_token_ids=generated[0])
+        return replace(self, generated_choices=generated)
 
     def after(self, token_ids: Sequence[int]) -> "Request":
         """The same request, to be continued after these further tokens."""

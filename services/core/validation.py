@@ -159,14 +159,21 @@ def check_request(request: Request) -> None:
         raise invalid("messages", f"messages has more than {MESSAGES_MAX} messages: leave the oldest out")
     for index, message in enumerate(request.messages or ()):
         _check_message(message, f"messages[{index}]")
-    if not 1 <= request.n <= CHOICES_MAX:
-        raise invalid("n", f"n is {shown(request.n)}: it must be from 1 to {CHOICES_MAX}")
-    if request.logprobs is not None and not 0 <= request.logprobs <= LOGPROBS_MAX:
-        raise invalid("logprobs", f"logprobs is {shown(request.logprobs)}: it must be from 0 to {LOGPROBS_MAX}")
+    _check_answers(request)
     if request.guided is not None:
         _check_guided(request.guided)
     _check_sampling(request.sampling)
     _check_stop(request.stop)
+
+
+def _check_answers(request: Request) -> None:
+    if not 1 <= request.n <= CHOICES_MAX:
+        raise invalid("n", f"n is {shown(request.n)}: it must be from 1 to {CHOICES_MAX}")
+    if request.generated_choices and len(request.generated_choices) != request.n:
+        asked = f"tokens of {len(request.generated_choices)} choices are given, but n is {request.n}"
+        raise invalid("generated_choices", f"{asked}: give the tokens of each choice")
+    if request.logprobs is not None and not 0 <= request.logprobs <= LOGPROBS_MAX:
+        raise invalid("logprobs", f"logprobs is {shown(request.logprobs)}: it must be from 0 to {LOGPROBS_MAX}")
 
 
 def _check_message(message: Message, path: str) -> None:
@@ -184,6 +191,13 @@ def check_count(request: Request) -> None:
         asked = f"{len(request.parts)} prompts with n of {shown(request.n)}"
         detail = f"{asked} are too many: ask for {ANSWERS_MAX} answers at most"
         raise invalid("prompt", detail)
+
+
+def check_open(request: Request) -> None:
+    """Check that some choice is left to generate. Raises INVALID_ARGUMENT."""
+    if not any(part.open_choices for part in request.parts or (request,)):
+        detail = "the client has all choices complete: there is nothing to generate, so do not send the request"
+        raise invalid("generated_choices", detail)
 
 
 def _check_guided(guided: Guided) -> None:
@@ -261,6 +275,9 @@ def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:
     if request.guided is not None and request.guided.kind not in card.guided:
         known = ", ".join(card.guided) or "none"
         raise invalid("guided", f"the engine of {card.model!r} can't do {request.guided.kind}; kinds it can: {known}")
+    if (request.generated_token_ids or request.generated_choices) and (lacking := card.resume.lacking_for(request)):
+        detail = f"the engine of {card.model!r} cannot continue an answer with {lacking}: leave one of them out"
+        raise invalid("generated_choices" if request.generated_choices else "generated_token_ids", detail)
     sampling = request.sampling
     seed = sampling.seed
     if seed is None and card.resume.sampling:  # Other engines use no seeds.
@@ -289,6 +306,7 @@ def _check_tokens(request: Request, vocab_size: int) -> None:
     for name, token_ids in (
         ("prompt", request.prompt_token_ids),
         ("generated_token_ids", request.generated_token_ids),
+        *(("generated_choices", token_ids) for token_ids in request.generated_choices),
         ("stop_token_ids", request.stop.token_ids),
         ("logit_bias", tuple(token for token, _ in request.sampling.logit_bias)),
     ):
@@ -318,9 +336,10 @@ def max_tokens_of(request: Request, context_length: int) -> int:
             detail = f"{name} is {shown(number)}: {left}"
             raise Failure(Reason.INVALID_ARGUMENT, detail, param=name, metadata=exceeded)
     limit = asked or min(room, _default_limit(request.stop, room))
-    if len(request.generated_token_ids) > limit:
+    name = "generated_choices" if request.generated_choices else "generated_token_ids"
+    if max(len(request.generated_of(choice)) for choice in request.open_choices or (0,)) > limit:
         bound = "there is room for" if asked is None else "max_tokens allows"
-        raise invalid("generated_token_ids", f"generated_token_ids has more tokens than {bound}: at most {limit}")
+        raise invalid(name, f"more tokens are given as generated already than {bound}: at most {limit}")
     return limit
 
 

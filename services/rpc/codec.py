@@ -8,13 +8,14 @@ from google.protobuf import duration_pb2
 from services.core.errors import Failure, Reason, invalid
 from services.core.interface import Delta, TokenLogprobs
 from services.core.model_card import ModelCard, Resume, TokenizerRef
-from services.core.request import FinishReason, Guided, GuidedKind, Message, Request, Sampling, Stop
+from services.core.request import Continuation, FinishReason, Guided, GuidedKind, Message, Request, Sampling, Stop
 from services.stubs import inference_pb2, worker_pb2
 
 _FINISH_TO_WIRE = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
 }
+_CONTINUATION_TO_WIRE = {Continuation.PREFIX: inference_pb2.CONTINUATION_PREFIX}
 _FINISH_FROM_WIRE: dict[int, FinishReason] = {number: reason for reason, number in _FINISH_TO_WIRE.items()}
 
 
@@ -25,7 +26,7 @@ def request_from_wire(message: inference_pb2.GenerateRequest) -> Request:
     """
     _refuse_later_fields(message)
     kind = message.WhichOneof("prompt")
-    return Request(
+    request = Request(
         model=message.model,
         text=message.text if kind == "text" else None,
         messages=tuple(Message(turn.role, turn.content, turn.name) for turn in message.chat.messages)
@@ -39,6 +40,16 @@ def request_from_wire(message: inference_pb2.GenerateRequest) -> Request:
         guided=_guided_from_wire(message.guided) if message.HasField("guided") else None,
         sampling=_sampling_from_wire(message.sampling),
         stop=_stop_from_wire(message.stop),
+    )
+    return _continued(request, message) if message.generated_choices else request
+
+
+def _continued(request: Request, message: inference_pb2.GenerateRequest) -> Request:
+    """The request with the tokens of each choice. Raises INVALID_ARGUMENT."""
+    if message.generated_token_ids:
+        raise invalid("generated_choices", "generated_choices and generated_token_ids are both given: send one of them")
+    return request.continued(
+        tuple(None if one.complete else tuple(one.token_ids[:]) for one in message.generated_choices)
     )
 
 
@@ -99,6 +110,8 @@ def put_request(message: inference_pb2.GenerateRequest, request: Request) -> Non
     _put_stop(message.stop, request.stop)
     if request.generated_token_ids:
         message.generated_token_ids.extend(request.generated_token_ids)
+    for token_ids in request.generated_choices:
+        message.generated_choices.add(token_ids=token_ids or (), complete=token_ids is None)
     if request.logprobs is not None:
         message.logprobs = request.logprobs
     if request.guided is not None:
@@ -145,6 +158,8 @@ def delta_to_wire(delta: Delta, seed: int | None = None) -> inference_pb2.Genera
         message.logprobs.extend(map(logprobs_to_wire, delta.logprobs))
     if delta.finish_reason is not None:
         message.finish_reason = _FINISH_TO_WIRE[delta.finish_reason]
+    if delta.continuation is not None:
+        message.continuation = _CONTINUATION_TO_WIRE[delta.continuation]
     if delta.usage is not None:
         message.usage.prompt_tokens = delta.usage.prompt_tokens
         message.usage.completion_tokens = delta.usage.completion_tokens

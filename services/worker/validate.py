@@ -52,6 +52,9 @@ class Validate:
             raise invalid("prompt", "a worker accepts only token ids: send tokens, or use a frontend")
         if request.n != 1:
             raise invalid("n", "a worker returns one answer for each request: leave n out, or use a frontend")
+        if request.generated_choices:
+            detail = "a worker returns one answer for each request: send generated_token_ids, or use a frontend"
+            raise invalid("generated_choices", detail)
         if request.stop.strings:
             raise invalid("stop", "a worker cannot match stop strings: send stop token ids, or use a frontend")
         check_request(request)

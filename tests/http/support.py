@@ -36,6 +36,8 @@ HANG = "hang"
 CARD = ModelCard(model="org/tiny", engine="mocker", context_length=64, vocab_size=256, tokenizer=TokenizerRef("bytes"))
 
 PROMPT_TOKENS = 3
+PROMPT = (5, 6, 7)
+"""The token ids that every prompt is said to have."""
 
 
 @dataclass
@@ -79,7 +81,7 @@ class Script:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         self.requests.append(request)
         self.calls.append(call)
-        call.told.seed = self.seed
+        call.told.seed, call.told.prompts = self.seed, [PROMPT] * max(len(request.parts), 1)
         self.running.set()
         try:
             return await self._play(_Choices(sink, request.n, PROMPT_TOKENS if call.counts_prompt else 0))

@@ -73,6 +73,7 @@ REQUESTS = st.builds(
     Request,
     model=TEXT,
     generated_token_ids=TOKENS,
+    generated_choices=st.just(()),
     n=COUNTS,
     choice=COUNTS,
     logprobs=st.none() | COUNTS,
@@ -90,6 +91,20 @@ def test_every_request_is_decoded_as_it_was_encoded(prompt: dict[str, Any], requ
     put_request(message, request)
 
     assert request_from_wire(inference_pb2.GenerateRequest.FromString(message.SerializeToString())) == request
+
+
+@given(generated=st.lists(st.none() | TOKENS, min_size=2, max_size=5).map(tuple))
+def test_tokens_of_each_choice_are_decoded_as_they_were_encoded(generated: tuple[tuple[int, ...] | None, ...]) -> None:
+    request = Request(model="m", n=len(generated)).continued(generated)
+    message = inference_pb2.GenerateRequest()
+    put_request(message, request)
+
+    decoded = request_from_wire(inference_pb2.GenerateRequest.FromString(message.SerializeToString()))
+
+    assert decoded == request
+    assert [decoded.generated_of(choice) for choice in decoded.open_choices] == [
+        one for one in generated if one is not None
+    ]
 
 
 def test_absent_fields_have_the_defaults_of_the_proto_file() -> None:
@@ -127,6 +142,10 @@ def test_nan_is_passed_on_to_validation() -> None:
         ({"guided": inference_pb2.Guided(json_object=False)}, "guided"),
         ({"session_id": "s"}, "session_id"),
         ({"priority": 1}, "priority"),
+        (
+            {"generated_token_ids": [1], "generated_choices": [inference_pb2.GeneratedChoice(complete=True)]},
+            "generated_choices",
+        ),
     ],
 )
 def test_field_that_this_version_cannot_honour_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
@@ -140,7 +159,17 @@ def test_field_that_this_version_cannot_honour_is_refused_by_name(fields: dict[s
 def test_every_field_of_a_request_is_read_or_refused() -> None:
     """A new field in the proto file must not be ignored silently."""
     prompts = {"text", "chat", "tokens"}
-    read = prompts | {"model", "generated_token_ids", "sampling", "stop", "choice", "n", "logprobs", "guided"}
+    read = prompts | {
+        "model",
+        "generated_token_ids",
+        "generated_choices",
+        "sampling",
+        "stop",
+        "choice",
+        "n",
+        "logprobs",
+        "guided",
+    }
     refused = {"session_id", "priority"}
     by_the_server = {"request_id"}
 

@@ -53,6 +53,8 @@ TopK = Annotated[int, Meta(extra_json_schema={"minimum": -1})]
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 """msgspec checks this range when it decodes a body."""
 TokenIds = Annotated[list[TokenId], Meta(extra_json_schema={"minItems": 1})]
+GeneratedTokenIds = Annotated[list[TokenId | list[TokenId] | None], Meta()]
+"""The token ids of one choice, or a list for each choice; null for a choice that the client has complete."""
 NotEmpty = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 Prompts = Annotated[list[NotEmpty | TokenId | TokenIds], Meta(extra_json_schema={"minItems": 1})]
 StopString = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": STOP_STRING_CHARACTERS_MAX})]

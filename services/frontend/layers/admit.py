@@ -35,4 +35,5 @@ class Admit:
     def _require_room(self, model: Model, request: Request, call: Call) -> None:
         """Raises OVERLOADED, NO_WORKERS, or INVALID_ARGUMENT for more choices than any worker takes."""
         worker_set = self._pool.worker_set(model.card)
-        self._balancer.require_room(worker_set, self._balancer.needs(request.model, call, request.n))
+        count = max([part.together_count for part in request.parts or (request,)])
+        self._balancer.require_room(worker_set, self._balancer.needs(request.model, call, count))

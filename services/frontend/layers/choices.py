@@ -31,7 +31,8 @@ class _UsageSum:
 class Choices:
     """Above Detokenize and Migrate: each choice has its own text, and moves alone.
 
-    They start as one choice group: one worker takes all of them, or none.
+    They start as one choice group: one worker takes all of them, or none. Choices that continue after tokens of their
+    own start alone, as after a move; those that the client has complete do not start.
     """
 
     def __init__(self, inner: Layer) -> None:
@@ -40,19 +41,19 @@ class Choices:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         if request.n == 1:
             return await self._inner(request, call, sink)
-        merged, choice_group = _UsageSum(sink, request.n), ChoiceGroup(request.n)
+        opened = request.open_choices
+        merged = _UsageSum(sink, len(opened))
+        choice_group = ChoiceGroup(request.n) if request.together_count == request.n else None
         call = replace(call, choice_group=choice_group)
         try:
             async with asyncio.TaskGroup() as group:
-                choices = [
-                    group.create_task(self._inner(replace(request, n=1, choice=index), call, merged))
-                    for index in range(request.n)
-                ]
+                choices = [group.create_task(self._inner(request.single(index), call, merged)) for index in opened]
                 await asyncio.wait(choices)  # All at once: a cancel must reach all of them together.
         except ExceptionGroup as failures:
             raise root_cause(failures) from None  # The failure of one has cancelled the others.
         finally:
-            choice_group.release()
+            if choice_group is not None:
+                choice_group.release()
         finishes = [choice.result() for choice in choices]
         return Finish(finishes[0].reason, _total([finish.usage for finish in finishes]))
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from services.core.call import Call
 from services.core.interface import Delta, Finish, Layer, Sink, Usage
-from services.core.request import FinishReason, Request
+from services.core.request import Continuation, FinishReason, Request
 from services.frontend.layers.stop_strings import StopStrings
 from services.frontend.model_catalog import ModelCatalog
 from services.models.tokenizers import Vocabulary
@@ -28,6 +28,7 @@ class Detokenizer:
     """
 
     __slots__ = (
+        "_continuation",
         "_decoder",
         "_is_whole",
         "_min_tokens",
@@ -48,18 +49,26 @@ class Detokenizer:
         self._decoder: codecs.IncrementalDecoder | None = None
         self._is_whole = True  # The bytes decoded so far end with a complete character.
         self._stops = StopStrings(strings) if strings else None
+        self._continuation: Continuation | None = None  # Told with the end.
         self.on_stopped: Callable[[], None] | None = None
         self.is_stopped = False
         self.token_count = 0
 
-    def prime(self, token_ids: Sequence[int]) -> None:
-        """Feed the tokens that the client already has: they may end within a character or within a stop string."""
-        for token in token_ids:
-            if self._stops is None:
-                self._decode(self._token_bytes[token])
-            else:
-                self._search(self._stops, token, may_stop=False)
+    def prime(self, token_ids: Sequence[int]) -> str:
+        """Feed the tokens that the client already has. Returns the text that came with them.
+
+        They may end within a character or within a stop string. If the last of them completes a stop string, the answer
+        is complete.
+        """
         self.token_count = len(token_ids)
+        if self._stops is None:
+            return self._decode(b"".join([self._token_bytes[token] for token in token_ids]))
+        shown = []
+        for count, token in enumerate(token_ids, start=1):
+            may_stop = count == self.token_count and count > self._min_tokens
+            text, self.is_stopped = self._search(self._stops, token, may_stop=may_stop)
+            shown.append(text)
+        return "".join(shown)
 
     def deliver(self, delta: Delta) -> None:
         if self._stops is not None:
@@ -69,8 +78,11 @@ class Detokenizer:
         self.token_count += len(token_ids)
         if len(token_ids) == 1:
             delta.text = self._decode(self._token_bytes[token_ids[0]])
-        else:
+        elif token_ids:
             delta.text = self._decode(b"".join([self._token_bytes[token] for token in token_ids]))
+        else:
+            self._continuation = delta.continuation
+            return
         self._sink.deliver(delta)
 
     def _decode(self, encoded: bytes) -> str:
@@ -85,7 +97,9 @@ class Detokenizer:
 
     def _deliver_until_stop(self, stops: StopStrings, delta: Delta) -> None:
         """Feed one token at a time, so that the answer ends with the same token however tokens were coalesced."""
-        if self.is_stopped:
+        if not delta.token_ids:
+            self._continuation = delta.continuation
+        if self.is_stopped or not delta.token_ids:
             return
         shown = []
         for size, token in enumerate(delta.token_ids, start=1):
@@ -117,6 +131,7 @@ class Detokenizer:
             Usage(len(request.prompt_token_ids), self.token_count),
         )
         last = Delta(self.token_count, (), text, request.choice, finish_reason=finish.reason, usage=finish.usage)
+        last.continuation = self._continuation
         self._sink.deliver(last)
         return finish
 
@@ -158,6 +173,8 @@ class Detokenize:
         if not request.stop.strings:
             return detokenizer.finish(request, (await self._inner(request, call, detokenizer)).reason)
         reason = FinishReason.STOP
+        if detokenizer.is_stopped:
+            return detokenizer.finish(request, reason)
         with CancelScope() as scope:
             detokenizer.on_stopped = scope.cancel  # A sink cannot raise into the request.
             reason = (await self._inner(_without_strings(request), call, detokenizer)).reason

@@ -10,7 +10,7 @@ from services.core.call import Call
 from services.core.errors import Failure, Reason
 from services.core.interface import Finish, Layer, Sink
 from services.core.request import Request
-from services.core.validation import check_count, check_request, settle
+from services.core.validation import check_count, check_open, check_request, settle
 from services.frontend.model_catalog import Model, ModelCatalog
 
 
@@ -35,6 +35,7 @@ class Preprocess:
         _check(request)
         model = self._catalog.find(request.model)
         prepared = await (self._prepare_parts if request.parts else self._prepare)(request, model)
+        call.told.prompts = [part.prompt_token_ids for part in prepared.parts or (prepared,)]
         if model.card.resume.sampling:
             call.told.seed = _seed_of(prepared)
         return await self._inner(prepared, replace(call, card=model.card), sink)
@@ -72,11 +73,13 @@ def _check(request: Request) -> None:
     """Check everything that does not depend on the model. Raises INVALID_ARGUMENT."""
     if not request.parts:
         check_request(request)
+        check_open(request)
         return
     check_count(request)
     for index, part in enumerate(request.parts):
         with _naming(index):
             check_request(part)
+    check_open(request)
 
 
 @contextmanager

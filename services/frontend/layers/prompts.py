@@ -47,7 +47,8 @@ class _Numbered:
 class Prompts:
     """Below Preprocess: no prompt runs before all are known to be valid. Above Choices: each prompt has `n` answers.
 
-    If one prompt fails, the others are cancelled and the request fails.
+    If one prompt fails, the others are cancelled and the request fails. A prompt whose choices the client has complete
+    is left out.
     """
 
     def __init__(self, inner: Layer) -> None:
@@ -56,13 +57,14 @@ class Prompts:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         if not request.parts:
             return await self._inner(request, call, sink)
-        usage_sum = _UsageSum(len(request.parts))
-        coming = iter([(part, _Numbered(sink, i * request.n, usage_sum)) for i, part in enumerate(request.parts)])
+        opened = [(index * request.n, part) for index, part in enumerate(request.parts) if part.open_choices]
+        usage_sum = _UsageSum(len(opened))
+        coming = iter([(part, _Numbered(sink, first, usage_sum)) for first, part in opened])
         finishes: list[Finish] = []
         try:
             async with asyncio.TaskGroup() as group:
                 # Awaited inside the group: before Python 3.13, a failure while a group exits looks like a cancel.
-                lanes = range(min(CONCURRENT_PROMPTS_MAX, len(request.parts)))
+                lanes = range(min(CONCURRENT_PROMPTS_MAX, len(opened)))
                 await asyncio.wait([group.create_task(self._run_lane(coming, call, finishes)) for _ in lanes])
         except ExceptionGroup as failures:
             raise root_cause(failures) from None

@@ -129,3 +129,45 @@ def test_all_choices_are_cancelled_in_the_same_turn_of_the_loop() -> None:
 
     run_async(scenario())
     assert cancelled_in == [cancelled_in[0]] * 3
+
+
+# Choices that the client has in part
+
+
+GENERATED = ((7, 8), None, ())
+
+
+def test_choices_continue_after_their_own_tokens_and_start_without_a_group() -> None:
+    answers, calls = Answers(3, 3, 3), []
+
+    async def noting(request: Request, call: Call, sink: Sink) -> Finish:
+        calls.append(call)
+        return await answers(request, call, sink)
+
+    result = run_async(call_layer(Choices(noting), make_request(n=3, generated_choices=GENERATED)))
+
+    assert [(one.choice, one.generated_token_ids, one.n) for one in answers.requests] == [(0, (7, 8), 1), (2, (), 1)]
+    assert all(not one.generated_choices for one in answers.requests)
+    assert [call.choice_group for call in calls] == [None, None]
+    assert {delta.choice for delta in result.deltas} == {0, 2}
+
+
+def test_a_choice_that_is_complete_is_not_in_the_usage() -> None:
+    result = run_async(call_layer(Choices(Answers(3, 30, 4)), make_request(n=3, generated_choices=GENERATED)))
+
+    assert result.finish == Finish(FinishReason.STOP, Usage(5, 7))
+    assert [delta.usage for delta in result.deltas if delta.usage is not None] == [Usage(5, 7)]
+
+
+def test_choices_that_continue_after_the_same_tokens_start_together() -> None:
+    calls = []
+
+    async def noting(request: Request, call: Call, sink: Sink) -> Finish:
+        calls.append(call)
+        return await Answers(3, 3)(request, call, sink)
+
+    request = make_request(n=2).continued(((7,), (7,)))
+    run_async(call_layer(Choices(noting), request))
+
+    assert request.generated_token_ids == (7,)
+    assert calls[0].choice_group is calls[1].choice_group is not None

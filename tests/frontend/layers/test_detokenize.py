@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.core.call import Call
 from services.core.errors import Failure, Reason
-from services.core.interface import Delta, Finish, TokenLogprobs, Usage
-from services.core.request import FinishReason
+from services.core.interface import Delta, Finish, Sink, TokenLogprobs, Usage
+from services.core.request import Continuation, FinishReason, Request
 from services.frontend.layers.detokenize import Detokenize, Detokenizer
 from services.models.tokenizers.byte_level import EOS, ByteTokenizer
 from tests.support.doubles import HANG, Collected, Script, Step, call_layer, make_request, models_of, run_async
@@ -261,9 +262,57 @@ def test_half_a_character_at_the_end_completes_a_stop_string_only_after_min_toke
 
 def test_continued_answer_may_contain_a_whole_stop_string() -> None:
     """A bug: a string that was complete before the answer continued ended the request with INTERNAL."""
-    result = detokenize(tokens_of("p stop"), strings=("stop",), generated_token_ids=tuple(b"a stop"))
+    result = detokenize(tokens_of("p stop"), strings=("stop",), generated_token_ids=tuple(b"a stop."))
 
     assert result.text == "p "
+
+
+@pytest.mark.parametrize(("min_tokens", "is_complete"), [(0, True), (5, True), (6, False)])
+def test_answer_whose_last_token_completed_a_stop_string_is_complete(min_tokens: int, is_complete: bool) -> None:
+    script = Script([*tokens_of("!"), FinishReason.LENGTH])
+    request = make_request(
+        max_tokens=99, strings=("stop",), generated_token_ids=tuple(b"a stop"), min_tokens=min_tokens
+    )
+
+    result = run_async(call_layer(Detokenize(script, models_of()), request))
+
+    assert bool(script.requests) != is_complete
+    assert result.finish is not None
+    assert result.finish.reason is (FinishReason.STOP if is_complete else FinishReason.LENGTH)
+    assert (result.text, result.finish.usage) == ("", Usage(2, 6)) if is_complete else ("!", Usage(2, 7))
+
+
+@pytest.mark.parametrize("text", ["plain text", "a 漢字 é🎉", "sto st stop", "st", "ends with st"])
+@pytest.mark.parametrize("strings", [(), ("stop",), ("top", "st s")])
+def test_rest_of_an_answer_equals_the_rest_of_the_undisturbed_one_for_every_cut(
+    text: str, strings: tuple[str, ...]
+) -> None:
+    whole = detokenize([*tokens_of(text), FinishReason.STOP], strings=strings)
+
+    for cut in range(len(whole.token_ids) + 1):
+        rest: list[Step] = [*whole.token_ids[cut:], FinishReason.STOP]
+        continued = detokenize(rest, strings=strings, generated_token_ids=tuple(whole.token_ids[:cut]))
+
+        assert continued.deltas == [delta for delta in whole.deltas if delta.position >= cut], f"cut at {cut}"
+        assert continued.finish == whole.finish
+
+
+@pytest.mark.parametrize("strings", [(), ("stop",)])
+def test_how_an_answer_continued_is_told_with_its_end_alone(strings: tuple[str, ...]) -> None:
+    class Moving:
+        async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+            sink.deliver(Delta(0, [97]))
+            sink.deliver(Delta(1, (), continuation=Continuation.PREFIX))
+            sink.deliver(Delta(1, list(b"stop")))
+            return Finish(FinishReason.LENGTH)
+
+    result = run_async(call_layer(Detokenize(Moving(), models_of()), make_request(strings=strings)))
+
+    assert [(delta.position, delta.continuation) for delta in result.deltas] == [
+        (0, None),
+        (1, None),
+        (5, Continuation.PREFIX),
+    ]
 
 
 # The whole rule

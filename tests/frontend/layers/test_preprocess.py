@@ -8,7 +8,7 @@ import pytest
 
 from services.core.errors import Failure, Reason
 from services.core.model_card import Resume
-from services.core.request import Message, Request, Sampling
+from services.core.request import Guided, GuidedKind, Message, Request, Sampling
 from services.core.validation import ANSWERS_MAX
 from services.frontend.layers.preprocess import Preprocess
 from services.frontend.model_catalog import Model, ModelCatalog
@@ -158,6 +158,63 @@ def test_prompts_that_repeat_keep_the_clients_seed() -> None:
 
     assert [part.sampling.seed for part in request.parts] == [9, 9]
     assert told == 9
+
+
+@pytest.mark.parametrize(
+    ("fields", "card", "param"),
+    [
+        ({"n": 2, "generated_choices": ((7,),)}, {}, "generated_choices"),
+        ({"n": 2, "generated_choices": (None, None)}, {}, "generated_choices"),
+        ({"n": 2, "generated_choices": ((300,), ())}, {}, "generated_choices"),
+        ({"n": 2, "generated_choices": ((), (1,) * 17)}, {}, "generated_choices"),
+        ({"generated_token_ids": (1,) * 17}, {}, "generated_token_ids"),
+        ({"generated_token_ids": (300,)}, {}, "generated_token_ids"),
+        ({"generated_token_ids": (1,), "logprobs": 1}, {"has_logprobs": True}, "generated_token_ids"),
+        (
+            {"generated_token_ids": (1,), "guided": Guided(GuidedKind.JSON_OBJECT)},
+            {"guided": ("json_object",)},
+            "generated_token_ids",
+        ),
+        (
+            {"n": 2, "generated_choices": ((1,), ()), "sampling": Sampling(presence_penalty=1.0)},
+            {"resume": Resume(penalties=False)},
+            "generated_choices",
+        ),
+    ],
+    ids=[
+        "too few choices",
+        "all complete",
+        "unknown token",
+        "more than max_tokens",
+        "more than max_tokens, one choice",
+        "unknown token, one choice",
+        "an engine that loses log probabilities",
+        "an engine that loses forms",
+        "an engine that loses penalties",
+    ],
+)
+def test_tokens_that_no_answer_can_continue_after_are_refused(
+    fields: dict[str, Any], card: dict[str, Any], param: str
+) -> None:
+    failure = refused(make_request(**fields), **card)
+
+    assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, param)
+
+
+def test_a_request_all_of_whose_prompts_are_complete_is_refused() -> None:
+    parts = (make_request(n=2, generated_choices=(None, None)),) * 2
+
+    assert refused(make_request(token_ids=None, n=2, parts=parts)).param == "generated_choices"
+
+
+@pytest.mark.parametrize("parts", [(), ((1, 2), (5,))])
+def test_the_prompts_are_told_as_token_ids(parts: tuple[tuple[int, ...], ...]) -> None:
+    script = Script([7])
+    request = make_request(token_ids=None, parts=tuple(map(make_request, parts))) if parts else make_request((8, 9))
+
+    run_async(call_layer(Preprocess(script, models_of(), random.Random(1)), request))
+
+    assert script.calls[0].told.prompts == list(parts or ((8, 9),))
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,21 @@ def test_each_prompt_is_a_request_of_its_own_and_the_answers_are_numbered_in_ord
     assert [tokens_of(result, choice) for choice in range(6)] == [1, 1, 3, 3, 2, 2]
 
 
+def test_prompt_whose_choices_are_complete_is_left_out_and_the_others_keep_their_numbers() -> None:
+    answers, common = Answers(), replace(make_request(n=2), token_ids=None)
+    parts = (
+        replace(common, token_ids=(1,), generated_choices=(None, None)),
+        replace(common, token_ids=(1, 2), generated_choices=(None, (7,))),
+        replace(common, token_ids=(1, 2, 3)),
+    )
+
+    result = run_async(call_layer(Prompts(answers), replace(common, parts=parts)))
+
+    assert [request.token_ids for request in answers.requests] == [(1, 2), (1, 2, 3)]
+    assert {delta.choice for delta in result.deltas} == {2, 3, 4, 5}
+    assert result.finish == Finish(FinishReason.STOP, Usage(5, 10))
+
+
 def test_positions_count_within_each_answer() -> None:
     result = ask(Answers(), (1, 2), (1, 2))
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from services.core.errors import invalid, quoted
+from services.core.errors import invalid, quoted, shown
 from services.core.request import Guided, Message, Request, Sampling, Stop
 from services.core.validation import ANSWERS_MAX, LOGPROBS_MAX, MESSAGES_MAX
 from services.frontend.api.field_types import (
@@ -20,6 +20,7 @@ from services.frontend.api.field_types import (
     TOKEN_ID,
     ChoiceCount,
     FrequencyPenalty,
+    GeneratedTokenIds,
     LogitBias,
     LogprobsCount,
     MaxTokens,
@@ -97,6 +98,8 @@ class Body(Struct, frozen=True, kw_only=True):
     regex: str | None = None
     grammar: str | None = None
     ebnf: str | None = None
+    generated_token_ids: GeneratedTokenIds | None = None
+    return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | int | None = None
@@ -132,11 +135,10 @@ class Body(Struct, frozen=True, kw_only=True):
             sampling=self._sampling(),
             stop=self._stop(),
         )
-        match self._prompts():
-            case [prompt]:
-                return replace(common, **prompt)
-            case prompts:
-                return replace(common, parts=tuple(replace(common, **prompt) for prompt in prompts))
+        parts = tuple(replace(common, **prompt) for prompt in self._prompts())
+        if self.generated_token_ids:
+            parts = _continued(parts, self.generated_token_ids)
+        return parts[0] if len(parts) == 1 else replace(common, parts=parts)
 
     def _prompts(self) -> list[dict[str, Any]]:
         """The prompts, at least one, each as fields of a Request. Raises Failure(INVALID_ARGUMENT)."""
@@ -188,6 +190,8 @@ class Body(Struct, frozen=True, kw_only=True):
             names["guided"] = next(iter(guided))
         if self.max_tokens is None and (limits := self._limits()):
             names["max_tokens"] = next(iter(limits))
+        if self.generated_token_ids:
+            names["generated_choices"] = "generated_token_ids"
         return names or _SAME_NAMES
 
     def _guided(self) -> dict[str, Guided]:
@@ -292,6 +296,26 @@ class ChatBody(Body, frozen=True, kw_only=True):
         if not self.messages:
             raise invalid("messages", "messages is empty: give at least one message")
         return [{"messages": tuple(message.to_message(f"messages[{i}]") for i, message in enumerate(self.messages))}]
+
+
+def _continued(parts: tuple[Request, ...], given: GeneratedTokenIds) -> tuple[Request, ...]:
+    """The prompts with the tokens that the client has of their choices. Raises Failure(INVALID_ARGUMENT)."""
+    name, n = "generated_token_ids", parts[0].n
+    count = len(parts) * n
+    flat = [item for item in given if isinstance(item, int)]
+    if flat:
+        if len(flat) < len(given):
+            raise invalid(name, f"{name} mixes token ids and lists of them: send lists of one kind")
+        if count > 1:
+            raise invalid(
+                name, f"{name} is one list for {shown(count)} choices: give a list for each, null if it is complete"
+            )
+        return (replace(parts[0], generated_token_ids=tuple(flat)),)
+    if len(given) != count:
+        asked = f"{name} has {len(given)} lists for {shown(count)} choices"
+        raise invalid(name, f"{asked}: give a list for each, prompt by prompt, null if it is complete")
+    choices = [tuple(item) if isinstance(item, list) else None for item in given]
+    return tuple(part.continued(tuple(choices[i * n : (i + 1) * n])) for i, part in enumerate(parts))
 
 
 def _seed(given: int) -> int | None:

@@ -18,7 +18,7 @@ from services.core.request import Request
 from services.core.validation import checked_request_id
 from services.frontend.api.health import FrontendState
 from services.frontend.api.openai.bodies import Body
-from services.frontend.api.openai.responses import Answer, Echo, model_list, model_object
+from services.frontend.api.openai.responses import Answer, Brought, Echo, model_list, model_object
 from services.frontend.api.openai.schemas import Cancelled
 from services.frontend.api.openai.sse.stream import SseStream
 from services.frontend.api.openai.unary import Collector
@@ -96,9 +96,13 @@ class OpenAiEndpoints:
         answer = answer_type(
             request_id=call.request_id,
             model=body.model,
+            n=request.n,
             includes_usage=body.includes_usage,
             has_usage_in_events=body.has_usage_in_events,
+            returns_token_ids=bool(body.return_token_ids),
+            told=call.told,
             echo=Echo(request, vocabulary) if body.is_echoed else None,
+            brought=Brought(request) if body.generated_token_ids else None,
         )
         if body.is_streamed:
             stream = SseStream(http_request, connection, answer, self._config, vocabulary)
@@ -116,7 +120,7 @@ class OpenAiEndpoints:
 
         `returns_partial`: an error includes the answer up to the failure.
         """
-        collector = Collector()
+        collector = Collector(keeps_token_ids=answer.returns_token_ids)
         try:
             finish = await self._pipeline(request, call, collector)
         except Failure as failure:

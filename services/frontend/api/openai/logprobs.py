@@ -75,6 +75,12 @@ class CompletionLogprobsWriter:
         self._shown_count = 0
         self._waiting: list[_Entry] = []
 
+    def prime(self, token_ids: Sequence[int], text: str) -> None:
+        """Count the tokens that the client has already, and the text that it has of them."""
+        for token in token_ids:
+            self._advance(token)
+        self._shown_count = len(text)
+
     def write(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text: str, *, is_last: bool = False
     ) -> CompletionLogprobs | None:

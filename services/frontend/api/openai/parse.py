@@ -98,7 +98,7 @@ def parse_completion(body: bytes, *, unknown_fields: UnknownFields = "refuse-mis
     if (known := _known(body, _KNOWN_COMPLETION)) is not None:
         return known
     body = readable(body)
-    given = fields_of(body, large={"prompt"})
+    given = fields_of(body, large={"prompt", "generated_token_ids"})
     with _guessing(given, COMPLETION):
         parsed = decode(body, _COMPLETION)
     _check(given, parsed, COMPLETION, FieldCheck(unknown_fields))
@@ -110,7 +110,7 @@ def parse_chat(body: bytes, *, unknown_fields: UnknownFields = "refuse-misspelt"
     if (known := _known(body, _KNOWN_CHAT)) is not None:
         return known
     body = readable(body)
-    given = fields_of(body, large={"messages"})
+    given = fields_of(body, large={"messages", "generated_token_ids"})
     with _guessing(given, CHAT):
         parsed = decode(body, _CHAT)
     fields = FieldCheck(unknown_fields)

@@ -8,9 +8,10 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from services.core.interface import Usage
+from services.core.call import Told
+from services.core.interface import Delta, Usage
 from services.core.model_card import ModelCard
-from services.core.request import FinishReason, Request
+from services.core.request import Continuation, FinishReason, Request
 from services.frontend.api.openai import schemas
 from services.frontend.api.openai.logprobs import (
     ChatLogprobsWriter,
@@ -18,6 +19,7 @@ from services.frontend.api.openai.logprobs import (
     LogprobsWriter,
 )
 from services.frontend.api.openai.unary import Collected
+from services.frontend.layers.detokenize import Detokenizer
 from services.models.tokenizers import Vocabulary
 
 
@@ -33,9 +35,12 @@ class Echo:
     def text_of(self, index: int) -> str:
         """The prompt of the choice `index`, in which special tokens are spelled out whether it is text or token ids.
 
-        A single token that is a part of a character becomes U+FFFD.
+        A single token that is a part of a character becomes U+FFFD. Empty if the client brought tokens of the choice,
+        before which it has the prompt.
         """
         prompt = self._prompts[index // self._n]
+        if prompt.generated_of(index % self._n):
+            return ""
         if prompt.text is not None:
             return prompt.text
         vocabulary = self._vocabulary()
@@ -44,15 +49,48 @@ class Echo:
         return b"".join(spelled).decode(errors="replace")
 
 
+class Brought:
+    """The tokens that a client brought with its request, for each choice: the answer continues after them."""
+
+    def __init__(self, request: Request) -> None:
+        """`request`: as the client sent it."""
+        self._prompts = request.parts or (request,)
+        self._n = request.n
+
+    def token_ids_of(self, index: int) -> tuple[int, ...]:
+        return self._prompts[index // self._n].generated_of(index % self._n)
+
+    def text_of(self, index: int, vocabulary: Vocabulary) -> str:
+        """The text that the client has of the choice, without what is held back after its tokens."""
+        stop = self._prompts[index // self._n].stop
+        detokenizer = Detokenizer(_Nowhere(), vocabulary, stop.strings, stop.min_tokens)
+        return detokenizer.prime(self.token_ids_of(index))
+
+
+class _Nowhere:
+    """A sink to which nothing is delivered."""
+
+    def deliver(self, delta: Delta) -> None:
+        raise AssertionError("a detokenizer delivers nothing while it is primed")
+
+
 @dataclass(slots=True, kw_only=True)
 class Answer(ABC):
-    """One answer of an endpoint: what all its parts have in common, and the types that they are made of."""
+    """One answer of an endpoint: what all its parts have in common, and the types that they are made of.
+
+    `n`: choices of each prompt. `brought`: the tokens that the client has already; None: it has none.
+    `returns_token_ids`: of choices and prompts. `told`: has the prompts once the first token comes.
+    """
 
     request_id: str
     model: str
+    n: int = 1
     includes_usage: bool = False
     has_usage_in_events: bool = False
+    returns_token_ids: bool = False
+    told: Told = field(default_factory=Told)
     echo: Echo | None = None
+    brought: Brought | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @abstractmethod
@@ -64,8 +102,10 @@ class Answer(ABC):
         """The answer as far as it came before it failed."""
 
     @abstractmethod
-    def chunk(self, choices: list[Any], usage: Usage | None = None) -> Struct:
-        """The data of one event. `usage`: if the client asked for it, on the last event or on each."""
+    def chunk(self, choices: list[Any], usage: Usage | None = None, prompt: list[int] | UnsetType = UNSET) -> Struct:
+        """The data of one event. `usage`: if the client asked for it, on the last event or on each. `prompt`: the token
+        ids of the choice's prompt, if the client asked for them, on the first event of the choice.
+        """
 
     @abstractmethod
     def opening(self, index: int) -> Struct | None:
@@ -76,12 +116,23 @@ class Answer(ABC):
         """The choice of an event with new text."""
 
     @abstractmethod
-    def finish(self, index: int, reason: FinishReason) -> Struct:
+    def finish(self, index: int, reason: FinishReason, continuation: Continuation | None = None) -> Struct:
         """The choice of the event that ends a choice."""
 
     @abstractmethod
-    def logprobs_writer(self, vocabulary: Vocabulary) -> LogprobsWriter:
+    def logprobs_writer(self, index: int, vocabulary: Vocabulary) -> LogprobsWriter:
         """A writer for the log probabilities of one choice."""
+
+    def brought_count(self, index: int) -> int:
+        """How many tokens of a choice the client brought."""
+        return 0 if self.brought is None else len(self.brought.token_ids_of(index))
+
+    def prompt_of(self, index: int) -> list[int] | UnsetType:
+        """The token ids of a choice's prompt, if the client asked for them."""
+        return list(self.told.prompts[index // self.n]) if self.returns_token_ids else UNSET
+
+    def _token_ids(self, choice: Collected) -> list[int] | UnsetType:
+        return choice.token_ids if self.returns_token_ids else UNSET
 
     def _chunk_usage(self, usage: Usage | None) -> schemas.Usage | UnsetType | None:
         """A client that asked for usage gets null on events without it; others do not get the field."""
@@ -89,11 +140,12 @@ class Answer(ABC):
             return _usage(usage)
         return None if self.includes_usage else UNSET
 
-    def _logprobs(self, choice: Collected, vocabulary: Vocabulary | None) -> Any:
+    def _logprobs(self, index: int, choice: Collected, vocabulary: Vocabulary | None) -> Any:
         if not choice.logprobs:
             return None
         assert vocabulary is not None, "the endpoint passes it with log probabilities"
-        return self.logprobs_writer(vocabulary).write(choice.token_ids, choice.logprobs, choice.text, is_last=True)
+        writer = self.logprobs_writer(index, vocabulary)
+        return writer.write(choice.token_ids, choice.logprobs, choice.text, is_last=True)
 
 
 class CompletionAnswer(Answer):
@@ -106,8 +158,11 @@ class CompletionAnswer(Answer):
             schemas.CompletionChoice(
                 index=index,
                 text=self._whole_text(index, choice),
-                logprobs=self._logprobs(choice, vocabulary),
+                logprobs=self._logprobs(index, choice, vocabulary),
                 finish_reason=choice.finish_reason,
+                continuation=choice.continuation or UNSET,
+                token_ids=self._token_ids(choice),
+                prompt_token_ids=self.prompt_of(index),
             )
             for index, choice in choices.items()
         ]
@@ -117,26 +172,42 @@ class CompletionAnswer(Answer):
         return {
             "choices": [
                 schemas.PartialCompletionChoice(
-                    index=index, text=self._whole_text(index, choice), finish_reason=choice.finish_reason
+                    index=index,
+                    text=self._whole_text(index, choice),
+                    finish_reason=choice.finish_reason,
+                    token_ids=self._token_ids(choice),
                 )
                 for index, choice in choices.items()
             ]
         }
 
-    def chunk(self, choices: list[schemas.CompletionChoice], usage: Usage | None = None) -> Struct:
+    def chunk(
+        self,
+        choices: list[schemas.CompletionChoice],
+        usage: Usage | None = None,
+        prompt: list[int] | UnsetType = UNSET,
+    ) -> Struct:
+        for choice in choices:
+            choice.prompt_token_ids = prompt
         return self._completion(choices, self._chunk_usage(usage))
 
     def opening(self, index: int) -> Struct | None:
-        return None if self.echo is None else self.piece(index, self.echo.text_of(index))
+        text = "" if self.echo is None else self.echo.text_of(index)
+        return self.piece(index, text) if text else None
 
     def piece(self, index: int, text: str, logprobs: schemas.CompletionLogprobs | None = None) -> Struct:
         return schemas.CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=None)
 
-    def finish(self, index: int, reason: FinishReason) -> Struct:
-        return schemas.CompletionChoice(index=index, text="", logprobs=None, finish_reason=reason)
+    def finish(self, index: int, reason: FinishReason, continuation: Continuation | None = None) -> Struct:
+        return schemas.CompletionChoice(
+            index=index, text="", logprobs=None, finish_reason=reason, continuation=continuation or UNSET
+        )
 
-    def logprobs_writer(self, vocabulary: Vocabulary) -> LogprobsWriter:
-        return CompletionLogprobsWriter(vocabulary)
+    def logprobs_writer(self, index: int, vocabulary: Vocabulary) -> LogprobsWriter:
+        writer = CompletionLogprobsWriter(vocabulary)
+        if self.brought is not None:
+            writer.prime(self.brought.token_ids_of(index), self.brought.text_of(index, vocabulary))
+        return writer
 
     def _completion(
         self, choices: list[schemas.CompletionChoice], usage: schemas.Usage | UnsetType | None
@@ -167,6 +238,7 @@ class ChatAnswer(Answer):
             model=self.model,
             choices=[self._choice(index, choice, vocabulary) for index, choice in choices.items()],
             usage=_usage(usage),
+            prompt_token_ids=self.prompt_of(0),
         )
 
     def _choice(self, index: int, choice: Collected, vocabulary: Vocabulary | None) -> schemas.ChatChoice:
@@ -174,19 +246,31 @@ class ChatAnswer(Answer):
         return schemas.ChatChoice(
             index=index,
             message=_message(choice),
-            logprobs=self._logprobs(choice, vocabulary),
+            logprobs=self._logprobs(index, choice, vocabulary),
             finish_reason=choice.finish_reason,
+            continuation=choice.continuation or UNSET,
+            token_ids=self._token_ids(choice),
         )
 
     def partial(self, choices: Mapping[int, Collected]) -> dict[str, Any]:
         return {
             "choices": [
-                schemas.PartialChatChoice(index=index, message=_message(choice), finish_reason=choice.finish_reason)
+                schemas.PartialChatChoice(
+                    index=index,
+                    message=_message(choice),
+                    finish_reason=choice.finish_reason,
+                    token_ids=self._token_ids(choice),
+                )
                 for index, choice in choices.items()
             ]
         }
 
-    def chunk(self, choices: list[schemas.ChatChunkChoice], usage: Usage | None = None) -> Struct:
+    def chunk(
+        self,
+        choices: list[schemas.ChatChunkChoice],
+        usage: Usage | None = None,
+        prompt: list[int] | UnsetType = UNSET,
+    ) -> Struct:
         return schemas.ChatCompletionChunk(
             id=self._id,
             object="chat.completion.chunk",
@@ -194,6 +278,7 @@ class ChatAnswer(Answer):
             model=self.model,
             choices=choices,
             usage=self._chunk_usage(usage),
+            prompt_token_ids=prompt,
         )
 
     def opening(self, index: int) -> Struct | None:
@@ -202,10 +287,13 @@ class ChatAnswer(Answer):
     def piece(self, index: int, text: str, logprobs: schemas.ChatLogprobs | None = None) -> Struct:
         return _chat_piece(index, schemas.ChatDelta(content=text), logprobs)
 
-    def finish(self, index: int, reason: FinishReason) -> Struct:
-        return schemas.ChatChunkChoice(index=index, delta=schemas.ChatDelta(), logprobs=None, finish_reason=reason)
+    def finish(self, index: int, reason: FinishReason, continuation: Continuation | None = None) -> Struct:
+        delta = schemas.ChatDelta()
+        return schemas.ChatChunkChoice(
+            index=index, delta=delta, logprobs=None, finish_reason=reason, continuation=continuation or UNSET
+        )
 
-    def logprobs_writer(self, vocabulary: Vocabulary) -> LogprobsWriter:
+    def logprobs_writer(self, index: int, vocabulary: Vocabulary) -> LogprobsWriter:
         return ChatLogprobsWriter(vocabulary)
 
     @property

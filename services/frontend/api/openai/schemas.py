@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from services.core.request import FinishReason
+from services.core.request import Continuation, FinishReason
 
 
 class Usage(Struct, kw_only=True, gc=False):
@@ -33,12 +33,19 @@ class CompletionLogprobs(Struct, kw_only=True):
 
 
 class CompletionChoice(Struct, kw_only=True):
-    """finish_reason: null until the choice's last event."""
+    """finish_reason: null until the choice's last event.
+
+    token_ids, prompt_token_ids: if `return_token_ids` asks for them; in a stream, the ids of one event, and the prompt
+    in the choice's first event. continuation: see ChatChoice.
+    """
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    continuation: Continuation | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):
@@ -86,16 +93,22 @@ class AssistantMessage(Struct, kw_only=True):
 
 
 class ChatChoice(Struct, kw_only=True):
-    """One of `n` answers."""
+    """One of `n` answers.
+
+    continuation: only if the answer moved to another worker whose engine could not draw the same tokens; it goes on
+    after the tokens that were delivered, with the same distribution. token_ids: if `return_token_ids` asks for them.
+    """
 
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    continuation: Continuation | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, kw_only=True):
-    """A whole answer."""
+    """A whole answer. prompt_token_ids: if `return_token_ids` asks for them."""
 
     id: str
     object: Literal["chat.completion"]
@@ -103,6 +116,7 @@ class ChatCompletion(Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatDelta(Struct, kw_only=True):
@@ -113,16 +127,20 @@ class ChatDelta(Struct, kw_only=True):
 
 
 class ChatChunkChoice(Struct, kw_only=True):
-    """finish_reason: null until the choice's last event."""
+    """finish_reason: null until the choice's last event. continuation: see ChatChoice. token_ids: of this event."""
 
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    continuation: Continuation | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Struct, kw_only=True):
-    """One event of a stream. usage: only if `stream_options` asks for it."""
+    """One event of a stream. usage: only if `stream_options` asks for it. prompt_token_ids: in the first event of each
+    choice, if `return_token_ids` asks for them.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -130,6 +148,7 @@ class ChatCompletionChunk(Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class PartialCompletionChoice(Struct, kw_only=True):
@@ -138,6 +157,7 @@ class PartialCompletionChoice(Struct, kw_only=True):
     index: int
     text: str
     finish_reason: FinishReason | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class PartialChatChoice(Struct, kw_only=True):
@@ -146,6 +166,7 @@ class PartialChatChoice(Struct, kw_only=True):
     index: int
     message: AssistantMessage
     finish_reason: FinishReason | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Model(Struct, kw_only=True):

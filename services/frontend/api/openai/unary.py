@@ -4,17 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.core.interface import Delta, TokenLogprobs
-from services.core.request import FinishReason
+from services.core.request import Continuation, FinishReason
 
 
 @dataclass(slots=True)
 class Collected:
-    """One choice. `token_ids`, `logprobs`: only of tokens that came with log probabilities."""
+    """One choice. `token_ids`: only if they are kept, or came with log probabilities."""
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    continuation: Continuation | None = None
 
     @property
     def text(self) -> str:
@@ -22,9 +23,10 @@ class Collected:
 
 
 class Collector:
-    """The sink of a unary answer."""
+    """The sink of a unary answer. `keeps_token_ids`: of all tokens, not only of those with log probabilities."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_token_ids: bool = False) -> None:
+        self._keeps_token_ids = keeps_token_ids
         self._choices: dict[int, Collected] = {}
 
     def deliver(self, delta: Delta) -> None:
@@ -32,11 +34,11 @@ class Collector:
         if choice is None:
             choice = self._choices[delta.choice] = Collected()
         choice.texts.append(delta.text)
-        if delta.logprobs:
+        if delta.logprobs or self._keeps_token_ids:
             choice.token_ids += delta.token_ids
-            choice.logprobs += delta.logprobs
+            choice.logprobs += delta.logprobs or ()
         if delta.finish_reason is not None:
-            choice.finish_reason = delta.finish_reason
+            choice.finish_reason, choice.continuation = delta.finish_reason, delta.continuation
 
     @property
     def choices(self) -> Mapping[int, Collected]:

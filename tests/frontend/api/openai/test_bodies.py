@@ -192,6 +192,72 @@ def test_prompts_of_different_kinds_are_refused(prompt: Any) -> None:
     assert refusal(completion, prompt=prompt)[0] == "prompt"
 
 
+@pytest.mark.parametrize("given", [None, [], [7, 8], [[7, 8]]])
+@pytest.mark.parametrize("ask", [completion, chat])
+def test_answer_continues_after_the_tokens_that_the_client_has(ask: Any, given: Any) -> None:
+    request = ask(generated_token_ids=given)
+
+    assert request.generated_token_ids == ((7, 8) if given else ())
+    assert request.generated_choices == ()
+
+
+def test_each_choice_continues_after_its_own_tokens() -> None:
+    request = completion(n=3, generated_token_ids=[[7, 8], None, []])
+
+    assert request.generated_choices == ((7, 8), None, ())
+
+
+def test_choices_with_the_same_tokens_start_together() -> None:
+    request = completion(n=2, generated_token_ids=[[7], [7]])
+
+    assert (request.generated_token_ids, request.generated_choices) == ((7,), ())
+
+
+def test_tokens_of_several_prompts_are_listed_prompt_by_prompt() -> None:
+    request = completion(prompt=["a", "b", "c"], n=2, generated_token_ids=[[1], None, None, None, [2], [2]])
+
+    assert [part.generated_choices for part in request.parts] == [((1,), None), (None, None), ()]
+    assert [part.generated_token_ids for part in request.parts] == [(), (), (2,)]
+
+
+def test_tokens_of_prompts_with_one_answer_each_are_that_answers() -> None:
+    request = completion(prompt=["a", "b"], generated_token_ids=[None, [2]])
+
+    assert [list(part.open_choices) for part in request.parts] == [[], [0]]
+    assert request.parts[1].generated_token_ids == (2,)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"n": 2, "generated_token_ids": [1, 2]}, "one list for 2 choices"),
+        ({"n": 2, "generated_token_ids": [[1]]}, "1 lists for 2 choices"),
+        ({"prompt": ["a", "b"], "n": 2, "generated_token_ids": [[1], [2]]}, "2 lists for 4 choices"),
+        ({"generated_token_ids": [[1], [2]]}, "2 lists for 1 choices"),
+        ({"generated_token_ids": [1, [2]]}, "mixes"),
+        ({"generated_token_ids": [1, None]}, "mixes"),
+        ({"generated_token_ids": [-1]}, ""),
+        ({"generated_token_ids": [2**32]}, ""),
+        ({"generated_token_ids": ["a"]}, ""),
+        ({"generated_token_ids": "a"}, ""),
+    ],
+)
+def test_tokens_that_do_not_fit_the_choices_are_refused(fields: dict[str, Any], reason: str) -> None:
+    param, detail = refusal(completion, **fields)
+
+    assert param is not None
+    assert param.startswith("generated_token_ids")
+    assert reason in detail
+
+
+def test_refusals_of_choices_have_the_name_of_the_body_field() -> None:
+    body = parse_completion(
+        json.dumps({"model": "m", "prompt": "a", "n": 2, "generated_token_ids": [[1], []]}).encode()
+    )
+
+    assert body.client_names()["generated_choices"] == "generated_token_ids"
+
+
 def test_text_parts_of_a_message_are_joined() -> None:
     request = chat([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "c")
 

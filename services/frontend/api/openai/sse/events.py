@@ -5,9 +5,10 @@ the bytes around the text are made once for each choice.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from services.core.interface import Delta, Usage
 from services.frontend.api.openai.logprobs import LogprobsWriter
@@ -65,7 +66,7 @@ class Events:
         self._head = self._tail = b""
 
     def of(self, delta: Delta) -> bytes:
-        """The events of a delta, in order; empty if it has no text, no log probabilities and no finish reason."""
+        """The events of a delta, in order; empty if it has nothing to say."""
         choice = self._open.get(delta.choice)
         if choice is None or delta.logprobs or delta.finish_reason is not None:
             return self._uncommon(delta, choice)
@@ -96,7 +97,7 @@ class Events:
 
     def _uncommon(self, delta: Delta, choice: _OpenChoice | None) -> bytes:
         """The events of the first delta of a choice, of one with log probabilities, or of the last one."""
-        if not (delta.text or delta.logprobs or delta.finish_reason is not None):
+        if not (self._has_piece(delta) or delta.logprobs or delta.finish_reason is not None):
             return b""
         events = b""
         if choice is None:
@@ -104,10 +105,11 @@ class Events:
             events = self._opening(delta.choice)
         if delta.logprobs or choice.logprobs is not None:
             events += self._with_logprobs(delta, choice)
-        elif delta.text:
+        elif self._has_piece(delta):
             events += self._with_text(delta, choice)
         if delta.finish_reason is not None:
-            events += self._event_of(self._answer.finish(delta.choice, delta.finish_reason))
+            finish = self._answer.finish(delta.choice, delta.finish_reason, delta.continuation)
+            events += self._event_of(finish)
         if not events:
             return b""  # An empty chunk would end the body.
         return self._framed(events)
@@ -117,6 +119,10 @@ class Events:
             self._head, _, self._tail = self._event([]).rpartition(b"[]")
         head, _, tail = self._event_of(self._answer.piece(index, _PLACEHOLDER)).rpartition(_PLACEHOLDER_ENCODED)
         return _OpenChoice(head, tail)
+
+    def _has_piece(self, delta: Delta) -> bool:
+        """Whether the delta has something to say besides log probabilities and an end."""
+        return bool(delta.text)
 
     def _opening(self, index: int) -> bytes:
         opening = self._answer.opening(index)
@@ -128,50 +134,79 @@ class Events:
     def _with_logprobs(self, delta: Delta, choice: _OpenChoice) -> bytes:
         """The event of the delta's text and of the log probabilities whose place in the text is known."""
         if choice.logprobs is None:
-            choice.logprobs = self._answer.logprobs_writer(self._vocabulary())
+            choice.logprobs = self._answer.logprobs_writer(delta.choice, self._vocabulary())
         is_last = delta.finish_reason is not None
         token_ids, given = (delta.token_ids, delta.logprobs) if delta.logprobs else ((), ())
         logprobs = choice.logprobs.write(token_ids, given, delta.text, is_last=is_last)
-        if not delta.text and logprobs is None:
+        if not self._has_piece(delta) and logprobs is None:
             return b""
+        return self._piece(delta, logprobs)
+
+    def _piece(self, delta: Delta, logprobs: Any) -> bytes:
         return self._event_of(self._answer.piece(delta.choice, delta.text, logprobs))
 
-    def _event_of(self, choice: Struct) -> bytes:
+    def _event_of(self, choice: Any) -> bytes:
         """An event about one choice. The bytes around the choice are the same in every event of the stream."""
         return b"%b[%b]%b" % (self._head, one_line(_encode(choice)), self._tail)
 
-    def _event(self, choices: list[Struct], usage: Usage | None = None) -> bytes:
-        return b"data: " + one_line(_encode(self._answer.chunk(choices, usage))) + b"\n\n"
+    def _event(self, choices: list[Struct], usage: Usage | None = None, prompt: list[int] | UnsetType = UNSET) -> bytes:
+        return b"data: " + one_line(_encode(self._answer.chunk(choices, usage, prompt))) + b"\n\n"
 
 
-class CountedEvents(Events):
-    """The events of a stream of which each has the usage of its choice so far (vLLM's `continuous_usage_stats`)."""
+class DetailedEvents(Events):
+    """The events of a stream of which each has more than text, as vLLM has it: the usage of its choice so far
+    (`continuous_usage_stats`), its token ids (`return_token_ids`), or both.
 
-    __slots__ = ("_so_far",)
+    With token ids, every delta with tokens has an event, also one whose text is held back. The first event of a choice
+    has the token ids of its prompt.
+    """
+
+    __slots__ = ("_begun", "_has_token_ids", "_has_usage", "_so_far")
 
     def __init__(self, answer: Answer, vocabulary: Callable[[], Vocabulary], *, is_chunked: bool) -> None:
         super().__init__(answer, vocabulary, is_chunked=is_chunked)
+        self._has_usage, self._has_token_ids = answer.has_usage_in_events, answer.returns_token_ids
+        self._begun: set[int] = set()
         self._so_far = Usage(0, 0)
 
     def of(self, delta: Delta) -> bytes:
         self._so_far = Usage(delta.prompt_tokens, delta.position + len(delta.token_ids))
         return self._uncommon(delta, self._open.get(delta.choice))
 
+    def _has_piece(self, delta: Delta) -> bool:
+        return bool(delta.text or (self._has_token_ids and delta.token_ids))
+
+    def _start(self, index: int) -> _OpenChoice:
+        return _OpenChoice(b"", b"")  # No two events have the same bytes around their text.
+
     def _opening(self, index: int) -> bytes:
         so_far = self._so_far
-        self._so_far = Usage(so_far.prompt_tokens, 0)
+        self._so_far = Usage(so_far.prompt_tokens, self._answer.brought_count(index))
         opening = super()._opening(index)
         self._so_far = so_far
         return opening
 
     def _with_text(self, delta: Delta, choice: _OpenChoice) -> bytes:
-        return self._event_of(self._answer.piece(delta.choice, delta.text))
+        return self._piece(delta, None)
 
-    def _event_of(self, choice: Struct) -> bytes:
-        return self._event([choice], self._so_far)
+    def _piece(self, delta: Delta, logprobs: Any) -> bytes:
+        piece: Any = self._answer.piece(delta.choice, delta.text, logprobs)
+        if self._has_token_ids:
+            piece.token_ids = list(delta.token_ids)
+        return self._event_of(piece)
+
+    def _event_of(self, choice: Any) -> bytes:
+        usage = self._so_far if self._has_usage else None
+        prompt: list[int] | UnsetType = UNSET
+        if self._has_token_ids:
+            choice.token_ids = choice.token_ids or []
+            if choice.index not in self._begun:
+                self._begun.add(choice.index)
+                prompt = self._answer.prompt_of(choice.index)
+        return self._event([choice], usage, prompt)
 
 
 def events_of(answer: Answer, vocabulary: Callable[[], Vocabulary], *, is_chunked: bool) -> Events:
     """The events of a stream, as its client wants them. For the arguments see `Events`."""
-    kind = CountedEvents if answer.has_usage_in_events else Events
+    kind = DetailedEvents if answer.has_usage_in_events or answer.returns_token_ids else Events
     return kind(answer, vocabulary, is_chunked=is_chunked)
