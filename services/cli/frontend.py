@@ -78,6 +78,15 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
     help="Requests with more prompt and generated tokens than this no longer move. Default: no limit.",
 )
 @env_option(
+    "--resume-sampling",
+    "DYN_RESUME_SAMPLING",
+    type=click.Choice(["prefix", "exact"]),
+    default="prefix",
+    help="What happens to a sampled answer without a client's seed that loses its worker, if the engine draws without"
+    " seeds (TensorRT-LLM). prefix: it continues after the delivered tokens with other draws, and says so; exact: it"
+    " fails.",
+)
+@env_option(
     "--replacement-wait",
     "DYN_REPLACEMENT_WAIT_SECS",
     type=Number(0, DAY_S),
@@ -253,6 +262,7 @@ def frontend_config(given: dict[str, Any]) -> "FrontendConfig":
     migrate = MigrateConfig(
         limit=given["migration_limit"],
         seq_len_max=given["migration_max_seq_len"],
+        resume_sampling=given["resume_sampling"],
         replacement_wait_s=given["replacement_wait"],
     )
     return FrontendConfig(

@@ -13,6 +13,7 @@ from services.core.interface import Finish, Layer, Sink
 from services.core.request import Request
 from services.frontend.migration.migration import Migration, MigrationContext
 from services.frontend.migration.move import MigrationMetrics
+from services.frontend.migration.policy import ResumeSampling
 from services.frontend.migration.recorder import Recorder
 
 
@@ -21,11 +22,13 @@ class MigrateConfig:
     """`limit`: moves per request; 0: none.
 
     `seq_len_max`: tokens of prompt and answer above which the tokens are not recorded any more, so that the request
-    cannot move. `replacement_wait_s`: how long a request that lost its worker waits for another.
+    cannot move. `resume_sampling`: see `policy_for`. `replacement_wait_s`: how long a request that lost its worker
+    waits for another.
     """
 
     limit: int = 3
     seq_len_max: int | None = None
+    resume_sampling: ResumeSampling = "prefix"
     replacement_wait_s: float = 10.0
 
 
@@ -59,4 +62,6 @@ class Migrate:
     def _context(self) -> MigrationContext:
         """Created with the first request: it needs the running loop, and asking for that is a system call."""
         config, loop = self._config, asyncio.get_running_loop()
-        return MigrationContext(self._inner, config.limit, config.replacement_wait_s, self._metrics, loop)
+        return MigrationContext(
+            self._inner, config.limit, config.resume_sampling, config.replacement_wait_s, self._metrics, loop
+        )

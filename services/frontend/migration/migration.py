@@ -23,16 +23,17 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from services.core.call import Call
+from services.core.call import Call, RoutedSession
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Layer
-from services.core.request import FinishReason, Request
+from services.core.request import Continuation, FinishReason, Request
 from services.frontend.migration.attempt import MigrationAttempt
 from services.frontend.migration.history import AttemptHistory
 from services.frontend.migration.move import MigrationMetrics, Move
 from services.frontend.migration.policy import (
     ROUNDS_MAX,
     Policy,
+    ResumeSampling,
     Verdict,
     is_move,
     judge_second,
@@ -48,13 +49,23 @@ from services.runtime.tasks import TaskSet
 
 @dataclass(frozen=True, slots=True)
 class MigrationContext:
-    """What all migrations share. `limit`: moves of each request, unless its worker or its client allows fewer."""
+    """What all migrations share.
+
+    `limit`: moves of each request, unless its worker or its client allows fewer. `resume_sampling`: see the policy.
+    """
 
     inner: Layer
     limit: int
+    resume_sampling: ResumeSampling
     replacement_wait_s: float
     metrics: MigrationMetrics
     loop: asyncio.AbstractEventLoop
+
+    def policy(self, request: Request, call: Call, session: RoutedSession | None) -> Policy:
+        """The policy of a request on the worker of `session`."""
+        assert call.card is not None, "Preprocess sets the card"
+        worker_limit = None if session is None else session.migration_limit
+        return policy_for(request, call, call.card, self.limit, worker_limit, self.resume_sampling)
 
 
 class Migration:
@@ -135,10 +146,7 @@ class Migration:
 
     def _policy(self) -> Policy:
         """The request's policy on its current worker, computed when that fails or leaves: most never need it."""
-        assert self._call.card is not None, "Preprocess sets the card"
-        session = self._current.session
-        worker_limit = None if session is None else session.migration_limit
-        return policy_for(self._request, self._call, self._call.card, self._context.limit, worker_limit)
+        return self._context.policy(self._request, self._call, self._current.session)
 
     def _get_history(self) -> AttemptHistory:
         if self._history is None:
@@ -201,9 +209,11 @@ class Migration:
         self._call = self._next_call(failure)
         if is_move(failure, self._record.count):
             self._begin_move(failure.reason, clock())
+        if progress.delivered and not policy.is_exact:
+            self._record.tell(Continuation.PREFIX)
         second = self._second
-        if second is not None and second.worker is None:
-            second.cancel()  # It still waits for a worker, with a shorter deadline than the next attempt gets.
+        if second is not None and (second.worker is None or not policy.may_join(progress)):
+            second.cancel()  # It waits for a worker, with a shorter deadline than the next attempt gets, or drew anew.
             second = None
         self._make_current(MigrationAttempt(self, ROUNDS_MAX) if second is None else second)
         if self._current.leaves_at is not None:
@@ -267,7 +277,7 @@ class Migration:
         """Make the second attempt the current one, unless policy decides otherwise. Returns whether it is."""
         verdict = judge_second(
             has_first_finished=isinstance(self._current.outcome, Finish),
-            may_resume=self._policy().may_resume(self._get_history().progress()),
+            may_join=self._policy().may_join(self._get_history().progress()),
             lag=self._record.position - position,
             rounds_left=attempt.rounds_left,
         )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -11,6 +11,8 @@ from services.core.errors import Failure, Reason
 from services.core.model_card import ModelCard
 from services.core.request import Request
 
+ResumeSampling = Literal["exact", "prefix"]
+"""Whether sampled answers of an engine that draws without seeds stay on their worker, or continue with other draws."""
 FREE_MOVES_MAX = 64
 """Moves after a refusal are free, but bounded."""
 BARREN_DEATHS_MAX = 2
@@ -41,10 +43,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What one request may do. `limit`: moves. `can_resume`: the engine continues exactly after the tokens so far."""
+    """What one request may do.
+
+    `limit`: moves. `can_resume`: another engine may continue after the tokens so far. `is_exact`: it continues with the
+    tokens that would have come without the move.
+    """
 
     limit: int
     can_resume: bool
+    is_exact: bool = True
 
     def may_migrate(self, failure: Failure, progress: Progress) -> bool:
         """Whether the request may go on elsewhere after this failure."""
@@ -62,24 +69,46 @@ class Policy:
         """Whether another worker could continue the request at all: without tokens, any worker can start it."""
         return not progress.delivered or (progress.is_tracked and self.can_resume)
 
+    def may_join(self, progress: Progress) -> bool:
+        """Whether an attempt that ran beside the current one may take its place.
+
+        The tokens that it drew meanwhile must be those that the client has got meanwhile.
+        """
+        return self.may_resume(progress) and (self.is_exact or not progress.delivered)
+
     def may_prepare(self, progress: Progress) -> bool:
         """Whether a second attempt starts when the worker announces that it leaves."""
-        return self.limit > 0 and self.may_resume(progress)
+        return self.limit > 0 and self.may_join(progress)
 
     def is_poison(self, progress: Progress) -> bool:
         """Whether the request seems to kill its workers."""
         return progress.barren_deaths >= BARREN_DEATHS_MAX
 
 
-def policy_for(request: Request, call: Call, card: ModelCard, limit: int, worker_limit: int | None) -> Policy:
-    """The policy of a request: the lowest limit of frontend, worker and client; what the engine can resume exactly."""
-    resume = card.resume
+def policy_for(
+    request: Request,
+    call: Call,
+    card: ModelCard,
+    limit: int,
+    worker_limit: int | None,
+    resume_sampling: ResumeSampling = "prefix",
+) -> Policy:
+    """The policy of a request: the lowest limit of frontend, worker and client; how the engine can continue.
+
+    | the engine loses | draws | client's seed | resume_sampling | can resume | is exact | because |
+    | --- | --- | --- | --- | --- | --- | --- |
+    | penalties, a form or log probabilities | – | – | – | no | – | the rest would not fit the tokens so far |
+    | nothing | greedy, or by a seed | – | – | yes | yes | each token follows from those before it |
+    | nothing | its own | no | prefix | yes | no | nobody asked for these very tokens |
+    | nothing | its own | no | exact | no | – | the operator wants the very tokens, or a failure |
+    | nothing | its own | yes | – | no | – | a client that gives a seed wants the very tokens |
+    """
+    is_exact = card.resume.sampling or request.sampling.is_greedy
+    draws_anew = resume_sampling == "prefix" and request.sampling.seed is None
     return Policy(
         limit=lowest(lowest(limit, worker_limit), call.migration_limit),
-        can_resume=(resume.sampling or request.sampling.is_greedy)
-        and (resume.penalties or not request.sampling.has_penalties)
-        and (resume.guided or request.guided is None)
-        and (resume.logprobs or request.logprobs is None),
+        can_resume=card.resume.lacking_for(request) is None and (is_exact or draws_anew),
+        is_exact=is_exact,
     )
 
 
@@ -154,22 +183,22 @@ class Verdict(Enum):
     TAKE_OVER = auto()
 
 
-def judge_second(*, has_first_finished: bool, may_resume: bool, lag: int, rounds_left: int) -> Verdict:
+def judge_second(*, has_first_finished: bool, may_join: bool, lag: int, rounds_left: int) -> Verdict:
     """Decide whether the second attempt replaces the first.
 
     `lag`: tokens that the client has and the second attempt has not. `rounds_left`: of ROUNDS_MAX.
 
-    | first has finished | may resume | lag | rounds left | verdict | because |
+    | first has finished | may join | lag | rounds left | verdict | because |
     | --- | --- | --- | --- | --- | --- |
     | yes | – | – | – | IGNORE | the answer is complete |
-    | no | no | – | – | GIVE_UP | the first has delivered tokens after which no other engine can continue |
+    | no | no | – | – | GIVE_UP | the first has delivered tokens that the second cannot have drawn |
     | no | yes | > LAG_TOKENS_MAX | > 0 | START_AGAIN | the client would wait while the second catches up |
     | no | yes | > LAG_TOKENS_MAX | 0 | TAKE_OVER | a pause is better than no move |
     | no | yes | ≤ LAG_TOKENS_MAX | – | TAKE_OVER | the client notices nothing |
     """
     if has_first_finished:
         return Verdict.IGNORE
-    if not may_resume:
+    if not may_join:
         return Verdict.GIVE_UP
     if lag > LAG_TOKENS_MAX and rounds_left > 0:
         return Verdict.START_AGAIN

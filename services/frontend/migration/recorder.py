@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable
 
 from services.core.interface import Delta, Sink
-from services.core.request import Request
+from services.core.request import Continuation, Request
 
 
 class Recorder:
@@ -58,6 +58,10 @@ class Recorder:
             if self.position > self._tracked_end:
                 self._stop_tracking()
         self._sink.deliver(delta)
+
+    def tell(self, continuation: Continuation) -> None:
+        """Tell how the answer continues, in a delta without tokens."""
+        self._sink.deliver(Delta(self.position, (), continuation=continuation))
 
     def _stop_tracking(self) -> None:
         self.is_tracking = False

@@ -2,18 +2,19 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from services.core.call import Call
 from services.core.errors import Failure, Reason
 from services.core.interface import Finish, Sink
-from services.core.model_card import Resume
-from services.core.request import FinishReason, Request, Sampling
+from services.core.model_card import ModelCard, Resume
+from services.core.request import Continuation, FinishReason, Request, Sampling
 from services.frontend.layers.migrate import Migrate, MigrateConfig
 from services.frontend.migration.policy import FREE_MOVES_MAX
 from tests.frontend.migration.support import ABLE, Case, RecordedMetrics
-from tests.support.doubles import FakeSession, Step, call_layer, make_request, run_async
+from tests.support.doubles import Collected, FakeSession, Step, call_layer, make_request, run_async
 
 
 def test_another_worker_continues_after_the_last_token_delivered() -> None:
@@ -313,3 +314,49 @@ def test_no_attempt_outlives_a_client_that_hangs_up() -> None:
     case = run_async(scenario())
     assert case.script.cancelled_count == 1
     assert case.metrics.outcomes == ["cancelled"]
+
+
+# Engines that draw without seeds
+
+DRAWING = replace(ABLE, resume=replace(ABLE.resume, sampling=False))
+SAMPLED = Sampling(temperature=0.8)
+
+
+def continuations(answer: Collected) -> list[tuple[int, Continuation | None]]:
+    """Where and how the layer above is told that the answer continues."""
+    return [(delta.position, delta.continuation) for delta in answer.deltas if not delta.token_ids]
+
+
+def test_sampled_answer_of_an_engine_without_seeds_continues_after_the_delivered_tokens_and_says_so() -> None:
+    case = Case([7, 8, Reason.DISCONNECTED], [9, 10], card=DRAWING)
+
+    answer = case.run(make_request(sampling=SAMPLED))
+
+    assert answer.token_ids == [7, 8, 9, 10]
+    assert case.script.requests[1].generated_token_ids == (7, 8)
+    assert continuations(answer) == [(2, Continuation.PREFIX)]
+
+
+@pytest.mark.parametrize(
+    ("takes", "card", "sampling"),
+    [
+        (([7, Reason.DISCONNECTED], [9]), DRAWING, Sampling(temperature=0.0)),
+        (([7, Reason.DISCONNECTED], [9]), ABLE, Sampling(temperature=0.8, seed=1)),
+        (([Reason.DISCONNECTED], [9]), DRAWING, SAMPLED),
+        (([7, 8],), DRAWING, SAMPLED),
+    ],
+    ids=["greedy", "by a seed", "before the first token", "without a move"],
+)
+def test_answer_that_lost_nothing_says_nothing(takes: Any, card: ModelCard, sampling: Sampling) -> None:
+    assert continuations(Case(*takes, card=card).run(make_request(sampling=sampling))) == []
+
+
+@pytest.mark.parametrize(
+    ("sampling", "config"),
+    [(Sampling(temperature=0.8, seed=1), {}), (SAMPLED, {"resume_sampling": "exact"})],
+    ids=["the client's seed", "--resume-sampling exact"],
+)
+def test_sampled_answer_fails_where_the_very_tokens_are_wanted(sampling: Sampling, config: dict[str, Any]) -> None:
+    case = Case([7, 8, Reason.DISCONNECTED], card=DRAWING, **config)
+
+    assert case.fails(make_request(sampling=sampling)).reason is Reason.DISCONNECTED

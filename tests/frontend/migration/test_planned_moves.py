@@ -14,7 +14,7 @@ from services.core.call import Call
 from services.core.errors import Reason
 from services.core.interface import Delta, Finish, Sink
 from services.core.model_card import ModelCard, Resume
-from services.core.request import FinishReason, Request, Sampling
+from services.core.request import Continuation, FinishReason, Request, Sampling
 from services.frontend.layers.migrate import Migrate, MigrateConfig
 from services.frontend.migration import migration, move
 from services.frontend.migration.policy import LAG_TOKENS_MAX, ROUNDS_MAX
@@ -489,3 +489,75 @@ def test_no_attempt_starts_and_no_token_is_delivered_after_the_client_has_hung_u
         assert len(script.requests) == 2
 
     run_async(scenario())
+
+
+# Engines that draw without seeds: two attempts side by side draw different tokens
+
+DRAWING = replace(ABLE, resume=replace(ABLE.resume, sampling=False))
+SAMPLED = make_request(sampling=Sampling(temperature=0.8))
+
+
+def test_sampled_answer_of_an_engine_without_seeds_stays_until_its_worker_ends_it() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.attempt(0)
+        source.deliver(7)
+        source.leave()
+        source.deliver(8)
+        assert len(stage.attempts) == 1
+        source.fail(Reason.DRAINING)
+        target = await stage.attempt(1)
+        assert target.request.generated_token_ids == (7, 8)
+        target.deliver(9)
+        target.finish()
+
+    stage, answer = staged(play, SAMPLED, card=DRAWING)
+
+    assert answer.token_ids == [7, 8, 9]
+    assert [delta.continuation for delta in answer.deltas] == [None, None, Continuation.PREFIX, None]
+    assert stage.metrics.moves == [True]
+
+
+def test_target_that_began_before_the_first_token_is_given_up_once_the_source_delivers() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.attempt(0)
+        source.leave()
+        target = await stage.attempt(1)
+        source.deliver(7)
+        target.deliver(1, 2)  # Not after 7.
+        source.deliver(8)
+        source.finish()
+
+    _, answer = staged(play, SAMPLED, card=DRAWING)
+
+    assert answer.token_ids == [7, 8]
+
+
+def test_target_that_began_before_the_first_token_does_not_replace_a_source_that_fails_later() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.attempt(0)
+        source.leave()
+        target = await stage.attempt(1)
+        source.deliver(7)
+        source.fail(Reason.DISCONNECTED)
+        third = await stage.attempt(2)
+        target.deliver(1, 2)
+        assert third.request.generated_token_ids == (7,)
+        third.deliver(8)
+        third.finish()
+
+    _, answer = staged(play, SAMPLED, card=DRAWING)
+
+    assert answer.token_ids == [7, 8]
+
+
+def test_target_takes_over_before_the_first_token() -> None:
+    async def play(stage: Stage) -> None:
+        (await stage.attempt(0)).leave()
+        target = await stage.attempt(1)
+        target.deliver(1, 2)
+        target.finish()
+
+    _, answer = staged(play, SAMPLED, card=DRAWING)
+
+    assert answer.token_ids == [1, 2]
+    assert {delta.continuation for delta in answer.deltas} == {None}

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import product
 
+import msgspec
 import pytest
 
 from services.core.call import Call
@@ -16,6 +17,7 @@ from services.frontend.migration.policy import (
     Placement,
     Policy,
     Progress,
+    ResumeSampling,
     Verdict,
     Wait,
     is_move,
@@ -100,6 +102,7 @@ def test_the_limit_is_the_lowest_of_frontend_worker_and_client(
         (make_request(guided=Guided(GuidedKind.JSON_OBJECT)), "guided"),
         (make_request(logprobs=0), "logprobs"),
     ],
+    ids=["a client's seed", "penalties", "a form", "log probabilities"],
 )
 def test_a_request_with_state_that_the_engine_cannot_resume_exactly_is_not_resumed(
     request_: Request, what: str
@@ -110,6 +113,47 @@ def test_a_request_with_state_that_the_engine_cannot_resume_exactly_is_not_resum
     assert policy_for(request_, call, replace(CARD, resume=able), 3, None).can_resume
     assert not policy_for(request_, call, replace(CARD, resume=replace(able, **{what: False})), 3, None).can_resume
     assert policy_for(make_request(), call, replace(CARD, resume=replace(able, **{what: False})), 3, None).can_resume
+
+
+LOSSES = {"penalties": Sampling(temperature=0.5, presence_penalty=1.0), "nothing": Sampling(temperature=0.5)}
+YES_NO: dict[bool, str] = {True: "yes", False: "no"}
+
+
+@pytest.mark.parametrize("resume_sampling", ["exact", "prefix"])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("draws", ["greedy, or by a seed", "its own"])
+@pytest.mark.parametrize("has_seed", [True, False])
+def test_how_an_engine_continues_is_as_the_table_says(
+    loss: str, draws: str, has_seed: bool, resume_sampling: ResumeSampling
+) -> None:
+    sampling = msgspec.structs.replace(LOSSES[loss], seed=1 if has_seed else None)
+    card = replace(CARD, resume=Resume(sampling=draws != "its own", penalties=False))
+    of_table = "penalties, a form or log probabilities" if loss == "penalties" else loss
+    row = matching(rows_of(policy_for), of_table, draws, YES_NO[has_seed], resume_sampling)
+
+    policy = policy_for(make_request(sampling=sampling), Call(request_id="r"), card, 3, None, resume_sampling)
+
+    assert YES_NO[policy.can_resume] == row[4]
+    assert row[5] in (YES_NO[policy.is_exact], "–")
+
+
+def test_greedy_answers_of_an_engine_without_seeds_continue_exactly() -> None:
+    card = replace(CARD, resume=Resume(sampling=False))
+
+    policy = policy_for(make_request(sampling=Sampling(temperature=0.0)), Call(request_id="r"), card, 3, None, "exact")
+
+    assert (policy.can_resume, policy.is_exact) == (True, True)
+
+
+@pytest.mark.parametrize(("is_exact", "progress", "may"), [(True, BEGUN, True), (False, BEGUN, False)])
+def test_attempts_with_draws_of_their_own_do_not_run_beside_one_that_delivers(
+    is_exact: bool, progress: Progress, may: bool
+) -> None:
+    policy = Policy(3, can_resume=True, is_exact=is_exact)
+
+    assert (policy.may_join(progress), policy.may_prepare(progress)) == (may, may)
+    assert policy.may_join(BEGINNING)
+    assert policy.may_resume(progress)
 
 
 def test_a_request_is_poison_after_two_workers_in_a_row_died_without_a_token() -> None:
@@ -148,17 +192,17 @@ def test_the_table_says_where_the_next_attempt_goes(reason: Reason, was_accepted
 
 
 @pytest.mark.parametrize(
-    ("has_finished", "may_resume", "lag", "rounds_left"),
+    ("has_finished", "may_join", "lag", "rounds_left"),
     list(product((True, False), (True, False), (0, LAG_TOKENS_MAX, LAG_TOKENS_MAX + 1), (0, 1, ROUNDS_MAX))),
 )
 def test_the_table_says_whether_a_second_attempt_takes_over(
-    has_finished: bool, may_resume: bool, lag: int, rounds_left: int
+    has_finished: bool, may_join: bool, lag: int, rounds_left: int
 ) -> None:
-    yes_no = ["yes" if one else "no" for one in (has_finished, may_resume)]
+    yes_no = ["yes" if one else "no" for one in (has_finished, may_join)]
     distance = "> LAG_TOKENS_MAX" if lag > LAG_TOKENS_MAX else "≤ LAG_TOKENS_MAX"
     expected = matching(rows_of(judge_second), *yes_no, distance, "> 0" if rounds_left else "0")[4]
 
-    verdict = judge_second(has_first_finished=has_finished, may_resume=may_resume, lag=lag, rounds_left=rounds_left)
+    verdict = judge_second(has_first_finished=has_finished, may_join=may_join, lag=lag, rounds_left=rounds_left)
 
     assert verdict is Verdict[expected]
 

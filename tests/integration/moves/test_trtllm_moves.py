@@ -5,10 +5,11 @@
 | all CASES at a time, gRPC, SSE and unary by turns | SIGKILL of their worker at 8 positions | `Answer`, one move |
 | the same | SIGSTOP at 2 positions | the same, for STALLED |
 | the same, over two workers | SIGTERM of one at 2 positions | `Answer`, some have moved, exit 0 |
+| a sampled answer | SIGKILL, or SIGTERM, of its worker | complete, no gap, one move, `continuation` is `prefix` |
 
 A round sends all requests to one worker, strikes it when the watched stream has enough tokens, and starts the next
-worker, which takes all streams over and is struck in the next round. All requests are greedy, because no others can
-move.
+worker, which takes all streams over and is struck in the next round. All its requests are greedy, because no others
+continue exactly.
 """
 
 import asyncio
@@ -16,6 +17,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from signal import SIGKILL, SIGSTOP, SIGTERM, Signals
+
+import pytest
 
 from tests.integration.conftest import Start, on_trtllm
 from tests.integration.harness.clients.answers import Answer
@@ -144,3 +147,37 @@ async def run_round(prepared: Setup, worker: Process, number: int, fault: Signal
 
 async def have_running(workers: Sequence[Process], number: int) -> bool:
     return sum([await worker.metric("dynamo_engine_request") for worker in workers]) == number
+
+
+@pytest.mark.parametrize("fault", [SIGKILL, SIGTERM], ids=["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize("protocol", ["grpc", "stream"])
+def test_sampled_answer_continues_after_the_delivered_tokens_and_says_so(
+    start_plane: Start, protocol: str, fault: Signals
+) -> None:
+    plane, reached = start_plane(frontend=("--stall-ms=3000",)), asyncio.Event()
+    sampled = Request(protocol, temperature=0.8, seed=None, max_tokens=TOKENS)
+    received: list[int] = []
+
+    def note(tokens: int) -> None:
+        received.append(tokens)
+        if tokens >= FEWER[0]:
+            reached.set()
+
+    async def scenario() -> tuple[Answer, Answer]:
+        victim = await plane.worker(ITL, "--drain-timeout=0.2")
+        unmoved = await answer(plane.frontend, replace(sampled, max_tokens=2))
+        async with asyncio.TaskGroup() as group:
+            moved = group.create_task(answer(plane.frontend, sampled.named("sampled"), note))
+            await until(reached.is_set)
+            await plane.worker(ITL)
+            victim.signal(fault)
+        return unmoved, moved.result()
+
+    unmoved, moved = asyncio.run(scenario())
+
+    assert (unmoved.only.continuation, moved.only.continuation) == (None, "prefix")
+    assert (moved.completion_tokens, moved.finish) == (TOKENS, "length")
+    assert received == sorted(received)
+    (move,) = plane.frontend.moves("sampled")
+    assert move["reason"] == REASONS[fault]
+    assert 0 < move["position"] < TOKENS

@@ -5,7 +5,7 @@
 | streams | their engine dies at exact positions, in several ways | `Answer`, moved there; exit 1 if noticed |
 | 12 streams | a prompt that kills any engine | POISON_REQUEST after two deaths; `Answer` |
 | the same | a request on which the engine fails, before or after its first token | ENGINE_ERROR, for it alone |
-| a sampled and a guided stream | SIGKILL of their worker | the worker's failure, after the delivered tokens |
+| a guided stream, and a sampled one with `exact` | SIGKILL of their worker | the worker's failure, after the tokens |
 | fields that the engine would ignore, unreadable grammars | – | INVALID_ARGUMENT with the field; `Answer` |
 | grammars | – | the answer fits |
 | streams | – | frontends know the blocks they use |
@@ -244,13 +244,16 @@ def test_guided_answer_fits_its_grammar_and_an_unreadable_grammar_is_a_client_er
     asyncio.run(scenario())
 
 
+SAMPLED_STAYS = pytest.param(("--resume-sampling=exact",), SAMPLED, id="sampled, where only exact answers move")
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "stream"])
-@pytest.mark.parametrize("irreproducible", [SAMPLED, JSON], ids=["sampled", "guided"])
+@pytest.mark.parametrize(("options", "irreproducible"), [SAMPLED_STAYS, pytest.param((), JSON, id="guided")])
 def test_stream_that_cannot_move_fails_and_keeps_what_was_delivered(
-    start_plane: Start, irreproducible: Request, protocol: str
+    start_plane: Start, options: tuple[str, ...], irreproducible: Request, protocol: str
 ) -> None:
     """The alternative would be to continue as a different answer."""
-    plane = start_plane()
+    plane = start_plane(frontend=options)
 
     async def scenario() -> None:
         victim = await plane.worker("--mocker-itl-ms=200", GUIDED)

@@ -14,15 +14,21 @@ from tests.integration.harness.clients.requests import Request
 OnTokens = Callable[[int], None]
 FINISH = {inference_pb2.FINISH_REASON_STOP: "stop", inference_pb2.FINISH_REASON_LENGTH: "length"}
 
+CONTINUATION = {inference_pb2.CONTINUATION_UNSPECIFIED: None, inference_pb2.CONTINUATION_PREFIX: "prefix"}
+
 
 @dataclass(frozen=True)
 class Choice:
-    """One choice of an answer. `token_ids`: None over HTTP. `logprobs`: one per token, in the protocol's own form."""
+    """One choice of an answer.
+
+    `token_ids`: None over HTTP. `logprobs`: one per token, in the protocol's own form. `continuation`: after a move.
+    """
 
     text: str
     finish: str
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[Any, ...] = ()
+    continuation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,10 +102,12 @@ class _Growing:
     finish: str | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    continuation: str | None = None
 
     def choice(self, *, shows_tokens: bool) -> Choice:
         assert self.finish is not None, "the stream ended without a finish reason"
-        return Choice(self.text, self.finish, tuple(self.token_ids) if shows_tokens else None, tuple(self.logprobs))
+        token_ids = tuple(self.token_ids) if shows_tokens else None
+        return Choice(self.text, self.finish, token_ids, tuple(self.logprobs), self.continuation)
 
 
 def _in_order(growing: Mapping[int, _Growing], *, shows_tokens: bool) -> tuple[Choice, ...]:
@@ -126,7 +134,8 @@ def whole(answer: dict[str, Any], request: Request) -> Answer:
     for index, one in enumerate(answer["choices"]):
         assert one["index"] == index
         text = one["message"]["content"] if request.is_chat else one["text"]
-        choices.append(Choice(text, one["finish_reason"], logprobs=tuple(entries(one["logprobs"], request))))
+        logprobs = tuple(entries(one["logprobs"], request))
+        choices.append(Choice(text, one["finish_reason"], logprobs=logprobs, continuation=one.get("continuation")))
     usage = answer["usage"]
     return Answer(tuple(choices), usage["prompt_tokens"], usage["completion_tokens"])
 
@@ -181,7 +190,7 @@ class Events:
         for one in event["choices"]:
             choice = self.choices[one["index"]]
             assert choice.finish is None, "a choice continued after its finish reason"
-            choice.finish = one["finish_reason"]
+            choice.finish, choice.continuation = one["finish_reason"], one.get("continuation")
             choice.text += one["delta"].get("content", "") if self.request.is_chat else one["text"]
             choice.logprobs += entries(one["logprobs"], self.request)
         self.on_tokens(sum(len(choice.text.encode()) for choice in self.choices.values()))
@@ -222,6 +231,7 @@ class Items:
         choice.text += delta.text
         choice.logprobs += [(one.logprob, *one.top_token_ids, *one.top_logprobs) for one in delta.logprobs]
         choice.finish = FINISH[delta.finish_reason] if delta.finish_reason else None
+        choice.continuation = CONTINUATION[delta.continuation]
         if delta.HasField("usage"):
             self.usage = delta.usage
 
