@@ -48,6 +48,11 @@ def test_unknown_fields_reach_the_http_api() -> None:
     assert frontend_config(parsed("--unknown-fields", "refuse")).http.unknown_fields == "refuse"
 
 
+def test_what_becomes_of_sampled_answers_reaches_the_layer_that_moves_them() -> None:
+    assert frontend_config(parsed()).pipeline.migrate.resume_sampling == "prefix"
+    assert frontend_config(parsed("--resume-sampling", "exact")).pipeline.migrate.resume_sampling == "exact"
+
+
 def test_keepalive_of_idle_connections_reaches_the_http_server() -> None:
     assert frontend_config(parsed()).http.keepalive_s == HttpConfig().keepalive_s
     assert frontend_config(parsed("--http-keepalive", "620")).http.keepalive_s == 620

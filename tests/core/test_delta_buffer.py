@@ -6,7 +6,7 @@ import pytest
 
 from services.core.delta_buffer import LOGPROB_BYTES, PIECE_BYTES_MAX, TOKEN_BYTES, DeltaBuffer
 from services.core.interface import Delta, TokenLogprobs, Usage
-from services.core.request import FinishReason
+from services.core.request import Continuation, FinishReason
 
 
 def joined(*deltas: Delta) -> DeltaBuffer:
@@ -50,6 +50,12 @@ def test_each_choice_is_joined_apart_with_its_log_probabilities_and_its_finish_r
         Delta(0, [7], "a!", 1, [TokenLogprobs(-1.0)], FinishReason.STOP),
         Delta(0, [8, 9], "bc", 0, [TokenLogprobs(-2.0), TokenLogprobs(-3.0)]),
     ]
+
+
+def test_how_an_answer_continued_is_kept() -> None:
+    buffer = joined(Delta(0, [1]), Delta(1, (), finish_reason=FinishReason.STOP, continuation=Continuation.PREFIX))
+
+    assert buffer.pop().continuation is Continuation.PREFIX
 
 
 def test_tokens_of_the_prompt_are_kept() -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, TokenLogprobs, Usage
 from services.core.model_card import ModelCard, Resume, TokenizerRef
-from services.core.request import FinishReason, Guided, GuidedKind, Message, Request, Sampling, Stop
+from services.core.request import Continuation, FinishReason, Guided, GuidedKind, Message, Request, Sampling, Stop
 from services.rpc.codec import (
     card_from_wire,
     card_to_wire,
@@ -159,17 +159,8 @@ def test_field_that_this_version_cannot_honour_is_refused_by_name(fields: dict[s
 def test_every_field_of_a_request_is_read_or_refused() -> None:
     """A new field in the proto file must not be ignored silently."""
     prompts = {"text", "chat", "tokens"}
-    read = prompts | {
-        "model",
-        "generated_token_ids",
-        "generated_choices",
-        "sampling",
-        "stop",
-        "choice",
-        "n",
-        "logprobs",
-        "guided",
-    }
+    read = prompts | {"model", "generated_token_ids", "sampling", "stop", "choice", "n", "logprobs", "guided"}
+    read |= {"generated_choices"}
     refused = {"session_id", "priority"}
     by_the_server = {"request_id"}
 
@@ -188,6 +179,14 @@ def test_delta_is_encoded_without_complete_final() -> None:
     assert not item.complete_final
     assert item.delta.finish_reason == inference_pb2.FINISH_REASON_UNSPECIFIED
     assert not item.delta.HasField("usage")
+
+
+def test_last_delta_says_how_the_choice_continued() -> None:
+    moved = delta_to_wire(Delta(5, (), finish_reason=FinishReason.LENGTH, continuation=Continuation.PREFIX))
+    unmoved = delta_to_wire(Delta(5, (), finish_reason=FinishReason.LENGTH))
+
+    assert moved.delta.continuation == inference_pb2.CONTINUATION_PREFIX
+    assert unmoved.delta.continuation == inference_pb2.CONTINUATION_UNSPECIFIED
 
 
 def test_last_delta_has_finish_reason_and_usage() -> None:

@@ -33,6 +33,7 @@ class Metrics:
     prompt_tokens: Histogram
     completion_tokens: Histogram
     migrations: Counter
+    migrations_from_prefix: Counter
     migration_s: Histogram
     migration_exceeded: Counter
     recomputed_tokens: Counter
@@ -49,10 +50,12 @@ class Metrics:
         """See Shortage."""
         self.accept_pauses.inc()
 
-    def count_move(self, model: str, *, has_tokens: bool, recomputed: int) -> None:
+    def count_move(self, model: str, *, has_tokens: bool, recomputed: int, is_exact: bool) -> None:
         """See MigrationMetrics."""
         self.migrations.labels(model, _kind(has_tokens)).inc()
         self.recomputed_tokens.labels(model).inc(recomputed)
+        if not is_exact:
+            self.migrations_from_prefix.labels(model).inc()
 
     def observe_move(self, model: str, *, has_tokens: bool, outcome: str, seconds: float) -> None:
         """See MigrationMetrics."""
@@ -131,6 +134,9 @@ def build_metrics(prefix: str = PREFIX) -> Metrics:
             "model_migration",
             "Moves of requests to another worker, before or after their first token.",
             ("model", "migration_type"),
+        ),
+        migrations_from_prefix=make.counter(
+            "model_migration_from_prefix", "Moves after which an answer went on with other draws.", ("model",)
         ),
         migration_s=make.histogram(
             "model_migration_duration_seconds",

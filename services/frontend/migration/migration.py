@@ -301,7 +301,8 @@ class Migration:
         record, request = self._record, self._request
         recomputed, has_tokens = len(request.prompt_token_ids) + record.position, record.count > 0
         away_from, request_id = self._current.worker, self._call.request_id
-        self._move = Move(request_id, request.model, reason, away_from, since, has_tokens, recomputed)
+        is_exact = self._policy().is_exact or not has_tokens
+        self._move = Move(request_id, request.model, reason, away_from, since, has_tokens, recomputed, is_exact)
         record.on_next(lambda: self._end_move("success"))
 
     def _end_move(self, outcome: str) -> None:

@@ -13,9 +13,12 @@ log = structlog.get_logger()
 
 
 class MigrationMetrics(Protocol):
-    """The metrics of migration. `has_tokens` tells an ongoing request from a new one."""
+    """The metrics of migration. `has_tokens` tells an ongoing request from a new one.
 
-    def count_move(self, model: str, *, has_tokens: bool, recomputed: int) -> None: ...
+    `is_exact`: the rest of the answer is the one that would have come without the move.
+    """
+
+    def count_move(self, model: str, *, has_tokens: bool, recomputed: int, is_exact: bool) -> None: ...
 
     def observe_move(self, model: str, *, has_tokens: bool, outcome: str, seconds: float) -> None: ...
 
@@ -29,6 +32,7 @@ class Move:
     `away_from`: the key of the old session.
     `since`: when the worker was lost or, if it drains, when its last token came, in event-loop time.
     `has_tokens`: whether the client has tokens already. `recomputed`: tokens that the next worker has to compute again.
+    `is_exact`: see MigrationMetrics.
     """
 
     request_id: str
@@ -38,6 +42,7 @@ class Move:
     since: float
     has_tokens: bool
     recomputed: int
+    is_exact: bool = True
 
     def fail(self, metrics: MigrationMetrics, outcome: str) -> None:
         """Report that no token came after the move. `outcome`: "failure" or "cancelled"."""
@@ -48,7 +53,7 @@ class Move:
         """Report that the next token has come. `to`: the key of its session. `position`: of that token."""
         seconds = clock() - self.since
         metrics.observe_move(self.model, has_tokens=self.has_tokens, outcome="success", seconds=seconds)
-        metrics.count_move(self.model, has_tokens=self.has_tokens, recomputed=self.recomputed)
+        metrics.count_move(self.model, has_tokens=self.has_tokens, recomputed=self.recomputed, is_exact=self.is_exact)
         log.log(
             logging.INFO if self.reason is Reason.DRAINING else logging.WARNING,
             "request moved",
@@ -57,5 +62,6 @@ class Move:
             to=to,
             reason=self.reason,
             position=position,
+            is_exact=self.is_exact,
             gap_ms=round(seconds * 1e3, 1),
         )

@@ -82,6 +82,18 @@ def test_a_request_needs_room_for_all_its_choices() -> None:
     assert refusal(worker, n=5).param == "n"
 
 
+@pytest.mark.parametrize("is_part", [False, True])
+def test_choices_that_continue_after_tokens_of_their_own_need_room_one_by_one(is_part: bool) -> None:
+    """A client that continues an answer would otherwise be refused by workers that had been full of its choices."""
+    worker = make_candidate("a", slots=4, in_flight_count=3)
+    request: dict[str, Any] = {"n": 3, "generated_choices": ((1,), None, ())}
+
+    if is_part:
+        request = {"n": 3, "token_ids": None, "parts": (make_request(**request),)}
+
+    assert ask(worker, **request).requests
+
+
 def test_an_unknown_model_is_rejected() -> None:
     assert refusal(model="other").reason is Reason.MODEL_NOT_FOUND
 

@@ -16,7 +16,7 @@ def test_every_metric_has_the_configured_prefix() -> None:
 def test_moves_are_counted_and_timed_by_kind(has_tokens: bool, kind: str) -> None:
     metrics = build_metrics("p")
 
-    metrics.count_move("m", has_tokens=has_tokens, recomputed=30)
+    metrics.count_move("m", has_tokens=has_tokens, recomputed=30, is_exact=not has_tokens)
     metrics.observe_move("m", has_tokens=has_tokens, outcome="moved", seconds=0.2)
 
     def value(name: str, **labels: str) -> float | None:
@@ -24,6 +24,7 @@ def test_moves_are_counted_and_timed_by_kind(has_tokens: bool, kind: str) -> Non
 
     assert value("_total", migration_type=kind) == 1
     assert value("_recomputed_tokens_total") == 30
+    assert value("_from_prefix_total") == (1 if has_tokens else None)
     assert value("_duration_seconds_sum", migration_type=kind, outcome="moved") == 0.2
 
 

@@ -23,13 +23,15 @@ class RecordedMetrics:
 
     def __init__(self) -> None:
         self.moves: list[bool] = []
+        self.from_prefix_count = 0
         self.recomputed: list[int] = []
         self.outcomes: list[str] = []
         self.gaps_s: list[float] = []
         self.exceeded = 0
 
-    def count_move(self, model: str, *, has_tokens: bool, recomputed: int) -> None:
+    def count_move(self, model: str, *, has_tokens: bool, recomputed: int, is_exact: bool) -> None:
         self.moves.append(has_tokens)
+        self.from_prefix_count += not is_exact
         self.recomputed.append(recomputed)
 
     def observe_move(self, model: str, *, has_tokens: bool, outcome: str, seconds: float) -> None:

@@ -335,6 +335,7 @@ def test_sampled_answer_of_an_engine_without_seeds_continues_after_the_delivered
     assert answer.token_ids == [7, 8, 9, 10]
     assert case.script.requests[1].generated_token_ids == (7, 8)
     assert continuations(answer) == [(2, Continuation.PREFIX)]
+    assert (case.metrics.moves, case.metrics.from_prefix_count) == ([True], 1)
 
 
 @pytest.mark.parametrize(
@@ -348,7 +349,10 @@ def test_sampled_answer_of_an_engine_without_seeds_continues_after_the_delivered
     ids=["greedy", "by a seed", "before the first token", "without a move"],
 )
 def test_answer_that_lost_nothing_says_nothing(takes: Any, card: ModelCard, sampling: Sampling) -> None:
-    assert continuations(Case(*takes, card=card).run(make_request(sampling=sampling))) == []
+    case = Case(*takes, card=card)
+
+    assert continuations(case.run(make_request(sampling=sampling))) == []
+    assert case.metrics.from_prefix_count == 0
 
 
 @pytest.mark.parametrize(
