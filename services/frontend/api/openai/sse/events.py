@@ -90,10 +90,8 @@ class Events:
         It is left out among events with ids: OpenAI's SDK for Python, which has remembered an id, takes it for the end
         of an event without data.
         """
-        return self._framed(COMMENT if self.has_ids else COMMENT + b"\n")
-
-    def _framed(self, events: bytes) -> bytes:
-        return b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events
+        comment = COMMENT if self.has_ids else COMMENT + b"\n"
+        return b"%x\r\n%b\r\n" % (len(comment), comment) if self._is_chunked else comment
 
     def _uncommon(self, delta: Delta, choice: _OpenChoice | None) -> bytes:
         """The events of the first delta of a choice, of one with log probabilities, or of the last one."""
@@ -112,7 +110,7 @@ class Events:
             events += self._event_of(finish)
         if not events:
             return b""  # An empty chunk would end the body.
-        return self._framed(events)
+        return b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events
 
     def _start(self, index: int) -> _OpenChoice:
         if not self._head:
