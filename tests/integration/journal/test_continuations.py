@@ -179,6 +179,36 @@ def test_answer_continues_exactly_from_every_position(mocked: Frontend, body: di
     asyncio.run(check_every_cut(mocked, body | {"model": "mocker"}))
 
 
+@pytest.mark.parametrize("body", [CASES["log probabilities"], CHAT], ids=["completion", "chat"])
+def test_answer_that_is_not_streamed_continues_as_well(mocked: Frontend, body: dict[str, Any]) -> None:
+    url = f"{mocked.http}/v1/{'chat/completions' if 'messages' in body else 'completions'}"
+    asked = body | {"model": "mocker", "seed": 3}
+
+    async def fetched(session: aiohttp.ClientSession, **fields: Any) -> dict[str, Any]:
+        async with session.post(url, json=asked | fields) as response:
+            assert response.headers[SEED] == "3"
+            answer: dict[str, Any] = await response.json()
+        return answer
+
+    async def scenario() -> None:
+        async with aiohttp.ClientSession() as session:
+            whole = await fetched(session)
+            [before] = whole["choices"]
+            for cut in range(len(before["token_ids"]) + 1):
+                rest = await fetched(session, generated_token_ids=before["token_ids"][:cut])
+                [after] = rest["choices"]
+                assert after["token_ids"] == before["token_ids"][cut:]
+                assert entries(after["logprobs"]) == entries(before["logprobs"])[cut:]
+                assert text_of(before).endswith(text_of(after))
+                assert rest["usage"] == whole["usage"]
+
+    asyncio.run(scenario())
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
 def test_answer_that_a_stop_string_ends_continues_exactly_from_every_position(mocked: Frontend) -> None:
     async def scenario() -> None:
         async with aiohttp.ClientSession() as session:
