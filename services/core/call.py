@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure
+from services.core.generation.kept import Kept
 from services.core.model_card import ModelCard
 
 
@@ -41,14 +42,16 @@ class RoutedSession(Protocol):
 class Attempt:
     """One try of a call on one worker. Through it, the layers below report to the layer that started it.
 
-    `session`: set by `Route`, used by `Transport`. `has_begun`: whether the engine has the request. `phase`: kept by
-    workers only. A subclass overrides `on_begun` and `on_leaving` to be notified.
+    `session`: set by `Route`, used by `Transport`. `adopts`: the session's worker has the request already, for another
+    frontend. `has_begun`: whether the engine has the request. `phase`: kept by workers only. A subclass overrides
+    `on_begun` and `on_leaving` to be notified, and `is_needed` if another attempt may take its place.
     """
 
-    __slots__ = ("has_begun", "phase", "session")
+    __slots__ = ("adopts", "has_begun", "phase", "session")
 
     def __init__(self, session: RoutedSession | None = None) -> None:
         self.session = session
+        self.adopts = False
         self.has_begun = False
         self.phase = Phase.QUEUED
 
@@ -56,6 +59,11 @@ class Attempt:
     def worker(self) -> str | None:
         """The key of the session; None before `Route` has chosen one."""
         return None if self.session is None else self.session.key
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the answer comes from this attempt, rather than from another one."""
+        return True
 
     def begin(self) -> None:
         """Record that the engine has the request."""
@@ -81,6 +89,7 @@ class Cause(StrEnum):
     DEADLINE = "deadline"
     SLOW_CLIENT = "slow_client"
     DRAIN = "drain"
+    RESUME_REFUSED = "resume_refused"
     SIGNAL = "signal"
     SESSION_LOST = "session_lost"
     INTERNAL = "internal"
@@ -118,14 +127,16 @@ class Told:
     """What a client is told beside its tokens. `Preprocess` and `Validate` write it once, before the first token.
 
     `seed`: with it, the same request gets the same answers. None if the engine uses no seeds, or if the prompts of the
-    request have different ones. `prompts`: the token ids of each prompt; known in frontends only.
+    request have different ones. `prompts`: the token ids of each prompt; known in frontends only. `generation_id`: by
+    which the answer can be resumed, in hexadecimal; None: it cannot.
     """
 
-    __slots__ = ("prompts", "seed")
+    __slots__ = ("generation_id", "prompts", "seed")
 
     def __init__(self) -> None:
         self.seed: int | None = None
         self.prompts: Sequence[tuple[int, ...]] = ()
+        self.generation_id: str | None = None
 
 
 class Call(Struct, frozen=True, kw_only=True):
@@ -137,7 +148,7 @@ class Call(Struct, frozen=True, kw_only=True):
     `card`: the model's, set by `Preprocess`; only workers with this very card may answer. `attempt`: the current one.
     `excluded`: keys of sessions that must not be used any more. `replacement_deadline`: how long the request may wait
     for a worker, in event-loop time; None: it may not wait. `choice_group`: set while the choice is placed on a worker
-    together with the others of its request.
+    together with the others of its request. `kept`: set if the answer outlives its client's connection.
     """
 
     request_id: str
@@ -153,3 +164,4 @@ class Call(Struct, frozen=True, kw_only=True):
     excluded: frozenset[str] = frozenset()
     replacement_deadline: float | None = None
     choice_group: ChoiceGroup | None = None
+    kept: Kept | None = None

@@ -120,6 +120,21 @@ def timeout_s_of(headers: Mapping[str, str]) -> float | None:
     return min(given, default=None)
 
 
+def duration_s_of(headers: Mapping[str, str], name: str, seconds_max: float) -> float | None:
+    """A header that is a number of seconds or a duration, as X-Request-Timeout is; None if there is none.
+
+    Raises INVALID_ARGUMENT unless it is above 0 and up to `seconds_max`.
+    """
+    given = headers.get(name.lower())
+    if given is None:
+        return None
+    seconds = _seconds(given)
+    if not 0 < seconds <= seconds_max:
+        form = _TIMEOUT_FORMS[REQUEST_TIMEOUT]
+        raise invalid(name, f"the header {name} must be {form}, above 0, up to {seconds_max:.0f} s")
+    return seconds
+
+
 def _checked_seconds(name: str, text: str) -> float:
     seconds = _seconds(text) if name == REQUEST_TIMEOUT else _grpc_seconds(text)
     if not 0 < seconds <= REQUEST_TIMEOUT_S_MAX:  # False for NaN as well.

@@ -11,6 +11,7 @@ from services.core.interface import Layer
 from services.frontend.layers.admit import Admit
 from services.frontend.layers.choices import Choices
 from services.frontend.layers.detokenize import Detokenize
+from services.frontend.layers.keep import Keep
 from services.frontend.layers.migrate import Migrate, MigrateConfig
 from services.frontend.layers.observe import Observe
 from services.frontend.layers.preprocess import Preprocess
@@ -52,7 +53,8 @@ def frontend_layers(
         partial(Accept, gate=gate),  # Above admit: a draining process refuses requests even if workers have room.
         admit,  # Above the deadline: a refusal for lack of capacity must not cost even a timer.
         Deadline,  # Above every wait, including the wait for the tokeniser.
-        preprocess,  # Above prompts: all prompts are valid before one is answered.
+        preprocess,  # Above keep: what is kept has token ids and a seed.
+        Keep,  # Above prompts: all prompts are valid before one is answered, and an answer is kept as a whole.
         Prompts,  # Above choices: each prompt gets the requested number of answers.
         Choices,  # Above detokenize: each choice has its own text.
         partial(Detokenize, catalog=catalog),  # Above migrate: text that one worker began may end on another.

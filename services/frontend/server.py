@@ -34,6 +34,7 @@ from services.frontend.model_catalog import ModelCatalog
 from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.frontend.processes.ipc import JoinResponse
 from services.frontend.processes.membership import group_control, join_group
+from services.frontend.resume.finder import GenerationFinder
 from services.frontend.routing.rejection import no_workers
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.frontend.session.pool import Pool, PoolConfig
@@ -137,7 +138,10 @@ class Frontend:
         admin = self._admin if config.admin.is_with_clients else None
         pipeline = self._pipeline()
         on_refused = partial(observe_refused, self._metrics)
-        self._app = build_app(pipeline, self._served, self._control, config.http, on_refused, admin, self._metrics)
+        finder = GenerationFinder(self._pool, random.Random())
+        self._app = build_app(
+            pipeline, self._served, self._control, config.http, on_refused, finder, admin, self._metrics
+        )
         self._server = _grpc_server(["unbroken.v1.Inference"], admin, is_shared=self._is_shared)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(pipeline, self._gate, on_refused, config.http.client, self._control.cancel),

@@ -11,6 +11,7 @@ from services.frontend.api.openai.parse import parse_chat, parse_completion
 from services.frontend.api.openai.responses import ChatAnswer, CompletionAnswer
 from services.frontend.api.openapi.document import OpenApiRoute
 from services.frontend.control import FrontendControl
+from services.frontend.resume.finder import GenerationFinder
 from services.http.app import HttpApp, Shortage
 from services.http.server.config import HttpConfig
 
@@ -21,6 +22,7 @@ def build_app(
     control: FrontendControl,
     config: HttpConfig,
     on_refused: OnRefused,
+    finder: GenerationFinder,
     admin: Admin | None = None,
     shortage: Shortage | None = None,
 ) -> HttpApp:
@@ -29,7 +31,7 @@ def build_app(
     `on_refused`: called for requests that are refused before they reach the pipeline. `admin`: None if admin calls are
     disabled, or served on an address of their own. `shortage`: counts connections that cannot be accepted.
     """
-    endpoints = OpenAiEndpoints(pipeline, served, control, config, on_refused)
+    endpoints = OpenAiEndpoints(pipeline, served, control, config, on_refused, finder)
     app = HttpApp(config, config.body_bytes_max, lambda: served.is_draining, shortage)
     routes = app.routes
     completion = partial(parse_completion, unknown_fields=config.unknown_fields)
@@ -38,6 +40,7 @@ def build_app(
     routes.get("/v1/models/{model}", endpoints.model)
     routes.post("/v1/completions", partial(endpoints.serve, "completions", completion, CompletionAnswer))
     routes.post("/v1/chat/completions", partial(endpoints.serve, "chat_completions", chat, ChatAnswer))
+    routes.get("/v1/streams/{generation_id}", endpoints.resume)
     routes.post("/v1/requests/{request_id}/cancel", endpoints.cancel)
     HealthRoutes(served, control).add_to(routes)
     if admin is not None:

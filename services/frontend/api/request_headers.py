@@ -11,6 +11,15 @@ from typing import Any
 
 from services.core.call import Call
 from services.core.errors import invalid
+from services.core.generation.cursor import Cursor, parse_cursor
+from services.core.generation.wish import (
+    DETACH_GRACE,
+    DETACH_GRACE_S_MAX,
+    GENERATION_ID,
+    ON_DISCONNECT,
+    kept_of,
+    parse_generation_id,
+)
 from services.core.validation import (
     GRPC_TIMEOUT,
     MIGRATION_LIMIT,
@@ -20,11 +29,13 @@ from services.core.validation import (
     migration_limit_of,
     timeout_s_of,
 )
+from services.http.request_id import REQUEST_ID
 from services.http.server.config import HttpConfig
 from services.http.server.messages import HttpRequest
 from services.runtime.loop import clock
 
 RETURN_PARTIAL = "X-Return-Partial"
+LAST_EVENT_ID = "Last-Event-ID"
 
 HEADERS: Mapping[str, Mapping[str, Any]] = {
     REQUEST_TIMEOUT: {
@@ -35,6 +46,13 @@ HEADERS: Mapping[str, Mapping[str, Any]] = {
     },
     GRPC_TIMEOUT: {"type": "string", "pattern": "^[1-9][0-9]{0,3}[Smun]$", "examples": ["30S", "500m"]},
     RETURN_PARTIAL: {"type": "string", "enum": ["true", "false"]},
+    ON_DISCONNECT: {"type": "string", "enum": ["cancel", "continue"]},
+    DETACH_GRACE: {
+        "anyOf": [
+            {"type": "number", "exclusiveMinimum": 0, "maximum": DETACH_GRACE_S_MAX},
+            {"type": "string", "pattern": "^[1-9][0-9]{0,2}(ms|s|m)$", "examples": ["30s", "5m"]},
+        ]
+    },
     MIGRATION_LIMIT: {"type": "integer", "minimum": 0, "exclusiveMaximum": 10**MIGRATION_LIMIT_DIGITS_MAX},
 }
 """Header → its JSON schema."""
@@ -47,7 +65,38 @@ def call_of(request: HttpRequest, endpoint: str, config: HttpConfig) -> Call:
         deadline=deadline_of(request, config),
         endpoint=endpoint,
         migration_limit=migration_limit_of(request.headers.get(MIGRATION_LIMIT.lower())),
+        kept=kept_of(
+            request.headers,
+            request.id,
+            config.keep,
+            is_id_given=request.id == request.headers.get(REQUEST_ID.lower()),
+        ),
     )
+
+
+def resume_of(request: HttpRequest) -> tuple[bytes, Cursor | None] | None:
+    """The answer that a repeated request wants to go on with, and the client's cursor; None if it is a new one.
+
+    A client that repeats its request sends the id of the last event, and that of the answer as X-Request-Id or
+    X-Unbroken-Generation-Id. Raises Failure(INVALID_ARGUMENT).
+    """
+    if (cursor := cursor_of(request)) is None:
+        return None
+    name = GENERATION_ID if GENERATION_ID.lower() in request.headers else REQUEST_ID
+    return parse_generation_id(request.headers.get(name.lower(), ""), name), cursor
+
+
+def cursor_of(request: HttpRequest) -> Cursor | None:
+    """How far the client is in the answer that it resumes; None: at its beginning. Raises Failure(INVALID_ARGUMENT)."""
+    given = request.headers.get(LAST_EVENT_ID.lower(), "")
+    return parse_cursor(given, LAST_EVENT_ID) if given else None
+
+
+def wants_events(accepted: str, *, otherwise: bool) -> bool:
+    """Whether a client with this `Accept` gets the answer that it resumes as events, rather than whole."""
+    if "text/event-stream" in accepted:
+        return True
+    return otherwise and "application/json" not in accepted
 
 
 def deadline_of(request: HttpRequest, config: HttpConfig) -> float | None:

@@ -22,7 +22,9 @@ class Admit:
         self._balancer = balancer
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        self._require_room(self._find(request.model), request, call)
+        model = self._find(request.model)
+        if call.kept is None or not call.kept.generation.is_resumed:  # A resumed answer has its room.
+            self._require_room(model, request, call)
         return await self._inner(request, call, sink)
 
     def _find(self, name: str) -> Model:

@@ -32,7 +32,8 @@ class Choices:
     """Above Detokenize and Migrate: each choice has its own text, and moves alone.
 
     They start as one choice group: one worker takes all of them, or none. Choices that continue after tokens of their
-    own start alone, as after a move; those that the client has complete do not start.
+    own start alone, as after a move, and so do those of a resumed answer; those that the client has complete do not
+    start.
     """
 
     def __init__(self, inner: Layer) -> None:
@@ -43,7 +44,9 @@ class Choices:
             return await self._inner(request, call, sink)
         opened = request.open_choices
         merged = _UsageSum(sink, len(opened))
-        choice_group = ChoiceGroup(request.n) if request.together_count == request.n else None
+        is_resumed = call.kept is not None and call.kept.generation.is_resumed
+        starts_together = request.together_count == request.n and not is_resumed
+        choice_group = ChoiceGroup(request.n) if starts_together else None
         call = replace(call, choice_group=choice_group)
         try:
             async with asyncio.TaskGroup() as group:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from services.core.call import Call
+from services.core.generation.kept import Kept
 from services.core.interface import Delta, Finish, Layer, Sink, Usage
 from services.core.request import Continuation, FinishReason, Request
 from services.frontend.layers.stop_strings import StopStrings
@@ -157,6 +158,35 @@ class _PromptCounted:
         self._sink.deliver(delta)
 
 
+class _Cut:
+    """Passes the deltas of one answer on, and cuts the one that the client has a part of."""
+
+    __slots__ = ("_position", "_sink")
+
+    def __init__(self, sink: Sink, position: int) -> None:
+        self._sink = sink
+        self._position = position
+
+    def deliver(self, delta: Delta) -> None:
+        size = self._position - delta.position
+        if 0 < size < len(delta.token_ids):
+            logprobs = delta.logprobs
+            first = Delta(delta.position, delta.token_ids[:size], choice=delta.choice)
+            rest = Delta(self._position, delta.token_ids[size:], choice=delta.choice)
+            if logprobs is not None:
+                first.logprobs, rest.logprobs = logprobs[:size], logprobs[size:]
+            self._sink.deliver(first)
+            delta = rest
+        self._sink.deliver(delta)
+
+
+def _cut_at_cursor(sink: Sink, kept: Kept, index: int) -> Sink:
+    """The sink, or one that cuts the deltas of a resumed answer at the client's cursor."""
+    if kept.cursor is None or index >= len(kept.cursor.positions):
+        return sink
+    return _Cut(sink, kept.cursor.positions[index])
+
+
 class Detokenize:
     """Must be above migrate: a partial character or stop string is completed by tokens of the next worker."""
 
@@ -170,14 +200,18 @@ class Detokenize:
         vocabulary = self._catalog.find(request.model).tokenizer
         detokenizer = Detokenizer(sink, vocabulary, request.stop.strings, request.stop.min_tokens)
         detokenizer.prime(request.generated_token_ids)
+        below: Sink = detokenizer
+        if (kept := call.kept) is not None:
+            below = _cut_at_cursor(detokenizer, kept, kept.first_index + request.choice)
+            call = replace(call, kept=replace(kept, is_stopped=lambda: detokenizer.is_stopped))
         if not request.stop.strings:
-            return detokenizer.finish(request, (await self._inner(request, call, detokenizer)).reason)
+            return detokenizer.finish(request, (await self._inner(request, call, below)).reason)
         reason = FinishReason.STOP
         if detokenizer.is_stopped:
             return detokenizer.finish(request, reason)
         with CancelScope() as scope:
             detokenizer.on_stopped = scope.cancel  # A sink cannot raise into the request.
-            reason = (await self._inner(_without_strings(request), call, detokenizer)).reason
+            reason = (await self._inner(_without_strings(request), call, below)).reason
         return detokenizer.finish(request, reason)
 
 

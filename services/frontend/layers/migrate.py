@@ -8,7 +8,10 @@ import asyncio
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+from msgspec.structs import replace
+
 from services.core.call import Call
+from services.core.errors import Failure, Reason
 from services.core.interface import Finish, Layer, Sink
 from services.core.request import Request
 from services.frontend.migration.migration import Migration, MigrationContext
@@ -55,8 +58,17 @@ class Migrate:
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         seq_len_max = self._config.seq_len_max
         on_exceeded = _ignore if seq_len_max is None else partial(self._metrics.count_exceeded, request.model)
-        record = Recorder(sink, request, seq_len_max, on_exceeded)
-        return await Migration(request, call, record, self._context).run()
+        kept = call.kept
+        record = Recorder(sink, request, seq_len_max, on_exceeded, records_logprobs=kept is not None)
+        if kept is None:
+            return await Migration(request, call, record, self._context).run()
+        call = replace(call, kept=replace(kept, base=len(request.generated_token_ids)))
+        try:
+            return await Migration(request, call, record, self._context).run()
+        except Failure as failure:
+            if failure.reason is not Reason.TAKEN_OVER:  # Whoever has taken it over needs the other choices.
+                kept.generation.has_failed = True
+            raise
 
     @cached_property
     def _context(self) -> MigrationContext:

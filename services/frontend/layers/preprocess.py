@@ -32,6 +32,8 @@ class Preprocess:
         self._parses_contents = parses_contents
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        if call.kept is not None and call.kept.generation.is_resumed:  # It is as this layer left it.
+            return await self._inner(request, replace(call, card=self._catalog.find(request.model).card), sink)
         _check(request)
         model = self._catalog.find(request.model)
         prepared = await (self._prepare_parts if request.parts else self._prepare)(request, model)

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from services.core.call import Call
 from services.core.interface import Delta, Finish, Layer, Sink, Usage
 from services.core.request import Request
@@ -59,7 +61,7 @@ class Prompts:
             return await self._inner(request, call, sink)
         opened = [(index * request.n, part) for index, part in enumerate(request.parts) if part.open_choices]
         usage_sum = _UsageSum(len(opened))
-        coming = iter([(part, _Numbered(sink, first, usage_sum)) for first, part in opened])
+        coming = iter([(part, first, _Numbered(sink, first, usage_sum)) for first, part in opened])
         finishes: list[Finish] = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -70,9 +72,11 @@ class Prompts:
             raise root_cause(failures) from None
         return _sum(finishes)
 
-    async def _run_lane(self, coming: Iterator[tuple[Request, Sink]], call: Call, finishes: list[Finish]) -> None:
+    async def _run_lane(self, coming: Iterator[tuple[Request, int, Sink]], call: Call, finishes: list[Finish]) -> None:
         """Run prompts one after the other, until the shared iterator is empty."""
-        for part, sink in coming:
+        for part, first_index, sink in coming:
+            if call.kept is not None:
+                call = replace(call, kept=replace(call.kept, first_index=first_index))
             finishes.append(await self._inner(part, call, sink))
 
 

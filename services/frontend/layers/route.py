@@ -24,7 +24,7 @@ class Route:
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         call = _without_broken_group(call)
-        worker = self._worker_of_group(call) or await self._choose(request, call)
+        worker = self._adopted(request, call) or self._worker_of_group(call) or await self._choose(request, call)
         try:
             call.attempt.session = worker.session
             return await self._inner(request, call, sink)
@@ -40,6 +40,22 @@ class Route:
             self._balancer.rejections.set_retry_after(failure)
         elif failure.reason is Reason.DRAINING:
             worker.is_draining = True
+
+    def _adopted(self, request: Request, call: Call) -> Candidate | None:
+        """The worker that has the choice already, if the answer is resumed; None if the choice needs one.
+
+        Asked once for each choice: a later attempt goes elsewhere. Raises DISCONNECTED if that worker is lost.
+        """
+        if call.kept is None:
+            return None
+        key = call.kept.generation.adoptions.pop(call.kept.first_index + request.choice, None)
+        if key is None:
+            return None
+        worker = self._pool.candidate(key)
+        if worker is None:
+            raise Failure(Reason.DISCONNECTED, "the worker was lost before the answer could be resumed")
+        call.attempt.adopts = True
+        return worker
 
     def _worker_of_group(self, call: Call) -> Candidate | None:
         """The worker that has reserved room for each choice of the group; None for the first choice, which chooses it.

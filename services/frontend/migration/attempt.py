@@ -13,7 +13,9 @@ class AttemptObserver(Protocol):
 
     def on_tokens(self, attempt: "MigrationAttempt", delta: Delta) -> None: ...
 
-    def leave_group(self) -> None: ...
+    def is_current(self, attempt: "MigrationAttempt") -> bool: ...
+
+    def on_begun(self) -> None: ...
 
     def on_leaving(self, attempt: "MigrationAttempt", grace_s: float) -> None: ...
 
@@ -44,8 +46,12 @@ class MigrationAttempt(Attempt):
     def deliver(self, delta: Delta) -> None:
         self._observer.on_tokens(self, delta)
 
+    @property
+    def is_needed(self) -> bool:
+        return self._observer.is_current(self)
+
     def on_begun(self) -> None:
-        self._observer.leave_group()
+        self._observer.on_begun()
 
     def on_leaving(self, grace_s: float) -> None:
         self._observer.on_leaving(self, grace_s)

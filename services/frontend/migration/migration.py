@@ -139,8 +139,11 @@ class Migration:
                 self._move_on(outcome)
 
     async def _run(self, attempt: MigrationAttempt, request: Request, call: Call) -> None:
+        call = replace(call, attempt=attempt)
+        if call.kept is not None and self._record.logprobs:
+            call = replace(call, kept=replace(call.kept, prior_logprobs=tuple(self._record.logprobs)))
         try:
-            attempt.outcome = await self._context.inner(request, replace(call, attempt=attempt), attempt)
+            attempt.outcome = await self._context.inner(request, call, attempt)
         except Failure as failure:
             attempt.outcome = failure
 
@@ -158,6 +161,16 @@ class Migration:
         self._get_history().begin_attempt()
 
     # Events of an attempt
+
+    def is_current(self, attempt: MigrationAttempt) -> bool:
+        """Whether the client's tokens come from this attempt."""
+        return attempt is self._current
+
+    def on_begun(self) -> None:
+        """The engine of an attempt has begun: the choice moves alone from now on."""
+        self.leave_group()
+        if (kept := self._call.kept) is not None and kept.generation.on_begun is not None:
+            kept.generation.on_begun()
 
     def leave_group(self) -> None:
         """Take the choice out of its group: it has begun or lost its worker, and moves alone from now on."""

@@ -4,7 +4,7 @@ import sys
 from array import array
 from collections.abc import Callable
 
-from services.core.interface import Delta, Sink
+from services.core.interface import Delta, Sink, TokenLogprobs
 from services.core.request import Continuation, Request
 
 
@@ -12,7 +12,7 @@ class Recorder:
     """Records delivered tokens on their way to the client.
 
     Above `seq_len_max` tokens of prompt and answer together it stops recording and frees what it has. `position`: of
-    the next token, in the whole continuation.
+    the next token, in the whole continuation. `logprobs`: of the recorded tokens, if they are recorded too.
     """
 
     __slots__ = (
@@ -22,11 +22,20 @@ class Recorder:
         "_sink",
         "_tracked_end",
         "is_tracking",
+        "logprobs",
         "position",
         "token_ids",
     )
 
-    def __init__(self, sink: Sink, request: Request, seq_len_max: int | None, on_exceeded: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        request: Request,
+        seq_len_max: int | None,
+        on_exceeded: Callable[[], None],
+        *,
+        records_logprobs: bool = False,
+    ) -> None:
         self._sink = sink
         self._begin = self.position = len(request.generated_token_ids)
         self._on_exceeded = on_exceeded
@@ -34,6 +43,7 @@ class Recorder:
         self._tracked_end = sys.maxsize if seq_len_max is None else seq_len_max - len(request.prompt_token_ids)
         self.is_tracking = True
         self.token_ids = array("I")
+        self.logprobs: list[TokenLogprobs] | None = [] if records_logprobs and request.logprobs is not None else None
         if self.position > self._tracked_end:
             self._stop_tracking()
 
@@ -55,6 +65,8 @@ class Recorder:
         self.position += len(token_ids)
         if self.is_tracking:
             self.token_ids.extend(token_ids)
+            if self.logprobs is not None:
+                self.logprobs.extend(delta.logprobs or ())
             if self.position > self._tracked_end:
                 self._stop_tracking()
         self._sink.deliver(delta)
@@ -64,6 +76,6 @@ class Recorder:
         self._sink.deliver(Delta(self.position, (), continuation=continuation))
 
     def _stop_tracking(self) -> None:
-        self.is_tracking = False
+        self.is_tracking, self.logprobs = False, None
         self.token_ids = array("I")
         self._on_exceeded()

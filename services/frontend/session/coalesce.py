@@ -52,6 +52,7 @@ class _Group:
         for message in self._messages:
             merged.begun.extend(message.begun)
             merged.ends.extend(message.ends)
+            merged.located.extend(message.located)
             for name in ("welcome", "goaway"):
                 if message.HasField(name):
                     getattr(merged, name).CopyFrom(getattr(message, name))
@@ -84,6 +85,7 @@ def split(message: worker_pb2.WorkerMessage, streams_max: int) -> Sequence[worke
     first, last = parts[0], parts[-1]
     first.begun.extend(message.begun)
     last.ends.extend(message.ends)
+    last.located.extend(message.located)
     for name, part in (("welcome", first), ("load", first), ("goaway", last)):
         if message.HasField(name):
             getattr(part, name).CopyFrom(getattr(message, name))

@@ -54,6 +54,11 @@ class Liveness:
             self._stepped_at = self._heard_at
         self._load = load
 
+    @property
+    def detached_count(self) -> int:
+        """How many running requests of the worker have no frontend, as it has last reported."""
+        return self._load.detached
+
     def restart(self, now: float) -> None:
         """Count from `now` on: earlier silence and standstill prove nothing."""
         self._heard_at = self._stepped_at = now

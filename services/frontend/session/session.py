@@ -40,6 +40,7 @@ from services.core.request import Request
 from services.discovery.client import InstanceRecord
 from services.frontend.routing.candidate import Candidate
 from services.frontend.routing.capacity import FULL_S
+from services.frontend.session.generations import SessionGenerations
 from services.frontend.session.liveness import Liveness, LivenessConfig
 from services.frontend.session.reader import ReadThrottle, SessionReader
 from services.frontend.session.stream import Stream
@@ -100,6 +101,7 @@ class WorkerSession:
         self._reader = SessionReader(self._handle, throttle or ReadThrottle(), cork or Cork())
         self._writer = SessionWriter(cancels)
         self._streams = StreamTable(self._writer, self.candidate, cancels)
+        self.generations = SessionGenerations(self._streams, self._writer)
         self._liveness = Liveness(self.name, config, clock)
         self._loss: Failure | None = None
         self._has_hung_up = False
@@ -126,10 +128,19 @@ class WorkerSession:
 
     def open(self, request: Request, call: Call, sink: Sink) -> Stream:
         """Send the request: see `StreamTable.open`. Raises CANNOT_CONNECT if the session is lost."""
+        return self._opened(self._streams.open, request, call, sink)
+
+    def adopt(self, request: Request, call: Call, sink: Sink) -> Stream:
+        """Take over a request that the worker has: see `StreamTable.adopt`. Raises CANNOT_CONNECT as `open`."""
+        return self._opened(self._streams.adopt, request, call, sink)
+
+    def _opened(
+        self, open_: Callable[[Request, Call, Sink, int], Stream], request: Request, call: Call, sink: Sink
+    ) -> Stream:
         if self.is_lost:
             raise Failure(Reason.CANNOT_CONNECT, f"the session to {self.name} is over")
         was_idle = not self._streams
-        stream = self._streams.open(request, call, sink, self.card.vocab_size)
+        stream = open_(request, call, sink, self.card.vocab_size)
         if was_idle and self._streams:
             self._liveness.restart(self._clock())  # An idle worker was allowed a longer silence.
         return stream
@@ -138,6 +149,18 @@ class WorkerSession:
         """See `StreamTable.close`."""
         self._streams.close(stream)
         self._hang_up_if_left()
+
+    def stop(self, stream: Stream) -> None:
+        """See `StreamTable.stop`."""
+        if not self.is_lost:
+            self._streams.stop(stream)
+            self._hang_up_if_left()
+
+    def let_go(self, stream: Stream) -> None:
+        """See `StreamTable.let_go`."""
+        if not self.is_lost:
+            self._streams.let_go(stream)
+            self._hang_up_if_left()
 
     # The connection
 
@@ -226,6 +249,8 @@ class WorkerSession:
             self._streams.on_step(message.step)
         for end in message.ends:
             self._streams.on_end(end)
+        for located in message.located:
+            self.generations.on_located(located)
         if message.HasField("goaway"):
             self.candidate.on_draining()
             self._streams.on_goaway(seconds_from_wire(message.goaway.grace))
@@ -245,8 +270,12 @@ class WorkerSession:
     # Loss
 
     def _hang_up_if_left(self) -> None:
-        """Hang up if the worker leaves and no stream is left: it waits for that, since a request may be on its way."""
-        if self.candidate.is_draining and self._streams.is_done and not self.is_lost:
+        """Hang up if the worker leaves and no stream is left: it waits for that, since a request may be on its way.
+
+        While it runs requests without a frontend, this frontend may have to take one over.
+        """
+        is_needed = not self._streams.is_done or self._liveness.detached_count
+        if self.candidate.is_draining and not is_needed and not self.is_lost:
             self._has_hung_up = True
             self.lose(self._departure())
 
@@ -283,4 +312,5 @@ class WorkerSession:
         self._has_begun.set()
         self._has_ended.set()
         self.candidate.on_lost()
+        self.generations.on_lost()
         self._streams.fail_all(failure)

@@ -100,6 +100,35 @@ class StreamTable:
             stream.ended.exception()  # Or asyncio would report it as never retrieved.
         self.close(stream)
 
+    def adopt(self, request: Request, call: Call, sink: Sink, vocab_size: int) -> Stream:
+        """Take over a generation that the worker has. The stream gets it from the request's own tokens on."""
+        assert call.kept is not None, "only kept answers can be adopted"
+        kept, stream_id = call.kept, self._next_id
+        self._next_id += 1
+        self._writer.adopt(stream_id, kept.generation.id, kept.first_index + request.choice, kept.generation.epoch)
+        self._candidate.on_opened(1)
+        stream = self._open[stream_id] = Stream(stream_id, request, vocab_size, self._loop.create_future())
+        stream.join(call.attempt, sink)
+        return stream
+
+    def discard(self, generation_id: bytes, index: int, epoch: int) -> None:
+        """Take over a generation that is not needed, and cancel it."""
+        stream_id = self._next_id
+        self._next_id += 1
+        self._writer.adopt(stream_id, generation_id, index, epoch)
+        self._writer.begin_message()  # Cancels are read before adoptions.
+        self._writer.cancel(stream_id)
+
+    def stop(self, stream: Stream) -> None:
+        """The stream needs no more tokens, though the worker keeps its record."""
+        self._writer.stop(stream.id)
+        self._remove(stream, frees_room=True)
+
+    def let_go(self, stream: Stream) -> None:
+        """Leave the stream to other frontends, whether it has ended or not."""
+        self._remove(stream, frees_room=False)  # Its request goes on.
+        self._writer.let_go(stream.id)
+
     def close(self, stream: Stream) -> None:
         """Forget the stream; cancel it if the worker has not ended it. Late tokens are dropped. Idempotent."""
         if self._remove(stream, frees_room=True):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from services.core.call import Call
 from services.core.errors import Failure, Reason
+from services.core.generation.kept import Kept
 from services.core.request import Request
-from services.rpc.codec import put_request, seconds_to_wire
+from services.rpc.codec import logprobs_to_wire, put_request, seconds_to_wire
 from services.rpc.framing import FrameConnection
 from services.rpc.status import MESSAGE_BYTES_MAX, time_left_s
 from services.stubs import worker_pb2
@@ -43,7 +44,7 @@ class SessionWriter:
         self._loop = asyncio.get_running_loop()
         self._connection: FrameConnection[worker_pb2.WorkerMessage] | None = None
         self._messages: deque[worker_pb2.FrontendMessage] = deque()
-        self._begin_message()
+        self.begin_message()
         self._is_due = False
         self._sent_at = 0.0
 
@@ -60,7 +61,7 @@ class SessionWriter:
         that is too large to send.
         """
         if self._has_cancels:
-            self._begin_message()
+            self.begin_message()
         message = self._messages[-1]
         submit = message.submits.add()  # Filled in place: to copy a message serialises and parses it.
         try:
@@ -73,13 +74,14 @@ class SessionWriter:
             self._messages[-1].CopyFrom(message)
             raise
         if self._bytes + size > SUBMIT_BYTES_MAX:
-            self._begin_message()
+            self.begin_message()
             self._messages[-1].submits.append(submit)
             del message.submits[-1]
         self._bytes += size
         self._send_soon()
 
-    def _begin_message(self) -> None:
+    def begin_message(self) -> None:
+        """Begin a new message, which the worker processes after the messages before it."""
         self._messages.append(worker_pb2.FrontendMessage())
         self._bytes = 0  # The size of the requests in the last message.
         self._has_cancels = False  # Faster than asking the message.
@@ -89,6 +91,28 @@ class SessionWriter:
         self._messages[-1].cancels.append(stream_id)
         self._has_cancels = True
         self._cancels.signals += 1
+        self._send_soon()
+
+    def stop(self, stream_id: int) -> None:
+        """Send that the stream needs no more tokens."""
+        self._messages[-1].stops.append(stream_id)
+        self._cancels.signals += 1
+        self._send_soon()
+
+    def let_go(self, stream_id: int) -> None:
+        """Send that this frontend needs the stream no more, though another one may."""
+        self._messages[-1].detaches.append(stream_id)
+        self._send_soon()
+
+    def locate(self, query: int, generation_id: bytes, *, cancels: bool) -> None:
+        """Ask for the generations of an answer."""
+        self._messages[-1].locates.add(query=query, generation_id=generation_id, cancels=cancels)
+        self._send_soon()
+
+    def adopt(self, stream_id: int, generation_id: bytes, index: int, epoch: int) -> None:
+        """Take a generation over."""
+        adopt = worker_pb2.Adopt(stream_id=stream_id, generation_id=generation_id, index=index, epoch=epoch)
+        self._messages[-1].adopts.append(adopt)
         self._send_soon()
 
     def _send_soon(self) -> None:
@@ -107,7 +131,7 @@ class SessionWriter:
     def pop_messages(self) -> Iterable[worker_pb2.FrontendMessage]:
         """Remove and return everything that is to be sent."""
         messages, self._messages = self._messages, deque()
-        self._begin_message()
+        self.begin_message()
         return messages
 
     def keep_alive(self, now: float) -> None:
@@ -120,11 +144,21 @@ class SessionWriter:
         return math.inf if self._connection is None else self._sent_at + UNTAKEN_S_MAX
 
 
+def _put_generation(message: worker_pb2.Generation, request: Request, kept: Kept) -> None:
+    generation = kept.generation
+    message.id, message.epoch, message.presentation = generation.id, generation.epoch, generation.presentation
+    message.index, message.base = kept.first_index + request.choice, kept.base
+    message.grace.CopyFrom(seconds_to_wire(generation.grace_s))
+    message.prior_logprobs.extend(map(logprobs_to_wire, kept.prior_logprobs))
+
+
 def _put(submit: worker_pb2.Submit, request: Request, call: Call) -> int:
     """Fill in the submit and return its size in bytes. Raises INVALID_ARGUMENT if it is too large to send."""
     message = submit.request
     put_request(message, request)
     message.request_id = call.request_id
+    if call.kept is not None:
+        _put_generation(submit.generation, request, call.kept)
     if (left_s := time_left_s(call.deadline)) is not None:
         submit.timeout.CopyFrom(seconds_to_wire(min(left_s, TIMEOUT_S_MAX)))
     size = submit.ByteSize()

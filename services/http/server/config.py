@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from services.core.client_flow import ClientBounds
+from services.core.generation.wish import KeepConfig
 
 UnknownFields = Literal["refuse", "refuse-misspelt", "ignore"]
 
@@ -35,6 +36,7 @@ class HttpConfig:
     cors_origins: tuple[str, ...] = ()
     unknown_fields: UnknownFields = "refuse-misspelt"
     sse_keepalive_s: float | None = None
+    keep: KeepConfig = field(default_factory=KeepConfig)
     body_read_s_max: float = 60.0
     lingering_s_max: float = 10.0
     keepalive_s: float = 75.0

@@ -12,6 +12,9 @@ from services.core.bounded_executor import BoundedExecutor
 from services.core.call import Call
 from services.core.common_layers import bug_failure
 from services.core.errors import Failure
+from services.core.generation.cursor import Cursor
+from services.core.generation.kept import Kept
+from services.core.generation.wish import parse_generation_id
 from services.core.interface import Layer
 from services.core.model_card import ModelCard
 from services.core.request import Request
@@ -20,12 +23,22 @@ from services.frontend.api.health import FrontendState
 from services.frontend.api.openai.bodies import Body
 from services.frontend.api.openai.responses import Answer, Brought, Echo, model_list, model_object
 from services.frontend.api.openai.schemas import Cancelled
-from services.frontend.api.openai.sse.stream import SseStream
+from services.frontend.api.openai.form import decode_form, encode_form
+from services.frontend.api.openai.sse.stream import ClientNames, SseStream
 from services.frontend.api.openai.unary import Collector
-from services.frontend.api.request_headers import call_of, wants_partial
+from services.frontend.api.request_headers import (
+    LAST_EVENT_ID,
+    call_of,
+    cursor_of,
+    deadline_of,
+    resume_of,
+    wants_events,
+    wants_partial,
+)
 from services.frontend.api.response_headers import told_headers
 from services.frontend.control import FrontendControl
 from services.frontend.model_catalog import NO_VIEW
+from services.frontend.resume.finder import GenerationFinder, resumed_call
 from services.frontend.routing.rejection import no_workers
 from services.http.decompress import body_of
 from services.http.errors import error_response, json_response
@@ -63,8 +76,10 @@ class OpenAiEndpoints:
         control: FrontendControl,
         config: HttpConfig,
         on_refused: OnRefused,
+        finder: GenerationFinder,
     ) -> None:
         self._pipeline = pipeline
+        self._finder = finder
         self._on_refused = on_refused
         self._served = served
         self._control = control
@@ -81,6 +96,8 @@ class OpenAiEndpoints:
         connection: Connection,
     ) -> Response | None:
         """Answer a completion or a chat completion, streamed or whole. Raises Failure."""
+        if LAST_EVENT_ID.lower() in http_request.headers and (resume := resume_of(http_request)) is not None:
+            return await self._resume(*resume, http_request, connection)
         try:
             call = call_of(http_request, endpoint, self._config)
             returns_partial = wants_partial(http_request)
@@ -104,17 +121,41 @@ class OpenAiEndpoints:
             echo=Echo(request, vocabulary) if body.is_echoed else None,
             brought=Brought(request) if body.generated_token_ids else None,
         )
+        if call.kept is not None:
+            answer.generation_id = call.kept.generation.name
+            call = replace(call, kept=replace(call.kept, form=encode_form(answer)))
         if body.is_streamed:
-            stream = SseStream(http_request, connection, answer, self._config, vocabulary)
+            stream = SseStream(http_request, connection, answer, self._config, vocabulary, call.kept, request)
             if body.has_usage_in_events:
                 call = replace(call, counts_prompt=True)
             await stream.serve(self._pipeline, request, call, body.client_names)
             return None
         call = replace(call, is_streamed=False)
-        return await self._respond(body, request, call, answer, returns_partial=returns_partial)
+        return await self._respond(body.client_names, request, call, answer, returns_partial=returns_partial)
+
+    async def resume(self, http_request: HttpRequest, connection: Connection) -> Response | None:
+        """Go on with an answer that its client has lost. Raises Failure."""
+        generation_id = parse_generation_id(http_request.arguments["generation_id"], "id")
+        return await self._resume(generation_id, cursor_of(http_request), http_request, connection)
+
+    async def _resume(
+        self, generation_id: bytes, cursor: Cursor | None, http_request: HttpRequest, connection: Connection
+    ) -> Response | None:
+        """Send the answer from the cursor on, or whole if the client wants no events. Raises Failure."""
+        deadline, accepted = deadline_of(http_request, self._config), http_request.headers.get("accept", "")
+        presentation, generation = await self._finder.find(generation_id)
+        request, call = presentation.request, resumed_call(presentation, generation, cursor, deadline)
+        vocabulary = partial(self._served.vocabulary_of, request.model)
+        answer = decode_form(presentation, generation.name, call.told, vocabulary)
+        if wants_events(accepted, otherwise=presentation.is_streamed):
+            stream = SseStream(http_request, connection, answer, self._config, vocabulary, call.kept, request)
+            await stream.serve(self._pipeline, request, call, dict)
+            return None
+        call = replace(call, is_streamed=False, kept=Kept(generation=generation, form=presentation.form))
+        return await self._respond(dict, request, call, answer, returns_partial=False)
 
     async def _respond(
-        self, body: Body, request: Request, call: Call, answer: Answer, *, returns_partial: bool
+        self, client_names: ClientNames, request: Request, call: Call, answer: Answer, *, returns_partial: bool
     ) -> Response:
         """The response to a request without `stream`. Raises Failure.
 
@@ -124,7 +165,7 @@ class OpenAiEndpoints:
         try:
             finish = await self._pipeline(request, call, collector)
         except Failure as failure:
-            failure.param = body.client_names().get(failure.param, failure.param)
+            failure.param = client_names().get(failure.param, failure.param)
             if not (returns_partial and collector.choices):
                 raise
             partial_ = answer.partial(collector.choices)

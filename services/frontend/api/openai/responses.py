@@ -26,9 +26,13 @@ from services.models.tokenizers import Vocabulary
 class Echo:
     """The prompts of a request with `echo`, which each choice begins with."""
 
-    def __init__(self, request: Request, vocabulary: Callable[[], Vocabulary]) -> None:
-        """`request`: as the client sent it. `vocabulary`: returns the vocabulary of its model."""
+    def __init__(self, request: Request, vocabulary: Callable[[], Vocabulary], texts: Sequence[str] = ()) -> None:
+        """`request`: as the client sent it. `vocabulary`: returns the vocabulary of its model.
+
+        `texts`: of the prompts, if the request has only their token ids.
+        """
         self._prompts = request.parts or (request,)
+        self._texts = texts
         self._n = request.n
         self._vocabulary = vocabulary
 
@@ -41,6 +45,16 @@ class Echo:
         prompt = self._prompts[index // self._n]
         if prompt.generated_of(index % self._n):
             return ""
+        return self._text_of(index // self._n)
+
+    def texts(self) -> Sequence[str]:
+        """The prompts."""
+        return [self._text_of(number) for number in range(len(self._prompts))]
+
+    def _text_of(self, number: int) -> str:
+        if self._texts:
+            return self._texts[number]
+        prompt = self._prompts[number]
         if prompt.text is not None:
             return prompt.text
         vocabulary = self._vocabulary()
@@ -84,6 +98,7 @@ class Answer(ABC):
 
     request_id: str
     model: str
+    generation_id: str | None = None
     n: int = 1
     includes_usage: bool = False
     has_usage_in_events: bool = False
@@ -118,6 +133,10 @@ class Answer(ABC):
     @abstractmethod
     def finish(self, index: int, reason: FinishReason, continuation: Continuation | None = None) -> Struct:
         """The choice of the event that ends a choice."""
+
+    @abstractmethod
+    def joined(self, delta: Delta, logprobs: Any, *, is_first: bool) -> Any:
+        """The choice of an event that is all of `opening`, `piece` and `finish` that apply to a delta."""
 
     @abstractmethod
     def logprobs_writer(self, index: int, vocabulary: Vocabulary) -> LogprobsWriter:
@@ -203,6 +222,18 @@ class CompletionAnswer(Answer):
             index=index, text="", logprobs=None, finish_reason=reason, continuation=continuation or UNSET
         )
 
+    def joined(self, delta: Delta, logprobs: Any, *, is_first: bool) -> Any:
+        text = delta.text
+        if is_first and self.echo is not None:
+            text = self.echo.text_of(delta.choice) + text
+        return schemas.CompletionChoice(
+            index=delta.choice,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=delta.finish_reason,
+            continuation=delta.continuation or UNSET,
+        )
+
     def logprobs_writer(self, index: int, vocabulary: Vocabulary) -> LogprobsWriter:
         writer = CompletionLogprobsWriter(vocabulary)
         if self.brought is not None:
@@ -213,7 +244,7 @@ class CompletionAnswer(Answer):
         self, choices: list[schemas.CompletionChoice], usage: schemas.Usage | UnsetType | None
     ) -> schemas.Completion:
         return schemas.Completion(
-            id=f"cmpl-{self.request_id}",
+            id=f"cmpl-{self.generation_id or self.request_id}",
             object="text_completion",
             created=self.created,
             model=self.model,
@@ -293,12 +324,25 @@ class ChatAnswer(Answer):
             index=index, delta=delta, logprobs=None, finish_reason=reason, continuation=continuation or UNSET
         )
 
+    def joined(self, delta: Delta, logprobs: Any, *, is_first: bool) -> Any:
+        if is_first and not self.brought_count(delta.choice):
+            content = schemas.ChatDelta(role="assistant", content=delta.text)
+        else:
+            content = schemas.ChatDelta(content=delta.text) if delta.text else schemas.ChatDelta()
+        return schemas.ChatChunkChoice(
+            index=delta.choice,
+            delta=content,
+            logprobs=logprobs,
+            finish_reason=delta.finish_reason,
+            continuation=delta.continuation or UNSET,
+        )
+
     def logprobs_writer(self, index: int, vocabulary: Vocabulary) -> LogprobsWriter:
         return ChatLogprobsWriter(vocabulary)
 
     @property
     def _id(self) -> str:
-        return f"chatcmpl-{self.request_id}"
+        return f"chatcmpl-{self.generation_id or self.request_id}"
 
 
 def _chat_piece(

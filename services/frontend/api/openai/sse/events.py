@@ -19,14 +19,14 @@ DONE = b"data: [DONE]\n\n"
 COMMENT = b": keepalive\n"
 _PLACEHOLDER = "\0"
 _PLACEHOLDER_ENCODED = msgspec.json.encode(_PLACEHOLDER)
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
 # JSON and SSE allow these line separators inside a string, but clients that use str.splitlines split at them.
 _SEPARATORS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
 def json_text(text: str) -> bytes:
     """`text` as a JSON string without characters at which a client might split a line."""
-    encoded: bytes = _encode(text)
+    encoded: bytes = encode(text)
     return encoded if text.isascii() else one_line(encoded)
 
 
@@ -37,7 +37,7 @@ def one_line(encoded: bytes) -> bytes:
     return encoded
 
 
-class _OpenChoice(Struct):
+class OpenChoice(Struct):
     """A choice whose first event has been formatted. `head`, `tail`: the bytes around the text of each event."""
 
     head: bytes
@@ -62,7 +62,7 @@ class Events:
         self._answer = answer
         self._vocabulary = vocabulary
         self._is_chunked = is_chunked
-        self._open: dict[int, _OpenChoice] = {}
+        self._open: dict[int, OpenChoice] = {}
         self._head = self._tail = b""
 
     def of(self, delta: Delta) -> bytes:
@@ -72,7 +72,7 @@ class Events:
             return self._uncommon(delta, choice)
         if not delta.text:
             return b""
-        text = _encode(delta.text)  # Every token takes this path: no further calls, no copies.
+        text = encode(delta.text)  # Every token takes this path: no further calls, no copies.
         if not text.isascii():
             text = one_line(text)
         if self._is_chunked:
@@ -93,7 +93,7 @@ class Events:
         comment = COMMENT if self.has_ids else COMMENT + b"\n"
         return b"%x\r\n%b\r\n" % (len(comment), comment) if self._is_chunked else comment
 
-    def _uncommon(self, delta: Delta, choice: _OpenChoice | None) -> bytes:
+    def _uncommon(self, delta: Delta, choice: OpenChoice | None) -> bytes:
         """The events of the first delta of a choice, of one with log probabilities, or of the last one."""
         if not (self._has_piece(delta) or delta.logprobs or delta.finish_reason is not None):
             return b""
@@ -112,11 +112,11 @@ class Events:
             return b""  # An empty chunk would end the body.
         return b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events
 
-    def _start(self, index: int) -> _OpenChoice:
+    def _start(self, index: int) -> OpenChoice:
         if not self._head:
             self._head, _, self._tail = self._event([]).rpartition(b"[]")
         head, _, tail = self._event_of(self._answer.piece(index, _PLACEHOLDER)).rpartition(_PLACEHOLDER_ENCODED)
-        return _OpenChoice(head, tail)
+        return OpenChoice(head, tail)
 
     def _has_piece(self, delta: Delta) -> bool:
         """Whether the delta has something to say besides log probabilities and an end."""
@@ -126,29 +126,35 @@ class Events:
         opening = self._answer.opening(index)
         return b"" if opening is None else self._event_of(opening)
 
-    def _with_text(self, delta: Delta, choice: _OpenChoice) -> bytes:
+    def _with_text(self, delta: Delta, choice: OpenChoice) -> bytes:
         return choice.head + json_text(delta.text) + choice.tail
 
-    def _with_logprobs(self, delta: Delta, choice: _OpenChoice) -> bytes:
-        """The event of the delta's text and of the log probabilities whose place in the text is known."""
-        if choice.logprobs is None:
-            choice.logprobs = self._answer.logprobs_writer(delta.choice, self._vocabulary())
-        is_last = delta.finish_reason is not None
-        token_ids, given = (delta.token_ids, delta.logprobs) if delta.logprobs else ((), ())
-        logprobs = choice.logprobs.write(token_ids, given, delta.text, is_last=is_last)
+    def _with_logprobs(self, delta: Delta, choice: OpenChoice) -> bytes:
+        """The event of the delta's text and of its log probabilities."""
+        logprobs = self._logprobs(delta, choice)
         if not self._has_piece(delta) and logprobs is None:
             return b""
         return self._piece(delta, logprobs)
+
+    def _logprobs(self, delta: Delta, choice: OpenChoice) -> Any:
+        """The log probabilities whose place in the text is known; None: there are none."""
+        if choice.logprobs is None:
+            if not delta.logprobs:
+                return None
+            choice.logprobs = self._answer.logprobs_writer(delta.choice, self._vocabulary())
+        is_last = delta.finish_reason is not None
+        token_ids, given = (delta.token_ids, delta.logprobs) if delta.logprobs else ((), ())
+        return choice.logprobs.write(token_ids, given, delta.text, is_last=is_last)
 
     def _piece(self, delta: Delta, logprobs: Any) -> bytes:
         return self._event_of(self._answer.piece(delta.choice, delta.text, logprobs))
 
     def _event_of(self, choice: Any) -> bytes:
         """An event about one choice. The bytes around the choice are the same in every event of the stream."""
-        return b"%b[%b]%b" % (self._head, one_line(_encode(choice)), self._tail)
+        return b"%b[%b]%b" % (self._head, one_line(encode(choice)), self._tail)
 
     def _event(self, choices: list[Struct], usage: Usage | None = None, prompt: list[int] | UnsetType = UNSET) -> bytes:
-        return b"data: " + one_line(_encode(self._answer.chunk(choices, usage, prompt))) + b"\n\n"
+        return b"data: " + one_line(encode(self._answer.chunk(choices, usage, prompt))) + b"\n\n"
 
 
 class DetailedEvents(Events):
@@ -174,8 +180,8 @@ class DetailedEvents(Events):
     def _has_piece(self, delta: Delta) -> bool:
         return bool(delta.text or (self._has_token_ids and delta.token_ids))
 
-    def _start(self, index: int) -> _OpenChoice:
-        return _OpenChoice(b"", b"")  # No two events have the same bytes around their text.
+    def _start(self, index: int) -> OpenChoice:
+        return OpenChoice(b"", b"")  # No two events have the same bytes around their text.
 
     def _opening(self, index: int) -> bytes:
         so_far = self._so_far
@@ -184,7 +190,7 @@ class DetailedEvents(Events):
         self._so_far = so_far
         return opening
 
-    def _with_text(self, delta: Delta, choice: _OpenChoice) -> bytes:
+    def _with_text(self, delta: Delta, choice: OpenChoice) -> bytes:
         return self._piece(delta, None)
 
     def _piece(self, delta: Delta, logprobs: Any) -> bytes:

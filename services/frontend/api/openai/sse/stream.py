@@ -7,11 +7,13 @@ import structlog
 from services.core.call import Call, Cause, Ending, Told
 from services.core.common_layers import bug_failure, outcome_of
 from services.core.errors import Failure, Reason
+from services.core.generation.kept import Kept
 from services.core.interface import Delta, Finish, Layer
 from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
 from services.frontend.api.openai.sse.backlog import Backlog
 from services.frontend.api.openai.sse.events import events_of
+from services.frontend.api.openai.sse.kept_events import bases_of, kept_events
 from services.frontend.api.openai.sse.keepalive import Keepalive
 from services.frontend.api.response_headers import told_headers
 from services.http.errors import envelope, error_response
@@ -74,6 +76,7 @@ class SseStream:
         "_is_chunked",
         "_is_open",
         "_keepalive",
+        "_kept",
         "_left",
         "_told",
         "_transport",
@@ -86,8 +89,12 @@ class SseStream:
         answer: Answer,
         config: HttpConfig,
         vocabulary: Callable[[], Vocabulary],
+        kept: Kept | None = None,
+        request: Request | None = None,
     ) -> None:
-        """`vocabulary`: returns the model's vocabulary, for log probabilities."""
+        """`vocabulary`: returns the model's vocabulary, for log probabilities. `kept` and `request`: of an answer that
+        can be resumed.
+        """
         if not http_request.is_chunkable:
             connection.keeps_alive = False  # Without chunks, the end of the connection ends the answer.
         self._http_request = http_request
@@ -95,7 +102,18 @@ class SseStream:
         self._answer = answer
         self._config = config
         self._is_chunked = http_request.is_chunkable
-        self._events = events_of(answer, vocabulary, is_chunked=http_request.is_chunkable)
+        self._kept = kept
+        if kept is None or request is None:
+            self._events = events_of(answer, vocabulary, is_chunked=http_request.is_chunkable)
+        else:
+            self._events = kept_events(
+                answer,
+                vocabulary,
+                bases_of(request),
+                kept.cursor,
+                is_chunked=http_request.is_chunkable,
+                on_failed=self._refuse,
+            )
         self._events_of: Callable[[Delta], bytes] = self._events.of
         self._is_open = self._has_begun = False
         self._cork = connection.cork
@@ -170,6 +188,8 @@ class SseStream:
         outcomes included, sees the reason.
         """
         self._ending, self._told = call.ending, call.told
+        if self._kept is not None and self._kept.cursor is None:  # With one, the answer may still be refused.
+            self._kept.generation.on_begun = self._begin_early
         if (pause_s := self._config.sse_keepalive_s) is not None:
             self._start_keepalive(pause_s)
         try:
@@ -191,6 +211,16 @@ class SseStream:
             self._transport.abort()
             bug_failure(error, call.request_id)
 
+    def _refuse(self, failure: Failure) -> None:
+        """The client's cursor does not fit. Nothing has been sent."""
+        assert self._ending is not None, "nothing is delivered before `serve`"
+        self._ending.fail(failure, Cause.RESUME_REFUSED)
+
+    def _begin_early(self) -> None:
+        """The engine has begun: tell the client by which id it can come back."""
+        if not self._has_begun and self._left is None:
+            self._begin(b"", is_last=False)
+
     def _stop_backlog(self) -> None:
         if self._backlog is not None:
             self._backlog.stop()
@@ -200,17 +230,22 @@ class SseStream:
         if self._transport.is_closing():
             self._leave_gone()
             return
-        request = self._http_request
-        is_closing = not self._connection.keeps_alive
-        assert self._told is not None, "nothing is delivered before `serve`"
-        headers = {**request.shared, **told_headers(self._told)}
-        head = stream_head(request.id, headers, is_chunked=self._is_chunked, is_last=is_closing)
+        head = self._head()
         self._has_begun = self._is_open = True
         if is_last:
             self._at_end = head + event
             return
         self._connection.on_full = self._become_slow
         self._cork.write(self._transport, head + event)
+
+    def _head(self) -> bytes:
+        request = self._http_request
+        assert self._told is not None, "nothing is delivered before `serve`"
+        if self._kept is not None:
+            self._kept.generation.is_told = True
+        headers = {**request.shared, **told_headers(self._told)}
+        is_closing = not self._connection.keeps_alive
+        return stream_head(request.id, headers, is_chunked=self._is_chunked, is_last=is_closing)
 
     def _become_slow(self) -> None:
         """Too much is unsent: deliver to a backlog until the client has caught up."""
@@ -227,7 +262,8 @@ class SseStream:
             outcome.clear_tracebacks()
             return last
         assert outcome.usage is not None, "the detokenize layer sets usage"
-        return self._at_end + self._rest() + self._last(self._events.ending(outcome.usage))
+        head = b"" if self._has_begun else self._head()  # The client has all events of a resumed answer already.
+        return head + self._at_end + self._rest() + self._last(self._events.ending(outcome.usage))
 
     def _failed(self, failure: Failure) -> bytes:
         if self._has_begun:

@@ -1,0 +1,74 @@
+"""What a call carries if its answer outlives the connection of its client and its frontend."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from services.core.generation.cursor import Cursor
+
+RANDOM_ID = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+"""Request ids with room for 128 random bits: 32 hexadecimal digits, or a UUID."""
+
+
+class Generation:
+    """One answer, shared by all its choices.
+
+    `id`: 16 random bytes. `grace_s`: how long it may be without a frontend. `epoch`: of this frontend as its owner.
+    `presentation`: what a frontend needs to resume it; set by `Keep`, or as it was found. `adoptions`: the key of the
+    session whose worker has a choice, by index, until the choice is sent there. `is_told`: the client knows the id.
+    `has_failed`: one of its choices has failed, so that the others are not needed. `on_begun`: called when an engine
+    has begun with a choice.
+    """
+
+    __slots__ = ("_held", "adoptions", "epoch", "grace_s", "has_failed", "id", "is_told", "on_begun", "presentation")
+
+    def __init__(self, generation_id: bytes, grace_s: float, *, is_told: bool) -> None:
+        self.id = generation_id
+        self.grace_s = grace_s
+        self.is_told = is_told
+        self.epoch = 1
+        self.presentation = b""
+        self.adoptions: dict[int, str] = {}
+        self.has_failed = False
+        self.on_begun: Callable[[], None] | None = None
+        self._held: list[Callable[[], None]] = []
+
+    @property
+    def name(self) -> str:
+        """The id, in hexadecimal."""
+        return self.id.hex()
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether it was found on workers, rather than prepared from a client's request."""
+        return self.epoch > 1
+
+    def hold(self, let_go: Callable[[], None]) -> None:
+        """Keep the record of a choice that has ended, until the answer is over. `let_go`: lets go of it."""
+        self._held.append(let_go)
+
+    def release(self) -> None:
+        """The answer is over: let go of the records."""
+        held, self._held = self._held, []
+        for let_go in held:
+            let_go()
+
+
+class Kept(Struct, frozen=True, kw_only=True):
+    """The generation of a call, and what a choice has to do with it.
+
+    `form`: how the answer is presented, as bytes of the API that presents it. `first_index`: the index, in the whole
+    answer, of choice 0 of the prompt. `base`: how many of the request's generated tokens the client itself has sent;
+    `prior_logprobs`: of those after them. `cursor`: how far the client is; None: it has nothing. `is_stopped`: whether
+    a stop string has ended the choice.
+    """
+
+    generation: Generation
+    form: bytes = b""
+    first_index: int = 0
+    base: int = 0
+    prior_logprobs: Sequence[Any] = ()
+    cursor: Cursor | None = None
+    is_stopped: Callable[[], bool] | None = None

@@ -1,0 +1,53 @@
+"""What a worker keeps of an answer for the frontend that resumes it: the request as it was prepared, and its form."""
+
+import msgspec
+from msgspec import Struct
+
+from services.core.call import Call
+from services.core.errors import Failure, Reason
+from services.core.request import Request
+
+PRESENTATION_BYTES_MAX = 1024 * 1024
+"""The largest size of a presentation, times the prompts of its request: each prompt's submit has all of it."""
+
+
+class Presentation(Struct, frozen=True, kw_only=True):
+    """`request`: below `Preprocess`. `form`: of the API that presents the answer. For the others see `Call`."""
+
+    request: Request
+    request_id: str
+    endpoint: str
+    is_streamed: bool
+    counts_prompt: bool
+    migration_limit: int | None
+    grace_s: float
+    form: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Presentation).decode
+
+
+def encode_presentation(request: Request, call: Call, form: bytes) -> bytes:
+    """Encode what `decode_presentation` returns."""
+    assert call.kept is not None
+    presentation = Presentation(
+        request=request,
+        request_id=call.request_id,
+        endpoint=call.endpoint,
+        is_streamed=call.is_streamed,
+        counts_prompt=call.counts_prompt,
+        migration_limit=call.migration_limit,
+        grace_s=call.kept.generation.grace_s,
+        form=form,
+    )
+    return _encode(presentation)
+
+
+def decode_presentation(encoded: bytes) -> Presentation:
+    """Decode a presentation. Raises PROTOCOL_VIOLATION if it is that of another version."""
+    try:
+        return _decode(encoded)
+    except msgspec.MsgspecError as error:
+        detail = "the answer was begun by a frontend of another version, and cannot be resumed by this one"
+        raise Failure(Reason.PROTOCOL_VIOLATION, detail) from error

@@ -1,0 +1,48 @@
+"""Questions to a worker about answers that outlive their frontend."""
+
+import asyncio
+from itertools import count
+
+from services.frontend.session.stream_table import StreamTable
+from services.frontend.session.writer import SessionWriter
+from services.stubs import worker_pb2
+
+
+class SessionGenerations:
+    """The questions of one session. Ask none once it is lost."""
+
+    def __init__(self, streams: StreamTable, writer: SessionWriter) -> None:
+        self._streams = streams
+        self._writer = writer
+        self._queries = count(1)
+        self._pending: dict[int, asyncio.Future[worker_pb2.Located | None]] = {}
+
+    async def locate(self, generation_id: bytes, *, cancels: bool = False) -> worker_pb2.Located | None:
+        """Ask what the worker has of an answer; None if the session is lost meanwhile.
+
+        `cancels`: the worker ends what no frontend owns of it.
+        """
+        query = next(self._queries)
+        pending: asyncio.Future[worker_pb2.Located | None] = asyncio.get_running_loop().create_future()
+        self._pending[query] = pending
+        try:
+            self._writer.locate(query, generation_id, cancels=cancels)
+            return await pending
+        finally:
+            del self._pending[query]
+
+    def on_located(self, located: worker_pb2.Located) -> None:
+        """The worker has replied. Ignored if nobody waits any more."""
+        pending = self._pending.get(located.query)
+        if pending is not None and not pending.done():
+            pending.set_result(located)
+
+    def discard(self, generation_id: bytes, index: int, epoch: int) -> None:
+        """See `StreamTable.discard`."""
+        self._streams.discard(generation_id, index, epoch)
+
+    def on_lost(self) -> None:
+        """The session is lost: end the questions."""
+        for pending in self._pending.values():
+            if not pending.done():
+                pending.set_result(None)
