@@ -32,18 +32,19 @@ class Preprocess:
         self._parses_contents = parses_contents
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        if call.kept is not None and call.kept.generation.is_resumed:  # It is as this layer left it.
-            return await self._inner(request, replace(call, card=self._catalog.find(request.model).card), sink)
-        _check(request)
+        is_prepared = call.kept is not None and call.kept.generation.is_resumed
+        if not is_prepared:
+            _check(request)
         model = self._catalog.find(request.model)
-        prepared = await (self._prepare_parts if request.parts else self._prepare)(request, model)
+        prepared = request if is_prepared else await self._prepare_all(request, model)
         call.told.prompts = [part.prompt_token_ids for part in prepared.parts or (prepared,)]
         if model.card.resume.sampling:
             call.told.seed = _seed_of(prepared)
         return await self._inner(prepared, replace(call, card=model.card), sink)
 
-    async def _prepare_parts(self, request: Request, model: Model) -> Request:
-        """Prepare all prompts of a request with several."""
+    async def _prepare_all(self, request: Request, model: Model) -> Request:
+        if not request.parts:
+            return await self._prepare(request, model)
         size = sum(len(part.text or "") for part in request.parts)
         parts = []
         for index, part in enumerate(request.parts):

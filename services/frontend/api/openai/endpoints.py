@@ -21,9 +21,9 @@ from services.core.request import Request
 from services.core.validation import checked_request_id
 from services.frontend.api.health import FrontendState
 from services.frontend.api.openai.bodies import Body
+from services.frontend.api.openai.form import decode_form, encode_form
 from services.frontend.api.openai.responses import Answer, Brought, Echo, model_list, model_object
 from services.frontend.api.openai.schemas import Cancelled
-from services.frontend.api.openai.form import decode_form, encode_form
 from services.frontend.api.openai.sse.stream import ClientNames, SseStream
 from services.frontend.api.openai.unary import Collector
 from services.frontend.api.request_headers import (

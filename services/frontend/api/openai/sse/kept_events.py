@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from services.core.errors import Failure, Reason
 from services.core.generation.cursor import Cursor, CursorWriter
@@ -62,7 +62,8 @@ class KeptEvents(Events):
         if not (has_piece or logprobs is not None or is_end or is_first):
             return b""
         joined = answer.joined(delta, logprobs, is_first=is_first)
-        usage, prompt = None, UNSET
+        usage: Usage | None = None
+        prompt: list[int] | UnsetType = UNSET
         if answer.returns_token_ids:
             joined.token_ids = list(delta.token_ids)
             prompt = answer.prompt_of(delta.choice) if is_first else UNSET
