@@ -33,8 +33,10 @@ from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, Response
 from services.models.tokenizers import Vocabulary
 
-LARGE_BODY_BYTES = 256 * 1024
-"""Larger bodies are parsed in a thread, so that streams on the event loop continue."""
+LARGE_BODY_BYTES = 32 * 1024
+"""Larger bodies are parsed in a thread, so that streams on the event loop continue: a body of this size that is made
+for it takes 5 ms. As a text, it is tokenised by a helper process anyway.
+"""
 
 OnRefused = Callable[[str, str, Failure], None]
 """Called with the endpoint, the request's id and the failure."""
@@ -53,7 +55,7 @@ class ServedModels(FrontendState, Protocol):
 
 
 class OpenAiEndpoints:
-    """The handlers. They share the pipeline and one executor for large bodies."""
+    """The handlers. They share the pipeline, and a thread each for compressed bodies and for large ones."""
 
     def __init__(
         self,
@@ -69,7 +71,8 @@ class OpenAiEndpoints:
         self._control = control
         self._config = config
         self._created = int(time.time())
-        self._executor = BoundedExecutor()
+        self._decompressing = BoundedExecutor()
+        self._parsing = BoundedExecutor()
 
     async def serve(
         self,
@@ -83,9 +86,11 @@ class OpenAiEndpoints:
         try:
             call = call_of(http_request, endpoint, self._config)
             returns_partial = wants_partial(http_request)
-            content = await body_of(http_request, self._config.body_bytes_max, self._executor)
-            is_large = len(content) > LARGE_BODY_BYTES
-            body, request = await self._executor.run(_parsed, parse, content) if is_large else _parsed(parse, content)
+            content = await body_of(http_request, self._config.body_bytes_max, self._decompressing)
+            size = len(content)
+            is_large = size > LARGE_BODY_BYTES
+            parsed = self._parsing.run(_parsed, parse, content, size=size) if is_large else None
+            body, request = _parsed(parse, content) if parsed is None else await parsed
         except Exception as error:
             failure = error if isinstance(error, Failure) else bug_failure(error, http_request.id)
             self._on_refused(endpoint, http_request.id, failure)

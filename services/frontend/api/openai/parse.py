@@ -15,6 +15,7 @@ from msgspec.structs import astuple
 
 from services.core.errors import Failure, quoted
 from services.core.json.keys import check_keys
+from services.core.json.size import check_size
 from services.core.json.text import readable
 from services.core.validation import MESSAGES_MAX
 from services.frontend.api.openai.bodies import Body, ChatBody, ChatMessage, CompletionBody, Part, StreamOptions
@@ -95,6 +96,7 @@ _IN_MESSAGE = re.compile(r"messages\[(?P<index>\d+)\]\.(?P<name>\w+)")
 
 def parse_completion(body: bytes, *, unknown_fields: UnknownFields = "refuse-misspelt") -> CompletionBody:
     """The body of POST /v1/completions. `unknown_fields`: see HttpConfig. Raises Failure(INVALID_ARGUMENT)."""
+    check_size(body)
     if (known := _known(body, _KNOWN_COMPLETION)) is not None:
         return known
     body = readable(body)
@@ -107,6 +109,7 @@ def parse_completion(body: bytes, *, unknown_fields: UnknownFields = "refuse-mis
 
 def parse_chat(body: bytes, *, unknown_fields: UnknownFields = "refuse-misspelt") -> ChatBody:
     """The body of POST /v1/chat/completions. `unknown_fields`: see HttpConfig. Raises Failure(INVALID_ARGUMENT)."""
+    check_size(body)
     if (known := _known(body, _KNOWN_CHAT)) is not None:
         return known
     body = readable(body)

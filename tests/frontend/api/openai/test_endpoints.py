@@ -15,6 +15,7 @@ from services.core.interface import Finish, Sink
 from services.core.request import FinishReason, Message, Request
 from services.frontend.api import build
 from services.frontend.api.openai.bodies import CompletionBody
+from services.frontend.api.openai.endpoints import LARGE_BODY_BYTES
 from services.frontend.api.openai.parse import parse_completion
 from services.http.server.config import HttpConfig
 from tests.http.support import (
@@ -507,7 +508,7 @@ def test_request_refused_before_the_pipeline_is_reported_once_with_its_id() -> N
     ]
 
 
-@pytest.mark.parametrize(("size", "is_threaded"), [(1000, False), (300_000, True)])
+@pytest.mark.parametrize(("size", "is_threaded"), [(1000, False), (LARGE_BODY_BYTES, True)])
 def test_large_body_is_parsed_in_a_thread(size: int, is_threaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
