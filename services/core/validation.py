@@ -28,7 +28,7 @@ from services.core.request import ROLES, Guided, GuidedKind, Message, Request, S
 
 NAME_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """Request ids that clients may choose: safe in logs, headers and trailers."""
-STOP_STRINGS_MAX = 16
+STOP_STRINGS_MAX = 64
 STOP_STRING_CHARACTERS_MAX = 1024
 STOP_TOKENS_MAX = 256
 LOGIT_BIASES_MAX = 1024
@@ -214,7 +214,7 @@ def _check_sampling(sampling: Sampling) -> None:
         if value is not None and not least <= value <= greatest:
             raise _out_of_range(name, value)
     if not 0 <= sampling.top_k <= COUNT_MAX:
-        raise invalid("top_k", f"top_k is {shown(sampling.top_k)}: it must be 0 (off) or more")
+        raise invalid("top_k", f"top_k is {shown(sampling.top_k)}: it must be from 0 (off) to {COUNT_MAX}")
     if sampling.seed is not None and not 0 <= sampling.seed <= SEED_MAX:
         raise invalid("seed", f"seed is {shown(sampling.seed)}: it must fit into 64 bits")
     if len(sampling.logit_bias) > LOGIT_BIASES_MAX:

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from services.core.errors import invalid, quoted
 from services.core.request import Guided, Message, Request, Sampling, Stop
-from services.core.validation import ANSWERS_MAX, LOGPROBS_MAX, MESSAGES_MAX
+from services.core.validation import ANSWERS_MAX, COUNT_MAX, LOGPROBS_MAX, MESSAGES_MAX
 from services.frontend.api.field_types import (
     NO_LIMIT,
     SEED_MIN,
     SEED_RANDOM,
     TOKEN_ID,
+    TOP_K_ALL,
     ChoiceCount,
     FrequencyPenalty,
     LogitBias,
@@ -172,7 +173,7 @@ class Body(Struct, frozen=True, kw_only=True):
         return Sampling(
             temperature=self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=0 if self.top_k is None or self.top_k == -1 else self.top_k,  # -1 is vLLM's older value for "all".
+            top_k=_top_k(self.top_k or 0),
             min_p=self.min_p or 0.0,
             seed=None if self.seed is None else _seed(self.seed),
             presence_penalty=self.presence_penalty or 0.0,
@@ -292,6 +293,11 @@ class ChatBody(Body, frozen=True, kw_only=True):
         if not self.messages:
             raise invalid("messages", "messages is empty: give at least one message")
         return [{"messages": tuple(message.to_message(f"messages[{i}]") for i, message in enumerate(self.messages))}]
+
+
+def _top_k(given: int) -> int:
+    """-1 is vLLM's older value for "all tokens", as is any number beyond those of a vocabulary."""
+    return 0 if given == TOP_K_ALL else min(given, COUNT_MAX)
 
 
 def _seed(given: int) -> int | None:
