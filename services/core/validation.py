@@ -258,7 +258,8 @@ def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:
         raise invalid("logprobs", f"the engine of {card.model!r} gives no log probabilities: leave logprobs out")
     if request.guided is not None and request.guided.kind not in card.guided:
         known = ", ".join(card.guided) or "none"
-        raise invalid("guided", f"the engine of {card.model!r} can't do {request.guided.kind}; kinds it can: {known}")
+        problem = f"is not supported by the engine of {card.model!r}, which can do: {known}"
+        raise invalid("guided", f"guided.{request.guided.kind} {problem}")
     sampling = request.sampling
     seed = sampling.seed
     if seed is None and card.resume.sampling:  # Other engines use no seeds.

@@ -108,7 +108,7 @@ class OpenAiEndpoints:
             stream = SseStream(http_request, connection, answer, self._config, vocabulary)
             if body.has_usage_in_events:
                 call = replace(call, counts_prompt=True)
-            await stream.serve(self._pipeline, request, call, body.client_names)
+            await stream.serve(self._pipeline, request, call, body.name_fields)
             return None
         call = replace(call, is_streamed=False)
         return await self._respond(body, request, call, answer, returns_partial=returns_partial)
@@ -124,7 +124,7 @@ class OpenAiEndpoints:
         try:
             finish = await self._pipeline(request, call, collector)
         except Failure as failure:
-            failure.param = body.client_names().get(failure.param, failure.param)
+            body.name_fields(failure)
             if not (returns_partial and collector.choices):
                 raise
             partial_ = answer.partial(collector.choices)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.core.errors import Failure, Reason
+from services.core.errors import Failure, Reason, invalid
 from services.core.request import Message, Request, Sampling, Stop
 from services.core.validation import ANSWERS_MAX, COUNT_MAX, check_request
 from services.frontend.api.openai.bodies import COMPLETION_TOKENS_DEFAULT, LIMITS
@@ -253,7 +253,9 @@ def test_limit_out_of_range_is_refused_by_the_name_that_was_given(field: str) ->
     for parse, given in ((parse_completion, {"prompt": "hi"}), (parse_chat, {"messages": []})):
         body = parse(json.dumps({"model": "m", field: 0} | given).encode())
 
-        assert body.client_names()["max_tokens"] == field
+        failure = invalid("max_tokens", "max_tokens is 0")
+        body.name_fields(failure)
+        assert (failure.param, failure.detail) == (field, f"{field} is 0")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A streamed answer as server-sent events, written from the sink directly to the socket."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import structlog
 
@@ -21,8 +21,8 @@ from services.models.tokenizers import Vocabulary
 
 log = structlog.get_logger()
 
-ClientNames = Callable[[], Mapping[str | None, str]]
-"""See Body.client_names. Called only if the request fails."""
+NameFields = Callable[[Failure], None]
+"""See Body.name_fields. Called only if the request fails."""
 
 
 class SseStream:
@@ -128,7 +128,7 @@ class SseStream:
                 self._stop_backlog()
                 self._is_open = True
 
-    async def serve(self, pipeline: Layer, request: Request, call: Call, client_names: ClientNames) -> None:
+    async def serve(self, pipeline: Layer, request: Request, call: Call, name_fields: NameFields) -> None:
         """Run the request and send its answer. Raises only CancelledError.
 
         If the client is too slow or gone, the request is failed from outside, so that every layer, the one that counts
@@ -144,7 +144,7 @@ class SseStream:
             self._stop_backlog()
         try:
             if self._left is None:
-                last = self._end_of(outcome, client_names)
+                last = self._end_of(outcome, name_fields)
                 await finish_writing(self._connection, last, self._config.client, self._answer.request_id)
             elif self._left is Reason.SLOW_CLIENT:
                 self._abort()
@@ -178,10 +178,10 @@ class SseStream:
         self._is_open = False
         self._backlog = Backlog(self._connection, self._events_of, self._config.client, self._leave_slow)
 
-    def _end_of(self, outcome: Finish | Failure, client_names: ClientNames) -> bytes:
+    def _end_of(self, outcome: Finish | Failure, name_fields: NameFields) -> bytes:
         """The last bytes: the end of the stream, or an error response if the stream has not begun."""
         if isinstance(outcome, Failure):
-            outcome.param = client_names().get(outcome.param, outcome.param)
+            name_fields(outcome)
             last = self._failed(outcome)
             outcome.clear_tracebacks()
             return last
