@@ -10,6 +10,7 @@ import jinja2
 import jinja2.ext
 import jinja2.parser
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.core.errors import QUOTED_CHARACTERS_MAX, invalid
@@ -65,6 +66,11 @@ def chat_template(source: str, bos_token: str, eos_token: str) -> ChatTemplate:
     return ChatTemplate(source, bos_token, eos_token)
 
 
+def parsed(source: str) -> nodes.Template:
+    """The tree of a template. Raises an exception if it is no valid template. Computes nothing."""
+    return _environment().parse(source)
+
+
 def _refusal(error: Exception) -> Exception:
     why = str(error)[:QUOTED_CHARACTERS_MAX]  # The exception may quote the messages.
     return invalid("messages", f"the model's chat template refuses the messages: {why}")
@@ -100,9 +106,22 @@ class _GenerationBlock(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Generator(CodeGenerator):
+    """Leaves all computation to the rendering. Otherwise `{{ 9**9**9 }}` would be computed by the compiler."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: CodeGenerator._FinalizeInfo) -> str:
+        if isinstance(node, (nodes.TemplateData, nodes.Const)):
+            return super()._output_child_to_const(node, frame, finalize)
+        raise nodes.Impossible
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    code_generator_class = _Generator
+
+
 def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
     )
     environment.filters["tojson"] = _to_json
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
