@@ -1,7 +1,8 @@
 """What happens to the fields of other servers' APIs that this version does not honour: the one table of them.
 
 Its rows are the request fields of OpenAI, vLLM, SGLang, llama.cpp's server, Hugging Face's TGI, LM Studio, Ollama,
-TensorRT-LLM and Dynamo. The fields that are honoured are those of the structs in bodies.py and guided.py.
+TensorRT-LLM, text-generation-webui and Dynamo. The fields that are honoured are those of the structs in bodies.py and
+guided.py.
 """
 
 from collections.abc import Mapping
@@ -42,6 +43,7 @@ _HEADER = "the header X-Request-Id"
 _LIMIT = "max_tokens"
 _FORM = "response_format"
 _PENALTY = "repetition_penalty, which counts all tokens of the answer and none of the prompt"
+_WINDOW = Other(detail_of={"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1})
 
 _LABELS: Others = dict.fromkeys(
     (
@@ -60,6 +62,7 @@ _DEPENDENT: Others = dict.fromkeys(
         *("n_keep", "n_discard"),
         *("length_penalty", "early_stopping"),  # Of a beam search.
         *("draft_model", "speculative.n_max", "speculative.n_min", "speculative.p_min"),
+        *("smoothing_curve", "dynatemp_low", "dynatemp_high", "prompt_lookup_num_tokens", "static_cache"),
         "models",  # Others to ask if the first fails.
         *("parallel_tool_calls", "return_mm_kwargs", "return_token_offsets", "stream_interval"),
         "return_flat_raw_top_logprobs_b64",
@@ -95,7 +98,16 @@ _SAMPLING: Others = {
     "xtc_probability": at(0),
     "dry_multiplier": at(0),
     "repeat_penalty": at(1, use=_PENALTY),
-    "repeat_last_n": Other(detail_of={"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}),
+    "repeat_last_n": _WINDOW,
+    "repetition_penalty_range": _WINDOW,
+    "encoder_repetition_penalty": at(1),
+    "penalty_alpha": at(0),
+    "guidance_scale": at(1),
+    "negative_prompt": at(""),
+    "typical": at(1),
+    "tfs": at(1),
+    "custom_token_bans": at("", use="logit_bias"),
+    "preset": NEVER,
     "penalize_nl": at(True),
     "penalty_prompt": NEVER,
     "prompt_ignore_length": at(0),
@@ -133,6 +145,8 @@ _LENGTH_AND_STOP: Others = {
     "max_tokens_to_sample": at(use=_LIMIT),
     "max_gen_len": at(use=_LIMIT),
     "max_length": at(use=_LIMIT),
+    "auto_max_new_tokens": at(False),
+    "max_tokens_second": at(0),
     "min_length": at(0, use="min_tokens"),
     "min_new_tokens": at(0, use="min_tokens"),
     "n_indent": at(0),
@@ -163,6 +177,7 @@ _FORMS: Others = {
     "format": at("", use=_FORM),
     "response_schema": at(use=_FORM),
     "schema": at(use=_FORM),
+    "grammar_string": at("", use="grammar"),
     "grammar_type": NEVER,
     "grammar_lazy": at(False),
     "grammar_triggers": at([]),
@@ -210,6 +225,7 @@ _PROMPT: Others = {
     "injected_chat_template_kwargs": at([]),
     "generation_prompt": NEVER,
     "add_generation_prompt": at(True),
+    "add_bos_token": at(True),
     "continue_final_message": at(False),
     "guideline": NEVER,
     "tool_prompt": NEVER,

@@ -106,6 +106,14 @@ SERVERS = {
         greed_sampling guided_choice guided_decoding_backend guided_grammar guided_json guided_regex ignore_eos
         include_stop_str_in_output max_thinking_tokens min_tokens nvext repetition_penalty token_data top_k
         use_raw_prompt""",
+    "text-generation-webui": """
+        adaptive_decay adaptive_target add_bos_token auto_max_new_tokens ban_eos_token custom_token_bans do_sample
+        dry_allowed_length dry_base dry_multiplier dry_sequence_breakers dynamic_temperature dynatemp_exponent
+        dynatemp_high dynatemp_low enable_thinking encoder_repetition_penalty epsilon_cutoff eta_cutoff grammar_string
+        guidance_scale max_tokens_second min_p mirostat_eta mirostat_mode mirostat_tau negative_prompt
+        no_repeat_ngram_size penalty_alpha preset prompt_lookup_num_tokens repetition_penalty repetition_penalty_range
+        sampler_priority seed skip_special_tokens smoothing_curve smoothing_factor static_cache temperature_last tfs
+        top_a top_k top_n_sigma truncation_length typical typical_p xtc_probability xtc_threshold""",
     "arguments of OpenAI's SDK": "extra_body extra_headers extra_query timeout",
 }
 """The fields of requests for completions and chats, in 2026."""
@@ -207,6 +215,10 @@ def test_special_tokens_are_added_to_prompts_and_not_to_chats() -> None:
         ("stop_regex", []),
         ("verbosity", "medium"),
         ("repeat_last_n", 64),
+        ("repetition_penalty_range", 1024),
+        ("encoder_repetition_penalty", 1.0),
+        ("smoothing_curve", 1),
+        ("auto_max_new_tokens", False),
     ],
 )
 @pytest.mark.parametrize("parse", PLACES)
