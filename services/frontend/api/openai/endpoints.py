@@ -25,7 +25,7 @@ from services.frontend.api.openai.unary import Collector
 from services.frontend.api.request_headers import call_of, wants_partial
 from services.frontend.control import FrontendControl
 from services.frontend.model_catalog import NO_VIEW
-from services.frontend.routing.rejection import no_workers
+from services.frontend.routing.rejection import no_workers, of_registered
 from services.http.decompress import body_of
 from services.http.errors import error_response, json_response
 from services.http.server.config import HttpConfig
@@ -138,7 +138,9 @@ class OpenAiEndpoints:
         """All models that can be served now. Raises Failure(NO_WORKERS) while this frontend cannot know them."""
         if not self._served.has_view:
             raise no_workers(NO_VIEW)
-        return json_response(msgspec.json.encode(model_list(self._served.models(), self._created)))
+        if not (cards := self._served.models()) and (count := self._served.unreached_count):
+            raise no_workers(f"no worker is connected {of_registered(count)}")
+        return json_response(msgspec.json.encode(model_list(cards, self._created)))
 
     async def model(self, request: HttpRequest, connection: Connection) -> Response:
         """One model that can be served now. Raises Failure; see `ServedModels.model`."""

@@ -427,6 +427,19 @@ def test_list_of_models_is_refused_until_a_registry_has_answered() -> None:
     run(test)
 
 
+def test_list_of_models_is_refused_while_no_registered_worker_is_connected() -> None:
+    """A bug: it was an empty list, from which clients conclude that there is no model."""
+
+    async def test() -> None:
+        async with serving(Script(), catalog=StubFrontend(cards=[], unreached_count=2)) as server:
+            response, body = await server.get("/v1/models")
+
+        assert (response.status, error_of(body)["code"]) == (503, "NO_WORKERS")
+        assert "registered: 2" in error_of(body)["message"]
+
+    run(test)
+
+
 def test_models_are_those_that_can_be_served() -> None:
     async def test() -> None:
         frontend = StubFrontend()
