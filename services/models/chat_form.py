@@ -18,7 +18,6 @@ from services.models.disguise import (
     FULL,
     OTHER,
     Disguise,
-    Shown,
     disguised,
     first_shortened,
     keeping_literals,
@@ -82,8 +81,8 @@ def _form_of(template: ChatTemplate, shape: str, today: date) -> Form:
         chat = Chat(template, roles, contents + names, parts)
         try:
             sample = shown(chat, FULL)
-        except Failure:
-            sample = Shown({}, (), 0)  # A template that refuses the sample shows nothing of it.
+        except Failure:  # A template that refuses the sample shows nothing of it, not even empty texts.
+            return Form(parts, (), 0, frozenset(range(len(chat.texts))))
         given = {number for number, text in enumerate(chat.texts) if text}
         return Form(parts, sample.runs, sample.after, frozenset(given.difference(sample.counts)))
 
@@ -102,7 +101,7 @@ def _is_complete(chat: Chat, form: Form, prompt: str) -> bool:
     """Whether the prompt is that of the sample with the texts in its place, but for blanks around them."""
     end = room = 0
     for number, gap in form.runs:
-        text = chat.texts[number][_begin(chat, number) :].strip()
+        text = chat.texts[number][chat.begin_of(number) :].strip()
         around = len(chat.texts[number]) - len(text)
         begin = prompt.find(text, end + gap, end + gap + room + around + len(text))
         if begin < 0:
@@ -112,20 +111,10 @@ def _is_complete(chat: Chat, form: Form, prompt: str) -> bool:
     return is_whole and all(number >= len(chat.roles) for number in form.hidden)
 
 
-def _begin(chat: Chat, number: int) -> int:
-    """Where in a text that begins which the prompt must have."""
-    is_answer = number < len(chat.roles) and chat.roles[number] == "assistant"
-    if not is_answer:
-        return 0
-    text = chat.texts[number]
-    ends = (text.rfind(end) + len(end) for end in chat.template.reasoning_ends if end in text)
-    return max(ends, default=0)
-
-
 def _check_contents(chat: Chat, prompt: str) -> None:
     """Check that the prompt has all contents, however the template writes them. Raises INVALID_ARGUMENT."""
     keeping, switches = keeping_literals(chat.template), keeping_switches(chat.template)
-    begins = [_begin(chat, number) for number in range(len(chat.texts))]
+    begins = chat.begins
     by_switches, by_keeping = _counts(chat, switches, begins), _counts(chat, keeping, begins)
     for number, role in enumerate(chat.roles):
         expected = chat.texts[number][begins[number] :].strip()
@@ -148,7 +137,7 @@ def _check_lengths(chat: Chat) -> None:
 
     Letters in place of texts hide that from the template, so the prompt is longer with them.
     """
-    begins = [_begin(chat, number) for number in range(len(chat.texts))]
+    begins = chat.begins
     base, kept, other = (
         disguised(chat, disguise, letter * len(chat.texts), begins)
         for disguise, letter in (

@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from services.core.errors import QUOTED_CHARACTERS_MAX, invalid
 
 TEMPLATES_KEPT = 64
-_REASONING_ENDS = ("</think>", "</thought>", "<channel|>")
+_REASONING = {"<think>": "</think>", "<thought>": "</thought>", "<|channel>": "<channel|>"}
 
 Turn = dict[str, Any]
 """A message as templates see it."""
@@ -26,8 +26,8 @@ class ChatTemplate:
     """A chat template with the special tokens of its model. Raises INVALID_ARGUMENT if it is no valid template.
 
     `literals`: the strings that it looks for in other strings, such as the contents of messages.
-    `reasoning_ends`: those of which it leaves out an assistant's text up to the last one, because its model expects no
-    earlier reasoning in a prompt.
+    `reasoning`: the begin and the end of reasoning in what an assistant says. Templates leave out its text up to the
+    last end, because models expect no earlier reasoning in a prompt.
     `knows_developer`: whether it has the role `developer`.
     """
 
@@ -39,7 +39,7 @@ class ChatTemplate:
             tree = environment.parse(source)
             strings = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
             self.literals = frozenset(_looked_for(tree, self._special))
-            self.reasoning_ends = tuple(end for end in _REASONING_ENDS if end in source)
+            self.reasoning = {begin: end for begin, end in _REASONING.items() if end in source}
             self.knows_developer = "developer" in strings
             self._template = environment.from_string(tree)
         except Exception as error:  # The template is foreign code.

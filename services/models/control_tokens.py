@@ -9,7 +9,7 @@ from services.core.request import Message
 from services.models.chat import Chat
 from services.models.chat_form import prompt_of
 from services.models.chat_template import TEMPLATES_KEPT, ChatTemplate
-from services.models.disguise import keeping_literals, keeping_signs, keeping_switches
+from services.models.disguise import keeping_literals, keeping_reasoning, keeping_signs, keeping_switches
 from services.models.tokenizers import Tokenizer
 from services.models.tokenizers.spellings import Spellings, one_of_characters
 
@@ -36,6 +36,8 @@ class ControlTokens:
             if not tokenizer.token_bytes[token] or name in written
         ]
         self._ids = frozenset(tokenizer.added_tokens[name] for name in names)
+        marks = (*template.reasoning, *template.reasoning.values())
+        self._reasoning = frozenset(tokenizer.added_tokens[mark] for mark in marks if mark in names)
         self._ends = one_of_characters({name[0] for name in names} | {name[-1] for name in names})
         self._names = "\n".join(names)
         self._characters_max = max(map(len, names), default=0)
@@ -59,6 +61,10 @@ class ControlTokens:
     def places_in(self, text: str) -> list[tuple[int, int]]:
         """Where the text spells control tokens, and which."""
         return [(begin, token) for begin, _, token in self._spellings.find(text) if token in self._ids]
+
+    def are_reasoning(self, ids: Iterable[int]) -> bool:
+        """Whether all of these tokens mark reasoning."""
+        return self._reasoning.issuperset(ids)
 
     def spelled_in(self, text: str) -> list[int]:
         """The control tokens that the text spells."""
@@ -119,9 +125,11 @@ def ids_with_texts_as_text(chat: Chat, prompt: str, tokenizer: Tokenizer) -> Seq
             pieces is not None and cut is not None and not set(cut) <= set(places)
         ):
             raise _undecided(chat, control)
-        if accepted is None and ids is not None and control.among(ids) == own:
+        if accepted is not None or not control.are_reasoning(Counter(own) - Counter(first)):
+            continue  # The disguise leaves further control tokens in texts, and the template keeps them.
+        if ids is not None and control.among(ids) == own:
             accepted = ids
-        if accepted is None and pieces is not None and control.among(apart := tokenizer.encode_pieces(pieces)) == own:
+        elif pieces is not None and control.among(apart := tokenizer.encode_pieces(pieces)) == own:
             accepted = apart
         if accepted is not None and not count:
             break
@@ -138,7 +146,9 @@ def _is_more_of(tokens: list[int], first: list[int], kept: list[int]) -> bool:
 def _undecided(chat: Chat, control: ControlTokens) -> Failure:
     """The failure for a chat whose control tokens cannot be told from the template's: it names a message."""
     count = len(chat.roles)
-    spelling = (number % count for number, text in enumerate(chat.texts) if control.spelled_in(text))
+    spelling = (
+        number % count for number, text in enumerate(chat.texts) if not control.are_reasoning(control.spelled_in(text))
+    )
     path = next((f"messages[{number}]" for number in spelling), "messages")
     detail = f"{path} spells control tokens of the model, and its chat template changes them, or goes by them"
     return invalid(path, f"{detail}: leave those out")
@@ -146,13 +156,13 @@ def _undecided(chat: Chat, control: ControlTokens) -> Failure:
 
 def _disguises(chat: Chat) -> Iterator[list[str]]:
     """The texts in disguise, from the best one to the one that templates notice least."""
-    hiding = keeping_switches(chat.template)
-    yield [hiding.of(text) for text in chat.texts]
-    keeping = keeping_literals(chat.template)
-    roles = chat.roles * 2
-    yield [  # Templates look for the end of reasoning in what assistants say.
-        (keeping if role == "assistant" else hiding).of(text) for role, text in zip(roles, chat.texts, strict=True)
+    switches, reasoning = keeping_switches(chat.template), keeping_reasoning(chat.template)
+    yield [switches.of(text) for text in chat.texts]
+    yield [
+        reasoning.of(text[:begin]) + switches.of(text[begin:])
+        for text, begin in zip(chat.texts, chat.begins, strict=True)
     ]
+    keeping = keeping_literals(chat.template)
     yield [keeping.of(text) for text in chat.texts]
     yield [keeping_signs(chat.template).of(text) for text in chat.texts]
 

@@ -59,6 +59,11 @@ def keeping_switches(template: ChatTemplate) -> Disguise:
     return Disguise(_VISIBLE, words and re.compile(rf"(?<!\S){words.pattern}(?!\S)"))
 
 
+def keeping_reasoning(template: ChatTemplate) -> Disguise:
+    """The disguise that keeps the begins and ends of reasoning."""
+    return Disguise(_VISIBLE, _one_of(frozenset(template.reasoning) | frozenset(template.reasoning.values())))
+
+
 def keeping_signs(template: ChatTemplate) -> Disguise:
     """The disguise that also keeps all characters that JSON or HTML would escape."""
     return Disguise(_ALPHANUMERIC, _one_of(template.literals))

@@ -75,6 +75,7 @@ def test_empty_content_is_empty_in_either_form() -> None:
         "<|im_start|>assistant\n<|im_end|>\n<|im_start|>assistant\n"
     )
     assert prompt(WALKING, ("user", "Hi"), ("assistant", "")).endswith("Assistant: <|im_end|>\nAssistant:")
+    assert prompt(WALKING, ("user", "")) == "<|im_start|>User: <|im_end|>\nAssistant:"
 
 
 # Texts that a template leaves out
