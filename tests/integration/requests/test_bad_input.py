@@ -101,7 +101,7 @@ HTTP = {
     "prompts of two kinds": (GOOD | {"prompt": ["a", 1]}, 400, "INVALID_ARGUMENT", "prompt"),
     "too long prompt": (GOOD | {"prompt": "x" * CONTEXT}, 400, "PROMPT_TOO_LONG", "prompt"),
     "a prompt that is far too long": (GOOD | {"prompt": "x" * 900_000}, 400, "PROMPT_TOO_LONG", "prompt"),
-    "far too many tokens": (GOOD | {"prompt": [1] * 300_000}, 400, "PROMPT_TOO_LONG", "prompt"),
+    "far too many tokens": (GOOD | {"prompt": [1] * 250_000}, 400, "PROMPT_TOO_LONG", "prompt"),
     "too many stop tokens": (GOOD | {"stop_token_ids": [1] * 257}, 400, "INVALID_ARGUMENT", "stop_token_ids"),
     "too many biases": (
         GOOD | {"logit_bias": {str(token): 1 for token in range(1025)}},
