@@ -28,7 +28,7 @@ from services.core.request import ROLES, Guided, GuidedKind, Message, Request, S
 
 NAME_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """Request ids that clients may choose: safe in logs, headers and trailers."""
-STOP_STRINGS_MAX = 16
+STOP_STRINGS_MAX = 64
 STOP_STRING_CHARACTERS_MAX = 1024
 STOP_TOKENS_MAX = 256
 LOGIT_BIASES_MAX = 1024
@@ -245,7 +245,7 @@ def _check_sampling(sampling: Sampling) -> None:
         if value is not None and not least <= value <= greatest:
             raise _out_of_range(name, value)
     if not 0 <= sampling.top_k <= COUNT_MAX:
-        raise invalid("top_k", f"top_k is {shown(sampling.top_k)}: it must be 0 (off) or more")
+        raise invalid("top_k", f"top_k is {shown(sampling.top_k)}: it must be from 0 (off) to {COUNT_MAX}")
     if sampling.seed is not None and not 0 <= sampling.seed <= SEED_MAX:
         raise invalid("seed", f"seed is {shown(sampling.seed)}: it must fit into 64 bits")
     if len(sampling.logit_bias) > LOGIT_BIASES_MAX:
@@ -289,7 +289,8 @@ def settle(request: Request, card: ModelCard, rng: random.Random) -> Request:
         raise invalid("logprobs", f"the engine of {card.model!r} gives no log probabilities: leave logprobs out")
     if request.guided is not None and request.guided.kind not in card.guided:
         known = ", ".join(card.guided) or "none"
-        raise invalid("guided", f"the engine of {card.model!r} can't do {request.guided.kind}; kinds it can: {known}")
+        problem = f"is not supported by the engine of {card.model!r}, which can do: {known}"
+        raise invalid("guided", f"guided.{request.guided.kind} {problem}")
     if (request.generated_token_ids or request.generated_choices) and (lacking := card.resume.lacking_for(request)):
         detail = f"the engine of {card.model!r} cannot continue an answer with {lacking}: leave one of them out"
         raise invalid("generated_choices" if request.generated_choices else "generated_token_ids", detail)

@@ -43,6 +43,7 @@ from services.http.server.config import HttpConfig
 from services.http.server.cork import Cork
 from services.http.server.listener import http_server
 from services.models.tokenizers import Vocabulary
+from services.rpc.connections import ConnectionMetrics
 from services.rpc.inference_service import InferenceService
 from services.rpc.server import GrpcServer
 from services.runtime.listen import split_listen
@@ -143,6 +144,7 @@ class Frontend:
             pipeline, self._served, self._control, config.http, on_refused, finder, admin, self._metrics
         )
         self._server = _grpc_server(["unbroken.v1.Inference"], admin, is_shared=self._is_shared)
+        self._metrics.registry.register(ConnectionMetrics(config.metrics_prefix, self._server))
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(pipeline, self._gate, on_refused, config.http.client, self._control.cancel),
             self._server.server,

@@ -28,7 +28,7 @@ async def body_of(request: HttpRequest, bytes_max: int, executor: BoundedExecuto
     encoding = request.headers.get("content-encoding", "").lower() or "identity"
     body = request.body
     if encoding != "identity":
-        body = await executor.run(_decompressed, body, encoding, bytes_max)
+        body = await executor.run(_decompressed, body, encoding, bytes_max, size=len(body))
     if len(body) > bytes_max:
         raise too_large(bytes_max)
     _check_charset(request.headers.get("content-type", ""), body)

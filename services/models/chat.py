@@ -34,6 +34,19 @@ class Chat:
     def names(self) -> tuple[str, ...]:
         return self.texts[len(self.roles) :]
 
+    @property
+    def begins(self) -> list[int]:
+        """`begin_of` each text."""
+        return [self.begin_of(number) for number in range(len(self.texts))]
+
+    def begin_of(self, number: int) -> int:
+        """Where in a text that begins which the prompt must have: in an assistant's, after its last reasoning."""
+        if number >= len(self.roles) or self.roles[number] != "assistant":
+            return 0
+        text = self.texts[number]
+        ends = (text.rfind(end) + len(end) for end in self.template.reasoning.values() if end in text)
+        return max(ends, default=0)
+
     def render(self, texts: Sequence[str] | None = None) -> str:
         """The prompt. `texts`: others in their place. Raises INVALID_ARGUMENT if the template refuses the messages."""
         given = self.texts if texts is None else texts

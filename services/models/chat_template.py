@@ -10,11 +10,13 @@ import jinja2
 import jinja2.ext
 import jinja2.parser
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.core.errors import QUOTED_CHARACTERS_MAX, invalid
 
 TEMPLATES_KEPT = 64
+_REASONING = {"<think>": "</think>", "<thought>": "</thought>", "<|channel>": "<channel|>"}
 
 Turn = dict[str, Any]
 """A message as templates see it."""
@@ -24,6 +26,8 @@ class ChatTemplate:
     """A chat template with the special tokens of its model. Raises INVALID_ARGUMENT if it is no valid template.
 
     `literals`: the strings that it looks for in other strings, such as the contents of messages.
+    `reasoning`: the begin and the end of reasoning in what an assistant says. Templates leave out its text up to the
+    last end, because models expect no earlier reasoning in a prompt.
     `knows_developer`: whether it has the role `developer`.
     """
 
@@ -35,6 +39,7 @@ class ChatTemplate:
             tree = environment.parse(source)
             strings = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
             self.literals = frozenset(_looked_for(tree, self._special))
+            self.reasoning = {begin: end for begin, end in _REASONING.items() if end in source}
             self.knows_developer = "developer" in strings
             self._template = environment.from_string(tree)
         except Exception as error:  # The template is foreign code.
@@ -59,6 +64,11 @@ class ChatTemplate:
 def chat_template(source: str, bos_token: str, eos_token: str) -> ChatTemplate:
     """The compiled template. Raises INVALID_ARGUMENT."""
     return ChatTemplate(source, bos_token, eos_token)
+
+
+def parsed(source: str) -> nodes.Template:
+    """The tree of a template. Raises an exception if it is no valid template. Computes nothing."""
+    return _environment().parse(source)
 
 
 def _refusal(error: Exception) -> Exception:
@@ -96,9 +106,22 @@ class _GenerationBlock(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Generator(CodeGenerator):
+    """Leaves all computation to the rendering. Otherwise `{{ 9**9**9 }}` would be computed by the compiler."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: CodeGenerator._FinalizeInfo) -> str:
+        if isinstance(node, (nodes.TemplateData, nodes.Const)):
+            return super()._output_child_to_const(node, frame, finalize)
+        raise nodes.Impossible
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    code_generator_class = _Generator
+
+
 def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
     )
     environment.filters["tojson"] = _to_json
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}

@@ -1,6 +1,7 @@
 """Keeps control tokens that contents spell out from becoming control tokens: with them, a user could forge a turn."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from services.core.errors import Failure, invalid
@@ -8,7 +9,7 @@ from services.core.request import Message
 from services.models.chat import Chat
 from services.models.chat_form import prompt_of
 from services.models.chat_template import TEMPLATES_KEPT, ChatTemplate
-from services.models.disguise import FULL, keeping_literals, keeping_signs
+from services.models.disguise import keeping_literals, keeping_reasoning, keeping_signs, keeping_switches
 from services.models.tokenizers import Tokenizer
 from services.models.tokenizers.spellings import Spellings, one_of_characters
 
@@ -35,6 +36,8 @@ class ControlTokens:
             if not tokenizer.token_bytes[token] or name in written
         ]
         self._ids = frozenset(tokenizer.added_tokens[name] for name in names)
+        marks = (*template.reasoning, *template.reasoning.values())
+        self._reasoning = frozenset(tokenizer.added_tokens[mark] for mark in marks if mark in names)
         self._ends = one_of_characters({name[0] for name in names} | {name[-1] for name in names})
         self._names = "\n".join(names)
         self._characters_max = max(map(len, names), default=0)
@@ -55,9 +58,17 @@ class ControlTokens:
         """Those of the ids that are control tokens."""
         return [token for token in ids if token in self._ids]
 
+    def places_in(self, text: str) -> list[tuple[int, int]]:
+        """Where the text spells control tokens, and which."""
+        return [(begin, token) for begin, _, token in self._spellings.find(text) if token in self._ids]
+
+    def are_reasoning(self, ids: Iterable[int]) -> bool:
+        """Whether all of these tokens mark reasoning."""
+        return self._reasoning.issuperset(ids)
+
     def spelled_in(self, text: str) -> list[int]:
         """The control tokens that the text spells."""
-        return self.among(token for _, _, token in self._spellings.find(text))
+        return [token for _, token in self.places_in(text)]
 
     def count_in(self, texts: Iterable[str]) -> int:
         """How many control tokens the texts spell."""
@@ -88,34 +99,70 @@ def control_tokens(tokenizer: Tokenizer, template: ChatTemplate) -> ControlToken
 def ids_with_texts_as_text(chat: Chat, prompt: str, tokenizer: Tokenizer) -> Sequence[int]:
     """The ids of a prompt in which only the template writes control tokens.
 
-    Raises INVALID_ARGUMENT if the template changes texts so much that its tokens cannot be told from theirs.
+    Raises INVALID_ARGUMENT if the template changes texts so much that its tokens cannot be told from theirs, or if the
+    letters of texts decide which tokens it writes, or where.
     """
     control = control_tokens(tokenizer, chat.template)
+    count = control.count_in(chat.texts)
     # llama.cpp's time grows with the square of the number of control tokens.
-    ids = None if control.count_in(chat.texts) > SPELLED_MAX else tokenizer.encode(prompt, add_special=False)
+    ids = None if count > SPELLED_MAX else tokenizer.encode(prompt, add_special=False)
+    first: list[int] | None = None
+    cut: list[tuple[int, int]] | None = None
+    accepted: Sequence[int] | None = None
     for texts in _disguises(chat):
         try:
             disguised = chat.render(texts)
         except Failure:
             continue  # The template looks into its texts: the next ones are more like them.
-        own = control.spelled_in(disguised)
-        if ids is not None and control.among(ids) == own:
-            return ids
+        places = control.places_in(disguised)
+        own = [token for _, token in places]
+        first = own if first is None else first
         pieces = control.pieces(prompt, disguised)
-        if pieces is not None and control.among(apart := tokenizer.encode_pieces(pieces)) == own:
-            return apart
-    detail = "messages spell control tokens of the model, and its chat template changes them: leave those out"
-    raise invalid("messages", detail)
+        if pieces is not None:
+            cut = places if cut is None else cut
+        kept = [token for text in texts for token in control.spelled_in(text)]
+        if not _is_more_of(own, first, kept) or (
+            pieces is not None and cut is not None and not set(cut) <= set(places)
+        ):
+            raise _undecided(chat, control)
+        if accepted is not None or not control.are_reasoning(Counter(own) - Counter(first)):
+            continue  # The disguise leaves further control tokens in texts, and the template keeps them.
+        if ids is not None and control.among(ids) == own:
+            accepted = ids
+        elif pieces is not None and control.among(apart := tokenizer.encode_pieces(pieces)) == own:
+            accepted = apart
+        if accepted is not None and not count:
+            break
+    if accepted is None:
+        raise _undecided(chat, control)
+    return accepted
 
 
-def _disguises(chat: Chat) -> Iterable[list[str]]:
+def _is_more_of(tokens: list[int], first: list[int], kept: list[int]) -> bool:
+    """Whether these are the first tokens, and otherwise only some that a disguise keeps in texts."""
+    return Counter(first) <= Counter(tokens) <= Counter(first + kept)
+
+
+def _undecided(chat: Chat, control: ControlTokens) -> Failure:
+    """The failure for a chat whose control tokens cannot be told from the template's: it names a message."""
+    count = len(chat.roles)
+    spelling = (
+        number % count for number, text in enumerate(chat.texts) if not control.are_reasoning(control.spelled_in(text))
+    )
+    path = next((f"messages[{number}]" for number in spelling), "messages")
+    detail = f"{path} spells control tokens of the model, and its chat template changes them, or goes by them"
+    return invalid(path, f"{detail}: leave those out")
+
+
+def _disguises(chat: Chat) -> Iterator[list[str]]:
     """The texts in disguise, from the best one to the one that templates notice least."""
-    yield [FULL.of(text) for text in chat.texts]
-    keeping = keeping_literals(chat.template)
-    roles = chat.roles * 2
-    yield [  # Templates look for the end of reasoning in what assistants say.
-        (keeping if role == "assistant" else FULL).of(text) for role, text in zip(roles, chat.texts, strict=True)
+    switches, reasoning = keeping_switches(chat.template), keeping_reasoning(chat.template)
+    yield [switches.of(text) for text in chat.texts]
+    yield [
+        reasoning.of(text[:begin]) + switches.of(text[begin:])
+        for text, begin in zip(chat.texts, chat.begins, strict=True)
     ]
+    keeping = keeping_literals(chat.template)
     yield [keeping.of(text) for text in chat.texts]
     yield [keeping_signs(chat.template).of(text) for text in chat.texts]
 

@@ -5,19 +5,24 @@ case, JSON.
 """
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from services.core.errors import invalid
 from services.models.chat import Chat
 from services.models.chat_template import ChatTemplate
 
-BASE = "z"
+BASE, OTHER = "zy"
 _DIGITS = "abcdefghijklmnop"
 """Letters that number the texts. They differ from BASE."""
+SHORTENED_MAX = 8
+"""How many texts of a role may make a prompt shorter, although it has them."""
 _VISIBLE = re.compile(r"\S+")
 _ALPHANUMERIC = re.compile(r"[A-Za-z0-9]+")
+_SWITCH = re.compile(r"/[a-z_]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,35 +52,100 @@ def keeping_literals(template: ChatTemplate) -> Disguise:
     return Disguise(_VISIBLE, _one_of(template.literals))
 
 
+def keeping_switches(template: ChatTemplate) -> Disguise:
+    """The disguise that keeps the words with which users of the template switch reasoning, such as "/no_think"."""
+    switches = frozenset(literal for literal in template.literals if _SWITCH.fullmatch(literal))
+    words = _one_of(switches)
+    return Disguise(_VISIBLE, words and re.compile(rf"(?<!\S){words.pattern}(?!\S)"))
+
+
+def keeping_reasoning(template: ChatTemplate) -> Disguise:
+    """The disguise that keeps the begins and ends of reasoning."""
+    return Disguise(_VISIBLE, _one_of(frozenset(template.reasoning) | frozenset(template.reasoning.values())))
+
+
 def keeping_signs(template: ChatTemplate) -> Disguise:
     """The disguise that also keeps all characters that JSON or HTML would escape."""
     return Disguise(_ALPHANUMERIC, _one_of(template.literals))
 
 
-def shown(chat: Chat, disguise: Disguise, begins_at: Sequence[int] | None = None) -> dict[int, int]:
-    """Text of the chat → how many of its replaced characters the prompt has, in the order of the prompt.
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a prompt has of the texts of its chat.
 
-    Texts with none are left out. `begins_at`: where in each text to begin. Raises INVALID_ARGUMENT if the template
-    refuses the disguised messages.
+    `counts`: text → how many of its replaced characters, in the order of the prompt. Texts with none are left out.
+    `runs`: each run of such characters as its text's number, and how many other characters precede it.
+    `after`: the number of characters after the last run.
+    """
+
+    counts: dict[int, int]
+    runs: tuple[tuple[int, int], ...]
+    after: int
+
+
+def disguised(chat: Chat, disguise: Disguise, letters: Sequence[str], begins: Sequence[int]) -> list[str]:
+    """The texts of the chat, each in its letter. `begins`: how many characters of each to leave as they are."""
+    return [
+        text[:begin] + disguise.of(text[begin:], letter)
+        for text, letter, begin in zip(chat.texts, letters, begins, strict=True)
+    ]
+
+
+def shown(chat: Chat, disguise: Disguise, begins: Sequence[int] | None = None) -> Shown:
+    """What the prompt has of the texts in disguise. `begins`: see `disguised`.
+
+    Raises INVALID_ARGUMENT if the template refuses the disguised messages, or goes by their letters.
     """
     numbers = range(len(chat.texts))
     digits = range(max(1, -(-len(numbers).bit_length() // 4)))
-    lines = ["".join([BASE, *(_DIGITS[number >> 4 * digit & 15] for digit in digits)]) for number in numbers]
-    begins = begins_at or [0] * len(numbers)
-
-    def disguised(number: int, letter: str) -> str:
-        text, begin = chat.texts[number], begins[number]
-        return text[:begin] + disguise.of(text[begin:], letter)
-
+    lines = [(BASE, *(_DIGITS[number >> 4 * digit & 15] for digit in digits)) for number in numbers]
     prompts = [
-        chat.render([disguised(number, line[place]) for number, line in enumerate(lines)]).lower()
-        for place in range(len(digits) + 1)
+        chat.render(disguised(chat, disguise, letters, begins or [0] * len(numbers))).lower()
+        for letters in zip(*lines, strict=True)
     ]
     if len(set(map(len, prompts))) > 1:
         raise invalid("messages", "the model's chat template treats some letters differently from others")
     number_of = {line: number for number, line in enumerate(lines)}
-    found = Counter(zip(*prompts, strict=True))
-    return {number_of[line]: count for letters, count in found.items() if (line := "".join(letters)) in number_of}
+    owners = list(map(number_of.get, zip(*prompts, strict=True)))
+    runs, gap = [], 0
+    for number, run in groupby(owners):
+        if number is None:
+            gap = sum(1 for _ in run)
+        else:
+            runs.append((number, gap))
+            gap = 0
+    return Shown({number: count for number, count in Counter(owners).items() if number is not None}, tuple(runs), gap)
+
+
+def first_shortened(chat: Chat, base: Sequence[str], given: Sequence[str], numbers: Sequence[int]) -> int | None:
+    """The first of some texts that makes the prompt shorter and is not in it, if it is given in place of the base.
+
+    Texts of equal lengths make prompts of equal lengths, unless the template changes them. Blanks are not counted.
+    Raises INVALID_ARGUMENT if the template refuses one of these chats.
+    """
+
+    def prompt_with(count: int) -> str:
+        replaced = frozenset(rest[:count])
+        return chat.render(
+            [(given if number in known or number in replaced else base)[number] for number in everything]
+        )
+
+    everything, known, rest = range(len(base)), set[int](), list(numbers)
+    for _ in range(SHORTENED_MAX):
+        length = _visible(prompt_with(0))
+        if _visible(prompt_with(len(rest))) >= length:
+            return None
+        count = bisect_left(range(1, len(rest)), True, key=lambda count: _visible(prompt_with(count)) < length) + 1
+        text = given[rest[count - 1]].strip()
+        if prompt_with(count).count(text) <= prompt_with(count - 1).count(text):
+            break
+        known.update(rest[:count])  # The template has left out something else, such as an end that the text has itself.
+        rest = rest[count:]
+    return rest[count - 1]
+
+
+def _visible(text: str) -> int:
+    return len("".join(text.split()))
 
 
 def _one_of(words: frozenset[str]) -> re.Pattern[str] | None:

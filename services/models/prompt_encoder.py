@@ -3,7 +3,7 @@
 | prompt | at once |
 | --- | --- |
 | text | up to `inside_characters_max` of the tokeniser, see `tokenizers/inside.py` |
-| chat | up to `MESSAGES_INSIDE_MAX` and `CHARACTERS_INSIDE_MAX`, and if its rendered text meets the line above |
+| chat | the same, and `_renders_inside` |
 
 Everything else goes to a helper, rendering and tokenising in one job: a crash, endless work or too much memory is a
 refusal of that prompt.
@@ -14,16 +14,15 @@ from collections.abc import Callable
 
 from services.core.errors import Failure, invalid
 from services.core.model_card import ModelCard, TokenizerRef
+from services.core.request import Message
 from services.isolation.losses import HelperLost, Loss
 from services.isolation.pool import HelperPool
 from services.models.prompt import prompt_token_ids
 from services.models.prompt_helper import LOADER, Prompt, content_of, ids_of, job_of
+from services.models.template_inside import MESSAGES_INSIDE_MAX, renders_inside
 from services.models.tokenizers import Tokenizer, load_tokenizer
 from services.models.tokenizers.bounded import BoundedTokenizer, TooLongInside
 from services.models.tokenizers.inside import CHARACTERS_INSIDE_MAX
-
-MESSAGES_INSIDE_MAX = 256
-"""A template may look at each message for each other one."""
 
 
 class PromptEncoder:
@@ -56,7 +55,7 @@ class PromptEncoder:
 
         Raises INVALID_ARGUMENT, and OVERLOADED if too many prompts wait for a helper.
         """
-        if characters <= CHARACTERS_INSIDE_MAX and (isinstance(prompt, str) or len(prompt) <= MESSAGES_INSIDE_MAX):
+        if characters <= CHARACTERS_INSIDE_MAX and (isinstance(prompt, str) or _renders_inside(card, prompt)):
             try:
                 return prompt_token_ids(card, self._inside, prompt, parses_contents=parses_contents)
             except TooLongInside:
@@ -69,6 +68,10 @@ class PromptEncoder:
     async def close(self) -> None:
         """End all helper processes."""
         await self._pool.close()
+
+
+def _renders_inside(card: ModelCard, messages: tuple[Message, ...]) -> bool:
+    return len(messages) <= MESSAGES_INSIDE_MAX and renders_inside(card.chat_template, card.bos_token, card.eos_token)
 
 
 def _refusal(prompt: Prompt, lost: HelperLost) -> Failure:

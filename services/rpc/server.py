@@ -1,10 +1,12 @@
 """The gRPC server of every process: its own services, and health, reflection and channelz."""
 
 import errno
+import json
 from collections.abc import Sequence
 from types import TracebackType
 
 import grpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # What grpc_channelz calls: its messages take longer.
 from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -37,9 +39,12 @@ class GrpcServer:
         `connections_max`: further connections are closed at once, and their clients see UNAVAILABLE; None: a share of
         the limit of open files. gRPC cannot answer them, and without a bound they would take all descriptors.
         """
-        most = connections_max or grpc_connections_max(limit())
+        self.connections_max = most = connections_max or grpc_connections_max(limit())
         options = [*(SHARED_SERVER_OPTIONS if is_shared else SERVER_OPTIONS), (CONNECTIONS_OPTION, most)]
         self.server = grpc.aio.server(options=options, interceptors=[*guards, RefuseUndecodable()])
+        self._id = max(
+            int(server["ref"]["serverId"]) for server in json.loads(cygrpc.channelz_get_servers(0))["server"]
+        )
         self._services = services
         self._always = always
         self._health = health.aio.HealthServicer()
@@ -63,6 +68,17 @@ class GrpcServer:
         await self.set_serving(is_serving=False)  # Otherwise health is SERVING for the server as a whole.
         await self.server.start()
         return f"{host}:{port}"
+
+    def connection_count(self) -> int:
+        """The open connections. It takes 4 µs for each."""
+        count, start = 0, 0
+        while True:
+            page = json.loads(cygrpc.channelz_get_server_sockets(self._id, start, 0))
+            sockets = page.get("socketRef")
+            if not sockets:
+                return count
+            count += len(sockets)
+            start = int(sockets[-1]["socketId"]) + 1
 
     async def set_serving(self, *, is_serving: bool) -> None:
         """Set what the health service answers, for the whole server and for each service."""

@@ -1,8 +1,8 @@
 """The protocol of an engine, which makes tokens for many requests at a time, in steps."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from msgspec import Struct
@@ -11,6 +11,7 @@ from services.core.errors import Failure
 from services.core.interface import TokenLogprobs
 from services.core.model_card import ModelCard
 from services.core.request import FinishReason, Request
+from services.isolation.losses import Loss
 
 
 class Output(Struct):
@@ -49,7 +50,8 @@ class EngineLoad:
     `steps`: grows by one with each step, and keeps growing while sequences run. `ranks`: those that have reported, each
     once. `prefill_tokens`: tokens computed of prompts and of the generated tokens of continued requests.
     `generated_tokens`: tokens drawn, without end tokens. `tokens_after_cancel`: tokens of either kind whose computation
-    ended after the request's `cancel`; a prompt chunk counts as a whole.
+    ended after the request's `cancel`; a prompt chunk counts as a whole. `helpers_lost`: helper processes lost with a
+    guided form or answer.
     """
 
     steps: int
@@ -57,6 +59,7 @@ class EngineLoad:
     prefill_tokens: int = 0
     generated_tokens: int = 0
     tokens_after_cancel: int = 0
+    helpers_lost: Mapping[Loss, int] = field(default_factory=dict)
 
 
 Emit = Callable[[Sequence[Output]], None]

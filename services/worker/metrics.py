@@ -68,3 +68,8 @@ class WorkerMetrics(Collector):
             ("tokens_after_cancel", "Tokens computed for a request after its cancel.", load.tokens_after_cancel),
         ):
             yield CounterMetricFamily(f"unbroken_engine_{name}", text, number)
+        text = "Helper processes lost with a guided form or answer, by cause."
+        lost = CounterMetricFamily("unbroken_helpers_lost", text, labels=["cause"])
+        for cause, number in sorted(load.helpers_lost.items()):
+            lost.add_metric([cause], number)
+        yield lost

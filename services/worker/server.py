@@ -30,6 +30,7 @@ from services.core.gate import Gate
 from services.discovery.client import InstanceRecord
 from services.discovery.registrar import Registrar
 from services.http.ops_server import ops_server
+from services.rpc.connections import ConnectionMetrics
 from services.rpc.inference_service import InferenceService
 from services.rpc.server import GrpcServer
 from services.runtime.address import split_address
@@ -111,6 +112,7 @@ class Worker:
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, self._server.server)
         self._metrics = CollectorRegistry()
         self._metrics.register(WorkerMetrics(self._execute, engine, self._service.generations))
+        self._metrics.register(ConnectionMetrics("unbroken", self._server))
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set and the worker has drained.

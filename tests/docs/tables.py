@@ -245,7 +245,11 @@ def _outcome(other: Other | None) -> str:
         return "honoured"
     if other.has_no_effect:
         return "no effect"
+    if other.detail_of:
+        return f"no effect; refused with {', '.join(f'`{name}`' for name in other.detail_of)}"
     neutral = " or ".join(f"`{json.dumps(value)}`" for value in other.neutral)
+    if other.neutral_like:
+        neutral += f" or the value of `{other.neutral_like}`"
     unless = f"refused unless {neutral}" if neutral else "refused"
     return f"{unless}; use {_cell(other.use)}" if other.use else unless
 

@@ -75,6 +75,7 @@ def test_empty_content_is_empty_in_either_form() -> None:
         "<|im_start|>assistant\n<|im_end|>\n<|im_start|>assistant\n"
     )
     assert prompt(WALKING, ("user", "Hi"), ("assistant", "")).endswith("Assistant: <|im_end|>\nAssistant:")
+    assert prompt(WALKING, ("user", "")) == "<|im_start|>User: <|im_end|>\nAssistant:"
 
 
 # Texts that a template leaves out
@@ -111,13 +112,93 @@ def test_message_that_the_template_leaves_out_is_refused_by_name(role: str, cont
     ],
 )
 def test_text_that_the_template_drops_is_refused(template: str, messages: list[tuple[str, str]]) -> None:
-    assert refused(template, *messages).param in ("messages[0]", "messages[1]")
+    assert refused(template, *messages).param in ("messages[0]", "messages[1]", "messages[0].content")
 
 
 def test_refusal_says_whether_a_part_is_left_out() -> None:
     failure = refused(EACH + "{{ m.content.split('#')[0] }}" + END, ("user", "one#two"))
 
-    assert "leaves a part of messages[0] out" in failure.detail
+    assert failure.param == "messages[0].content"
+    assert "leaves a part of messages[0].content out" in failure.detail
+
+
+HELLO = ("user", "Hello")
+DELETING = [
+    "m.content | replace('foo', '')",
+    "m.content | replace('foo', '') | upper",
+    "m.content | replace('foo', '') | tojson",
+    "m.content.split('foo') | join",
+    "m.content | replace(marker, '')",
+    "m.content | striptags",
+    "m.content.strip('.<>/')",
+    "m.content.lstrip('</').rstrip('/>.')",
+    "m.content.split('</think>') | join",
+    "m.content | replace('user', '')",
+    "m.content | replace('<|im_end|>', '')",
+]
+
+
+@pytest.mark.parametrize("delete", DELETING)
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_characters_that_the_template_deletes_are_missed(delete: str, role: str) -> None:
+    """A bug: letters in place of the text hide them from the template, or the prompt has them for another reason."""
+    template = f"{{% set marker = 'foo' %}}{EACH}<|im_start|>{{{{ m.role }}}}\n{{{{ {delete} }}}}<|im_end|>\n{END}"
+    content = "<b>a foo</b>, user <|im_end|>."
+    if "</think>" in delete:
+        content = "</think> a" if role != "assistant" else "a"
+    texts = [HELLO, (role, content), HELLO, (role, "Hello <again>")]
+
+    if content == "a":
+        assert prompt(template, *texts)
+    else:
+        assert refused(template, *texts).param == "messages[1].content"
+
+
+@pytest.mark.parametrize("word", ["user", "foo", "<|im_end|>", "<|im_end|>\n"])
+def test_text_that_the_template_deletes_wholly_is_missed(word: str) -> None:
+    """Although the prompt has the word before or after the place of the text."""
+    template = (
+        EACH + f"foo<|im_start|>{{{{ m.role }}}}\n{{{{ m.content | replace({word.strip()!r}, '') }}}}<|im_end|>\n" + END
+    )
+
+    for texts in ([("user", word)], [HELLO, ("user", word)], [("user", word), HELLO]):
+        assert str(refused(template, *texts).param).endswith(".content")
+
+
+def test_deleted_text_is_missed_although_another_text_becomes_longer() -> None:
+    template = EACH + "{{ (m.content | tojson) if m.role == 'tool' else (m.content | striptags) }}" + END
+
+    assert refused(template, ("tool", '"' * 50), ("user", "<b>Hi</b>")).param == "messages[1].content"
+    assert prompt(template, ("tool", '"' * 50), ("user", "Hi")).endswith("Hi")
+
+
+def test_text_that_makes_the_template_itself_say_less_is_not_missed() -> None:
+    template = EACH + "{{ m.content ~ ('' if m.content.endswith('/end') else '/end') }}" + END
+
+    assert prompt(template, *[("user", "a/end"), ("assistant", "b"), ("user", "x")] * 2) == "a/endb/endx/end" * 2
+    assert refused(template.replace("~", "| replace('x', '') ~"), ("user", "a/end"), ("user", "x b/end"))
+
+
+SWITCHES = (
+    "{% set mode = '/think' %}{% if messages[0].role == 'system' %}{% set s = messages[0].content %}"
+    "{% if '/no_think' in s %}{% set mode = '/no_think' %}{% endif %}"
+    "{% set s = s.replace('/no_think', '').replace('/think', '').rstrip() %}{% endif %}"
+    "<|im_start|>system\nReasoning: {{ mode }}\n{{ s if s else 'You are kind.' }}<|im_end|>\n"
+    "{% for m in messages %}{% if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("system", ["/no_think", "Be kind. /no_think", "/think\nBe kind.", "A /no_think B /think C"])
+def test_switches_of_reasoning_may_be_left_out(system: str) -> None:
+    mode = "/no_think" if "/no_think" in system else "/think"
+
+    assert f"Reasoning: {mode}\n" in prompt(SWITCHES, ("system", system), ("user", "Hi /no_think"))
+
+
+@pytest.mark.parametrize("system", ["See a/thinking.", "x/no_think", "/think. Be kind.", "/no_think a/think"])
+def test_part_of_a_word_that_looks_like_a_switch_is_missed(system: str) -> None:
+    assert refused(SWITCHES, ("system", system), ("user", "Hi")).param == "messages[0].content"
 
 
 def test_template_that_refuses_a_role_says_so_itself() -> None:
@@ -140,7 +221,6 @@ def test_template_that_refuses_a_role_says_so_itself() -> None:
         "m.content | replace('\\n', '\\n  ')",
         "m.content | indent",
         "m.content | wordwrap(8)",
-        "m.content.strip('.> ')",
         "m.content.split() | join(' ')",
         "m.content.splitlines() | join('|')",
         "m.content | list | join",
@@ -159,6 +239,15 @@ def test_text_that_the_template_changes_is_not_refused(write: str, content: str)
 
 def test_blank_content_is_not_missed() -> None:
     assert prompt(EACH + "[{{ m.content | trim }}]" + END, ("system", ""), ("user", " \n")) == "[][]"
+
+
+@pytest.mark.parametrize("end", ["</thought>", "<channel|>"])
+def test_reasoning_of_other_families_may_be_left_out(end: str) -> None:
+    template = EACH + f"{{{{ m.content.split({end!r})[-1] if m.role == 'assistant' else m.content }}}};" + END
+    chat = (("user", "a"), ("assistant", f"Hm{end}b"), ("user", f"c{end}d"))
+
+    assert prompt(template, *chat) == f"a;b;c{end}d;"
+    assert "</think>" in prompt(template, ("assistant", "Hm</think>b"))
 
 
 @pytest.mark.parametrize("template", [QWEN_3, DEEPSEEK_R1])

@@ -17,7 +17,8 @@ from services.isolation.losses import Loss
 from services.models import prompt_encoder
 from services.models.hf_checkpoint import pack
 from services.models.prompt import prompt_token_ids
-from services.models.prompt_encoder import MESSAGES_INSIDE_MAX, PromptEncoder
+from services.models.prompt_encoder import PromptEncoder
+from services.models.template_inside import MESSAGES_INSIDE_MAX
 from services.models.tokenizers.byte_level import ByteTokenizer
 from services.models.tokenizers.inside import CHARACTERS_INSIDE_MAX
 from tests.models.gguf_files import content_split_by
@@ -110,23 +111,25 @@ def test_helper_gives_the_ids_that_the_process_itself_would_give() -> None:
     run_async(scenario())
 
 
-LARGE = "{{ messages[0].content * 1000000 }}"
+LARGE = "{{ messages[0].content * 100000000 }}"
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{{ messages[0].content[:1] }}{% endfor %}{% endfor %}"
 
 
+@pytest.mark.parametrize("count", [1, MESSAGES_INSIDE_MAX * 4])
 @pytest.mark.parametrize(
     ("template", "loss", "how"),
     [(LARGE, Loss.MEMORY, "MiB"), (ENDLESS, Loss.CPU, "SIGPROF")],
 )
-def test_template_that_needs_too_much_for_a_long_chat_is_stopped(
-    template: str, loss: Loss, how: str, monkeypatch: pytest.MonkeyPatch
+def test_template_that_needs_too_much_is_stopped(
+    template: str, loss: Loss, how: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A bug: with a short chat it ran in the frontend, which stood still or was killed for want of memory."""
     from services.isolation import pool
     from services.isolation.bounds import Bounds
 
     monkeypatch.setattr(pool, "DEFAULTS", Bounds(job_cpu_s_max=3.0, job_bytes_max=64 << 20))
     card = replace(CARD, chat_template=template)
-    chat = (Message("user", "x" * 200),) * (MESSAGES_INSIDE_MAX * 4)
+    chat = (Message("user", "x" * 200),) * count
 
     async def scenario() -> None:
         async with encoder_with() as (encoder, losses):

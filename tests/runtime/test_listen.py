@@ -6,7 +6,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from services.runtime.listen import bind_error, cannot_listen, listening_sockets, reserve, split_listen
+from services.runtime.listen import (
+    bind_error,
+    cannot_listen,
+    listening_socket,
+    listening_sockets,
+    reserve,
+    split_listen,
+)
 from services.runtime.process import StartupError
 from tests.support.clock import WAIT_S
 
@@ -137,6 +144,28 @@ def test_host_that_is_listed_twice_listens_once(monkeypatch: pytest.MonkeyPatch)
     [listener] = listening_sockets("localhost:0", backlog=1)
 
     listener.close()
+
+
+def test_any_ipv6_address_accepts_ipv4() -> None:
+    """A bug: HTTP on [::] could not be reached over IPv4, while gRPC could."""
+    with ExitStack() as stack:
+        [listener] = map(stack.enter_context, listening_sockets("[::]:0", backlog=1))
+
+        stack.enter_context(socket.create_connection(("127.0.0.1", listener.getsockname()[1])))
+
+
+def test_address_that_this_machine_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug: in a container without IPv6 whose /etc/hosts has `::1 localhost`, no process could listen on localhost."""
+    elsewhere = socket.getaddrinfo("2001:db8::1", 0, type=socket.SOCK_STREAM)
+    here = socket.getaddrinfo("127.0.0.1", 0, type=socket.SOCK_STREAM)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: elsewhere + here)
+
+    assert bind_error("localhost:0") is None
+    _, holders = reserve("localhost:0")
+    found = [*holders, listening_socket("localhost:0"), *listening_sockets("localhost:0", backlog=1)]
+
+    assert [one.getsockname()[0] for one in found] == ["127.0.0.1"] * 3
+    close(*found)
 
 
 def test_failed_listen_leaves_no_socket_open() -> None:

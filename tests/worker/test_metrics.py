@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from services.isolation.losses import Loss
 from services.worker.dispatcher import Limits
 from services.worker.engine import Engine, EngineLoad
 from services.worker.execute import Execute
@@ -20,7 +21,8 @@ class LoadedEngine(ManualEngine):
     """An engine that has done some work."""
 
     def load(self) -> EngineLoad:
-        return EngineLoad(7, (), prefill_tokens=100, generated_tokens=50, tokens_after_cancel=3)
+        lost = {Loss.CPU: 2, Loss.KILLED: 1}
+        return EngineLoad(7, (), prefill_tokens=100, generated_tokens=50, tokens_after_cancel=3, helpers_lost=lost)
 
 
 def scraped(metrics: WorkerMetrics) -> Mapping[str, float]:
@@ -56,6 +58,8 @@ def test_every_metric_is_exported_before_the_first_request() -> None:
         "unbroken_engine_prefill_tokens_total": 100,
         "unbroken_engine_generated_tokens_total": 50,
         "unbroken_engine_tokens_after_cancel_total": 3,
+        'unbroken_helpers_lost_total{cause="cpu"}': 2,
+        'unbroken_helpers_lost_total{cause="killed"}': 1,
     }
     assert {name: seen[name] for name in expected} == expected
 

@@ -5,16 +5,12 @@ others are read once more, by Python's own parser, which hands over the pairs of
 """
 
 import json
-import re
 from typing import Any
 
 from services.core.errors import Failure, Reason, invalid, quoted
+from services.core.json.size import check_size
 
 PATH_CHARACTERS_MAX = 128
-CONTAINERS_MAX = 65_536
-"""Lists and objects of a text. Python's parser makes each in up to 1 µs, and no other thread runs meanwhile."""
-
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 class _Repeated(Exception):
@@ -28,16 +24,14 @@ class _Marked(list[tuple[str, Any]]):
 def check_keys(text: bytes, path: str = "", *, distinct: int = 0) -> None:
     """Raises Failure(INVALID_ARGUMENT) if a key is given twice in any object, and names it. `text`: valid JSON.
 
-    So does a text of more than CONTAINERS_MAX lists and objects.
+    A text that is too large for `check_size` is refused as there.
 
     `path`: of the value in the request. `distinct`: how many different keys its objects have at least. As each key has
     a colon, a text without more colons repeats none.
     """
     if text.count(b":") <= distinct:
         return
-    if _has_too_many(text):
-        detail = f"{path or 'the body'} has more than {CONTAINERS_MAX} lists and objects: send fewer"
-        raise Failure(Reason.INVALID_ARGUMENT, detail, param=path or None)
+    check_size(text, path)
     decoded = text.decode()
     try:
         _QUICK.decode(decoded)
@@ -46,16 +40,6 @@ def check_keys(text: bytes, path: str = "", *, distinct: int = 0) -> None:
     except RecursionError as error:
         detail = f"{path or 'the body'} is nested too deeply: send flatter JSON"
         raise Failure(Reason.INVALID_ARGUMENT, detail, param=path or None) from error
-
-
-def _has_too_many(text: bytes) -> bool:
-    if _brackets(text) <= CONTAINERS_MAX:  # Brackets in strings included, as in most texts.
-        return False
-    return _brackets(_STRING.sub(b"", text)) > CONTAINERS_MAX
-
-
-def _brackets(text: bytes) -> int:
-    return text.count(b"[") + text.count(b"{")
 
 
 def _check_pairs(pairs: list[tuple[str, Any]]) -> None:

@@ -12,9 +12,12 @@ from services.core.errors import Failure, Reason, quoted
 
 REPAIRED_BYTES_MAX = 1024 * 1024
 """Longer texts are not repaired: it would block the event loop."""
+EXPONENTS_MAX = 1024
+"""Numbers with an exponent in a text, up to which its numbers are rewritten. Each takes 2 µs."""
 NUMBER_CHARACTERS_MAX = 1000
 """Longer spellings of a whole number are not recognised as one."""
-TOO_LARGE = 10**22
+_DIGITS_MAX = 22
+TOO_LARGE = 10**_DIGITS_MAX
 """Greater numbers do not fit any field of whole numbers. Up to here every whole float is exact."""
 FOUND_CHARACTERS_MAX = 20
 """How much of the text at a fault is quoted."""
@@ -24,8 +27,15 @@ _ESCAPE = re.compile(
 )
 """An escape in a string: a surrogate pair, half a pair (the group), or any other."""
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|(-?+[0-9]++(?:\.[0-9]++)?+(?:[eE][+-]?+[0-9]++)?+)', re.DOTALL)
-"""A string, or a number (the group)."""
+_NUMBER = re.compile(
+    rb'((?:[^"0-9]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"|[0-9]++(?![0-9.eE])|")*+)'
+    rb"(?:([0-9]++)((?:\.[0-9]++)?+)((?:[eE][+-]?+[0-9]++)?+)|\Z)",
+    re.DOTALL,
+)
+"""All up to the next number with a fraction or an exponent; and the digits, the fraction and the exponent of that.
+
+It matches at every position, so no part of a text is read twice. A sign is no part of the number.
+"""
 _POSITION = re.compile(r"^JSON is malformed: (?P<what>.*) \(byte (?P<byte>\d+)\)$")
 _FAULTS = {
     "trailing comma": "there is a comma before the closing bracket",
@@ -60,7 +70,8 @@ def readable(body: bytes) -> bytes:
     if (encoding := _wide_encoding(body)) is not None:
         raise broken(f"the body is not UTF-8 but {encoding}: send JSON in UTF-8")
     try:
-        body.decode()  # msgspec checks only strings that it decodes.
+        if not body.isascii():  # As most are. This is many times faster than decoding.
+            body.decode()  # msgspec checks only strings that it decodes.
     except UnicodeDecodeError as error:
         raise broken(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
     return with_whole_characters(body) if len(body) <= REPAIRED_BYTES_MAX else body
@@ -86,18 +97,35 @@ def with_whole_numbers(text: bytes, *, cut: bool = False) -> bytes:
     `cut`: numbers beyond TOO_LARGE, which stay as they are otherwise, become TOO_LARGE.
     """
 
-    def plain(found: re.Match[bytes]) -> bytes:
-        if not found[1] or found[1].isdigit() or len(found[1]) > NUMBER_CHARACTERS_MAX:
-            return found[0]
-        if abs(float(found[1])) >= TOO_LARGE:
-            return b"%d" % TOO_LARGE if cut else found[1]
-        try:
-            exact = Decimal(found[1].decode())
-        except InvalidOperation:  # An exponent of more than 18 digits.
-            return found[1]
-        return b"%d" % exact if exact == exact.to_integral_value() else found[1]
+    pieces: list[bytes] = []
+    end, exponents_left = 0, EXPONENTS_MAX
+    for found in _NUMBER.finditer(text):
+        before, digits, fraction, exponent = found.groups(b"")
+        pieces.append(before)
+        end = found.end()
+        if exponent:
+            exponents_left -= 1
+        if exponents_left < 0:
+            end = found.end(1)
+            break
+        pieces.append(_plain(digits, fraction, exponent, cut=cut))
+    return b"".join([*pieces, text[end:]])
 
-    return _NUMBER.sub(plain, text)
+
+def _plain(digits: bytes, fraction: bytes, exponent: bytes, *, cut: bool) -> bytes:
+    """The number in digits if it is whole and not too large. `cut`: see `with_whole_numbers`."""
+    number = digits + fraction + exponent
+    if len(number) > NUMBER_CHARACTERS_MAX:
+        return number
+    if not exponent and not fraction.strip(b".0") and len(digits) <= _DIGITS_MAX:  # 16.0 is usual, and quickest.
+        return digits
+    if float(number) >= TOO_LARGE:
+        return b"%d" % TOO_LARGE if cut else number
+    try:
+        exact = Decimal(number.decode())
+    except InvalidOperation:  # An exponent of more than 18 digits.
+        return number
+    return b"%d" % exact if exact == exact.to_integral_value() else number
 
 
 def broken(detail: str) -> Failure:

@@ -47,7 +47,8 @@ NO_LIMIT = -1
 MaxTokens = Annotated[int, Meta(extra_json_schema={"minimum": NO_LIMIT, "not": {"const": 0}})]
 """NO_LIMIT: as many as the context has room for."""
 MinTokens = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
-TopK = Annotated[int, Meta(extra_json_schema={"minimum": -1})]
+TOP_K_ALL = -1
+TopK = Annotated[int, Meta(extra_json_schema={"minimum": TOP_K_ALL})]
 """-1 and 0: all tokens."""
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]

@@ -31,7 +31,7 @@ class StopStrings:
         self._held += text
         self._held_is_shown += (b"\1" if is_shown else b"\0") * len(text)
         for end in range(begin, len(self._held)):
-            completed = [matcher.length for matcher in self._matchers if matcher.feed(self._held[end])]
+            completed = self._completed(self._held[end])
             if completed and may_stop:
                 shown = self._release(end + 1 - max(completed))
                 self._held = ""
@@ -39,6 +39,11 @@ class StopStrings:
                 return shown, True
         kept = max((matcher.matched for matcher in self._matchers), default=0)
         return self._release(len(self._held) - kept), False
+
+    def _completed(self, character: str) -> list[int]:
+        """The lengths of the strings that the next character completes."""
+        begun = [matcher for matcher in self._matchers if matcher.matched or matcher.first == character]
+        return [matcher.length for matcher in begun if matcher.feed(character)]
 
     def flush(self) -> str:
         """Return the text that was held back, at the end of the answer."""
@@ -62,6 +67,7 @@ class _Matcher:
     def __init__(self, string: str) -> None:
         self._string = string
         self._fallback = _fallback(string)
+        self.first = string[0]
         self.length = len(string)
         self.matched = 0
 

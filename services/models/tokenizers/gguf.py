@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from services.core.errors import Failure, Reason
-from services.models.scratch_file import scratch_file
 from services.models.tokenizers.byte_level import byte_of_character
 from services.models.tokenizers.inside import gguf_inside
 from services.models.tokenizers.spellings import Spellings, is_blank
+from services.runtime.folders.scratch_file import scratch_file
 
 try:
     from services.models.llama_cpp import llama_cpp, why

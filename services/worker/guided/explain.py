@@ -1,4 +1,7 @@
-"""Says in words for clients why llguidance refuses a guided field. Its own messages quote a text that nobody sent."""
+"""Says in words for clients why a library refuses a guided field.
+
+llguidance's own messages quote a text that nobody sent. Those of other libraries have paths and tracebacks.
+"""
 
 import re
 
@@ -22,6 +25,15 @@ _KNOWN = (
     (r".*(?:too big|too large|too many|fuel|limit).*", _TOO_LARGE),
 )
 """What llguidance says, and what a client reads instead. The first that fits counts."""
+ERROR_CHARACTERS_MAX = 300
+_READ_CHARACTERS_MAX = 8192
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):.*?\n(?=\S)", re.DOTALL)
+"""A traceback of Python up to its last line, which is the message."""
+_INSIDES = (
+    re.compile(r"(?:Stack trace|stack backtrace|Traceback \(most|File \"|note: run with `RUST_BACKTRACE).*", re.DOTALL),
+    re.compile(r"(?:\[[\d:]+\] )?(?<![\w.~/-])(?:[\w.~-]*+/)+[\w.-]+\.(?:cc|cpp|cu|h|hpp|py|pyx|rs|so)\b(?::\d+)*:? ?"),
+)
+"""Other tracebacks, which end a message, and paths of source files with the time before them."""
 _OWN_SYNTAX = re.compile(r"%llguidance|x-guidance|%json|<non-verbose/>|no_forcing")
 
 
@@ -34,3 +46,12 @@ def explained(message: str) -> str:
     if _OWN_SYNTAX.search(text):
         return "it cannot be compiled: simplify it"
     return " ".join(text.split())
+
+
+def failing(error: BaseException, library: str = "its library") -> str:
+    """What a client reads about an exception of a library: our sentence, and the library's text without its insides."""
+    text = _TRACEBACK.sub("", str(error)[:_READ_CHARACTERS_MAX])
+    for inside in _INSIDES:
+        text = inside.sub("", text)
+    text = explained(text)[:ERROR_CHARACTERS_MAX]
+    return f"{library} cannot compile it, and says: {text}" if text else f"{library} cannot compile it"

@@ -22,10 +22,11 @@ from collections.abc import Iterable, Sequence
 
 import llguidance
 
-from services.core.errors import Failure, Reason, invalid, quoted
+from services.core.errors import Failure, Reason, quoted
 from services.core.request import Guided, GuidedKind
 from services.worker.guided import gbnf
 from services.worker.guided.explain import explained
+from services.worker.guided.refusals import unusable
 
 _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -166,4 +167,4 @@ def _json_rules(schema: object) -> str:
 
 
 def _refusal(kind: GuidedKind, error: str) -> Failure:
-    return invalid("guided", f"guided.{kind} cannot be used: {error[:_ERROR_CHARACTERS_MAX]}")
+    return unusable(kind, error[:_ERROR_CHARACTERS_MAX])

@@ -7,9 +7,10 @@ for all of its jobs together.
 import resource
 import signal
 
-from services.core.errors import invalid
+from services.worker.guided.explain import failing
 from services.worker.guided.grammar import Grammar, GrammarBuilder
 from services.worker.guided.guide_jobs import Step, decode_compilation, decode_token, decode_vocabulary, encode_step
+from services.worker.guided.refusals import unusable
 
 STEP_CPU_S_MAX = 1.0
 """Processor time for one token of a guided answer. Most take less than a millisecond."""
@@ -21,6 +22,7 @@ class GuideWork:
     def __init__(self, builder: GrammarBuilder) -> None:
         self._builder = builder
         self._grammar: Grammar | None = None
+        self._kind = ""
 
     def __call__(self, job: bytes) -> bytes:
         """Do a job. Raises Failure if the text is refused, or does not match the answer."""
@@ -30,12 +32,13 @@ class GuideWork:
             if isinstance(error, Exception):
                 raise
             # A panic in Rust.
-            raise invalid("guided", f"guided cannot be used: the library fails on it ({error}); simplify it") from error
+            raise unusable(self._kind, f"{failing(error)}; simplify it") from error
 
     def _do(self, job: bytes) -> Step:
         if self._grammar is None:
             self._bound_memory()
             guided, generated = decode_compilation(job)
+            self._kind = guided.kind
             self._grammar = self._builder.build(guided, generated)
         else:
             signal.setitimer(signal.ITIMER_PROF, STEP_CPU_S_MAX)  # The helper has set a higher bound, for any job.

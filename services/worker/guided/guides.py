@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from services.core.errors import Failure, Reason, invalid
+from services.core.errors import Failure, Reason
 from services.core.request import GuidedKind, Request
 from services.isolation.bounds import Bounds
 from services.isolation.helper_process import HelperProcess
@@ -27,7 +27,7 @@ from services.isolation.pool import HelperPool
 from services.runtime.process import StartupError
 from services.worker.guided.guide import Guide, Post
 from services.worker.guided.guide_jobs import decode_step, encode_compilation, encode_token
-from services.worker.guided.refusals import at_capacity, of_pool
+from services.worker.guided.refusals import at_capacity, of_pool, unusable
 
 log = structlog.get_logger()
 
@@ -52,8 +52,11 @@ def check_installed() -> None:
         raise StartupError("guided answers need llguidance: pip install 'unbroken[llamacpp]'")
 
 
-def guide_pool(vocabulary: bytes, answers_max: int) -> HelperPool:
-    """The helpers of a vocabulary: see `guide_jobs.encode_vocabulary`. `answers_max`: guided answers at a time."""
+def guide_pool(vocabulary: bytes, answers_max: int, on_lost: Callable[[Loss], object] = lambda _: None) -> HelperPool:
+    """The helpers of a vocabulary: see `guide_jobs.encode_vocabulary`. `answers_max`: guided answers at a time.
+
+    on_lost: called with each helper that is lost.
+    """
     bounds = Bounds(
         helpers_max=answers_max,
         jobs_max=2 * answers_max,  # A new request may wait for the helper of a cancelled one to end.
@@ -61,7 +64,7 @@ def guide_pool(vocabulary: bytes, answers_max: int) -> HelperPool:
         job_s_max=ANSWER_S_MAX,
         job_bytes_max=MEMORY_BYTES_MAX,
     )
-    return HelperPool("guided answers", LOADER, vocabulary, bounds=bounds)
+    return HelperPool("guided answers", LOADER, vocabulary, bounds=bounds, on_lost=on_lost)
 
 
 class _Answer:
@@ -79,7 +82,7 @@ class _Answer:
         """The end of the answer; None: another helper may continue it."""
         self.tries_left -= 1
         if lost.loss in BLAMED:
-            return invalid("guided", f"guided.{self.guided.kind} cannot be used: {_blame(lost)}; simplify it")
+            return unusable(self.guided.kind, f"{_blame(lost)}; simplify it")
         if lost.loss is Loss.FROZEN:
             return at_capacity(f"the process that guides the answer {lost.how}")
         if self.tries_left == 0:

@@ -1,6 +1,12 @@
-"""What a worker's request gets when the helper processes for guided fields have no room for it."""
+"""What a worker's request gets when its guided field is refused, or the helper processes for it have no room."""
 
-from services.core.errors import CAUSE, Failure, Reason, RefusedFor
+from services.core.errors import CAUSE, Failure, Reason, RefusedFor, invalid
+from services.core.request import GuidedKind
+
+
+def unusable(kind: GuidedKind | str, why: str) -> Failure:
+    """INVALID_ARGUMENT. `why`: a sentence without a subject of its own."""
+    return invalid("guided", f"guided.{kind} cannot be used: {why}")
 
 
 def at_capacity(why: str) -> Failure:

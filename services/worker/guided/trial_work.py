@@ -9,11 +9,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from services.core.errors import Failure, Reason, invalid
+from services.core.errors import Failure, Reason
 from services.isolation.helper import Work
 from services.models.tokenizers.huggingface import HuggingFaceTokenizer
+from services.worker.guided.explain import failing
+from services.worker.guided.refusals import unusable
 
-ERROR_CHARACTERS_MAX = 300
 Compile = Callable[[Mapping[str, Any]], object]
 """Compiles keyword arguments of TensorRT-LLM's GuidedDecodingParams. Raises an exception of the library."""
 
@@ -30,12 +31,12 @@ def load(content: bytes) -> Work:
 
     def work(job: bytes) -> bytes:
         try:
-            compile_field(json.loads(job))
+            kind, given = json.loads(job)
+            compile_field(given)
         except MemoryError:
             raise
         except BaseException as error:  # A panic in Rust does not derive from Exception.
-            why = str(error)[-ERROR_CHARACTERS_MAX:]
-            raise invalid("guided", f"guided cannot be used: {why}") from error
+            raise unusable(kind, failing(error, backend)) from error
         return b""
 
     return work

@@ -6,17 +6,18 @@ are remembered, so that the usual schema is tried once.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
 
-from services.core.errors import Failure, Reason, invalid
+from services.core.errors import Failure, Reason
+from services.core.request import GuidedKind
 from services.isolation.bounds import Bounds
 from services.isolation.helper_process import HelperBug
 from services.isolation.losses import HelperLost, Loss
 from services.isolation.pool import HelperPool
-from services.worker.guided.refusals import of_pool
+from services.worker.guided.refusals import of_pool, unusable
 
 log = structlog.get_logger()
 
@@ -36,7 +37,15 @@ GOOD_KEPT = 4096
 class Trials:
     """Tries guided fields. Use it on one event loop. `tokenizer`: see `HuggingFaceTokenizer`."""
 
-    def __init__(self, backend: str, tokenizer: bytes, vocab_size: int, end_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        backend: str,
+        tokenizer: bytes,
+        vocab_size: int,
+        end_ids: tuple[int, ...],
+        on_lost: Callable[[Loss], object] = lambda _: None,
+    ) -> None:
+        """on_lost: called with each helper that is lost."""
         content = json.dumps((backend, vocab_size, end_ids)).encode() + b"\n" + tokenizer
         bounds = Bounds(
             jobs_max=TRIALS_MAX,
@@ -46,7 +55,7 @@ class Trials:
             load_cpu_s_max=LOAD_S_MAX,
             load_bytes_max=LOAD_BYTES_MAX,
         )
-        self._pool = HelperPool("trials of guided requests", LOADER, content, bounds=bounds)
+        self._pool = HelperPool("trials of guided requests", LOADER, content, bounds=bounds, on_lost=on_lost)
         self._good: dict[bytes, None] = {}  # The oldest comes first.
 
     async def load(self) -> None:
@@ -59,19 +68,21 @@ class Trials:
     async def close(self) -> None:
         await self._pool.close()
 
-    async def check(self, given: Mapping[str, Any]) -> None:
+    async def check(self, kind: GuidedKind, given: Mapping[str, Any]) -> None:
         """Raise INVALID_ARGUMENT if the engine cannot bear this field, or WORKER_AT_CAPACITY if nobody can tell now.
+
+        `kind`: as the client knows the field. `given`: as the engine does.
 
         Raises INTERNAL for a bug in the trial, which is logged.
         """
-        job = json.dumps(given).encode()
+        job = json.dumps((kind, given)).encode()
         key = hashlib.sha256(job).digest()
         if key in self._good:
             return
         try:
             await self._pool.run(job)
         except HelperLost as lost:
-            raise invalid("guided", f"guided cannot be used: {_blame(lost)}; simplify it") from None
+            raise unusable(kind, f"{_blame(lost)}; simplify it") from None
         except HelperBug as bug:
             log.error("trying a guided form failed", exc_info=bug)
             raise Failure(Reason.INTERNAL, "the worker could not try the guided form") from None

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.errors import Failure, Reason
-from services.core.json.keys import CONTAINERS_MAX, PATH_CHARACTERS_MAX, check_keys
+from services.core.errors import Failure
+from services.core.json.keys import PATH_CHARACTERS_MAX, check_keys
+from services.core.json.size import CONTAINERS_MAX
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
@@ -66,20 +67,11 @@ def test_exactly_repeated_keys_are_found(value: dict[str, Any], data: st.DataObj
 
 def test_deep_nesting_is_a_failure() -> None:
     with pytest.raises(Failure, match="schema is nested too deeply"):
-        check_keys(b'{"a":' * 60_000 + b"1" + b"}" * 60_000, "schema")
+        check_keys(b'{"a":' * 16_000 + b"1" + b"}" * 16_000, "schema")
 
 
-@pytest.mark.parametrize("empty", [b"[]", b"{}"])
-def test_text_with_too_many_lists_and_objects_is_refused(empty: bytes) -> None:
-    """A bug: 16 MiB of empty lists, and a text with colons, held up all streams for seconds."""
-    most = b'{"a": [' + b",".join([empty] * (CONTAINERS_MAX - 2)) + b"]}"
+def test_text_that_is_too_large_to_decode_is_refused() -> None:
+    with pytest.raises(Failure, match="schema has more than 16384 lists and objects") as caught:
+        check_keys(b'{"a": [' + b"[]," * CONTAINERS_MAX + b"1]}", "schema")
 
-    check_keys(most)
-    with pytest.raises(Failure, match="the body has more than 65536 lists and objects: send fewer") as caught:
-        check_keys(most.replace(b"[", b"[[],", 1))
-
-    assert caught.value.reason is Reason.INVALID_ARGUMENT
-
-
-def test_brackets_in_strings_are_no_lists() -> None:
-    check_keys(b'{"a": "' + rb"[{\"" * CONTAINERS_MAX + b'"}')
+    assert caught.value.param == "schema"

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.errors import Failure
+from services.core.json import text as text_module
 from services.core.json.text import (
+    EXPONENTS_MAX,
     NUMBER_CHARACTERS_MAX,
     REPAIRED_BYTES_MAX,
     readable,
@@ -94,7 +96,7 @@ def test_half_a_surrogate_pair_that_is_not_repaired_is_told(text: bytes, fault: 
         (b"1.5E+1", b"15"),
         (b"160e-1", b"16"),
         (b"-1.0", b"-1"),
-        (b"-0.0", b"0"),
+        (b"-0.0", b"-0"),
         (b"9007199254740993.0", b"9007199254740993"),
         (b"18446744073709551615.000", b"18446744073709551615"),
         (b"16.5", b"16.5"),
@@ -111,6 +113,19 @@ def test_half_a_surrogate_pair_that_is_not_repaired_is_told(text: bytes, fault: 
 )
 def test_whole_numbers_are_written_in_digits(text: bytes, whole: bytes) -> None:
     assert with_whole_numbers(text) == whole
+
+
+def test_numbers_after_too_many_exponents_stay_as_they_are() -> None:
+    """A bug: a text of them held up all streams for seconds."""
+    text = b"1e1," * (EXPONENTS_MAX - 1) + b'1.0,"1.0",'
+
+    assert with_whole_numbers(text + b"1e1,[1e1,1.0]") == b"10," * (EXPONENTS_MAX - 1) + b'1,"1.0",10,[1e1,1.0]'
+
+
+@pytest.mark.parametrize("piece", [b"1,", b'"1.0",', b'"', b'"\\', b"-"])
+def test_nothing_but_numbers_with_fractions_costs_a_call(piece: bytes) -> None:
+    """Bug in the making: each integer and each string cost one, and what is not JSON could be read many times."""
+    assert len(text_module._NUMBER.findall(b"1.0" + piece * 1000 + b"1e1")) <= 4
 
 
 @pytest.mark.parametrize(

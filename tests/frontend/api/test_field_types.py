@@ -34,7 +34,7 @@ def check(**fields: Any) -> None:
     try:
         check_request(body.to_request())
     except Failure as failure:
-        failure.param = body.client_names().get(failure.param, failure.param)
+        body.name_fields(failure)
         raise
 
 

@@ -8,7 +8,7 @@ import pytest
 from services.core.errors import Failure
 from services.core.request import Guided, GuidedKind
 from services.models.tokenizers.byte_level import EOS, ByteTokenizer
-from services.worker.guided.explain import explained
+from services.worker.guided.explain import ERROR_CHARACTERS_MAX, explained, failing
 from services.worker.guided.grammar import GrammarBuilder
 
 FOREIGN = re.compile(r"llguidance|x-guidance|NoExtensionBias|coerce_one_of|non-verbose|%json|at \d+\(\d+\)|\n")
@@ -51,3 +51,30 @@ def test_refusal_is_about_the_text_of_the_client(kind: GuidedKind, text: str, wh
 
 def test_unknown_message_with_syntax_of_the_library_is_not_passed_on() -> None:
     assert explained("at 3(2): bad %llguidance header\n   1 | x") == "it cannot be compiled: simplify it"
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (
+            "[17:02:05] /project/cpp/regex_converter.cc:73: Regex parsing error at position 1: The group is open",
+            "Regex parsing error at position 1: The group is open",
+        ),
+        ("bad schema\nStack trace:\n  0: xgrammar::Compile() at /a/b.cc:1\n", "bad schema"),
+        (
+            'Traceback (most recent call last):\n  File "/usr/lib/x.py", line 3, in f\n    g()\nValueError: bad schema',
+            "ValueError: bad schema",
+        ),
+        ("panicked at src/regex/mod.rs:17:9:\nno such class", "panicked at no such class"),
+        ("pattern /a/b is\n  invalid", "pattern /a/b is invalid"),
+        ("x" * 99_999, "x" * ERROR_CHARACTERS_MAX),
+        ("a/" * 99_999, ("a/" * ERROR_CHARACTERS_MAX)[:ERROR_CHARACTERS_MAX]),
+    ],
+)
+def test_text_of_a_library_is_quoted_without_its_insides(said: str, text: str) -> None:
+    assert failing(RuntimeError(said), "xgrammar") == f"xgrammar cannot compile it, and says: {text}"
+
+
+@pytest.mark.parametrize("said", ["", 'Traceback (most recent call last):\n  File "/usr/lib/x.py", line 3, in f\n'])
+def test_library_that_says_nothing_is_not_quoted(said: str) -> None:
+    assert failing(RuntimeError(said)) == "its library cannot compile it"

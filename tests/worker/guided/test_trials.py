@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.core.errors import Failure, Reason
+from services.core.request import GuidedKind
 from services.models.hf_checkpoint import read_model_folder
 from services.worker.guided import trials as module
 from services.worker.guided.trials import Trials
@@ -16,6 +17,8 @@ from tests.support.model_folder import make_model_folder
 
 FAKES = Path(__file__).parents[2] / "fakes"
 GOOD = {"regex": "a+"}
+KIND = GuidedKind.REGEX
+"""As the client knows the forms. It only names them."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +41,7 @@ def with_trials(tmp_path: Path, scenario: Callable[[Trials], Awaitable[None]], b
 
 async def refusal(trials: Trials, given: Mapping[str, object]) -> Failure:
     with pytest.raises(Failure) as caught:
-        await trials.check(given)
+        await trials.check(KIND, given)
     return caught.value
 
 
@@ -46,10 +49,11 @@ async def refusal(trials: Trials, given: Mapping[str, object]) -> Failure:
 def test_good_forms_pass_and_bad_ones_are_refused(tmp_path: Path, backend: str) -> None:
     async def scenario(trials: Trials) -> None:
         for good in (GOOD, {"json": '{"type": "object"}'}, {"json_object": True}):
-            await trials.check(good)
+            await trials.check(KIND, good)
         for bad in ({"regex": "("}, {"json": '{"type": "nope"}'}, {"json": "nope"}):
             failure = await refusal(trials, bad)
             assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "guided")
+            assert failure.detail.startswith(f"guided.regex cannot be used: {backend} cannot compile it, and says: ")
 
     with_trials(tmp_path, scenario, backend)
 
@@ -59,7 +63,7 @@ def test_crash_is_a_refusal_and_the_next_form_is_tried(tmp_path: Path) -> None:
         failure = await refusal(trials, {"grammar": 'root ::= "crash the compiler"'})
         assert failure.reason is Reason.INVALID_ARGUMENT
         assert "SIGABRT" in failure.detail
-        await trials.check({"grammar": 'root ::= "a"'})
+        await trials.check(KIND, {"grammar": 'root ::= "a"'})
 
     with_trials(tmp_path, scenario)
 
@@ -81,10 +85,10 @@ def test_good_form_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "GOOD_KEPT", 1)
 
     async def scenario(trials: Trials) -> None:
-        await trials.check(GOOD)
+        await trials.check(KIND, GOOD)
         await trials.close()  # From here on, nothing can be tried.
 
-        await trials.check(GOOD)
+        await trials.check(KIND, GOOD)
         failure = await refusal(trials, {"regex": "b+"})
         assert failure.reason is Reason.WORKER_AT_CAPACITY
 
@@ -95,8 +99,8 @@ def test_forms_kept_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "GOOD_KEPT", 1)
 
     async def scenario(trials: Trials) -> None:
-        await trials.check(GOOD)
-        await trials.check({"regex": "b+"})
+        await trials.check(KIND, GOOD)
+        await trials.check(KIND, {"regex": "b+"})
         await trials.close()
 
         assert (await refusal(trials, GOOD)).reason is Reason.WORKER_AT_CAPACITY

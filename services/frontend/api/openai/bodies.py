@@ -4,20 +4,22 @@ A field is added here, with its type from field_types.py. Types are checked here
 layer, for gRPC as well.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from services.core.errors import invalid, quoted, shown
+from services.core.errors import Failure, invalid, quoted, shown
 from services.core.request import Guided, Message, Request, Sampling, Stop
-from services.core.validation import ANSWERS_MAX, LOGPROBS_MAX, MESSAGES_MAX
+from services.core.validation import ANSWERS_MAX, COUNT_MAX, LOGPROBS_MAX, MESSAGES_MAX
 from services.frontend.api.field_types import (
     NO_LIMIT,
     SEED_MIN,
     SEED_RANDOM,
     TOKEN_ID,
+    TOP_K_ALL,
     ChoiceCount,
     FrequencyPenalty,
     GeneratedTokenIds,
@@ -45,6 +47,7 @@ from services.frontend.api.openai.guided import (
     ResponseFormat,
     Schema,
     StructuredOutputs,
+    TgiGrammar,
     guided_of,
     only_one,
     top_level_guided,
@@ -56,7 +59,8 @@ COMPLETION_TOKENS_DEFAULT = 16
 LIMITS = ("max_tokens", "max_completion_tokens", "n_predict", "max_new_tokens")
 """OpenAI's two names, llama.cpp's and Hugging Face's for the most tokens of an answer."""
 
-_SAME_NAMES: Mapping[str | None, str] = {}
+_WORDS = ("prompt", "guided")
+"""Fields of Request that are plain words in a failure's detail."""
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
@@ -96,7 +100,7 @@ class Body(Struct, frozen=True, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     json_schema: Schema | None = None
     regex: str | None = None
-    grammar: str | None = None
+    grammar: str | TgiGrammar | None = None
     ebnf: str | None = None
     generated_token_ids: GeneratedTokenIds | None = None
     return_token_ids: bool | None = None
@@ -174,7 +178,7 @@ class Body(Struct, frozen=True, kw_only=True):
         return Sampling(
             temperature=self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=0 if self.top_k is None or self.top_k == -1 else self.top_k,  # -1 is vLLM's older value for "all".
+            top_k=_top_k(self.top_k or 0),
             min_p=self.min_p or 0.0,
             seed=None if self.seed is None else _seed(self.seed),
             presence_penalty=self.presence_penalty or 0.0,
@@ -183,23 +187,32 @@ class Body(Struct, frozen=True, kw_only=True):
             logit_bias=_logit_bias(self.logit_bias) if self.logit_bias else (),
         )
 
-    def client_names(self) -> Mapping[str | None, str]:
-        """Field of Request → this body's name for it, where they differ. Failures name fields as the client does."""
-        names: dict[str | None, str] = {}
+    def name_fields(self, failure: Failure) -> None:
+        """Name the fields in a failure's param and detail as the client does."""
+        for ours, theirs in self._client_names().items():
+            if failure.param is not None and f"{failure.param}.".startswith(f"{ours}."):
+                failure.param = theirs + failure.param.removeprefix(ours)
+            if ours not in _WORDS:
+                failure.detail = re.sub(rf"(?<![\w.]){re.escape(ours)}\b", theirs, failure.detail, count=1)
+
+    def _client_names(self) -> dict[str, str]:
+        """Field of Request → this body's name for it, where they differ."""
+        names: dict[str, str] = {}
         if guided := self._guided():
-            names["guided"] = next(iter(guided))
+            name, form = next(iter(guided.items()))
+            names |= {f"guided.{form.kind}": name, "guided": name}
         if self.max_tokens is None and (limits := self._limits()):
             names["max_tokens"] = next(iter(limits))
         if self.generated_token_ids:
             names["generated_choices"] = "generated_token_ids"
-        return names or _SAME_NAMES
+        return names
 
     def _guided(self) -> dict[str, Guided]:
         guided = guided_of("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         if self.structured_outputs is not None:
             guided |= self.structured_outputs.to_guided()
-        if self.response_format is not None and (form := self.response_format.to_guided()) is not None:
-            guided["response_format"] = form
+        if self.response_format is not None:
+            guided |= self.response_format.to_guided()
         guided |= top_level_guided(self.json_schema, self.regex, self.grammar, self.ebnf)
         return guided
 
@@ -289,8 +302,8 @@ class ChatBody(Body, frozen=True, kw_only=True):
             raise invalid("top_logprobs", "top_logprobs needs logprobs: set logprobs to true or leave it out")
         return None
 
-    def client_names(self) -> Mapping[str | None, str]:
-        return {**super().client_names(), "prompt": "messages"}
+    def _client_names(self) -> dict[str, str]:
+        return {**super()._client_names(), "prompt": "messages"}
 
     def _prompts(self) -> list[dict[str, Any]]:
         if not self.messages:
@@ -316,6 +329,11 @@ def _continued(parts: tuple[Request, ...], given: GeneratedTokenIds) -> tuple[Re
         raise invalid(name, f"{asked}: give a list for each, prompt by prompt, null if it is complete")
     choices = [tuple(item) if isinstance(item, list) else None for item in given]
     return tuple(part.continued(tuple(choices[i * n : (i + 1) * n])) for i, part in enumerate(parts))
+
+
+def _top_k(given: int) -> int:
+    """-1 is vLLM's older value for "all tokens", as is any number beyond those of a vocabulary."""
+    return 0 if given == TOP_K_ALL else min(given, COUNT_MAX)
 
 
 def _seed(given: int) -> int | None:

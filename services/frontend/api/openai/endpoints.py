@@ -24,7 +24,7 @@ from services.frontend.api.openai.bodies import Body
 from services.frontend.api.openai.form import decode_form, encode_form
 from services.frontend.api.openai.responses import Answer, Brought, Echo, model_list, model_object
 from services.frontend.api.openai.schemas import Cancelled
-from services.frontend.api.openai.sse.stream import ClientNames, SseStream
+from services.frontend.api.openai.sse.stream import NameFields, SseStream
 from services.frontend.api.openai.unary import Collector
 from services.frontend.api.request_headers import (
     LAST_EVENT_ID,
@@ -39,7 +39,7 @@ from services.frontend.api.response_headers import told_headers
 from services.frontend.control import FrontendControl
 from services.frontend.model_catalog import NO_VIEW
 from services.frontend.resume.finder import GenerationFinder, resumed_call
-from services.frontend.routing.rejection import no_workers
+from services.frontend.routing.rejection import no_workers, of_registered
 from services.http.decompress import body_of
 from services.http.errors import error_response, json_response
 from services.http.server.config import HttpConfig
@@ -47,8 +47,10 @@ from services.http.server.connection import Connection
 from services.http.server.messages import HttpRequest, Response
 from services.models.tokenizers import Vocabulary
 
-LARGE_BODY_BYTES = 256 * 1024
-"""Larger bodies are parsed in a thread, so that streams on the event loop continue."""
+LARGE_BODY_BYTES = 32 * 1024
+"""Larger bodies are parsed in a thread, so that streams on the event loop continue: a body of this size that is made
+for it takes 5 ms. As a text, it is tokenised by a helper process anyway.
+"""
 
 OnRefused = Callable[[str, str, Failure], None]
 """Called with the endpoint, the request's id and the failure."""
@@ -67,7 +69,7 @@ class ServedModels(FrontendState, Protocol):
 
 
 class OpenAiEndpoints:
-    """The handlers. They share the pipeline and one executor for large bodies."""
+    """The handlers. They share the pipeline, and a thread each for compressed bodies and for large ones."""
 
     def __init__(
         self,
@@ -85,7 +87,8 @@ class OpenAiEndpoints:
         self._control = control
         self._config = config
         self._created = int(time.time())
-        self._executor = BoundedExecutor()
+        self._decompressing = BoundedExecutor()
+        self._parsing = BoundedExecutor()
 
     async def serve(
         self,
@@ -101,9 +104,11 @@ class OpenAiEndpoints:
         try:
             call = call_of(http_request, endpoint, self._config)
             returns_partial = wants_partial(http_request)
-            content = await body_of(http_request, self._config.body_bytes_max, self._executor)
-            is_large = len(content) > LARGE_BODY_BYTES
-            body, request = await self._executor.run(_parsed, parse, content) if is_large else _parsed(parse, content)
+            content = await body_of(http_request, self._config.body_bytes_max, self._decompressing)
+            size = len(content)
+            is_large = size > LARGE_BODY_BYTES
+            parsed = self._parsing.run(_parsed, parse, content, size=size) if is_large else None
+            body, request = _parsed(parse, content) if parsed is None else await parsed
         except Exception as error:
             failure = error if isinstance(error, Failure) else bug_failure(error, http_request.id)
             self._on_refused(endpoint, http_request.id, failure)
@@ -128,10 +133,10 @@ class OpenAiEndpoints:
             stream = SseStream(http_request, connection, answer, self._config, vocabulary, call.kept, request)
             if body.has_usage_in_events:
                 call = replace(call, counts_prompt=True)
-            await stream.serve(self._pipeline, request, call, body.client_names)
+            await stream.serve(self._pipeline, request, call, body.name_fields)
             return None
         call = replace(call, is_streamed=False)
-        return await self._respond(body.client_names, request, call, answer, returns_partial=returns_partial)
+        return await self._respond(body.name_fields, request, call, answer, returns_partial=returns_partial)
 
     async def resume(self, http_request: HttpRequest, connection: Connection) -> Response | None:
         """Go on with an answer that its client has lost. Raises Failure."""
@@ -149,13 +154,13 @@ class OpenAiEndpoints:
         answer = decode_form(presentation, generation.name, call.told, vocabulary)
         if wants_events(accepted, otherwise=presentation.is_streamed):
             stream = SseStream(http_request, connection, answer, self._config, vocabulary, call.kept, request)
-            await stream.serve(self._pipeline, request, call, dict)
+            await stream.serve(self._pipeline, request, call, _as_they_are)
             return None
         call = replace(call, is_streamed=False, kept=Kept(generation=generation, form=presentation.form))
-        return await self._respond(dict, request, call, answer, returns_partial=False)
+        return await self._respond(_as_they_are, request, call, answer, returns_partial=False)
 
     async def _respond(
-        self, client_names: ClientNames, request: Request, call: Call, answer: Answer, *, returns_partial: bool
+        self, name_fields: NameFields, request: Request, call: Call, answer: Answer, *, returns_partial: bool
     ) -> Response:
         """The response to a request without `stream`. Raises Failure.
 
@@ -165,7 +170,7 @@ class OpenAiEndpoints:
         try:
             finish = await self._pipeline(request, call, collector)
         except Failure as failure:
-            failure.param = client_names().get(failure.param, failure.param)
+            name_fields(failure)
             if not (returns_partial and collector.choices):
                 raise
             partial_ = answer.partial(collector.choices)
@@ -183,7 +188,9 @@ class OpenAiEndpoints:
         """All models that can be served now. Raises Failure(NO_WORKERS) while this frontend cannot know them."""
         if not self._served.has_view:
             raise no_workers(NO_VIEW)
-        return json_response(msgspec.json.encode(model_list(self._served.models(), self._created)))
+        if not (cards := self._served.models()) and (count := self._served.unreached_count):
+            raise no_workers(f"no worker is connected {of_registered(count)}")
+        return json_response(msgspec.json.encode(model_list(cards, self._created)))
 
     async def model(self, request: HttpRequest, connection: Connection) -> Response:
         """One model that can be served now. Raises Failure; see `ServedModels.model`."""
@@ -195,6 +202,10 @@ class OpenAiEndpoints:
         request_id = checked_request_id(request.arguments["request_id"])
         cancelled = await self._control.cancel(request_id)
         return json_response(msgspec.json.encode(Cancelled(id=request_id, cancelled=cancelled)))
+
+
+def _as_they_are(failure: Failure) -> None:
+    """Name no field: a client that resumes an answer sends none."""
 
 
 def _parsed(parse: Callable[[bytes], Body], content: bytes) -> tuple[Body, Request]:

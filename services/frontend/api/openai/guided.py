@@ -35,6 +35,8 @@ FORMS_OF_TYPES: Mapping[str, tuple[str, ...]] = {
 }
 """The types of a response format, and the fields that may have the form. All but the first two types need one."""
 _FREE = ("text", "json_object")
+TGI_TYPES = ("json", "json_object", "json_schema", "regex")
+"""The types of TGI's `grammar`. `json_object` is another name of `json`."""
 
 
 class ResponseFormat(Struct, frozen=True, kw_only=True):
@@ -52,8 +54,8 @@ class ResponseFormat(Struct, frozen=True, kw_only=True):
     grammar: str | None = None
     ebnf: str | None = None
 
-    def to_guided(self) -> Guided | None:
-        """The form of the answer; None: any text. Raises Failure(INVALID_ARGUMENT)."""
+    def to_guided(self) -> dict[str, Guided]:
+        """The forms that are given, by the path of their field; none: any text. Raises Failure(INVALID_ARGUMENT)."""
         fields = FORMS_OF_TYPES.get(self.type)
         if fields is None:
             detail = f"response_format.type {quoted(self.type)} is not supported: send {', '.join(FORMS_OF_TYPES)}"
@@ -63,10 +65,10 @@ class ResponseFormat(Struct, frozen=True, kw_only=True):
             if name.removeprefix("response_format.") not in fields:
                 raise invalid("response_format.type", f"{name} does not fit response_format.type {quoted(self.type)}")
         if forms:
-            return only_one(forms)
+            return forms
         if self.type not in _FREE:
             raise invalid(f"response_format.{fields[0]}", f"response_format.{fields[0]} is required: add it")
-        return Guided(GuidedKind.JSON_OBJECT) if self.type == "json_object" else None
+        return {"response_format": Guided(GuidedKind.JSON_OBJECT)} if self.type == "json_object" else {}
 
     def _forms(self) -> dict[str, Guided]:
         """The forms that are given, by the path of their field."""
@@ -92,6 +94,31 @@ class ResponseFormat(Struct, frozen=True, kw_only=True):
         if not isinstance(value, str):
             raise invalid("response_format.value", "response_format.value must be a string: a regular expression")
         return Guided(GuidedKind.REGEX, (value,))
+
+
+class TgiGrammar(Struct, frozen=True, kw_only=True):
+    """TGI's `grammar`. `value`: a schema; with the type `json_schema`, a schema in its `schema`; or an expression."""
+
+    type: Annotated[str, Meta(extra_json_schema={"enum": [*TGI_TYPES]})]
+    value: Schema
+
+    def to_guided(self) -> dict[str, Guided]:
+        """The form, by the path of its field. Raises Failure(INVALID_ARGUMENT)."""
+        path, value = "grammar.value", self.value
+        if self.type not in TGI_TYPES:
+            detail = f"grammar.type {quoted(self.type)} is not supported: send {', '.join(TGI_TYPES)}"
+            raise invalid("grammar.type", detail)
+        if self.type == "regex":
+            if not isinstance(value, str):
+                raise invalid(path, f"{path} must be a string: a regular expression")
+            return {path: Guided(GuidedKind.REGEX, (value,))}
+        if self.type == "json_schema":
+            schema = value.get("schema") if isinstance(value, dict) else None
+            path = f"{path}.schema"
+            if not isinstance(schema, dict | str):
+                raise invalid(path, f"{path} is required: give a JSON schema")
+            value = schema
+        return {path: _json_schema(path, value)}
 
 
 class StructuredOutputs(Struct, frozen=True, kw_only=True):
@@ -130,9 +157,12 @@ def guided_of(
 
 
 def top_level_guided(
-    json_schema: Schema | None, regex: str | None, grammar: str | None, ebnf: str | None
+    json_schema: Schema | None, regex: str | None, grammar: str | TgiGrammar | None, ebnf: str | None
 ) -> dict[str, Guided]:
-    """The forms in the fields of llama.cpp (`json_schema`, `grammar`) and SGLang (`regex`, `ebnf`), by field name."""
+    """The forms in the fields of llama.cpp (`json_schema`, `grammar`), TGI (`grammar`) and SGLang (`regex`, `ebnf`).
+
+    By the path of the field.
+    """
     if json_schema is None and regex is None and grammar is None and ebnf is None:
         return {}
     found: dict[str, Guided] = {}
@@ -143,7 +173,9 @@ def top_level_guided(
         found["json_schema"] = _json_schema("json_schema", json_schema)
     if regex is not None:
         found["regex"] = Guided(GuidedKind.REGEX, (regex,))
-    if grammar:  # llama.cpp's clients send "" for none.
+    if isinstance(grammar, TgiGrammar):
+        found |= grammar.to_guided()
+    elif grammar:  # llama.cpp's clients send "" for none.
         found["grammar"] = Guided(GuidedKind.GRAMMAR, (grammar,))
     if ebnf is not None:
         found["ebnf"] = Guided(GuidedKind.GRAMMAR, (ebnf,))

@@ -1,11 +1,12 @@
 """What happens to the fields of other servers' APIs that this version does not honour: the one table of them.
 
 Its rows are the request fields of OpenAI, vLLM, SGLang, llama.cpp's server, Hugging Face's TGI, LM Studio, Ollama,
-TensorRT-LLM and Dynamo. The fields that are honoured are those of the structs in bodies.py and guided.py.
+TensorRT-LLM, text-generation-webui and Dynamo. The fields that are honoured are those of the structs in bodies.py and
+guided.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -15,11 +16,15 @@ class Other:
 
     `neutral`: values that ask for nothing, which are accepted; any other value is refused by name. null is always
     accepted. `has_no_effect`: every value is accepted, because the answer is the same. `use`: what to use instead.
+    `neutral_like`: a field whose value asks for nothing here either. `detail_of`: other fields, with the values that
+    turn them off; if all are off, every value is accepted.
     """
 
     neutral: tuple[Any, ...] = ()
     has_no_effect: bool = False
     use: str = ""
+    neutral_like: str = ""
+    detail_of: Mapping[str, Any] = field(default_factory=dict)
 
 
 Others = Mapping[str, Other]
@@ -37,12 +42,14 @@ _SDK = "fields of the body: extra_body is an argument of OpenAI's SDK, which put
 _HEADER = "the header X-Request-Id"
 _LIMIT = "max_tokens"
 _FORM = "response_format"
+_PENALTY = "repetition_penalty, which counts all tokens of the answer and none of the prompt"
+_WINDOW = Other(detail_of={"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1})
 
 _LABELS: Others = dict.fromkeys(
     (
         *("metadata", "service_tier", "safety_identifier"),
         *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_prompt", "n_cache_reuse"),
-        *("keep_alive", "ttl", "store"),
+        *("keep_alive", "ttl", "store", "session_id"),
     ),
     NO_EFFECT,
 )
@@ -53,21 +60,22 @@ _DEPENDENT: Others = dict.fromkeys(
         *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dynatemp_exponent", "adaptive_decay"),
         *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
         *("n_keep", "n_discard"),
+        *("length_penalty", "early_stopping"),  # Of a beam search.
         *("draft_model", "speculative.n_max", "speculative.n_min", "speculative.p_min"),
+        *("smoothing_curve", "dynatemp_low", "dynatemp_high", "prompt_lookup_num_tokens", "static_cache"),
         "models",  # Others to ask if the first fails.
         *("parallel_tool_calls", "return_mm_kwargs", "return_token_offsets", "stream_interval"),
+        "return_flat_raw_top_logprobs_b64",
     ),
     NO_EFFECT,
 )
 """Details of something that is refused where it is turned on, that never happens here, or that changes no text."""
 
 _SAMPLING: Others = {
-    "best_of": at(1),
+    "best_of": Other((1,), neutral_like="n"),
     "beam_width": at(1),
     "num_beams": at(1),
     "use_beam_search": at(False),
-    "length_penalty": at(1),
-    "early_stopping": at(False),
     "do_sample": at(use="temperature"),
     "greed_sampling": at(False, use="temperature"),
     "greedy": at(False, use="temperature"),
@@ -75,10 +83,10 @@ _SAMPLING: Others = {
     "typ_p": at(1),
     "tfs_z": at(1),
     "top_a": at(0),
-    "top_n_sigma": at(-1),
+    "top_n_sigma": at(-1, 0),
     "top_p_min": at(0),
     "top_p_decay": at(1),
-    "min_keep": at(0),
+    "min_keep": at(0, 1),
     "epsilon_cutoff": at(0),
     "eta_cutoff": at(0),
     "adaptive_target": at(-1),
@@ -89,8 +97,17 @@ _SAMPLING: Others = {
     "mirostat_mode": at(0),
     "xtc_probability": at(0),
     "dry_multiplier": at(0),
-    "repeat_penalty": at(1, use="repetition_penalty, which counts all tokens of the answer and none of the prompt"),
-    "repeat_last_n": at(use="repetition_penalty, which counts all tokens of the answer and none of the prompt"),
+    "repeat_penalty": at(1, use=_PENALTY),
+    "repeat_last_n": _WINDOW,
+    "repetition_penalty_range": _WINDOW,
+    "encoder_repetition_penalty": at(1),
+    "penalty_alpha": at(0),
+    "guidance_scale": at(1),
+    "negative_prompt": at(""),
+    "typical": at(1),
+    "tfs": at(1),
+    "custom_token_bans": at("", use="logit_bias"),
+    "preset": NEVER,
     "penalize_nl": at(True),
     "penalty_prompt": NEVER,
     "prompt_ignore_length": at(0),
@@ -128,6 +145,8 @@ _LENGTH_AND_STOP: Others = {
     "max_tokens_to_sample": at(use=_LIMIT),
     "max_gen_len": at(use=_LIMIT),
     "max_length": at(use=_LIMIT),
+    "auto_max_new_tokens": at(False),
+    "max_tokens_second": at(0),
     "min_length": at(0, use="min_tokens"),
     "min_new_tokens": at(0, use="min_tokens"),
     "n_indent": at(0),
@@ -142,7 +161,7 @@ _LENGTH_AND_STOP: Others = {
     "stop_sequences": at([], use="stop"),
     "stop_words": at([], use="stop"),
     "stop_strings": at([], use="stop"),
-    "stop_regex": NEVER,
+    "stop_regex": at([]),
     "no_stop_trim": at(False),
     "include_stop_str_in_output": at(False),
     "ignore_eos_token": at(False, use="ignore_eos"),
@@ -158,6 +177,7 @@ _FORMS: Others = {
     "format": at("", use=_FORM),
     "response_schema": at(use=_FORM),
     "schema": at(use=_FORM),
+    "grammar_string": at("", use="grammar"),
     "grammar_type": NEVER,
     "grammar_lazy": at(False),
     "grammar_triggers": at([]),
@@ -186,6 +206,7 @@ _PROMPT: Others = {
     "modalities": at(["text"]),
     "audio": NEVER,
     "images_config": NEVER,
+    "video_config": NEVER,
     "max_dynamic_patch": NEVER,
     "min_dynamic_patch": NEVER,
     "use_audio_in_video": at(False),
@@ -204,6 +225,7 @@ _PROMPT: Others = {
     "injected_chat_template_kwargs": at([]),
     "generation_prompt": NEVER,
     "add_generation_prompt": at(True),
+    "add_bos_token": at(True),
     "continue_final_message": at(False),
     "guideline": NEVER,
     "tool_prompt": NEVER,
@@ -231,7 +253,7 @@ _REASONING: Others = {
     "reasoning_budget_end_tag": NEVER,
     "reasoning_budget_end_tags": NEVER,
     "reasoning_budget_message": NEVER,
-    "verbosity": NEVER,
+    "verbosity": at("medium"),
 }
 
 _TOOLS: Others = {
@@ -266,6 +288,12 @@ _ANSWER: Others = {
     "routed_experts_start_len": at(0),
     "routed_experts_prompt_start": at(0),
     "return_cached_tokens_details": at(False),
+    "return_spec_tokens_details": at(False),
+    "return_input_ids_in_sglext": at(False),
+    "return_output_ids_in_sglext": at(False),
+    "return_sampling_mask": at(False),
+    "return_flat_raw_output_top_logprobs": at(False),
+    "sampling_logprobs_mode": NEVER,
     "return_context_logits": at(False),
     "return_generation_logits": at(False),
     "return_perf_metrics": at(False),
@@ -283,7 +311,6 @@ _PLACE_AND_ORDER: Others = {
     "priority": at(0),
     "request_id": at(use=_HEADER),
     "rid": at(use=_HEADER),
-    "session_id": at(""),
     "session_params": at({}),
     "conversation_params": NEVER,
     "agent_hierarchy": NEVER,
@@ -346,8 +373,8 @@ IN_COMPLETION: Others = {
 IN_MESSAGE: Others = {
     **dict.fromkeys(("annotations", "cache_control", "provider_specific_fields"), NO_EFFECT),
     "tool_calls": at([]),
-    "tool_call_id": NEVER,
-    "tool_name": NEVER,
+    "tool_call_id": at(""),
+    "tool_name": at(""),
     "tools": at([]),
     "function_call": NEVER,
     "audio": NEVER,

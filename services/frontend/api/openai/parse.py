@@ -15,10 +15,17 @@ from msgspec.structs import astuple
 
 from services.core.errors import Failure, quoted
 from services.core.json.keys import check_keys
+from services.core.json.size import check_size
 from services.core.json.text import readable
 from services.core.validation import MESSAGES_MAX
 from services.frontend.api.openai.bodies import Body, ChatBody, ChatMessage, CompletionBody, Part, StreamOptions
-from services.frontend.api.openai.guided import FORMS_OF_TYPES, JsonSchema, ResponseFormat, StructuredOutputs
+from services.frontend.api.openai.guided import (
+    FORMS_OF_TYPES,
+    JsonSchema,
+    ResponseFormat,
+    StructuredOutputs,
+    TgiGrammar,
+)
 from services.frontend.api.openai.other_fields import (
     IN_CHAT,
     IN_COMPLETION,
@@ -43,6 +50,7 @@ STREAM_OPTIONS = Place(StreamOptions.__struct_fields__, IN_STREAM_OPTIONS, is_st
 RESPONSE_FORMAT = Place(ResponseFormat.__struct_fields__, IN_RESPONSE_FORMAT, is_strict=True)
 JSON_SCHEMA = Place(JsonSchema.__struct_fields__, IN_JSON_SCHEMA, is_strict=True)
 STRUCTURED_OUTPUTS = Place(StructuredOutputs.__struct_fields__, IN_STRUCTURED_OUTPUTS, is_strict=True)
+GRAMMAR = Place(TgiGrammar.__struct_fields__, {}, is_strict=True)
 
 PLACES: Mapping[str, Place] = {
     "ChatBody": CHAT,
@@ -53,6 +61,7 @@ PLACES: Mapping[str, Place] = {
     "ResponseFormat": RESPONSE_FORMAT,
     "JsonSchema": JSON_SCHEMA,
     "StructuredOutputs": STRUCTURED_OUTPUTS,
+    "TgiGrammar": GRAMMAR,
 }
 """All of them, by the name of the struct."""
 
@@ -95,6 +104,7 @@ _IN_MESSAGE = re.compile(r"messages\[(?P<index>\d+)\]\.(?P<name>\w+)")
 
 def parse_completion(body: bytes, *, unknown_fields: UnknownFields = "refuse-misspelt") -> CompletionBody:
     """The body of POST /v1/completions. `unknown_fields`: see HttpConfig. Raises Failure(INVALID_ARGUMENT)."""
+    check_size(body)
     if (known := _known(body, _KNOWN_COMPLETION)) is not None:
         return known
     body = readable(body)
@@ -107,6 +117,7 @@ def parse_completion(body: bytes, *, unknown_fields: UnknownFields = "refuse-mis
 
 def parse_chat(body: bytes, *, unknown_fields: UnknownFields = "refuse-misspelt") -> ChatBody:
     """The body of POST /v1/chat/completions. `unknown_fields`: see HttpConfig. Raises Failure(INVALID_ARGUMENT)."""
+    check_size(body)
     if (known := _known(body, _KNOWN_CHAT)) is not None:
         return known
     body = readable(body)
@@ -146,10 +157,14 @@ def _known(body: bytes, decoder: Decoder[B]) -> B | None:
         parsed = decoder.decode(body)
     except (DecodeError, UnicodeDecodeError, RecursionError):
         return None  # Checking field by field finds what is wrong.
-    if parsed.structured_outputs is not None or parsed.response_format is not None:
+    if not (parsed.structured_outputs is None and parsed.response_format is None and _is_text(parsed.grammar)):
         return None
     check_keys(body, distinct=_key_count(parsed))
     return parsed
+
+
+def _is_text(grammar: str | TgiGrammar | None) -> bool:
+    return grammar is None or isinstance(grammar, str)
 
 
 def _key_count(parsed: Body) -> int:
@@ -174,6 +189,8 @@ def _check(given: Mapping[str, Raw], parsed: Body, place: Place, fields: FieldCh
         fields.check(_fields(given["stream_options"]), STREAM_OPTIONS, path="stream_options.")
     if parsed.structured_outputs is not None:
         fields.check(_fields(given["structured_outputs"]), STRUCTURED_OUTPUTS, path="structured_outputs.")
+    if not _is_text(parsed.grammar):
+        fields.check(_fields(given["grammar"]), GRAMMAR, path="grammar.")
     form = parsed.response_format
     if form is not None and form.type in FORMS_OF_TYPES:  # Other types are refused as such.
         of_form = _fields(given["response_format"])

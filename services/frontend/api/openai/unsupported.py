@@ -75,8 +75,9 @@ class FieldCheck:
             other = place.others.get(name)
             if other is None:
                 self._check_unknown(name, given, place, path)
-            elif not (other.has_no_effect or _is_neutral(given[name], other.neutral)):
-                raise invalid(path + name, f"{path}{name} is not supported in this version: {_advice(other)}")
+            elif not (other.has_no_effect or _is_neutral(given[name], other.neutral) or _is_idle(name, other, given)):
+                with_ = f" with {_listed(other.detail_of)}" if other.detail_of else ""
+                raise invalid(path + name, f"{path}{name} is not supported{with_} in this version: {_advice(other)}")
 
     def _check_unknown(self, name: str, given: Container[str], place: Place, path: str) -> None:
         is_ignored = not place.is_strict and self._unknown_fields != "refuse"
@@ -89,6 +90,15 @@ class FieldCheck:
         if len(self._ignored) > UNKNOWN_FIELDS_MAX:
             detail = f"the request has more than {UNKNOWN_FIELDS_MAX} fields that this API has not: leave them out"
             raise invalid(path + name[:FIELD_NAME_CHARACTERS_MAX], detail)
+
+
+def _is_idle(name: str, other: Other, given: Mapping[str, msgspec.Raw]) -> bool:
+    """Whether the field asks for nothing in this request, because of the values of other fields."""
+    if other.neutral_like and other.neutral_like in given:
+        return _is_neutral(given[name], (msgspec.json.decode(given[other.neutral_like]),))
+    return bool(other.detail_of) and all(
+        _is_neutral(given[of], (off, None)) for of, off in other.detail_of.items() if of in given
+    )
 
 
 def _is_neutral(raw: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
@@ -110,11 +120,17 @@ def _advice(other: Other) -> str:
 
 def _ways_out(other: Other) -> Iterator[str]:
     if other.neutral:
-        yield f"leave it out or set it to {msgspec.json.encode(other.neutral[0]).decode()}"
+        like = f" or to the value of {other.neutral_like}" if other.neutral_like else ""
+        yield f"leave it out or set it to {msgspec.json.encode(other.neutral[0]).decode()}{like}"
     else:
         yield "leave it out"
     if other.use:
         yield f"use {other.use}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _unknown(name: str, meant: str | None, path: str) -> Failure:

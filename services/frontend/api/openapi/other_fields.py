@@ -22,4 +22,8 @@ def add_other_fields(schemas: Mapping[str, dict[str, Any]], unknown_fields: Unkn
 def _described(other: Other) -> dict[str, Any]:
     if other.has_no_effect:
         return {"description": "Has no effect."}
+    if other.detail_of:
+        return {"description": f"Not supported with {', '.join(other.detail_of)}; has no effect without them."}
+    if other.neutral_like:
+        return {"description": f"Values other than that of `{other.neutral_like}` and 1 are not supported."}
     return {"enum": [None, *other.neutral], "description": "Other values are not supported."}

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import structlog
 from services.core.errors import CAUSE, Failure, Reason, RefusedFor, invalid
 from services.core.model_card import ModelCard, Resume, TokenizerRef
 from services.core.request import Request
+from services.isolation.losses import Loss
 from services.runtime.process import StartupError
 from services.runtime.tasks import TaskSet, wait_event
 from services.worker.engine import Emit, EngineLoad, Output, RankLoad
@@ -68,6 +70,7 @@ class LlamaCppEngine:
         self._loaded: tuple[Llama, ModelCard, bytes] | None = None
         self._batch: Batch | None = None
         self._guides: Guides | None = None
+        self._helpers_lost: Counter[Loss] = Counter()
         self._tasks = TaskSet(on_bug=lambda: self._fail(self._tasks.bug))
         self._died: asyncio.Future[None] | None = None
         self._emit: Emit = lambda _: None
@@ -91,7 +94,11 @@ class LlamaCppEngine:
         used = sum(sequence.block_count for sequence in self._live.values())
         total = self.request_limit * blocks_of(self.card.context_length)
         prefill = sum(sequence.prefill_left for sequence in self._live.values())
-        return replace(self._batch.counts, ranks=(RankLoad(used, total, prefill),))
+        ranks = (RankLoad(used, total, prefill),)
+        return replace(self._batch.counts, ranks=ranks, helpers_lost=self._helpers_lost)
+
+    def _count_lost(self, loss: Loss) -> None:
+        self._helpers_lost[loss] += 1
 
     def submit(self, key: int, request: Request) -> None:
         _check(request, self.card)
@@ -146,7 +153,7 @@ class LlamaCppEngine:
                 loop.call_soon_threadsafe(callback, *args)
 
         def start(vocabulary: bytes) -> None:
-            self._guides = Guides(guide_pool(vocabulary, self.request_limit), call_on_loop)
+            self._guides = Guides(guide_pool(vocabulary, self.request_limit, self._count_lost), call_on_loop)
             self._tasks.start(self._guides.load())
             ready.set()
 

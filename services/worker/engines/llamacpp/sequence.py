@@ -84,7 +84,9 @@ class LlamaSequence:
         assert self.guide is not None
         if self.guide.is_complete:
             return Output(self.key, finish=FinishReason.STOP)
-        return Output(self.key, failure=invalid("guided", "the model has no token that can continue the guided answer"))
+        kind = None if self.request.guided is None else self.request.guided.kind
+        detail = f"guided.{kind} cannot be followed: the model has no token that can continue the answer"
+        return Output(self.key, failure=invalid("guided", detail))
 
     def append(self, token: int, context_length: int, logprobs: TokenLogprobs | None = None) -> Output:
         """Add the token that was drawn, or end the answer if it is an end token."""

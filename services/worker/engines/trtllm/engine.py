@@ -2,11 +2,14 @@
 
 import asyncio
 import math
+from collections import Counter
+from dataclasses import replace
 
 import structlog
 
 from services.core.model_card import ModelCard, Resume
 from services.core.request import Request
+from services.isolation.losses import Loss
 from services.models.hf_checkpoint import ModelFolder, read_model_folder
 from services.runtime.process import StartupError
 from services.worker.engine import Emit, EngineLoad
@@ -38,6 +41,7 @@ class TrtLlmEngine:
         self._folder = _read_folder(config)
         self._facts = _facts_of(self._folder, config)
         self._runner: Runner | None = None
+        self._helpers_lost: Counter[Loss] = Counter()
         self.request_limit = config.max_batch_size
         self.card = _card_of(self._folder, self._facts, config)
 
@@ -61,7 +65,11 @@ class TrtLlmEngine:
         facts = self._facts
         if facts.guided_backend is None:
             return None
-        return Trials(facts.guided_backend, self._folder.tokenizer_content, facts.vocab_size, facts.end_ids)
+        content = self._folder.tokenizer_content
+        return Trials(facts.guided_backend, content, facts.vocab_size, facts.end_ids, self._count_lost)
+
+    def _count_lost(self, loss: Loss) -> None:
+        self._helpers_lost[loss] += 1
 
     def submit(self, key: int, request: Request) -> None:
         assert self._runner is not None, "the engine is not ready"
@@ -73,7 +81,8 @@ class TrtLlmEngine:
 
     def load(self) -> EngineLoad:
         """See Engine. There are no ranks before the model is loaded."""
-        return EngineLoad(0, ()) if self._runner is None else self._runner.load()
+        load = EngineLoad(0, ()) if self._runner is None else self._runner.load()
+        return replace(load, helpers_lost=self._helpers_lost)
 
 
 def _read_folder(config: TrtLlmConfig) -> ModelFolder:

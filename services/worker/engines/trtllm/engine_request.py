@@ -19,10 +19,12 @@ from typing import Any, Protocol
 
 import structlog
 
-from services.core.errors import Failure, Reason, invalid
+from services.core.errors import Failure, Reason
 from services.core.request import Request
 from services.worker.engine import Output
 from services.worker.engines.trtllm.result_cursor import ResultCursor
+from services.worker.guided.explain import failing
+from services.worker.guided.refusals import unusable
 
 log = structlog.get_logger()
 
@@ -191,9 +193,9 @@ class EngineRequest:
             self._listener.on_output(self, output)
 
     def _failure_of(self, error: Exception) -> Failure:
-        why = str(error)[:ERROR_CHARACTERS_MAX]
         if self.request.guided is not None and not self.has_begun:
-            return invalid("guided", f"guided.{self.request.guided.kind} cannot be used: {why}")
+            return unusable(self.request.guided.kind, failing(error, "TensorRT-LLM"))
+        why = str(error)[:ERROR_CHARACTERS_MAX]
         return Failure(Reason.ENGINE_ERROR, f"TensorRT-LLM failed on this request: {why}")
 
 

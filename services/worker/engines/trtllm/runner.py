@@ -128,8 +128,9 @@ class Runner:
 
     async def _try(self, trials: Trials, key: int, request: Request, given: Mapping[str, Any]) -> None:
         """Start a guided request once a helper process has compiled its form: in the engine, a crash is everybody's."""
+        assert request.guided is not None, "only guided requests are tried"
         try:
-            await trials.check(given)
+            await trials.check(request.guided.kind, given)
             del self._trying[key]
             self._check_room()
             self._start_request(key, request)

@@ -153,7 +153,9 @@ def _guided(request: Request, guided: Guided, backend: str | None) -> dict[str, 
     if guided.kind not in guided_kinds(backend):
         raise invalid("guided", f"this worker does not support guided.{guided.kind}: see --guided-decoding-backend")
     if request.stop.ignore_eos or request.stop.min_tokens > len(request.generated_token_ids):
-        raise invalid("guided", "guided cannot be combined with ignore_eos or min_tokens here: leave them out")
+        raise invalid(
+            "guided", f"guided.{guided.kind} cannot be combined with ignore_eos or min_tokens here: leave them out"
+        )
     match guided.kind:
         case GuidedKind.JSON_OBJECT:
             return {"json_object": True}

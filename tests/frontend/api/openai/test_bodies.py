@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.core.errors import Failure, Reason
+from services.core.errors import Failure, Reason, invalid
 from services.core.request import Message, Request, Sampling, Stop
-from services.core.validation import ANSWERS_MAX, check_request
+from services.core.validation import ANSWERS_MAX, COUNT_MAX, check_request
 from services.frontend.api.openai.bodies import COMPLETION_TOKENS_DEFAULT, LIMITS
 from services.frontend.api.openai.parse import parse_chat, parse_completion
 
@@ -95,6 +95,11 @@ def test_stop_may_be_a_single_string() -> None:
 
 def test_top_k_minus_one_keeps_all_tokens() -> None:
     assert completion(top_k=-1).sampling.top_k == 0
+
+
+def test_top_k_beyond_any_vocabulary_keeps_all_tokens() -> None:
+    """Bug: it was refused, with the advice to send 0 or more."""
+    assert completion(top_k=2**40).sampling.top_k == COUNT_MAX
 
 
 def test_number_of_choices_is_converted_without_a_check() -> None:
@@ -314,7 +319,9 @@ def test_limit_out_of_range_is_refused_by_the_name_that_was_given(field: str) ->
     for parse, given in ((parse_completion, {"prompt": "hi"}), (parse_chat, {"messages": []})):
         body = parse(json.dumps({"model": "m", field: 0} | given).encode())
 
-        assert body.client_names()["max_tokens"] == field
+        failure = invalid("max_tokens", "max_tokens is 0")
+        body.name_fields(failure)
+        assert (failure.param, failure.detail) == (field, f"{field} is 0")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from services.core.interface import Finish, Sink
 from services.core.request import FinishReason, Message, Request
 from services.frontend.api import build
 from services.frontend.api.openai.bodies import CompletionBody
+from services.frontend.api.openai.endpoints import LARGE_BODY_BYTES
 from services.frontend.api.openai.parse import parse_completion
 from services.http.server.config import HttpConfig
 from tests.http.support import (
@@ -426,6 +427,19 @@ def test_list_of_models_is_refused_until_a_registry_has_answered() -> None:
     run(test)
 
 
+def test_list_of_models_is_refused_while_no_registered_worker_is_connected() -> None:
+    """A bug: it was an empty list, from which clients conclude that there is no model."""
+
+    async def test() -> None:
+        async with serving(Script(), catalog=StubFrontend(cards=[], unreached_count=2)) as server:
+            response, body = await server.get("/v1/models")
+
+        assert (response.status, error_of(body)["code"]) == (503, "NO_WORKERS")
+        assert "registered: 2" in error_of(body)["message"]
+
+    run(test)
+
+
 def test_models_are_those_that_can_be_served() -> None:
     async def test() -> None:
         frontend = StubFrontend()
@@ -507,7 +521,7 @@ def test_request_refused_before_the_pipeline_is_reported_once_with_its_id() -> N
     ]
 
 
-@pytest.mark.parametrize(("size", "is_threaded"), [(1000, False), (300_000, True)])
+@pytest.mark.parametrize(("size", "is_threaded"), [(1000, False), (LARGE_BODY_BYTES, True)])
 def test_large_body_is_parsed_in_a_thread(size: int, is_threaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
@@ -551,6 +565,76 @@ def test_refusal_of_the_pipeline_names_the_field_as_the_client_does(
             response, answer = await server.post(path, body)
 
         assert (response.status, error_of(answer)["param"]) == (400, client_name)
+
+    run(test)
+
+
+SCHEMA = {"type": "object"}
+FORMS: list[tuple[dict[str, Any], str, str]] = [
+    ({"guided_json": SCHEMA}, "json_schema", "guided_json"),
+    ({"guided_regex": "a"}, "regex", "guided_regex"),
+    ({"guided_choice": ["a"]}, "choice", "guided_choice"),
+    ({"guided_grammar": "a"}, "grammar", "guided_grammar"),
+    ({"json_schema": SCHEMA}, "json_schema", "json_schema"),
+    ({"regex": "a"}, "regex", "regex"),
+    ({"grammar": "a"}, "grammar", "grammar"),
+    ({"grammar": {"type": "json", "value": SCHEMA}}, "json_schema", "grammar.value"),
+    ({"grammar": {"type": "regex", "value": "a"}}, "regex", "grammar.value"),
+    ({"grammar": {"type": "json_schema", "value": {"schema": SCHEMA}}}, "json_schema", "grammar.value.schema"),
+    ({"ebnf": "a"}, "grammar", "ebnf"),
+    ({"structured_outputs": {"json": SCHEMA}}, "json_schema", "structured_outputs.json"),
+    ({"structured_outputs": {"regex": "a"}}, "regex", "structured_outputs.regex"),
+    ({"structured_outputs": {"choice": ["a"]}}, "choice", "structured_outputs.choice"),
+    ({"structured_outputs": {"grammar": "a"}}, "grammar", "structured_outputs.grammar"),
+    ({"structured_outputs": {"json_object": True}}, "json_object", "structured_outputs.json_object"),
+    ({"response_format": {"type": "json_object"}}, "json_object", "response_format"),
+    ({"response_format": {"type": "json", "value": SCHEMA}}, "json_schema", "response_format.value"),
+    ({"response_format": {"type": "regex", "regex": "a"}}, "regex", "response_format.regex"),
+    ({"response_format": {"type": "ebnf", "ebnf": "a"}}, "grammar", "response_format.ebnf"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+        "json_schema",
+        "response_format.json_schema",
+    ),
+]
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize(("form", "kind", "client_name"), FORMS)
+def test_refusal_of_a_form_names_the_field_that_the_client_wrote(
+    form: dict[str, Any], kind: str, client_name: str, is_streamed: bool
+) -> None:
+    """Bug: it named guided.regex, which no client over HTTP can send."""
+
+    async def test() -> None:
+        refusal = invalid("guided", f"guided.{kind} cannot be used: guided.{kind} is quoted")
+        async with serving(Script(1, refusal)) as server:
+            _, answer = await server.post(CHATS, CHAT | form | {"stream": is_streamed})
+
+        assert error_of(answer)["param"] == client_name
+        assert error_of(answer)["message"].startswith(f"{client_name} cannot be used: guided.{kind} is quoted")
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("given", "refusal", "param", "detail"),
+    [
+        ({"regex": "a"}, invalid("guided.regex.a", "guided.regex.a is given twice"), "regex.a", "regex.a is given"),
+        ({"n_predict": 9}, invalid("max_tokens", "max_tokens is 9: no"), "n_predict", "n_predict is 9: no"),
+        ({"n_predict": 9}, invalid("min_tokens", "up to max_tokens, 9"), "min_tokens", "up to n_predict, 9"),
+        ({"regex": "a"}, invalid("top_k", "guided.grammar is no field here"), "top_k", "guided.grammar is no field"),
+    ],
+)
+def test_paths_and_other_fields_in_a_refusal_are_named_as_the_client_does(
+    given: dict[str, Any], refusal: Failure, param: str, detail: str
+) -> None:
+    async def test() -> None:
+        async with serving(Script(1, refusal)) as server:
+            _, answer = await server.post(COMPLETIONS, COMPLETION | given)
+
+        assert error_of(answer)["param"] == param
+        assert error_of(answer)["message"].startswith(detail)
 
     run(test)
 

@@ -61,10 +61,12 @@ SERVERS = {
         max_completion_tokens max_dynamic_patch max_tokens messages min_dynamic_patch min_p min_tokens model n
         ngram_corpus_id no_stop_trim parallel_tool_calls presence_penalty priority prompt reasoning reasoning_effort
         regex repetition_penalty response_format return_cached_tokens_details return_hidden_states return_meta_info
-        return_prompt_token_ids return_routed_experts return_token_ids rid routed_dp_rank routed_experts_start_len seed
-        separate_reasoning session_id session_params skip_special_tokens stop stop_regex stop_token_ids stream
+        return_flat_raw_output_top_logprobs return_flat_raw_top_logprobs_b64 return_input_ids_in_sglext
+        return_output_ids_in_sglext return_prompt_token_ids return_routed_experts return_sampling_mask
+        return_spec_tokens_details return_token_ids rid routed_dp_rank routed_experts_start_len sampling_logprobs_mode
+        seed separate_reasoning session_id session_params skip_special_tokens stop stop_regex stop_token_ids stream
         stream_options stream_reasoning suffix task temperature tool_choice tools top_k top_logprobs top_p
-        use_audio_in_video user""",
+        use_audio_in_video user video_config watermark""",
     "llama.cpp's server": """
         adaptive_decay adaptive_target add_generation_prompt backend_sampling cache_prompt chat_format chat_parser
         chat_template_kwargs continue_final_message dry_allowed_length dry_base dry_multiplier dry_penalty_last_n
@@ -104,12 +106,23 @@ SERVERS = {
         greed_sampling guided_choice guided_decoding_backend guided_grammar guided_json guided_regex ignore_eos
         include_stop_str_in_output max_thinking_tokens min_tokens nvext repetition_penalty token_data top_k
         use_raw_prompt""",
+    "text-generation-webui": """
+        adaptive_decay adaptive_target add_bos_token auto_max_new_tokens ban_eos_token custom_token_bans do_sample
+        dry_allowed_length dry_base dry_multiplier dry_sequence_breakers dynamic_temperature dynatemp_exponent
+        dynatemp_high dynatemp_low enable_thinking encoder_repetition_penalty epsilon_cutoff eta_cutoff grammar_string
+        guidance_scale max_tokens_second min_p mirostat_eta mirostat_mode mirostat_tau negative_prompt
+        no_repeat_ngram_size penalty_alpha preset prompt_lookup_num_tokens repetition_penalty repetition_penalty_range
+        sampler_priority seed skip_special_tokens smoothing_curve smoothing_factor static_cache temperature_last tfs
+        top_a top_k top_n_sigma truncation_length typical typical_p xtc_probability xtc_threshold""",
     "arguments of OpenAI's SDK": "extra_body extra_headers extra_query timeout",
 }
 """The fields of requests for completions and chats, in 2026."""
 
 REFUSED = [
-    (parse, name) for parse, place in PLACES.items() for name, other in place.others.items() if not other.has_no_effect
+    (parse, name)
+    for parse, place in PLACES.items()
+    for name, other in place.others.items()
+    if not (other.has_no_effect or other.detail_of)
 ]
 ACCEPTED = [
     (parse, name, value)
@@ -189,6 +202,59 @@ def test_special_tokens_are_added_to_prompts_and_not_to_chats() -> None:
     assert asked(parse_chat, add_special_tokens=False) == asked(parse_chat)
     assert refusal(parse_completion, add_special_tokens=False).param == "add_special_tokens"
     assert refusal(parse_chat, add_special_tokens=True).param == "add_special_tokens"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("length_penalty", 1.2),
+        ("early_stopping", "never"),
+        ("session_id", "a-chat-of-a-user"),
+        ("top_n_sigma", 0),
+        ("min_keep", 1),
+        ("stop_regex", []),
+        ("verbosity", "medium"),
+        ("repeat_last_n", 64),
+        ("repetition_penalty_range", 1024),
+        ("encoder_repetition_penalty", 1.0),
+        ("smoothing_curve", 1),
+        ("auto_max_new_tokens", False),
+    ],
+)
+@pytest.mark.parametrize("parse", PLACES)
+def test_setting_of_something_that_is_off_changes_nothing(parse: Parse, name: str, value: Any) -> None:
+    """Bug: clients that send the defaults of their server with each request were shut out."""
+    assert asked(parse, **{name: value}) == asked(parse)
+
+
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+@pytest.mark.parametrize("parse", PLACES)
+def test_window_of_penalties_is_refused_with_a_penalty(parse: Parse, penalty: str) -> None:
+    refused = refusal(parse, repeat_last_n=64, **{penalty: 0.5})
+
+    assert refused.param == "repeat_last_n"
+    assert "with presence_penalty, frequency_penalty or repetition_penalty" in refused.detail
+    assert asked(parse, repeat_last_n=64, **{penalty: None}) == asked(parse)
+    off = 1 if penalty == "repetition_penalty" else 0
+    assert asked(parse, repeat_last_n=64, **{penalty: off}) == asked(parse)
+
+
+@pytest.mark.parametrize("parse", PLACES)
+def test_best_of_as_many_answers_as_are_given_is_accepted(parse: Parse) -> None:
+    assert asked(parse, n=3, best_of=3) == asked(parse, n=3)
+    assert asked(parse, n=3, best_of=3.0) == asked(parse, n=3)
+    assert refusal(parse, n=3, best_of=4).param == "best_of"
+    assert refusal(parse, best_of=3).param == "best_of"
+    assert "or set it to 1 or to the value of n" in refusal(parse, best_of=3).detail
+
+
+@pytest.mark.parametrize("name", ["tool_call_id", "tool_name"])
+def test_empty_name_of_a_tool_in_a_message_is_accepted(name: str) -> None:
+    """Bug: programs in typed languages, which write empty strings, were shut out."""
+    empty = {"role": "user", "content": "hi", name: ""}
+
+    assert asked(parse_chat, messages=[empty]) == asked(parse_chat)
+    assert refusal(parse_chat, messages=[empty | {name: "a"}]).param == f"messages[0].{name}"
 
 
 @pytest.mark.parametrize("parse", PLACES)

@@ -8,8 +8,10 @@ import pytest
 from services.core.errors import Failure, Reason
 from services.core.request import Message, Request
 from services.core.validation import MESSAGES_MAX
+from services.frontend.api.openai.endpoints import LARGE_BODY_BYTES
 from services.frontend.api.openai.parse import parse_chat, parse_completion
 from services.http.json_decode import FIELD_BYTES_MAX
+from services.models.tokenizers.inside import CHARACTERS_INSIDE_MAX
 
 
 def completion(**fields: Any) -> Request:
@@ -276,3 +278,26 @@ def test_too_many_messages_are_refused() -> None:
         chat(*["x"] * (MESSAGES_MAX + 1))
 
     assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("size_bytes", [LARGE_BODY_BYTES, 300_000])
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+def test_body_with_too_many_values_is_refused_before_it_is_decoded(parse: Any, size_bytes: int) -> None:
+    """Any text with enough brackets: nothing looks whether it is JSON."""
+    with pytest.raises(Failure, match="has more than 16384 lists and objects"):
+        parse(b"[" * size_bytes)
+
+
+def test_large_prompts_are_parsed() -> None:
+    """A chat message of 1 MiB with any marks in it, and 500 KiB of token ids."""
+    content = 'He said: ["x", {\\}], ' * 50_000
+    token_ids = list(range(100_000, 175_000))
+
+    assert parse_chat(json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode())
+    parsed = parse_completion(json.dumps({"model": "m", "prompt": token_ids}).encode())
+
+    assert parsed.prompt == token_ids
+
+
+def test_no_text_that_a_helper_tokenises_is_parsed_on_the_event_loop() -> None:
+    assert LARGE_BODY_BYTES <= CHARACTERS_INSIDE_MAX

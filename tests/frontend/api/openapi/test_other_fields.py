@@ -37,6 +37,13 @@ def test_document_says_if_unknown_fields_may_be_anything_but_null(unknown_fields
 def test_fields_list_the_values_that_are_accepted() -> None:
     fields = schemas_of(HttpConfig())["ChatBody"]["properties"]
 
-    assert fields["best_of"]["enum"] == [None, 1]
+    assert fields["beam_width"]["enum"] == [None, 1]
     assert fields["tool_choice"]["enum"] == [None, "none", "auto"]
     assert "enum" not in fields["metadata"]
+
+
+def test_fields_say_which_others_decide_on_their_values() -> None:
+    fields = schemas_of(HttpConfig())["ChatBody"]["properties"]
+
+    assert fields["best_of"] == {"description": "Values other than that of `n` and 1 are not supported."}
+    assert fields["repeat_last_n"]["description"].startswith("Not supported with presence_penalty, ")

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from services.core.errors import Failure, Reason
 from services.core.model_card import Resume
 from services.core.request import FinishReason, Guided, GuidedKind, Request, Sampling
+from services.isolation.losses import Loss
 from services.models.download import resolve
 from services.models.tokenizers.gguf import GgufTokenizer
 from services.runtime.loop import run_on_loop
@@ -21,6 +22,7 @@ from services.worker.engines.llamacpp import LlamaCppConfig, LlamaCppEngine
 from services.worker.engines.llamacpp.model import Llama
 from tests.support.clock import WAIT_S
 from tests.worker.engines.llamacpp.support import CONTEXT_LENGTH, EOS, PROMPT, YES_OR_NO, Bench, request
+from tests.worker.guided.hostile import HOSTILE
 
 pytestmark = pytest.mark.model
 
@@ -163,6 +165,15 @@ def test_grammar_that_cannot_be_compiled_fails_its_request_and_the_engine_contin
     assert failure.reason is reason
     tokens, _ = runner.run(bench.answer(request()))
     assert len(tokens) == 4
+
+
+def test_helper_that_a_form_costs_is_counted(bench: Bench, runner: asyncio.Runner) -> None:
+    before = bench.engine.load().helpers_lost.get(Loss.CPU, 0)
+
+    failure = runner.run(bench.failure(request(guided=HOSTILE["a multiple of a large number"])))
+
+    assert failure.detail.startswith("guided.json_schema cannot be used: ")
+    assert bench.engine.load().helpers_lost[Loss.CPU] == before + 1
 
 
 def test_more_requests_than_sequences_are_refused(bench: Bench, runner: asyncio.Runner) -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from services.core.errors import Failure, Reason
 from services.core.request import FinishReason, Guided, GuidedKind, Request
+from services.isolation.losses import Loss
 from services.models.tokenizers.byte_level import EOS
 from services.runtime.process import StartupError
 from services.worker.engine import Output
@@ -341,6 +342,7 @@ def test_form_that_crashes_its_compiler_is_refused_and_never_reaches_the_engine(
     async def scenario(running: RunningEngine) -> tuple[Output, Output, bytes]:
         running.engine.submit(1, new_request())
         _, failed = await running.answer(2, hostile)
+        assert running.engine.load().helpers_lost == {Loss.CRASH: 1}
         token_ids, _ = await running.answer(3, usual)
         return await running.wait_end(1), failed, bytes(token_ids)
 

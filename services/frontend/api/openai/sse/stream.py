@@ -1,6 +1,6 @@
 """A streamed answer as server-sent events, written from the sink directly to the socket."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import structlog
 
@@ -25,8 +25,8 @@ from services.models.tokenizers import Vocabulary
 
 log = structlog.get_logger()
 
-ClientNames = Callable[[], Mapping[str | None, str]]
-"""See Body.client_names. Called only if the request fails."""
+NameFields = Callable[[Failure], None]
+"""See Body.name_fields. Called only if the request fails."""
 
 
 class SseStream:
@@ -181,7 +181,7 @@ class SseStream:
         if self._is_open:
             self._cork.write(transport, self._events.comment())
 
-    async def serve(self, pipeline: Layer, request: Request, call: Call, client_names: ClientNames) -> None:
+    async def serve(self, pipeline: Layer, request: Request, call: Call, name_fields: NameFields) -> None:
         """Run the request and send its answer. Raises only CancelledError.
 
         If the client is too slow or gone, the request is failed from outside, so that every layer, the one that counts
@@ -203,7 +203,7 @@ class SseStream:
                 self._keepalive.stop()
         try:
             if self._left is None:
-                last = self._end_of(outcome, client_names)
+                last = self._end_of(outcome, name_fields)
                 await finish_writing(self._connection, last, self._config.client, self._answer.request_id)
             elif self._left is Reason.SLOW_CLIENT:
                 self._abort()
@@ -254,10 +254,10 @@ class SseStream:
         self._is_open = False
         self._backlog = Backlog(self._connection, self._events_of, self._config.client, self._leave_slow)
 
-    def _end_of(self, outcome: Finish | Failure, client_names: ClientNames) -> bytes:
+    def _end_of(self, outcome: Finish | Failure, name_fields: NameFields) -> bytes:
         """The last bytes: the end of the stream, or an error response if the stream has not begun."""
         if isinstance(outcome, Failure):
-            outcome.param = client_names().get(outcome.param, outcome.param)
+            name_fields(outcome)
             last = self._failed(outcome)
             outcome.clear_tracebacks()
             return last

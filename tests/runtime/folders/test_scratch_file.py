@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.models.scratch_file import scratch_file
+from services.runtime.folders.scratch_file import scratch_file
 
 
 def _no_memfd(*_: object) -> int:
