@@ -43,7 +43,10 @@ class KeptEvents(Events):
             event = b"%b%b%b" % (choice.head, json_text(delta.text), choice.tail)
         else:
             event = b""
-        return self._framed(self._with_id(event)) if event else b""
+        if not event:
+            return b""  # An empty chunk would end the body.
+        event = self._with_id(event)
+        return b"%x\r\n%b\r\n" % (len(event), event) if self._is_chunked else event
 
     def _with_id(self, event: bytes) -> bytes:
         retry = b"" if self._has_begun else b"retry: %d\n" % RETRY_MS
