@@ -13,6 +13,7 @@ from services.cli.environment import start_logging
 from services.cli.options import (
     DAY_MS,
     DAY_S,
+    MIB,
     Address,
     Integer,
     Number,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from services.http.server.config import HttpConfig
 
 log = structlog.get_logger()
-
-MIB = 1024 * 1024
 
 
 def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
@@ -201,6 +200,22 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
     " before the first token sends status 200, so later failures are error events in the stream, without a status or"
     " Retry-After. Default: no comments.",
 )
+@env_option(
+    "--on-disconnect",
+    "DYN_ON_DISCONNECT",
+    type=click.Choice(["cancel", "continue"]),
+    default="cancel",
+    help="What becomes of a request without an x-on-disconnect header whose client leaves. cancel: it ends; continue:"
+    " its worker goes on, and the client can resume the answer on any frontend.",
+)
+@env_option(
+    "--detach-grace",
+    "DYN_DETACH_GRACE_SECS",
+    type=Number(0, DAY_S, above=True),
+    default=30.0,
+    help="Seconds that an answer waits for its client, for requests without an x-detach-grace header. Workers limit it"
+    " with --detach-grace-max.",
+)
 @admin_options
 @env_option(
     "--body-limit-mb",
@@ -283,6 +298,7 @@ def frontend_config(given: dict[str, Any]) -> "FrontendConfig":
 
 def _http(given: dict[str, Any]) -> "HttpConfig":
     from services.core.client_flow import ClientBounds
+    from services.core.generation.wish import KeepConfig
     from services.http.server.config import HttpConfig
 
     return HttpConfig(
@@ -293,6 +309,7 @@ def _http(given: dict[str, Any]) -> "HttpConfig":
         unknown_fields=given["unknown_fields"],
         keepalive_s=given["http_keepalive"],
         sse_keepalive_s=given["sse_keepalive"],
+        keep=KeepConfig(on_disconnect=given["on_disconnect"], grace_s=given["detach_grace"]),
         client=ClientBounds(
             buffer_bytes_max=given["client_buffer_max"],
             stall_s_max=given["client_stall_timeout"],

@@ -14,6 +14,7 @@ ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._~:\[\]-]{1,255}")
 """The form in which browsers send it: lower case, with the port unless it is the scheme's default."""
 DAY_S = 86_400
 DAY_MS = DAY_S * 1000
+MIB = 1024 * 1024
 INTEGER_MAX = 2**31 - 1
 """Fits the fields of the wire protocol and the engines' own integers."""
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -10,7 +10,7 @@ from services.cli.engines.llamacpp import check_llamacpp, llamacpp_engine, llama
 from services.cli.engines.mocker import check_mocker, mocker_engine, mocker_options
 from services.cli.engines.trtllm import check_trtllm, trtllm_engine, trtllm_options
 from services.cli.environment import start_logging
-from services.cli.options import DAY_S, Address, Integer, Number, env_option, logging_options, registry_option
+from services.cli.options import DAY_S, MIB, Address, Integer, Number, env_option, logging_options, registry_option
 from services.runtime.address import is_wildcard, split_address
 from services.runtime.process import exiting_at_once, run_process
 
@@ -99,6 +99,28 @@ ENGINES = {"mocker": mocker_engine, "llamacpp": llamacpp_engine, "trtllm": trtll
     "frontend's limit.",
 )
 @env_option(
+    "--detach-grace-max",
+    "DYN_DETACH_GRACE_MAX_SECS",
+    type=Number(0, DAY_S, above=True),
+    default=300.0,
+    help="Maximum number of seconds that a request goes on, and its answer is kept, after its client or its frontend is"
+    " gone. Clients that ask for more get this.",
+)
+@env_option(
+    "--detached-limit",
+    "DYN_DETACHED_LIMIT",
+    type=Integer(0),
+    default=4096,
+    help="Number of answers without a frontend that are kept. Beyond it, the oldest are dropped, complete ones first.",
+)
+@env_option(
+    "--detached-mb",
+    "DYN_DETACHED_MB",
+    type=Integer(0, 1_048_576),
+    default=256,
+    help="Size of these answers together, in MiB. Beyond it, they are dropped likewise.",
+)
+@env_option(
     "--lease",
     "DYN_LEASE_SECS",
     type=Integer(1, 300),
@@ -136,9 +158,15 @@ def command(**given: Any) -> None:
 
 def worker_config(given: dict[str, Any]) -> "WorkerConfig":
     """The configuration of the worker, without its engine's."""
+    from services.worker.generations.store import DetachConfig
     from services.worker.server import WorkerConfig
     from services.worker.session import FrontendSessionConfig
 
+    detach = DetachConfig(
+        grace_s_max=given["detach_grace_max"],
+        records_max=given["detached_limit"],
+        bytes_max=given["detached_mb"] * MIB,
+    )
     port, host = given["metrics_port"], given["listen"].rpartition(":")[0]
     return WorkerConfig(
         listen=given["listen"],
@@ -153,7 +181,7 @@ def worker_config(given: dict[str, Any]) -> "WorkerConfig":
         drain_timeout_s=given["drain_timeout"],
         lease_s=given["lease"],
         ready_file=given["ready_file"],
-        session=FrontendSessionConfig(migration_limit=given["migration_limit"]),
+        session=FrontendSessionConfig(migration_limit=given["migration_limit"], detach=detach),
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.cli.frontend import command, frontend_config, warn_of_unused_thresholds
+from services.core.generation.wish import KeepConfig
 from services.frontend.routing.thresholds import AdmissionConfig, Thresholds
 from services.http.server.config import HttpConfig
 
@@ -61,6 +62,13 @@ def test_keepalive_of_idle_connections_reaches_the_http_server() -> None:
 def test_keepalive_too_short_for_a_connections_first_request_is_refused() -> None:
     with pytest.raises(click.BadParameter, match="from 1 to"):
         parsed("--http-keepalive", "0")
+
+
+def test_what_becomes_of_a_request_whose_client_leaves_reaches_both_apis() -> None:
+    given = parsed("--on-disconnect", "continue", "--detach-grace", "90")
+
+    assert frontend_config(parsed()).http.keep == KeepConfig(on_disconnect="cancel", grace_s=30)
+    assert frontend_config(given).http.keep == KeepConfig(on_disconnect="continue", grace_s=90)
 
 
 @pytest.mark.parametrize("given", ["", "a.example", "https://a.example/", "https://a.example,", "https://A.example"])

@@ -1,9 +1,10 @@
-"""`unbroken worker`: addresses that frontends could not reach are refused before the worker starts."""
+"""`unbroken worker`: options reach the configuration, and addresses that frontends could not reach are refused."""
 
 import pytest
 from click.testing import CliRunner
 
-from services.cli.worker import check_options, command
+from services.cli.worker import check_options, command, worker_config
+from services.worker.generations.store import DetachConfig
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,12 @@ def test_session_address_on_another_host_than_the_advertised_one_is_refused() ->
 )
 def test_session_address_that_frontends_can_reach_is_accepted(options: list[str]) -> None:
     check_options(command.make_context("worker", options).params)
+
+
+def test_bounds_of_answers_without_a_frontend_reach_the_worker() -> None:
+    options = ["--detach-grace-max=60", "--detached-limit=7", "--detached-mb=2"]
+    given = command.make_context("worker", options).params
+
+    assert worker_config(command.make_context("worker", []).params).session.detach == DetachConfig()
+    detach = worker_config(given).session.detach
+    assert detach == DetachConfig(grace_s_max=60, records_max=7, bytes_max=2 * 1024 * 1024)

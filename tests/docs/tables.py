@@ -37,7 +37,7 @@ SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
 UNITS = (
     # How a name or an option says its unit, the first that fits, and how a value is written.
     (r"_PER_S_MAX$", "{} per s"),
-    (r"_S$|_S_|_s$|_s_|-timeout$|-wait$|-lease$|-keepalive$", "{} s"),
+    (r"_S$|_S_|_s$|_s_|-timeout$|-wait$|-lease$|-keepalive$|-grace-max$", "{} s"),
     (r"-ms$|_MS_MAX$", "{} ms"),
     (r"-mb$", "{} MiB"),
 )
