@@ -158,7 +158,7 @@ class _PromptCounted:
         self._sink.deliver(delta)
 
 
-class _Cut:
+class Cut:
     """Passes the deltas of one answer on, and cuts the one that the client has a part of."""
 
     __slots__ = ("_position", "_sink")
@@ -184,7 +184,7 @@ def _cut_at_cursor(sink: Sink, kept: Kept, index: int) -> Sink:
     """The sink, or one that cuts the deltas of a resumed answer at the client's cursor."""
     if kept.cursor is None or index >= len(kept.cursor.positions):
         return sink
-    return _Cut(sink, kept.cursor.positions[index])
+    return Cut(sink, kept.cursor.positions[index])
 
 
 class Detokenize:

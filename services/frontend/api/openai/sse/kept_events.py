@@ -34,24 +34,29 @@ class KeptEvents(Events):
         self._is_detailed = answer.has_usage_in_events or answer.returns_token_ids
 
     def of(self, delta: Delta) -> bytes:
-        is_end = delta.finish_reason is not None
-        self._cursor.add(delta.choice, delta.position, delta.token_ids, is_end=is_end)
+        return self._sent(delta, self._formatted(delta))
+
+    def _formatted(self, delta: Delta) -> bytes:
+        """The event of a delta, without an id; empty if it has nothing to say."""
         choice = self._open.get(delta.choice)
+        is_end = delta.finish_reason is not None
         if self._is_detailed or choice is None or delta.logprobs or is_end or choice.logprobs is not None:
-            event = self._joined(delta, choice)
-        elif delta.text:
-            event = b"%b%b%b" % (choice.head, json_text(delta.text), choice.tail)
-        else:
-            event = b""
+            return self._joined(delta, choice)
+        return b"%b%b%b" % (choice.head, json_text(delta.text), choice.tail) if delta.text else b""
+
+    def _sent(self, delta: Delta, event: bytes) -> bytes:
+        """The event of a delta as it is sent, with its id. Events are sent in the order of these calls."""
+        self._count(delta)
         if not event:
             return b""  # An empty chunk would end the body.
-        event = self._with_id(event)
-        return b"%x\r\n%b\r\n" % (len(event), event) if self._is_chunked else event
-
-    def _with_id(self, event: bytes) -> bytes:
         retry = b"" if self._has_begun else b"retry: %d\n" % RETRY_MS
         self._has_begun = True
-        return b"%bid: %b\n%b" % (retry, self._cursor.text.encode(), event)
+        event = b"%bid: %b\n%b" % (retry, self._cursor.text.encode(), event)
+        return b"%x\r\n%b\r\n" % (len(event), event) if self._is_chunked else event
+
+    def _count(self, delta: Delta) -> None:
+        """The client has the delta."""
+        self._cursor.add(delta.choice, delta.position, delta.token_ids, is_end=delta.finish_reason is not None)
 
     def _joined(self, delta: Delta, choice: OpenChoice | None) -> bytes:
         answer, is_end = self._answer, delta.finish_reason is not None
@@ -78,10 +83,11 @@ class KeptEvents(Events):
 class ResumedEvents(KeptEvents):
     """The events that a client does not have yet. `of` returns nothing until the client's cursor has been checked.
 
-    All events are formatted, from the first one on, since text and log probabilities depend on those before.
+    All events are formatted, from the first one on, since text and log probabilities depend on those before. Those that
+    have to wait get their ids later: each must count all that the client has, also of choices that come after them.
     """
 
-    __slots__ = ("_bases", "_client", "_has_failed", "_is_checked", "_known", "_on_failed", "_waiting")
+    __slots__ = ("_bases", "_client", "_ended", "_has_failed", "_is_checked", "_on_failed", "_waiting")
 
     def __init__(
         self,
@@ -97,34 +103,37 @@ class ResumedEvents(KeptEvents):
         super().__init__(answer, vocabulary, len(bases), is_chunked=is_chunked)
         self._bases = bases
         self._client = cursor
-        self._known = CursorWriter(len(bases))
         self._on_failed = on_failed
-        self._waiting: list[bytes] = []
+        self._waiting: list[tuple[Delta, bytes]] = []
+        self._ended = [False] * len(bases)
         self._is_checked = self._has_failed = False
 
     def of(self, delta: Delta) -> bytes:
-        events = super().of(delta)
+        if self._is_checked:
+            return super().of(delta)
         if self._has_failed:
             return b""
-        if self._is_checked:
-            return b"" if self._has(delta) else events
+        event = self._formatted(delta)
         if len(self._client.positions) != len(self._bases):
             self._fail(Reason.RESUME_DIVERGED, "the cursor is that of an answer with another number of choices")
-            return b""
-        if self._has(delta):
-            self._known.add(delta.choice, delta.position, delta.token_ids, is_end=False)
-        elif self._refutes(delta):
-            return b""
-        else:
-            self._waiting.append(events)
-        if not self._is_complete:
-            return b""
-        self._is_checked = True
-        if self._known.checksum != self._client.checksum:
+        elif not self._refutes(delta):
+            if self._has(delta):
+                self._count(delta)
+                self._ended[delta.choice] |= delta.finish_reason is not None
+            else:
+                self._waiting.append((delta, event))
+            if self._is_complete:
+                return self._checked()
+        return b""
+
+    def _checked(self) -> bytes:
+        """All that the client has is known: the events that have waited, unless the client has other tokens."""
+        if self._cursor.checksum != self._client.checksum:
             self._fail(Reason.RESUME_DIVERGED, "the tokens before the cursor are not those that this answer has")
             return b""
+        self._is_checked = True
         waiting, self._waiting = self._waiting, []
-        return b"".join(waiting)
+        return b"".join([self._sent(delta, event) for delta, event in waiting])
 
     def _has(self, delta: Delta) -> bool:
         """Whether the client has the delta. The deltas of a resumed answer are cut at its cursor."""
@@ -133,13 +142,13 @@ class ResumedEvents(KeptEvents):
         return delta.position + len(delta.token_ids) <= self._client.positions[delta.choice]
 
     def _refutes(self, delta: Delta) -> bool:
-        """Whether a delta that the client does not have shows that its cursor does not fit."""
-        choice = delta.choice
-        if self._client.ended[choice]:
-            self._fail(Reason.RESUME_DIVERGED, "the answer goes on after the end that the cursor says")
-        elif delta.finish_reason is not None and delta.position < self._client.positions[choice]:
-            detail = f"the answer has {delta.position} tokens, and the cursor is at {self._client.positions[choice]}"
+        """Whether a delta shows that the client's cursor does not fit."""
+        position = self._client.positions[delta.choice]
+        if delta.finish_reason is not None and delta.position < position:
+            detail = f"the answer has {delta.position} tokens, and the cursor is at {position}"
             self._fail(Reason.CURSOR_BEYOND_END, detail)
+        elif self._client.ended[delta.choice] and not self._has(delta):
+            self._fail(Reason.RESUME_DIVERGED, "the answer goes on after the end that the cursor says")
         else:
             return False
         return True
@@ -147,10 +156,12 @@ class ResumedEvents(KeptEvents):
     @property
     def _is_complete(self) -> bool:
         """Whether everything before the cursor has come."""
-        client, known = self._client, self._known
+        client, known = self._client, self._cursor
         return all(
-            position <= base or known.position(choice) == position
-            for choice, (position, base) in enumerate(zip(client.positions, self._bases, strict=True))
+            (position <= base or known.position(choice) == position) and ended == self._ended[choice]
+            for choice, (position, ended, base) in enumerate(
+                zip(client.positions, client.ended, self._bases, strict=True)
+            )
         )
 
     def _fail(self, reason: Reason, detail: str) -> None:
