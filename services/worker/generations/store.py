@@ -1,10 +1,12 @@
 """All generations of a worker: who may adopt them, and how long and how many of them wait without an owner."""
 
 import asyncio
+import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from types import TracebackType
 
 from services.core.call import Call, Cause
@@ -46,6 +48,9 @@ _NOBODY = _Nobody()
 class GenerationStore:
     """The generations by id and index, and the owner of detached ones. As a context manager it owns all tasks.
 
+    Ids are looked up by a keyed hash, so that the time of a lookup tells nothing about the ids that there are: who knows
+    an id may read the answer.
+
     Beyond a bound the generation that has been detached the longest is dropped, those that have ended first: what is
     left of them costs no work.
     """
@@ -54,6 +59,7 @@ class GenerationStore:
         self._pipeline = pipeline
         self._config = config
         self._group = asyncio.TaskGroup()
+        self._secret = secrets.token_bytes(32)
         self._by_id: dict[bytes, dict[int, Generation]] = {}
         self._detached: OrderedDict[Generation, None] = OrderedDict()  # In the order in which they were let go.
         self._expired: OrderedDict[bytes, None] = OrderedDict()
@@ -87,14 +93,14 @@ class GenerationStore:
 
         Raises TAKEN_OVER if that record has had a later owner.
         """
-        former = self._by_id.get(generation.spec.id, {}).get(generation.index)
+        former = self._by_id.get(self._key(generation.spec.id), {}).get(generation.index)
         if former is not None:
             if former.epoch > generation.epoch:
                 raise taken_over()
             former_owner = former.owner
             self.drop(former, Cause.REPLACED)
             former_owner.on_ended(taken_over())
-        self._by_id.setdefault(generation.spec.id, {})[generation.index] = generation
+        self._by_id.setdefault(self._key(generation.spec.id), {})[generation.index] = generation
         generation.task = self._group.create_task(self._run(generation, request, call))
         generation.task.add_done_callback(partial(_leave_group, generation))
 
@@ -116,15 +122,15 @@ class GenerationStore:
 
     def locate(self, generation_id: bytes) -> Sequence[Generation]:
         """The generations of an answer, by index."""
-        return [one for _, one in sorted(self._by_id.get(generation_id, {}).items())]
+        return [one for _, one in sorted(self._by_id.get(self._key(generation_id), {}).items())]
 
     def is_expired(self, generation_id: bytes) -> bool:
         """Whether generations of this answer were dropped because their grace was over."""
-        return generation_id in self._expired
+        return self._key(generation_id) in self._expired
 
     def adopt(self, generation_id: bytes, index: int, epoch: int, owner: Owner) -> Generation:
         """Give a generation a new owner. Raises STREAM_NOT_FOUND, or TAKEN_OVER if it has had a later one."""
-        generation = self._by_id.get(generation_id, {}).get(index)
+        generation = self._by_id.get(self._key(generation_id), {}).get(index)
         if generation is None:
             raise Failure(Reason.STREAM_NOT_FOUND, "the worker does not have this answer any more")
         generation.adopt(owner, epoch)
@@ -147,11 +153,11 @@ class GenerationStore:
         self._remove_detached(generation)
         generation.stop_timer()
         generation.owner = _NOBODY
-        choices = self._by_id.get(generation.spec.id, {})
+        choices = self._by_id.get(self._key(generation.spec.id), {})
         if choices.get(generation.index) is generation:
             del choices[generation.index]
             if not choices:
-                del self._by_id[generation.spec.id]
+                del self._by_id[self._key(generation.spec.id)]
         return generation.cancel(cause)
 
     def cancel_detached(self, generation_id: bytes) -> int:
@@ -170,6 +176,9 @@ class GenerationStore:
     def on_ended(self, outcome: FinishReason | Failure) -> None:
         """The record has the outcome."""
 
+    def _key(self, generation_id: bytes) -> bytes:
+        return blake2b(generation_id, digest_size=16, key=self._secret).digest()
+
     # Bounds
 
     def _remove_detached(self, generation: Generation) -> None:
@@ -179,7 +188,7 @@ class GenerationStore:
 
     def _expire(self, generation: Generation) -> None:
         self.drop(generation, Cause.GRACE_OVER)
-        self._expired[generation.spec.id] = None
+        self._expired[self._key(generation.spec.id)] = None
         if len(self._expired) > EXPIRED_KEPT:
             self._expired.popitem(last=False)
 
