@@ -8,8 +8,8 @@ from msgspec import Struct
 from services.core.call import Told
 from services.core.errors import Failure, Reason
 from services.core.generation.presentation import Presentation
+from services.core.generation.resumption import bases_of
 from services.frontend.api.openai.responses import Answer, Brought, ChatAnswer, CompletionAnswer, Echo
-from services.frontend.api.openai.sse.kept_events import bases_of
 from services.models.tokenizers import Vocabulary
 
 _ANSWERS: dict[str, type[Answer]] = {"completions": CompletionAnswer, "chat_completions": ChatAnswer}

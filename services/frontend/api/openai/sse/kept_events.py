@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from services.core.errors import Failure, Reason
+from services.core.errors import Failure
 from services.core.generation.cursor import Cursor, CursorWriter
+from services.core.generation.resumption import Resumption
 from services.core.interface import Delta, Usage
-from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
 from services.frontend.api.openai.sse.events import Events, OpenChoice, json_text
 from services.models.tokenizers import Vocabulary
@@ -83,11 +83,10 @@ class KeptEvents(Events):
 class ResumedEvents(KeptEvents):
     """The events that a client does not have yet. `of` returns nothing until the client's cursor has been checked.
 
-    All events are formatted, from the first one on, since text and log probabilities depend on those before. Those that
-    have to wait get their ids later: each must count all that the client has, also of choices that come after them.
+    What the client has is formatted too, since text and log probabilities depend on those before.
     """
 
-    __slots__ = ("_bases", "_client", "_ended", "_has_failed", "_is_checked", "_on_failed", "_waiting")
+    __slots__ = ("_on_failed", "_resumption")
 
     def __init__(
         self,
@@ -99,75 +98,21 @@ class ResumedEvents(KeptEvents):
         cursor: Cursor,
         on_failed: Callable[[Failure], None],
     ) -> None:
-        """`bases`: the tokens of each choice that the client itself had sent. `on_failed`: the cursor does not fit."""
+        """`bases`: see `bases_of`. `on_failed`: the cursor does not fit."""
         super().__init__(answer, vocabulary, len(bases), is_chunked=is_chunked)
-        self._bases = bases
-        self._client = cursor
+        self._resumption = Resumption(cursor, bases)
         self._on_failed = on_failed
-        self._waiting: list[tuple[Delta, bytes]] = []
-        self._ended = [False] * len(bases)
-        self._is_checked = self._has_failed = False
 
     def of(self, delta: Delta) -> bytes:
-        if self._is_checked:
-            return super().of(delta)
-        if self._has_failed:
+        try:
+            new = self._resumption.take(delta)
+        except Failure as failure:
+            self._on_failed(failure)
             return b""
-        event = self._formatted(delta)
-        if len(self._client.positions) != len(self._bases):
-            self._fail(Reason.RESUME_DIVERGED, "the cursor is that of an answer with another number of choices")
-        elif not self._refutes(delta):
-            if self._has(delta):
-                self._count(delta)
-                self._ended[delta.choice] |= delta.finish_reason is not None
-            else:
-                self._waiting.append((delta, event))
-            if self._is_complete:
-                return self._checked()
-        return b""
-
-    def _checked(self) -> bytes:
-        """All that the client has is known: the events that have waited, unless the client has other tokens."""
-        if self._cursor.checksum != self._client.checksum:
-            self._fail(Reason.RESUME_DIVERGED, "the tokens before the cursor are not those that this answer has")
-            return b""
-        self._is_checked = True
-        waiting, self._waiting = self._waiting, []
-        return b"".join([self._sent(delta, event) for delta, event in waiting])
-
-    def _has(self, delta: Delta) -> bool:
-        """Whether the client has the delta. The deltas of a resumed answer are cut at its cursor."""
-        if delta.finish_reason is not None:
-            return self._client.ended[delta.choice]
-        return delta.position + len(delta.token_ids) <= self._client.positions[delta.choice]
-
-    def _refutes(self, delta: Delta) -> bool:
-        """Whether a delta shows that the client's cursor does not fit."""
-        position = self._client.positions[delta.choice]
-        if delta.finish_reason is not None and delta.position < position:
-            detail = f"the answer has {delta.position} tokens, and the cursor is at {position}"
-            self._fail(Reason.CURSOR_BEYOND_END, detail)
-        elif self._client.ended[delta.choice] and not self._has(delta):
-            self._fail(Reason.RESUME_DIVERGED, "the answer goes on after the end that the cursor says")
-        else:
-            return False
-        return True
-
-    @property
-    def _is_complete(self) -> bool:
-        """Whether everything before the cursor has come."""
-        client, known = self._client, self._cursor
-        return all(
-            (position <= base or known.position(choice) == position) and ended == self._ended[choice]
-            for choice, (position, ended, base) in enumerate(
-                zip(client.positions, client.ended, self._bases, strict=True)
-            )
-        )
-
-    def _fail(self, reason: Reason, detail: str) -> None:
-        self._has_failed = True
-        self._waiting = []
-        self._on_failed(Failure(reason, detail))
+        if self._resumption.has(delta):
+            self._formatted(delta)
+            self._count(delta)
+        return b"".join([self._sent(one, self._formatted(one)) for one in new])
 
 
 def kept_events(
@@ -183,8 +128,3 @@ def kept_events(
     if cursor is None:
         return KeptEvents(answer, vocabulary, len(bases), is_chunked=is_chunked)
     return ResumedEvents(answer, vocabulary, bases, is_chunked=is_chunked, cursor=cursor, on_failed=on_failed)
-
-
-def bases_of(request: Request) -> Sequence[int]:
-    """How many tokens of each choice the client itself has sent."""
-    return [len(part.generated_of(choice)) for part in request.parts or (request,) for choice in range(request.n)]

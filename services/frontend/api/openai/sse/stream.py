@@ -8,13 +8,14 @@ from services.core.call import Call, Cause, Ending, Told
 from services.core.common_layers import bug_failure, outcome_of
 from services.core.errors import Failure, Reason
 from services.core.generation.kept import Kept
+from services.core.generation.resumption import bases_of
 from services.core.interface import Delta, Finish, Layer
 from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
 from services.frontend.api.openai.sse.backlog import Backlog
 from services.frontend.api.openai.sse.events import events_of
 from services.frontend.api.openai.sse.keepalive import Keepalive
-from services.frontend.api.openai.sse.kept_events import bases_of, kept_events
+from services.frontend.api.openai.sse.kept_events import kept_events
 from services.frontend.api.response_headers import told_headers
 from services.http.errors import envelope, error_response
 from services.http.server.config import HttpConfig

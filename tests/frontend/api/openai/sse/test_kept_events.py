@@ -365,10 +365,13 @@ class Played:
         return answer
 
     def deltas(self, cursor: Cursor | None = None) -> Iterator[Delta]:
-        """The deltas above `Detokenize`: in random sizes and order, and cut at the cursor."""
+        """The deltas above `Choices`: in random sizes and order, and cut at the cursor."""
         ways = [list(self._of_choice(choice, cursor)) for choice in range(len(self.tokens))]
         while any(ways):
-            yield self.random.choice([way for way in ways if way]).pop(0)
+            delta = self.random.choice([way for way in ways if way]).pop(0)
+            if any(ways):
+                delta.usage = None  # Only the last choice to end has it.
+            yield delta
 
     def _of_choice(self, choice: int, cursor: Cursor | None) -> Iterator[Delta]:
         out = _List()
