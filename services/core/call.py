@@ -1,6 +1,6 @@
 """One call of a request: its id, its deadline, and what has been tried for it.
 
-`Call` travels beside the request. Four of its fields can be changed after the call was made, and carry what neither
+`Call` travels beside the request. Five of its fields can be changed after the call was made, and carry what neither
 the request nor a token can: `core/interface.py` lists them.
 """
 

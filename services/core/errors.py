@@ -187,7 +187,9 @@ TRAITS: dict[Reason, Traits] = {
         retryable=True,
         hint="The registry cannot reach its store. Back off and try again, on another registry if there is one.",
     ),
-    Reason.TAKEN_OVER: _request(409, StatusCode.ABORTED, None),
+    Reason.TAKEN_OVER: _request(
+        409, StatusCode.ABORTED, "Read the answer on the connection that resumed it last, or resume it again."
+    ),
     Reason.STREAM_NOT_FOUND: _request(
         404, StatusCode.NOT_FOUND, "Only answers to requests with `x-on-disconnect: continue` can be resumed."
     ),

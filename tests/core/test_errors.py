@@ -18,6 +18,7 @@ from services.core.errors import (
 LOST = {"CANNOT_CONNECT", "DISCONNECTED", "STALLED", "STREAM_INCOMPLETE", "PROTOCOL_VIOLATION", "ENGINE_DEAD"}
 FREE = {"WORKER_AT_CAPACITY", "DRAINING"}
 REQUEST = {"INVALID_ARGUMENT", "BODY_TOO_LARGE", "PROMPT_TOO_LONG", "MODEL_NOT_FOUND", "INSTANCE_NOT_FOUND"}
+RESUME = {"TAKEN_OVER", "STREAM_NOT_FOUND", "STREAM_EXPIRED", "RESUME_DIVERGED", "CURSOR_BEYOND_END"}
 
 
 def where(**wanted: object) -> set[str]:
@@ -41,7 +42,7 @@ def test_moves_after_refusals_are_free_and_blame_no_worker() -> None:
 
 
 def test_a_failure_that_the_request_itself_causes_is_never_retried() -> None:
-    assert where(kind="invalid_request_error") == REQUEST | {"TAKEN_OVER"}
+    assert where(kind="invalid_request_error") == REQUEST | RESUME
     assert not where(kind="invalid_request_error", retryable=True)
     assert not where(kind="invalid_request_error", migrates=True)
 
@@ -52,6 +53,20 @@ def test_a_deadline_and_a_cancel_end_a_request_for_good(reason: Reason) -> None:
 
     assert [traits.migrates, traits.retryable, traits.blames_worker] == [False] * 3
     assert traits.grpc is StatusCode[reason]
+
+
+@pytest.mark.parametrize(
+    ("reason", "http", "grpc"),
+    [
+        (Reason.STREAM_NOT_FOUND, 404, StatusCode.NOT_FOUND),
+        (Reason.STREAM_EXPIRED, 410, StatusCode.NOT_FOUND),
+        (Reason.RESUME_DIVERGED, 409, StatusCode.ABORTED),
+        (Reason.TAKEN_OVER, 409, StatusCode.ABORTED),
+        (Reason.CURSOR_BEYOND_END, 416, StatusCode.OUT_OF_RANGE),
+    ],
+)
+def test_a_refused_resume_has_a_status_that_says_why(reason: Reason, http: int, grpc: StatusCode) -> None:
+    assert (TRAITS[reason].http, TRAITS[reason].grpc) == (http, grpc)
 
 
 @pytest.mark.parametrize("reason", Reason)

@@ -7,6 +7,7 @@ import pytest
 from services.core import interface
 from services.core.call import Attempt, Call, Ending, Told
 from services.core.choice_group import ChoiceGroup
+from services.core.generation.kept import Kept
 from services.core.interface import Delta, TokenLogprobs
 
 IMMUTABLE = {"request_id", "deadline", "endpoint", "is_streamed", "migration_limit", "card", "excluded"}
@@ -33,7 +34,7 @@ def test_the_docstring_names_every_field_of_a_call_that_can_change_after_the_cal
     assert named == set(Call.__struct_fields__) - IMMUTABLE
 
 
-@pytest.mark.parametrize("mailbox", [Ending, Told, Attempt, ChoiceGroup])
+@pytest.mark.parametrize("mailbox", [Ending, Told, Attempt, ChoiceGroup, Kept])
 def test_a_call_holds_each_of_the_mutable_objects_once(mailbox: type) -> None:
     held = [annotation for annotation in Call.__annotations__.values() if mailbox.__name__ in str(annotation)]
 

@@ -13,6 +13,8 @@ from services.core.call import Call
 from services.core.common_layers import stack
 from services.core.errors import Failure, Reason
 from services.core.gate import Gate
+from services.core.generation.kept import Generation, Kept
+from services.core.generation.presentation import decode_presentation
 from services.core.interface import Layer, Usage
 from services.core.request import Request, Sampling, Stop
 from services.discovery.client import InstanceRecord
@@ -124,14 +126,30 @@ async def deadline_covers_the_time_in_the_tokeniser(swapped: int | None) -> None
     assert failure.reason is Reason.DEADLINE_EXCEEDED
 
 
-async def no_prompt_is_answered_before_all_are_valid(swapped: int | None) -> None:
+def kept() -> Kept:
+    return Kept(generation=Generation(bytes(16), 30.0, is_told=True))
+
+
+async def what_is_kept_is_the_request_as_it_was_prepared(swapped: int | None) -> None:
+    plane = Plane(Script([97]), swapped)
+    request = Request(model="m", text="hi", stop=Stop(max_tokens=1))
+
+    await call_layer(plane.call, request, kept=kept())
+
+    of_script = plane.script.calls[0].kept
+    assert of_script is not None
+    assert decode_presentation(of_script.generation.presentation).request.token_ids == tuple(b"hi")
+
+
+async def each_prompt_keeps_what_the_whole_answer_needs(swapped: int | None) -> None:
     plane = Plane(Script([97], [97]), swapped)
-    parts = (make_request(), make_request((999_999,)))
+    parts = (make_request((1,)), make_request((2,)))
 
-    failure = await failure_of(plane, make_request(token_ids=None, parts=parts))
+    await call_layer(plane.call, make_request(token_ids=None, parts=parts), kept=kept())
 
-    assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "prompt[1]")
-    assert not plane.script.requests
+    for call in plane.script.calls:
+        assert call.kept is not None
+        assert len(decode_presentation(call.kept.generation.presentation).request.parts) == 2
 
 
 async def each_prompt_has_its_own_choices(swapped: int | None) -> None:
@@ -179,7 +197,8 @@ PAIRS = [
     ("Accept", "Admit", draining_process_answers_draining_even_without_capacity),
     ("Admit", "Deadline", refusal_for_lack_of_capacity_sets_no_timer),
     ("Deadline", "Preprocess", deadline_covers_the_time_in_the_tokeniser),
-    ("Preprocess", "Prompts", no_prompt_is_answered_before_all_are_valid),
+    ("Preprocess", "Keep", what_is_kept_is_the_request_as_it_was_prepared),
+    ("Keep", "Prompts", each_prompt_keeps_what_the_whole_answer_needs),
     ("Prompts", "Choices", each_prompt_has_its_own_choices),
     ("Choices", "Detokenize", each_choice_has_its_own_text),
     ("Detokenize", "Migrate", answer_that_migrate_completes_still_shows_all_its_text),
@@ -276,3 +295,16 @@ def test_prompt_is_tokenised_once_for_all_choices() -> None:
     assert texts == ["four"]
     assert result.finish is not None
     assert result.finish.usage == Usage(4, 2)
+
+
+def test_no_prompt_is_answered_before_all_are_valid() -> None:
+    async def scenario() -> None:
+        plane = Plane(Script([97], [97]), None)
+        parts = (make_request(), make_request((999_999,)))
+
+        failure = await failure_of(plane, make_request(token_ids=None, parts=parts))
+
+        assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "prompt[1]")
+        assert not plane.script.requests
+
+    run_async(scenario())
