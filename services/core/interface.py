@@ -8,7 +8,7 @@ Five fields of `Call` carry data that travels neither way. There are no other si
 | `told` | `Preprocess`, `Validate` | stream writers | the seed, and the prompts in token ids, before the first token |
 | `attempt` | `Route` | `Transport`, `Migrate` | the session that the attempt goes on, and that a later attempt avoids |
 | `attempt` | the session | `Migrate` | two events between tokens: the engine has begun, the worker leaves |
-| `kept` | `Keep`, the resumption | `Route`, `Transport` | who has a choice already, and what becomes of streams that a request leaves |
+| `kept` | `Keep`, the resumption | `Route`, `Transport` | who has a choice already, and what becomes of its stream |
 | `choice_group` | `Choices` | `Route`, the session | one reservation for all choices, which run in separate tasks |
 
 `Migrate` takes a choice out of its group as soon as the choice goes its own way. In a worker the same fields carry the

@@ -90,7 +90,8 @@ class Generation(Attempt):
         self.timer: asyncio.TimerHandle | None = None
         self._token_ids = array("I", request.generated_token_ids[spec.base :])
         self._logprobs = None if request.logprobs is None else list(spec.prior_logprobs)
-        self.size = len(spec.presentation) + TOKEN_BYTES * (len(request.token_ids or ()) + len(self._token_ids))
+        brought = Delta(spec.base, self._token_ids, logprobs=self._logprobs)
+        self.size = len(spec.presentation) + TOKEN_BYTES * len(request.token_ids or ()) + size_of(brought)
 
     @property
     def end(self) -> int:

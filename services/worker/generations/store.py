@@ -5,7 +5,6 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from types import TracebackType
 
@@ -48,8 +47,8 @@ _NOBODY = _Nobody()
 class GenerationStore:
     """The generations by id and index, and the owner of detached ones. As a context manager it owns all tasks.
 
-    Ids are looked up by a keyed hash, so that the time of a lookup tells nothing about the ids that there are: who knows
-    an id may read the answer.
+    Ids are looked up by a keyed hash, so that the time of a lookup tells nothing about the ids that there are:
+    whoever knows an id may read the answer.
 
     Beyond a bound the generation that has been detached the longest is dropped, those that have ended first: what is
     left of them costs no work.
@@ -96,13 +95,14 @@ class GenerationStore:
         former = self._by_id.get(self._key(generation.spec.id), {}).get(generation.index)
         if former is not None:
             if former.epoch > generation.epoch:
+                _leave_group(generation)
                 raise taken_over()
             former_owner = former.owner
             self.drop(former, Cause.REPLACED)
             former_owner.on_ended(taken_over())
         self._by_id.setdefault(self._key(generation.spec.id), {})[generation.index] = generation
         generation.task = self._group.create_task(self._run(generation, request, call))
-        generation.task.add_done_callback(partial(_leave_group, generation))
+        generation.task.add_done_callback(lambda _: _leave_group(generation))
 
     async def _run(self, generation: Generation, request: Request | Failure, call: Call) -> None:
         outcome: FinishReason | Failure
@@ -115,7 +115,7 @@ class GenerationStore:
             outcome = failure
         try:
             generation.end_with(outcome)
-            if isinstance(outcome, Failure) and generation not in self._detached:
+            if isinstance(generation.outcome, Failure) and generation not in self._detached:
                 self.drop(generation, Cause.INTERNAL)  # It has ended. Its owner knows why.
         except Exception as error:  # A bug must not end the other generations.
             bug_failure(error, call.request_id)
@@ -188,7 +188,9 @@ class GenerationStore:
 
     def _expire(self, generation: Generation) -> None:
         self.drop(generation, Cause.GRACE_OVER)
-        self._expired[self._key(generation.spec.id)] = None
+        key = self._key(generation.spec.id)
+        self._expired[key] = None
+        self._expired.move_to_end(key)
         if len(self._expired) > EXPIRED_KEPT:
             self._expired.popitem(last=False)
 
@@ -200,7 +202,7 @@ class GenerationStore:
             self._expire(first or next(iter(self._detached)))
 
 
-def _leave_group(generation: Generation, _: asyncio.Task[None]) -> None:
-    """A choice whose task has ended claims no place any more, whether it started or not."""
+def _leave_group(generation: Generation) -> None:
+    """A choice that was refused, or whose task has ended, claims no place any more, whether it started or not."""
     if generation.choice_group is not None:
         generation.choice_group.leave(generation.choice)
