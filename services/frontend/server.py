@@ -146,7 +146,9 @@ class Frontend:
         self._server = _grpc_server(["unbroken.v1.Inference"], admin, is_shared=self._is_shared)
         self._metrics.registry.register(ConnectionMetrics(config.metrics_prefix, self._server))
         inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceService(pipeline, self._gate, on_refused, config.http.client, self._control.cancel),
+            InferenceService(
+                pipeline, self._gate, on_refused, config.http.client, self._control.cancel, finder, config.http.keep
+            ),
             self._server.server,
         )
 

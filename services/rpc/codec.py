@@ -149,8 +149,10 @@ def _put_stop(message: inference_pb2.Stop, stop: Stop) -> None:
         message.max_tokens = stop.max_tokens
 
 
-def delta_to_wire(delta: Delta, seed: int | None = None) -> inference_pb2.GenerateResponse:
-    """Encode one item of a `Generate` stream. `seed`: see Told; of the first item only."""
+def delta_to_wire(
+    delta: Delta, seed: int | None = None, generation_id: str = "", cursor: str = ""
+) -> inference_pb2.GenerateResponse:
+    """Encode one item of a `Generate` stream. `seed`, `generation_id`: see Told; of the first item only."""
     message = inference_pb2.Delta(
         choice=delta.choice, position=delta.position, token_ids=delta.token_ids, text=delta.text
     )
@@ -163,7 +165,7 @@ def delta_to_wire(delta: Delta, seed: int | None = None) -> inference_pb2.Genera
     if delta.usage is not None:
         message.usage.prompt_tokens = delta.usage.prompt_tokens
         message.usage.completion_tokens = delta.usage.completion_tokens
-    return inference_pb2.GenerateResponse(delta=message, seed=seed)
+    return inference_pb2.GenerateResponse(delta=message, seed=seed, generation_id=generation_id, cursor=cursor)
 
 
 def logprobs_to_wire(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:

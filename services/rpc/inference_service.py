@@ -5,15 +5,19 @@ cancelled in its own frame, and with it the pipeline.
 """
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from grpc_status import rpc_status
+from msgspec.structs import replace
 
 from services.core.call import Call
 from services.core.client_flow import ClientBounds
 from services.core.common_layers import bug_failure
-from services.core.errors import Failure
+from services.core.errors import Failure, Reason, invalid
 from services.core.gate import Gate
+from services.core.generation.cursor import parse_cursor
+from services.core.generation.presentation import Finder, resumed_call
+from services.core.generation.wish import ON_DISCONNECT, KeepConfig, kept_of, parse_generation_id
 from services.core.interface import Layer
 from services.core.request import Request
 from services.core.validation import MIGRATION_LIMIT, checked_request_id, migration_limit_of, timeout_s_of
@@ -24,6 +28,9 @@ from services.runtime.loop import clock
 from services.stubs import inference_pb2, inference_pb2_grpc
 
 DEFAULT_BOUNDS = ClientBounds()
+DEFAULT_KEEP = KeepConfig()
+DEADLINE_ROUNDING = 0.01
+DEADLINE_TRAVEL_S = 0.1
 
 
 def request_id_of(given: str) -> str:
@@ -41,17 +48,22 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         on_refused: Callable[[str, str, Failure], None] = lambda *_: None,
         bounds: ClientBounds = DEFAULT_BOUNDS,
         cancel: Callable[[str], Awaitable[int]] | None = None,
+        finder: Finder | None = None,
+        keep: KeepConfig = DEFAULT_KEEP,
     ) -> None:
         """`gate`: that of the pipeline. `bounds`: how slowly a client may read.
 
         `on_refused`: called with endpoint, request id and failure of a request that is refused before the pipeline.
-        `cancel`: cancels requests by id instead of the gate, for a frontend of several processes.
+        `cancel`: cancels requests by id instead of the gate, for a frontend. `finder`: finds answers to resume; None:
+        no answer is kept. `keep`: what becomes of requests whose clients leave.
         """
         self._pipeline = pipeline
         self._gate = gate
         self._on_refused = on_refused
         self._bounds = bounds
         self._cancel = cancel
+        self._finder = finder
+        self._keep = keep
 
     async def Cancel(  # noqa: N802
         self, request: inference_pb2.CancelRequest, context: Context
@@ -69,22 +81,53 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         request_id = ""  # A refused id is not echoed: it may have any size.
         try:
             request_id = request_id_of(request.request_id)
-            metadata = _metadata(context)
-            limit = migration_limit_of(metadata.get(MIGRATION_LIMIT.lower()))
-            own_timeout_s = timeout_s_of(metadata)
+            call = self._call_of(request_id, context, is_id_given=bool(request.request_id))
             asked = request_from_wire(request)
         except Exception as error:
             failure = error if isinstance(error, Failure) else bug_failure(error, request_id)
             self._on_refused("generate", request_id, failure)
             _end(context, failure, request_id)
             return
-        timeouts_s = [left_s for left_s in (context.time_remaining(), own_timeout_s) if left_s is not None]
-        deadline = clock() + min(timeouts_s) if timeouts_s else None
-        call = Call(request_id=request_id, deadline=deadline, migration_limit=limit)
-        ending = await self._attempt(asked, call, context)
+        await self._serve(asked, call, context)
+
+    def _call_of(self, request_id: str, context: Context, *, is_id_given: bool) -> Call:
+        """The call that the metadata describe. Raises INVALID_ARGUMENT."""
+        metadata = _metadata(context)
+        kept = kept_of(metadata, request_id, self._keep, is_id_given=is_id_given)
+        if kept is not None:
+            if self._finder is None:
+                raise invalid(ON_DISCONNECT, "a worker that is called directly keeps no answers")
+            kept = replace(kept, early_s=_early_s(context))
+        return Call(
+            request_id=request_id,
+            deadline=_deadline(metadata, context),
+            migration_limit=migration_limit_of(metadata.get(MIGRATION_LIMIT.lower())),
+            kept=kept,
+        )
+
+    async def Resume(self, request: inference_pb2.ResumeRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """See inference.proto."""
+        try:
+            deadline = _deadline(_metadata(context), context)
+            generation_id = parse_generation_id(request.generation_id, "generation_id")
+            cursor = parse_cursor(request.cursor, "cursor") if request.cursor else None
+            if self._finder is None:
+                raise Failure(Reason.STREAM_NOT_FOUND, "a worker has no answers to resume: ask a frontend")
+            presentation, generation = await self._finder.find(generation_id)
+        except Exception as error:
+            failure = error if isinstance(error, Failure) else bug_failure(error, "(resume)")
+            _end(context, failure, "")
+            return
+        call = resumed_call(presentation, generation, cursor, deadline)
+        assert call.kept is not None, "what can be found is kept"
+        kept = replace(call.kept, early_s=_early_s(context))
+        await self._serve(presentation.request, replace(call, is_streamed=True, kept=kept), context)
+
+    async def _serve(self, request: Request, call: Call, context: Context) -> None:
+        ending = await self._attempt(request, call, context)
         if ending is not None:
             ending.clear_tracebacks()
-            _end(context, ending, request_id)
+            _end(context, ending, call.request_id)
 
     async def _attempt(self, request: Request, call: Call, context: Context) -> Failure | None:
         """Serve the request. Returns its failure, if it failed."""
@@ -95,6 +138,21 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         except Exception as error:
             return bug_failure(error, call.request_id)
         return None
+
+
+def _deadline(metadata: Mapping[str, str], context: Context) -> float | None:
+    """In event-loop time: the lower one of gRPC's own and that of the metadata. Raises INVALID_ARGUMENT."""
+    timeouts_s = [left_s for left_s in (context.time_remaining(), timeout_s_of(metadata)) if left_s is not None]
+    return clock() + min(timeouts_s) if timeouts_s else None
+
+
+def _early_s(context: Context) -> float:
+    """How much earlier than here a deadline may pass at the client, which then cancels the rpc.
+
+    gRPC rounds a timeout up to three digits on the wire, and its message takes a while.
+    """
+    left_s = context.time_remaining()
+    return 0.0 if left_s is None else DEADLINE_ROUNDING * left_s + DEADLINE_TRAVEL_S
 
 
 def _metadata(context: Context) -> dict[str, str]:

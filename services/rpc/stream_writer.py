@@ -14,9 +14,11 @@ from services.core.client_flow import ClientBounds, StallWatch
 from services.core.common_layers import outcome_of
 from services.core.delta_buffer import DeltaBuffer
 from services.core.errors import Failure, Reason
+from services.core.generation.wish import GENERATION_ID
 from services.core.interface import Delta, Layer
 from services.core.request import Request
 from services.rpc.codec import delta_to_wire
+from services.rpc.kept_items import KeptItems
 from services.runtime.tasks import root_cause
 from services.stubs import inference_pb2
 
@@ -54,8 +56,19 @@ class StreamWriter:
         self._written_count = 0
         self._draining = asyncio.timeout(None)
         self._watch: StallWatch | None = None
+        self._items: KeptItems | None = None
 
     def deliver(self, delta: Delta) -> None:
+        if self._items is None:
+            self._add(delta)
+            return
+        try:
+            for new in self._items.new(delta):
+                self._add(new)
+        except Failure as failure:
+            self._call.ending.fail(failure, Cause.RESUME_REFUSED)
+
+    def _add(self, delta: Delta) -> None:
         self._buffer.add(delta)
         self._changed.set()
         if self._writing is None:
@@ -65,6 +78,10 @@ class StreamWriter:
 
     async def run(self, pipeline: Layer, request: Request) -> None:
         """Run the request and write its answer. Raises the failure of the pipeline, and SLOW_CLIENT."""
+        if (kept := self._call.kept) is not None:
+            self._items = KeptItems(kept, request)
+            if kept.cursor is None:  # With one, the answer may still be refused.
+                kept.generation.on_begun = self._begin_early
         try:
             async with self._draining:
                 await self._run(pipeline, request)
@@ -77,6 +94,8 @@ class StreamWriter:
             if self._watch is not None:
                 self._watch.stop()
                 self._watch = None  # Break the cycle: it need not wait for the garbage collector.
+            if kept is not None:
+                kept.generation.on_begun = None  # Likewise.
 
     async def _run(self, pipeline: Layer, request: Request) -> None:
         try:
@@ -98,6 +117,11 @@ class StreamWriter:
         self._watch = StallWatch(self._bounds.stall_s_max, self._read_count, self._on_stall)
         self._watch.start()
 
+    def _begin_early(self) -> None:
+        """The engine has begun: tell the client by which id it can come back."""
+        if self._writing is None:
+            self._begin()
+
     @property
     def _has_stalled(self) -> bool:
         return self._watch is not None and self._watch.has_stalled
@@ -110,13 +134,24 @@ class StreamWriter:
         self._draining.reschedule(asyncio.get_running_loop().time() + left_s)
 
     async def _write_all(self) -> None:
-        # Sent alone: as part of a message that the client does not read it would hold up the status.
-        await self._context.send_initial_metadata(())
-        seed = self._call.told.seed  # Of the first message only.
+        # The head is sent alone: as part of a message that the client does not read it would hold up the status.
+        generation_id = await self._send_head()
         delta = await self._next_delta()
+        seed = self._call.told.seed  # Like the id, of the first message only.
         while delta is not None:
-            await self._write(delta_to_wire(delta, seed))
-            delta, seed = await self._next_delta(), None
+            cursor = "" if self._items is None else self._items.cursor_after(delta)
+            await self._write(delta_to_wire(delta, seed, generation_id, cursor))
+            delta, seed, generation_id = await self._next_delta(), None, ""
+
+    async def _send_head(self) -> str:
+        """Send the initial metadata. Returns the id of the answer; empty if it is not kept."""
+        if (kept := self._call.kept) is None:
+            await self._context.send_initial_metadata(())
+            return ""
+        name = kept.generation.name
+        await self._context.send_initial_metadata(((GENERATION_ID.lower(), name),))
+        kept.generation.is_told = True
+        return name
 
     async def _next_delta(self) -> Delta | None:
         """Wait for tokens and return them; None after the last."""

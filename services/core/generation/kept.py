@@ -62,7 +62,8 @@ class Kept(Struct, frozen=True, kw_only=True):
     `form`: how the answer is presented, as bytes of the API that presents it. `first_index`: the index, in the whole
     answer, of choice 0 of the prompt. `base`: how many of the request's generated tokens the client itself has sent;
     `prior_logprobs`: of those after them. `cursor`: how far the client is; None: it has nothing. `is_stopped`: whether
-    a stop string has ended the choice.
+    a stop string has ended the choice. `early_s`: how long before the deadline the client's own timer may end the
+    request.
     """
 
     generation: Generation
@@ -72,3 +73,4 @@ class Kept(Struct, frozen=True, kw_only=True):
     prior_logprobs: Sequence[Any] = ()
     cursor: Cursor | None = None
     is_stopped: Callable[[], bool] | None = None
+    early_s: float = 0.0

@@ -1,10 +1,14 @@
 """What a worker keeps of an answer for the frontend that resumes it: the request as it was prepared, and its form."""
 
+from typing import Protocol
+
 import msgspec
 from msgspec import Struct
 
 from services.core.call import Call
 from services.core.errors import Failure, Reason
+from services.core.generation.cursor import Cursor
+from services.core.generation.kept import Generation, Kept
 from services.core.request import Request
 
 PRESENTATION_BYTES_MAX = 1024 * 1024
@@ -51,3 +55,26 @@ def decode_presentation(encoded: bytes) -> Presentation:
     except msgspec.MsgspecError as error:
         detail = "the answer was begun by a frontend of another version, and cannot be resumed by this one"
         raise Failure(Reason.PROTOCOL_VIOLATION, detail) from error
+
+
+class Finder(Protocol):
+    """Finds answers that can be resumed, wherever they are."""
+
+    async def find(self, generation_id: bytes) -> tuple[Presentation, Generation]:
+        """What is known of the answer. Raises STREAM_NOT_FOUND, STREAM_EXPIRED or NO_WORKERS."""
+        ...
+
+
+def resumed_call(
+    presentation: Presentation, generation: Generation, cursor: Cursor | None, deadline: float | None
+) -> Call:
+    """The call of an answer that was found. `cursor`: how far its client is."""
+    return Call(
+        request_id=presentation.request_id,
+        deadline=deadline,
+        endpoint=presentation.endpoint,
+        is_streamed=presentation.is_streamed,
+        counts_prompt=presentation.counts_prompt,
+        migration_limit=presentation.migration_limit,
+        kept=Kept(generation=generation, form=presentation.form, cursor=cursor),
+    )

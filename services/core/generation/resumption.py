@@ -16,16 +16,17 @@ def bases_of(request: Request) -> Sequence[int]:
 class Resumption:
     """Passes on the deltas that a client does not have, once its cursor has been checked against those that it has.
 
-    An answer comes from its beginning, and its deltas are cut at the cursor.
+    An answer comes from its beginning, and its deltas are cut at the cursor. `known`: the cursor of the deltas that the
+    client has. Count in it what is sent.
     """
 
-    __slots__ = ("_bases", "_client", "_ended", "_has_failed", "_is_checked", "_known", "_waiting")
+    __slots__ = ("_bases", "_client", "_ended", "_has_failed", "_is_checked", "_waiting", "known")
 
     def __init__(self, cursor: Cursor, bases: Sequence[int]) -> None:
         """`cursor`: the client's. `bases`: see `bases_of`."""
         self._client = cursor
         self._bases = bases
-        self._known = CursorWriter(len(bases))
+        self.known = CursorWriter(len(bases))
         self._ended = [False] * len(bases)
         self._waiting: list[Delta] = []
         self._is_checked = self._has_failed = False
@@ -55,7 +56,7 @@ class Resumption:
     def _take_unchecked(self, delta: Delta) -> Sequence[Delta]:
         is_end = delta.finish_reason is not None
         if self.has(delta):
-            self._known.add(delta.choice, delta.position, delta.token_ids, is_end=is_end)
+            self.known.add(delta.choice, delta.position, delta.token_ids, is_end=is_end)
             self._ended[delta.choice] |= is_end
         else:
             self._waiting.append(delta)
@@ -63,7 +64,7 @@ class Resumption:
             if delta.usage is not None:
                 raise Failure(Reason.CURSOR_BEYOND_END, "the answer has fewer tokens than the cursor says")
             return ()
-        if self._known.checksum != self._client.checksum:
+        if self.known.checksum != self._client.checksum:
             detail = "the tokens before the cursor are not those that this answer has"
             raise Failure(Reason.RESUME_DIVERGED, detail)
         self._is_checked = True
@@ -85,7 +86,7 @@ class Resumption:
     @property
     def _is_complete(self) -> bool:
         """Whether everything before the cursor has come."""
-        client, known = self._client, self._known
+        client, known = self._client, self.known
         return self._ended == list(client.ended) and all(
             position <= base or known.position(choice) == position
             for choice, (position, base) in enumerate(zip(client.positions, self._bases, strict=True))

@@ -56,5 +56,5 @@ def _settle(session: WorkerSession, stream: Stream, call: Call, kept: Kept) -> N
 
 def _is_over(call: Call, kept: Kept) -> bool:
     """Whether nobody needs the answer any more."""
-    has_passed = call.deadline is not None and call.deadline <= asyncio.get_running_loop().time()
+    has_passed = call.deadline is not None and call.deadline - kept.early_s <= asyncio.get_running_loop().time()
     return has_passed or kept.generation.has_failed or call.ending.cause is Cause.EXPLICIT

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.core.call import Call
 from services.core.errors import Failure, Reason
-from services.core.generation.cursor import Cursor
-from services.core.generation.kept import Generation, Kept
+from services.core.generation.kept import Generation
 from services.core.generation.presentation import Presentation, decode_presentation
 from services.frontend.routing.rejection import no_workers
 from services.frontend.session.session import WorkerSession
@@ -120,18 +118,3 @@ class GenerationFinder:
                     loser.generations.discard(generation_id, holding.index, generation.epoch)
         generation.adoptions = {index: session.key for index, (_, session) in best.items()}
         return presentation, generation
-
-
-def resumed_call(
-    presentation: Presentation, generation: Generation, cursor: Cursor | None, deadline: float | None
-) -> Call:
-    """The call of an answer that was found. `cursor`: how far its client is."""
-    return Call(
-        request_id=presentation.request_id,
-        deadline=deadline,
-        endpoint=presentation.endpoint,
-        is_streamed=presentation.is_streamed,
-        counts_prompt=presentation.counts_prompt,
-        migration_limit=presentation.migration_limit,
-        kept=Kept(generation=generation, form=presentation.form, cursor=cursor),
-    )

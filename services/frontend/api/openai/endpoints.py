@@ -14,6 +14,7 @@ from services.core.common_layers import bug_failure
 from services.core.errors import Failure
 from services.core.generation.cursor import Cursor
 from services.core.generation.kept import Kept
+from services.core.generation.presentation import resumed_call
 from services.core.generation.wish import parse_generation_id
 from services.core.interface import Layer
 from services.core.model_card import ModelCard
@@ -38,7 +39,7 @@ from services.frontend.api.request_headers import (
 from services.frontend.api.response_headers import told_headers
 from services.frontend.control import FrontendControl
 from services.frontend.model_catalog import NO_VIEW
-from services.frontend.resume.finder import GenerationFinder, resumed_call
+from services.frontend.resume.finder import GenerationFinder
 from services.frontend.routing.rejection import no_workers, of_registered
 from services.http.decompress import body_of
 from services.http.errors import error_response, json_response

@@ -46,17 +46,13 @@ class KeptEvents(Events):
 
     def _sent(self, delta: Delta, event: bytes) -> bytes:
         """The event of a delta as it is sent, with its id. Events are sent in the order of these calls."""
-        self._count(delta)
+        self._cursor.add(delta.choice, delta.position, delta.token_ids, is_end=delta.finish_reason is not None)
         if not event:
             return b""  # An empty chunk would end the body.
         retry = b"" if self._has_begun else b"retry: %d\n" % RETRY_MS
         self._has_begun = True
         event = b"%bid: %b\n%b" % (retry, self._cursor.text.encode(), event)
         return b"%x\r\n%b\r\n" % (len(event), event) if self._is_chunked else event
-
-    def _count(self, delta: Delta) -> None:
-        """The client has the delta."""
-        self._cursor.add(delta.choice, delta.position, delta.token_ids, is_end=delta.finish_reason is not None)
 
     def _joined(self, delta: Delta, choice: OpenChoice | None) -> bytes:
         answer, is_end = self._answer, delta.finish_reason is not None
@@ -101,6 +97,7 @@ class ResumedEvents(KeptEvents):
         """`bases`: see `bases_of`. `on_failed`: the cursor does not fit."""
         super().__init__(answer, vocabulary, len(bases), is_chunked=is_chunked)
         self._resumption = Resumption(cursor, bases)
+        self._cursor = self._resumption.known
         self._on_failed = on_failed
 
     def of(self, delta: Delta) -> bytes:
@@ -111,7 +108,6 @@ class ResumedEvents(KeptEvents):
             return b""
         if self._resumption.has(delta):
             self._formatted(delta)
-            self._count(delta)
         return b"".join([self._sent(one, self._formatted(one)) for one in new])
 
 
