@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from services.core.gate import Gate
+from services.core.generation.wish import generation_id_of
 from services.frontend.routing.thresholds import BusyThresholds
 
 Changes = Mapping[str, Any]
@@ -31,6 +32,30 @@ class FrontendControl(Protocol):
     async def set_thresholds(self, model: str, changes: Changes) -> None:
         """Change some thresholds of a model. The values have been validated."""
         ...
+
+
+class DetachedRequests(Protocol):
+    """The requests whose clients have left, and which therefore run in no process of any frontend."""
+
+    async def cancel(self, generation_id: bytes) -> bool:
+        """End the request whose answer has this id. Returns whether it ran."""
+        ...
+
+
+class Canceller:
+    """Cancels requests by id, wherever they run."""
+
+    def __init__(self, control: FrontendControl, detached: DetachedRequests) -> None:
+        self._control = control
+        self._detached = detached
+
+    async def cancel(self, request_id: str) -> int:
+        """End every running request with that id; if there is none, the request whose client has left and whose answer
+        has the id. Returns their number. Raises Failure if a process does not answer.
+        """
+        cancelled = await self._control.cancel(request_id)
+        generation_id = None if cancelled else generation_id_of(request_id)
+        return cancelled if generation_id is None else int(await self._detached.cancel(generation_id))
 
 
 class LocalControl:

@@ -25,7 +25,7 @@ from services.frontend.api.admin.admin import Admin, AdminConfig
 from services.frontend.api.admin.grpc_service import SERVICE as ADMIN_SERVICE
 from services.frontend.api.admin.grpc_service import AdminService, AdminTokenInterceptor
 from services.frontend.api.build import build_admin_app, build_app
-from services.frontend.control import FrontendControl, LocalControl
+from services.frontend.control import Canceller, FrontendControl, LocalControl
 from services.frontend.layers.transport import Transport
 from services.frontend.metrics.collectors import BusyMetrics, MigrationLimitMetrics, WorkerLoadMetrics
 from services.frontend.metrics.definitions import PREFIX, build_metrics
@@ -143,12 +143,11 @@ class Frontend:
         self._app = build_app(
             pipeline, self._served, self._control, config.http, on_refused, finder, admin, self._metrics
         )
+        cancel = Canceller(self._control, finder).cancel
         self._server = _grpc_server(["unbroken.v1.Inference"], admin, is_shared=self._is_shared)
         self._metrics.registry.register(ConnectionMetrics(config.metrics_prefix, self._server))
         inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceService(
-                pipeline, self._gate, on_refused, config.http.client, self._control.cancel, finder, config.http.keep
-            ),
+            InferenceService(pipeline, self._gate, on_refused, config.http.client, cancel, finder, config.http.keep),
             self._server.server,
         )
 

@@ -1,12 +1,15 @@
-"""LocalControl acts on this process: its metrics, its running requests and its thresholds."""
+"""LocalControl acts on this process, and Canceller also on requests whose clients have left."""
 
 from prometheus_client import CollectorRegistry, Counter
 
 from services.core.call import Call
 from services.core.gate import Gate
-from services.frontend.control import LocalControl
+from services.frontend.control import Canceller, LocalControl
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds, Thresholds
+from tests.frontend.support import alone
 from tests.support.doubles import run_async
+
+ID = "000102030405060708090a0b0c0d0e0f"
 
 
 def test_exposition_contains_the_metrics_of_this_process() -> None:
@@ -35,3 +38,37 @@ def test_set_thresholds_changes_only_the_given_ones() -> None:
     run_async(control.set_thresholds("m", {"active_prefill_tokens_threshold": 7}))
 
     assert thresholds.of("m") == Thresholds(active_decode_blocks=0.5, active_prefill_tokens=7)
+
+
+class Detached:
+    """One request whose client has left."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+
+    async def cancel(self, generation_id: bytes) -> bool:
+        self.asked.append(generation_id)
+        return len(self.asked) == 1
+
+
+def test_request_that_runs_nowhere_is_cancelled_by_the_id_of_its_answer() -> None:
+    detached, control = Detached(), alone()
+    canceller = Canceller(control, detached)
+
+    async def scenario() -> list[int]:
+        return [await canceller.cancel(f"chatcmpl-{ID}"), await canceller.cancel(ID)]
+
+    assert run_async(scenario()) == [1, 0]
+    assert detached.asked == [bytes.fromhex(ID)] * 2
+
+
+def test_workers_are_not_asked_for_requests_that_run_here_or_whose_ids_no_answer_has() -> None:
+    detached, gate = Detached(), Gate()
+    canceller = Canceller(alone(gate=gate), detached)
+
+    async def scenario() -> list[int]:
+        gate.enter(Call(request_id=ID))
+        return [await canceller.cancel(ID), await canceller.cancel("another")]
+
+    assert run_async(scenario()) == [1, 0]
+    assert detached.asked == []

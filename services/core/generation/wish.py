@@ -47,7 +47,12 @@ def kept_of(headers: Mapping[str, str], request_id: str, config: KeepConfig, *, 
 
 def parse_generation_id(given: str, param: str) -> bytes:
     """The id of an answer, as its `id` or as the header has it. Raises INVALID_ARGUMENT, which names `param`."""
-    bare = given.removeprefix("chatcmpl-").removeprefix("cmpl-")
-    if not RANDOM_ID.fullmatch(bare):
+    if (generation_id := generation_id_of(given)) is None:
         raise invalid(param, f"{param} must be the id of an answer: 32 hexadecimal digits, or a UUID")
-    return uuid.UUID(bare).bytes
+    return generation_id
+
+
+def generation_id_of(given: str) -> bytes | None:
+    """The same; None if it has not the form of an id."""
+    bare = given.removeprefix("chatcmpl-").removeprefix("cmpl-")
+    return uuid.UUID(bare).bytes if RANDOM_ID.fullmatch(bare) else None

@@ -10,7 +10,7 @@ from services.frontend.api.openai.endpoints import OnRefused, OpenAiEndpoints, S
 from services.frontend.api.openai.parse import parse_chat, parse_completion
 from services.frontend.api.openai.responses import ChatAnswer, CompletionAnswer
 from services.frontend.api.openapi.document import OpenApiRoute
-from services.frontend.control import FrontendControl
+from services.frontend.control import Canceller, FrontendControl
 from services.frontend.resume.finder import GenerationFinder
 from services.http.app import HttpApp, Shortage
 from services.http.server.config import HttpConfig
@@ -31,7 +31,7 @@ def build_app(
     `on_refused`: called for requests that are refused before they reach the pipeline. `admin`: None if admin calls are
     disabled, or served on an address of their own. `shortage`: counts connections that cannot be accepted.
     """
-    endpoints = OpenAiEndpoints(pipeline, served, control, config, on_refused, finder)
+    endpoints = OpenAiEndpoints(pipeline, served, Canceller(control, finder), config, on_refused, finder)
     app = HttpApp(config, config.body_bytes_max, lambda: served.is_draining, shortage)
     routes = app.routes
     completion = partial(parse_completion, unknown_fields=config.unknown_fields)

@@ -67,10 +67,11 @@ class GenerationFinder:
             raise no_workers("a worker that may have this answer cannot be reached at the moment")
         raise Failure(Reason.STREAM_NOT_FOUND, "no worker has an answer with this id")
 
-    async def cancel(self, generation_id: bytes) -> int:
-        """Cancel the choices that no frontend owns. Returns how many ran."""
+    async def cancel(self, generation_id: bytes) -> bool:
+        """Cancel the choices that no frontend owns, and drop their records. Returns whether any of them ran."""
+        await self._wait_for_sessions()
         founds, _ = await self._ask_all(generation_id, cancels=True)
-        return sum(found.located.cancelled for found in founds)
+        return any(found.located.cancelled for found in founds)
 
     async def _wait_for_sessions(self) -> None:
         """A frontend that has just started may not have reached the worker yet."""

@@ -37,7 +37,7 @@ from services.frontend.api.request_headers import (
     wants_partial,
 )
 from services.frontend.api.response_headers import told_headers
-from services.frontend.control import FrontendControl
+from services.frontend.control import Canceller
 from services.frontend.model_catalog import NO_VIEW
 from services.frontend.resume.finder import GenerationFinder
 from services.frontend.routing.rejection import no_workers, of_registered
@@ -76,7 +76,7 @@ class OpenAiEndpoints:
         self,
         pipeline: Layer,
         served: ServedModels,
-        control: FrontendControl,
+        canceller: Canceller,
         config: HttpConfig,
         on_refused: OnRefused,
         finder: GenerationFinder,
@@ -85,7 +85,7 @@ class OpenAiEndpoints:
         self._finder = finder
         self._on_refused = on_refused
         self._served = served
-        self._control = control
+        self._canceller = canceller
         self._config = config
         self._created = int(time.time())
         self._decompressing = BoundedExecutor()
@@ -199,9 +199,9 @@ class OpenAiEndpoints:
         return json_response(msgspec.json.encode(model_object(card, self._created)))
 
     async def cancel(self, request: HttpRequest, connection: Connection) -> Response:
-        """Cancel all running requests with an id. Idempotent."""
+        """Cancel all running requests with an id, or the one whose answer has it. Idempotent."""
         request_id = checked_request_id(request.arguments["request_id"])
-        cancelled = await self._control.cancel(request_id)
+        cancelled = await self._canceller.cancel(request_id)
         return json_response(msgspec.json.encode(Cancelled(id=request_id, cancelled=cancelled)))
 
 
