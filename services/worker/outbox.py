@@ -62,10 +62,14 @@ class Outbox:
         self._message.begun.append(stream_id)
         self._grow(1)
 
-    def add_located(self, located: worker_pb2.Located) -> None:
-        """Add the answer to a question about generations."""
+    def add_located(self, located: worker_pb2.Located) -> int:
+        """Add the answer to a question about generations. Returns its size, in tokens, which `token_count` leaves out.
+
+        Call it while the frontend reads: one answer may be as large as all that a frontend may leave unread.
+        """
         self._message.located.append(located)
-        self._grow(-(-located.ByteSize() // TOKEN_BYTES))
+        self._on_change()
+        return -(-located.ByteSize() // TOKEN_BYTES)
 
     def set_welcome(self, welcome: worker_pb2.Welcome) -> None:
         self._message.welcome.CopyFrom(welcome)

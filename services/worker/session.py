@@ -175,10 +175,13 @@ class FrontendSession:
         for stream_id in message.detaches:
             self._owned.detach(stream_id)
         for locate in message.locates:
+            self._check_room(1)
             self._owned.locate(locate)
         for adopt in message.adopts:
+            self._check_room(1)
             self._check_new(adopt.stream_id)
             self._owned.adopt(adopt)
+        if message.locates or message.adopts:
             self._send_soon()
 
     def _on_connection_lost(self, failure: Failure) -> None:
@@ -211,12 +214,10 @@ class FrontendSession:
         self._is_send_due = False
         assert self._connection is not None
         if self._connection.is_writable:
-            has_more = self._owned.replay()
             if not self._outbox.is_empty:
                 self._connection.send(self._outbox.pop_message())
-            if has_more:
-                self._send_soon()
-            if self._has_ended:
+            self._owned.pull()  # Into the empty outbox, which is sent in a later turn.
+            if self._has_ended and self._outbox.is_empty:
                 self._end_with(SessionOverError("this worker left"))
 
     # Requests
@@ -229,8 +230,7 @@ class FrontendSession:
             raise SessionOverError(f"the frontend asked for {count} choices at once: at most {CHOICES_MAX}")
         if max(first_id, first_choice) + count - 1 > COUNT_MAX:
             raise SessionOverError(f"the frontend counted {count} choices or their ids past {COUNT_MAX}")
-        if len(self._streams) + len(self._owned) + count > self._streams_max:
-            raise SessionOverError(f"the frontend has more than {self._streams_max} streams")
+        self._check_room(count)
         for number in range(count):
             self._check_new(first_id + number)
         deadline = None
@@ -248,6 +248,10 @@ class FrontendSession:
             self._streams[stream.id] = stream
             stream.task = self._group.create_task(self._run(stream, request, request_id, deadline))
             stream.task.add_done_callback(partial(self._forget, stream))
+
+    def _check_room(self, count: int) -> None:
+        if len(self._streams) + len(self._owned) + self._owned.question_count + count > self._streams_max:
+            raise SessionOverError(f"the frontend has more than {self._streams_max} streams and questions")
 
     def _check_new(self, stream_id: int) -> None:
         if stream_id in self._streams or stream_id in self._owned or stream_id in self._ended:

@@ -1,5 +1,6 @@
 """The generations that one session owns, and the answers to its frontend's questions about generations."""
 
+from collections import deque
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -18,22 +19,23 @@ from services.worker.generations.store import GenerationStore
 from services.worker.outbox import Outbox
 
 REPLAY_WEIGHT_MAX = 16_384
-"""How much of a record goes into one message to its new owner, in tokens (`Delta.weight`)."""
+"""How much of records, and of answers to questions, goes into one message, in tokens (`Delta.weight`)."""
 
 
 class OwnedStream:
     """The owner of one generation: passes its tokens to the outbox of a session.
 
     `replayed`: the position up to which an adopted record has been sent; None: all of it, so tokens are sent as they
-    come.
+    come. `is_stopped`: the frontend needs no more tokens.
     """
 
-    __slots__ = ("_forget", "_outbox", "generation", "id", "replayed")
+    __slots__ = ("_forget", "_outbox", "generation", "id", "is_stopped", "replayed")
 
     def __init__(self, stream_id: int, outbox: Outbox, forget: Callable[[int], None]) -> None:
         self.id = stream_id
         self.generation: Generation | None = None  # Set at once by its creator.
         self.replayed: int | None = None
+        self.is_stopped = False
         self._outbox = outbox
         self._forget = forget
 
@@ -75,13 +77,19 @@ class OwnedStreams:
     def __init__(
         self, store: GenerationStore, outbox: Outbox, counters: Counters, on_removed: Callable[[int], None]
     ) -> None:
-        """`on_removed`: called with the id of each stream that is over for this session."""
+        """`on_removed`: called with the id of each stream that is over, unless the frontend has cancelled it."""
         self._store = store
         self._outbox = outbox
         self._counters = counters
         self._on_removed = on_removed
         self._streams: dict[int, OwnedStream] = {}
         self._replays: dict[int, OwnedStream] = {}
+        self._questions: deque[tuple[worker_pb2.Locate, int]] = deque()  # With the number of those cancelled.
+
+    @property
+    def question_count(self) -> int:
+        """How many questions wait for their answers to be sent."""
+        return len(self._questions)
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -126,10 +134,12 @@ class OwnedStreams:
             self._replays[stream.id] = stream
 
     def locate(self, locate: worker_pb2.Locate) -> None:
-        """Answer a question about an answer's generations."""
-        store, generation_id = self._store, locate.generation_id
-        cancelled = store.cancel_detached(generation_id) if locate.cancels else 0
-        found = store.locate(generation_id)
+        """Take a question about an answer's generations. `pull` answers it."""
+        cancelled = self._store.cancel_detached(locate.generation_id) if locate.cancels else 0
+        self._questions.append((locate, cancelled))
+
+    def _located(self, locate: worker_pb2.Locate, cancelled: int) -> worker_pb2.Located:
+        found = self._store.locate(locate.generation_id)
         holdings = [
             worker_pb2.Holding(
                 index=one.index,
@@ -140,29 +150,30 @@ class OwnedStreams:
             )
             for one in found
         ]
-        self._outbox.add_located(
-            worker_pb2.Located(
-                query=locate.query,
-                holdings=holdings,
-                presentation=found[0].spec.presentation if found else b"",
-                is_expired=not found and store.is_expired(generation_id),
-                cancelled=cancelled,
-            )
+        return worker_pb2.Located(
+            query=locate.query,
+            holdings=holdings,
+            presentation=found[0].spec.presentation if found else b"",
+            is_expired=not found and self._store.is_expired(locate.generation_id),
+            cancelled=cancelled,
         )
 
     def cancel(self, stream_id: int) -> None:
         """The frontend gives the stream up: stop the engine and drop the record."""
         if (stream := self._streams.get(stream_id)) is not None and stream.generation is not None:
-            self._count_signal(stream.generation)
+            self._count_signal(stream, stream.generation)
             self._store.drop(stream.generation, Cause.SIGNAL)
-            self._remove(stream_id)
+            self._replays.pop(stream_id, None)
+            del self._streams[stream_id]  # It has been counted, and no further cancel will come.
 
     def stop(self, stream_id: int) -> None:
         """The frontend needs no more tokens."""
         stream = self._streams.get(stream_id)
         if stream is not None and stream.generation is not None:
-            self._count_signal(stream.generation)
+            self._count_signal(stream, stream.generation)
+            stream.is_stopped = True
             stream.generation.stop()
+            self._replays.pop(stream_id, None)
 
     def detach(self, stream_id: int) -> None:
         """The frontend lets go of the stream."""
@@ -175,16 +186,20 @@ class OwnedStreams:
         for stream_id in list(self._streams):
             self.detach(stream_id)
 
-    def replay(self) -> bool:
-        """Put the next parts of adopted records into the outbox. Returns whether there are more."""
+    def pull(self) -> None:
+        """Put the next answers to questions and the next parts of adopted records into the outbox, if there are any.
+
+        They take up to REPLAY_WEIGHT_MAX, and one answer or token more. Call it while the frontend reads.
+        """
         weight = 0
+        while self._questions and weight < REPLAY_WEIGHT_MAX:
+            weight += self._outbox.add_located(self._located(*self._questions.popleft()))
         for stream in list(self._replays.values()):
+            if weight >= REPLAY_WEIGHT_MAX:
+                return
             weight += stream.replay(REPLAY_WEIGHT_MAX - weight)
             if stream.replayed is None:
                 self._replays.pop(stream.id, None)
-            if weight >= REPLAY_WEIGHT_MAX:
-                break
-        return bool(self._replays)
 
     def _add(self, stream_id: int) -> OwnedStream:
         stream = self._streams[stream_id] = OwnedStream(stream_id, self._outbox, self._remove)
@@ -195,9 +210,10 @@ class OwnedStreams:
         del self._streams[stream_id]
         self._on_removed(stream_id)
 
-    def _count_signal(self, generation: Generation) -> None:
-        phase = generation.phase if generation.outcome is None else Phase.ENDED
-        self._counters.cancelled[Cause.SIGNAL, phase] += 1
+    def _count_signal(self, stream: OwnedStream, generation: Generation) -> None:
+        if not stream.is_stopped:
+            phase = generation.phase if generation.outcome is None else Phase.ENDED
+            self._counters.cancelled[Cause.SIGNAL, phase] += 1
 
 
 def _spec(message: worker_pb2.Generation) -> Spec:
