@@ -98,15 +98,20 @@ class Disturbance:
     act: Callable[[], None]
 
 
-def read_answers(url: str, bodies: Sequence[bytes], disturbance: Disturbance | None = None) -> list[Answer]:
-    """Send all requests at once, each on its own connection; return when all have ended or were given up."""
+def read_answers(
+    url: str, bodies: Sequence[bytes], disturbance: Disturbance | None = None, headers: str = ""
+) -> list[Answer]:
+    """Send all requests at once, each on its own connection; return when all have ended or were given up.
+
+    `headers`: further lines of each request's head.
+    """
     place = urlsplit(url)
     answers = [Answer() for _ in bodies]
     under_way: dict[int, tuple[socket.socket, Answer]] = {}
     with select.epoll() as epoll:
         for body, answer in zip(bodies, answers, strict=True):
             sock = socket.create_connection((place.hostname, place.port), timeout=REPLY_S_MAX)
-            sock.sendall(post(place.netloc, body))
+            sock.sendall(post(place.netloc, body, headers))
             sock.setblocking(False)
             under_way[sock.fileno()] = (sock, answer)
             epoll.register(sock, select.EPOLLIN)

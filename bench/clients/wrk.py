@@ -83,7 +83,7 @@ def wire_bytes_per_event(url: str, tokens: int) -> float:
     return len(events) / events.count(b"data: {")
 
 
-def post(host: str, body: bytes) -> bytes:
-    """Return a request as it goes over the wire; the connection closes after the response."""
-    head = f"POST {PATH} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+def post(host: str, body: bytes, headers: str = "") -> bytes:
+    """Return a request as it goes over the wire; the connection closes after the response. `headers`: further lines."""
+    head = f"POST {PATH} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}"
     return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body

@@ -53,12 +53,12 @@ class Owner(Protocol):
 class Generation(Attempt):
     """One choice of a request with `Submit.generation`. It is the attempt of its call, and the sink of its tokens.
 
-    `outcome`: how it ended; None while it runs. `size`: of its record, in bytes. `epoch`: of the last frontend that
-    owned it. `timer`: drops it when its grace is over. `task`: runs it.
+    `outcome`: how it ended; None while it runs. `epoch`: of the last frontend that owned it. `timer`: drops it when its grace is over. `task`: runs it.
     """
 
     __slots__ = (
         "_logprobs",
+        "_prompt_count",
         "_token_ids",
         "choice",
         "choice_group",
@@ -67,7 +67,6 @@ class Generation(Attempt):
         "index",
         "outcome",
         "owner",
-        "size",
         "spec",
         "task",
         "timer",
@@ -90,8 +89,7 @@ class Generation(Attempt):
         self.timer: asyncio.TimerHandle | None = None
         self._token_ids = array("I", request.generated_token_ids[spec.base :])
         self._logprobs = None if request.logprobs is None else list(spec.prior_logprobs)
-        brought = Delta(spec.base, self._token_ids, logprobs=self._logprobs)
-        self.size = len(spec.presentation) + TOKEN_BYTES * len(request.token_ids or ()) + size_of(brought)
+        self._prompt_count = len(request.token_ids or ())
 
     @property
     def end(self) -> int:
@@ -102,6 +100,13 @@ class Generation(Attempt):
     def token_count(self) -> int:
         """How many tokens the record has."""
         return len(self._token_ids)
+
+    @property
+    def size(self) -> int:
+        """The size of its record, in bytes."""
+        tokens = TOKEN_BYTES * (self._prompt_count + len(self._token_ids))
+        logprobs = LOGPROB_BYTES * sum(1 + len(one.top) for one in self._logprobs or ())
+        return len(self.spec.presentation) + tokens + logprobs
 
     def pieces(self, position: int, weight_max: int) -> Iterator[Delta]:
         """The record from `position` on, as deltas of a weight of about `weight_max` each."""
@@ -131,7 +136,6 @@ class Generation(Attempt):
         self._token_ids.extend(delta.token_ids)
         if self._logprobs is not None:
             self._logprobs.extend(delta.logprobs or ())
-        self.size += size_of(delta)
         self.owner.on_tokens(delta)
 
     def end_with(self, outcome: FinishReason | Failure) -> None:

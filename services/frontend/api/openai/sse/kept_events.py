@@ -9,9 +9,10 @@ from services.core.generation.cursor import Cursor, CursorWriter
 from services.core.generation.resumption import Resumption
 from services.core.interface import Delta, Usage
 from services.frontend.api.openai.responses import Answer
-from services.frontend.api.openai.sse.events import Events, OpenChoice, json_text
+from services.frontend.api.openai.sse.events import Events, OpenChoice, encode, json_text, one_line
 from services.models.tokenizers import Vocabulary
 
+_ID_BYTES = len(b"id: \n")
 RETRY_MS = 1000
 """How long a browser's EventSource waits before it comes back."""
 
@@ -24,17 +25,29 @@ class KeptEvents(Events):
     """
 
     has_ids = True
-    __slots__ = ("_cursor", "_has_begun", "_is_detailed")
+    __slots__ = ("_cursor", "_has_begun", "_is_detailed", "_is_single", "_only")
 
     def __init__(self, answer: Answer, vocabulary: Callable[[], Vocabulary], count: int, *, is_chunked: bool) -> None:
         """`count`: choices of the answer."""
         super().__init__(answer, vocabulary, is_chunked=is_chunked)
         self._cursor = CursorWriter(count)
         self._has_begun = False
+        self._is_single = count == 1
+        self._only: OpenChoice | None = None  # The only choice, once it has begun, if its events differ in text alone.
         self._is_detailed = answer.has_usage_in_events or answer.returns_token_ids
 
     def of(self, delta: Delta) -> bytes:
-        return self._sent(delta, self._formatted(delta))
+        only = self._only
+        if only is None or delta.logprobs or delta.finish_reason is not None or not delta.text:
+            return self._sent(delta, self._formatted(delta))
+        text = encode(delta.text)  # Nearly every token takes this path: no further calls, no copies.
+        if not text.isascii():
+            text = one_line(text)
+        cursor = self._cursor.add_tokens(delta.position, delta.token_ids)
+        if self._is_chunked:
+            size = only.size + len(text) + len(cursor) + _ID_BYTES
+            return b"%x\r\nid: %b\n%b%b%b\r\n" % (size, cursor, only.head, text, only.tail)
+        return b"id: %b\n%b%b%b" % (cursor, only.head, text, only.tail)
 
     def _formatted(self, delta: Delta) -> bytes:
         """The event of a delta, without an id; empty if it has nothing to say."""
@@ -51,6 +64,8 @@ class KeptEvents(Events):
             return b""  # An empty chunk would end the body.
         retry = b"" if self._has_begun else b"retry: %d\n" % RETRY_MS
         self._has_begun = True
+        if self._is_single and not self._is_detailed and not delta.logprobs:
+            self._only = self._open.get(delta.choice)
         event = b"%bid: %b\n%b" % (retry, self._cursor.text.encode(), event)
         return b"%x\r\n%b\r\n" % (len(event), event) if self._is_chunked else event
 
