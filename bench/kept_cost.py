@@ -21,27 +21,26 @@ from tests.integration.harness.plane.fork_server import ForkServer
 from tests.integration.harness.plane.plane import Plane
 from tests.integration.harness.plane.processes import Process
 
-TOKENS = 200
 KEPT = "X-On-Disconnect: continue\r\n"
 
 
-def cost_us(plane: Plane, worker: Process, streams: int, headers: str) -> tuple[float, float]:
+def cost_us(plane: Plane, worker: Process, streams: int, tokens: int, headers: str) -> tuple[float, float]:
     """Processor time per token in µs, of the frontend and of the worker."""
-    body = {"model": "mocker", "prompt": "x", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+    body = {"model": "mocker", "prompt": "x", "max_tokens": tokens, "ignore_eos": True, "stream": True}
     before = [cpu_seconds(one.pid) for one in (plane.frontend, worker)]
     answers = read_answers(plane.frontend.http, [json.dumps(body).encode()] * streams, headers=headers)
     if not all(answer.is_complete for answer in answers):
         raise BenchError("an answer was not complete")
     after = [cpu_seconds(one.pid) for one in (plane.frontend, worker)]
-    frontend, worker_us = [(late - early) / (streams * TOKENS) * 1e6 for late, early in zip(after, before, strict=True)]
+    frontend, worker_us = [(late - early) / (streams * tokens) * 1e6 for late, early in zip(after, before, strict=True)]
     return frontend, worker_us
 
 
-def measure(plane: Plane, worker: Process, streams: int, rounds: int) -> None:
+def measure(plane: Plane, worker: Process, streams: int, tokens: int, rounds: int) -> None:
     """Print the costs of both kinds, and their ratios."""
     plain, kept = [], []
     for number in range(rounds + 1):
-        pair = [cost_us(plane, worker, streams, headers) for headers in ("", KEPT)]
+        pair = [cost_us(plane, worker, streams, tokens, headers) for headers in ("", KEPT)]
         if number:  # The first round warms up.
             plain.append(pair[0])
             kept.append(pair[1])
@@ -57,15 +56,16 @@ def measure(plane: Plane, worker: Process, streams: int, rounds: int) -> None:
 
 @click.command(help="Measure what it costs that a stream can be resumed.")
 @click.option("--streams", default="64,256", show_default=True, help="Concurrent streams.")
+@click.option("--tokens", type=click.IntRange(1), default=500, show_default=True, help="Tokens of an answer.")
 @click.option("--rounds", type=click.IntRange(1), default=9, show_default=True)
-def main(streams: str, rounds: int) -> None:
+def main(streams: str, tokens: int, rounds: int) -> None:
     with ForkServer() as fork_server, tempfile.TemporaryDirectory() as folder:
         plane = Plane(fork_server, Path(folder))
         try:
             options = ("--mocker-itl-ms=10", "--engine-request-limit=512")
             [worker] = run_on_loop(run_together([plane.worker(*options)]))
             for count in streams.split(","):
-                measure(plane, worker, int(count), rounds)
+                measure(plane, worker, int(count), tokens, rounds)
         finally:
             plane.close()
 

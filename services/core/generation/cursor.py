@@ -42,30 +42,25 @@ def parse_cursor(given: str, param: str) -> Cursor:
 
 
 class CursorWriter:
-    """The cursor of a stream as it is delivered. Call `add` for each delta; `text` is the cursor after it."""
+    """The cursor of a stream as it is delivered. Call `add` for each delta; `text` is the cursor after it.
 
-    __slots__ = ("_checksums", "_positions", "_texts")
+    `checksums`: of each choice.
+    """
+
+    __slots__ = ("_positions", "_texts", "checksums")
 
     def __init__(self, count: int) -> None:
         """`count`: choices of the answer."""
         self._positions = [0] * count
-        self._checksums = [0] * count
+        self.checksums = [0] * count
         self._texts = ["0"] * count
 
     def add(self, choice: int, position: int, token_ids: Sequence[int], *, is_end: bool) -> None:
         """Count tokens of a choice from `position` on. `is_end`: its finish is delivered with them."""
         if token_ids:
-            self._checksums[choice] = zlib.crc32(_encoded(token_ids), self._checksums[choice])
+            self.checksums[choice] = zlib.crc32(encoded_ids(token_ids), self.checksums[choice])
         end = self._positions[choice] = position + len(token_ids)
         self._texts[choice] = f"{end}e" if is_end else str(end)
-
-    def add_tokens(self, position: int, token_ids: Sequence[int]) -> bytes:
-        """Count tokens of the only choice, and return the cursor. The path of every token: it does no more than `add`."""
-        token_count = len(token_ids)
-        encoded = token_ids[0].to_bytes(4, "little") if token_count == 1 else _encoded(token_ids)
-        checksum = self._checksums[0] = zlib.crc32(encoded, self._checksums[0])
-        self._positions[0] = end = position + token_count
-        return b"%d-%08x" % (end, checksum)
 
     def position(self, choice: int) -> int:
         """The position after the last token of a choice."""
@@ -74,7 +69,7 @@ class CursorWriter:
     @property
     def checksum(self) -> int:
         """The checksum of all tokens."""
-        return checksum_of(self._checksums)
+        return checksum_of(self.checksums)
 
     @property
     def text(self) -> str:
@@ -89,7 +84,8 @@ def checksum_of(checksums: Sequence[int]) -> int:
     return zlib.crc32(b"".join([one.to_bytes(4, "little") for one in checksums]))
 
 
-def _encoded(token_ids: Sequence[int]) -> bytes:
+def encoded_ids(token_ids: Sequence[int]) -> bytes:
+    """Token ids as the checksum counts them."""
     if len(token_ids) == 1:
         return token_ids[0].to_bytes(4, "little")
     column = array("I", token_ids)

@@ -53,7 +53,8 @@ class Owner(Protocol):
 class Generation(Attempt):
     """One choice of a request with `Submit.generation`. It is the attempt of its call, and the sink of its tokens.
 
-    `outcome`: how it ended; None while it runs. `epoch`: of the last frontend that owned it. `timer`: drops it when its grace is over. `task`: runs it.
+    `outcome`: how it ended; None while it runs. `epoch`: of the last frontend that owned it. `timer`: drops it when its
+    grace is over. `task`: runs it.
     """
 
     __slots__ = (

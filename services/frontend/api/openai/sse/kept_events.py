@@ -1,18 +1,19 @@
 """The events of an answer that can be resumed: each delta is one event, with the client's cursor as its id."""
 
+from binascii import hexlify
 from collections.abc import Callable, Sequence
+from zlib import crc32
 
 from msgspec import UNSET, UnsetType
 
 from services.core.errors import Failure
-from services.core.generation.cursor import Cursor, CursorWriter
+from services.core.generation.cursor import Cursor, CursorWriter, encoded_ids
 from services.core.generation.resumption import Resumption
 from services.core.interface import Delta, Usage
 from services.frontend.api.openai.responses import Answer
 from services.frontend.api.openai.sse.events import Events, OpenChoice, encode, json_text, one_line
 from services.models.tokenizers import Vocabulary
 
-_ID_BYTES = len(b"id: \n")
 RETRY_MS = 1000
 """How long a browser's EventSource waits before it comes back."""
 
@@ -25,7 +26,7 @@ class KeptEvents(Events):
     """
 
     has_ids = True
-    __slots__ = ("_cursor", "_has_begun", "_is_detailed", "_is_single", "_only")
+    __slots__ = ("_cursor", "_has_begun", "_id_size", "_is_detailed", "_is_single", "_longer_at", "_only")
 
     def __init__(self, answer: Answer, vocabulary: Callable[[], Vocabulary], count: int, *, is_chunked: bool) -> None:
         """`count`: choices of the answer."""
@@ -33,6 +34,7 @@ class KeptEvents(Events):
         self._cursor = CursorWriter(count)
         self._has_begun = False
         self._is_single = count == 1
+        self._id_size, self._longer_at = len(b"id: 0-00000000\n"), 10  # The size of the next id, and when it grows.
         self._only: OpenChoice | None = None  # The only choice, once it has begun, if its events differ in text alone.
         self._is_detailed = answer.has_usage_in_events or answer.returns_token_ids
 
@@ -43,11 +45,16 @@ class KeptEvents(Events):
         text = encode(delta.text)  # Nearly every token takes this path: no further calls, no copies.
         if not text.isascii():
             text = one_line(text)
-        cursor = self._cursor.add_tokens(delta.position, delta.token_ids)
-        if self._is_chunked:
-            size = only.size + len(text) + len(cursor) + _ID_BYTES
-            return b"%x\r\nid: %b\n%b%b%b\r\n" % (size, cursor, only.head, text, only.tail)
-        return b"id: %b\n%b%b%b" % (cursor, only.head, text, only.tail)
+        token_ids, checksums = delta.token_ids, self._cursor.checksums
+        encoded = token_ids[0].to_bytes(4, "little") if len(token_ids) == 1 else encoded_ids(token_ids)
+        checksums[0] = checksum = crc32(encoded, checksums[0])
+        position, shown = delta.position + len(token_ids), hexlify(checksum.to_bytes(4, "big"))
+        if not self._is_chunked:
+            return b"id: %d-%b\n%b%b%b" % (position, shown, only.head, text, only.tail)
+        while position >= self._longer_at:
+            self._longer_at, self._id_size = 10 * self._longer_at, self._id_size + 1
+        size = self._id_size + only.size + len(text)
+        return b"%x\r\nid: %d-%b\n%b%b%b\r\n" % (size, position, shown, only.head, text, only.tail)
 
     def _formatted(self, delta: Delta) -> bytes:
         """The event of a delta, without an id; empty if it has nothing to say."""
