@@ -18,7 +18,7 @@ from typing import NamedTuple
 from services.core.errors import Failure, Reason
 from services.core.validation import ANSWERS_MAX
 
-_FORM = re.compile(r"(\d{1,10}e?(?:\.\d{1,10}e?)*)-([0-9a-f]{8})")
+_FORM = re.compile(r"([0-9]{1,10}e?(?:\.[0-9]{1,10}e?)*)-([0-9a-f]{8})")
 CURSOR_CHARACTERS_MAX = 12 * ANSWERS_MAX + 9
 
 

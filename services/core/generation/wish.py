@@ -1,5 +1,6 @@
 """What a client wants to become of its request when it leaves, by its headers or metadata."""
 
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,5 +55,5 @@ def parse_generation_id(given: str, param: str) -> bytes:
 
 def generation_id_of(given: str) -> bytes | None:
     """The same; None if it has not the form of an id."""
-    bare = given.removeprefix("chatcmpl-").removeprefix("cmpl-")
+    bare = re.sub("^(chatcmpl|cmpl)-", "", given)
     return uuid.UUID(bare).bytes if RANDOM_ID.fullmatch(bare) else None

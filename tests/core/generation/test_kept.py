@@ -1,0 +1,68 @@
+"""What the choices of one kept answer share: its id, whether it was found, and the records that wait for its end."""
+
+import pytest
+
+from services.core.generation.kept import RANDOM_ID, Generation
+
+
+def make() -> Generation:
+    return Generation(bytes(range(16)), 30.0, is_told=True)
+
+
+def test_its_name_is_its_id_in_hexadecimal() -> None:
+    assert make().name == "000102030405060708090a0b0c0d0e0f"
+
+
+@pytest.mark.parametrize(("epoch", "is_resumed"), [(1, False), (2**32, True)])
+def test_an_answer_with_a_later_epoch_than_the_first_was_found_on_workers(epoch: int, is_resumed: bool) -> None:
+    generation = make()
+    generation.epoch = epoch
+
+    assert generation.is_resumed is is_resumed
+
+
+def test_records_are_let_go_of_once_and_in_order() -> None:
+    generation, let_go = make(), list[int]()
+    for number in range(3):
+        generation.hold(lambda number=number: let_go.append(number))  # type: ignore[misc]
+    assert let_go == []
+
+    generation.release()
+    generation.release()
+
+    assert let_go == [0, 1, 2]
+
+
+def test_what_is_held_while_records_are_let_go_of_waits_for_the_next_time() -> None:
+    generation, let_go = make(), list[str]()
+
+    def again() -> None:
+        let_go.append("first")
+        generation.hold(lambda: let_go.append("second"))
+
+    generation.hold(again)
+    generation.release()
+    assert let_go == ["first"]
+
+    generation.release()
+
+    assert let_go == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("given", "has_room"),
+    [
+        ("0123456789abcdef0123456789ABCDEF", True),
+        ("01234567-89ab-cdef-0123-456789ABCDEF", True),
+        ("01234567-89ab-cdef-0123456789abcdef", False),
+        ("0123456789abcdef0123456789abcde", False),
+        ("0123456789abcdef0123456789abcdef0", False),
+        ("0123456789abcdef0123456789abcdeg", False),
+        ("{01234567-89ab-cdef-0123-456789abcdef}", False),
+        ("urn:uuid:01234567-89ab-cdef-0123-456789abcdef", False),
+        ("٠123456789abcdef0123456789abcdef", False),
+        ("", False),
+    ],
+)
+def test_ids_with_room_for_128_random_bits_are_hexadecimal_or_uuids(given: str, has_room: bool) -> None:
+    assert (RANDOM_ID.fullmatch(given) is not None) is has_room
