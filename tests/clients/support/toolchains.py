@@ -18,6 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
 PROTO = HERE.parent.parent / "proto"
+PACKAGES = HERE.parent.parent / "clients"
 INFERENCE = "unbroken/v1/inference.proto"
 CACHE = Path.home() / ".cache" / "unbroken" / "clients"
 MADE = "command.json"
@@ -35,6 +36,8 @@ class Client:
     tools: tuple[str, ...]
     build: Callable[[Path], list[str]]
     """Builds the program in a folder, and returns its command without the server's address."""
+    package: str | None = None
+    """The folder below clients/ whose package the program uses. It is copied to `package`, beside the program."""
 
     @property
     def program(self) -> Path:
@@ -58,9 +61,10 @@ class Client:
         return command
 
     def _sources(self) -> dict[Path, bytes]:
-        """Return all sources: the files of the program, and the folder `proto` beside them."""
-        paths = sorted(path for path in (*self.program.iterdir(), *self.program.glob("src/**/*")) if path.is_file())
-        program = {path.relative_to(self.program): path.read_bytes() for path in paths}
+        """Return all sources: the files of the program, and the folders `proto` and `package` beside them."""
+        program = _files(self.program)
+        if self.package is not None:
+            program |= {Path("package", path): data for path, data in _files(PACKAGES / self.package).items()}
         return program | {Path("proto", INFERENCE): (PROTO / INFERENCE).read_bytes()}
 
     def _make(self, folder: Path, sources: dict[Path, bytes]) -> None:
@@ -73,6 +77,11 @@ class Client:
         written = folder / f"{MADE}.part"
         written.write_text(json.dumps(command))
         written.rename(folder / MADE)
+
+
+def _files(folder: Path) -> dict[Path, bytes]:
+    paths = sorted(path for path in (*folder.iterdir(), *folder.glob("src/**/*")) if path.is_file())
+    return {path.relative_to(folder): path.read_bytes() for path in paths if path.suffix != ".pyc"}
 
 
 @contextmanager
@@ -104,6 +113,24 @@ def python_sdk(folder: Path) -> list[str]:
     run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
     run(interpreter, "-m", "pip", "install", "--quiet", "-r", "requirements.txt", cwd=folder)
     return [str(interpreter), str(folder / "client.py")]
+
+
+def healing_python(folder: Path) -> list[str]:
+    """Build the wheel of the package, and install it."""
+    command = python_sdk(folder)
+    run(command[0], "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", "dist", "./package", cwd=folder)
+    (wheel,) = (folder / "dist").iterdir()
+    run(command[0], "-m", "pip", "install", "--quiet", "--no-deps", wheel, cwd=folder)
+    return command
+
+
+def healing_node(folder: Path) -> list[str]:
+    """Pack the package, and install it."""
+    command = node_sdk(folder)
+    run("npm", "pack", "--silent", "./package", cwd=folder)
+    (tarball,) = folder.glob("*.tgz")
+    run("npm", "install", "--silent", "--no-save", "--no-audit", "--ignore-scripts", tarball, cwd=folder)
+    return command
 
 
 def go(folder: Path) -> list[str]:
@@ -169,4 +196,9 @@ SDKS = (
     Client("litellm", (), python_sdk),
 )
 """Clients that take the address of the HTTP API."""
+HEALING = (
+    Client("healing_python", (), healing_python, "python"),
+    Client("healing_node", ("node", "npm"), healing_node, "js"),
+)
+"""Clients that take the addresses of the HTTP API of two frontends."""
 SURFACE = Client("surface", (), schemathesis)
