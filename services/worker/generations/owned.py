@@ -29,13 +29,14 @@ class OwnedStream:
     come. `is_stopped`: the frontend needs no more tokens.
     """
 
-    __slots__ = ("_forget", "_outbox", "generation", "id", "is_stopped", "replayed")
+    __slots__ = ("_forget", "_has_ended", "_outbox", "generation", "id", "is_stopped", "replayed")
 
     def __init__(self, stream_id: int, outbox: Outbox, forget: Callable[[int], None]) -> None:
         self.id = stream_id
         self.generation: Generation | None = None  # Set at once by its creator.
         self.replayed: int | None = None
         self.is_stopped = False
+        self._has_ended = False
         self._outbox = outbox
         self._forget = forget
 
@@ -47,11 +48,13 @@ class OwnedStream:
             self._outbox.add_tokens(self.id, delta)
 
     def on_ended(self, outcome: FinishReason | Failure) -> None:
-        """Send the end, once the record has been sent. A failure ends the stream at once."""
+        """Send the end, once the record has been sent. A failure ends the stream at once, unless it has ended."""
         if isinstance(outcome, Failure):
-            self._outbox.add_failure(self.id, outcome)
+            if not self._has_ended:
+                self._outbox.add_failure(self.id, outcome)
             self._forget(self.id)
         elif self.replayed is None:
+            self._has_ended = True
             self._outbox.add_finish(self.id, outcome)
 
     def replay(self, weight_max: int) -> int:

@@ -149,6 +149,23 @@ def test_former_owner_is_told_that_the_answer_was_taken_over() -> None:
     play(scenario)
 
 
+def test_former_owner_that_has_the_end_is_told_nothing_more() -> None:
+    """A bug: its stream ended a second time, so the frontend took the worker for a broken one, and lost all streams."""
+
+    async def scenario(worker: Worker) -> None:
+        former, new = await worker.attach(), await worker.attach()
+        await former.send(submits=[kept_submit(1)])
+        worker.engine.give(worker.key, [7], FinishReason.STOP)
+        await settle()
+        await new.send(adopts=[adopt(5)])
+        await former.send(detaches=[1])
+        assert (former.token_ids(1), former.end(1)) == ([7], STOP)
+        assert (new.token_ids(5), new.end(5)) == ([7], STOP)
+        assert worker.store.detached_count == 0
+
+    play(scenario)
+
+
 def test_former_owner_can_neither_stop_nor_cancel_nor_let_go_any_more() -> None:
     async def scenario(worker: Worker) -> None:
         former, new = await worker.attach(), await worker.attach()
