@@ -24,13 +24,13 @@ from services.rpc.status import CHANNEL_OPTIONS
 from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.integration.conftest import Start
 from tests.integration.harness.clients.answers import Answer
+from tests.integration.harness.clients.cases import CASES, GREEDY, SEEDED, TOKENS, with_stops
 from tests.integration.harness.clients.requests import PROTOCOLS, Request
 from tests.integration.harness.clients.send import answer, run_together
 from tests.integration.harness.plane.plane import Plane
 from tests.integration.harness.plane.processes import Process
 from tests.integration.harness.waiting import until
 
-TOKENS = 64
 POSITIONS = range(TOKENS)
 SPREAD = (0, 1, *range(7, TOKENS - 2, 7), TOKENS - 2, TOKENS - 1)
 REPEATS_MAX = 10
@@ -39,40 +39,11 @@ LINGER_MS = 150
 NUDGE_S_MAX = 10.0
 FAST = "--mocker-itl-ms=1"
 LEASE = "--lease=2"
-GREEDY = Request(max_tokens=TOKENS)
-SEEDED = replace(GREEDY, temperature=0.8)
-CASES = {
-    "greedy": GREEDY,
-    "seeded": SEEDED,
-    "penalties": replace(
-        SEEDED, presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=1.2, logit_bias={97: 5.0}
-    ),
-    "logprobs": replace(SEEDED, logprobs=3),
-    "chat with logprobs": replace(SEEDED, is_chat=True, logprobs=3),
-    "two choices": replace(SEEDED, n=2),
-    "all scripts": replace(GREEDY, is_chat=True, prompt="日本語 🎉 с ёлкой"),
-}
-OFTEN = tuple(b"etaoin ")
 AT_THE_LIMIT = "max_tokens at the cut"
 """The last token of this case is due when its worker is lost."""
 
 Kind = tuple[str, str]
 """Case and protocol."""
-
-
-def with_stops(seeded: Answer) -> Mapping[str, Request]:
-    """Cases that end in the middle of the seeded answer."""
-    assert seeded.token_ids is not None
-    first: dict[int, int] = {}
-    for position, token in enumerate(seeded.token_ids):
-        first.setdefault(token, position)
-    late = next(token for token, position in first.items() if position >= TOKENS // 2)
-    return {
-        "stop string": replace(SEEDED, stop=seeded.text[20:26]),
-        "stop token": replace(SEEDED, stop_token_ids=(late,)),
-        "min_tokens": replace(SEEDED, stop_token_ids=OFTEN, min_tokens=TOKENS // 2),
-        "stop string after min_tokens": replace(SEEDED, stop=" ", min_tokens=TOKENS // 2, logprobs=3),
-    }
 
 
 @dataclass

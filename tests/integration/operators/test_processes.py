@@ -31,7 +31,7 @@ from tests.integration.harness.clients.requests import PROTOCOLS, Request
 from tests.integration.harness.clients.send import answer, answers_under_fault, outcome, run_together
 from tests.integration.harness.metrics import read_metrics, wait_idle, wait_load
 from tests.integration.harness.plane.plane import Plane
-from tests.integration.harness.plane.processes import Frontend, Process
+from tests.integration.harness.plane.processes import Frontend, Process, children
 from tests.integration.harness.waiting import until, wait_until
 
 OPTIONS = ("--processes=2", "--admission-control=token-capacity")
@@ -55,11 +55,6 @@ async def worker_of(plane: Plane, *options: str, model: str = "mocker") -> Proce
     instance = worker.ready["instance_id"]
     await until(lambda: {line["process"] for line in plane.frontend.events("worker found", instance=instance)} == NAMES)
     return worker
-
-
-def children(frontend: Frontend) -> list[int]:
-    """Return the pids of a supervisor's processes."""
-    return [int(pid) for pid in Path(f"/proc/{frontend.pid}/task/{frontend.pid}/children").read_text().split()]
 
 
 def servers_of(frontend: Frontend, **fields: Any) -> Counter[str]:

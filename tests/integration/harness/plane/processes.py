@@ -191,3 +191,8 @@ class Frontend(Process):
         for move in self.events_until_now("request moved"):
             moves[move["request_id"]].append(move)
         return moves
+
+
+def children(frontend: Frontend) -> list[int]:
+    """Return the pids of a supervisor's processes."""
+    return [int(pid) for pid in Path(f"/proc/{frontend.pid}/task/{frontend.pid}/children").read_text().split()]

@@ -1,0 +1,217 @@
+"""A client of an answer over SSE that outlives its connection: it keeps what it gets, and comes back for the rest."""
+
+import json
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import aiohttp
+
+from tests.integration.harness.clients.answers import Refused
+from tests.integration.harness.clients.requests import REQUEST_S_MAX
+from tests.integration.harness.plane.processes import Frontend
+from tests.integration.harness.waiting import until
+
+CONTINUE = {"X-On-Disconnect": "continue"}
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: closing the socket resets the connection."""
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+@dataclass
+class Kept:
+    """What a client has of one choice."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    finish: str | None = None
+    continuation: str | None = None
+
+    def take(self, one: Mapping[str, Any]) -> None:
+        """Add an event's choice, or a whole one."""
+        assert self.finish is None, "a choice continued after its finish reason"
+        said = one.get("delta") or one.get("message") or {}
+        self.text += one.get("text", "") + said.get("content", "")
+        self.token_ids += one.get("token_ids", ())
+        self.logprobs += _entries(one["logprobs"])
+        self.finish, self.continuation = one["finish_reason"], one.get("continuation")
+
+
+def _entries(logprobs: Mapping[str, Any] | None) -> list[Any]:
+    if logprobs is None:
+        return []
+    if "content" in logprobs:
+        return list(logprobs["content"])
+    columns = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return list(zip(*(logprobs[column] for column in columns), strict=True))
+
+
+@dataclass(eq=False)
+class ReturningClient:
+    """One client and its answer.
+
+    `ids`: of all events of choices. `has_ended`: the end marker has come. `error`: that of the last error event.
+    `generation_id`, `seed`: as the first response's headers say. `on_event`: called after each event.
+    """
+
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=lambda: CONTINUE)
+    choices: dict[int, Kept] = field(default_factory=dict)
+    ids: list[str] = field(default_factory=list)
+    usage: Mapping[str, int] | None = None
+    has_ended: bool = False
+    error: Mapping[str, Any] | None = None
+    generation_id: str = ""
+    seed: int | None = None
+    on_event: Callable[[], Awaitable[None]] | None = None
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if "messages" in self.body else "/v1/completions"
+
+    @property
+    def cursor(self) -> str:
+        """The id of the last event; empty before the first one."""
+        return self.ids[-1] if self.ids else ""
+
+    @property
+    def whole(self) -> tuple[dict[int, Kept], Mapping[str, int] | None, str]:
+        """The answer, which must be complete: choices, usage and the last id, which sums up all token ids."""
+        assert self.error is None, self.error
+        assert self.has_ended, "the stream ended without [DONE]"
+        assert all(choice.finish for choice in self.choices.values())
+        return self.choices, self.usage, self.cursor
+
+    async def ask(self, frontend: Frontend, *, events_max: int | None = None) -> "ReturningClient":
+        """Send the request, and read to the end, until the connection is cut, or for some events: then reset it."""
+        async with _session() as session:
+            request = session.post(f"{frontend.http}{self.path}", json={**STREAM, **self.body}, headers=self.headers)
+            await self._read(request, events_max)
+        return self
+
+    async def come_back(
+        self, frontend: Frontend, *, events_max: int | None = None, **headers: str
+    ) -> "ReturningClient":
+        """Ask for the rest by the id of the answer. Raises Refused."""
+        given = {"Last-Event-ID": self.cursor, **headers} if self.ids else headers
+        async with _session() as session:
+            request = session.get(f"{frontend.http}/v1/streams/{self.generation_id}", headers=given)
+            await self._read(request, events_max)
+        return self
+
+    async def come_back_once_known(self, frontend: Frontend) -> "ReturningClient":
+        """Come back as often as it takes the frontend to know where the answer is. Raises Refused."""
+
+        async def is_decided() -> bool:
+            try:
+                await self.come_back(frontend)
+            except Refused as refused:
+                if refused.reason != "NO_WORKERS" or not refused.error["retryable"]:
+                    raise
+                return False
+            return True
+
+        await until(is_decided)
+        return self
+
+    async def go_on(self, frontend: Frontend) -> "ReturningClient":
+        """Send the request again with the tokens of it that have come, and the seed: nobody else knows the answer."""
+        count = len(self.body["prompt"]) if isinstance(self.body.get("prompt"), list) else 1
+        known = [self.choices.get(index, Kept()) for index in range(count * self.body["n"])]
+        brought: list[Any] = [None if one.finish else one.token_ids for one in known]
+        fields = {"seed": self.seed, "generated_token_ids": brought[0] if len(brought) == 1 else brought}
+        self.ids = []
+        async with _session() as session:
+            body = {**STREAM, **self.body, **fields}
+            await self._read(session.post(f"{frontend.http}{self.path}", json=body, headers=self.headers), None)
+        return self
+
+    def twin(self) -> "ReturningClient":
+        """A client that has what this one has."""
+        return replace(self, choices=deepcopy(self.choices), ids=[*self.ids])
+
+    async def repeat(self, frontend: Frontend) -> "ReturningClient":
+        """Send the request again, with the ids of the answer and of the last event."""
+        given = {**self.headers, "Last-Event-ID": self.cursor, "X-Request-Id": self.generation_id}
+        async with _session() as session:
+            request = session.post(f"{frontend.http}{self.path}", json={**STREAM, **self.body}, headers=given)
+            await self._read(request, None)
+        return self
+
+    async def _read(self, request: Any, events_max: int | None) -> None:
+        self.error = None
+        try:
+            async with request as response:
+                if response.status != 200:
+                    raise Refused(response.status, (await response.json())["error"], response.headers)
+                self.generation_id = response.headers.get("X-Unbroken-Generation-Id", self.generation_id)
+                self.seed = int(response.headers["X-Unbroken-Seed"]) if "X-Unbroken-Seed" in response.headers else None
+                await self._read_events(response, events_max)
+        except aiohttp.ClientError:
+            assert not self.has_ended
+
+    async def _read_events(self, response: aiohttp.ClientResponse, events_max: int | None) -> None:
+        count, event_id, name = 0, "", ""
+        while count != events_max and (line := (await response.content.readline()).decode()):
+            field_name, _, value = line.rstrip("\n").partition(": ")
+            if field_name == "id":
+                event_id = value
+            elif field_name == "event":
+                name = value
+            elif field_name == "data":
+                self._take(value, event_id, name)
+                count, event_id = count + 1, ""
+                if self.on_event is not None:
+                    await self.on_event()
+        if count == events_max:
+            reset(response)
+
+    def _take(self, data: str, event_id: str, name: str) -> None:
+        assert not self.has_ended, "an event after [DONE]"
+        if data == "[DONE]":
+            self.has_ended = True
+            return
+        event = json.loads(data)
+        if name == "error":
+            self.error = event["error"]
+            return
+        if event["choices"]:
+            assert event_id, "an event without an id"
+            assert event_id not in self.ids, f"{event_id} came twice"
+            self.ids.append(event_id)
+        self.usage = event["usage"] or self.usage
+        for one in event["choices"]:
+            self.choices.setdefault(one["index"], Kept()).take(one)
+
+
+def reset(response: aiohttp.ClientResponse) -> None:
+    """Cut the connection by RST."""
+    assert response.connection is not None
+    transport = response.connection.transport
+    assert transport is not None
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    transport.abort()
+
+
+async def whole_of(frontend: Frontend, generation_id: str) -> tuple[dict[int, Kept], Mapping[str, int]]:
+    """Fetch an answer as one body. Raises Refused."""
+    async with (
+        _session() as session,
+        session.get(f"{frontend.http}/v1/streams/{generation_id}", headers={"Accept": "application/json"}) as response,
+    ):
+        body = await response.json()
+        if response.status != 200:
+            raise Refused(response.status, body["error"], response.headers)
+    choices: dict[int, Kept] = {}
+    for one in body["choices"]:
+        choices.setdefault(one["index"], Kept()).take(one)
+    return choices, body["usage"]
+
+
+def _session() -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX)
+    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True))
