@@ -40,8 +40,8 @@ def _settle(session: WorkerSession, stream: Stream, call: Call, kept: Kept) -> N
     | runs | was ended by a stop string | its engine stops, and its record is held |
     | runs | has lost its client, or this process ends | it is let go of |
     """
-    if stream.ended.done():
-        if not stream.ended.cancelled() and stream.ended.exception() is None:
+    if stream.ended.done() and not stream.ended.cancelled():  # A request that is cancelled cancels what it waits for.
+        if stream.ended.exception() is None:
             kept.generation.hold(partial(session.let_go, stream))
         return
     is_stopped = kept.is_stopped is not None and kept.is_stopped()
