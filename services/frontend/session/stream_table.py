@@ -116,7 +116,6 @@ class StreamTable:
         stream_id = self._next_id
         self._next_id += 1
         self._writer.adopt(stream_id, generation_id, index, epoch)
-        self._writer.begin_message()  # Cancels are read before adoptions.
         self._writer.cancel(stream_id)
 
     def stop(self, stream: Stream) -> None:

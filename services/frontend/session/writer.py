@@ -56,11 +56,11 @@ class SessionWriter:
     def submit(self, stream_id: int, request: Request, call: Call, choices: int = 1) -> None:
         """Send the request for its own choice and the `choices - 1` that follow.
 
-        It starts a new message if it would make the last one too large, or if that one has cancels: a worker reads
-        cancels after submits, and the request may need the room that they free. Raises INVALID_ARGUMENT for a request
-        that is too large to send.
+        It starts a new message if it would make the last one too large, or if that one has cancels or stops: a worker
+        reads them after submits, and the request may need the room that they free. Raises INVALID_ARGUMENT for a
+        request that is too large to send.
         """
-        if self._has_cancels:
+        if self._frees_room:
             self.begin_message()
         message = self._messages[-1]
         submit = message.submits.add()  # Filled in place: to copy a message serialises and parses it.
@@ -84,25 +84,30 @@ class SessionWriter:
         """Begin a new message, which the worker processes after the messages before it."""
         self._messages.append(worker_pb2.FrontendMessage())
         self._bytes = 0  # The size of the requests in the last message.
-        self._has_cancels = False  # Faster than asking the message.
+        self._frees_room = self._has_adopts = False  # Faster than asking the message.
+
+    def _ending(self) -> worker_pb2.FrontendMessage:
+        """The message for the end of a stream: one after its adoption, as a worker reads adoptions last."""
+        if self._has_adopts:
+            self.begin_message()
+        self._send_soon()
+        return self._messages[-1]
 
     def cancel(self, stream_id: int) -> None:
         """Send a cancel of the stream."""
-        self._messages[-1].cancels.append(stream_id)
-        self._has_cancels = True
+        self._ending().cancels.append(stream_id)
+        self._frees_room = True
         self._cancels.signals += 1
-        self._send_soon()
 
     def stop(self, stream_id: int) -> None:
         """Send that the stream needs no more tokens."""
-        self._messages[-1].stops.append(stream_id)
+        self._ending().stops.append(stream_id)
+        self._frees_room = True
         self._cancels.signals += 1
-        self._send_soon()
 
     def let_go(self, stream_id: int) -> None:
         """Send that this frontend needs the stream no more, though another one may."""
-        self._messages[-1].detaches.append(stream_id)
-        self._send_soon()
+        self._ending().detaches.append(stream_id)
 
     def locate(self, query: int, generation_id: bytes, *, cancels: bool) -> None:
         """Ask for the generations of an answer."""
@@ -113,6 +118,7 @@ class SessionWriter:
         """Take a generation over."""
         adopt = worker_pb2.Adopt(stream_id=stream_id, generation_id=generation_id, index=index, epoch=epoch)
         self._messages[-1].adopts.append(adopt)
+        self._has_adopts = True
         self._send_soon()
 
     def _send_soon(self) -> None:

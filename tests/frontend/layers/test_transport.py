@@ -1,21 +1,26 @@
-"""Transport: carries a request on the session that Route chose, and closes its stream however the request ends."""
+"""Transport: carries a request on the session that Route chose, and settles its stream however the request ends."""
 
 import asyncio
-from typing import Any
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import pytest
 
-from services.core.call import Cause, Ending
+from services.core.call import Attempt, Call, Cause
 from services.core.errors import Failure, Reason
 from services.core.generation.kept import Generation, Kept
 from services.core.request import FinishReason
+from services.frontend.layers import transport
 from services.frontend.layers.transport import Transport
+from services.frontend.session.session import WorkerSession
 from services.stubs import worker_pb2
 from tests.frontend.support import BareWorker
-from tests.support.doubles import Collected, call_layer, make_request, run_async
+from tests.support.clock import pass_time, run_clocked, settle
+from tests.support.doubles import CARD, Collected, call_layer, make_request, run_async
 
 
-async def carry(worker: BareWorker) -> Collected:
+async def carry_plainly(worker: BareWorker) -> Collected:
     return await call_layer(Transport(), make_request(), session=worker.session)
 
 
@@ -23,7 +28,7 @@ def test_tokens_and_the_finish_of_the_worker_reach_the_caller() -> None:
     async def scenario() -> Collected:
         worker = BareWorker()
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(carry(worker))
+            asking = group.create_task(carry_plainly(worker))
             (submit,) = (await worker.sent()).submits
             worker.tokens(submit.stream_id, 0, 7, 8)
             worker.finish(submit.stream_id)
@@ -42,7 +47,7 @@ def test_a_cancelled_request_is_cancelled_on_the_worker() -> None:
     async def scenario() -> None:
         worker = BareWorker()
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(carry(worker))
+            asking = group.create_task(carry_plainly(worker))
             (submit,) = (await worker.sent()).submits
             asking.cancel()
         assert list((await worker.sent()).cancels) == [submit.stream_id]
@@ -51,47 +56,12 @@ def test_a_cancelled_request_is_cancelled_on_the_worker() -> None:
     run_async(scenario())
 
 
-async def left(cause: Cause | None = None, **fields: Any) -> worker_pb2.FrontendMessage:
-    """What the worker is sent when a request whose answer is kept is cancelled. `cause`: of its ending."""
-    worker, ending = BareWorker(), Ending()
-    kept = Kept(generation=Generation(bytes(16), 30.0, is_told=fields.pop("is_told", True)), **fields)
-    call = call_layer(Transport(), make_request(), session=worker.session, kept=kept, ending=ending)
-    async with asyncio.TaskGroup() as group:
-        asking = group.create_task(call)
-        await worker.sent()
-        if cause is not None:
-            ending.fail(Failure(Reason.CANCELLED, ""), cause)
-        asking.cancel()
-    assert worker.candidate.in_flight_count == 0
-    return await worker.sent()
-
-
-@pytest.mark.parametrize("cause", [None, Cause.CLIENT_DISCONNECT, Cause.SLOW_CLIENT, Cause.DRAIN])
-def test_answer_whose_client_is_gone_is_left_to_other_frontends(cause: Cause | None) -> None:
-    sent = run_async(left(cause))
-
-    assert (list(sent.detaches), list(sent.cancels)) == ([1], [])
-
-
-@pytest.mark.parametrize(("cause", "is_told"), [(Cause.EXPLICIT, True), (Cause.CLIENT_DISCONNECT, False)])
-def test_answer_that_nobody_can_come_back_for_is_cancelled(cause: Cause, is_told: bool) -> None:
-    sent = run_async(left(cause, is_told=is_told))
-
-    assert (list(sent.detaches), list(sent.cancels)) == ([], [1])
-
-
-def test_engine_of_an_answer_that_a_stop_string_has_ended_is_stopped() -> None:
-    sent = run_async(left(is_stopped=lambda: True))
-
-    assert (list(sent.stops), list(sent.detaches), list(sent.cancels)) == ([1], [], [])
-
-
 def test_a_session_that_is_lost_before_the_request_is_sent_cannot_be_connected() -> None:
     async def scenario() -> Failure:
         worker = BareWorker()
         worker.vanish()
         with pytest.raises(Failure) as caught:
-            await carry(worker)
+            await carry_plainly(worker)
         return caught.value
 
     assert run_async(scenario()).reason is Reason.CANNOT_CONNECT
@@ -100,3 +70,210 @@ def test_a_session_that_is_lost_before_the_request_is_sent_cannot_be_connected()
 def test_a_call_without_a_session_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="Route sets the session"):
         run_async(call_layer(Transport(), make_request()))
+
+
+# Answers that are kept: what becomes of the stream is in the table of `_settle`.
+
+
+class ReplacedAttempt(Attempt):
+    """An attempt whose place another one has taken."""
+
+    @property
+    def is_needed(self) -> bool:
+        return False
+
+
+@dataclass
+class Carried:
+    """A request on its way over a session."""
+
+    worker: BareWorker
+    call: Call
+    generation: Generation
+    task: asyncio.Task[object]
+    stream_id: int
+    sink: Collected
+
+    async def told(self) -> worker_pb2.FrontendMessage:
+        """What the worker was told since."""
+        await settle()
+        return await self.worker.sent() if self.worker.has_sent else worker_pb2.FrontendMessage()
+
+
+@dataclass
+class Given:
+    """How a request is carried."""
+
+    is_told: bool = True
+    is_stopped: bool = False
+    deadline: float | None = None
+    attempt: type[Attempt] = Attempt
+    adopts: bool = False
+
+
+async def carry(given: Given) -> Carried:
+    worker = BareWorker()
+    generation = Generation(bytes(16), 30.0, is_told=given.is_told)
+    attempt = given.attempt(worker.session)
+    attempt.adopts = given.adopts
+    kept = Kept(generation=generation, is_stopped=lambda: given.is_stopped)
+    call = Call(request_id="r", card=CARD, attempt=attempt, deadline=given.deadline, kept=kept)
+    sink = Collected()
+    task = asyncio.ensure_future(Transport()(make_request(), call, sink))
+    await settle()
+    sent = await worker.sent()
+    stream_id = (sent.adopts if given.adopts else sent.submits)[0].stream_id
+    return Carried(worker, call, generation, task, stream_id, sink)
+
+
+async def leave(carried: Carried) -> None:
+    carried.task.cancel()
+    await settle()
+
+
+async def ends_well(carried: Carried) -> None:
+    carried.worker.finish(carried.stream_id)
+    await settle()
+
+
+async def fails(carried: Carried) -> None:
+    carried.worker.refuse(carried.stream_id, reason=Reason.ENGINE_ERROR)
+    await settle()
+
+
+async def is_cancelled_by_id(carried: Carried) -> None:
+    carried.call.ending.fail(Failure(Reason.CANCELLED, "by id"), Cause.EXPLICIT)
+    await leave(carried)
+
+
+async def fails_elsewhere(carried: Carried) -> None:
+    carried.generation.has_failed = True
+    await leave(carried)
+
+
+async def is_past_its_deadline(carried: Carried) -> None:
+    pass_time(10)
+    await leave(carried)
+
+
+async def is_drained(carried: Carried) -> None:
+    carried.call.ending.fail(Failure(Reason.DRAINING, "left"), Cause.DRAIN)
+    await leave(carried)
+
+
+async def reads_too_slowly(carried: Carried) -> None:
+    carried.call.ending.fail(Failure(Reason.SLOW_CLIENT, "slow"), Cause.SLOW_CLIENT)
+    await leave(carried)
+
+
+HELD, NOTHING, CANCELLED = "its record is held until the whole answer is over", "nothing", "it is cancelled"
+STOPPED, LET_GO = "its engine stops, and its record is held", "it is let go of"
+ROWS: list[tuple[str, str, Given, Callable[[Carried], Awaitable[None]], str]] = [
+    ("has ended well", "–", Given(), ends_well, HELD),
+    ("has failed", "–", Given(), fails, NOTHING),
+    ("runs", "has its answer from another attempt", Given(attempt=ReplacedAttempt), leave, CANCELLED),
+    ("runs", "is cancelled by its id, has failed, or is past its deadline", Given(), is_cancelled_by_id, CANCELLED),
+    ("runs", "is cancelled by its id, has failed, or is past its deadline", Given(), fails_elsewhere, CANCELLED),
+    (
+        "runs",
+        "is cancelled by its id, has failed, or is past its deadline",
+        Given(deadline=10.0),
+        is_past_its_deadline,
+        CANCELLED,
+    ),
+    ("runs", "has an id that its client was never told", Given(is_told=False), leave, CANCELLED),
+    ("runs", "was ended by a stop string", Given(is_stopped=True), leave, STOPPED),
+    ("runs", "has lost its client, or this process ends", Given(), leave, LET_GO),
+    ("runs", "has lost its client, or this process ends", Given(deadline=10.0), leave, LET_GO),
+    ("runs", "has lost its client, or this process ends", Given(), is_drained, LET_GO),
+    ("runs", "has lost its client, or this process ends", Given(), reads_too_slowly, LET_GO),
+]
+
+
+async def observed(carried: Carried) -> str:
+    """What has happened to the stream, in the words of the table."""
+    told = await carried.told()
+    carried.generation.release()
+    released = await carried.told()
+    assert carried.worker.candidate.in_flight_count == 0, "the stream is closed at this end"
+    mine = [carried.stream_id]
+    match (list(told.cancels), list(told.stops), list(told.detaches), list(released.detaches)):
+        case ([], [], [], []):
+            return NOTHING
+        case ([], [], [], held) if held == mine:
+            return HELD
+        case (cancels, [], [], []) if cancels == mine:
+            return CANCELLED
+        case ([], stops, [], held) if stops == held == mine:
+            return STOPPED
+        case ([], [], detaches, []) if detaches == mine:
+            return LET_GO
+    raise AssertionError(f"{told} {released}")
+
+
+@pytest.mark.parametrize("adopts", [False, True], ids=["submitted", "adopted"])
+@pytest.mark.parametrize(("stream", "request_", "given", "how", "happens"), ROWS)
+def test_each_row_of_the_table_is_what_happens(
+    stream: str,
+    request_: str,
+    given: Given,
+    how: Callable[[Carried], Awaitable[None]],
+    happens: str,
+    adopts: bool,
+) -> None:
+    """A bug: a stream whose request was cancelled while it ran was taken for one that had ended."""
+    given = Given(given.is_told, given.is_stopped, given.deadline, given.attempt, adopts)
+
+    async def scenario() -> str:
+        carried = await carry(given)
+        await how(carried)
+        assert carried.task.done()
+        if not carried.task.cancelled():
+            carried.task.exception()
+        return await observed(carried)
+
+    assert run_clocked(scenario()) == happens
+
+
+def test_the_table_has_these_rows() -> None:
+    table = re.findall(r"^ *\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", transport._settle.__doc__ or "", re.MULTILINE)[2:]
+    rows = [(stream, request_, happens.partition(":")[0]) for stream, request_, happens in table]
+
+    assert rows == list(dict.fromkeys((stream, request_, happens) for stream, request_, _, _, happens in ROWS))
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_session_that_is_lost_is_told_nothing(is_stopped: bool) -> None:
+    async def scenario() -> None:
+        carried = await carry(Given(is_stopped=is_stopped))
+        carried.worker.vanish()
+        await settle()
+        assert carried.task.exception() is not None
+        carried.generation.release()
+        assert not carried.worker.has_sent
+
+    run_clocked(scenario())
+
+
+def test_record_that_is_held_can_be_let_go_of_after_its_session_was_lost() -> None:
+    async def scenario() -> None:
+        carried = await carry(Given())
+        await ends_well(carried)
+        carried.worker.vanish()
+        carried.generation.release()
+        assert not carried.worker.has_sent
+
+    run_clocked(scenario())
+
+
+def test_adopted_request_is_not_submitted() -> None:
+    async def scenario() -> None:
+        carried = await carry(Given(adopts=True))
+        carried.worker.begin(carried.stream_id)
+        carried.worker.tokens(carried.stream_id, 0, 7, 8)
+        await ends_well(carried)
+        assert carried.sink.token_ids == [7, 8]
+        assert carried.call.attempt.has_begun
+        assert isinstance(carried.call.attempt.session, WorkerSession)
+
+    run_clocked(scenario())

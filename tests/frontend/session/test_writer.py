@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from google.protobuf.message import Message
@@ -10,7 +10,10 @@ from google.protobuf.message import Message
 from bench.storm import memory_mib
 from services.core.call import Call
 from services.core.errors import Failure, Reason
+from services.core.generation.kept import Generation, Kept
+from services.core.interface import TokenLogprobs
 from services.frontend.session.writer import KEEPALIVE_S, SUBMIT_BYTES_MAX, UNTAKEN_S_MAX, CancelCounts, SessionWriter
+from services.rpc.codec import seconds_from_wire
 from services.rpc.framing import FrameConnection
 from services.runtime.loop import Loop
 from services.stubs import worker_pb2
@@ -56,14 +59,85 @@ def test_request_after_a_cancel_is_sent_in_a_later_message() -> None:
     assert sent(outgoing) == [([], [1]), ([2], [2])]
 
 
-def test_every_cancel_is_counted() -> None:
+def test_request_after_a_stop_is_sent_in_a_later_message() -> None:
+    """A bug: the stop frees a slot, and the worker read the request first."""
+    outgoing = SessionWriter(CancelCounts())
+
+    outgoing.stop(1)
+    submit(outgoing, 2)
+
+    first, second = outgoing.pop_messages()
+    assert list(first.stops) == [1]
+    assert [one.stream_id for one in second.submits] == [2]
+
+
+@pytest.mark.parametrize(
+    ("leave", "part"),
+    [(SessionWriter.cancel, "cancels"), (SessionWriter.stop, "stops"), (SessionWriter.let_go, "detaches")],
+)
+def test_end_of_an_adopted_stream_is_sent_after_its_adoption(
+    leave: Callable[[SessionWriter, int], None], part: str
+) -> None:
+    """A bug: a worker reads adoptions last, so a client that left at once left a stream that nobody ended."""
+    outgoing = SessionWriter(CancelCounts())
+
+    outgoing.adopt(1, bytes(16), 0, 2)
+    leave(outgoing, 1)
+    outgoing.adopt(2, bytes(16), 1, 2)
+    leave(outgoing, 2)
+
+    ended: list[list[int]] = []
+    for message in outgoing.pop_messages():
+        ended.append(list(getattr(message, part)))
+        assert not set(ended[-1]) & {adopt.stream_id for adopt in message.adopts}
+    assert ended == [[], [1], [2]]
+
+
+def test_every_cancel_and_every_stop_is_counted() -> None:
     counts = CancelCounts()
     outgoing = SessionWriter(counts)
 
     outgoing.cancel(1)
     outgoing.cancel(2)
+    outgoing.stop(3)
+    outgoing.let_go(4)
 
-    assert counts.signals == 2
+    assert counts.signals == 3
+
+
+def test_what_concerns_generations_is_sent_as_it_was_asked() -> None:
+    outgoing = SessionWriter(CancelCounts())
+
+    outgoing.locate(7, b"a" * 16, cancels=True)
+    outgoing.adopt(1, b"b" * 16, 3, 2**40)
+    (message,) = outgoing.pop_messages()
+
+    assert message.locates == [worker_pb2.Locate(query=7, generation_id=b"a" * 16, cancels=True)]
+    assert message.adopts == [worker_pb2.Adopt(stream_id=1, generation_id=b"b" * 16, index=3, epoch=2**40)]
+
+
+def test_request_of_a_kept_answer_carries_its_generation() -> None:
+    outgoing = SessionWriter(CancelCounts())
+    generation = Generation(b"a" * 16, 12.0, is_told=True)
+    generation.presentation, generation.epoch = b"how", 9
+    kept = Kept(generation=generation, first_index=4, base=1, prior_logprobs=[TokenLogprobs(-1.0)])
+
+    outgoing.submit(1, make_request(choice=2, generated_token_ids=(5, 6)), Call(request_id="r", kept=kept))
+    (message,) = outgoing.pop_messages()
+
+    sent = message.submits[0].generation
+    assert (sent.id, sent.index, sent.base, sent.epoch) == (b"a" * 16, 6, 1, 9)
+    assert (seconds_from_wire(sent.grace), sent.presentation) == (12.0, b"how")
+    assert [one.logprob for one in sent.prior_logprobs] == [-1.0]
+
+
+def test_request_of_another_answer_has_no_generation() -> None:
+    outgoing = SessionWriter(CancelCounts())
+
+    submit(outgoing, 1)
+    (message,) = outgoing.pop_messages()
+
+    assert not message.submits[0].HasField("generation")
 
 
 def test_requests_that_are_too_large_together_are_sent_in_separate_messages() -> None:
