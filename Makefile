@@ -18,7 +18,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-clients surface compose-test kill-loop storm bench bench-small hold scale lint lint-proto record-proto pages stubs install install-dev model etcd iproute2 wrk curl peer clean
+.PHONY: help up test test-clients surface compose-test kill-loop frontend-loss storm bench bench-small hold scale lint lint-proto record-proto pages stubs install install-dev model etcd iproute2 wrk curl peer clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -41,6 +41,10 @@ compose-test: install-dev ## Test `docker compose up`, and kill containers under
 
 kill-loop: install-dev ## Kill 500 workers under load, one per second, and count what clients notice.
 	$(BIN)/python -m bench.kill_loop --kills $(KILLS)
+
+frontend-loss: install-dev ## Kill a frontend under 200 streams, and measure what clients notice that come back.
+	$(BIN)/python -m bench.frontend_loss
+	$(BIN)/python -m bench.kept_cost
 
 storm: install-dev ## Send 5,000 requests at once to one worker, and measure the effect on everything else.
 	$(BIN)/python -m bench.storm --frontend=--admin-listen=127.0.0.1:0

@@ -14,7 +14,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,7 +165,7 @@ class GrpcClient:
     def is_complete(self) -> bool:
         return self._is_complete
 
-    async def _read(self, items: AsyncIterator[inference_pb2.GenerateResponse]) -> None:
+    async def _read(self, items: AsyncIterable[inference_pb2.GenerateResponse]) -> None:
         try:
             async for item in items:
                 self._on_item(item)
