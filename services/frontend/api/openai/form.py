@@ -65,7 +65,7 @@ def decode_form(
         told=told,
         brought=Brought(request) if any(bases_of(request)) else None,
         generation_id=generation_id,
-        includes_usage=form.includes_usage,
+        includes_usage=form.includes_usage or not presentation.is_streamed,  # A whole answer always has it.
         has_usage_in_events=form.has_usage_in_events,
         echo=Echo(request, vocabulary, form.echoed) if form.echoed else None,
         created=form.created,

@@ -189,10 +189,10 @@ class ReturningClient:
 
 
 def reset(response: aiohttp.ClientResponse) -> None:
-    """Cut the connection by RST."""
-    assert response.connection is not None
-    transport = response.connection.transport
-    assert transport is not None
+    """Cut the connection by RST, unless it has ended with the response."""
+    transport = None if response.connection is None else response.connection.transport
+    if transport is None:
+        return
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     transport.abort()
 
