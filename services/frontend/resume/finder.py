@@ -58,6 +58,8 @@ class GenerationFinder:
         if not any(found.located.holdings for found in founds):
             await self._wait_for_sessions()
             founds, is_complete = await self._ask_all(generation_id)
+        # In the same order on all frontends: of two resumes at once, neither discards what the other one takes.
+        founds = sorted(founds, key=lambda found: found.session.record.instance_id)
         holders = [found for found in founds if found.located.holdings]
         if holders:
             return self._resumed(generation_id, holders)

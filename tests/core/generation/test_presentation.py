@@ -5,8 +5,9 @@ import pytest
 
 from services.core.call import Call
 from services.core.errors import Failure, Reason
+from services.core.generation.cursor import Cursor
 from services.core.generation.kept import Generation, Kept
-from services.core.generation.presentation import decode_presentation, encode_presentation
+from services.core.generation.presentation import decode_presentation, encode_presentation, resumed_call
 from services.core.request import Guided, GuidedKind, Request, Sampling
 from tests.support.doubles import make_request
 
@@ -96,3 +97,16 @@ def test_field_that_a_later_version_adds_does_not_matter() -> None:
     presentation = decode_presentation(msgspec.msgpack.encode(fields | {"later": [1]}))
 
     assert presentation.request == make_request()
+
+
+def test_call_of_a_found_answer_is_that_of_its_first_request_with_the_clients_cursor() -> None:
+    first = call_of(endpoint="chat_completions", is_streamed=False, counts_prompt=True, migration_limit=2)
+    generation, cursor = Generation(bytes(16), 12.5, is_told=True), Cursor((3,), (False,), 7)
+
+    call = resumed_call(
+        decode_presentation(encode_presentation(make_request(), first, b"form")), generation, cursor, 99.0
+    )
+
+    assert (call.request_id, call.endpoint, call.is_streamed) == ("r", "chat_completions", False)
+    assert (call.counts_prompt, call.migration_limit, call.deadline) == (True, 2, 99.0)
+    assert call.kept == Kept(generation=generation, form=b"form", cursor=cursor)

@@ -1,0 +1,365 @@
+"""Finder: asks all workers for an answer, takes each choice from the one that is furthest, and is one of one winner."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from services.core.call import Call
+from services.core.errors import Failure, Reason
+from services.core.generation.kept import Generation, Kept
+from services.core.generation.presentation import Presentation, encode_presentation
+from services.frontend.resume.finder import EPOCH_BITS, LOCATE_S_MAX, GenerationFinder
+from services.frontend.session.session import WorkerSession
+from services.stubs import worker_pb2
+from tests.frontend.support import BareWorker
+from tests.support.clock import pass_time, run_clocked, settle
+from tests.support.doubles import make_request
+
+ID = bytes(range(16))
+
+
+def presentation(**call: Any) -> bytes:
+    kept = Kept(generation=Generation(ID, 12.0, is_told=True))
+    return encode_presentation(make_request(n=2), Call(request_id="r", kept=kept, **call), b"form")
+
+
+def holding(index: int = 0, token_count: int = 0, epoch: int = 1, **state: bool) -> worker_pb2.Holding:
+    return worker_pb2.Holding(index=index, token_count=token_count, epoch=epoch, **state)
+
+
+class Pool:
+    """The sessions of a frontend. `unreached`: workers that discovery names and that have none."""
+
+    def __init__(self, *workers: BareWorker, unreached: int = 0) -> None:
+        self.workers = list(workers)
+        self.unreached_count = unreached
+        self.next_change = asyncio.Event()
+
+    def all_sessions(self) -> list[WorkerSession]:
+        return [worker.session for worker in self.workers]
+
+    @property
+    def has_all(self) -> bool:
+        return not self.unreached_count
+
+    def reach(self, worker: BareWorker) -> None:
+        self.workers.append(worker)
+        self.unreached_count -= 1
+        changed, self.next_change = self.next_change, asyncio.Event()
+        changed.set()
+
+
+async def asked(worker: BareWorker) -> worker_pb2.Locate:
+    """The next question to the worker."""
+    (locate,) = (await worker.sent()).locates
+    return locate
+
+
+async def reply(worker: BareWorker, *holdings: worker_pb2.Holding, **located: Any) -> worker_pb2.Locate:
+    locate = await asked(worker)
+    if holdings:
+        located = {"presentation": presentation()} | located
+    worker.hear(located=[worker_pb2.Located(query=locate.query, holdings=holdings, **located)])
+    return locate
+
+
+async def discarded(worker: BareWorker) -> list[tuple[int, int]]:
+    """(index, epoch) of what the worker was told to hand over and to cancel."""
+    await settle()
+    if not worker.has_sent:
+        return []
+    sent = await worker.sent()
+    assert list(sent.cancels) == [adopt.stream_id for adopt in sent.adopts]
+    return [(adopt.index, adopt.epoch) for adopt in sent.adopts]
+
+
+Script = Callable[[Pool], Awaitable[None]]
+
+
+async def find(pool: Pool, script: Script, seed: int = 0) -> tuple[Presentation, Generation]:
+    finding = asyncio.ensure_future(GenerationFinder(pool, random.Random(seed)).find(ID))
+    await script(pool)
+    return await finding
+
+
+def refusal(make_pool: Callable[[], Pool], script: Script) -> Failure:
+    async def scenario() -> Failure:
+        with pytest.raises(Failure) as caught:
+            await find(make_pool(), script)
+        return caught.value
+
+    return run_clocked(scenario())
+
+
+# What is found
+
+
+def test_an_answer_is_found_with_its_presentation_wherever_it_is() -> None:
+    async def scenario() -> None:
+        other, holder = BareWorker("a"), BareWorker("b")
+
+        async def script(pool: Pool) -> None:
+            assert (await reply(other)).generation_id == ID
+            await reply(holder, holding())
+
+        found, generation = await find(Pool(other, holder), script)
+        assert found.request == make_request(n=2)
+        assert (generation.id, generation.grace_s, generation.presentation) == (ID, 12.0, presentation())
+        assert generation.is_told
+        assert generation.is_resumed
+        assert generation.adoptions == {0: holder.session.key}
+
+    run_clocked(scenario())
+
+
+FINISHED, FAILED = {"is_finished": True}, {"has_failed": True}
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        (holding(token_count=9), holding(token_count=8)),
+        (holding(token_count=8, **FINISHED), holding(token_count=8)),
+        (holding(token_count=8, **FINISHED), holding(token_count=9)),
+        (holding(token_count=0), holding(token_count=9, **FAILED)),
+        (holding(token_count=9, **FAILED), holding(token_count=8, **FAILED)),
+    ],
+    ids=["further", "finished", "finished before further", "not failed", "further of failed ones"],
+)
+@pytest.mark.parametrize("is_better_first", [True, False])
+def test_choice_is_taken_from_the_worker_that_is_furthest_and_discarded_elsewhere(
+    better: worker_pb2.Holding, worse: worker_pb2.Holding, is_better_first: bool
+) -> None:
+    async def scenario() -> None:
+        holder, loser = BareWorker("a"), BareWorker("b")
+
+        async def script(pool: Pool) -> None:
+            replies = [(holder, better), (loser, worse)]
+            for worker, one in replies if is_better_first else reversed(replies):
+                await reply(worker, one)
+
+        _, generation = await find(Pool(holder, loser), script)
+        assert generation.adoptions == {0: holder.session.key}
+        assert await discarded(loser) == [(0, generation.epoch)]
+        assert await discarded(holder) == []
+
+    run_clocked(scenario())
+
+
+def test_each_choice_is_taken_from_its_own_worker() -> None:
+    async def scenario() -> None:
+        first, second = BareWorker("a"), BareWorker("b")
+
+        async def script(pool: Pool) -> None:
+            await reply(first, holding(0, 5), holding(1, 1))
+            await reply(second, holding(1, 2), holding(3, 7))
+
+        _, generation = await find(Pool(first, second), script)
+        keys = first.session.key, second.session.key
+        assert generation.adoptions == {0: keys[0], 1: keys[1], 3: keys[1]}
+        assert await discarded(first) == [(1, generation.epoch)]
+
+    run_clocked(scenario())
+
+
+def test_two_frontends_choose_the_same_of_two_equal_holders() -> None:
+    """A bug: each took the first to reply, and discarded the other's."""
+
+    async def chosen(order: tuple[str, str]) -> str:
+        workers = {name: BareWorker(name) for name in order}
+
+        async def script(pool: Pool) -> None:
+            for name in order:
+                await reply(workers[name], holding(token_count=4))
+
+        _, generation = await find(Pool(*workers.values()), script)
+        return generation.adoptions[0].partition("#")[0]
+
+    assert run_clocked(chosen(("a", "b"))) == run_clocked(chosen(("b", "a")))
+
+
+# Epochs
+
+
+@pytest.mark.parametrize("known", [1, 7, 2**32 + 5, 2**40 - 1])
+def test_epoch_is_higher_than_every_one_that_was_found(known: int) -> None:
+    async def scenario(seed: int) -> int:
+        one, two = BareWorker("a"), BareWorker("b")
+
+        async def script(pool: Pool) -> None:
+            await reply(one, holding(0, 5))
+            await reply(two, holding(1, 2, epoch=known))
+
+        return (await find(Pool(one, two), script, seed))[1].epoch
+
+    epochs = [run_clocked(scenario(seed)) for seed in range(4)]
+
+    assert all(known < epoch < 2**64 for epoch in epochs)
+    assert {epoch >> EPOCH_BITS for epoch in epochs} == {(known >> EPOCH_BITS) + 1}
+    assert len(set(epochs)) == 4, "of two at the same time, one is higher on all workers"
+
+
+# What is not found
+
+
+async def nothing(pool: Pool) -> None:
+    """No worker has it: each is asked twice, as one may have come in between."""
+    for _ in range(2):
+        for worker in pool.workers:
+            await reply(worker)
+
+
+async def expired(pool: Pool) -> None:
+    for _ in range(2):
+        for number, worker in enumerate(pool.workers):
+            await reply(worker, is_expired=number == 1)
+
+
+def test_an_answer_that_no_worker_has_does_not_exist() -> None:
+    failure = refusal(lambda: Pool(BareWorker("a"), BareWorker("b")), nothing)
+
+    assert failure.reason is Reason.STREAM_NOT_FOUND
+
+
+def test_an_answer_whose_grace_is_over_on_one_worker_has_expired() -> None:
+    failure = refusal(lambda: Pool(BareWorker("a"), BareWorker("b")), expired)
+
+    assert failure.reason is Reason.STREAM_EXPIRED
+
+
+async def unreached(pool: Pool) -> None:
+    for worker in pool.workers:
+        await reply(worker)
+    await settle()
+    pass_time(LOCATE_S_MAX)
+    for worker in pool.workers:
+        await reply(worker)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_while_a_worker_is_not_reached_the_answer_may_be_there(count: int) -> None:
+    failure = refusal(lambda: Pool(*(BareWorker("a") for _ in range(count)), unreached=1), unreached)
+
+    assert failure.reason is Reason.NO_WORKERS
+    assert failure.traits.retryable
+    assert failure.retry_after_s is not None
+
+
+def test_worker_that_is_reached_meanwhile_is_asked() -> None:
+    async def scenario() -> None:
+        early, late = BareWorker("a"), BareWorker("b")
+
+        async def script(pool: Pool) -> None:
+            await reply(early)
+            await settle()
+            pool.reach(late)
+            await reply(early)
+            await reply(late, holding())
+
+        _, generation = await find(Pool(early, unreached=1), script)
+        assert generation.adoptions == {0: late.session.key}
+
+    run_clocked(scenario())
+
+
+def test_what_is_found_does_not_wait_for_workers_that_are_not_reached() -> None:
+    async def scenario() -> None:
+        holder = BareWorker("a")
+
+        async def script(pool: Pool) -> None:
+            await reply(holder, holding())
+
+        _, generation = await find(Pool(holder, unreached=1), script)
+        assert generation.adoptions == {0: holder.session.key}
+
+    run_clocked(scenario())
+
+
+def test_worker_that_does_not_reply_in_time_is_left_out_if_another_has_the_answer() -> None:
+    async def scenario() -> None:
+        holder, silent = BareWorker("a"), BareWorker("b")
+
+        async def script(pool: Pool) -> None:
+            await reply(holder, holding())
+            await asked(silent)
+            pass_time(LOCATE_S_MAX)
+
+        _, generation = await find(Pool(holder, silent), script)
+        assert generation.adoptions == {0: holder.session.key}
+
+    run_clocked(scenario())
+
+
+async def silence(pool: Pool) -> None:
+    for _ in range(2):
+        for worker in pool.workers:
+            await asked(worker)
+        pass_time(LOCATE_S_MAX)
+        await settle()
+
+
+def test_worker_that_does_not_reply_in_time_may_have_the_answer() -> None:
+    assert refusal(lambda: Pool(BareWorker("a")), silence).reason is Reason.NO_WORKERS
+
+
+async def loss(pool: Pool) -> None:
+    await asked(pool.workers[0])
+    lost = pool.workers.pop()
+    lost.vanish()
+
+
+def test_worker_that_is_lost_while_it_is_asked_has_nothing() -> None:
+    assert refusal(lambda: Pool(BareWorker("a")), loss).reason is Reason.STREAM_NOT_FOUND
+
+
+def test_reply_that_comes_too_late_is_ignored() -> None:
+    async def scenario() -> None:
+        late = BareWorker("a")
+
+        async def script(pool: Pool) -> None:
+            locate = await asked(late)
+            pass_time(LOCATE_S_MAX)
+            await settle()
+            late.hear(located=[worker_pb2.Located(query=locate.query, holdings=[holding()])])
+            await reply(late)
+
+        with pytest.raises(Failure) as caught:
+            await find(Pool(late), script)
+        assert caught.value.reason is Reason.STREAM_NOT_FOUND
+        assert not late.session.is_lost
+
+    run_clocked(scenario())
+
+
+def test_presentation_of_another_version_discards_nothing() -> None:
+    async def scenario() -> None:
+        one, two = BareWorker("a"), BareWorker("b")
+
+        async def script(pool: Pool) -> None:
+            await reply(one, holding(), presentation=b"later")
+            await reply(two, holding(), presentation=b"later")
+
+        with pytest.raises(Failure) as caught:
+            await find(Pool(one, two), script)
+        assert caught.value.reason is Reason.PROTOCOL_VIOLATION
+        assert await discarded(one) == await discarded(two) == []
+
+    run_clocked(scenario())
+
+
+# Cancel
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (0, 2), (1, 1)])
+def test_cancel_asks_all_workers_to_end_what_no_frontend_owns(counts: tuple[int, int]) -> None:
+    async def scenario() -> bool:
+        pool = Pool(BareWorker("a"), BareWorker("b"))
+        cancelling = asyncio.ensure_future(GenerationFinder(pool, random.Random(0)).cancel(ID))
+        for worker, count in zip(pool.workers, counts, strict=True):
+            assert (await reply(worker, cancelled=count)).cancels
+        return await cancelling
+
+    assert run_clocked(scenario()) is (sum(counts) > 0)
