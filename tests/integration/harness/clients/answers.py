@@ -224,7 +224,11 @@ class Items:
     def _take(self, delta: inference_pb2.Delta) -> None:
         assert self.usage is None, "a delta after the usage"
         choice = self.choices[delta.choice]
-        assert choice.finish is None, "a delta after the finish reason"
+        if choice.finish is not None:
+            has_content = bool(delta.token_ids or delta.text or delta.finish_reason)
+            assert delta.HasField("usage") > has_content, "a delta after the finish reason"
+            self.usage = delta.usage
+            return
         assert delta.position == len(choice.token_ids), f"{delta.position} after {len(choice.token_ids)} tokens"
         assert len(delta.logprobs) == (0 if self.request.logprobs is None else len(delta.token_ids))
         choice.token_ids += delta.token_ids
