@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from services.frontend.session.coalesce import coalesce, split
 from services.rpc.step import read_entries
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
-from services.stubs.worker_pb2 import GoAway, Load, RankLoad, Step, StreamEnd, Welcome, WorkerMessage
+from services.stubs.worker_pb2 import GoAway, Load, Located, RankLoad, Step, StreamEnd, Welcome, WorkerMessage
 from tests.support.steps import add_logprobs, step_of
 
 
@@ -171,3 +171,22 @@ def test_message_with_a_malformed_step_is_not_cut() -> None:
     message = WorkerMessage(step=Step(stream_ids=[1, 2, 3], positions=[0, 0], token_counts=[1, 1, 1], token_ids=[7]))
 
     assert split(message, 2) == [message]
+
+
+# Answers to questions
+
+
+def test_replies_of_merged_messages_are_all_kept_in_order() -> None:
+    messages = [message_of((1, number, [10]), located=[Located(query=number)]) for number in range(3)]
+
+    (merged,) = coalesce(messages)
+
+    assert [one.query for one in merged.located] == [0, 1, 2]
+
+
+def test_replies_of_a_message_that_is_cut_come_once_after_all_its_tokens() -> None:
+    message = message_of((1, 0, [10]), (2, 0, [20]), (3, 0, [30]), located=[Located(query=7)])
+
+    parts = split(message, 1)
+
+    assert [[one.query for one in part.located] for part in parts] == [[], [], [7]]

@@ -6,7 +6,7 @@
 import asyncio
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from services.core.request import FinishReason
 from services.discovery.client import InstanceRecord
 from services.frontend.session import reader as reader_module
 from services.frontend.session.session import WorkerSession, WorkerSessionConfig
+from services.frontend.session.stream import Stream
 from services.rpc.codec import card_to_wire, seconds_to_wire
 from services.rpc.framing import FrameConnection
 from services.rpc.status import MESSAGE_BYTES_MAX
@@ -523,6 +524,38 @@ def test_frontend_does_not_hang_up_on_a_leaving_worker_before_every_choice_has_j
         assert await failure_of(second) is Reason.DRAINING
 
     assert play(serve, use).reason is Reason.DRAINING
+
+
+def test_frontend_stays_with_a_leaving_worker_while_requests_there_have_no_frontend() -> None:
+    """They may have to be resumed through it: nobody else can reach the worker any more."""
+
+    async def scenario() -> list[bool]:
+        worker = BareWorker()
+        is_lost = []
+        worker.hear(load=worker_pb2.Load(running=1, detached=1), goaway=worker_pb2.GoAway())
+        is_lost.append(worker.session.is_lost)
+        worker.session.close(worker.open())
+        is_lost.append(worker.session.is_lost)
+        worker.hear(load=worker_pb2.Load())
+        is_lost.append(worker.session.is_lost)
+        return is_lost
+
+    assert run_async(scenario()) == [False, False, True]
+
+
+@pytest.mark.parametrize("leave", [WorkerSession.stop, WorkerSession.let_go])
+def test_frontend_hangs_up_on_a_leaving_worker_when_it_has_let_go_of_its_last_stream(
+    leave: Callable[[WorkerSession, Stream], None],
+) -> None:
+    async def scenario() -> bool:
+        worker = BareWorker()
+        stream = worker.open()
+        worker.hear(goaway=worker_pb2.GoAway())
+        assert not worker.session.is_lost
+        leave(worker.session, stream)
+        return worker.session.is_lost
+
+    assert run_async(scenario())
 
 
 def test_bug_in_a_goaway_callback_fails_that_request_alone() -> None:

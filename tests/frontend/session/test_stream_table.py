@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from structlog.testing import capture_logs
 from services.core.call import Attempt, Call
 from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason
+from services.core.generation.kept import Generation, Kept
 from services.core.request import FinishReason
+from services.frontend.session.session import WorkerSession
 from services.frontend.session.stream import Stream
 from services.frontend.session.stream_table import COMPLETED_KEPT, COMPLETION_S_MAX
 from services.frontend.session.writer import CancelCounts
@@ -20,7 +23,7 @@ from services.stubs.inference_pb2 import FINISH_REASON_STOP
 from tests.frontend.session.support import PATIENT, failure_of
 from tests.frontend.support import BareWorker
 from tests.support.clock import pass_time, run_clocked
-from tests.support.doubles import Collected, RecordingAttempt, make_request, run_async
+from tests.support.doubles import Collected, RecordingAttempt, fill, make_request, run_async
 
 
 def join(bare: BareWorker, choice: int, choice_group: ChoiceGroup) -> tuple[Stream, Collected]:
@@ -300,3 +303,137 @@ def test_all_choices_of_a_request_that_is_too_large_fail_and_leave_nothing() -> 
         assert bare.candidate.in_flight_count == 0
 
     run_async(scenario())
+
+
+# Answers that outlive this frontend
+
+
+def kept_call(**fields: Any) -> Call:
+    generation = Generation(b"a" * 16, 30.0, is_told=True)
+    generation.epoch = 2**40
+    return Call(request_id="r", kept=Kept(generation=generation, **fields))
+
+
+def test_adopted_stream_gets_the_record_from_the_clients_own_tokens_on_and_its_end() -> None:
+    async def scenario() -> None:
+        bare, collected, attempt = BareWorker(), Collected(), RecordingAttempt()
+        request = make_request(generated_token_ids=(5, 6), choice=1)
+        call = replace(kept_call(first_index=4), attempt=attempt)
+        stream = bare.session.adopt(request, call, collected)
+        sent = await bare.sent()
+        assert sent.adopts == [worker_pb2.Adopt(stream_id=stream.id, generation_id=b"a" * 16, index=5, epoch=2**40)]
+        assert not sent.submits
+        assert bare.candidate.in_flight_count == 1
+
+        bare.begin(stream.id)
+        bare.tokens(stream.id, 2, 7, 8)
+        bare.finish(stream.id)
+
+        assert (await stream.ended).reason is FinishReason.STOP
+        assert collected.token_ids == [7, 8]
+        assert attempt.begun_count == 1
+        assert bare.candidate.in_flight_count == 0
+
+    run_clocked(scenario())
+
+
+def test_adoption_on_a_lost_session_cannot_be_connected() -> None:
+    async def scenario() -> None:
+        bare = BareWorker()
+        bare.vanish()
+        with pytest.raises(Failure) as caught:
+            bare.session.adopt(make_request(), kept_call(), Collected())
+        assert caught.value.reason is Reason.CANNOT_CONNECT
+
+    run_clocked(scenario())
+
+
+def test_record_that_begins_elsewhere_than_the_clients_tokens_end_breaks_the_protocol() -> None:
+    async def scenario() -> None:
+        bare = BareWorker()
+        stream = bare.session.adopt(make_request(generated_token_ids=(5, 6)), kept_call(), Collected())
+        bare.tokens(stream.id, 0, 5, 6, 7)
+        assert await failure_of(stream) is Reason.PROTOCOL_VIOLATION
+        assert not bare.session.is_lost
+
+    run_clocked(scenario())
+
+
+def test_discarded_generation_is_taken_over_and_then_cancelled() -> None:
+    async def scenario() -> None:
+        bare = BareWorker()
+        bare.session.generations.discard(b"a" * 16, 3, 9)
+        adoption, cancel = [one for one in bare.session._writer.pop_messages() if one.ByteSize()]
+        (adopt,) = adoption.adopts
+        assert (adopt.generation_id, adopt.index, adopt.epoch) == (b"a" * 16, 3, 9)
+        assert list(cancel.cancels) == [adopt.stream_id]
+        assert bare.open().id > adopt.stream_id, "no id is used twice"
+
+        bare.tokens(adopt.stream_id, 0, 7)
+        bare.refuse(adopt.stream_id, reason=Reason.TAKEN_OVER)
+
+        assert not bare.session.is_lost, "what the worker says of it is ignored"
+        assert bare.cancels.late_tokens == 1
+
+    run_clocked(scenario())
+
+
+def test_stream_that_is_stopped_frees_its_room_and_gets_nothing_more() -> None:
+    async def scenario() -> None:
+        bare = BareWorker(slots=1, places=0)
+        stream = bare.open()
+        assert bare.candidate.capacity.is_full()
+        bare.session.stop(stream)
+        assert not bare.candidate.capacity.is_full()
+        bare.tokens(stream.id, 0, 7)
+        assert bare.cancels == CancelCounts(signals=1, late_tokens=1)
+        assert not bare.session.is_lost
+
+    run_clocked(scenario())
+
+
+def test_stream_that_is_let_go_of_is_no_signal_and_gets_nothing_more() -> None:
+    async def scenario() -> None:
+        bare = BareWorker()
+        stream = bare.open()
+        await bare.sent()
+        bare.session.let_go(stream)
+        bare.session.close(stream)
+        sent = await bare.sent()
+        assert (list(sent.detaches), list(sent.cancels)) == ([stream.id], [])
+        bare.tokens(stream.id, 0, 7)
+        bare.finish(stream.id)
+        assert not bare.session.is_lost
+        assert bare.cancels.signals == 0
+        assert bare.candidate.in_flight_count == 0
+
+    run_clocked(scenario())
+
+
+def test_stream_that_has_ended_can_still_be_let_go_of() -> None:
+    async def scenario() -> None:
+        bare = BareWorker()
+        stream = bare.open()
+        await bare.sent()
+        bare.finish(stream.id)
+        bare.session.let_go(stream)
+        assert list((await bare.sent()).detaches) == [stream.id]
+        assert bare.candidate.in_flight_count == 0
+
+    run_clocked(scenario())
+
+
+@pytest.mark.parametrize(("leave", "frees_room"), [(WorkerSession.stop, True), (WorkerSession.let_go, False)])
+def test_worker_that_refused_a_request_has_room_again_after_a_stop_alone(
+    leave: Callable[[WorkerSession, Stream], None], frees_room: bool
+) -> None:
+    """What is let go of keeps its slot."""
+
+    async def scenario() -> bool:
+        bare = BareWorker()
+        stream = bare.open()
+        fill(bare.candidate)
+        leave(bare.session, stream)
+        return bare.candidate.capacity.is_full()
+
+    assert run_clocked(scenario()) is not frees_room
