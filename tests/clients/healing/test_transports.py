@@ -135,6 +135,14 @@ def test_first_failure_is_told_rather_than_what_came_of_the_resume(ask: Any) -> 
     assert ask(Plane(stream(sent), GONE)).text == sent
 
 
+def test_first_failure_is_told_if_no_server_answers_any_more(ask: Any) -> None:
+    sent = event("a", "1-0") + failure("DRAINING", retryable=True)
+
+    answered = ask(Plane(stream(sent), *[REFUSED] * 10))
+
+    assert (answered.text, answered.error) == (sent, None)
+
+
 def test_stream_of_another_server_passes_through_and_ends_as_it_likes(ask: Any) -> None:
     sent = event("a") + event("b")
     plane = Plane(stream(sent, headers={"content-type": "text/event-stream; charset=utf-8"}))

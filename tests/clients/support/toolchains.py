@@ -47,7 +47,7 @@ class Client:
     @property
     def missing(self) -> list[str]:
         """The tools that this machine lacks."""
-        return [tool for tool in self.tools if shutil.which(tool) is None]
+        return missing(*self.tools)
 
     def command(self) -> list[str]:
         """Return the command; builds the program if it or the proto file has changed. Raises CalledProcessError."""
@@ -77,6 +77,11 @@ class Client:
         written = folder / f"{MADE}.part"
         written.write_text(json.dumps(command))
         written.rename(folder / MADE)
+
+
+def missing(*tools: str) -> list[str]:
+    """Those of the tools that this machine lacks."""
+    return [tool for tool in tools if shutil.which(tool) is None]
 
 
 def _files(folder: Path) -> dict[Path, bytes]:

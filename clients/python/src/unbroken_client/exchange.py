@@ -270,9 +270,8 @@ class Exchange:
 
     def last_words(self, error: httpx.TransportError, response: httpx.Response | None = None) -> bytes:
         """The event with which a stream ends that cannot go on. Raises `error` if no server has said why."""
-        self.is_complete = response is not None
-        if self._failure is not None:
-            return self._failure
-        if response is not None and (told := error_of(response.content)):
-            return b"event: error\ndata: " + json.dumps({"error": told}).encode() + b"\n\n"
-        raise error
+        told = {} if response is None else error_of(response.content)
+        if self._failure is None and not told:
+            raise error
+        self.is_complete = True
+        return self._failure or b"event: error\ndata: " + json.dumps({"error": told}).encode() + b"\n\n"
