@@ -6,6 +6,7 @@ standard, section 3.3, "CORS protocol".
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from services.core.generation.wish import GENERATION_ID
 from services.core.validation import SEED_USED
 from services.http.errors import SHOULD_RETRY
 from services.http.request_id import REQUEST_ID
@@ -15,7 +16,7 @@ ANY = "*"
 ALLOW = "Access-Control-Allow-Origin"
 PREFLIGHT_S = 600
 """How long a browser may cache the response to a preflight request. No browser caches it for more than two hours."""
-EXPOSED = ("Retry-After", "retry-after-ms", SHOULD_RETRY, REQUEST_ID, SEED_USED)
+EXPOSED = ("Retry-After", "retry-after-ms", SHOULD_RETRY, REQUEST_ID, SEED_USED, GENERATION_ID)
 """Response headers that pages may read, besides those that they may always read."""
 _NONE: Mapping[str, str] = {}
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from services.core.errors import Reason
+from services.frontend.api.response_headers import HEADERS
 from services.http.cors import EXPOSED
 from services.http.server.config import HttpConfig
 from services.http.server.parser import HEAD_BYTES_MAX
@@ -26,6 +27,10 @@ def cors_headers(response: Any) -> dict[str, str]:
     """The CORS headers of a response, without their prefix."""
     names = ("Allow-Origin", "Allow-Methods", "Allow-Headers", "Max-Age", "Expose-Headers")
     return {name: value for name in names if (value := response.headers.get(f"Access-Control-{name}"))}
+
+
+def test_pages_may_read_all_headers_of_answers() -> None:
+    assert set(HEADERS) <= set(EXPOSED)
 
 
 @pytest.mark.parametrize("method", ["OPTIONS", "POST"])
