@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -109,6 +109,7 @@ class Given:
     deadline: float | None = None
     attempt: type[Attempt] = Attempt
     adopts: bool = False
+    early_s: float = 0.0
 
 
 async def carry(given: Given) -> Carried:
@@ -116,7 +117,7 @@ async def carry(given: Given) -> Carried:
     generation = Generation(bytes(16), 30.0, is_told=given.is_told)
     attempt = given.attempt(worker.session)
     attempt.adopts = given.adopts
-    kept = Kept(generation=generation, is_stopped=lambda: given.is_stopped)
+    kept = Kept(generation=generation, is_stopped=lambda: given.is_stopped, early_s=given.early_s)
     call = Call(request_id="r", card=CARD, attempt=attempt, deadline=given.deadline, kept=kept)
     sink = Collected()
     task = asyncio.ensure_future(Transport()(make_request(), call, sink))
@@ -181,6 +182,13 @@ ROWS: list[tuple[str, str, Given, Callable[[Carried], Awaitable[None]], str]] = 
         is_past_its_deadline,
         CANCELLED,
     ),
+    (
+        "runs",
+        "is cancelled by its id, has failed, or is past its deadline",
+        Given(deadline=10.5, early_s=1.0),
+        is_past_its_deadline,
+        CANCELLED,
+    ),
     ("runs", "has an id that its client was never told", Given(is_told=False), leave, CANCELLED),
     ("runs", "was ended by a stop string", Given(is_stopped=True), leave, STOPPED),
     ("runs", "has lost its client, or this process ends", Given(), leave, LET_GO),
@@ -222,7 +230,7 @@ def test_each_row_of_the_table_is_what_happens(
     adopts: bool,
 ) -> None:
     """A bug: a stream whose request was cancelled while it ran was taken for one that had ended."""
-    given = Given(given.is_told, given.is_stopped, given.deadline, given.attempt, adopts)
+    given = replace(given, adopts=adopts)
 
     async def scenario() -> str:
         carried = await carry(given)
