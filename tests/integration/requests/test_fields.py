@@ -45,6 +45,8 @@ FORMS: dict[str, tuple[dict[str, Any], re.Pattern[str]]] = {
     "llama.cpp's schema": ({"json_schema": SCHEMA}, JSON),
     "SGLang's schema": ({"json_schema": json.dumps(SCHEMA)}, JSON),
     "vLLM's schema": ({"structured_outputs": {"json": SCHEMA}}, JSON),
+    "TGI's json grammar": ({"grammar": {"type": "json", "value": SCHEMA}}, JSON),
+    "TGI's regex grammar": ({"grammar": {"type": "regex", "value": REGEX}}, SHORT),
     "TGI's regex": ({"response_format": {"type": "regex", "value": REGEX}}, SHORT),
     "SGLang's regex": ({"regex": REGEX}, SHORT),
     "vLLM's regex": ({"guided_regex": REGEX}, SHORT),
@@ -56,9 +58,10 @@ FORMS: dict[str, tuple[dict[str, Any], re.Pattern[str]]] = {
 }
 """Fields → what the answer must match."""
 SAME = (
-    ("json_schema", "llama.cpp's json_object", "llama.cpp's json_schema", "TGI's json", "TensorRT-LLM's json"),
+    ("json_schema", "llama.cpp's json_object", "llama.cpp's json_schema", "TGI's json", "TGI's json grammar"),
     ("json_schema", "llama.cpp's schema", "SGLang's schema", "vLLM's schema"),
-    ("vLLM's regex", "SGLang's regex", "TGI's regex"),
+    ("json_schema", "TensorRT-LLM's json"),
+    ("vLLM's regex", "SGLang's regex", "TGI's regex", "TGI's regex grammar"),
     ("vLLM's grammar", "llama.cpp's grammar", "SGLang's ebnf", "TensorRT-LLM's ebnf", "a grammar as format"),
 )
 """Forms that are one form."""
@@ -66,9 +69,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a grammar with look-ahead": ({"ebnf": 'root ::= "a" (= "b")'}, "ebnf"),
     "a grammar that is no GBNF": ({"grammar": 'start: "a"'}, "grammar"),
     "a schema that cannot be followed": ({"json_schema": {"type": "array", "uniqueItems": True}}, "json_schema"),
-    "an object of TGI as grammar": ({"grammar": {"type": "json", "value": SCHEMA}}, "grammar"),
+    "a grammar of a kind that TGI lacks": ({"grammar": {"type": "xml", "value": SCHEMA}}, "grammar.type"),
     "a structural tag": ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format.type"),
-    "a window of penalties": ({"repeat_penalty": 1.2, "repeat_last_n": 64}, "repeat_last_n"),
+    "a window of penalties": ({"presence_penalty": 1.2, "repeat_last_n": 64}, "repeat_last_n"),
     "a limit below 1": ({"max_tokens": None, "max_new_tokens": 0}, "max_new_tokens"),
 }
 
