@@ -96,7 +96,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 )
                 for rank in load.ranks
             ],
-            detached=self.generations.detached_running_count,
+            generations=self.generations.running_count,
             service_time=None if service_time_s is None else seconds_to_wire(service_time_s),
         )
 

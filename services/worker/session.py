@@ -125,6 +125,7 @@ class FrontendSession:
     def goaway(self, grace_s: float) -> None:
         """Tell the frontend that the worker leaves within `grace_s`."""
         self._is_leaving = True
+        self._outbox.set_load(self._load())  # The frontend decides by it whether to stay.
         self._outbox.set_goaway(grace_s)
 
     def end(self) -> None:

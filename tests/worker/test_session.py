@@ -619,6 +619,7 @@ def test_goaway_reaches_present_and_later_sessions() -> None:
         late = served.attach()
         await late.read()
         assert late.messages[0].HasField("welcome")
+        assert here.messages[-1].HasField("load"), "a frontend stays if it could adopt something"
         return [seconds_from_wire(one.messages[-1].goaway.grace) for one in (here, late)]
 
     assert play(scenario) == [2.5, 2.5]

@@ -55,9 +55,9 @@ class Liveness:
         self._load = load
 
     @property
-    def detached_count(self) -> int:
-        """How many running requests of the worker have no frontend, as it has last reported."""
-        return self._load.detached
+    def generation_count(self) -> int:
+        """How many running requests of the worker this frontend could adopt, as the worker has last reported."""
+        return self._load.generations
 
     def restart(self, now: float) -> None:
         """Count from `now` on: earlier silence and standstill prove nothing."""

@@ -272,9 +272,9 @@ class WorkerSession:
     def _hang_up_if_left(self) -> None:
         """Hang up if the worker leaves and no stream is left: it waits for that, since a request may be on its way.
 
-        While it runs requests without a frontend, this frontend may have to take one over.
+        While it runs requests whose answers outlive their frontends, this frontend may have to take one over.
         """
-        is_needed = not self._streams.is_done or self._liveness.detached_count
+        is_needed = not self._streams.is_done or self._liveness.generation_count
         if self.candidate.is_draining and not is_needed and not self.is_lost:
             self._has_hung_up = True
             self.lose(self._departure())

@@ -63,6 +63,7 @@ class GenerationStore:
         self._detached: OrderedDict[Generation, None] = OrderedDict()  # In the order in which they were let go.
         self._expired: OrderedDict[bytes, None] = OrderedDict()
         self.detached_bytes = 0
+        self.running_count = 0
 
     async def __aenter__(self) -> "GenerationStore":
         await self._group.__aenter__()
@@ -102,7 +103,12 @@ class GenerationStore:
             former_owner.on_ended(taken_over())
         self._by_id.setdefault(self._key(generation.spec.id), {})[generation.index] = generation
         generation.task = self._group.create_task(self._run(generation, request, call))
-        generation.task.add_done_callback(lambda _: _leave_group(generation))
+        self.running_count += 1
+        generation.task.add_done_callback(lambda _: self._on_done(generation))
+
+    def _on_done(self, generation: Generation) -> None:
+        self.running_count -= 1
+        _leave_group(generation)
 
     async def _run(self, generation: Generation, request: Request | Failure, call: Call) -> None:
         outcome: FinishReason | Failure

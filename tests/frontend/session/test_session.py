@@ -110,6 +110,17 @@ def test_many_long_prompts_are_sent_in_several_messages() -> None:
     assert play(serve, use).reason is Reason.DISCONNECTED
 
 
+def test_frontend_stays_with_a_worker_that_leaves_while_it_runs_answers_that_outlive_their_frontends() -> None:
+    async def scenario() -> list[bool]:
+        worker, lost = BareWorker(), []
+        worker.hear(load=worker_pb2.Load(generations=1), goaway=worker_pb2.GoAway())
+        lost.append(worker.session.is_lost)
+        worker.hear(load=worker_pb2.Load())
+        return [*lost, worker.session.is_lost]
+
+    assert run_async(scenario()) == [False, True]
+
+
 def test_request_that_is_too_large_to_send_is_refused_and_leaves_nothing() -> None:
     async def use(client: Client) -> None:
         with pytest.raises(Failure) as caught:

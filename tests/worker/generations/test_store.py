@@ -379,6 +379,7 @@ def test_counts_of_detached_generations_tell_those_that_run() -> None:
         await bench.start(generation_id=numbered(2))
         await running.finish()
         assert (bench.store.detached_count, bench.store.detached_running_count) == (2, 1)
+        assert bench.store.running_count == 2
 
     play(scenario)
 

@@ -118,6 +118,13 @@ class ReturningClient:
         await until(is_decided)
         return self
 
+    async def come_back_unless_taken(self, frontend: Frontend) -> None:
+        """Come back. The answer may be taken before the first event: then `error` says so as well."""
+        try:
+            await self.come_back(frontend)
+        except Refused as refused:
+            self.error = refused.error
+
     async def go_on(self, frontend: Frontend) -> "ReturningClient":
         """Send the request again with the tokens of it that have come, and the seed: nobody else knows the answer."""
         count = len(self.body["prompt"]) if isinstance(self.body.get("prompt"), list) else 1
