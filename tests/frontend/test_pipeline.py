@@ -13,7 +13,6 @@ from services.core.call import Call
 from services.core.common_layers import stack
 from services.core.errors import Failure, Reason
 from services.core.gate import Gate
-from services.core.generation.kept import Generation, Kept
 from services.core.generation.presentation import decode_presentation
 from services.core.interface import Layer, Usage
 from services.core.request import Request, Sampling, Stop
@@ -32,6 +31,7 @@ from tests.support.doubles import (
     call_layer,
     encoder_of,
     make_candidate,
+    make_kept,
     make_request,
     models_of,
     run_async,
@@ -126,15 +126,11 @@ async def deadline_covers_the_time_in_the_tokeniser(swapped: int | None) -> None
     assert failure.reason is Reason.DEADLINE_EXCEEDED
 
 
-def kept() -> Kept:
-    return Kept(generation=Generation(bytes(16), 30.0, is_told=True))
-
-
 async def what_is_kept_is_the_request_as_it_was_prepared(swapped: int | None) -> None:
     plane = Plane(Script([97]), swapped)
     request = Request(model="m", text="hi", stop=Stop(max_tokens=1))
 
-    await call_layer(plane.call, request, kept=kept())
+    await call_layer(plane.call, request, kept=make_kept())
 
     of_script = plane.script.calls[0].kept
     assert of_script is not None
@@ -145,7 +141,7 @@ async def each_prompt_keeps_what_the_whole_answer_needs(swapped: int | None) -> 
     plane = Plane(Script([97], [97]), swapped)
     parts = (make_request((1,)), make_request((2,)))
 
-    await call_layer(plane.call, make_request(token_ids=None, parts=parts), kept=kept())
+    await call_layer(plane.call, make_request(token_ids=None, parts=parts), kept=make_kept())
 
     for call in plane.script.calls:
         assert call.kept is not None

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from services.core.call import Attempt, Call, RoutedSession
 from services.core.errors import Failure, Reason, RefusedFor
+from services.core.generation.kept import Generation, Kept
 from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.model_card import ModelCard, Resume, TokenizerRef
 from services.core.request import FinishReason, Request, Sampling, Stop
@@ -125,6 +126,11 @@ def make_request(
     sampling = sampling or Sampling(temperature=0.0, seed=1)
     given: dict[str, Any] = {"model": "m", "token_ids": tuple(prompt), "stop": stop, "sampling": sampling}
     return Request(**(given | fields))
+
+
+def make_kept(*, is_told: bool = True, **fields: Any) -> Kept:
+    """What a call of a kept answer has. Takes the fields of Kept."""
+    return Kept(generation=Generation(bytes(16), 30.0, is_told=is_told), **fields)
 
 
 def models_of(*cards: ModelCard) -> ModelCatalog:

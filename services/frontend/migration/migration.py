@@ -68,6 +68,15 @@ class MigrationContext:
         return policy_for(request, call, call.card, self.limit, worker_limit, self.resume_sampling)
 
 
+def _with_logprobs(call: Call, request: Request, record: Recorder) -> Call:
+    """The call, with the log probabilities of the tokens that the request brings beside those of the client."""
+    kept = call.kept
+    if kept is None or not record.logprobs:
+        return call
+    count = len(request.generated_token_ids) - kept.base  # More may have come since the request was made.
+    return replace(call, kept=replace(kept, prior_logprobs=tuple(record.logprobs[:count])))
+
+
 class Migration:
     """Runs the attempts of one request: see the module's table. `run` is called once."""
 
@@ -139,9 +148,7 @@ class Migration:
                 self._move_on(outcome)
 
     async def _run(self, attempt: MigrationAttempt, request: Request, call: Call) -> None:
-        call = replace(call, attempt=attempt)
-        if call.kept is not None and self._record.logprobs:
-            call = replace(call, kept=replace(call.kept, prior_logprobs=tuple(self._record.logprobs)))
+        call = replace(_with_logprobs(call, request, self._record), attempt=attempt)
         try:
             attempt.outcome = await self._context.inner(request, call, attempt)
         except Failure as failure:

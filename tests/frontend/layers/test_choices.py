@@ -10,7 +10,7 @@ from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Sink, Usage
 from services.core.request import FinishReason, Request
 from services.frontend.layers.choices import Choices
-from tests.support.doubles import Collected, call_layer, make_request, run_async
+from tests.support.doubles import Collected, Script, call_layer, make_kept, make_request, run_async
 
 
 class Answers:
@@ -171,3 +171,17 @@ def test_choices_that_continue_after_the_same_tokens_start_together() -> None:
 
     assert request.generated_token_ids == (7,)
     assert calls[0].choice_group is calls[1].choice_group is not None
+
+
+@pytest.mark.parametrize(("epoch", "is_together"), [(1, True), (2**32, False)])
+def test_choices_of_a_resumed_answer_start_alone_as_each_may_be_on_another_worker(
+    epoch: int, is_together: bool
+) -> None:
+    script, kept = Script([7], [7]), make_kept()
+    kept.generation.epoch = epoch
+
+    with pytest.raises(AssertionError, match="Detokenize"):  # It would count the tokens.
+        run_async(call_layer(Choices(script), make_request(n=2), kept=kept))
+
+    assert [call.choice_group is not None for call in script.calls] == [is_together] * 2
+    assert all(call.kept is not None and call.kept.generation is kept.generation for call in script.calls)

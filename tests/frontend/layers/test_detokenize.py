@@ -1,5 +1,6 @@
 """Detokenize delivers complete characters, ends the answer at a stop string, and counts the usage of all of it."""
 
+import asyncio
 import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,11 +11,22 @@ from hypothesis import strategies as st
 
 from services.core.call import Call
 from services.core.errors import Failure, Reason
+from services.core.generation.cursor import Cursor
 from services.core.interface import Delta, Finish, Sink, TokenLogprobs, Usage
 from services.core.request import Continuation, FinishReason, Request
 from services.frontend.layers.detokenize import Detokenize, Detokenizer
 from services.models.tokenizers.byte_level import EOS, ByteTokenizer
-from tests.support.doubles import HANG, Collected, Script, Step, call_layer, make_request, models_of, run_async
+from tests.support.doubles import (
+    HANG,
+    Collected,
+    Script,
+    Step,
+    call_layer,
+    make_kept,
+    make_request,
+    models_of,
+    run_async,
+)
 
 
 def detokenize(steps: list[Step], **request: Any) -> Collected:
@@ -368,3 +380,79 @@ def test_answer_is_the_one_that_a_search_in_the_whole_text_gives(
     text, count, is_stopped = expected(tokens, strings, min_tokens)
     assert (collected.text, collected.token_ids) == (text, tokens[:count])
     assert finish == Finish(FinishReason.STOP if is_stopped else FinishReason.LENGTH, Usage(2, count))
+
+
+# Answers that are resumed
+
+
+def resumed(*positions: int, choice: int = 0, logprobs: bool = False) -> list[tuple[int, str]]:
+    """(position, text) of the deltas of an answer of 4 tokens and then 2, whose client has so many of each choice."""
+
+    async def below(request: Request, call: Call, sink: Sink) -> Finish:
+        for position, text in ((0, b"abcd"), (4, b"ef")):
+            values = [TokenLogprobs(-float(token)) for token in text] if logprobs else None
+            sink.deliver(Delta(position, list(text), choice=request.choice, logprobs=values))
+        return Finish(FinishReason.LENGTH)
+
+    kept = make_kept(first_index=1, cursor=Cursor(positions, (False,) * len(positions), 0))
+    request = make_request(choice=choice, logprobs=0 if logprobs else None)
+    result = run_async(call_layer(Detokenize(below, models_of()), request, kept=kept))
+    for delta in result.deltas if logprobs else ():
+        assert [-one.logprob for one in delta.logprobs or ()] == list(delta.token_ids)
+    assert result.text == "abcdef"
+    return [(delta.position, delta.text) for delta in result.deltas if delta.token_ids]
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+@pytest.mark.parametrize(
+    ("position", "deltas"),
+    [
+        (0, [(0, "abcd"), (4, "ef")]),
+        (1, [(0, "a"), (1, "bcd"), (4, "ef")]),
+        (3, [(0, "abc"), (3, "d"), (4, "ef")]),
+        (4, [(0, "abcd"), (4, "ef")]),
+        (5, [(0, "abcd"), (4, "e"), (5, "f")]),
+        (6, [(0, "abcd"), (4, "ef")]),
+        (99, [(0, "abcd"), (4, "ef")]),
+    ],
+)
+def test_deltas_are_cut_where_the_client_stands(position: int, deltas: list[tuple[int, str]], logprobs: bool) -> None:
+    assert resumed(7, position, logprobs=logprobs) == deltas
+
+
+def test_each_choice_is_cut_at_its_own_position() -> None:
+    assert resumed(7, 1, 3, choice=1) == [(0, "abc"), (3, "d"), (4, "ef")]
+
+
+def test_choice_that_the_cursor_does_not_name_is_not_cut() -> None:
+    assert resumed(7, 1, choice=1) == [(0, "abcd"), (4, "ef")]
+
+
+def test_character_that_the_client_has_a_part_of_comes_with_its_last_byte() -> None:
+    async def below(request: Request, call: Call, sink: Sink) -> Finish:
+        sink.deliver(Delta(0, list("漢".encode())))
+        return Finish(FinishReason.LENGTH)
+
+    kept = make_kept(cursor=Cursor((1,), (False,), 0))
+    result = run_async(call_layer(Detokenize(below, models_of()), make_request(), kept=kept))
+
+    assert [(delta.position, delta.text) for delta in result.deltas] == [(0, ""), (1, "漢"), (3, "")]
+
+
+def test_layers_below_learn_that_a_stop_string_has_ended_a_kept_answer() -> None:
+    stopped: list[bool] = []
+
+    async def below(request: Request, call: Call, sink: Sink) -> Finish:
+        assert call.kept is not None
+        assert call.kept.is_stopped is not None
+        for position, token in enumerate(b"ab"):
+            stopped.append(call.kept.is_stopped())
+            sink.deliver(Delta(position, [token]))
+        stopped.append(call.kept.is_stopped())
+        await asyncio.Event().wait()
+        raise AssertionError("cancelled")
+
+    request = make_request(strings=("b",))
+    run_async(call_layer(Detokenize(below, models_of()), request, kept=make_kept()))
+
+    assert stopped == [False, False, True]

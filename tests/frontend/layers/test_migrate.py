@@ -10,11 +10,12 @@ import pytest
 
 from services.core.call import Call
 from services.core.errors import Reason
+from services.core.generation.kept import Kept
 from services.core.interface import Finish, Sink
 from services.core.request import FinishReason, Request
 from services.frontend.layers.migrate import Migrate, MigrateConfig
-from tests.frontend.migration.support import ABLE, Case, RecordedMetrics, Stage
-from tests.support.doubles import HANG, Collected, Script, call_layer, make_request, run_async
+from tests.frontend.migration.support import ABLE, Case, RecordedMetrics, Stage, staged
+from tests.support.doubles import HANG, Collected, Script, call_layer, make_kept, make_request, run_async
 
 
 def test_an_answer_without_a_failure_passes_through_unchanged() -> None:
@@ -107,3 +108,100 @@ class Forgetful(Script):
             return await super().__call__(request, call, sink)
         finally:
             self.calls.clear()
+
+
+# Answers that are kept
+
+
+def kept_of(call: Call) -> Kept:
+    assert call.kept is not None
+    return call.kept
+
+
+@pytest.mark.parametrize("generated", [(), (5, 6)])
+def test_record_of_each_attempt_begins_after_the_tokens_that_the_client_brought(generated: tuple[int, ...]) -> None:
+    case = Case([7, 8, Reason.DISCONNECTED], [9])
+
+    case.run(make_request(generated_token_ids=generated), kept=make_kept())
+
+    assert [kept_of(call).base for call in case.script.calls] == [len(generated)] * 2
+    assert case.script.requests[1].generated_token_ids == (*generated, 7, 8)
+
+
+def test_next_worker_gets_the_log_probabilities_of_the_tokens_before() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.attempt(0)
+        source.deliver(7, 8)
+        source.fail(Reason.DISCONNECTED)
+        target = await stage.attempt(1)
+        assert [one.logprob for one in kept_of(target.call).prior_logprobs] == [-7.0, -8.0]
+        target.finish()
+
+    staged(play, make_request(logprobs=0), kept=make_kept())
+
+
+def test_second_attempt_gets_as_many_log_probabilities_as_tokens() -> None:
+    """A bug: the first attempt went on before the second one was sent, and the worker kept them side by side."""
+
+    async def play(stage: Stage) -> None:
+        source = await stage.attempt(0)
+        source.deliver(7)
+        source.leave()
+        source.deliver(8)
+        target = await stage.attempt(1)
+        assert target.request.generated_token_ids == (7,)
+        assert [one.logprob for one in kept_of(target.call).prior_logprobs] == [-7.0]
+        target.deliver(8, 9)
+        target.finish()
+
+    staged(play, make_request(logprobs=0), kept=make_kept())
+
+
+def test_attempt_is_needed_until_another_one_has_taken_its_place() -> None:
+    async def play(stage: Stage) -> None:
+        source = await stage.attempt(0)
+        source.deliver(7)
+        source.leave()
+        target = await stage.attempt(1)
+        assert (source.call.attempt.is_needed, target.call.attempt.is_needed) == (True, False)
+        target.deliver(8)
+        assert (source.call.attempt.is_needed, target.call.attempt.is_needed) == (False, True)
+        target.finish()
+
+    staged(play, kept=make_kept())
+
+
+@pytest.mark.parametrize(
+    ("reason", "has_failed"), [(Reason.ENGINE_ERROR, True), (Reason.STREAM_NOT_FOUND, True), (Reason.TAKEN_OVER, False)]
+)
+def test_failure_ends_the_other_choices_unless_a_later_resume_needs_them(reason: Reason, has_failed: bool) -> None:
+    case, kept = Case([7, reason], limit=0), make_kept()
+
+    assert case.fails(kept=kept).reason is reason
+
+    assert kept.generation.has_failed is has_failed
+
+
+def test_choice_that_is_cancelled_has_not_failed() -> None:
+    kept = make_kept()
+
+    async def scenario() -> None:
+        script = Script([7, HANG])
+        layer = Migrate(script, MigrateConfig(), RecordedMetrics())
+        running = asyncio.ensure_future(call_layer(layer, make_request(), kept=kept))
+        await script.hanging.wait()
+        running.cancel()
+        await asyncio.wait([running])
+
+    run_async(scenario())
+
+    assert not kept.generation.has_failed
+
+
+def test_answer_is_known_to_have_begun_when_the_engine_of_an_attempt_has() -> None:
+    kept, begun = make_kept(), list[bool]()
+    kept.generation.on_begun = lambda: begun.append(True)
+
+    Case([7]).run(kept=kept)
+
+    assert begun == [True]

@@ -11,7 +11,7 @@ from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Sink, Usage
 from services.core.request import FinishReason, Request
 from services.frontend.layers.prompts import CONCURRENT_PROMPTS_MAX, Prompts
-from tests.support.doubles import Collected, call_layer, make_request, run_async
+from tests.support.doubles import Collected, call_layer, make_kept, make_request, run_async
 
 
 class Answers:
@@ -139,3 +139,25 @@ def test_all_prompts_are_cancelled_when_the_client_disconnects() -> None:
     run_async(leave())
 
     assert (answers.running_count, answers.cancelled_count) == (0, 2)
+
+
+@pytest.mark.parametrize("done", [None, 1])
+def test_choices_of_a_kept_answer_are_numbered_through_all_its_prompts(done: int | None) -> None:
+    """Also if the client has the answers to one prompt complete."""
+    seen: dict[tuple[int, ...], int] = {}
+    answers = Answers()
+
+    async def below(request: Request, call: Call, sink: Sink) -> Finish:
+        assert call.kept is not None
+        seen[request.prompt_token_ids] = call.kept.first_index
+        return await answers(request, call, sink)
+
+    complete: dict[str, Any] = {"generated_choices": (None, None)}
+    parts = tuple(
+        make_request((1,) * (number + 1), n=2, **(complete if number == done else {}))
+        for number in range(CONCURRENT_PROMPTS_MAX + 2)
+    )
+    run_async(call_layer(Prompts(below), make_request(token_ids=None, parts=parts, n=2), kept=make_kept()))
+
+    expected = {(1,) * (number + 1): 2 * number for number in range(len(parts)) if number != done}
+    assert seen == expected

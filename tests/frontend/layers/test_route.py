@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason, RefusedFor
+from services.core.generation.kept import Kept
 from services.frontend.layers.route import Route
 from services.frontend.routing.balancer import Balancer
 from services.frontend.routing.candidate import Candidate
@@ -20,9 +22,11 @@ from tests.support.doubles import (
     HANG,
     FakePool,
     Script,
+    Step,
     call_layer,
     fill,
     make_candidate,
+    make_kept,
     make_request,
     make_room,
     run_async,
@@ -347,3 +351,80 @@ def test_a_group_larger_than_every_workers_request_limit_is_an_invalid_request()
     failure = refusal(FakePool(make_candidate("a", slots=2)), choice_group=ChoiceGroup(3))
 
     assert (failure.reason, failure.param) == (Reason.INVALID_ARGUMENT, "n")
+
+
+# Answers that are resumed
+
+
+def adopting(workers: FakePool, kept: Kept, *takes: Sequence[Step], choice: int = 0) -> Script:
+    """The script after one call for each take."""
+    script = Script(*takes)
+
+    async def scenario() -> None:
+        for _ in takes:
+            try:
+                await call_layer(route(script, workers), make_request(choice=choice), kept=kept)
+            except Failure:
+                continue
+
+    run_async(scenario())
+    return script
+
+
+def test_choice_that_a_worker_has_already_is_adopted_there() -> None:
+    kept = make_kept(first_index=4)
+    kept.generation.adoptions = {5: "b", 1: "a"}
+
+    script = adopting(FakePool(make_candidate("a"), make_candidate("b", in_flight_count=9)), kept, [7], choice=1)
+
+    assert (script.calls[0].attempt.worker, script.calls[0].attempt.adopts) == ("b", True)
+    assert kept.generation.adoptions == {1: "a"}
+
+
+@pytest.mark.parametrize("state", ["is_full", "is_draining"])
+def test_choice_is_adopted_from_a_worker_that_takes_no_requests(state: str) -> None:
+    """Its slot is taken already, and no other worker has the answer."""
+    kept = make_kept()
+    kept.generation.adoptions = {0: "a"}
+
+    script = adopting(
+        FakePool(
+            make_candidate("a", is_full=state == "is_full", is_draining=state == "is_draining"), make_candidate("b")
+        ),
+        kept,
+        [7],
+    )
+
+    assert script.calls[0].attempt.worker == "a"
+
+
+def test_choice_that_no_worker_has_is_sent_as_a_new_one() -> None:
+    kept = make_kept()
+    kept.generation.adoptions = {1: "b"}
+
+    script = adopting(FakePool(make_candidate("a")), kept, [7])
+
+    assert (script.calls[0].attempt.worker, script.calls[0].attempt.adopts) == ("a", False)
+
+
+def test_adoption_is_asked_for_once_and_the_next_attempt_is_a_new_request() -> None:
+    kept = make_kept()
+    kept.generation.adoptions = {0: "a"}
+
+    script = adopting(FakePool(make_candidate("a"), make_candidate("b")), kept, [7, Reason.DISCONNECTED], [8])
+
+    assert [call.attempt.adopts for call in script.calls] == [True, False]
+    assert script.calls[1].attempt.worker == "b", "the first one is quarantined"
+
+
+def test_adoption_from_a_worker_that_was_lost_fails_as_a_lost_worker_does_and_the_next_attempt_chooses() -> None:
+    kept = make_kept()
+    kept.generation.adoptions = {0: "gone"}
+    workers = FakePool(make_candidate("a"))
+    with pytest.raises(Failure) as caught:
+        run_async(call_layer(route(Script(), workers), make_request(), kept=kept))
+    assert caught.value.reason is Reason.DISCONNECTED
+
+    script = adopting(workers, kept, [7])
+
+    assert (script.calls[0].attempt.worker, script.calls[0].attempt.adopts) == ("a", False)

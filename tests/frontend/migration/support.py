@@ -9,6 +9,7 @@ import pytest
 
 from services.core.call import Call
 from services.core.errors import Failure, Reason
+from services.core.generation.kept import Kept
 from services.core.interface import Delta, Finish, Sink, TokenLogprobs
 from services.core.model_card import ModelCard, Resume
 from services.core.request import FinishReason, Request
@@ -137,7 +138,12 @@ Play = Callable[[Stage], Coroutine[Any, Any, None]]
 
 
 def staged(
-    play: Play, request: Request | None = None, *, card: ModelCard = ABLE, **config: Any
+    play: Play,
+    request: Request | None = None,
+    *,
+    card: ModelCard = ABLE,
+    kept: Kept | None = None,
+    **config: Any,
 ) -> tuple[Stage, Collected]:
     """Run a request on a stage. `play` must end it."""
 
@@ -145,7 +151,7 @@ def staged(
         stage = Stage()
         layer = Migrate(stage, MigrateConfig(**config), stage.metrics)
         async with asyncio.TaskGroup() as group:
-            answer = group.create_task(call_layer(layer, request or make_request(), card=card))
+            answer = group.create_task(call_layer(layer, request or make_request(), card=card, kept=kept))
             await play(stage)
         return stage, answer.result()
 

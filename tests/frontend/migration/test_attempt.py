@@ -14,8 +14,11 @@ class Observer:
     def on_tokens(self, attempt: MigrationAttempt, delta: Delta) -> None:
         self.events.append(("tokens", attempt, delta))
 
-    def leave_group(self) -> None:
-        self.events.append(("leave group",))
+    def is_current(self, attempt: MigrationAttempt) -> bool:
+        return ("tokens", attempt) in [event[:2] for event in self.events]
+
+    def on_begun(self) -> None:
+        self.events.append(("begun",))
 
     def on_leaving(self, attempt: MigrationAttempt, grace_s: float) -> None:
         self.events.append(("leaving", attempt, grace_s))
@@ -31,14 +34,23 @@ def test_tokens_and_a_leaving_worker_are_reported_with_the_attempt() -> None:
     assert observer.events == [("tokens", attempt, delta), ("leaving", attempt, 30.0)]
 
 
-def test_a_choice_leaves_its_group_when_the_engine_begins() -> None:
+def test_an_engine_that_begins_is_reported() -> None:
     observer = Observer()
     attempt = MigrationAttempt(observer, 4)
 
     attempt.begin()
 
     assert attempt.has_begun
-    assert observer.events == [("leave group",)]
+    assert observer.events == [("begun",)]
+
+
+def test_the_migration_says_whether_the_attempt_is_needed() -> None:
+    attempt = MigrationAttempt(Observer(), 4)
+    assert not attempt.is_needed
+
+    attempt.deliver(Delta(0, [7]))
+
+    assert attempt.is_needed
 
 
 def test_a_new_attempt_runs_without_a_worker_and_its_cancel_does_nothing() -> None:

@@ -413,6 +413,7 @@ def test_cancel_by_its_id_ends_a_kept_stream_for_good(pair: Pair) -> None:
 @pytest.mark.parametrize("timeout_s", [0.5, 1.371])
 def test_deadline_ends_a_kept_stream_for_good(pair: Pair, timeout_s: float) -> None:
     """gRPC rounds the second one up for the server, so that the client's own timer cancels the rpc first."""
+
     async def scenario() -> tuple[str, tuple[int | str, str]]:
         client = Client(replace(ENDLESS, request_id=uuid.uuid4().hex))
         with pytest.raises(Refused) as caught:
