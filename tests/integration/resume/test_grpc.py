@@ -11,6 +11,7 @@
 
 import asyncio
 import json
+import signal
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -63,6 +64,7 @@ class Client:
     cursor: str = ""
     generation_id: str = ""
     metadata: tuple[tuple[str, str], ...] = CONTINUE
+    seeds: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.items = Items(self.request, lambda _: None)
@@ -100,6 +102,8 @@ class Client:
         self.items.take(item)
         assert bool(item.cursor) == item.HasField("delta")
         self.cursor = item.cursor or self.cursor
+        if item.HasField("seed"):
+            self.seeds.append(item.seed)
         assert item.generation_id in ("", self.generation_id)
 
 
@@ -163,8 +167,8 @@ async def refused(coroutine: Awaitable[None]) -> tuple[int | str, str]:
 # What both streams had is the answer
 
 
-async def check_all(pair: Pair, disturb: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
-    """Compare the answers that clients have put together with the undisturbed ones."""
+async def check_all(pair: Pair, disturb: Callable[[Client], Coroutine[Any, Any, None]], *, stream_count: int) -> None:
+    """Compare the answers that clients have put together, over so many streams each, with the undisturbed ones."""
     cases = dict(CASES)
     whole = dict(zip(cases, await run_together(answer(pair.frontend, one) for one in cases.values()), strict=True))
     cases["a stop string"] = cut_short_by(whole["sampled"], CASES["sampled"])
@@ -175,6 +179,8 @@ async def check_all(pair: Pair, disturb: Callable[[Client], Coroutine[Any, Any, 
 
     got = {name: client.items.answer() for name, client in clients.items()}
     assert got == whole
+    assert {seed for client in clients.values() for seed in client.seeds} == {SLOW.seed, SAMPLED.seed}
+    assert {len(client.seeds) for client in clients.values()} == {stream_count}, "one in each stream"
     await wait_idle(pair.worker)
 
 
@@ -196,7 +202,7 @@ def test_answers_go_on_at_another_frontend_when_theirs_is_killed(pair: Pair) -> 
                         client.take(await call.read())
             await client.resume(pair.other)
 
-        await check_all(pair, disturb)
+        await check_all(pair, disturb, stream_count=2)
 
     asyncio.run(scenario())
 
@@ -209,9 +215,26 @@ def test_answers_go_on_after_their_clients_left_any_number_of_times(pair: Pair) 
                 await client.resume(frontend, 2)
             await client.resume(pair.other)
 
-        await check_all(pair, disturb)
+        await check_all(pair, disturb, stream_count=4)
 
     asyncio.run(scenario())
+
+
+def test_answer_goes_on_at_another_frontend_when_its_own_stops(pair: Pair) -> None:
+    async def scenario() -> tuple[tuple[int | str, str], Answer, Answer]:
+        leaving = await pair.doomed("--drain-timeout=0")
+        client = Client(SAMPLED)
+        async with asyncio.TaskGroup() as group:
+            stream = group.create_task(refused(client.generate(leaving)))
+            await until(lambda: client.token_count >= TOKENS_BEFORE)
+            leaving.signal(signal.SIGTERM)
+        await client.resume(pair.other)
+        return stream.result(), client.items.answer(), await answer(pair.frontend, SAMPLED)
+
+    ended, got, whole = asyncio.run(scenario())
+
+    assert ended == ("UNAVAILABLE", "DRAINING")
+    assert got == whole
 
 
 def test_answer_that_ended_while_nobody_was_there_is_complete(pair: Pair) -> None:
