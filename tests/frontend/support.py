@@ -1,6 +1,7 @@
 """The worker's end of a session, played by a test without a connection."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from services.core.gate import Gate
 from services.core.model_card import ModelCard
 from services.discovery.client import InstanceRecord
 from services.frontend.control import LocalControl
+from services.frontend.resume.finder import GenerationFinder
 from services.frontend.routing.candidate import Candidate
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.frontend.routing.worker_set import WorkerSet
@@ -30,6 +32,25 @@ def alone(
 ) -> LocalControl:
     """A frontend that is one process."""
     return LocalControl(metrics or CollectorRegistry(), gate or Gate(), thresholds or BusyThresholds(AdmissionConfig()))
+
+
+class AllSessions:
+    """The sessions of a frontend that has reached all its workers."""
+
+    has_all = True
+    unreached_count = 0
+
+    def __init__(self, *sessions: WorkerSession) -> None:
+        self.next_change = asyncio.Event()
+        self._sessions = list(sessions)
+
+    def all_sessions(self) -> list[WorkerSession]:
+        return self._sessions
+
+
+def finder_of(*sessions: WorkerSession) -> GenerationFinder:
+    """Finds answers on the workers of these sessions."""
+    return GenerationFinder(AllSessions(*sessions), random.Random(0))
 
 
 class BareWorker:

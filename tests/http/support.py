@@ -20,6 +20,7 @@ from services.core.model_card import ModelCard, TokenizerRef
 from services.core.request import FinishReason, Request
 from services.frontend.api.admin.admin import Admin, AdminConfig
 from services.frontend.api.build import build_admin_app, build_app
+from services.frontend.resume.finder import GenerationFinder
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
@@ -28,7 +29,7 @@ from services.http.server.listener import http_server
 from services.models.tokenizers import Vocabulary
 from services.models.tokenizers.byte_level import ByteTokenizer
 from services.runtime.loop import run_on_loop
-from tests.frontend.support import alone
+from tests.frontend.support import alone, finder_of
 from tests.support.clock import WAIT_S
 from tests.support.doubles import models_of
 
@@ -255,10 +256,11 @@ async def serving(
     config: HttpConfig | None = None,
     on_refused: Callable[[str, str, Failure], None] = lambda *_: None,
     connections_max: int = 1,
+    finder: GenerationFinder | None = None,
     admin: Admin | None = None,
     is_apart: bool = False,
 ) -> AsyncIterator[Server]:
-    """`is_apart`: serve only admin calls."""
+    """`finder`: None: no worker has an answer. `is_apart`: serve only admin calls."""
     metrics = CollectorRegistry()
     frontend = catalog or StubFrontend()
     outcomes = Outcomes(pipeline, frontend.gate)
@@ -268,7 +270,7 @@ async def serving(
         assert admin is not None
         app = build_admin_app(admin, frontend, control, config)
     else:
-        app = build_app(outcomes, frontend, control, config, on_refused, admin)
+        app = build_app(outcomes, frontend, control, config, on_refused, finder or finder_of(), admin)
     async with http_server(app, config, "127.0.0.1", 0) as listening:
         connector = aiohttp.TCPConnector(limit=connections_max)
         session = aiohttp.ClientSession(f"http://127.0.0.1:{listening.port}", connector=connector)

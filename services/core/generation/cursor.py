@@ -18,7 +18,7 @@ from typing import NamedTuple
 from services.core.errors import Failure, Reason
 from services.core.validation import ANSWERS_MAX
 
-_FORM = re.compile(r"([0-9]{1,10}e?(?:\.[0-9]{1,10}e?)*)-([0-9a-f]{8})")
+CURSOR_FORM = r"([0-9]{1,10}e?(?:\.[0-9]{1,10}e?)*)-([0-9a-f]{8})"
 CURSOR_CHARACTERS_MAX = 12 * ANSWERS_MAX + 9
 
 
@@ -32,7 +32,7 @@ class Cursor(NamedTuple):
 
 def parse_cursor(given: str, param: str) -> Cursor:
     """Parse a cursor. Raises INVALID_ARGUMENT, which names `param`."""
-    match = _FORM.fullmatch(given) if len(given) <= CURSOR_CHARACTERS_MAX else None
+    match = re.fullmatch(CURSOR_FORM, given) if len(given) <= CURSOR_CHARACTERS_MAX else None
     if match is None:
         detail = f"{param} must be the last id of an event that you have got, such as 12-5ad1c2f0"
         raise Failure(Reason.INVALID_ARGUMENT, detail, param=param)

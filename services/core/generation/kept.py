@@ -8,7 +8,8 @@ from msgspec import Struct
 
 from services.core.generation.cursor import Cursor
 
-RANDOM_ID = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+ID_FORM = "[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+RANDOM_ID = re.compile(ID_FORM)
 """Request ids with room for 128 random bits: 32 hexadecimal digits, or a UUID."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from services.core.call import Call
 from services.core.errors import invalid
-from services.core.generation.cursor import Cursor, parse_cursor
+from services.core.generation.cursor import CURSOR_CHARACTERS_MAX, CURSOR_FORM, Cursor, parse_cursor
 from services.core.generation.wish import (
     DETACH_GRACE,
     DETACH_GRACE_S_MAX,
@@ -56,6 +56,11 @@ HEADERS: Mapping[str, Mapping[str, Any]] = {
     MIGRATION_LIMIT: {"type": "integer", "minimum": 0, "exclusiveMaximum": 10**MIGRATION_LIMIT_DIGITS_MAX},
 }
 """Header → its JSON schema."""
+RESUME_HEADERS: Mapping[str, Mapping[str, Any]] = {
+    LAST_EVENT_ID: {"type": "string", "pattern": f"^{CURSOR_FORM}$", "maxLength": CURSOR_CHARACTERS_MAX},
+    **{name: HEADERS[name] for name in (REQUEST_TIMEOUT, GRPC_TIMEOUT)},
+}
+"""The same for answers that are resumed."""
 
 
 def call_of(request: HttpRequest, endpoint: str, config: HttpConfig) -> Call:

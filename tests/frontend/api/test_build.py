@@ -2,7 +2,7 @@
 
 from services.frontend.api.build import build_admin_app, build_app
 from services.http.server.config import PROBE_PATHS, HttpConfig
-from tests.frontend.support import alone
+from tests.frontend.support import alone, finder_of
 from tests.http.support import Script, StubFrontend, admin_of
 
 OPERATORS = {("/busy_threshold", "GET"), ("/busy_threshold", "POST")}
@@ -13,12 +13,13 @@ CLIENTS = {
     ("/v1/models", "GET"),
     ("/v1/models/{model}", "GET"),
     ("/v1/requests/{request_id}/cancel", "POST"),
+    ("/v1/streams/{generation_id}", "GET"),
 }
 
 
 def routes_of_clients(*, with_admin: bool) -> set[tuple[str, str]]:
     admin = admin_of() if with_admin else None
-    app = build_app(Script(), StubFrontend(), alone(), HttpConfig(), lambda *_: None, admin)
+    app = build_app(Script(), StubFrontend(), alone(), HttpConfig(), lambda *_: None, finder_of(), admin)
     return set(app.routes.listed())
 
 

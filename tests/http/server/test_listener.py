@@ -9,12 +9,12 @@ from services.http.app import HttpApp
 from services.http.server.config import HttpConfig
 from services.http.server.listener import http_server
 from services.runtime.process import StartupError
-from tests.frontend.support import alone
+from tests.frontend.support import alone, finder_of
 from tests.http.support import HANG, Script, StubFrontend, error_of, raw_post, run, serving
 
 
 def new_app() -> HttpApp:
-    return build_app(Script(), StubFrontend(), alone(), HttpConfig(), lambda *_: None)
+    return build_app(Script(), StubFrontend(), alone(), HttpConfig(), lambda *_: None, finder_of())
 
 
 def test_port_in_use_is_a_startup_error() -> None:

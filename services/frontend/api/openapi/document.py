@@ -2,15 +2,21 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from services import __version__
 from services.core.errors import Reason
-from services.frontend.api.openapi.operations import NAME_SCHEMA, OPERATIONS, Document, Operation
+from services.frontend.api.openapi.operations import (
+    GENERATION_ID_SCHEMA,
+    NAME_SCHEMA,
+    OPERATIONS,
+    Document,
+    Operation,
+)
 from services.frontend.api.openapi.other_fields import add_other_fields
 from services.http.errors import RETRY_LATER_STATUSES, SHOULD_RETRY, Error, json_response, status_of
 from services.http.request_id import REQUEST_ID
@@ -22,7 +28,11 @@ from services.http.server.messages import HttpRequest, Response
 PATH = "/openapi.json"
 _REFERENCE = "#/components/schemas/{name}"
 _ARGUMENT = re.compile(r"\{(\w+)\}")
-_ARGUMENT_SCHEMAS: dict[str, dict[str, Any]] = {"request_id": NAME_SCHEMA, "model": {"type": "string", "minLength": 1}}
+_ARGUMENT_SCHEMAS: dict[str, dict[str, Any]] = {
+    "request_id": NAME_SCHEMA,
+    "generation_id": GENERATION_ID_SCHEMA,
+    "model": {"type": "string", "minLength": 1},
+}
 _NO_REQUEST = {
     400: "not an HTTP request",
     408: "the head did not arrive in time",
@@ -73,7 +83,8 @@ def describe(listed: Iterable[tuple[str, str]], config: HttpConfig) -> Document:
 
 
 def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
-    shapes = {shape for one in operations for shape in (one.body, one.answer, one.event) if shape is not None}
+    unions = [union for one in operations for union in (one.body, one.answer, one.event) if union is not None]
+    shapes = {shape for union in unions for shape in _members(union)}
     ordered = sorted(shapes | {Error}, key=lambda shape: shape.__name__)
     return msgspec.json.schema_components(ordered, ref_template=_REFERENCE)[1]
 
@@ -109,8 +120,8 @@ def _answered(operation: Operation) -> dict[str, Any]:
     if operation.event is None:
         return _response("Done.", content, headers=headers)
     content["text/event-stream"] = {}  # OpenAPI can describe the data of events since 3.2.
-    name = operation.event.__name__
-    description = f"With `stream`: events, each with a {name}; the last is [DONE], or an event `error`."
+    names = " or a ".join(shape.__name__ for shape in _members(operation.event))
+    description = f"With `stream`: events, each with a {names}; the last is [DONE], or an event `error`."
     return _response(description, content, headers=headers)
 
 
@@ -136,5 +147,10 @@ def _response(
     return {"description": description, "headers": described, "content": content}
 
 
-def _schema(shape: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"schema": {"$ref": _REFERENCE.format(name=shape.__name__)}}
+def _members(union: Any) -> Sequence[type[msgspec.Struct]]:
+    return get_args(union) or (union,)
+
+
+def _schema(union: Any) -> dict[str, Any]:
+    references = [{"$ref": _REFERENCE.format(name=shape.__name__)} for shape in _members(union)]
+    return {"schema": references[0] if len(references) == 1 else {"anyOf": references}}

@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any
 
 from msgspec import Struct, field
 
 from services.core.errors import Reason
+from services.core.generation.kept import ID_FORM
 from services.core.validation import NAME_FORM
 from services.frontend.api import health, request_headers, response_headers
 from services.frontend.api.admin import http_routes as admin
 from services.frontend.api.openai import schemas
 from services.frontend.api.openai.bodies import ChatBody, CompletionBody
 
+GENERATION_ID_SCHEMA = {"type": "string", "pattern": f"^(chatcmpl-|cmpl-)?({ID_FORM})$"}
 NAME_SCHEMA = {"type": "string", "pattern": f"^{NAME_FORM.pattern}$"}
 
 
@@ -30,14 +33,14 @@ class Operation:
     """A method of a path.
 
     `answer`: the JSON body of status 200; None: plain text. `event`: the data of each event, if the answer can be
-    streamed. `reasons`: how the call can fail, besides the reasons that every call has. `headers`: header → schema,
-    besides the headers that every call has; `answer_headers`: those of status 200. `is_guarded`: needs the admin token,
-    if there is one.
+    streamed. A union: one of them. `reasons`: how the call can fail, besides the reasons that every call has.
+    `headers`: header → schema, besides the headers that every call has; `answer_headers`: those of status 200.
+    `is_guarded`: needs the admin token, if there is one.
     """
 
     summary: str
-    answer: type[Struct] | None = None
-    event: type[Struct] | None = None
+    answer: type[Struct] | UnionType | None = None
+    event: type[Struct] | UnionType | None = None
     body: type[Struct] | None = None
     reasons: frozenset[Reason] = frozenset()
     headers: Mapping[str, Mapping[str, Any]] | None = None
@@ -51,8 +54,8 @@ _MODEL = frozenset({Reason.MODEL_NOT_FOUND, Reason.NO_WORKERS})
 """Reasons of calls that name a model."""
 _OTHER_PROCESSES = frozenset({Reason.STALLED, Reason.DRAINING})
 """Reasons of calls that ask all processes of a frontend: one of them may not answer."""
-_NOT_OF_REQUESTS = {Reason.INSTANCE_NOT_FOUND, Reason.STORE_AWAY, Reason.TAKEN_OVER, Reason.UNAUTHENTICATED}
-ANSWER_REASONS = frozenset(Reason) - _NOT_OF_REQUESTS
+ANSWER_REASONS = frozenset(Reason) - {Reason.INSTANCE_NOT_FOUND, Reason.STORE_AWAY, Reason.UNAUTHENTICATED}
+"""A request that is repeated with the id of the last event is a resume, and can fail as one."""
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/completions"): Operation(
@@ -71,6 +74,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         event=schemas.ChatCompletionChunk,
         reasons=ANSWER_REASONS,
         headers=request_headers.HEADERS,
+        answer_headers=response_headers.HEADERS,
+    ),
+    ("GET", "/v1/streams/{generation_id}"): Operation(
+        summary="Resume an answer that its client has lost",
+        answer=schemas.Completion | schemas.ChatCompletion,
+        event=schemas.Completion | schemas.ChatCompletionChunk,
+        reasons=ANSWER_REASONS - {Reason.BODY_TOO_LARGE},
+        headers=request_headers.RESUME_HEADERS,
         answer_headers=response_headers.HEADERS,
     ),
     ("POST", "/v1/requests/{request_id}/cancel"): Operation(

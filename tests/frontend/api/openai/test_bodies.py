@@ -259,8 +259,12 @@ def test_refusals_of_choices_have_the_name_of_the_body_field() -> None:
     body = parse_completion(
         json.dumps({"model": "m", "prompt": "a", "n": 2, "generated_token_ids": [[1], []]}).encode()
     )
+    failure = invalid("generated_choices", "generated_choices must have one list for each choice")
 
-    assert body.client_names()["generated_choices"] == "generated_token_ids"
+    body.name_fields(failure)
+
+    assert failure.param == "generated_token_ids"
+    assert failure.detail == "generated_token_ids must have one list for each choice"
 
 
 def test_text_parts_of_a_message_are_joined() -> None:

@@ -410,7 +410,8 @@ def test_error_of_an_unknown_path_lists_the_routes() -> None:
         assert error["message"] == f"there is no GET /v1/{'x' * (QUOTED_CHARACTERS_MAX - 4)} here"
         assert error["hint"] == (
             "There are GET /health, GET /live, GET /metrics, GET /openapi.json, POST /v1/chat/completions,"
-            " POST /v1/completions, GET /v1/models, GET /v1/models/{model}, POST /v1/requests/{request_id}/cancel."
+            " POST /v1/completions, GET /v1/models, GET /v1/models/{model}, POST /v1/requests/{request_id}/cancel,"
+            " GET /v1/streams/{generation_id}."
         )
 
     run(test)

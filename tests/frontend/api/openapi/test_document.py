@@ -52,11 +52,11 @@ def test_every_listed_operation_is_served() -> None:
         async with serving(Script(), admin=admin_of()) as server:
             for path, methods in (await document_of(server))["paths"].items():
                 for method in methods:
-                    url = path.format(model="org/tiny", request_id="a")
+                    url = path.format(model="org/tiny", request_id="a", generation_id="0" * 32)
                     async with server.session.request(method, url) as response:
                         body = await response.read()
                     assert str(response.status) in methods[method]["responses"], (path, method)
-                    assert response.status not in {404, 405}, body
+                    assert response.status not in {404, 405} or b"STREAM_NOT_FOUND" in body, body
 
     run(test)
 
@@ -153,6 +153,43 @@ def test_status_of_every_failure_of_a_completion_is_listed(reason: Reason) -> No
             response, _ = await server.post("/v1/completions", COMPLETION)
 
         assert str(response.status) in document["paths"]["/v1/completions"]["post"]["responses"]
+
+    run(test)
+
+
+def test_resumed_answer_has_the_form_of_either_endpoint() -> None:
+    answered = describe([("/v1/streams/{generation_id}", "GET")], HttpConfig())
+
+    get = answered.paths["/v1/streams/{generation_id}"]["get"]
+    assert get["responses"]["200"]["content"]["application/json"]["schema"] == {
+        "anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("Completion", "ChatCompletion")]
+    }
+    assert "a Completion or a ChatCompletionChunk" in get["responses"]["200"]["description"]
+    assert {"Completion", "ChatCompletion", "ChatCompletionChunk"} <= set(answered.components["schemas"])
+    assert "Last-Event-ID" in [parameter["name"] for parameter in get["parameters"]]
+
+
+@pytest.mark.parametrize(
+    ("generation_id", "headers", "status", "reason"),
+    [
+        ("0" * 32, {}, 404, "STREAM_NOT_FOUND"),
+        ("chatcmpl-" + "0" * 32, {"Last-Event-ID": "3-00000000"}, 404, "STREAM_NOT_FOUND"),
+        ("0" * 31, {}, 400, "INVALID_ARGUMENT"),
+        ("0" * 32, {"Last-Event-ID": "3"}, 400, "INVALID_ARGUMENT"),
+    ],
+)
+def test_answer_that_cannot_be_resumed_is_refused_as_the_document_says(
+    generation_id: str, headers: dict[str, str], status: int, reason: str
+) -> None:
+    async def test() -> None:
+        async with serving(Script()) as server:
+            document = await document_of(server)
+            async with server.session.get(f"/v1/streams/{generation_id}", headers=headers) as response:
+                body = await response.read()
+
+        strict(body, Error)
+        assert (response.status, json.loads(body)["error"]["code"]) == (status, reason)
+        assert str(status) in document["paths"]["/v1/streams/{generation_id}"]["get"]["responses"]
 
     run(test)
 

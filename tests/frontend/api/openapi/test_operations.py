@@ -23,17 +23,22 @@ def test_only_guarded_operations_can_fail_for_lack_of_the_token(call: tuple[str,
 
 
 @pytest.mark.parametrize(("call", "operation"), CALLS, ids=IDS)
-def test_only_completions_are_streamed_and_take_headers(call: tuple[str, str], operation: Operation) -> None:
-    is_completion = call[1].endswith("/completions")
+def test_only_completions_and_resumed_ones_are_streamed_and_take_headers(
+    call: tuple[str, str], operation: Operation
+) -> None:
+    is_answer = call[1].endswith("/completions") or call[1].startswith("/v1/streams/")
 
-    assert (operation.event is not None) == is_completion
-    assert (operation.headers is not None) == is_completion
+    assert (operation.event is not None) == is_answer
+    assert (operation.headers is not None) == is_answer
 
 
 def test_completions_can_fail_with_every_reason_of_a_request() -> None:
     assert set(Reason) - ANSWER_REASONS == {
         Reason.INSTANCE_NOT_FOUND,
         Reason.STORE_AWAY,
-        Reason.TAKEN_OVER,
         Reason.UNAUTHENTICATED,
     }
+
+
+def test_resumed_answers_can_fail_as_first_ones_but_for_their_body() -> None:
+    assert ANSWER_REASONS - OPERATIONS["GET", "/v1/streams/{generation_id}"].reasons == {Reason.BODY_TOO_LARGE}
