@@ -543,7 +543,7 @@ def test_frontend_stays_with_a_leaving_worker_while_requests_there_have_no_front
     async def scenario() -> list[bool]:
         worker = BareWorker()
         is_lost = []
-        worker.hear(load=worker_pb2.Load(running=1, detached=1), goaway=worker_pb2.GoAway())
+        worker.hear(load=worker_pb2.Load(running=1, generations=1), goaway=worker_pb2.GoAway())
         is_lost.append(worker.session.is_lost)
         worker.session.close(worker.open())
         is_lost.append(worker.session.is_lost)

@@ -12,6 +12,7 @@
 
 import asyncio
 from signal import SIGTERM
+from typing import Any
 
 import pytest
 
@@ -150,7 +151,7 @@ def test_answer_that_has_finished_meanwhile_is_there_streamed_and_whole(start_pl
     wholes = {name: ReturningClient(body) for name, body in pair.bodies.items()}
     clients = {name: ReturningClient(body) for name, body in pair.bodies.items()}
 
-    async def scenario() -> dict[str, tuple[object, object]]:
+    async def scenario() -> dict[str, Any]:
         await run_together(client.ask(pair.other) for client in wholes.values())
         await run_together(client.ask(pair.frontend, events_max=EVENTS) for client in clients.values())
         await wait_idle(*pair.workers, pair.frontend)

@@ -65,6 +65,7 @@ TABLE: dict[tuple[type, str], list[Row]] = {
     (Request, "choice"): [Row(3, nothing="matters only for draws by a seed, which this engine does not support")],
     (Request, "token_ids"): [Row((7, 8, 9), token_ids=[7, 8, 9])],
     (Request, "generated_token_ids"): [Row((5, 6), {"max_tokens": 14}, token_ids=[1, 2, 5, 6])],
+    (Request, "generated_choices"): [Row(nothing=ABOVE)],
     (Request, "logprobs"): [Row(0, {"logprobs": 1}), Row(1, {"logprobs": 1}), Row(20, {"logprobs": 20})],
     (Request, "guided"): [Row(Guided(GuidedKind.JSON_OBJECT), guided={"json_object": True})],
     (Request, "sampling"): [Row(SAMPLED, DRAWN)],
