@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from services.core.call import Attempt
+from msgspec.structs import replace
+
+from services.core.call import Attempt, Call
 from services.core.errors import Failure
-from services.core.interface import Delta, Finish
+from services.core.interface import Delta, Finish, Layer
+from services.core.request import Request
 
 
 class AttemptObserver(Protocol):
@@ -42,6 +45,13 @@ class MigrationAttempt(Attempt):
         self.cancel: Callable[[], object] = _nothing
         self.outcome: Finish | Failure | None = None
         self.leaves_at: float | None = None
+
+    async def run(self, inner: Layer, request: Request, call: Call) -> None:
+        """Try the request, and keep how that ends."""
+        try:
+            self.outcome = await inner(request, replace(call, attempt=self), self)
+        except Failure as failure:
+            self.outcome = failure
 
     def deliver(self, delta: Delta) -> None:
         self._observer.on_tokens(self, delta)

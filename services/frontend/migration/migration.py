@@ -148,19 +148,14 @@ class Migration:
                 self._move_on(outcome)
 
     async def _run(self, attempt: MigrationAttempt, request: Request, call: Call) -> None:
-        call = replace(_with_logprobs(call, request, self._record), attempt=attempt)
-        try:
-            attempt.outcome = await self._context.inner(request, call, attempt)
-        except Failure as failure:
-            attempt.outcome = failure
+        await attempt.run(self._context.inner, request, _with_logprobs(call, request, self._record))
 
     def _policy(self) -> Policy:
         """The request's policy on its current worker, computed when that fails or leaves: most never need it."""
         return self._context.policy(self._request, self._call, self._current.session)
 
     def _get_history(self) -> AttemptHistory:
-        if self._history is None:
-            self._history = AttemptHistory(self._record)
+        self._history = self._history or AttemptHistory(self._record)
         return self._history
 
     def _make_current(self, attempt: MigrationAttempt) -> None:
@@ -226,7 +221,10 @@ class Migration:
             raise history.final_failure(failure) from failure
         history.count(failure, is_timed=self._call.replacement_deadline is not None)
         self._update_group(failure)
-        self._call = self._next_call(failure)
+        was_queued = self._current.leaves_at is not None  # Accepted before its worker announced that it leaves.
+        was_accepted = self._record.count > 0 or was_queued or self._call.replacement_deadline is not None
+        placement = next_placement(failure, was_accepted=was_accepted)
+        self._call = placement.apply(self._call, self._current.worker, clock() + self._context.replacement_wait_s)
         if is_move(failure, self._record.count):
             self._begin_move(failure.reason, clock())
         if progress.delivered and not policy.is_exact:
@@ -246,13 +244,6 @@ class Migration:
             self.leave_group()
         elif choice_group is not None and worker is not None:
             choice_group.renew(worker)
-
-    def _next_call(self, failure: Failure) -> Call:
-        call, worker = self._call, self._current.worker
-        was_queued = self._current.leaves_at is not None  # Accepted before its worker announced that it leaves.
-        was_accepted = self._record.count > 0 or was_queued or call.replacement_deadline is not None
-        placement = next_placement(failure, was_accepted=was_accepted)
-        return placement.apply(call, worker, clock() + self._context.replacement_wait_s)
 
     # Planned moves: a second attempt is prepared before the worker is gone
 

@@ -1,8 +1,13 @@
 """MigrationAttempt: passes each event of its worker to the migration, and says which attempt it comes from."""
 
+import pytest
+
+from services.core.call import Call
+from services.core.errors import Reason
 from services.core.interface import Delta
+from services.core.request import FinishReason
 from services.frontend.migration.attempt import MigrationAttempt
-from tests.support.doubles import FakeSession
+from tests.support.doubles import FakeSession, Script, Step, make_request, run_async
 
 
 class Observer:
@@ -67,3 +72,16 @@ def test_the_worker_is_the_key_of_the_session_that_route_chose() -> None:
     attempt.session = FakeSession("a#1")
 
     assert attempt.worker == "a#1"
+
+
+@pytest.mark.parametrize("end", [FinishReason.STOP, Reason.DISCONNECTED])
+def test_outcome_is_the_finish_or_the_failure_of_the_layer_below(end: Step) -> None:
+    observer, script = Observer(), Script([7, end])
+    attempt = MigrationAttempt(observer, 4)
+
+    run_async(attempt.run(script, make_request(), Call(request_id="r")))
+
+    assert attempt.outcome is not None
+    assert attempt.outcome.reason is end
+    assert script.calls[0].attempt is attempt
+    assert [event[0] for event in observer.events] == ["begun", "tokens"]

@@ -12,6 +12,7 @@ NO_BOUNDS = {
     "takes_reserve",
     "sse_keepalive_s",
     "client",
+    "keep",
 }
 
 
