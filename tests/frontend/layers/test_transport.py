@@ -1,7 +1,6 @@
 """Transport: carries a request on the session that Route chose, and settles its stream however the request ends."""
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,7 @@ from services.stubs import worker_pb2
 from tests.frontend.support import BareWorker
 from tests.support.clock import pass_time, run_clocked, settle
 from tests.support.doubles import CARD, Collected, call_layer, make_request, run_async
+from tests.support.tables import rows_of
 
 
 async def carry_plainly(worker: BareWorker) -> Collected:
@@ -244,8 +244,7 @@ def test_each_row_of_the_table_is_what_happens(
 
 
 def test_the_table_has_these_rows() -> None:
-    table = re.findall(r"^ *\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", transport._settle.__doc__ or "", re.MULTILINE)[2:]
-    rows = [(stream, request_, happens.partition(":")[0]) for stream, request_, happens in table]
+    rows = [(stream, request_, happens.partition(":")[0]) for stream, request_, happens in rows_of(transport._settle)]
 
     assert rows == list(dict.fromkeys((stream, request_, happens) for stream, request_, _, _, happens in ROWS))
 

@@ -1,6 +1,5 @@
 """A generation: a record of one choice that outlives its session, with one owner at a time, as its table says."""
 
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from services.worker.generations import generation as module
 from services.worker.generations.generation import Generation, size_of
 from tests.support.clock import pass_time, settle
 from tests.support.doubles import make_request
+from tests.support.tables import rows_of
 from tests.worker.generations.support import ID, Bench, RecordingOwner, Running, make_spec, play
 
 STATES = ("owned, runs", "owned, ended", "detached, runs", "detached, ended")
@@ -30,10 +30,9 @@ def make(owner: RecordingOwner | None = None, *, logprobs: int | None = None, **
 
 def table() -> dict[tuple[str, str], str]:
     """The docstring's table: (event, state) → the state that follows."""
-    rows = re.findall(r"^\| ([^|-][^|]*) \|(.*)\|$", module.__doc__ or "", re.MULTILINE)
-    header, *events = [(name, [cell.strip() for cell in cells.split("|")]) for name, cells in rows]
-    assert tuple(header[1]) == STATES
-    return {(event, state): cell for event, cells in events for state, cell in zip(STATES, cells, strict=True)}
+    return {
+        (event, state): cell for event, *cells in rows_of(module) for state, cell in zip(STATES, cells, strict=True)
+    }
 
 
 async def the_engine_ends_it(bench: Bench, generation: Generation, running: Running) -> None:
@@ -100,6 +99,7 @@ def test_each_row_of_the_table_is_what_happens(event: str, before: str, after: s
 
 def test_the_table_has_a_row_for_each_event() -> None:
     assert {event for event, _ in table()} == set(EVENTS)
+    assert f"| event | {' | '.join(STATES)} |" in (module.__doc__ or "")
 
 
 # The record

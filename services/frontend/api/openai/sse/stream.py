@@ -1,4 +1,29 @@
-"""A streamed answer as server-sent events, written from the sink directly to the socket."""
+"""A streamed answer as server-sent events, written from the sink directly to the socket.
+
+| state | event | next state |
+| --- | --- | --- |
+| waiting | a delta with an event | open |
+| waiting | a delta without an event | waiting |
+| waiting | a delta with an event, the client is gone | left |
+| waiting | a pause | open |
+| waiting | a pause, the client is gone | waiting |
+| open | a delta | open |
+| open | too much is unsent | slow |
+| open | a delta, the client is gone | left |
+| open | a pause | open |
+| slow | a delta, too much is unsent | slow |
+| slow | a delta, nothing is buffered any more | open |
+| slow | a delta, the client is gone | left |
+| slow | the client passes a bound | left |
+| slow | a pause, too much is unsent | slow |
+| slow | a pause, nothing is buffered any more | open |
+| left | a delta | left |
+| left | a pause | left |
+
+While the stream is waiting, nothing is sent; while it is slow, deltas go to a backlog. When it becomes `left`, the
+request is failed from outside, and nothing more is sent. A pause adds a comment to an open stream whose client has
+taken everything; what is slow or unsent needs none.
+"""
 
 from collections.abc import Callable
 
@@ -31,35 +56,11 @@ NameFields = Callable[[Failure], None]
 
 
 class SseStream:
-    """The sink of one streamed answer, and its response.
+    """The sink of one streamed answer, and its response. Its states are in the table of the module.
 
     The response begins with the first event, so that a failure before it gets an HTTP status of its own. The head is
     sent together with the first event, and the last event together with the end of the body. With `sse_keepalive_s`, a
     comment is sent in each pause; the first one begins the response if it comes before the first event.
-
-    | state | event | next state |
-    | --- | --- | --- |
-    | waiting | a delta with an event | open |
-    | waiting | a delta without an event | waiting |
-    | waiting | a delta with an event, the client is gone | left |
-    | waiting | a pause | open |
-    | waiting | a pause, the client is gone | waiting |
-    | open | a delta | open |
-    | open | too much is unsent | slow |
-    | open | a delta, the client is gone | left |
-    | open | a pause | open |
-    | slow | a delta, too much is unsent | slow |
-    | slow | a delta, nothing is buffered any more | open |
-    | slow | a delta, the client is gone | left |
-    | slow | the client passes a bound | left |
-    | slow | a pause, too much is unsent | slow |
-    | slow | a pause, nothing is buffered any more | open |
-    | left | a delta | left |
-    | left | a pause | left |
-
-    While the stream is waiting, nothing is sent; while it is slow, deltas go to a backlog. When it becomes `left`, the
-    request is failed from outside, and nothing more is sent. A pause adds a comment to an open stream whose client has
-    taken everything; what is slow or unsent needs none.
     """
 
     __slots__ = (

@@ -15,6 +15,7 @@ from services.core.errors import Reason
 from services.core.interface import Delta, Usage
 from services.core.request import FinishReason
 from services.frontend.api.openai.responses import CompletionAnswer
+from services.frontend.api.openai.sse import stream
 from services.frontend.api.openai.sse.stream import SseStream
 from services.http.server.config import HttpConfig
 from services.http.server.connection import Connection
@@ -182,10 +183,10 @@ def stage_of() -> Iterator[Stage]:
 
 
 def test_every_row_of_the_table_is_tested() -> None:
-    assert [row[:2] for row in rows_of(SseStream)] == list(EVENTS)
+    assert [row[:2] for row in rows_of(stream)] == list(EVENTS)
 
 
-@pytest.mark.parametrize(("state", "event", "expected"), rows_of(SseStream))
+@pytest.mark.parametrize(("state", "event", "expected"), rows_of(stream))
 def test_stream_changes_its_state_as_the_table_says(state: str, event: str, expected: str) -> None:
     async def test() -> None:
         with stage_of() as stage:
