@@ -28,9 +28,6 @@ class Sessions(Protocol):
     def has_all(self) -> bool: ...
 
     @property
-    def unreached_count(self) -> int: ...
-
-    @property
     def next_change(self) -> asyncio.Event: ...
 
 
@@ -65,8 +62,8 @@ class GenerationFinder:
             return self._resumed(generation_id, holders)
         if any(found.located.is_expired for found in founds):
             raise Failure(Reason.STREAM_EXPIRED, "nobody came back for this answer in time, and it was ended")
-        if not is_complete or self._sessions.unreached_count:
-            raise no_workers("a worker that may have this answer cannot be reached at the moment")
+        if not (is_complete and self._sessions.has_all):
+            raise no_workers("a worker that may have this answer is not known yet, or cannot be reached at the moment")
         raise Failure(Reason.STREAM_NOT_FOUND, "no worker has an answer with this id")
 
     async def cancel(self, generation_id: bytes) -> bool:

@@ -3,7 +3,7 @@
 import json
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -55,7 +55,7 @@ class ReturningClient:
     """One client and its answer.
 
     `ids`: of all events of choices. `has_ended`: the end marker has come. `error`: that of the last error event.
-    `generation_id`, `seed`: as the first response's headers say. `on_event`: called after each event.
+    `generation_id`, `seed`: as the first response's headers say. `needs_ids`: whether events have ids.
     """
 
     body: Mapping[str, Any]
@@ -67,7 +67,7 @@ class ReturningClient:
     error: Mapping[str, Any] | None = None
     generation_id: str = ""
     seed: int | None = None
-    on_event: Callable[[], Awaitable[None]] | None = None
+    needs_ids: bool = True
 
     @property
     def path(self) -> str:
@@ -172,8 +172,6 @@ class ReturningClient:
             elif field_name == "data":
                 self._take(value, event_id, name)
                 count, event_id = count + 1, ""
-                if self.on_event is not None:
-                    await self.on_event()
         if count == events_max:
             reset(response)
 
@@ -187,9 +185,9 @@ class ReturningClient:
             self.error = event["error"]
             return
         if event["choices"]:
-            assert event_id, "an event without an id"
-            assert event_id not in self.ids, f"{event_id} came twice"
-            self.ids.append(event_id)
+            assert bool(event_id) == self.needs_ids
+            assert not event_id or event_id not in self.ids, f"{event_id} came twice"
+            self.ids += [event_id] if event_id else []
         self.usage = event["usage"] or self.usage
         for one in event["choices"]:
             self.choices.setdefault(one["index"], Kept()).take(one)
