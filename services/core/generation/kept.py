@@ -46,6 +46,11 @@ class Generation:
         """Whether it was found on workers, rather than prepared from a client's request."""
         return self.epoch > 1
 
+    def begin(self) -> None:
+        """An engine has begun with a choice."""
+        if self.on_begun is not None:
+            self.on_begun()
+
     def hold(self, let_go: Callable[[], None]) -> None:
         """Keep the record of a choice that has ended, until the answer is over. `let_go`: lets go of it."""
         self._held.append(let_go)

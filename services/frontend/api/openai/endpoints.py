@@ -131,7 +131,7 @@ class OpenAiEndpoints:
             answer.generation_id = call.kept.generation.name
             call = replace(call, kept=replace(call.kept, form=encode_form(answer)))
         if body.is_streamed:
-            stream = SseStream(http_request, connection, answer, self._config, vocabulary, call.kept, request)
+            stream = SseStream(http_request, connection, answer, self._config, vocabulary)
             if body.has_usage_in_events:
                 call = replace(call, counts_prompt=True)
             await stream.serve(self._pipeline, request, call, body.name_fields)
@@ -154,7 +154,7 @@ class OpenAiEndpoints:
         vocabulary = partial(self._served.vocabulary_of, request.model)
         answer = decode_form(presentation, generation.name, call.told, vocabulary)
         if wants_events(accepted, otherwise=presentation.is_streamed):
-            stream = SseStream(http_request, connection, answer, self._config, vocabulary, call.kept, request)
+            stream = SseStream(http_request, connection, answer, self._config, vocabulary)
             await stream.serve(self._pipeline, request, call, _as_they_are)
             return None
         call = replace(call, is_streamed=False, kept=Kept(generation=generation, form=presentation.form))

@@ -2,16 +2,19 @@
 
 from binascii import hexlify
 from collections.abc import Callable, Sequence
+from functools import partial
 from zlib import crc32
 
 from msgspec import UNSET, UnsetType
 
+from services.core.call import Call, Cause
 from services.core.errors import Failure
 from services.core.generation.cursor import Cursor, CursorWriter, encoded_ids
-from services.core.generation.resumption import Resumption
+from services.core.generation.resumption import Resumption, bases_of
 from services.core.interface import Delta, Usage
+from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
-from services.frontend.api.openai.sse.events import Events, OpenChoice, encode, json_text, one_line
+from services.frontend.api.openai.sse.events import Events, OpenChoice, encode, events_of, json_text, one_line
 from services.models.tokenizers import Vocabulary
 
 RETRY_MS = 1000
@@ -146,3 +149,14 @@ def kept_events(
     if cursor is None:
         return KeptEvents(answer, vocabulary, len(bases), is_chunked=is_chunked)
     return ResumedEvents(answer, vocabulary, bases, is_chunked=is_chunked, cursor=cursor, on_failed=on_failed)
+
+
+def events_for(
+    answer: Answer, vocabulary: Callable[[], Vocabulary], request: Request, call: Call, *, is_chunked: bool
+) -> Events:
+    """The events of an answer, as its client wants them. A cursor that does not fit ends the call."""
+    if call.kept is None:
+        return events_of(answer, vocabulary, is_chunked=is_chunked)
+    on_failed = partial(call.ending.fail, cause=Cause.RESUME_REFUSED)
+    bases, cursor = bases_of(request), call.kept.cursor
+    return kept_events(answer, vocabulary, bases, cursor, is_chunked=is_chunked, on_failed=on_failed)

@@ -32,15 +32,14 @@ import structlog
 from services.core.call import Call, Cause, Ending, Told
 from services.core.common_layers import bug_failure, outcome_of
 from services.core.errors import Failure, Reason
-from services.core.generation.kept import Kept
-from services.core.generation.resumption import bases_of
+from services.core.generation.kept import Generation
 from services.core.interface import Delta, Finish, Layer
 from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
 from services.frontend.api.openai.sse.backlog import Backlog
-from services.frontend.api.openai.sse.events import events_of
+from services.frontend.api.openai.sse.events import Events
 from services.frontend.api.openai.sse.keepalive import Keepalive
-from services.frontend.api.openai.sse.kept_events import kept_events
+from services.frontend.api.openai.sse.kept_events import events_for
 from services.frontend.api.response_headers import told_headers
 from services.http.errors import envelope, error_response
 from services.http.server.config import HttpConfig
@@ -73,15 +72,16 @@ class SseStream:
         "_ending",
         "_events",
         "_events_of",
+        "_generation",
         "_has_begun",
         "_http_request",
         "_is_chunked",
         "_is_open",
         "_keepalive",
-        "_kept",
         "_left",
         "_told",
         "_transport",
+        "_vocabulary",
     )
 
     def __init__(
@@ -91,12 +91,8 @@ class SseStream:
         answer: Answer,
         config: HttpConfig,
         vocabulary: Callable[[], Vocabulary],
-        kept: Kept | None = None,
-        request: Request | None = None,
     ) -> None:
-        """`vocabulary`: returns the model's vocabulary, for log probabilities. `kept` and `request`: of an answer that
-        can be resumed.
-        """
+        """`vocabulary`: returns the model's vocabulary, for log probabilities."""
         if not http_request.is_chunkable:
             connection.keeps_alive = False  # Without chunks, the end of the connection ends the answer.
         self._http_request = http_request
@@ -104,18 +100,9 @@ class SseStream:
         self._answer = answer
         self._config = config
         self._is_chunked = http_request.is_chunkable
-        self._kept = kept
-        if kept is None or request is None:
-            self._events = events_of(answer, vocabulary, is_chunked=http_request.is_chunkable)
-        else:
-            self._events = kept_events(
-                answer,
-                vocabulary,
-                bases_of(request),
-                kept.cursor,
-                is_chunked=http_request.is_chunkable,
-                on_failed=self._refuse,
-            )
+        self._vocabulary = vocabulary
+        self._generation: Generation | None = None
+        self._events = Events(answer, vocabulary, is_chunked=http_request.is_chunkable)  # Until `serve` sets them.
         self._events_of: Callable[[Delta], bytes] = self._events.of
         self._is_open = self._has_begun = False
         self._cork = connection.cork
@@ -123,8 +110,8 @@ class SseStream:
         self._at_end = b""
         self._backlog: Backlog | None = None
         self._keepalive: Keepalive | None = None
-        self._ending: Ending | None = None
-        self._told: Told | None = None
+        self._ending = Ending()
+        self._told = Told()
         self._left: Reason | None = None
 
     @property
@@ -165,10 +152,6 @@ class SseStream:
             backlog.stop()
             self._is_open = True
 
-    def _start_keepalive(self, pause_s: float) -> None:
-        self._keepalive = Keepalive(pause_s, self._on_pause)
-        self._events_of = self._keepalive.noting(self._events.of)
-
     def _on_pause(self) -> None:
         """Send a comment, unless the client is gone, or has not taken what was sent before, or the answer is ending."""
         transport = self._transport
@@ -190,10 +173,15 @@ class SseStream:
         outcomes included, sees the reason.
         """
         self._ending, self._told = call.ending, call.told
-        if self._kept is not None and self._kept.cursor is None:  # With one, the answer may still be refused.
-            self._kept.generation.on_begun = self._begin_early
+        self._events = events_for(self._answer, self._vocabulary, request, call, is_chunked=self._is_chunked)
+        self._events_of = self._events.of
+        if call.kept is not None:
+            self._generation = call.kept.generation
+            if call.kept.cursor is None:  # With one, the answer may still be refused.
+                self._generation.on_begun = self._begin_early
         if (pause_s := self._config.sse_keepalive_s) is not None:
-            self._start_keepalive(pause_s)
+            self._keepalive = Keepalive(pause_s, self._on_pause)
+            self._events_of = self._keepalive.noting(self._events.of)
         try:
             outcome = await outcome_of(pipeline, request, call, self)
         except Exception as error:
@@ -212,11 +200,6 @@ class SseStream:
         except Exception as error:
             self._transport.abort()
             bug_failure(error, call.request_id)
-
-    def _refuse(self, failure: Failure) -> None:
-        """The client's cursor does not fit. Nothing has been sent."""
-        assert self._ending is not None, "nothing is delivered before `serve`"
-        self._ending.fail(failure, Cause.RESUME_REFUSED)
 
     def _begin_early(self) -> None:
         """The engine has begun: tell the client by which id it can come back."""
@@ -241,13 +224,9 @@ class SseStream:
         self._cork.write(self._transport, head + event)
 
     def _head(self) -> bytes:
-        request = self._http_request
-        assert self._told is not None, "nothing is delivered before `serve`"
-        if self._kept is not None:
-            self._kept.generation.is_told = True
-        headers = {**request.shared, **told_headers(self._told)}
-        is_closing = not self._connection.keeps_alive
-        return stream_head(request.id, headers, is_chunked=self._is_chunked, is_last=is_closing)
+        if self._generation is not None:
+            self._generation.is_told = True
+        return _head_of(self._http_request, self._told, is_closing=not self._connection.keeps_alive)
 
     def _become_slow(self) -> None:
         """Too much is unsent: deliver to a backlog until the client has caught up."""
@@ -291,7 +270,6 @@ class SseStream:
         """Send no more to the client, and end the request with `failure`."""
         self._is_open = False
         self._left = failure.reason
-        assert self._ending is not None, "nothing is delivered before `serve`"
         self._ending.fail(failure, cause)
 
     def _abort(self) -> None:
@@ -302,3 +280,8 @@ class SseStream:
         """
         log.warning("client cut", reason=Reason.SLOW_CLIENT, request_id=self._answer.request_id)
         self._transport.abort()
+
+
+def _head_of(request: HttpRequest, told: Told, *, is_closing: bool) -> bytes:
+    headers = {**request.shared, **told_headers(told)}
+    return stream_head(request.id, headers, is_chunked=request.is_chunkable, is_last=is_closing)
