@@ -7,8 +7,6 @@ from typing import Protocol
 import structlog
 
 from services.core.errors import Reason
-from services.core.request import Request
-from services.frontend.migration.recorder import Recorder
 from services.runtime.loop import clock
 
 log = structlog.get_logger()
@@ -45,23 +43,6 @@ class Move:
     has_tokens: bool
     recomputed: int
     is_exact: bool = True
-
-    @classmethod
-    def of(
-        cls,
-        request: Request,
-        request_id: str,
-        record: Recorder,
-        away_from: str | None,
-        reason: Reason,
-        since: float,
-        *,
-        is_exact: bool,
-    ) -> "Move":
-        """The move of a request, after what has been recorded of it. `is_exact`: the engine continues exactly."""
-        recomputed, has_tokens = len(request.prompt_token_ids) + record.position, record.count > 0
-        exact = is_exact or not has_tokens
-        return cls(request_id, request.model, reason, away_from, since, has_tokens, recomputed, exact)
 
     def fail(self, metrics: MigrationMetrics, outcome: str) -> None:
         """Report that no token came after the move. `outcome`: "failure" or "cancelled"."""
