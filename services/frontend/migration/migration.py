@@ -171,8 +171,8 @@ class Migration:
     def on_begun(self) -> None:
         """The engine of an attempt has begun: the choice moves alone from now on."""
         self.leave_group()
-        if (kept := self._call.kept) is not None and kept.generation.on_begun is not None:
-            kept.generation.on_begun()
+        if self._call.kept is not None:
+            self._call.kept.generation.begin()
 
     def leave_group(self) -> None:
         """Take the choice out of its group: it has begun or lost its worker, and moves alone from now on."""
