@@ -28,6 +28,8 @@ TRIED = {
     "DYN_UP_REGISTRY_PORT=50060 make up": Place("tests/docs/commands/test_make_up.py"),
     "Tell me about the sea.": Place("tests/docs/commands/test_make_up.py"),
     "The capital of France is": Place("tests/docs/commands/test_make_up.py"),
+    "x-on-disconnect: continue": Place("tests/docs/commands/test_up.py"),
+    "/v1/streams/": Place("tests/docs/commands/test_up.py"),
     ".venv/bin/unbroken chat": Place("tests/docs/commands/test_make_up.py"),
     "/cancel": Place("tests/docs/commands/test_make_up.py"),
     ".venv/bin/unbroken up --engine mocker": Place("tests/docs/commands/test_up.py"),

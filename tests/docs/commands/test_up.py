@@ -81,6 +81,25 @@ def test_busy_thresholds_are_read_and_set(up: Up) -> None:
     assert [one["active_decode_blocks_threshold"] for one in got["thresholds"] if one["model"] == "mocker"] == [0.9]
 
 
+def test_client_comes_back_to_an_answer(up: Up, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    plane, file = {"127.0.0.1:8000": up.http}, {"/tmp/part": str(part)}
+    asking, model = command("x-on-disconnect: continue"), {"smollm2": "mocker"}
+
+    up.shell.run(asking, plane | model | file)
+    rest = up.shell.run(command("/v1/streams/"), plane | file)
+    whole = up.shell.run(asking.partition(" | ")[0], plane | model)
+
+    assert rest.endswith("data: [DONE]\n\n")
+    assert contents(part.read_text()) + contents(rest) == contents(whole)
+
+
+def contents(events: str) -> str:
+    """The text in events with ids."""
+    data = [json.loads(line) for line in re.findall(r"^data: (\{.*)", events, re.MULTILINE)]
+    return "".join(one["choices"][0]["delta"].get("content", "") for one in data)
+
+
 def test_each_path_that_the_pages_name_is_served(up: Up) -> None:
     paths = {span for span in spans() if re.fullmatch(r"/\w+(\.json)?", span)} - {"/tmp", "/no_think"}
 
