@@ -38,7 +38,6 @@ class AllSessions:
     """The sessions of a frontend that has reached all its workers."""
 
     has_all = True
-    unreached_count = 0
 
     def __init__(self, *sessions: WorkerSession) -> None:
         self.next_change = asyncio.Event()

@@ -9,19 +9,22 @@ from services.stubs import worker_pb2
 
 
 class SessionGenerations:
-    """The questions of one session. Ask none once it is lost."""
+    """The questions of one session."""
 
     def __init__(self, streams: StreamTable, writer: SessionWriter) -> None:
         self._streams = streams
         self._writer = writer
         self._queries = count(1)
         self._pending: dict[int, asyncio.Future[worker_pb2.Located | None]] = {}
+        self._is_lost = False
 
     async def locate(self, generation_id: bytes, *, cancels: bool = False) -> worker_pb2.Located | None:
-        """Ask what the worker has of an answer; None if the session is lost meanwhile.
+        """Ask what the worker has of an answer; None if the session is lost, or gets lost meanwhile.
 
         `cancels`: the worker ends what no frontend owns of it.
         """
+        if self._is_lost:
+            return None
         query = next(self._queries)
         pending: asyncio.Future[worker_pb2.Located | None] = asyncio.get_running_loop().create_future()
         self._pending[query] = pending
@@ -43,6 +46,7 @@ class SessionGenerations:
 
     def on_lost(self) -> None:
         """The session is lost: end the questions."""
+        self._is_lost = True
         for pending in self._pending.values():
             if not pending.done():
                 pending.set_result(None)

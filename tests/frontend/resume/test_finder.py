@@ -31,11 +31,11 @@ def holding(index: int = 0, token_count: int = 0, epoch: int = 1, **state: bool)
 
 
 class Pool:
-    """The sessions of a frontend. `unreached`: workers that discovery names and that have none."""
+    """The sessions of a frontend. `unreached`: workers that are not known yet, or that it has not reached."""
 
     def __init__(self, *workers: BareWorker, unreached: int = 0) -> None:
         self.workers = list(workers)
-        self.unreached_count = unreached
+        self._unreached_count = unreached
         self.next_change = asyncio.Event()
 
     def all_sessions(self) -> list[WorkerSession]:
@@ -43,11 +43,11 @@ class Pool:
 
     @property
     def has_all(self) -> bool:
-        return not self.unreached_count
+        return not self._unreached_count
 
     def reach(self, worker: BareWorker) -> None:
         self.workers.append(worker)
-        self.unreached_count -= 1
+        self._unreached_count -= 1
         changed, self.next_change = self.next_change, asyncio.Event()
         changed.set()
 

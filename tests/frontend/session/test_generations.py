@@ -85,6 +85,22 @@ def test_lost_session_ends_its_questions_without_a_reply() -> None:
     run_clocked(scenario())
 
 
+def test_question_on_a_lost_session_has_no_reply_at_once() -> None:
+    """A bug: a resume waited for a session that was lost in the same turn of the loop, as long as for a slow worker."""
+
+    async def scenario() -> None:
+        worker = BareWorker()
+        worker.vanish()
+
+        asking = locate(worker)
+        await settle()
+
+        assert asking.done()
+        assert asking.result() is None
+
+    run_clocked(scenario())
+
+
 def test_question_that_cancels_says_so() -> None:
     async def scenario() -> None:
         worker = BareWorker()
