@@ -6,69 +6,105 @@ the second one began at the first frontend, and `begun` when this frontend is to
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from tests.clients.conftest import need
-from tests.clients.support.cluster import MOCKER, PATIENT
+from tests.clients.support.cluster import Cluster
 from tests.clients.support.programs import running
 from tests.clients.support.toolchains import HEALING, Client
 from tests.integration.harness.metrics import read_metrics
-from tests.integration.harness.plane.fork_server import ForkServer
-from tests.integration.harness.plane.plane import Plane
-from tests.integration.harness.plane.processes import Process
+from tests.integration.harness.plane.processes import Frontend
 from tests.integration.harness.waiting import until
 
 STEPS = {"healing_python": ("stream", "whole", "async_stream", "async_whole"), "healing_node": ("stream", "whole")}
 TOKENS = 240
 """Of one answer, with both of its choices."""
+LEFT_S_MAX = 20.0
+"""Less than the time for which an answer waits for its client to come back."""
 
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    with ForkServer() as processes:
-        plane = Plane(processes, tmp_path_factory.mktemp("healing"), frontend=(PATIENT,))
-        yield plane
-        plane.close()
-
-
-@pytest.fixture(scope="module")
-def worker(plane: Plane) -> Process:
-    return asyncio.run(plane.worker(*MOCKER))
+Nemesis = Callable[[Frontend], Awaitable[None]]
 
 
 @pytest.mark.parametrize(
     ("sdk", "step"),
     [pytest.param(sdk, step, id=f"{sdk.name}-{step}") for sdk in HEALING for step in STEPS[sdk.name]],
 )
-def test_answer_survives_the_kill_of_its_frontend(plane: Plane, worker: Process, sdk: Client, step: str) -> None:
+def test_answer_survives_the_kill_of_its_frontend(cluster: Cluster, sdk: Client, step: str) -> None:
     need(sdk.missing)
-    command = [*sdk.command(), step]
 
-    async def run() -> tuple[dict[str, Any], float]:
-        first = plane.start_frontend(PATIENT)
-        await until(lambda: first.has_found(worker))
-        before = (await read_metrics(worker)).generated_tokens
-        reported = {}
-        async with running([*command, first.http, plane.frontend.http]) as process:
-            assert process.stdout is not None
-            while line := await process.stdout.readline():
-                told = json.loads(line)
-                reported[told.pop("step")] = told
-                if "begun" in reported and first.status() is None:
-                    await until(lambda: is_running(worker))
-                    first.kill()
-            assert await process.wait() == 0
-        return reported, (await read_metrics(worker)).generated_tokens - before
+    async def kill(first: Frontend) -> None:
+        await until(lambda: is_running(cluster))
+        first.kill()
 
-    reported, generated = asyncio.run(run())
+    async def test() -> tuple[dict[str, Any], float]:
+        await cluster.fill()
+        before = await generated(cluster)
+        return await answers(cluster, sdk, step, kill), await generated(cluster) - before
+
+    reported, computed = asyncio.run(test())
 
     assert reported["healed"] == reported["undisturbed"]
     assert reported["healed"]["usage"]["completion_tokens"] == TOKENS
-    assert generated == 2 * TOKENS, "nothing was computed twice"
+    assert computed == 2 * TOKENS, "nothing was computed twice"
 
 
-async def is_running(worker: Process) -> bool:
-    return (await read_metrics(worker)).running > 0
+@pytest.mark.parametrize("sdk", HEALING, ids=lambda sdk: sdk.name)
+def test_stream_with_token_ids_survives_the_kill_of_its_frontend_and_of_all_workers(
+    cluster: Cluster, sdk: Client
+) -> None:
+    need(sdk.missing)
+
+    async def kill(first: Frontend) -> None:
+        first.kill()
+        for worker in cluster.workers:
+            worker.kill()
+        await until(lambda: all(worker.status() is not None for worker in cluster.workers))
+        await cluster.fill()
+
+    reported = asyncio.run(answers(cluster, sdk, "lost_plane", kill))
+
+    assert reported["healed"] == reported["undisturbed"]
+
+
+@pytest.mark.parametrize("sdk", HEALING, ids=lambda sdk: sdk.name)
+def test_stream_that_its_program_leaves_ends(cluster: Cluster, sdk: Client) -> None:
+    need(sdk.missing)
+
+    async def kill(first: Frontend) -> None:
+        raise AssertionError("nothing is killed")
+
+    async def has_stopped() -> bool:
+        return not await is_running(cluster)
+
+    async def test() -> None:
+        assert "left" in await answers(cluster, sdk, "left", kill)
+        await until(has_stopped, LEFT_S_MAX)
+
+    asyncio.run(test())
+
+
+async def answers(cluster: Cluster, sdk: Client, step: str, kill: Nemesis) -> dict[str, Any]:
+    """Run the program; return what it reports. `kill` is called with the first frontend at `begun`."""
+    first = await cluster.another_frontend()
+    reported = {}
+    async with running([*sdk.command(), step, first.http, cluster.plane.frontend.http]) as process:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            told = json.loads(line)
+            reported[told.pop("step")] = told
+            if "begun" in reported and first.status() is None:
+                await kill(first)
+        assert await process.wait() == 0
+    first.kill()
+    return reported
+
+
+async def is_running(cluster: Cluster) -> bool:
+    return any([(await read_metrics(worker)).running for worker in cluster.workers])
+
+
+async def generated(cluster: Cluster) -> float:
+    return sum([(await read_metrics(worker)).generated_tokens for worker in cluster.workers])

@@ -4,7 +4,7 @@ export interface RetryPolicy {
   baseMs?: number;
   /** Default: 8000. */
   capMs?: number;
-  /** How many retries may follow each other without an event of the answer. Default: 10. */
+  /** How many retries may follow each other without an event of the answer. Default: 20. */
   retriesMax?: number;
   /** The deadline of requests without `X-Request-Timeout`, counted anew from each event. Default: 600000. */
   deadlineMs?: number;

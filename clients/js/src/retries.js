@@ -1,4 +1,4 @@
-const POLICY = { baseMs: 250, capMs: 8_000, retriesMax: 10, deadlineMs: 600_000, sleepShareMax: 0.4 };
+const POLICY = { baseMs: 250, capMs: 8_000, retriesMax: 20, deadlineMs: 600_000, sleepShareMax: 0.4 };
 
 /** The retries of one request: full jitter, within the deadline, with a bound on the time slept. */
 export class Retries {

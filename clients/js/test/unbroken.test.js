@@ -132,7 +132,7 @@ test("the user is told that the plane has lost the answer", async () => {
 test("the first failure is told rather than what came of the resume", async () => {
   const sent = event("a", "1-0") + failure("DISCONNECTED", true);
   assert.equal(await textOf(planeOf(stream([sent]), gone())), sent);
-  assert.equal(await textOf(planeOf(stream([sent]), ...Array.from({ length: 10 }, refused))), sent);
+  assert.equal(await textOf(planeOf(stream([sent]), ...Array.from({ length: 20 }, refused))), sent);
 });
 
 test("a failure that nobody can mend reaches the user", async () => {
@@ -282,7 +282,7 @@ test("the deadline counts from the last event unless the user has set it", () =>
 
 test("retries without progress are bounded", () => {
   const [retries] = retriesOf({ drawn: 0 });
-  assert.deepEqual(Array.from({ length: 11 }, () => retries.pauseMs()), [...Array(10).fill(0), undefined]);
+  assert.deepEqual(Array.from({ length: 21 }, () => retries.pauseMs()), [...Array(20).fill(0), undefined]);
   retries.progressed();
   assert.equal(retries.pauseMs(), 0);
 });

@@ -138,7 +138,7 @@ def test_first_failure_is_told_rather_than_what_came_of_the_resume(ask: Any) -> 
 def test_first_failure_is_told_if_no_server_answers_any_more(ask: Any) -> None:
     sent = event("a", "1-0") + failure("DRAINING", retryable=True)
 
-    answered = ask(Plane(stream(sent), *[REFUSED] * 10))
+    answered = ask(Plane(stream(sent), *[REFUSED] * 20))
 
     assert (answered.text, answered.error) == (sent, None)
 

@@ -19,11 +19,12 @@ const STREAMED = { stream: true, stream_options: { include_usage: true } };
 const clientOf = (urls) =>
   new OpenAI({ baseURL: `${urls[0]}/v1`, apiKey: "none", maxRetries: 0, fetch: unbrokenFetch(urls) });
 
-/** Reads a stream. Calls `begun` once ENOUGH chunks have arrived. */
-async function stream(urls, begun) {
+/** Reads a stream. Calls `begun` once ENOUGH chunks have arrived. `more`: further fields of the request. */
+async function stream(urls, begun, more = {}) {
   const answer = { texts: ["", ""], finish_reasons: [null, null], usage: null };
   let count = 0;
-  for await (const { choices, usage } of await clientOf(urls).chat.completions.create({ ...QUESTION, ...STREAMED })) {
+  const asked = { ...QUESTION, ...STREAMED, ...more };
+  for await (const { choices, usage } of await clientOf(urls).chat.completions.create(asked)) {
     for (const { index, delta, finish_reason } of choices) {
       answer.texts[index] += delta.content ?? "";
       answer.finish_reasons[index] = finish_reason;
@@ -42,10 +43,26 @@ async function whole(urls, begun) {
   return { texts, finish_reasons: choices.map(({ finish_reason }) => finish_reason), usage };
 }
 
+/** Reads a stream with its token ids, so that it goes on although all workers are lost. */
+const withTokens = (urls, begun) => stream(urls, begun, { return_token_ids: true });
+
+/** Ends a stream after its first chunk. */
+async function leave(urls) {
+  const asked = { ...QUESTION, max_tokens: 100_000, stream: true };
+  for await (const { id } of await clientOf(urls).chat.completions.create(asked)) {
+    report("left", { id });
+    break;
+  }
+}
+
 /** Prints the result of a step. */
 const report = (step, fields) => console.log(JSON.stringify({ step, ...fields }));
 
 const [step, first, second] = process.argv.slice(2);
-const run = { stream, whole }[step];
-report("undisturbed", await run([second], () => {}));
-report("healed", await run([first, second], () => report("begun")));
+if (step === "left") {
+  await leave([second]);
+} else {
+  const run = { stream, whole, lost_plane: withTokens }[step];
+  report("undisturbed", await run([second], () => {}));
+  report("healed", await run([first, second], () => report("begun")));
+}

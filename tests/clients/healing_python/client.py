@@ -28,18 +28,40 @@ STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": 
 def main() -> None:
     """Run one step, undisturbed and then with the loss of a server."""
     step, first, second = sys.argv[1:]
-    run = {"stream": stream, "whole": whole, "async_stream": async_stream, "async_whole": async_whole}[step]
+    if step == "left":
+        leave([second])
+        return
+    run = {
+        "stream": stream,
+        "whole": whole,
+        "async_stream": async_stream,
+        "async_whole": async_whole,
+        "lost_plane": with_tokens,
+    }[step]
     report("undisturbed", **run([second], lambda: None))
     report("healed", **run([first, second], lambda: report("begun")))
 
 
-def stream(urls: list[str], begun: Any) -> dict[str, Any]:
+def stream(urls: list[str], begun: Any, **more: Any) -> dict[str, Any]:
     """Read a stream."""
     with OpenAI(base_url=f"{urls[0]}/v1", api_key="none", max_retries=0, http_client=httpx_client(urls)) as client:
         answer = Answer(begun)
-        for chunk in client.chat.completions.create(**QUESTION, **STREAMED):
+        for chunk in client.chat.completions.create(**QUESTION, **STREAMED, **more):
             answer.add(chunk)
     return answer.fields
+
+
+def with_tokens(urls: list[str], begun: Any) -> dict[str, Any]:
+    """Read a stream with its token ids, so that it goes on although all workers are lost."""
+    return stream(urls, begun, extra_body={"return_token_ids": True})
+
+
+def leave(urls: list[str]) -> None:
+    """Close a stream after its first chunk."""
+    with OpenAI(base_url=f"{urls[0]}/v1", api_key="none", max_retries=0, http_client=httpx_client(urls)) as client:
+        endless = {**QUESTION, "max_tokens": 100_000}
+        with client.chat.completions.create(**endless, stream=True) as chunks:
+            report("left", id=next(chunks).id)
 
 
 def whole(urls: list[str], begun: Any) -> dict[str, Any]:

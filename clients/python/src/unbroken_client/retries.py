@@ -16,7 +16,7 @@ class RetryPolicy:
 
     base_s: float = 0.25
     cap_s: float = 8.0
-    retries_max: int = 10
+    retries_max: int = 20
     deadline_s: float = 600.0
     sleep_share_max: float = 0.4
 
