@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from services.core.call import Call, Cause
@@ -14,7 +16,16 @@ from services.worker.generations.generation import Generation
 from services.worker.generations.store import DetachConfig, GenerationStore
 from tests.support.clock import pass_time, run_clocked, settle
 from tests.support.doubles import make_request
-from tests.worker.generations.support import ID, OTHER_ID, Bench, ManualPipeline, RecordingOwner, make_spec, play
+from tests.worker.generations.support import (
+    ID,
+    OTHER_ID,
+    Bench,
+    ManualPipeline,
+    RecordingOwner,
+    Running,
+    make_spec,
+    play,
+)
 
 
 def numbered(number: int) -> bytes:
@@ -44,7 +55,8 @@ def test_submit_replaces_a_record_without_an_owner() -> None:
         assert (bench.store.detached_count, bench.store.detached_bytes) == (0, 0)
         pass_time(1000)
         await settle()
-        assert bench.store.locate(ID) == [new], "the timer of the former one is gone"
+        assert bench.store.locate(ID) == [new]
+        assert not bench.store.is_expired(ID), "the timer of the former one is gone"
 
     play(scenario)
 
@@ -415,3 +427,85 @@ def test_the_stop_of_the_worker_ends_all_tasks_and_timers() -> None:
         assert bench.store.locate(ID) == bench.store.locate(OTHER_ID) == []
 
     run_clocked(scenario())
+
+
+# All of it at random
+
+
+class Plane:
+    """Two answers of two choices each, to which anything may happen in any order."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._epoch = 1
+        self._running: dict[Generation, Running] = {}
+
+    @property
+    def known(self) -> list[Generation]:
+        return [one for number in range(2) for one in self._bench.store.locate(numbered(number))]
+
+    async def do(self, what: str, number: int, index: int) -> None:
+        store = self._bench.store
+        generation = next((one for one in store.locate(numbered(number)) if one.index == index), None)
+        if what == "submit":
+            started, running = await self._bench.start(generation_id=numbered(number), index=index, epoch=self._epoch)
+            self._running[started] = running
+        elif what == "pass time":
+            pass_time(number * 20)
+        elif generation is not None:
+            await self._to(what, generation)
+        await settle()
+        self.check()
+
+    async def _to(self, what: str, generation: Generation) -> None:
+        store, running = self._bench.store, self._running[generation]
+        is_running = not running.is_cancelled and not running.ended.done()
+        match what:
+            case "tokens" if is_running:
+                running.give(*range(7))
+            case "finish" if is_running:
+                await running.finish()
+            case "fail" if is_running:
+                await running.fail(Failure(Reason.ENGINE_ERROR, "poison"))
+            case "let go" if generation.owner is not store:
+                store.let_go(generation, generation.owner)
+            case "adopt":
+                self._epoch += 1
+                store.adopt(generation.spec.id, generation.index, self._epoch, RecordingOwner())
+            case "stop" if generation.owner is not store:
+                generation.stop()
+            case "cancel" if generation.owner is not store:
+                store.drop(generation, Cause.SIGNAL)
+            case "cancel by id":
+                store.cancel_detached(generation.spec.id)
+
+    def check(self) -> None:
+        store = self._bench.store
+        detached = [one for one in self.known if one.owner is store]
+        assert store.detached_count == len(detached) <= 3
+        assert store.detached_bytes == sum(one.size for one in detached) <= 60
+        assert store.detached_running_count == sum(one.outcome is None for one in detached)
+        assert all((one.timer is not None) == (one in detached) for one in self.known)
+        for generation, running in self._running.items():
+            if generation not in self.known or generation.outcome is not None:
+                assert running.is_cancelled or running.ended.done(), "the engine works for nobody"
+
+
+OFTEN = ("submit", "tokens", "let go", "adopt") * 3
+WHAT = (*OFTEN, "finish", "fail", "stop", "cancel", "cancel by id", "pass time")
+STEPS = st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 1), st.integers(0, 1)), min_size=20, max_size=40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS)
+def test_accounts_and_engine_agree_with_the_records_whatever_happens(steps: list[tuple[str, int, int]]) -> None:
+    async def scenario(bench: Bench) -> None:
+        plane = Plane(bench)
+        for step in steps:
+            await plane.do(*step)
+        pass_time(1000)
+        await settle()
+        plane.check()
+        assert (bench.store.detached_count, bench.store.detached_bytes) == (0, 0)
+
+    play(scenario, records_max=3, bytes_max=60)
