@@ -39,7 +39,7 @@ SILENCE_S_MAX = 15.0
 """A frontend that is silent for longer is gone: it sends something at least every 5 s (KEEPALIVE_S of the frontend)."""
 
 STREAMS_MAX = 16_384
-"""How many streams and open questions a session may have beyond the worker's limits. A stream is a task until refused."""
+"""How many streams and open questions a session may have beyond the worker's limits. Each stream is a task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
