@@ -99,9 +99,8 @@ def test_answers_are_completed_that_are_resumed_while_they_move(start_plane: Sta
             pair.workers[0].kill()
             await pair.frontend.logged("request moved")
             pair.frontend.kill()
-        left = [client for client in clients.values() if not client.has_ended]
-        assert left
-        await run_together(client.come_back_once_known(pair.other) for client in left)
+        assert not all(client.has_ended for client in clients.values())
+        await run_together(client.come_back_once_known(pair.other) for client in clients.values())
 
     asyncio.run(scenario())
 

@@ -96,7 +96,9 @@ class ReturningClient:
     async def come_back(
         self, frontend: Frontend, *, events_max: int | None = None, **headers: str
     ) -> "ReturningClient":
-        """Ask for the rest by the id of the answer. Raises Refused."""
+        """Ask for the rest by the id of the answer, unless all of it has come. Raises Refused."""
+        if self.has_ended:
+            return self
         given = {"Last-Event-ID": self.cursor, **headers} if self.ids else headers
         async with _session() as session:
             request = session.get(f"{frontend.http}/v1/streams/{self.generation_id}", headers=given)
@@ -127,6 +129,8 @@ class ReturningClient:
 
     async def go_on(self, frontend: Frontend) -> "ReturningClient":
         """Send the request again with the tokens of it that have come, and the seed: nobody else knows the answer."""
+        if self.has_ended:
+            return self
         count = len(self.body["prompt"]) if isinstance(self.body.get("prompt"), list) else 1
         known = [self.choices.get(index, Kept()) for index in range(count * self.body["n"])]
         brought: list[Any] = [None if one.finish else one.token_ids for one in known]
