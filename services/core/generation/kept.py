@@ -1,6 +1,7 @@
 """What a call carries if its answer outlives the connection of its client and its frontend."""
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,23 +14,42 @@ RANDOM_ID = re.compile(ID_FORM)
 """Request ids with room for 128 random bits: 32 hexadecimal digits, or a UUID."""
 
 
+EPOCH_BITS = 20
+"""The random part of an epoch. Of two resumes at the same time, the one with the higher number wins on all workers. The
+rest begins with the time in ms, and each resume adds 1: a request that repeats the id of an earlier answer comes later
+than that answer and its resumes."""
+
+
 class Generation:
     """One answer, shared by all its choices.
 
     `id`: 16 random bytes. `grace_s`: how long it may be without a frontend. `epoch`: of this frontend as its owner.
     `presentation`: what a frontend needs to resume it; set by `Keep`, or as it was found. `adoptions`: the key of the
     session whose worker has a choice, by index, until the choice is sent there. `is_told`: the client knows the id.
+    `is_resumed`: it was found on workers, rather than prepared from a client's request.
     `has_failed`: one of its choices has failed, so that the others are not needed. `on_begun`: called when an engine
     has begun with a choice.
     """
 
-    __slots__ = ("_held", "adoptions", "epoch", "grace_s", "has_failed", "id", "is_told", "on_begun", "presentation")
+    __slots__ = (
+        "_held",
+        "adoptions",
+        "epoch",
+        "grace_s",
+        "has_failed",
+        "id",
+        "is_resumed",
+        "is_told",
+        "on_begun",
+        "presentation",
+    )
 
     def __init__(self, generation_id: bytes, grace_s: float, *, is_told: bool) -> None:
         self.id = generation_id
         self.grace_s = grace_s
         self.is_told = is_told
-        self.epoch = 1
+        self.epoch = int(time.time() * 1000) << EPOCH_BITS
+        self.is_resumed = False
         self.presentation = b""
         self.adoptions: dict[int, str] = {}
         self.has_failed = False
@@ -40,11 +60,6 @@ class Generation:
     def name(self) -> str:
         """The id, in hexadecimal."""
         return self.id.hex()
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether it was found on workers, rather than prepared from a client's request."""
-        return self.epoch > 1
 
     def begin(self) -> None:
         """An engine has begun with a choice."""

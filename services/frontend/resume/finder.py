@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.core.errors import Failure, Reason
-from services.core.generation.kept import Generation
+from services.core.generation.kept import EPOCH_BITS, Generation
 from services.core.generation.presentation import Presentation, decode_presentation
 from services.frontend.routing.rejection import no_workers
 from services.frontend.session.session import WorkerSession
@@ -15,8 +15,6 @@ from services.stubs import worker_pb2
 
 LOCATE_S_MAX = 2.0
 """How long a worker may take to say what it has, and a frontend to reach the workers that discovery names."""
-EPOCH_BITS = 32
-"""The random part of an epoch. Of two resumes at the same time, the one with the higher number wins on all workers."""
 
 
 class Sessions(Protocol):
@@ -103,6 +101,7 @@ class GenerationFinder:
         presentation = decode_presentation(holders[0].located.presentation)
         generation = Generation(generation_id, presentation.grace_s, is_told=True)
         generation.presentation = holders[0].located.presentation
+        generation.is_resumed = True
         epochs = [holding.epoch for found in holders for holding in found.located.holdings]
         generation.epoch = ((max(epochs) >> EPOCH_BITS) + 1 << EPOCH_BITS) + self._rng.getrandbits(EPOCH_BITS)
         best: dict[int, tuple[tuple[bool, bool, int], WorkerSession]] = {}

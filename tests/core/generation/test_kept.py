@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.core.generation.kept import RANDOM_ID, Generation
+from services.core.generation.kept import EPOCH_BITS, RANDOM_ID, Generation
 
 
 def make() -> Generation:
@@ -13,12 +13,16 @@ def test_its_name_is_its_id_in_hexadecimal() -> None:
     assert make().name == "000102030405060708090a0b0c0d0e0f"
 
 
-@pytest.mark.parametrize(("epoch", "is_resumed"), [(1, False), (2**32, True)])
-def test_an_answer_with_a_later_epoch_than_the_first_was_found_on_workers(epoch: int, is_resumed: bool) -> None:
-    generation = make()
-    generation.epoch = epoch
+@pytest.mark.parametrize("resumes", [0, 1, 5])
+def test_request_that_repeats_an_id_comes_later_than_the_answer_before_it_and_its_resumes(
+    resumes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_s = iter([1_800_000_000.0, 1_800_000_000.1])
+    monkeypatch.setattr("services.core.generation.kept.time.time", lambda: next(times_s))
+    first, second = [Generation(b"a" * 16, 1.0, is_told=True) for _ in range(2)]
+    greatest_of_a_resume = ((first.epoch >> EPOCH_BITS) + resumes << EPOCH_BITS) + 2**EPOCH_BITS - 1
 
-    assert generation.is_resumed is is_resumed
+    assert first.epoch <= greatest_of_a_resume < second.epoch < 2**63
 
 
 def test_records_are_let_go_of_once_and_in_order() -> None:

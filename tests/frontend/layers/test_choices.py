@@ -173,15 +173,13 @@ def test_choices_that_continue_after_the_same_tokens_start_together() -> None:
     assert calls[0].choice_group is calls[1].choice_group is not None
 
 
-@pytest.mark.parametrize(("epoch", "is_together"), [(1, True), (2**32, False)])
-def test_choices_of_a_resumed_answer_start_alone_as_each_may_be_on_another_worker(
-    epoch: int, is_together: bool
-) -> None:
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_choices_of_a_resumed_answer_start_alone_as_each_may_be_on_another_worker(is_resumed: bool) -> None:
     script, kept = Script([7], [7]), make_kept()
-    kept.generation.epoch = epoch
+    kept.generation.is_resumed = is_resumed
 
     with pytest.raises(AssertionError, match="Detokenize"):  # It would count the tokens.
         run_async(call_layer(Choices(script), make_request(n=2), kept=kept))
 
-    assert [call.choice_group is not None for call in script.calls] == [is_together] * 2
+    assert [call.choice_group is not None for call in script.calls] == [not is_resumed] * 2
     assert all(call.kept is not None and call.kept.generation is kept.generation for call in script.calls)

@@ -41,7 +41,7 @@ def test_workers_get_the_request_as_it_is_here_and_the_client_is_told_the_id() -
 
 def test_presentation_of_a_resumed_answer_stays_as_it_was_found() -> None:
     kept, told = make_kept(), Told()
-    kept.generation.presentation, kept.generation.epoch = b"as found", 2**32
+    kept.generation.presentation, kept.generation.is_resumed = b"as found", True
 
     run_async(call_layer(Keep(Script([7])), make_request(), kept=kept, told=told))
 

@@ -9,9 +9,9 @@ import pytest
 
 from services.core.call import Call
 from services.core.errors import Failure, Reason
-from services.core.generation.kept import Generation, Kept
+from services.core.generation.kept import EPOCH_BITS, Generation, Kept
 from services.core.generation.presentation import Presentation, encode_presentation
-from services.frontend.resume.finder import EPOCH_BITS, LOCATE_S_MAX, GenerationFinder
+from services.frontend.resume.finder import LOCATE_S_MAX, GenerationFinder
 from services.frontend.session.session import WorkerSession
 from services.stubs import worker_pb2
 from tests.frontend.support import BareWorker
