@@ -106,18 +106,19 @@ class ReturningClient:
         return self
 
     async def come_back_once_known(self, frontend: Frontend) -> "ReturningClient":
-        """Come back as often as it takes the frontend to know where the answer is. Raises Refused."""
+        """Come back until the answer has ended: a frontend may not know yet where it is, and the process that accepts
+        the connection may be the one that dies. Raises Refused.
+        """
 
-        async def is_decided() -> bool:
+        async def has_come() -> bool:
             try:
                 await self.come_back(frontend)
             except Refused as refused:
                 if refused.reason != "NO_WORKERS" or not refused.error["retryable"]:
                     raise
-                return False
-            return True
+            return self.has_ended or self.error is not None
 
-        await until(is_decided)
+        await until(has_come)
         return self
 
     async def come_back_unless_taken(self, frontend: Frontend) -> None:
