@@ -160,7 +160,7 @@ def test_limit_has_the_names_of_several_servers(plane: Plane, path: str, body: A
 
 WRONG: list[tuple[str, Any, str, tuple[Any, ...]]] = [
     (COMPLETIONS, COMPLETION, "prompt", (5, {"text": "a"}, [1, "a"])),
-    (COMPLETIONS, COMPLETION, "max_tokens", ("8", 8.5, True, [8], 0, -1)),
+    (COMPLETIONS, COMPLETION, "max_tokens", ("8", 8.5, True, [8], 0, -2)),
     (COMPLETIONS, COMPLETION, "stream", ("true", 1)),
     (COMPLETIONS, COMPLETION, "stop", (5, {})),
     (CHATS, CHAT, "messages", ("hi", None, {}, [])),
