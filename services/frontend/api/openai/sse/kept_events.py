@@ -7,14 +7,15 @@ from zlib import crc32
 
 from msgspec import UNSET, UnsetType
 
-from services.core.call import Call, Cause
+from services.core.call import Cause, Ending
 from services.core.errors import Failure
 from services.core.generation.cursor import Cursor, CursorWriter, encoded_ids
+from services.core.generation.kept import Kept
 from services.core.generation.resumption import Resumption, bases_of
 from services.core.interface import Delta, Usage
 from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
-from services.frontend.api.openai.sse.events import Events, OpenChoice, encode, events_of, json_text, one_line
+from services.frontend.api.openai.sse.events import Events, OpenChoice, encode, json_text, one_line
 from services.models.tokenizers import Vocabulary
 
 RETRY_MS = 1000
@@ -152,11 +153,14 @@ def kept_events(
 
 
 def events_for(
-    answer: Answer, vocabulary: Callable[[], Vocabulary], request: Request, call: Call, *, is_chunked: bool
-) -> Events:
-    """The events of an answer, as its client wants them. A cursor that does not fit ends the call."""
-    if call.kept is None:
-        return events_of(answer, vocabulary, is_chunked=is_chunked)
-    on_failed = partial(call.ending.fail, cause=Cause.RESUME_REFUSED)
-    bases, cursor = bases_of(request), call.kept.cursor
-    return kept_events(answer, vocabulary, bases, cursor, is_chunked=is_chunked, on_failed=on_failed)
+    answer: Answer,
+    vocabulary: Callable[[], Vocabulary],
+    request: Request,
+    kept: Kept,
+    ending: Ending,
+    *,
+    is_chunked: bool,
+) -> KeptEvents:
+    """The events of the answer to a request that is kept. A cursor that does not fit ends it."""
+    on_failed = partial(ending.fail, cause=Cause.RESUME_REFUSED)
+    return kept_events(answer, vocabulary, bases_of(request), kept.cursor, is_chunked=is_chunked, on_failed=on_failed)

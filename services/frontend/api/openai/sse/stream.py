@@ -37,7 +37,7 @@ from services.core.interface import Delta, Finish, Layer
 from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
 from services.frontend.api.openai.sse.backlog import Backlog
-from services.frontend.api.openai.sse.events import Events
+from services.frontend.api.openai.sse.events import events_of
 from services.frontend.api.openai.sse.keepalive import Keepalive
 from services.frontend.api.openai.sse.kept_events import events_for
 from services.frontend.api.response_headers import told_headers
@@ -102,7 +102,7 @@ class SseStream:
         self._is_chunked = http_request.is_chunkable
         self._vocabulary = vocabulary
         self._generation: Generation | None = None
-        self._events = Events(answer, vocabulary, is_chunked=http_request.is_chunkable)  # Until `serve` sets them.
+        self._events = events_of(answer, vocabulary, is_chunked=http_request.is_chunkable)
         self._events_of: Callable[[Delta], bytes] = self._events.of
         self._is_open = self._has_begun = False
         self._cork = connection.cork
@@ -173,9 +173,11 @@ class SseStream:
         outcomes included, sees the reason.
         """
         self._ending, self._told = call.ending, call.told
-        self._events = events_for(self._answer, self._vocabulary, request, call, is_chunked=self._is_chunked)
-        self._events_of = self._events.of
         if call.kept is not None:
+            self._events = events_for(
+                self._answer, self._vocabulary, request, call.kept, call.ending, is_chunked=self._is_chunked
+            )
+            self._events_of = self._events.of
             self._generation = call.kept.generation
             if call.kept.cursor is None:  # With one, the answer may still be refused.
                 self._generation.on_begun = self._begin_early
@@ -191,6 +193,8 @@ class SseStream:
             self._stop_backlog()
             if self._keepalive is not None:
                 self._keepalive.stop()
+            if self._generation is not None:
+                self._generation.on_begun = None  # Break the cycle: it need not wait for the garbage collector.
         try:
             if self._left is None:
                 last = self._end_of(outcome, name_fields)
