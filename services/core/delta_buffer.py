@@ -15,6 +15,12 @@ LOGPROB_BYTES = 64
 """Size that is counted for a log probability, alternatives included: about its size as JSON."""
 
 
+def size_of(delta: Delta) -> int:
+    """The size that is counted for the tokens and log probabilities of a delta, in bytes."""
+    token_count = len(delta.token_ids)
+    return TOKEN_BYTES * token_count + LOGPROB_BYTES * (delta.weight - token_count)
+
+
 class _Piece:
     """Consecutive deltas of one choice, stored in arrays because single texts and tokens are small objects."""
 
@@ -60,8 +66,7 @@ class _Piece:
         self.text += text
         self.finish_reason, self.usage = delta.finish_reason, delta.usage
         self.prompt_tokens, self.continuation = delta.prompt_tokens, delta.continuation
-        token_count = len(delta.token_ids)
-        size = len(text) + TOKEN_BYTES * token_count + LOGPROB_BYTES * (delta.weight - token_count)
+        size = len(text) + size_of(delta)
         self.size += size
         return size
 

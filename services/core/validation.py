@@ -48,10 +48,8 @@ GRPC_TIMEOUT = "grpc-timeout"
 """Of gRPC clients it never arrives here: gRPC itself reads it. Gateways keep it in requests over HTTP."""
 REQUEST_TIMEOUT_S_MAX = 86_400.0
 """One day. The bound keeps the deadline from overflowing on the way to the worker."""
-_TIMEOUT_FORMS = {
-    REQUEST_TIMEOUT: "a number of seconds, or a duration such as 30s, 500ms or 1m",
-    GRPC_TIMEOUT: "at most 8 digits and one of the units H, M, S, m, u and n, such as 30S",
-}
+_DURATION_FORM = "a number of seconds, or a duration such as 30s, 500ms or 1m"
+_GRPC_FORM = "at most 8 digits and one of the units H, M, S, m, u and n, such as 30S"
 UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 GRPC_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 CHOICES_MAX = 64
@@ -112,7 +110,7 @@ def timeout_s_of(headers: Mapping[str, str]) -> float | None:
     up to REQUEST_TIMEOUT_S_MAX.
     """
     given = [
-        _checked_seconds(name, text)
+        _checked_seconds(name, text, REQUEST_TIMEOUT_S_MAX)
         for name in (REQUEST_TIMEOUT, GRPC_TIMEOUT)
         if (texts := headers.get(name.lower())) is not None
         for text in texts.split(",")
@@ -126,20 +124,15 @@ def duration_s_of(headers: Mapping[str, str], name: str, seconds_max: float) -> 
     Raises INVALID_ARGUMENT unless it is above 0 and up to `seconds_max`.
     """
     given = headers.get(name.lower())
-    if given is None:
-        return None
-    seconds = _seconds(given)
-    if not 0 < seconds <= seconds_max:
-        form = _TIMEOUT_FORMS[REQUEST_TIMEOUT]
+    return None if given is None else _checked_seconds(name, given, seconds_max)
+
+
+def _checked_seconds(name: str, text: str, seconds_max: float) -> float:
+    is_grpc = name == GRPC_TIMEOUT
+    seconds = _grpc_seconds(text) if is_grpc else _seconds(text)
+    if not 0 < seconds <= seconds_max:  # False for NaN as well.
+        form = _GRPC_FORM if is_grpc else _DURATION_FORM
         raise invalid(name, f"the header {name} must be {form}, above 0, up to {seconds_max:.0f} s")
-    return seconds
-
-
-def _checked_seconds(name: str, text: str) -> float:
-    seconds = _seconds(text) if name == REQUEST_TIMEOUT else _grpc_seconds(text)
-    if not 0 < seconds <= REQUEST_TIMEOUT_S_MAX:  # False for NaN as well.
-        bounds = f"above 0, up to {REQUEST_TIMEOUT_S_MAX:.0f} s"
-        raise invalid(name, f"the header {name} must be {_TIMEOUT_FORMS[name]}, {bounds}")
     return seconds
 
 

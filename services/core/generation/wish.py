@@ -40,10 +40,10 @@ def kept_of(headers: Mapping[str, str], request_id: str, config: KeepConfig, *, 
     grace_s = duration_s_of(headers, DETACH_GRACE, DETACH_GRACE_S_MAX)
     if wish == "cancel":
         return None
-    is_random = RANDOM_ID.fullmatch(request_id) is not None
-    generation_id = uuid.UUID(request_id).bytes if is_random else uuid.uuid4().bytes
-    is_told = is_random and is_id_given
-    return Kept(generation=Generation(generation_id, config.grace_s if grace_s is None else grace_s, is_told=is_told))
+    given = _random_bytes(request_id)
+    is_told = given is not None and is_id_given
+    grace_s = config.grace_s if grace_s is None else grace_s
+    return Kept(generation=Generation(given or uuid.uuid4().bytes, grace_s, is_told=is_told))
 
 
 def parse_generation_id(given: str, param: str) -> bytes:
@@ -55,5 +55,9 @@ def parse_generation_id(given: str, param: str) -> bytes:
 
 def generation_id_of(given: str) -> bytes | None:
     """The same; None if it has not the form of an id."""
-    bare = re.sub("^(chatcmpl|cmpl)-", "", given)
-    return uuid.UUID(bare).bytes if RANDOM_ID.fullmatch(bare) else None
+    return _random_bytes(re.sub("^(chatcmpl|cmpl)-", "", given))
+
+
+def _random_bytes(given: str) -> bytes | None:
+    """The 128 bits of a RANDOM_ID; None if it is none."""
+    return uuid.UUID(given).bytes if RANDOM_ID.fullmatch(given) else None

@@ -44,7 +44,7 @@ class SessionWriter:
         self._loop = asyncio.get_running_loop()
         self._connection: FrameConnection[worker_pb2.WorkerMessage] | None = None
         self._messages: deque[worker_pb2.FrontendMessage] = deque()
-        self.begin_message()
+        self._begin_message()
         self._is_due = False
         self._sent_at = 0.0
 
@@ -61,7 +61,7 @@ class SessionWriter:
         request that is too large to send.
         """
         if self._frees_room:
-            self.begin_message()
+            self._begin_message()
         message = self._messages[-1]
         submit = message.submits.add()  # Filled in place: to copy a message serialises and parses it.
         try:
@@ -74,14 +74,13 @@ class SessionWriter:
             self._messages[-1].CopyFrom(message)
             raise
         if self._bytes + size > SUBMIT_BYTES_MAX:
-            self.begin_message()
+            self._begin_message()
             self._messages[-1].submits.append(submit)
             del message.submits[-1]
         self._bytes += size
         self._send_soon()
 
-    def begin_message(self) -> None:
-        """Begin a new message, which the worker processes after the messages before it."""
+    def _begin_message(self) -> None:
         self._messages.append(worker_pb2.FrontendMessage())
         self._bytes = 0  # The size of the requests in the last message.
         self._frees_room = self._has_adopts = False  # Faster than asking the message.
@@ -89,7 +88,7 @@ class SessionWriter:
     def _ending(self) -> worker_pb2.FrontendMessage:
         """The message for the end of a stream: one after its adoption, as a worker reads adoptions last."""
         if self._has_adopts:
-            self.begin_message()
+            self._begin_message()
         self._send_soon()
         return self._messages[-1]
 
@@ -137,7 +136,7 @@ class SessionWriter:
     def pop_messages(self) -> Iterable[worker_pb2.FrontendMessage]:
         """Remove and return everything that is to be sent."""
         messages, self._messages = self._messages, deque()
-        self.begin_message()
+        self._begin_message()
         return messages
 
     def keep_alive(self, now: float) -> None:

@@ -15,14 +15,13 @@ An adoption ends the stream of the former owner with TAKEN_OVER. The owner of a 
 
 import asyncio
 from array import array
-from collections.abc import Iterator
 from typing import Protocol
 
 from msgspec import Struct
 
 from services.core.call import Attempt, Cause, Ending
 from services.core.choice_group import ChoiceGroup
-from services.core.delta_buffer import LOGPROB_BYTES, TOKEN_BYTES
+from services.core.delta_buffer import TOKEN_BYTES, size_of
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, TokenLogprobs
 from services.core.request import FinishReason, Request
@@ -105,18 +104,11 @@ class Generation(Attempt):
     @property
     def size(self) -> int:
         """The size of its record, in bytes."""
-        tokens = TOKEN_BYTES * (self._prompt_count + len(self._token_ids))
-        logprobs = LOGPROB_BYTES * sum(1 + len(one.top) for one in self._logprobs or ())
-        return len(self.spec.presentation) + tokens + logprobs
+        record = Delta(self.spec.base, self._token_ids, logprobs=self._logprobs)
+        return len(self.spec.presentation) + TOKEN_BYTES * self._prompt_count + size_of(record)
 
-    def pieces(self, position: int, weight_max: int) -> Iterator[Delta]:
-        """The record from `position` on, as deltas of a weight of about `weight_max` each."""
-        while position < self.end:
-            delta = self._piece(position, weight_max)
-            yield delta
-            position += len(delta.token_ids)
-
-    def _piece(self, position: int, weight_max: int) -> Delta:
+    def piece(self, position: int, weight_max: int) -> Delta:
+        """The record from `position` on, up to a weight of about `weight_max`. Empty at its end."""
         start = stop = position - self.spec.base
         if self._logprobs is None:
             stop = start + weight_max
@@ -148,7 +140,7 @@ class Generation(Attempt):
     # The frontends' events
 
     def adopt(self, owner: Owner, epoch: int) -> None:
-        """Give it a new owner, which gets the record by `pieces`. Raises TAKEN_OVER unless `epoch` is a later one."""
+        """Give it a new owner, which gets the record by `piece`. Raises TAKEN_OVER unless `epoch` is a later one."""
         if epoch <= self.epoch:
             raise taken_over()
         former, self.owner, self.epoch = self.owner, owner, epoch
@@ -176,12 +168,6 @@ class Generation(Attempt):
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-
-
-def size_of(delta: Delta) -> int:
-    """The size of a delta in a record, in bytes."""
-    token_count = len(delta.token_ids)
-    return TOKEN_BYTES * token_count + LOGPROB_BYTES * (delta.weight - token_count)
 
 
 def taken_over() -> Failure:

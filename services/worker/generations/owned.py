@@ -61,17 +61,15 @@ class OwnedStream:
         """Send the next part of the record. Returns its weight."""
         assert self.generation is not None
         assert self.replayed is not None
-        weight = 0
-        for delta in self.generation.pieces(self.replayed, weight_max):
+        delta = self.generation.piece(self.replayed, weight_max)
+        if delta.token_ids:
             self._outbox.add_tokens(self.id, delta)
-            self.replayed = delta.position + len(delta.token_ids)
-            weight = delta.weight
-            break
+            self.replayed += len(delta.token_ids)
         if self.replayed == self.generation.end:
             self.replayed = None
             if self.generation.outcome is not None:
                 self.on_ended(self.generation.outcome)
-        return weight
+        return delta.weight
 
 
 class OwnedStreams:

@@ -10,10 +10,11 @@ from types import TracebackType
 
 from services.core.call import Call, Cause
 from services.core.common_layers import bug_failure
+from services.core.delta_buffer import size_of
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Layer
 from services.core.request import FinishReason, Request
-from services.worker.generations.generation import Generation, Owner, size_of, taken_over
+from services.worker.generations.generation import Generation, Owner, taken_over
 
 EXPIRED_KEPT = 65_536
 """How many ids of answers whose grace is over a worker remembers, so that a late resume is told that."""
@@ -173,7 +174,7 @@ class GenerationStore:
     # The owner of those that are detached
 
     def on_begun(self) -> None:
-        """Nobody asks."""
+        """Ignored: no frontend waits for it."""
 
     def on_tokens(self, delta: Delta) -> None:
         self.detached_bytes += size_of(delta)

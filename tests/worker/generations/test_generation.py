@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from services.core.call import Attempt, Cause, Phase
+from services.core.delta_buffer import size_of
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, TokenLogprobs
 from services.core.request import FinishReason
 from services.worker.generations import generation as module
-from services.worker.generations.generation import Generation, size_of
+from services.worker.generations.generation import Generation
 from tests.support.clock import pass_time, settle
 from tests.support.doubles import make_request
 from tests.support.tables import rows_of
@@ -105,11 +106,20 @@ def test_the_table_has_a_row_for_each_event() -> None:
 # The record
 
 
+def pieces_of(generation: Generation, position: int, weight_max: int) -> list[Delta]:
+    """The record from `position` on, piece by piece."""
+    pieces = []
+    while (piece := generation.piece(position, weight_max)).token_ids:
+        pieces.append(piece)
+        position += len(piece.token_ids)
+    return pieces
+
+
 def test_the_record_begins_after_the_tokens_that_the_client_itself_brought() -> None:
     generation = make(base=2)
     generation.deliver(Delta(3, [8, 9]))
 
-    (piece,) = generation.pieces(2, 100)
+    (piece,) = pieces_of(generation, 2, 100)
 
     assert (piece.position, list(piece.token_ids)) == (2, [7, 8, 9])
     assert (generation.token_count, generation.end) == (3, 5)
@@ -128,7 +138,7 @@ def test_pieces_join_to_the_record_without_gap_or_repeat(weight_max: int) -> Non
     generation = make()
     generation.deliver(Delta(3, [8, 9, 10, 11]))
 
-    pieces = list(generation.pieces(0, weight_max))
+    pieces = pieces_of(generation, 0, weight_max)
 
     assert [token for piece in pieces for token in piece.token_ids] == [5, 6, 7, 8, 9, 10, 11]
     assert all(piece.weight <= weight_max for piece in pieces)
@@ -141,7 +151,7 @@ def test_pieces_have_the_log_probabilities_of_their_tokens() -> None:
     generation = make(logprobs=1, prior_logprobs=prior)
     generation.deliver(Delta(3, [8], logprobs=[TokenLogprobs(-8.0, ((1, -0.5),))]))
 
-    pieces = list(generation.pieces(0, 6))
+    pieces = pieces_of(generation, 0, 6)
 
     assert [list(piece.token_ids) for piece in pieces] == [[5, 6], [7, 8]]
     for piece in pieces:
@@ -153,7 +163,7 @@ def test_a_token_with_more_alternatives_than_a_piece_may_weigh_is_a_piece_of_its
     heavy = TokenLogprobs(-1.0, tuple((token, -1.0) for token in range(20)))
     generation = make(logprobs=20, prior_logprobs=(heavy,) * 3)
 
-    assert [list(piece.token_ids) for piece in generation.pieces(0, 1)] == [[5], [6], [7]]
+    assert [list(piece.token_ids) for piece in pieces_of(generation, 0, 1)] == [[5], [6], [7]]
 
 
 def test_size_counts_presentation_prompt_tokens_and_log_probabilities() -> None:
@@ -216,7 +226,7 @@ def test_owner_that_stops_it_gets_no_end_and_the_record_counts_as_finished() -> 
         assert running.is_cancelled
         assert generation.ending.cause is Cause.SIGNAL
         assert (generation.outcome, owner.outcomes) == (FinishReason.STOP, [])
-        assert [list(piece.token_ids) for piece in generation.pieces(0, 9)] == [[8]]
+        assert [list(piece.token_ids) for piece in pieces_of(generation, 0, 9)] == [[8]]
 
     play(scenario)
 
