@@ -7,7 +7,7 @@ rendered in a helper process: see `prompt_encoder.py`. The estimate may be too h
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 from jinja2 import nodes
@@ -18,7 +18,7 @@ from services.models.tokenizers.inside import CHARACTERS_INSIDE_MAX
 MESSAGES_INSIDE_MAX = 256
 """A template may look at each message for each other one."""
 SOURCE_CHARACTERS_MAX = 32_768
-"""Of a template with its special tokens."""
+"""The longest template, with its special tokens, that is judged at all."""
 WORK_MAX = 256 << 20
 """Characters that a template may copy, at most. The idioms of the usual models need a quarter of it."""
 NODE_WORK = 256
@@ -49,6 +49,9 @@ class _Value(NamedTuple):
     @property
     def size(self) -> int:
         return self.fixed + self.local
+
+    def plus(self, other: "_Value") -> "_Value":
+        return _Value(self.fixed + other.fixed, self.local + other.local)
 
     def times(self, factor: int) -> "_Value":
         return _Value(self.fixed * factor, self.local * factor)
@@ -250,7 +253,7 @@ class _Reader:
 
     def _sum(self, parts: Iterable[nodes.Node]) -> _Value:
         found = [self._value(part.expr if isinstance(part, nodes.Operand) else part) for part in parts]
-        return _Value(sum(one.fixed for one in found), sum(one.local for one in found))
+        return reduce(_Value.plus, found, _Value())
 
     def _part(self, node: nodes.Getattr | nodes.Getitem) -> _Value:
         """An attribute or an item."""
@@ -301,20 +304,16 @@ class _Reader:
             return operand
         if node.name in ("first", "last") and operand.kind == "messages":
             return operand._replace(kind="message")
-        found = _Value(operand.fixed + further.fixed, operand.local + further.local).times(factor)
-        self._count(found)
-        return found
+        return self._counted(operand.plus(further).times(factor))
 
     def _called(self, node: nodes.Call) -> _Value:
         if node.kwargs or node.dyn_args or node.dyn_kwargs:
             raise _Unknown
         further = self._sum(node.args)
         if isinstance(node.node, nodes.Getattr):
-            owner = self._value(node.node.node)
-            self._count(_Value(owner.fixed + further.fixed, owner.local + further.local))
+            given = self._counted(self._value(node.node.node).plus(further))
             factor = _factor(node.node.attr, node.args, _METHODS)
-            found = _Value(owner.fixed + further.fixed, owner.local + further.local).times(factor)
-            return self._counted(found)
+            return self._counted(given.times(factor))
         name = _name_of(node.node)
         form = _constant_of(node.args[0])
         if name in self._names or name not in ("raise_exception", "strftime_now"):

@@ -37,22 +37,23 @@ from services.runtime.loop import clock
 RETURN_PARTIAL = "X-Return-Partial"
 LAST_EVENT_ID = "Last-Event-ID"
 
-HEADERS: Mapping[str, Mapping[str, Any]] = {
-    REQUEST_TIMEOUT: {
+
+def _duration(seconds_max: float, *examples: str) -> Mapping[str, Any]:
+    """The schema of a number of seconds, or of a duration."""
+    return {
         "anyOf": [
-            {"type": "number", "exclusiveMinimum": 0, "maximum": REQUEST_TIMEOUT_S_MAX},
-            {"type": "string", "pattern": "^[1-9][0-9]{0,2}(ms|s|m)$", "examples": ["30s", "500ms"]},
+            {"type": "number", "exclusiveMinimum": 0, "maximum": seconds_max},
+            {"type": "string", "pattern": "^[1-9][0-9]{0,2}(ms|s|m)$", "examples": [*examples]},
         ]
-    },
+    }
+
+
+HEADERS: Mapping[str, Mapping[str, Any]] = {
+    REQUEST_TIMEOUT: _duration(REQUEST_TIMEOUT_S_MAX, "30s", "500ms"),
     GRPC_TIMEOUT: {"type": "string", "pattern": "^[1-9][0-9]{0,3}[Smun]$", "examples": ["30S", "500m"]},
     RETURN_PARTIAL: {"type": "string", "enum": ["true", "false"]},
     ON_DISCONNECT: {"type": "string", "enum": ["cancel", "continue"]},
-    DETACH_GRACE: {
-        "anyOf": [
-            {"type": "number", "exclusiveMinimum": 0, "maximum": DETACH_GRACE_S_MAX},
-            {"type": "string", "pattern": "^[1-9][0-9]{0,2}(ms|s|m)$", "examples": ["30s", "5m"]},
-        ]
-    },
+    DETACH_GRACE: _duration(DETACH_GRACE_S_MAX, "30s", "5m"),
     MIGRATION_LIMIT: {"type": "integer", "minimum": 0, "exclusiveMaximum": 10**MIGRATION_LIMIT_DIGITS_MAX},
 }
 """Header → its JSON schema."""

@@ -66,7 +66,7 @@ class Migrate:
         try:
             return await Migration(request, call, record, self._context).run()
         except Failure as failure:
-            if failure.reason is not Reason.TAKEN_OVER:  # Whoever has taken it over needs the other choices.
+            if failure.reason is not Reason.TAKEN_OVER:  # Its new owner needs the other choices.
                 kept.generation.has_failed = True
             raise
 

@@ -202,7 +202,7 @@ def test_epoch_is_higher_than_every_one_that_was_found(known: int) -> None:
     assert len(set(epochs)) == 4, "of two at the same time, one is higher on all workers"
 
 
-# What is not found
+# Answers that are not found
 
 
 async def nothing(pool: Pool) -> None:

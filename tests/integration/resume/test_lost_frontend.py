@@ -49,14 +49,9 @@ def test_every_kind_of_answer_is_completed_on_the_other_frontend(pair: Pair, has
     undisturbed, clients = clients_of(bodies), clients_of(bodies)
 
     async def scenario() -> list[tuple[float, float]]:
-        seen = [await pair.computed.tokens()]
-        await run_together(client.ask(pair.other) for client in undisturbed.values())
-        await wait_idle(*pair.workers)
-        seen.append(await pair.computed.tokens())
+        seen = await tokens_around(pair, undisturbed)
         async with asyncio.TaskGroup() as group:
-            for client in clients.values():
-                group.create_task(client.ask(pair.frontend))
-            await until(lambda: all(len(client.ids) >= EVENTS for client in clients.values()))
+            await begin(group, clients, pair.frontend)
             pair.frontend.kill()
         assert not all(client.has_ended for client in clients.values())
         await run_together(client.come_back(pair.other) for client in clients.values())
@@ -69,6 +64,21 @@ def test_every_kind_of_answer_is_completed_on_the_other_frontend(pair: Pair, has
     assert wholes(clients) == wholes(undisturbed)
     if not has_stops:
         assert cost(between, after) == cost(before, between)
+
+
+async def tokens_around(pair: Pair, undisturbed: Mapping[str, ReturningClient]) -> list[tuple[float, float]]:
+    """Let clients have their answers undisturbed. Returns what the engines have computed before and after that."""
+    before = await pair.computed.tokens()
+    await run_together(client.ask(pair.other) for client in undisturbed.values())
+    await wait_idle(*pair.workers)
+    return [before, await pair.computed.tokens()]
+
+
+async def begin(group: asyncio.TaskGroup, clients: Mapping[str, ReturningClient], frontend: Frontend) -> None:
+    """Start the answers, and wait until each client has a part of its own."""
+    for client in clients.values():
+        group.create_task(client.ask(frontend))
+    await until(lambda: all(len(client.ids) >= EVENTS for client in clients.values()))
 
 
 def cost(before: tuple[float, float], after: tuple[float, float]) -> tuple[float, float]:
@@ -109,14 +119,9 @@ def test_frontend_that_was_frozen_finds_its_streams_taken(pair: Pair) -> None:
     twins: dict[str, ReturningClient] = {}
 
     async def scenario() -> list[tuple[float, float]]:
-        seen = [await pair.computed.tokens()]
-        await run_together(client.ask(pair.other) for client in undisturbed.values())
-        await wait_idle(*pair.workers)
-        seen.append(await pair.computed.tokens())
+        seen = await tokens_around(pair, undisturbed)
         async with asyncio.TaskGroup() as group:
-            for client in clients.values():
-                group.create_task(client.ask(pair.frontend))
-            await until(lambda: all(len(client.ids) >= EVENTS for client in clients.values()))
+            await begin(group, clients, pair.frontend)
             pair.frontend.signal(SIGSTOP)
             twins.update({name: client.twin() for name, client in clients.items()})
             await run_together(twin.come_back(pair.other) for twin in twins.values())
@@ -152,9 +157,7 @@ def test_answers_are_completed_when_their_frontend_and_a_worker_die_at_once(star
     async def scenario() -> None:
         await run_together(client.ask(pair.other) for client in undisturbed.values())
         async with asyncio.TaskGroup() as group:
-            for client in clients.values():
-                group.create_task(client.ask(pair.frontend))
-            await until(lambda: all(len(client.ids) >= EVENTS for client in clients.values()))
+            await begin(group, clients, pair.frontend)
             pair.frontend.kill()
             pair.workers[0].kill()
         await run_together(complete(name, client) for name, client in clients.items())
@@ -183,9 +186,7 @@ def test_clients_with_their_tokens_outlive_the_whole_plane(start_plane: Start) -
     async def scenario() -> None:
         await run_together(client.ask(pair.other) for client in undisturbed.values())
         async with asyncio.TaskGroup() as group:
-            for client in clients.values():
-                group.create_task(client.ask(pair.frontend))
-            await until(lambda: all(len(client.ids) >= EVENTS for client in clients.values()))
+            await begin(group, clients, pair.frontend)
             for process in pair.plane.processes:
                 process.kill()
         anew = start_plane()

@@ -1,4 +1,4 @@
-"""Whoever comes back last has the answer, whatever happens to its worker meanwhile.
+"""The client that comes back last gets the answer, whatever happens to its worker meanwhile.
 
 | workload | nemesis | checker |
 | --- | --- | --- |

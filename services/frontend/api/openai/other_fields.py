@@ -60,7 +60,7 @@ _DEPENDENT: Others = dict.fromkeys(
         *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dynatemp_exponent", "adaptive_decay"),
         *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
         *("n_keep", "n_discard"),
-        *("length_penalty", "early_stopping"),  # Of a beam search.
+        *("length_penalty", "early_stopping"),  # These shape a beam search.
         *("draft_model", "speculative.n_max", "speculative.n_min", "speculative.p_min"),
         *("smoothing_curve", "dynatemp_low", "dynatemp_high", "prompt_lookup_num_tokens", "static_cache"),
         "models",  # Others to ask if the first fails.
