@@ -19,6 +19,7 @@ from services.runtime.loop import run_on_loop
 from services.stubs.registry_pb2 import ListRequest
 from tests.registry.support import client, running, served
 from tests.support.clock import WAIT_S
+from tests.support.raw_session import serve_connections
 
 RECORD = InstanceRecord("w1", "127.0.0.1:9000", "mocker")
 
@@ -92,15 +93,12 @@ async def memory_registry(port: int = 0) -> AsyncIterator[str]:
 @asynccontextmanager
 async def deaf_server() -> AsyncIterator[str]:
     """A server that accepts connections and never sends anything."""
-    connections: list[asyncio.StreamWriter] = []
-    server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    try:
-        yield f"{host}:{port}"
-    finally:
-        for writer in connections:
-            writer.transport.abort()
-        server.close()
+
+    async def never_answer(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with serve_connections(never_answer) as address:
+        yield address
 
 
 async def wait_listed(address: str) -> None:

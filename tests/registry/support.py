@@ -26,6 +26,7 @@ from services.rpc.status import CHANNEL_OPTIONS, SERVER_OPTIONS
 from services.stubs.registry_pb2 import INSTANCE_STATE_SERVING, Instance, RegisterRequest
 from services.stubs.registry_pb2_grpc import RegistryStub, add_RegistryServicer_to_server
 from tests.support.clock import WAIT_S
+from tests.support.raw_session import serve_connections
 
 PORTS = range(20_000, 30_000)
 """Below the ephemeral ports, which the kernel assigns to outgoing connections."""
@@ -138,13 +139,11 @@ class Proxy:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
         host, port = self.endpoint.split(":")
-        server = await asyncio.start_server(self._serve, host, int(port))
-        try:
-            yield self.endpoint
-        finally:
-            self.cut()
-            server.close()
-            await server.wait_closed()
+        async with serve_connections(self._serve, host, int(port)):
+            try:
+                yield self.endpoint
+            finally:
+                self.cut()
 
     def cut(self) -> None:
         self._is_cut = True
@@ -159,21 +158,38 @@ class Proxy:
         if self._is_cut:
             writer.transport.abort()
             return
-        await asyncio.sleep(self._delay_s)
-        host, port = self._target.split(":")
-        there_reader, there_writer = await asyncio.open_connection(host, int(port))
-        self._writers |= {writer, there_writer}
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._copy(reader, there_writer))
-            group.create_task(self._copy(there_reader, writer))
-        self._writers -= {writer, there_writer}
+        self._writers.add(writer)
+        try:
+            await asyncio.sleep(self._delay_s)
+            host, port = self._target.split(":")
+            with suppress(OSError):  # The target is away: the client loses its connection.
+                await self._join(reader, writer, *await asyncio.open_connection(host, int(port)))
+        finally:
+            self._writers.discard(writer)
+
+    async def _join(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        there_reader: asyncio.StreamReader,
+        there_writer: asyncio.StreamWriter,
+    ) -> None:
+        self._writers.add(there_writer)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._copy(reader, there_writer))
+                group.create_task(self._copy(there_reader, writer))
+        finally:
+            self._writers.discard(there_writer)
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while (data := await reader.read(65536)) and not writer.is_closing():
-                writer.write(data)
-                await writer.drain()
-        writer.transport.abort()
+        try:
+            with suppress(OSError):
+                while (data := await reader.read(65536)) and not writer.is_closing():
+                    writer.write(data)
+                    await writer.drain()
+        finally:
+            writer.transport.abort()
 
 
 @asynccontextmanager

@@ -250,23 +250,12 @@ def test_channel_prints_nothing_of_its_own(capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr().err == ""
 
 
-class SlowProxy(Proxy):
-    """A peer that is slow to accept connections."""
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await asyncio.sleep(0.3)
-            await super()._serve(reader, writer)
-        finally:
-            writer.close()
-
-
 def test_channel_connects_to_a_peer_that_is_slow_to_accept() -> None:
     """A bug: connecting failed after 50 ms, because of an option with a misleading name."""
 
     async def scenario() -> None:
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        proxy = SlowProxy(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+        proxy = Proxy(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", delay_s=0.3)
         await server.start()
         async with (
             proxy.serving() as endpoint,

@@ -1,4 +1,4 @@
-"""A session's connection whose messages a test sends itself, in the format of worker.proto."""
+"""Connections that a test serves itself, and sessions whose messages it sends itself, in the format of worker.proto."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -101,16 +101,56 @@ async def open_raw_session(address: str, greeting: bytes = GREETING) -> RawSessi
     return RawSession(reader, writer, worker_pb2.WorkerMessage)
 
 
+Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serve_connections(connected: Connected, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+    """Listen, and run `connected` for each connection, which is closed when `connected` returns. Yields the address.
+
+    At the end no connection is open, not even one that is accepted at that moment.
+    """
+    tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+    is_over = False
+
+    async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await connected(reader, writer)
+
+    def on_connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if is_over:
+            writer.transport.abort()
+            return
+        task = asyncio.get_running_loop().create_task(run(reader, writer))
+        tasks[task] = writer
+        # Not in the task: one that is cancelled before its first step would leave the connection open.
+        task.add_done_callback(lambda _: writer.close())
+
+    server = await asyncio.start_server(on_connected, host, port)
+    try:
+        yield f"{host}:{server.sockets[0].getsockname()[1]}"
+    finally:
+        is_over = True
+        server.close()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for writer in tasks.values():
+            writer.transport.abort()
+        await server.wait_closed()
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+
+
 @asynccontextmanager
 async def serve_raw_sessions(
     serve: Callable[[RawSession], Awaitable[None]], host: str = "127.0.0.1"
 ) -> AsyncIterator[str]:
-    """Listen as a worker, and run `serve` for each connection, which ends when `serve` returns. Yields the address.
+    """Listen as a worker, and run `serve` for each session, which ends when `serve` returns. Yields the address.
 
     Raises what `serve` raised.
     """
-    failures: list[BaseException] = []
-    tasks: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -118,24 +158,6 @@ async def serve_raw_sessions(
             await serve(RawSession(reader, writer, worker_pb2.FrontendMessage))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # The frontend left, or something only probed the port.
-        except Exception as failure:
-            failures.append(failure)
-        finally:
-            writer.close()
 
-    def on_connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(connected(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await asyncio.start_server(on_connected, host, 0)
-    try:
-        yield f"{host}:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-    if failures:
-        raise failures[0]
+    async with serve_connections(connected, host) as address:
+        yield address

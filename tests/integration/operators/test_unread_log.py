@@ -68,7 +68,7 @@ async def scenario(plane: Plane, frontend: Frontend, unread: int) -> None:
 
 async def is_served(session: aiohttp.ClientSession) -> bool:
     async with session.get("/v1/models") as models:
-        return bool((await models.json())["data"])
+        return models.status == 200 and bool((await models.json())["data"])  # 503 until the worker is connected
 
 
 async def complete(session: aiohttp.ClientSession, name: str, tokens: int) -> int:
