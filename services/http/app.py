@@ -11,10 +11,9 @@ from services.http.errors import error_response, no_route_response
 from services.http.request_id import request_id_of
 from services.http.router import NoRoute, Router
 from services.http.server.config import HttpConfig
-from services.http.server.connection import Connection
+from services.http.server.context import BrokenHead
+from services.http.server.exchange import Exchange
 from services.http.server.messages import HttpRequest, Response
-from services.http.server.parser import BrokenHead
-from services.http.server.writer import finish_writing
 
 
 class Shortage(Protocol):
@@ -51,20 +50,19 @@ class HttpApp:
         self._rng = random.Random()
         self._cors = Cors(config.cors_origins)
 
-    async def answer(self, request: HttpRequest, connection: Connection) -> None:
+    async def answer(self, request: HttpRequest, exchange: Exchange) -> None:
         request.id = request_id_of(request)
         request.path = self.routes.meant(request.path)
         if not self.routes.is_guarded(request.path):
             request.shared = self._cors.headers_of(request)
         if self._is_draining():
-            connection.keeps_alive = False
+            exchange.keeps_alive = False
         try:
-            response = self._preflight(request) or await self.routes.find(request)(request, connection)
+            response = self._preflight(request) or await self.routes.find(request)(request, exchange)
         except Exception as error:
             response = self._failed(error, request.id)
         if response is not None:
-            last = response.encode(request, is_last=not connection.keeps_alive)
-            await finish_writing(connection, last, self.config.client, request.id)
+            await exchange.finish(exchange.encode(response, request), self.config.client, request.id)
 
     def _preflight(self, request: HttpRequest) -> Response | None:
         """The response to a preflight request; None if it is not one, or its origin is not allowed."""

@@ -5,8 +5,8 @@ import zlib
 
 from services.core.bounded_executor import BoundedExecutor
 from services.core.errors import Failure, Reason, quoted
+from services.http.h1.parser import too_large
 from services.http.server.messages import HttpRequest
-from services.http.server.parser import too_large
 
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """Content-Encoding → zlib's `wbits`. Source: RFC 9110, section 8.4.1; the documentation of zlib's `decompressobj`."""

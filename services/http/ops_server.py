@@ -9,7 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from services.http.app import HttpApp
 from services.http.errors import json_response
 from services.http.server.config import HttpConfig
-from services.http.server.connection import Connection
+from services.http.server.exchange import Exchange
 from services.http.server.listener import http_server
 from services.http.server.messages import HttpRequest, Response
 from services.runtime.listen import split_listen
@@ -30,13 +30,13 @@ async def ops_server(listen: str, metrics: CollectorRegistry, is_ready: Callable
     config = HttpConfig()
     app = HttpApp(config, body_bytes_max=0, is_draining=lambda: False)
 
-    async def expose(request: HttpRequest, connection: Connection) -> Response:
+    async def expose(request: HttpRequest, exchange: Exchange) -> Response:
         return exposition_response(generate_latest(metrics))
 
-    async def live(request: HttpRequest, connection: Connection) -> Response:
+    async def live(request: HttpRequest, exchange: Exchange) -> Response:
         return json_response(_LIVE)
 
-    async def health(request: HttpRequest, connection: Connection) -> Response:
+    async def health(request: HttpRequest, exchange: Exchange) -> Response:
         return json_response(_READY) if is_ready() else json_response(_NOT_READY, status=503)
 
     app.routes.get("/metrics", expose)

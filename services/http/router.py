@@ -4,13 +4,13 @@ import re
 from collections.abc import Awaitable, Callable
 
 from services.core.errors import QUOTED_CHARACTERS_MAX
-from services.http.server.connection import Connection
+from services.http.server.exchange import Exchange
 from services.http.server.messages import HttpRequest, Response
 
 _SLASHES = re.compile("/{2,}")
 _NAME = re.compile(r"\{(\w+)\}")
 
-Handler = Callable[[HttpRequest, Connection], Awaitable[Response | None]]
+Handler = Callable[[HttpRequest, Exchange], Awaitable[Response | None]]
 """Returns the response; None: the handler has sent it itself. Raises Failure."""
 
 Guard = Callable[[HttpRequest], None]

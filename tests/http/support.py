@@ -24,7 +24,7 @@ from services.frontend.resume.finder import GenerationFinder
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
-from services.http.server.connection import ConnectionContext
+from services.http.server.context import ConnectionContext
 from services.http.server.listener import http_server
 from services.models.tokenizers import Vocabulary
 from services.models.tokenizers.byte_level import ByteTokenizer

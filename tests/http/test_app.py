@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from services.core.errors import Failure, Reason
 from services.http.app import HttpApp
 from services.http.server.config import HttpConfig
-from services.http.server.connection import Connection
+from services.http.server.exchange import Exchange
 from services.http.server.listener import http_server
 from services.http.server.messages import HttpRequest, Response
 from tests.support.doubles import run_async
@@ -24,7 +24,7 @@ async def serving(outcome: Response | Exception, **options: Any) -> AsyncIterato
     config = HttpConfig(overload_status=529, cors_origins=("*",))
     app = HttpApp(config, body_bytes_max=0, is_draining=lambda: options.get("is_draining", False))
 
-    async def handle(request: HttpRequest, connection: Connection) -> Response:
+    async def handle(request: HttpRequest, exchange: Exchange) -> Response:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome

@@ -8,8 +8,8 @@ import pytest
 from services.core.errors import Reason
 from services.frontend.api.response_headers import HEADERS
 from services.http.cors import EXPOSED
+from services.http.h1.parser import HEAD_BYTES_MAX
 from services.http.server.config import HttpConfig
-from services.http.server.parser import HEAD_BYTES_MAX
 from tests.http.support import Script, admin_of, run, serving
 
 PAGE = "https://chat.example"

@@ -4,15 +4,15 @@ import pytest
 
 from services.core.errors import QUOTED_CHARACTERS_MAX, Failure, Reason
 from services.http.router import NoRoute, Router
-from services.http.server.connection import Connection
+from services.http.server.exchange import Exchange
 from services.http.server.messages import HttpRequest, Response
 
 
-async def one(request: HttpRequest, connection: Connection) -> Response | None:
+async def one(request: HttpRequest, exchange: Exchange) -> Response | None:
     return None
 
 
-async def other(request: HttpRequest, connection: Connection) -> Response | None:
+async def other(request: HttpRequest, exchange: Exchange) -> Response | None:
     return None
 
 

@@ -14,7 +14,7 @@ from services.frontend.routing.rejection import of_registered
 from services.http.errors import json_response
 from services.http.ops_server import exposition_response
 from services.http.router import Router
-from services.http.server.connection import Connection
+from services.http.server.exchange import Exchange
 from services.http.server.messages import HttpRequest, Response
 
 
@@ -68,10 +68,10 @@ class HealthRoutes:
         routes.get("/health", self._health)
         routes.get("/metrics", self._metrics)
 
-    async def _live(self, request: HttpRequest, connection: Connection) -> Response:
+    async def _live(self, request: HttpRequest, exchange: Exchange) -> Response:
         return json_response(_LIVE)
 
-    async def _health(self, request: HttpRequest, connection: Connection) -> Response:
+    async def _health(self, request: HttpRequest, exchange: Exchange) -> Response:
         """200 if requests can be served. Raises Failure, which becomes a 503 with the reason, if not."""
         if self._state.is_draining:
             raise Failure(Reason.DRAINING, "this frontend is shutting down and takes no new requests")
@@ -85,5 +85,5 @@ class HealthRoutes:
         count = self._state.unreached_count
         return f"no worker is connected {of_registered(count)}" if count else "there is no worker at present"
 
-    async def _metrics(self, request: HttpRequest, connection: Connection) -> Response:
+    async def _metrics(self, request: HttpRequest, exchange: Exchange) -> Response:
         return exposition_response(await self._control.exposition())

@@ -21,7 +21,7 @@ from services.http.app import HttpApp
 from services.http.errors import json_response
 from services.http.ops_server import exposition_response
 from services.http.server.config import HttpConfig
-from services.http.server.connection import Connection
+from services.http.server.exchange import Exchange
 from services.http.server.listener import serve_sockets
 from services.http.server.messages import HttpRequest, Response
 
@@ -146,19 +146,19 @@ def control_app(control: FrontendControl, join: Callable[[str, Path, int], JoinR
     join: adds a process to the group, given its name, its socket and its pid. Only the supervisor has it.
     """
 
-    async def on_metrics(request: HttpRequest, _: Connection) -> Response:
+    async def on_metrics(request: HttpRequest, _: Exchange) -> Response:
         return exposition_response(await control.exposition())
 
-    async def on_cancel(request: HttpRequest, _: Connection) -> Response:
+    async def on_cancel(request: HttpRequest, _: Exchange) -> Response:
         cancel = _body_of(request, _Cancel)
         return _answer(_Cancelled(await control.cancel(cancel.request_id)))
 
-    async def on_thresholds(request: HttpRequest, _: Connection) -> Response:
+    async def on_thresholds(request: HttpRequest, _: Exchange) -> Response:
         thresholds = _body_of(request, _SetThresholds)
         await control.set_thresholds(thresholds.model, thresholds.changes)
         return Response(b"")
 
-    async def on_join(request: HttpRequest, _: Connection) -> Response:
+    async def on_join(request: HttpRequest, _: Exchange) -> Response:
         assert join is not None, "only the supervisor has this route"
         new = _body_of(request, _Join)
         return _answer(join(new.name, Path(new.path), new.pid))

@@ -1,1 +1,1 @@
-"""The HTTP/1.1 server: accepts connections, parses requests, writes responses."""
+"""The HTTP server: accepts connections, and what all versions of HTTP share."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from services.runtime.loop import clock
@@ -14,9 +14,14 @@ IDLE_CHECK_S = 1.0
 class Client(Protocol):
     """An open connection."""
 
-    transport: asyncio.Transport
-    task: asyncio.Task[None] | None
-    """The task that answers a request; None: no request is running."""
+    @property
+    def tasks(self) -> Collection[asyncio.Task[None]]:
+        """The tasks that answer requests."""
+        ...
+
+    def leave(self) -> None:
+        """Close the connection, which answers no request."""
+        ...
 
     def abort(self) -> None:
         """Close the connection at once, and cancel its task."""
@@ -42,7 +47,7 @@ class Clients:
     def add(self, client: Client) -> None:
         """Add a new connection, which is idle. If the server is closing, it is closed instead."""
         if self.is_closing:
-            client.transport.abort()
+            client.abort()
             return
         self._open.add(client)
         self.set_idle(client)
@@ -68,16 +73,16 @@ class Clients:
         """Close the connections whose idle time is over, oldest first."""
         latest = clock() - self._keepalive_s
         while self._idle and next(iter(self._idle.values())) <= latest:
-            self._idle.popitem(last=False)[0].transport.close()
+            self._idle.popitem(last=False)[0].leave()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(IDLE_CHECK_S, self._close_idle) if self._idle else None
 
     async def close(self, seconds_max: float) -> None:
         """Close connections without a request, wait up to `seconds_max` for running answers, then close the rest."""
         self.is_closing = True
-        for client in self._open - {one for one in self._open if one.task is not None}:
-            client.transport.close()
-        if tasks := [one.task for one in self._open if one.task is not None]:
+        for client in [one for one in self._open if not one.tasks]:
+            client.leave()
+        if tasks := [task for one in self._open for task in one.tasks]:
             await asyncio.wait(tasks, timeout=seconds_max)
         for client in list(self._open):
             client.abort()

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from services.http.server.acceptor import Acceptor
 from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
-from services.http.server.connection import App, ConnectionContext
+from services.http.server.context import App, ConnectionContext
 from services.http.server.cork import Cork
+from services.http.server.detector import ConnectionFactory
 from services.runtime import gc_control
 from services.runtime.listen import cannot_listen, listening_sockets
 
@@ -60,7 +61,7 @@ async def serve_sockets(
     async with asyncio.TaskGroup() as group:
         clients = Clients(config.keepalive_s)
         context = ConnectionContext(app=app, config=config, group=group, cork=cork or Cork(), clients=clients)
-        acceptor = Acceptor(listeners, context, group)
+        acceptor = Acceptor(listeners, ConnectionFactory(context), group)
         clients.on_removed = acceptor.on_room
         try:
             yield context

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from services.http.h1.parser import RequestParser
 from services.http.server.config import PROBE_PATHS
 from services.http.server.messages import HttpRequest
-from services.http.server.parser import RequestParser
 from services.runtime.descriptors.limit import limit, reserve
 
 REFUSED_MAX = 32

@@ -14,10 +14,10 @@ from services.http.server import acceptor as acceptor_module
 from services.http.server import refuser as refuser_module
 from services.http.server.acceptor import SETUPS_MAX
 from services.http.server.config import HttpConfig
-from services.http.server.connection import Connection
+from services.http.server.context import BrokenHead
+from services.http.server.exchange import Exchange
 from services.http.server.listener import http_server
 from services.http.server.messages import HttpRequest, Response
-from services.http.server.parser import BrokenHead
 from services.runtime.loop import run_on_loop
 from tests.registry.support import free_port
 from tests.support.clock import WAIT_S
@@ -36,9 +36,9 @@ class RecordingApp:
         self.refused: list[str] = []
         self.pauses = 0
 
-    async def answer(self, request: HttpRequest, connection: Connection) -> None:
+    async def answer(self, request: HttpRequest, exchange: Exchange) -> None:
         self.served.append(request.path)
-        connection.transport.write(Response(request.path.encode()).encode(request, is_last=not connection.keeps_alive))
+        exchange.write(exchange.encode(Response(request.path.encode()), request))
 
     def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
         raise AssertionError(broken)

@@ -1,7 +1,6 @@
 """Idle connections are closed after their time, and a closing server lets running answers end within a bound."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -18,13 +17,15 @@ class Client:
 
     def __init__(self, task: asyncio.Task[None] | None = None) -> None:
         self.recorded = RecordingTransport()
-        self.transport: Any = self.recorded
-        self.task = task
+        self.tasks = () if task is None else (task,)
+
+    def leave(self) -> None:
+        self.recorded.close()
 
     def abort(self) -> None:
-        self.transport.abort()
-        if self.task is not None:
-            self.task.cancel()
+        self.recorded.abort()
+        for task in self.tasks:
+            task.cancel()
 
 
 @pytest.fixture
@@ -103,8 +104,7 @@ def test_close_waits_a_bounded_time_for_running_answers(ends: bool) -> None:
             await clients.close(seconds_max=KEEPALIVE_S if ends else 0.01)
 
         assert quiet.recorded.is_closing()
-        assert answering.task is not None
-        assert answering.task.cancelled() is not ends
+        assert answering.tasks[0].cancelled() is not ends
 
     run_async(test())
 

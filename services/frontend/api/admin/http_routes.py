@@ -15,7 +15,7 @@ from services.http.decompress import body_of
 from services.http.errors import json_response
 from services.http.json_decode import FIELD_NAME_CHARACTERS_MAX, decode, fields_of
 from services.http.router import Router
-from services.http.server.connection import Connection
+from services.http.server.exchange import Exchange
 from services.http.server.messages import HttpRequest, Response
 
 PATH = "/busy_threshold"
@@ -76,12 +76,12 @@ class AdminRoutes:
             raise Failure(Reason.UNAUTHENTICATED, detail)
         self._admin.authorize(request.headers.get("authorization"))
 
-    async def _list(self, request: HttpRequest, connection: Connection) -> Response:
+    async def _list(self, request: HttpRequest, exchange: Exchange) -> Response:
         listed = [_model_thresholds(model, thresholds) for model, thresholds in self._admin.thresholds()]
         answer = AllThresholds(thresholds=listed, admission_control=self._admission_control)
         return json_response(msgspec.json.encode(answer))
 
-    async def _set(self, request: HttpRequest, connection: Connection) -> Response:
+    async def _set(self, request: HttpRequest, exchange: Exchange) -> Response:
         change = _parse(await body_of(request, BODY_BYTES_MAX, self._executor))
         given = {name: getattr(change, name) for name in THRESHOLDS}
         changes = {name: value for name, value in given.items() if value is not UNSET}

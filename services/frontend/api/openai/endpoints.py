@@ -44,7 +44,7 @@ from services.frontend.routing.rejection import no_workers, of_registered
 from services.http.decompress import body_of
 from services.http.errors import error_response, json_response
 from services.http.server.config import HttpConfig
-from services.http.server.connection import Connection
+from services.http.server.exchange import Exchange
 from services.http.server.messages import HttpRequest, Response
 from services.models.tokenizers import Vocabulary
 
@@ -97,11 +97,11 @@ class OpenAiEndpoints:
         parse: Callable[[bytes], Body],
         answer_type: type[Answer],
         http_request: HttpRequest,
-        connection: Connection,
+        exchange: Exchange,
     ) -> Response | None:
         """Answer a completion or a chat completion, streamed or whole. Raises Failure."""
         if LAST_EVENT_ID.lower() in http_request.headers and (resume := resume_of(http_request)) is not None:
-            return await self._resume(*resume, http_request, connection)
+            return await self._resume(*resume, http_request, exchange)
         try:
             call = call_of(http_request, endpoint, self._config)
             returns_partial = wants_partial(http_request)
@@ -131,7 +131,7 @@ class OpenAiEndpoints:
             answer.generation_id = call.kept.generation.name
             call = replace(call, kept=replace(call.kept, form=encode_form(answer)))
         if body.is_streamed:
-            stream = SseStream(http_request, connection, answer, self._config, vocabulary)
+            stream = SseStream(http_request, exchange, answer, self._config, vocabulary)
             if body.has_usage_in_events:
                 call = replace(call, counts_prompt=True)
             await stream.serve(self._pipeline, request, call, body.name_fields)
@@ -139,13 +139,13 @@ class OpenAiEndpoints:
         call = replace(call, is_streamed=False)
         return await self._respond(body.name_fields, request, call, answer, returns_partial=returns_partial)
 
-    async def resume(self, http_request: HttpRequest, connection: Connection) -> Response | None:
+    async def resume(self, http_request: HttpRequest, exchange: Exchange) -> Response | None:
         """Go on with an answer that its client has lost. Raises Failure."""
         generation_id = parse_generation_id(http_request.arguments["generation_id"], "id")
-        return await self._resume(generation_id, cursor_of(http_request), http_request, connection)
+        return await self._resume(generation_id, cursor_of(http_request), http_request, exchange)
 
     async def _resume(
-        self, generation_id: bytes, cursor: Cursor | None, http_request: HttpRequest, connection: Connection
+        self, generation_id: bytes, cursor: Cursor | None, http_request: HttpRequest, exchange: Exchange
     ) -> Response | None:
         """Send the answer from the cursor on, or whole if the client wants no events. Raises Failure."""
         deadline, accepted = deadline_of(http_request, self._config), http_request.headers.get("accept", "")
@@ -154,7 +154,7 @@ class OpenAiEndpoints:
         vocabulary = partial(self._served.vocabulary_of, request.model)
         answer = decode_form(presentation, generation.name, call.told, vocabulary)
         if wants_events(accepted, otherwise=presentation.is_streamed):
-            stream = SseStream(http_request, connection, answer, self._config, vocabulary)
+            stream = SseStream(http_request, exchange, answer, self._config, vocabulary)
             await stream.serve(self._pipeline, request, call, _as_they_are)
             return None
         call = replace(call, is_streamed=False, kept=Kept(generation=generation, form=presentation.form))
@@ -185,7 +185,7 @@ class OpenAiEndpoints:
         response.headers |= told_headers(call.told)
         return response
 
-    async def models(self, request: HttpRequest, connection: Connection) -> Response:
+    async def models(self, request: HttpRequest, exchange: Exchange) -> Response:
         """All models that can be served now. Raises Failure(NO_WORKERS) while this frontend cannot know them."""
         if not self._served.has_view:
             raise no_workers(NO_VIEW)
@@ -193,12 +193,12 @@ class OpenAiEndpoints:
             raise no_workers(f"no worker is connected {of_registered(count)}")
         return json_response(msgspec.json.encode(model_list(cards, self._created)))
 
-    async def model(self, request: HttpRequest, connection: Connection) -> Response:
+    async def model(self, request: HttpRequest, exchange: Exchange) -> Response:
         """One model that can be served now. Raises Failure; see `ServedModels.model`."""
         card = self._served.model(request.arguments["model"])
         return json_response(msgspec.json.encode(model_object(card, self._created)))
 
-    async def cancel(self, request: HttpRequest, connection: Connection) -> Response:
+    async def cancel(self, request: HttpRequest, exchange: Exchange) -> Response:
         """Cancel all running requests with an id, or the one whose answer has it. Idempotent."""
         request_id = checked_request_id(request.arguments["request_id"])
         cancelled = await self._canceller.cancel(request_id)

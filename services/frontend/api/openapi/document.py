@@ -22,7 +22,7 @@ from services.http.errors import RETRY_LATER_STATUSES, SHOULD_RETRY, Error, json
 from services.http.request_id import REQUEST_ID
 from services.http.router import Router
 from services.http.server.config import HttpConfig
-from services.http.server.connection import Connection
+from services.http.server.exchange import Exchange
 from services.http.server.messages import HttpRequest, Response
 
 PATH = "/openapi.json"
@@ -64,7 +64,7 @@ class OpenApiRoute:
     def _document(self) -> bytes:
         return msgspec.json.encode(describe(self._routes.listed(), self._config))
 
-    async def _answer(self, request: HttpRequest, connection: Connection) -> Response:
+    async def _answer(self, request: HttpRequest, exchange: Exchange) -> Response:
         return json_response(self._document)
 
 

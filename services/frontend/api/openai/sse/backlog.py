@@ -6,45 +6,42 @@ from collections.abc import Callable
 from services.core.client_flow import ClientBounds, StallWatch
 from services.core.delta_buffer import DeltaBuffer
 from services.core.interface import Delta
-from services.http.server.connection import Connection
-from services.http.server.writer import unsent_bytes
+from services.http.server.exchange import Exchange
 
 
 class Backlog:
     """The unsent part of one stream. It exists, and costs something, only while the client is slow.
 
-    New deltas are merged with the buffered ones; when the transport has room, `_catch_up` writes them.
+    New deltas are merged with the buffered ones; when there is room, `_catch_up` writes them.
     """
 
     def __init__(
         self,
-        connection: Connection,
+        exchange: Exchange,
         events_of: Callable[[Delta], bytes],
         bounds: ClientBounds,
         on_slow: Callable[[str], None],
     ) -> None:
         """`on_slow`: called with the reason when the client passes one of `bounds`."""
-        self._connection = connection
-        self._transport = connection.transport
+        self._exchange = exchange
         self._events_of = events_of
         self._bounds = bounds
         self._on_slow = on_slow
         self._buffer = DeltaBuffer()
-        self._written_bytes = 0
         self._next: asyncio.Handle | None = None
-        self._watch = StallWatch(bounds.stall_s_max, self._taken_bytes, self._on_stall)
-        connection.on_room = self._catch_up
+        self._watch = StallWatch(bounds.stall_s_max, self._progress, self._on_stall)
+        exchange.on_room = self._catch_up
         self._watch.start()
         self._check()
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether nothing is buffered and the transport has room."""
-        return not self._buffer and self._connection.has_room
+        """Whether nothing is buffered and there is room."""
+        return not self._buffer and self._exchange.has_room
 
     def deliver(self, delta: Delta) -> None:
         """Write the delta, or buffer it."""
-        if self._buffer or not self._connection.has_room:
+        if self._buffer or not self._exchange.has_room:
             self._buffer.add(delta)
         else:
             self._write(self._events_of(delta))
@@ -53,7 +50,7 @@ class Backlog:
     def stop(self) -> None:
         """Stop writing, and stop watching the client. Idempotent."""
         self._watch.stop()
-        self._connection.on_room = None
+        self._exchange.on_room = None
         if self._next is not None:
             self._next.cancel()
 
@@ -67,21 +64,20 @@ class Backlog:
     def _catch_up(self) -> None:
         """Write one buffered delta in each iteration of the event loop, so that other streams run in between."""
         self._next = None
-        if self._buffer and self._connection.has_room:
+        if self._buffer and self._exchange.has_room:
             self._write(self._events_of(self._buffer.pop()))
             self._next = asyncio.get_running_loop().call_soon(self._catch_up)
 
     def _write(self, events: bytes) -> None:
-        if events and not self._transport.is_closing():
-            self._transport.write(events)
-            self._written_bytes += len(events)
+        if events:
+            self._exchange.write(events)
 
     def _check(self) -> None:
-        if self._transport.get_write_buffer_size() + self._buffer.size > self._bounds.buffer_bytes_max:
+        if self._exchange.unsent_size() + self._buffer.size > self._bounds.buffer_bytes_max:
             self._on_slow(f"the client left more than {self._bounds.buffer_bytes_max} bytes of its stream unread")
 
-    def _taken_bytes(self) -> int | None:
-        return None if self.is_caught_up else self._written_bytes - unsent_bytes(self._transport)
+    def _progress(self) -> int | None:
+        return None if self.is_caught_up else self._exchange.progress()
 
     def _on_stall(self) -> None:
         self._on_slow(f"the client has read nothing of its stream for {self._bounds.stall_s_max:g} s")

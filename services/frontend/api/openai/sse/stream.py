@@ -43,9 +43,8 @@ from services.frontend.api.openai.sse.kept_events import events_for
 from services.frontend.api.response_headers import told_headers
 from services.http.errors import envelope, error_response
 from services.http.server.config import HttpConfig
-from services.http.server.connection import Connection
-from services.http.server.messages import HttpRequest, last_chunk, stream_head
-from services.http.server.writer import finish_writing
+from services.http.server.exchange import Exchange
+from services.http.server.messages import HttpRequest, last_chunk
 from services.models.tokenizers import Vocabulary
 
 log = structlog.get_logger()
@@ -67,36 +66,34 @@ class SseStream:
         "_at_end",
         "_backlog",
         "_config",
-        "_connection",
-        "_cork",
         "_ending",
         "_events",
         "_events_of",
+        "_exchange",
         "_generation",
         "_has_begun",
         "_http_request",
         "_is_chunked",
+        "_is_gone",
         "_is_open",
         "_keepalive",
         "_left",
+        "_send",
         "_told",
-        "_transport",
         "_vocabulary",
     )
 
     def __init__(
         self,
         http_request: HttpRequest,
-        connection: Connection,
+        exchange: Exchange,
         answer: Answer,
         config: HttpConfig,
         vocabulary: Callable[[], Vocabulary],
     ) -> None:
         """`vocabulary`: returns the model's vocabulary, for log probabilities."""
-        if not http_request.is_chunkable:
-            connection.keeps_alive = False  # Without chunks, the end of the connection ends the answer.
         self._http_request = http_request
-        self._connection = connection
+        self._exchange = exchange
         self._answer = answer
         self._config = config
         self._is_chunked = http_request.is_chunkable
@@ -105,8 +102,8 @@ class SseStream:
         self._events = events_of(answer, vocabulary, is_chunked=http_request.is_chunkable)
         self._events_of: Callable[[Delta], bytes] = self._events.of
         self._is_open = self._has_begun = False
-        self._cork = connection.cork
-        self._transport = connection.transport
+        self._send = exchange.send
+        self._is_gone = exchange.is_closing
         self._at_end = b""
         self._backlog: Backlog | None = None
         self._keepalive: Keepalive | None = None
@@ -127,12 +124,12 @@ class SseStream:
         if not self._is_open:
             self._deliver_unless_open(delta)
         elif event := self._events_of(delta):  # Every token takes this path.
-            if self._transport.is_closing():
+            if self._is_gone():
                 self._leave_gone()
             elif delta.usage is not None:
                 self._at_end = event
             else:
-                self._cork.write(self._transport, event)
+                self._send(event)
 
     def _deliver_unless_open(self, delta: Delta) -> None:
         if self._left is not None:
@@ -140,7 +137,7 @@ class SseStream:
         if not self._has_begun:
             if event := self._events_of(delta):
                 self._begin(event, is_last=delta.usage is not None)
-        elif self._transport.is_closing():
+        elif self._is_gone():
             self._leave_gone()
         else:
             assert self._backlog is not None
@@ -154,8 +151,7 @@ class SseStream:
 
     def _on_pause(self) -> None:
         """Send a comment, unless the client is gone, or has not taken what was sent before, or the answer is ending."""
-        transport = self._transport
-        if self._left is not None or transport.is_closing() or transport.get_write_buffer_size() or self._at_end:
+        if self._left is not None or self._is_gone() or self._exchange.unsent_size() or self._at_end:
             return
         if not self._has_begun:
             self._begin(self._events.comment(), is_last=False)
@@ -164,7 +160,7 @@ class SseStream:
             assert self._backlog is not None
             self._open_if_caught_up(self._backlog)
         if self._is_open:
-            self._cork.write(transport, self._events.comment())
+            self._send(self._events.comment())
 
     async def serve(self, pipeline: Layer, request: Request, call: Call, name_fields: NameFields) -> None:
         """Run the request and send its answer. Raises only CancelledError.
@@ -189,7 +185,7 @@ class SseStream:
         except Exception as error:
             outcome = bug_failure(error, call.request_id)
         finally:
-            self._connection.on_full = None
+            self._exchange.on_full = None
             self._stop_backlog()
             if self._keepalive is not None:
                 self._keepalive.stop()
@@ -198,11 +194,11 @@ class SseStream:
         try:
             if self._left is None:
                 last = self._end_of(outcome, name_fields)
-                await finish_writing(self._connection, last, self._config.client, self._answer.request_id)
+                await self._exchange.finish(last, self._config.client, self._answer.request_id)
             elif self._left is Reason.SLOW_CLIENT:
                 self._abort()
         except Exception as error:
-            self._transport.abort()
+            self._exchange.cut()
             bug_failure(error, call.request_id)
 
     def _begin_early(self) -> None:
@@ -216,7 +212,7 @@ class SseStream:
 
     def _begin(self, event: bytes, *, is_last: bool) -> None:
         """Send the head and the first event or comment. `is_last`: keep both, to send them together with the end."""
-        if self._transport.is_closing():
+        if self._is_gone():
             self._leave_gone()
             return
         head = self._head()
@@ -224,20 +220,21 @@ class SseStream:
         if is_last:
             self._at_end = head + event
             return
-        self._connection.on_full = self._become_slow
-        self._cork.write(self._transport, head + event)
+        self._exchange.on_full = self._become_slow
+        self._send(head + event)
 
     def _head(self) -> bytes:
         if self._generation is not None:
             self._generation.is_told = True
-        return _head_of(self._http_request, self._told, is_closing=not self._connection.keeps_alive)
+        request = self._http_request
+        return self._exchange.begin(request, {**request.shared, **told_headers(self._told)})
 
     def _become_slow(self) -> None:
         """Too much is unsent: deliver to a backlog until the client has caught up."""
         if not self._is_open:
             return  # The backlog writes as well, and may fill the transport again.
         self._is_open = False
-        self._backlog = Backlog(self._connection, self._events_of, self._config.client, self._leave_slow)
+        self._backlog = Backlog(self._exchange, self._events_of, self._config.client, self._leave_slow)
 
     def _end_of(self, outcome: Finish | Failure, name_fields: NameFields) -> bytes:
         """The last bytes: the end of the stream, or an error response if the stream has not begun."""
@@ -255,7 +252,7 @@ class SseStream:
             event = b"event: error\ndata: %b\n\n" % envelope(failure, self._answer.request_id)
             return self._at_end + self._rest() + self._last(event)
         response = error_response(failure, self._answer.request_id, overload_status=self._config.overload_status)
-        return response.encode(self._http_request, is_last=not self._connection.keeps_alive)
+        return self._exchange.encode(response, self._http_request)
 
     def _rest(self) -> bytes:
         """What the backlog still holds. It is within the bound, so it is written whether there is room or not."""
@@ -277,15 +274,10 @@ class SseStream:
         self._ending.fail(failure, cause)
 
     def _abort(self) -> None:
-        """Close the connection of a slow client.
+        """Cut off a slow client.
 
         Called after the request has left the pipeline: earlier, the connection would cancel the task, and the pipeline
         would see a cancel instead of the reason.
         """
         log.warning("client cut", reason=Reason.SLOW_CLIENT, request_id=self._answer.request_id)
-        self._transport.abort()
-
-
-def _head_of(request: HttpRequest, told: Told, *, is_closing: bool) -> bytes:
-    headers = {**request.shared, **told_headers(told)}
-    return stream_head(request.id, headers, is_chunked=request.is_chunkable, is_last=is_closing)
+        self._exchange.cut()

@@ -16,8 +16,8 @@ from services.core.delta_buffer import PIECE_BYTES_MAX
 from services.core.errors import Reason
 from services.core.interface import Delta, Finish, TokenLogprobs, Usage
 from services.core.request import FinishReason, Request
+from services.http.h1.exchange import HIGH_WATER_BYTES
 from services.http.server.config import HttpConfig
-from services.http.server.connection import HIGH_WATER_BYTES
 from tests.http.support import HANG, Script, deaf_client, raw_post, run, serving
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi", "stream": True, "stream_options": {"include_usage": True}}

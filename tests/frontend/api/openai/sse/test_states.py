@@ -17,8 +17,8 @@ from services.core.request import FinishReason
 from services.frontend.api.openai.responses import CompletionAnswer
 from services.frontend.api.openai.sse import stream
 from services.frontend.api.openai.sse.stream import SseStream
+from services.http.h1.connection import Connection
 from services.http.server.config import HttpConfig
-from services.http.server.connection import Connection
 from services.http.server.cork import Cork
 from services.http.server.messages import HttpRequest
 from services.models.tokenizers.byte_level import ByteTokenizer

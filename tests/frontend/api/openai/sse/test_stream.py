@@ -17,8 +17,8 @@ from services.core.request import FinishReason
 from services.frontend.api.openai.sse import stream as stream_module
 from services.frontend.api.openai.sse.events import DONE
 from services.frontend.api.openai.sse.keepalive import Keepalive
+from services.http.h1.connection import Connection
 from services.http.server.config import HttpConfig
-from services.http.server.connection import Connection
 from tests.http.support import (
     HANG,
     End,

@@ -15,11 +15,12 @@ from structlog.testing import capture_logs
 from services.core.call import Call
 from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.request import FinishReason, Request
+from services.http.h1 import connection
+from services.http.h1.parser import RequestParser
 from services.http.server import acceptor as acceptor_module
-from services.http.server import clients, connection
+from services.http.server import clients
 from services.http.server.config import HttpConfig
 from services.http.server.messages import HttpRequest
-from services.http.server.parser import RequestParser
 from services.runtime.loop import run_on_loop
 from tests.http.support import HANG, Script, Server, error_of, raw_post, run, serving
 from tests.support.clock import WAIT_S

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from services.http.h1.connection import Connection
 from services.http.server import clients
 from services.http.server.config import HttpConfig
-from services.http.server.connection import Connection
+from services.http.server.context import BrokenHead
+from services.http.server.exchange import Exchange
 from services.http.server.listener import HttpServer, http_server
 from services.http.server.messages import HttpRequest, Response
-from services.http.server.parser import BrokenHead
 from tests.support.clock import WAIT_S
 from tests.support.doubles import run_async
 from tests.support.tables import rows_of
@@ -39,11 +40,11 @@ class HoldingApp:
     def release(self) -> None:
         self.turns.release()
 
-    async def answer(self, request: HttpRequest, connection: Connection) -> None:
+    async def answer(self, request: HttpRequest, exchange: Exchange) -> None:
         if request.path == "/held":
             self.running += 1
             await self.turns.acquire()
-        connection.transport.write(Response(b"").encode(request, is_last=not connection.keeps_alive))
+        exchange.write(exchange.encode(Response(b""), request))
 
     def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
         return b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"

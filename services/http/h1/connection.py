@@ -5,84 +5,23 @@ memory, and thousands of new requests must not delay other streams. Only parsing
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason
-from services.http.server.clients import Clients
-from services.http.server.config import PROBE_PATHS, HttpConfig
-from services.http.server.cork import Cork
+from services.http.h1.exchange import HIGH_WATER_BYTES, H1Exchange
+from services.http.h1.parser import RequestParser
+from services.http.server.config import PROBE_PATHS
+from services.http.server.context import BrokenHead, ConnectionContext
 from services.http.server.messages import HttpRequest
-from services.http.server.parser import BrokenHead, RequestParser
-from services.http.server.start_limiter import StartLimiter
 
 PIPELINED_BYTES_MAX = 64 * 1024
 """Bytes of pipelined requests that are buffered while an answer is sent. Beyond that, reading pauses."""
-HIGH_WATER_BYTES = 64 * 1024
-"""High-water mark of the transport's buffer: a client with more unsent bytes is slow. The kernel's own buffer, of some
-hundred kB, fills first, so a client that reads at all stays below it."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class App(Protocol):
-    """The application that a server serves."""
-
-    @property
-    def body_bytes_max(self) -> int:
-        """The largest request body, before decompression."""
-        ...
-
-    async def answer(self, request: HttpRequest, connection: "Connection") -> None:
-        """Send the answer. Raises only CancelledError."""
-        ...
-
-    def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
-        """The response to bytes that are not a request. `headers`: those that could be read, by lower-case names."""
-        ...
-
-    def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
-        """The response to a request for whose connection there is no room. `path`: "" if unknown."""
-        ...
-
-    def on_paused(self) -> None:
-        """No connection is accepted for a while, because descriptors or memory have run out."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ConnectionContext:
-    """What all connections of a server share. `group`: of the tasks that answer. `cork`: of all streams."""
-
-    app: App
-    config: HttpConfig
-    group: asyncio.TaskGroup
-    cork: Cork
-    clients: Clients
-    start_limiter: StartLimiter = field(default_factory=StartLimiter)
-
-    def make_connection(self, only_request: bytes | None = None) -> "Connection":
-        """The protocol of a new connection. `only_request`: a whole request, after whose answer it closes."""
-        return Connection(self, only_request)
-
-    @property
-    def takes_reserve(self) -> bool:
-        return self.config.takes_reserve
-
-    @property
-    def connection_count(self) -> int:
-        return len(self.clients)
-
-    def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
-        return self.app.no_room(path, headers)
-
-    def on_paused(self) -> None:
-        self.app.on_paused()
-
-
-class Connection(asyncio.Protocol):
+class Connection(H1Exchange, asyncio.Protocol):
     """One client.
 
     | state | event | next state |
@@ -109,9 +48,7 @@ class Connection(asyncio.Protocol):
     answering, and discarded while it is lingering. A request that waits to start counts as answering. If the client
     disconnects, the task of its answer is cancelled.
 
-    Attributes: `transport`. `has_room`: whether the client is not slow (see HIGH_WATER_BYTES). `on_full`: called during
-    a write, when `has_room` becomes false. `on_room`: called when it becomes true again. `keeps_alive`: whether the
-    connection takes another request after this answer. `task`: of the answer.
+    `task`: of the answer.
     """
 
     __slots__ = (
@@ -122,16 +59,12 @@ class Connection(asyncio.Protocol):
         "_parser",
         "_pipelined",
         "_timer",
-        "has_room",
-        "keeps_alive",
-        "on_full",
-        "on_room",
         "task",
-        "transport",
     )
 
     def __init__(self, context: ConnectionContext, only_request: bytes | None = None) -> None:
         """`only_request`: the one request that it answers; None: it reads its requests."""
+        super().__init__(context.cork)
         self._context = context
         self._only_request = only_request
         self._parser: RequestParser | None = None
@@ -139,16 +72,11 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._is_answering = False
         self._is_readable = True  # False: later bytes cannot be parsed.
-        self.keeps_alive = self.has_room = True
-        self.on_full: Callable[[], None] | None = None
-        self.on_room: Callable[[], None] | None = None
         self.task: asyncio.Task[None] | None = None
-        self.transport: asyncio.Transport
 
     @property
-    def cork(self) -> Cork:
-        """The cork of all streams: writes of one step of a worker leave together."""
-        return self._context.cork
+    def tasks(self) -> Sequence[asyncio.Task[None]]:
+        return () if self.task is None else (self.task,)
 
     @property
     def state(self) -> str:
@@ -175,16 +103,6 @@ class Connection(asyncio.Protocol):
             self._keep(data)
         elif self._is_readable:
             self._parse(data)
-
-    def pause_writing(self) -> None:
-        self.has_room = False
-        if self.on_full is not None:
-            self.on_full()
-
-    def resume_writing(self) -> None:
-        self.has_room = True
-        if self.on_room is not None:
-            self.on_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._context.clients.remove(self)
@@ -294,13 +212,6 @@ class Connection(asyncio.Protocol):
         if len(self._pipelined) >= PIPELINED_BYTES_MAX:
             self.transport.pause_reading()
 
-    async def wait_room(self) -> None:
-        """Wait until `has_room`. If the client disconnects, the waiting task is cancelled."""
-        if not self.has_room:
-            room = asyncio.Event()
-            self.on_room = room.set
-            await room.wait()
-
     def _after_answer(self) -> None:
         self.task = self.on_room = None
         self._is_answering = False
@@ -326,6 +237,9 @@ class Connection(asyncio.Protocol):
         self.transport.resume_reading()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._context.config.lingering_s_max, self.transport.abort)
+
+    def leave(self) -> None:
+        self.transport.close()
 
     def abort(self) -> None:
         """Close the connection at once, and cancel the running answer."""

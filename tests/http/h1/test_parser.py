@@ -3,15 +3,15 @@
 import pytest
 
 from services.core.errors import Failure, Reason
-from services.http.server.messages import HttpRequest
-from services.http.server.parser import (
+from services.http.h1.parser import (
     CHUNKS_MAX,
     HEAD_BYTES_MAX,
     HEADER_BYTES,
     PIPELINED_REQUESTS_MAX,
-    BrokenHead,
     RequestParser,
 )
+from services.http.server.context import BrokenHead
+from services.http.server.messages import HttpRequest
 
 BYTES_MAX = 100
 POST = b"POST /v1/a%20b?x=1 HTTP/1.1\r\nHost: x\r\nX-One: 1\r\nx-one: 2\r\nContent-Length: 5\r\n\r\nhello"

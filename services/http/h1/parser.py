@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import httptools
 
 from services.core.errors import Failure, Reason, quoted
+from services.http.server.context import BrokenHead
 from services.http.server.messages import HttpRequest
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -22,14 +23,6 @@ CHUNKS_MAX = 32_768
 VERSIONS = ("1.0", "1.1")
 PIPELINED_REQUESTS_MAX = 64
 """Requests in one read. After the last one the connection is closed, and the client must send the rest again."""
-
-
-class BrokenHead(Exception):
-    """The bytes are not a request, and later bytes cannot be parsed. `status`: of the response."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
 
 
 class _TooManyPipelined(Exception):

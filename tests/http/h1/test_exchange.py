@@ -12,7 +12,7 @@ from services.core.client_flow import ClientBounds
 from services.core.interface import Finish
 from services.core.request import Request
 from services.http.server.config import HttpConfig
-from services.http.server.writer import drain_s
+from services.http.server.exchange import drain_s
 from tests.frontend.api.openai.sse.test_backlog import TEXT, DeliversAhead, is_cut, post, wait_for
 from tests.http.support import Script, bytes_left, deaf_client, raw_post, run, serving
 from tests.support.clock import WAIT_S
@@ -121,7 +121,7 @@ class FillsKernelBuffer(DeliversAhead):
     """Delivers until the kernel's buffer is full, and ends. The unsent rest is too small to make the client slow."""
 
     async def __call__(self, request: Request, call: Call, sink: Any) -> Finish:
-        while not sink._transport.get_write_buffer_size():
+        while not sink._exchange.unsent_size():
             self._say(sink, TEXT * 50)
             await asyncio.sleep(0)
         return self._finish(sink)

@@ -1,0 +1,108 @@
+"""The way back to the client of one request, whichever version of HTTP it speaks.
+
+Handlers and streams see nothing else of a connection. HTTP/1.1 answers on the connection itself, HTTP/2 on a stream.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Protocol
+
+import structlog
+
+from services.core.client_flow import ClientBounds, StallWatch
+from services.core.errors import Reason
+from services.http.server.cork import Cork
+from services.http.server.messages import HttpRequest, Response
+
+log = structlog.get_logger()
+
+
+class Exchange(Protocol):
+    """Sends the answer to one request.
+
+    `keeps_alive`: whether the client may send further requests where it sent this one. `has_room`: whether the client
+    is not slow. `on_full`: called during a write, when `has_room` becomes false. `on_room`: called when it becomes true
+    again.
+    """
+
+    keeps_alive: bool
+    has_room: bool
+    on_full: Callable[[], None] | None
+    on_room: Callable[[], None] | None
+
+    @property
+    def cork(self) -> Cork:
+        """The cork of all streams: writes of one step of a worker leave together."""
+        ...
+
+    @property
+    def is_closing(self) -> Callable[[], bool]:
+        """Returns whether the client is gone. A property, because it is called for every token."""
+        ...
+
+    def begin(self, request: HttpRequest, headers: Mapping[str, str]) -> bytes:
+        """Begin a streamed answer. Returns what must be sent before its first bytes, in the same call."""
+        ...
+
+    def encode(self, response: Response, request: HttpRequest) -> bytes:
+        """Begin an answer that is sent whole. Returns what `finish` must send."""
+        ...
+
+    def send(self, data: bytes) -> None:
+        """Send with what else one step of a worker brings."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send at once. Ignored if the client is gone."""
+        ...
+
+    def unsent_size(self) -> int:
+        """Bytes that wait in this process. Those in the kernel are not counted."""
+        ...
+
+    def progress(self) -> int:
+        """A number that changes whenever the client takes something, if only `write` sends."""
+        ...
+
+    async def finish(self, last: bytes, bounds: ClientBounds, request_id: str) -> None:
+        """Send the last bytes, and wait until all are sent.
+
+        A client that does not take them within `drain_s`, or takes nothing for `stall_s_max`, is cut off and logged.
+        """
+        ...
+
+    def cut(self) -> None:
+        """Send nothing more, and tell the client that the answer is not complete."""
+        ...
+
+
+def drain_s(bounds: ClientBounds, size: int) -> float:
+    """How long a client may take for the last `size` bytes: `drain_s_max` for up to `buffer_bytes_max` bytes.
+
+    A larger body gets proportionally more time, so that the least speed of its client is the same.
+    """
+    return bounds.drain_s_max * max(1.0, size / bounds.buffer_bytes_max)
+
+
+async def taken_within(
+    bounds: ClientBounds, size: int, exchange: Exchange, sending: Coroutine[None, None, None], request_id: str
+) -> None:
+    """Wait until the client has taken its last `size` bytes (`sending`), or cut it off."""
+    scope = asyncio.timeout(drain_s(bounds, size))
+    clock = asyncio.get_running_loop().time
+    progress: Callable[[], int | None] = lambda: exchange.progress() if exchange.unsent_size() else None  # noqa: E731
+    watch = StallWatch(bounds.stall_s_max, progress, lambda: scope.reschedule(clock()))
+    try:
+        async with scope:
+            watch.start()
+            await sending
+    except TimeoutError:
+        log.warning("client cut", reason=Reason.SLOW_CLIENT, request_id=request_id)
+        exchange.cut()
+    finally:
+        watch.stop()
+
+
+def log_left(request_id: str) -> None:
+    """Log that the client had gone before its answer was complete."""
+    log.debug("client left before the end of the answer", reason=Reason.CANCELLED, request_id=request_id)
