@@ -135,7 +135,7 @@ class RequestParser:
         self.requests.append(
             HttpRequest(
                 method=self._method,
-                path=_path_of(self._target.decode("latin-1")),
+                path=path_of(self._target.decode("latin-1")),
                 headers=self.headers,
                 body=bytes(self._body),
                 fault=fault,
@@ -205,7 +205,7 @@ class RequestParser:
         return "transfer-encoding" in self.headers or int(self.headers.get("content-length", 0)) > 0
 
 
-def _path_of(target: str) -> str:
+def path_of(target: str) -> str:
     """The path without the query, and without the host that clients of a proxy add: RFC 9112, section 3.2.2."""
     path, _, _ = target.partition("?")
     if not path.startswith("/") and "://" in path:

@@ -6,6 +6,7 @@ nothing comes between the writes.
 """
 
 import asyncio
+from collections.abc import Callable
 
 from services.core.common_layers import bug_failure
 
@@ -17,10 +18,11 @@ class Cork:
     the buffer.
     """
 
-    __slots__ = ("_holds", "_writes")
+    __slots__ = ("_flushes", "_holds", "_writes")
 
     def __init__(self) -> None:
         self._holds = 0
+        self._flushes: list[Callable[[], None]] = []
         self._writes: dict[asyncio.WriteTransport, bytes] = {}
 
     def write(self, transport: asyncio.WriteTransport, data: bytes) -> bool:
@@ -43,6 +45,16 @@ class Cork:
             writes, self._writes = self._writes, {}
             for transport, data in writes.items():
                 _write(transport, data)
+            flushes, self._flushes = self._flushes, []
+            for flush in flushes:
+                flush()
+
+    def defer(self, flush: Callable[[], None]) -> bool:
+        """Call `flush` at the last release, for a connection with a buffer of its own. Returns False if not held."""
+        if not self._holds:
+            return False
+        self._flushes.append(flush)
+        return True
 
     def flush(self, transport: asyncio.WriteTransport) -> None:
         """Write what is buffered for this client now. The other clients' data stays buffered."""

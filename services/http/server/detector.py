@@ -1,21 +1,70 @@
-"""Makes the protocol of each new connection."""
+"""Tells HTTP/2 from HTTP/1.1 by the first bytes of a connection, which may come one by one.
+
+Source: RFC 9113, section 3.3, "prior knowledge", and section 3.4, the preface.
+"""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from services.http.h1.connection import Connection
+from services.http.h2.connection import H2Connection
+from services.http.h2.wire.frames import PREFACE
 from services.http.server.context import ConnectionContext
 
 
+class Detector(asyncio.Protocol):
+    """The protocol of a new connection until its version is known. Meanwhile the connection counts as idle."""
+
+    __slots__ = ("_context", "_received", "_transport")
+
+    def __init__(self, context: ConnectionContext) -> None:
+        self._context = context
+        self._received = b""
+        self._transport: asyncio.Transport
+
+    @property
+    def tasks(self) -> Sequence[asyncio.Task[None]]:
+        return ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transports are not of asyncio's class.
+        self._context.clients.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        data = self._received + data
+        if data.startswith(PREFACE):
+            self._hand_over(H2Connection(self._context), data[len(PREFACE) :])
+        elif PREFACE.startswith(data):
+            self._received = data
+        else:
+            self._hand_over(Connection(self._context), data)
+
+    def _hand_over(self, connection: Connection | H2Connection, data: bytes) -> None:
+        self._transport.set_protocol(connection)
+        connection.connection_made(self._transport)
+        self._context.clients.remove(self)
+        if data:
+            connection.data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._context.clients.remove(self)
+
+    def leave(self) -> None:
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
 class ConnectionFactory:
-    """The connections of one server."""
+    """Makes the connections of one server."""
 
     def __init__(self, context: ConnectionContext) -> None:
         self._context = context
 
     def make_connection(self, only_request: bytes | None = None) -> asyncio.BaseProtocol:
         """The protocol of a new connection. `only_request`: a whole request, after whose answer it closes."""
-        return Connection(self._context, only_request)
+        return Detector(self._context) if only_request is None else Connection(self._context, only_request)
 
     @property
     def takes_reserve(self) -> bool:

@@ -26,9 +26,11 @@ class Exchange(Protocol):
     """
 
     keeps_alive: bool
-    has_room: bool
     on_full: Callable[[], None] | None
     on_room: Callable[[], None] | None
+
+    @property
+    def has_room(self) -> bool: ...
 
     @property
     def cork(self) -> Cork:
@@ -40,7 +42,7 @@ class Exchange(Protocol):
         """Returns whether the client is gone. A property, because it is called for every token."""
         ...
 
-    def begin(self, request: HttpRequest, headers: Mapping[str, str]) -> bytes:
+    def begin_stream(self, request: HttpRequest, headers: Mapping[str, str]) -> bytes:
         """Begin a streamed answer. Returns what must be sent before its first bytes, in the same call."""
         ...
 

@@ -32,7 +32,7 @@ class HttpRequest(Struct, kw_only=True):
     """A request of a client.
 
     `path`: percent-decoded, without the query. `headers`: by lower-case names. `body`: as received, possibly
-    compressed. `fault`: why the body is incomplete. `is_chunkable`: the client accepts chunks, as HTTP/1.1 does.
+    compressed. `fault`: why the body is incomplete. `is_chunkable`: the answer may come in chunks, as in HTTP/1.1.
     `keeps_alive`: the client may send another request on the connection. `arguments`: the variable parts of the path.
     `id`: names the request in the response and in logs. `shared`: headers that every response to this request has.
     """
@@ -61,15 +61,19 @@ class Response:
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
 
-    def encode(self, request: HttpRequest, *, is_last: bool) -> bytes:
-        """The bytes of the response to `request`. `is_last`: the connection takes no further request."""
-        fields = self.headers | {
+    def fields(self, request: HttpRequest) -> dict[str, str]:
+        """The header fields of the response to `request`, whichever version of HTTP."""
+        return self.headers | {
             "Content-Length": str(len(self.body)),
             "Server": _SERVER,
             "X-Request-Id": request.id,
             "Date": _date(int(time.time())),
             **request.shared,
         }
+
+    def encode(self, request: HttpRequest, *, is_last: bool) -> bytes:
+        """The response to `request` over HTTP/1.1. `is_last`: the connection takes no further request."""
+        fields = self.fields(request)
         if is_last:
             fields["Connection"] = "close"
         elif not request.is_chunkable:
@@ -78,6 +82,19 @@ class Response:
         lines += [f"{name}: {value}" for name, value in fields.items()]
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")
         return head if request.method == "HEAD" else head + self.body
+
+
+def stream_fields(request_id: str, more: Mapping[str, str] = _NONE) -> dict[str, str]:
+    """The header fields of a streamed response over HTTP/2. `more`: further ones."""
+    return {
+        "Content-Type": "text/event-stream; charset=utf-8",
+        "Cache-Control": "no-cache",
+        "X-Accel-Buffering": "no",
+        "Server": _SERVER,
+        "X-Request-Id": request_id,
+        "Date": _date(int(time.time())),
+        **more,
+    }
 
 
 def stream_head(request_id: str, more: Mapping[str, str] = _NONE, *, is_chunked: bool, is_last: bool) -> bytes:

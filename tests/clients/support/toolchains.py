@@ -173,10 +173,14 @@ def java(folder: Path) -> list[str]:
     return ["java", "-jar", str(folder / "target" / "client.jar")]
 
 
-def grpcurl(folder: Path) -> list[str]:
-    """Install the tool. There is no program."""
-    run("go", "install", "tool", cwd=folder, env=os.environ | {"GOBIN": str(folder / "bin")})
-    return [str(folder / "bin" / "grpcurl")]
+def go_tool(name: str) -> Callable[[Path], list[str]]:
+    """Install the tool that go.mod names. There is no program in Go."""
+
+    def build(folder: Path) -> list[str]:
+        run("go", "install", "tool", cwd=folder, env=os.environ | {"GOBIN": str(folder / "bin")})
+        return [str(folder / "bin" / name)]
+
+    return build
 
 
 def schemathesis(folder: Path) -> list[str]:
@@ -185,7 +189,8 @@ def schemathesis(folder: Path) -> list[str]:
     return [str(Path(interpreter).parent / "st"), f"--config-file={folder / 'schemathesis.toml'}", "run"]
 
 
-GRPCURL = Client("grpcurl", ("go",), grpcurl)
+GRPCURL = Client("grpcurl", ("go",), go_tool("grpcurl"))
+H2SPEC = Client("h2spec", ("go",), go_tool("h2spec"))
 CLIENTS = (
     Client("python", (), python),
     Client("go", ("go",), go),

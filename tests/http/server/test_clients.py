@@ -17,7 +17,7 @@ class Client:
 
     def __init__(self, task: asyncio.Task[None] | None = None) -> None:
         self.recorded = RecordingTransport()
-        self.tasks = () if task is None else (task,)
+        self.tasks: tuple[asyncio.Task[None], ...] = () if task is None else (task,)
 
     def leave(self) -> None:
         self.recorded.close()

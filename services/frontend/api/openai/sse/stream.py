@@ -227,7 +227,7 @@ class SseStream:
         if self._generation is not None:
             self._generation.is_told = True
         request = self._http_request
-        return self._exchange.begin(request, {**request.shared, **told_headers(self._told)})
+        return self._exchange.begin_stream(request, {**request.shared, **told_headers(self._told)})
 
     def _become_slow(self) -> None:
         """Too much is unsent: deliver to a backlog until the client has caught up."""

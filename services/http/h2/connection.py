@@ -1,0 +1,182 @@
+"""The connection of one client over HTTP/2: its life, from the preface to the last stream."""
+
+import asyncio
+from contextlib import suppress
+
+import structlog
+
+from services.http.h2.exchange import H2Exchange
+from services.http.h2.flow_control import CONNECTION_WINDOW_BYTES, WINDOW_DEFAULT
+from services.http.h2.keepalive import Keepalive
+from services.http.h2.receiving import FrameHandler
+from services.http.h2.settings import own_settings
+from services.http.h2.stream import Receiver, Stream
+from services.http.h2.wire.fields import RequestHead
+from services.http.h2.wire.frames import (
+    LARGEST_STREAM_ID,
+    PING,
+    PING_SIZE,
+    ErrorCode,
+    H2Error,
+    frame,
+    goaway,
+    window_update,
+)
+from services.http.h2.writer import FrameWriter
+from services.http.server.context import ConnectionContext
+
+log = structlog.get_logger()
+
+DRAIN_PING = b"draining"
+"""Sent behind the first GOAWAY. Once it is answered, the client has seen both."""
+GOAWAY_S_MAX = 1.0
+"""How long a client that is told to leave may open further streams, if it does not answer the PING before."""
+
+
+class H2Connection(asyncio.Protocol):
+    """One client. It leaves in two steps, so that no request is lost on its way.
+
+    | state | event | next state |
+    | --- | --- | --- |
+    | serving | the process drains | leaving |
+    | serving | `keepalive_s` passes without a stream | leaving |
+    | serving | the client breaks the protocol or passes a bound | lingering |
+    | serving | the client disconnects | closed |
+    | leaving | the client answers the PING, a stream is open | left |
+    | leaving | the client answers the PING, no stream is open | closed |
+    | leaving | GOAWAY_S_MAX passes, a stream is open | left |
+    | leaving | the client breaks the protocol or passes a bound | lingering |
+    | left | the last stream ends | closed |
+    | left | the client breaks the protocol or passes a bound | lingering |
+    | lingering | the client disconnects | closed |
+    | lingering | `lingering_s_max` passes | closed |
+
+    While it is leaving, new streams are served. Once it has left, they are ignored: the second GOAWAY says so, and the
+    client sends them elsewhere. While it is lingering, what arrives is discarded: closing would lose the GOAWAY that
+    says what was wrong. See `Host` and `Owner` for the attributes.
+    """
+
+    def __init__(self, context: ConnectionContext) -> None:
+        self.context = context
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.bodies_size = 0
+        self.transport: asyncio.Transport
+        self._state = "serving"
+        self._frames: FrameHandler
+        self._writer: FrameWriter
+        self._keepalive: Keepalive
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def state(self) -> str:
+        """The state, by its name in the table."""
+        return "closed" if self.transport.is_closing() else self._state
+
+    # Callbacks of the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]  # uvloop's transports are not of asyncio's class.
+        self._writer = writer = FrameWriter(self.transport, self.context.cork)
+        self._frames = FrameHandler(self, writer, self.context.config.body_read_s_max)
+        writer.on_sent = self._frames.on_sent
+        self._keepalive = Keepalive(lambda: writer.put(frame(PING, 0, 0, bytes(PING_SIZE))), self.transport.abort)
+        self.context.clients.add(self)
+        writer.put(own_settings() + window_update(0, CONNECTION_WINDOW_BYTES - WINDOW_DEFAULT))
+
+    def data_received(self, data: bytes) -> None:
+        if self._state != "lingering":
+            self._keepalive.is_heard = True
+            self._frames.feed(data)
+
+    def pause_writing(self) -> None:
+        self._writer.pause()
+
+    def resume_writing(self) -> None:
+        self._writer.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.context.clients.remove(self)
+        self._stop_timer()
+        self._keepalive.stop()
+        self._frames.lose_streams()
+
+    # Streams
+
+    @property
+    def is_reading(self) -> bool:
+        return self._state != "lingering" and not self.transport.is_closing()
+
+    @property
+    def takes_streams(self) -> bool:
+        return self._state != "left"
+
+    def on_open(self, stream: Stream, head: RequestHead) -> Receiver:
+        self.context.clients.set_busy(self)
+        return H2Exchange(self, stream, head)
+
+    def on_begun(self, stream: Stream) -> None:
+        self._frames.arrivals.remove(stream)
+
+    def on_closed(self) -> None:
+        if self._frames.streams or self.transport.is_closing():
+            return
+        if self._state == "left":
+            self._close()
+        else:
+            self.context.clients.set_idle(self)
+
+    # Leaving
+
+    def drain(self) -> None:
+        """Have the client send its further requests elsewhere. Idempotent."""
+        if self._state == "serving":
+            self._state = "leaving"
+            self._writer.put(goaway(LARGEST_STREAM_ID, ErrorCode.NO_ERROR) + frame(PING, 0, 0, DRAIN_PING))
+            self._timer = self._loop.call_later(GOAWAY_S_MAX, self._leave_now)
+
+    def on_pong(self, payload: bytes) -> None:
+        if payload == DRAIN_PING and self._state == "leaving":
+            self._leave_now()
+
+    def _leave_now(self) -> None:
+        self._stop_timer()
+        self._state = "left"
+        self._writer.put(goaway(self._frames.streams.last_id, ErrorCode.NO_ERROR))
+        if not self._frames.streams:
+            self._close()
+
+    def leave(self) -> None:
+        """Close the connection, which answers no request."""
+        if self._state == "lingering":
+            self.transport.abort()
+        elif self.context.clients.is_closing:
+            self._leave_now()
+        else:
+            self.drain()
+
+    def on_broken(self, error: H2Error) -> None:
+        log.debug("client broke HTTP/2", code=error.code.name, why=str(error))
+        self._writer.put(goaway(self._frames.streams.last_id, error.code, str(error)))
+        self._writer.flush()
+        self._stop_timer()
+        self._state = "lingering"
+        self._frames.lose_streams()
+        with suppress(OSError):  # The client may have disconnected already.
+            self.transport.write_eof()
+        self._timer = self._loop.call_later(self.context.config.lingering_s_max, self.transport.abort)
+
+    def abort(self) -> None:
+        """Close the connection at once, and cancel the running answers."""
+        self.transport.abort()
+        for task in self.tasks:
+            task.cancel()
+
+    def _close(self) -> None:
+        self._writer.flush()
+        self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

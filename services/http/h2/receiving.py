@@ -1,0 +1,338 @@
+"""The receiving half of a connection: handles frames in order, and opens and closes streams.
+
+The state machine is ours, so that no frame passes through more than it needs; only the fields of heads are decoded by a
+library. What a client may do without use to anybody has a budget (budget.py).
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from services.http.h2.arrivals import Arrivals
+from services.http.h2.budget import (
+    CONTROL_FRAMES_EARNED,
+    CONTROL_FRAMES_MAX,
+    CONTROL_FRAMES_PER_S,
+    RESETS_MAX,
+    RESETS_PER_S,
+    STREAMS_A_FRAME,
+    Budget,
+)
+from services.http.h2.flow_control import CONNECTION_WINDOW_BYTES, WINDOW_DEFAULT, ReceiveWindow
+from services.http.h2.settings import INITIAL_WINDOW_SIZE, STREAMS_MAX, settings_in
+from services.http.h2.stream import Receiver, Stream
+from services.http.h2.stream_table import StreamTable
+from services.http.h2.wire.fields import FieldDecoder, Fields, RequestHead, check_trailers, head_of
+from services.http.h2.wire.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    LARGEST_STREAM_ID,
+    PING,
+    PING_SIZE,
+    PRIORITY,
+    PRIORITY_SIZE,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    ErrorCode,
+    Frame,
+    FrameReader,
+    H2Error,
+    StreamError,
+    frame,
+    number_in,
+    rst_stream,
+    unpadded,
+    window_update,
+)
+from services.http.h2.wire.header_block import HeaderBlock
+from services.http.h2.writer import FrameWriter
+
+FRAMES_A_TURN_MAX = 256
+"""Frames that are handled in one iteration of the event loop: some milliseconds. Then others have their turn."""
+_OF_STREAMS = frozenset({DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION})
+_OF_CONNECTIONS = frozenset({SETTINGS, PING, GOAWAY})
+
+
+class Owner(Protocol):
+    """The connection.
+
+    `tasks`: those that answer requests. `is_reading`: frames are to be handled. `takes_streams`: False: new streams are
+    ignored.
+    """
+
+    tasks: set[asyncio.Task[None]]
+
+    @property
+    def is_reading(self) -> bool: ...
+
+    @property
+    def takes_streams(self) -> bool: ...
+
+    def on_open(self, stream: Stream, head: RequestHead) -> Receiver:
+        """A request has begun to arrive. Returns what takes its content."""
+        ...
+
+    def on_closed(self) -> None:
+        """A stream was closed."""
+        ...
+
+    def on_pong(self, payload: bytes) -> None:
+        """The client has answered a PING."""
+        ...
+
+    def on_broken(self, error: H2Error) -> None:
+        """The client has broken the protocol, or passed a bound. No further frame is handled."""
+        ...
+
+
+class FrameHandler:
+    """Handles the frames of one connection. `streams`: those of the connection. `arrivals`: the incomplete requests."""
+
+    def __init__(self, owner: Owner, writer: FrameWriter, arrival_s_max: float) -> None:
+        self.streams = StreamTable()
+        self.arrivals = Arrivals(arrival_s_max)
+        self._owner = owner
+        self._writer = writer
+        self._reader = FrameReader()
+        self._fields = FieldDecoder()
+        self._window = ReceiveWindow(CONNECTION_WINDOW_BYTES)
+        self._stream_window = WINDOW_DEFAULT
+        self._block: HeaderBlock | None = None
+        self._has_settings = self._is_behind = False
+        self._control = Budget("frames without content", CONTROL_FRAMES_MAX, CONTROL_FRAMES_PER_S)
+        self._resets = Budget("streams that were reset", RESETS_MAX, RESETS_PER_S)
+        self._loop = asyncio.get_running_loop()
+
+    def feed(self, data: bytes) -> None:
+        """Handle what has arrived."""
+        self._reader.feed(data)
+        if not self._is_behind:
+            self._handle_some()
+
+    def on_sent(self, piece_count: int) -> None:
+        """Content was sent to the client, which will have something to say about it."""
+        self._control.earn(piece_count * CONTROL_FRAMES_EARNED)
+
+    def _handle_some(self) -> None:
+        """Handle some of the frames that have arrived, and the rest in the next iteration of the event loop."""
+        was_behind, self._is_behind = self._is_behind, False
+        try:
+            for _ in range(FRAMES_A_TURN_MAX):
+                one = self._reader.next() if self._owner.is_reading else None
+                if one is None:
+                    break
+                self._handle(one)
+            else:
+                self._is_behind = True
+        except H2Error as error:
+            self._owner.on_broken(error)
+        self.arrivals.watch()
+        self._writer.flush()
+        if self._is_behind:
+            self._writer.transport.pause_reading()
+            self._loop.call_soon(self._handle_some)
+        elif was_behind and not self._writer.transport.is_closing():
+            self._writer.transport.resume_reading()
+
+    def _handle(self, one: Frame) -> None:
+        """Raises H2Error."""
+        if self._block is not None and (one.kind != CONTINUATION or one.stream_id != self._block.stream_id):
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, "a frame within a block of header fields")
+        if not self._has_settings:
+            if one.kind != SETTINGS or one.flags & ACK:
+                raise H2Error(ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
+            self._has_settings = True
+        if one.kind > CONTINUATION:
+            self._control.spend()  # An extension that we do not know. Source: RFC 9113, section 4.1.
+            return
+        if one.kind in (_OF_CONNECTIONS if one.stream_id else _OF_STREAMS):
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, f"a frame of type {one.kind} on the stream {one.stream_id}")
+        try:
+            _HANDLERS[one.kind](self, one)
+        except StreamError as error:
+            self._end_stream(one.stream_id, error)
+
+    def _end_stream(self, stream_id: int, error: StreamError) -> None:
+        """Reset a stream for a fault of its client. Raises H2Error."""
+        self._resets.spend()
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            stream.reset(error.code)
+        else:
+            self._writer.put(rst_stream(stream_id, error.code))
+            if stream_id <= self.streams.last_id:
+                self.streams.remove(stream_id, "reset")
+
+    def _on_data(self, one: Frame) -> None:
+        size = len(one.payload)
+        if not self._window.take(size):
+            raise H2Error(ErrorCode.FLOW_CONTROL_ERROR, "more content than the window of the connection allows")
+        if increment := self._window.use(size):
+            self._writer.put(window_update(0, increment))
+        data, is_last = unpadded(one), bool(one.flags & END_STREAM)
+        if not data and not is_last:
+            self._control.spend()
+        if (stream := self._stream_of(one)) is not None:
+            stream.receive(data, size, is_last=is_last)
+
+    def _stream_of(self, one: Frame) -> Stream | None:
+        """The stream of a frame; None: the frame is to be ignored. Raises H2Error and StreamError."""
+        if (stream := self.streams.get(one.stream_id)) is not None:
+            return stream
+        self._control.spend()
+        match self.streams.past_of(one.stream_id):
+            case "idle":
+                raise H2Error(ErrorCode.PROTOCOL_ERROR, f"a frame on the stream {one.stream_id}, which is not open")
+            case "reset":
+                return None
+            case _ if one.kind != DATA:
+                return None  # It crossed the end of the stream. Source: RFC 9113, section 5.1, "closed".
+            case _:
+                raise StreamError(ErrorCode.STREAM_CLOSED, "content on a closed stream")
+
+    def _on_headers(self, one: Frame) -> None:
+        self._block = HeaderBlock(one)
+        self._proceed()
+
+    def _on_continuation(self, one: Frame) -> None:
+        if self._block is None:
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, "a CONTINUATION frame without a block that it continues")
+        self._block.add(one)
+        self._proceed()
+
+    def _proceed(self) -> None:
+        """Use the block of header fields once it is complete."""
+        block = self._block
+        if block is None or not block.is_complete:
+            return
+        self._block = None
+        fields = self._fields.decode(block.data)
+        if (stream := self.streams.get(block.stream_id)) is not None:
+            self._end_with_trailers(stream, block, fields)
+        elif self.streams.past_of(block.stream_id) == "reset" or self._is_beyond(block.stream_id):
+            self._control.spend()
+        else:
+            self._open(block, fields)
+
+    def _is_beyond(self, stream_id: int) -> bool:
+        """Whether a stream is opened after the second GOAWAY."""
+        return not self._owner.takes_streams and stream_id > self.streams.last_id
+
+    def _end_with_trailers(self, stream: Stream, block: HeaderBlock, fields: Fields) -> None:
+        if stream.is_remote_ended:
+            raise StreamError(ErrorCode.STREAM_CLOSED, "header fields after the end of the request")
+        if block.fault is not None:
+            raise block.fault
+        if not block.is_last:
+            raise StreamError(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the request")
+        check_trailers(fields)
+        stream.receive_end()
+
+    def _open(self, block: HeaderBlock, fields: Fields) -> None:
+        """Open a stream. Raises H2Error and StreamError."""
+        self.streams.use_id(block.stream_id)
+        if block.fault is not None:
+            raise block.fault
+        if max(len(self.streams), len(self._owner.tasks)) >= STREAMS_MAX:
+            raise StreamError(ErrorCode.REFUSED_STREAM, f"more than {STREAMS_MAX} streams")
+        head = head_of(fields)
+        stream = Stream(block.stream_id, self._writer, self._stream_window, head.content_length, self._on_closed)
+        self.streams.add(stream)
+        if not block.is_last:
+            self.arrivals.add(stream)
+        stream.receiver = self._owner.on_open(stream, head)
+        if block.is_last and not stream.is_closed:
+            stream.receive_end()
+
+    def _on_reset(self, one: Frame) -> None:
+        number_in(one.payload)
+        if (stream := self._stream_of(one)) is not None:
+            self._resets.spend()
+            stream.lose()
+
+    def _on_window_update(self, one: Frame) -> None:
+        size = number_in(one.payload) & LARGEST_STREAM_ID
+        self._control.spend()
+        if not one.stream_id:
+            self._writer.open_window(size)
+        elif (stream := self._stream_of(one)) is not None:
+            if not size:
+                raise StreamError(ErrorCode.PROTOCOL_ERROR, "a window that is opened by nothing")
+            stream.open_window(size)
+
+    def _on_settings(self, one: Frame) -> None:
+        self._control.spend()
+        if one.flags & ACK:
+            if one.payload:
+                raise H2Error(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement with settings")
+            return
+        settings = settings_in(one.payload)
+        if (window := settings.get(INITIAL_WINDOW_SIZE)) is not None:
+            self._control.spend(len(self.streams) / STREAMS_A_FRAME)
+            change, self._stream_window = window - self._stream_window, window
+            for stream in self.streams:
+                self._change_window(stream, change)
+        self._writer.put(frame(SETTINGS, ACK, 0))
+
+    def _change_window(self, stream: Stream, change: int) -> None:
+        try:
+            stream.open_window(change)
+        except StreamError as error:  # RFC 9113, section 6.9.2.
+            raise H2Error(error.code, str(error)) from None
+
+    def _on_ping(self, one: Frame) -> None:
+        if len(one.payload) != PING_SIZE:
+            raise H2Error(ErrorCode.FRAME_SIZE_ERROR, f"a PING of {len(one.payload)} bytes")
+        self._control.spend()
+        if one.flags & ACK:
+            self._owner.on_pong(one.payload)
+        else:
+            self._writer.put(frame(PING, ACK, 0, one.payload))
+
+    def _on_priority(self, one: Frame) -> None:
+        self._control.spend()
+        if len(one.payload) != PRIORITY_SIZE:
+            raise StreamError(ErrorCode.FRAME_SIZE_ERROR, "a priority of the wrong size")
+        if one.depends_on_itself:
+            raise StreamError(ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
+
+    def _on_push_promise(self, one: Frame) -> None:
+        raise H2Error(ErrorCode.PROTOCOL_ERROR, "a client cannot promise a push")
+
+    def _on_goaway(self, one: Frame) -> None:
+        self._control.spend()  # The client opens no further streams, and closes once it has its answers.
+
+    # Streams
+
+    def _on_closed(self, stream: Stream, code: ErrorCode | None) -> None:
+        self.arrivals.remove(stream)
+        if code is None and stream.is_ended:
+            self._resets.earn(1)
+        self.streams.remove(stream.id, "ended" if code is None else "reset")
+        self._owner.on_closed()
+
+    def lose_streams(self) -> None:
+        """The client is gone, or is told to leave: end all streams, and the tasks that answer them."""
+        self.arrivals.stop()
+        for stream in self.streams:
+            stream.lose()
+
+
+_HANDLERS: dict[int, Callable[[FrameHandler, Frame], None]] = {
+    DATA: FrameHandler._on_data,
+    HEADERS: FrameHandler._on_headers,
+    PRIORITY: FrameHandler._on_priority,
+    RST_STREAM: FrameHandler._on_reset,
+    SETTINGS: FrameHandler._on_settings,
+    PUSH_PROMISE: FrameHandler._on_push_promise,
+    PING: FrameHandler._on_ping,
+    GOAWAY: FrameHandler._on_goaway,
+    WINDOW_UPDATE: FrameHandler._on_window_update,
+    CONTINUATION: FrameHandler._on_continuation,
+}

@@ -1,0 +1,84 @@
+"""What every request over HTTP/2 has: a task that answers it, which starts when it is its turn, and ends with its
+stream.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from services.core.common_layers import bug_failure
+from services.http.h2.stream import Stream
+from services.http.h2.wire.frames import ErrorCode
+from services.http.server.context import ConnectionContext
+
+
+class Host(Protocol):
+    """The connection that requests come on.
+
+    `tasks`: those that answer requests. `bodies_size`: bytes of the bodies of all requests that have not begun.
+    """
+
+    context: ConnectionContext
+    tasks: set[asyncio.Task[None]]
+    bodies_size: int
+
+    def on_begun(self, stream: Stream) -> None:
+        """The request is complete, or will be answered without the rest."""
+        ...
+
+    def drain(self) -> None:
+        """Take no further requests."""
+        ...
+
+
+class Request(ABC):
+    """One request. It is the receiver of its stream."""
+
+    __slots__ = ("_has_begun", "_host", "_stream", "_task")
+
+    def __init__(self, host: Host, stream: Stream) -> None:
+        self._host = host
+        self._stream = stream
+        self._task: asyncio.Task[None] | None = None
+        self._has_begun = False
+
+    @abstractmethod
+    async def answer(self) -> None:
+        """Send the answer, and end the stream."""
+
+    def begin(self, *, at_once: bool = False) -> None:
+        """Answer when it is the request's turn. `at_once`: it is a probe, and waits for none."""
+        self._has_begun = True
+        self._host.on_begun(self._stream)
+        if at_once:
+            self._start()
+        else:
+            self._host.context.start_limiter.start(self._start)
+
+    def _start(self) -> None:
+        if self._stream.is_closed or self._host.context.clients.is_closing:
+            return  # The client has reset it, or the server closes the connection.
+        self._task = task = self._host.context.group.create_task(self._run())
+        self._host.tasks.add(task)
+        task.add_done_callback(self._host.tasks.discard)
+
+    async def _run(self) -> None:
+        """Never raises an Exception: it would end the task group, and with it all other answers."""
+        try:
+            await self.answer()
+        except asyncio.CancelledError:
+            self._stream.reset(ErrorCode.CANCEL)
+            raise
+        except Exception as error:
+            bug_failure(error, "(any) over HTTP/2")
+            self._stream.reset(ErrorCode.INTERNAL_ERROR)
+        finally:
+            self._task = None  # Breaks a reference cycle: task, frames, request.
+        if not self._stream.is_closed and not self._stream.is_remote_ended:
+            self._stream.reset(ErrorCode.NO_ERROR)  # The rest of the request is not needed: RFC 9113, section 8.1.
+
+    def on_reset(self) -> None:
+        """See Receiver."""
+        task, self._task = self._task, None
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()

@@ -1,0 +1,145 @@
+"""Header fields: what a client sends, decoded and checked, and what a server sends, encoded.
+
+Answers are encoded without a dynamic table: their few fields are the same but for ids and dates, encoding is a join of
+bytes that were made before, and a connection holds no state for it. Source: RFC 7541; RFC 9113, sections 8.2 and 8.3.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from hpack import Decoder, HPACKError, OversizedHeaderListError
+from msgspec import Struct
+
+from services.http.h1.parser import HEAD_BYTES_MAX, path_of
+from services.http.h2.wire.frames import ErrorCode, H2Error, StreamError
+
+Fields = list[tuple[bytes, bytes]]
+
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_NOT_A_VALUE = re.compile(rb"[\x00\r\n]|^[ \t]|[ \t]$")
+_OF_CONNECTIONS = frozenset({b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
+_PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
+_REQUIRED = (b":method", b":scheme", b":path")
+_STATUSES = {200: b"\x88", 204: b"\x89", 206: b"\x8a", 304: b"\x8b", 400: b"\x8c", 404: b"\x8d", 500: b"\x8e"}
+"""Statuses with an index of their own. Source: RFC 7541, appendix A."""
+_LENGTH_MAX = 0x7F
+"""A length from here on takes further bytes. Source: RFC 7541, section 5.1."""
+
+
+class RequestHead(Struct):
+    """The head of a request. `headers`: by name; several values of one are joined. `path`: see HttpRequest."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    content_length: int | None = None
+
+
+class FieldDecoder:
+    """Decodes the blocks of one connection."""
+
+    __slots__ = ("_decoder",)
+
+    def __init__(self) -> None:
+        self._decoder = Decoder(max_header_list_size=HEAD_BYTES_MAX)
+
+    def decode(self, block: bytes) -> Fields:
+        """The fields of a block. Raises H2Error: what follows it cannot be decoded."""
+        try:
+            return [(name, value) for name, value in self._decoder.decode(block, raw=True)]
+        except OversizedHeaderListError:
+            why = f"header fields of more than {HEAD_BYTES_MAX} bytes"
+            raise H2Error(ErrorCode.ENHANCE_YOUR_CALM, why) from None
+        except HPACKError as error:
+            raise H2Error(ErrorCode.COMPRESSION_ERROR, f"header fields cannot be decoded: {error}"[:200]) from None
+
+
+def head_of(fields: Fields) -> RequestHead:
+    """The head of a request. Raises StreamError."""
+    pseudo: dict[bytes, bytes] = {}
+    headers: dict[str, str] = {}
+    for name, value in fields:
+        if name[:1] == b":":
+            if headers or name not in _PSEUDO or name in pseudo:
+                raise _malformed(name)
+            _check_value(name, value)
+            pseudo[name] = value
+        else:
+            _add(headers, name, value)
+    for name in _REQUIRED:
+        if not pseudo.get(name):
+            raise _malformed(name)
+    if b":authority" in pseudo:
+        headers["host"] = pseudo[b":authority"].decode("latin-1")  # RFC 9113, section 8.3.1.
+    path = pseudo[b":path"].decode("latin-1")
+    if not path.startswith("/") and path != "*":
+        raise _malformed(b":path")
+    return RequestHead(pseudo[b":method"].decode("latin-1"), path_of(path), headers, _content_length(headers))
+
+
+def check_trailers(fields: Fields) -> None:
+    """Check the trailers of a request, which are ignored otherwise. Raises StreamError."""
+    for name, value in fields:
+        _add({}, name, value)
+
+
+def _add(headers: dict[str, str], name: bytes, value: bytes) -> None:
+    if not _NAME.fullmatch(name) or name in _OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
+        raise _malformed(name)
+    _check_value(name, value)
+    key, text = name.decode("latin-1"), value.decode("latin-1")
+    given = headers.get(key)
+    if given is not None:
+        text = f"{given}; {text}" if key == "cookie" else f"{given}, {text}"  # RFC 9113, section 8.2.3.
+    headers[key] = text
+
+
+def _check_value(name: bytes, value: bytes) -> None:
+    if _NOT_A_VALUE.search(value):
+        raise _malformed(name)
+
+
+def _content_length(headers: Mapping[str, str]) -> int | None:
+    given = headers.get("content-length")
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdigit() and len(given) <= 19):
+        raise _malformed(b"content-length")
+    return int(given)
+
+
+def _malformed(name: bytes) -> StreamError:
+    return StreamError(ErrorCode.PROTOCOL_ERROR, f"the field {name[:50]!r} is wrong, given twice or missing")
+
+
+def encode_status(status: int) -> bytes:
+    """The field `:status`."""
+    return _STATUSES.get(status) or literal(b":status", str(status).encode())
+
+
+def encode_fields(fields: Iterable[tuple[str, str]]) -> bytes:
+    """Fields as a block. Names may have capitals."""
+    return b"".join([_encoded_name(name) + _encoded(value.encode("latin-1")) for name, value in fields])
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A literal field without indexing. Source: RFC 7541, section 6.2.2."""
+    return b"\0" + _encoded(name) + _encoded(value)
+
+
+@lru_cache(maxsize=256)
+def _encoded_name(name: str) -> bytes:
+    return b"\0" + _encoded(name.lower().encode("ascii"))
+
+
+def _encoded(text: bytes) -> bytes:
+    size = len(text)
+    if size < _LENGTH_MAX:
+        return bytes((size,)) + text
+    length, size = bytearray((_LENGTH_MAX,)), size - _LENGTH_MAX
+    while size >= 0x80:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    length.append(size)
+    return bytes(length) + text

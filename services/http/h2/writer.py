@@ -1,0 +1,161 @@
+"""The sending half of a connection: all frames of one turn of the event loop leave in one write.
+
+A message of a running stream costs the head of a frame and two items of a list: no task, no timer, no copy of its own.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from services.http.h1.exchange import HIGH_WATER_BYTES, unsent_bytes
+from services.http.h2.flow_control import LARGEST_WINDOW, WINDOW_DEFAULT
+from services.http.h2.wire.frames import ErrorCode, H2Error, StreamError
+from services.http.server.cork import Cork
+
+PUMPED_BYTES_MAX = HIGH_WATER_BYTES
+"""Bytes of waiting streams that are sent in one turn of the event loop."""
+UNSENT_BYTES_MAX = 1024 * 1024
+"""Bytes that wait for a client that does not read, besides the content of streams: heads of answers, and answers to
+PING and SETTINGS. Beyond that, the connection is closed."""
+
+
+class Waiting(Protocol):
+    """A stream with content that could not be sent yet."""
+
+    def pump(self, size_max: int) -> int:
+        """Send up to `size_max` bytes of it, as its window allows. Returns how many."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has more to send, and its own window allows it."""
+        ...
+
+
+class FrameWriter:
+    """Collects frames, and writes them.
+
+    Attributes: `out`: what the next write has. `window`: what the client still takes on this connection. `is_full`: the
+    transport's buffer is full: streams keep their content. `ready`: streams that wait for the connection alone, in the
+    order of their turns. `is_flush_due`: `out` will be written without a further call.
+    `on_sent`: called with the number of pieces with content of each write.
+    """
+
+    __slots__ = (
+        "_cork",
+        "_idle_count",
+        "_loop",
+        "_unsent_size",
+        "_written_size",
+        "is_flush_due",
+        "is_full",
+        "on_sent",
+        "out",
+        "ready",
+        "transport",
+        "window",
+    )
+
+    def __init__(self, transport: asyncio.Transport, cork: Cork) -> None:
+        self.transport = transport
+        self.out: list[bytes] = []
+        self.window = WINDOW_DEFAULT
+        self.is_full = False
+        self.ready: dict[Waiting, None] = {}
+        self._cork = cork
+        self._loop = asyncio.get_running_loop()
+        self.is_flush_due = False
+        self.on_sent: Callable[[int], None] = _ignore
+        self._written_size = self._unsent_size = self._idle_count = 0
+        transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+
+    def put(self, data: bytes) -> None:
+        """Send a frame, or several, without content of streams."""
+        self.out.append(data)
+        self._idle_count += 1
+        if not self.is_flush_due:
+            self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Write when the cork is released, or else in the next iteration of the event loop."""
+        self.is_flush_due = True
+        if not self._cork.defer(self.flush):
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write what has been collected."""
+        self.is_flush_due = False
+        out = self.out
+        if not out:
+            return
+        data, was_full = b"".join(out), self.is_full
+        if len(out) > self._idle_count:
+            self.on_sent(len(out) - self._idle_count)
+        self._idle_count = 0
+        out.clear()
+        if self.transport.is_closing():
+            return
+        self.transport.write(data)
+        self._written_size += len(data)
+        if was_full:
+            self._unsent_size += len(data)
+            if self._unsent_size > UNSENT_BYTES_MAX:
+                self.transport.abort()
+
+    def progress(self) -> int:
+        """A number that changes when the client takes something from this connection."""
+        return self._written_size - unsent_bytes(self.transport)
+
+    # Streams that wait
+
+    def wait(self, stream: Waiting) -> None:
+        """Send the content of a stream when it is its turn."""
+        if not self.ready and not self.is_full and self.window > 0:
+            self._loop.call_soon(self.pump)
+        self.ready[stream] = None
+
+    def pump(self) -> None:
+        """Send content of waiting streams, by turns."""
+        left = PUMPED_BYTES_MAX
+        while self.ready and left > 0 and self.window > 0 and not self.is_full:
+            stream = next(iter(self.ready))
+            del self.ready[stream]
+            left -= stream.pump(left)
+            if stream.is_ready:
+                self.ready[stream] = None
+        self.flush()
+        if self.ready and left <= 0 and self.window > 0 and not self.is_full:
+            self._loop.call_soon(self.pump)
+
+    def pause(self) -> None:
+        """The transport's buffer is full."""
+        self.is_full = True
+
+    def resume(self) -> None:
+        """It has room again."""
+        self.is_full = False
+        self._unsent_size = 0
+        if self.ready:
+            self.pump()
+
+    def open_window(self, size: int) -> None:
+        """The client takes `size` bytes more on this connection. Raises H2Error."""
+        if not size:
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, "a window that is opened by nothing")
+        was_closed = self.window <= 0
+        self.window += size
+        if self.window > LARGEST_WINDOW:
+            raise H2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window that is opened too far")
+        if was_closed and self.ready and not self.is_full:
+            self._loop.call_soon(self.pump)
+
+
+def _ignore(_: int) -> None:
+    """Until somebody counts."""
+
+
+def opened(window: int, size: int) -> int:
+    """A stream's window, opened by `size`. Raises StreamError."""
+    if window + size > LARGEST_WINDOW:
+        raise StreamError(ErrorCode.FLOW_CONTROL_ERROR, "a window that is opened too far")
+    return window + size

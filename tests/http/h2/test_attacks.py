@@ -1,0 +1,274 @@
+"""What costs a server something and a client nothing has a bound, and other streams hardly notice.
+
+A well-behaved client passes none of the bounds: it has tests here, too.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+
+from services.core.client_flow import ClientBounds
+from services.http.h1.parser import HEAD_BYTES_MAX
+from services.http.h2.budget import CONTROL_FRAMES_MAX, RESETS_MAX
+from services.http.h2.receiving import FRAMES_A_TURN_MAX
+from services.http.h2.settings import STREAMS_MAX
+from services.http.h2.wire.fields import literal
+from services.http.h2.wire.frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PING,
+    PRIORITY,
+    ErrorCode,
+    frame,
+    rst_stream,
+    window_update,
+)
+from services.http.h2.wire.header_block import CONTINUATIONS_MAX
+from services.http.h2.writer import UNSENT_BYTES_MAX
+from services.http.server.config import HttpConfig
+from tests.http.h2.support import COMPLETION, COMPLETIONS, STREAMED, connected, connection_of, settings
+from tests.http.support import HANG, Script, run, serving
+
+PRIORITY_OF_3 = frame(PRIORITY, 0, 3, bytes(5))
+FLOODS: dict[str, Callable[[int], bytes]] = {
+    "PING": lambda stream_id: frame(PING, 0, 0, bytes(8)),
+    "SETTINGS": lambda stream_id: settings(),
+    "WINDOW_UPDATE": lambda stream_id: window_update(stream_id, 1),
+    "PRIORITY": lambda stream_id: PRIORITY_OF_3,
+    "empty DATA": lambda stream_id: frame(DATA, 0, stream_id),
+    "unknown frames": lambda stream_id: frame(0x42, 0, stream_id),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_flood_of_frames_ends_the_connection(kind: str) -> None:
+    async def test() -> None:
+        async with serving(Script(HANG)) as server, connected(server) as client:
+            stream_id = client.open(COMPLETIONS, ends=False)
+            flood = FLOODS[kind](stream_id)
+
+            client.send(flood * (4 * CONTROL_FRAMES_MAX))
+
+            assert await client.end() is ErrorCode.ENHANCE_YOUR_CALM
+
+    run(test)
+
+
+def test_frames_that_answer_what_was_sent_are_no_flood() -> None:
+    """gRPC's clients measure their line with a PING, and open two windows, for each message that they get."""
+
+    async def test() -> None:
+        parts = ["x"] * CONTROL_FRAMES_MAX
+        more = [asyncio.Event() for _ in parts]
+        steps = [step for pair in zip(parts, more, strict=True) for step in pair]
+        async with serving(Script(*steps)) as server, connected(server) as client:
+            stream_id = client.post(COMPLETIONS, STREAMED)
+            for event in more:
+                before = len(client.answers[stream_id].body)
+                while len(client.answers[stream_id].body) == before:
+                    await client.read()
+                client.send(frame(PING, 0, 0, bytes(8)), window_update(0, 100), window_update(stream_id, 100))
+                event.set()
+
+            answer = await client.answer(stream_id)
+
+        assert answer.has_ended
+
+    run(test)
+
+
+def test_frames_that_arrive_together_are_handled_a_few_a_turn() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server, connected(server) as client:
+            await client.until(lambda: client.seen)
+            connection, turns = connection_of(server), 0
+
+            connection.data_received(frame(PING, 0, 0, bytes(8)) * (4 * FRAMES_A_TURN_MAX))
+
+            while connection._frames._is_behind:
+                turns += 1
+                await asyncio.sleep(0)
+            await client.until(lambda: len([one for one in client.seen if one.kind == PING]) == 4 * FRAMES_A_TURN_MAX)
+        assert turns == 4
+
+    run(test)
+
+
+def test_answers_to_pings_that_nobody_reads_are_bounded() -> None:
+    async def test() -> None:
+        script = Script("x" * 8_000_000, HANG)
+        config = HttpConfig(client=ClientBounds(buffer_bytes_max=1 << 30))
+        async with serving(script, config=config) as server, connected(server) as client:
+            client.post(COMPLETIONS, STREAMED)
+            await script.running.wait()
+            writer = connection_of(server)._writer
+            while not writer.is_full:
+                await asyncio.sleep(0.001)
+
+            for _ in range(UNSENT_BYTES_MAX // 17 + CONTROL_FRAMES_MAX):
+                writer.put(frame(PING, 1, 0, bytes(8)))
+                writer.flush()
+
+            assert writer.transport.is_closing()
+
+    run(test)
+
+
+# Header fields
+
+
+def test_continuation_flood_ends_the_connection() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server, connected(server) as client:
+            client.send(frame(HEADERS, END_STREAM, 1, client.block("/live")))
+            client.send(frame(CONTINUATION, 0, 1) * (CONTINUATIONS_MAX + 1))
+
+            assert await client.end() is ErrorCode.ENHANCE_YOUR_CALM
+
+    run(test)
+
+
+def test_block_of_header_fields_is_bounded() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server, connected(server) as client:
+            client.send(frame(HEADERS, END_STREAM, 1, client.block("/live")))
+            client.send(frame(CONTINUATION, 0, 1, literal(b"x", b"y" * 16_000)) * 5)
+
+            assert await client.end() is ErrorCode.ENHANCE_YOUR_CALM
+
+    run(test)
+
+
+def test_block_that_expands_beyond_its_bound_ends_the_connection() -> None:
+    """A field in the dynamic table costs its sender one byte."""
+
+    async def test() -> None:
+        async with serving(Script()) as server, connected(server) as client:
+            stored = b"\x40" + literal(b"x", b"y" * 3900)[1:]
+            bomb = client.block("/live") + stored + b"\xbe" * (HEAD_BYTES_MAX // 3900 + 1)
+            client.send(frame(HEADERS, END_HEADERS | END_STREAM, 1, bomb))
+
+            assert await client.end() is ErrorCode.ENHANCE_YOUR_CALM
+
+    run(test)
+
+
+def test_large_head_within_the_bound_is_served() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server, connected(server) as client:
+            block = client.block("/live", {"x-large": "y" * 40_000}, method="GET")
+            client.send(frame(HEADERS, END_STREAM, 1, block[:16_000]), frame(CONTINUATION, 0, 1, block[16_000:32_000]))
+            client.send(frame(CONTINUATION, END_HEADERS, 1, block[32_000:]))
+
+            assert (await client.answer(1)).status == 200
+
+    run(test)
+
+
+# Streams that are reset at once
+
+
+def test_rapid_reset_ends_the_connection() -> None:
+    """CVE-2023-44487."""
+
+    async def test() -> None:
+        script = Script(HANG)
+        async with serving(script) as server, connected(server) as client:
+            for _ in range(RESETS_MAX + 200):
+                client.send(rst_stream(client.post(COMPLETIONS, STREAMED), ErrorCode.CANCEL))
+
+            assert await client.end() is ErrorCode.ENHANCE_YOUR_CALM
+            while server.context.start_limiter._waiting:
+                await asyncio.sleep(0.001)
+            assert len(script.requests) < RESETS_MAX // 10, "hardly any of them has cost more than its head"
+
+    run(test)
+
+
+def test_resets_that_a_client_makes_us_send_are_bounded_likewise() -> None:
+    """CVE-2025-8671."""
+
+    async def test() -> None:
+        async with serving(Script(HANG)) as server, connected(server) as client:
+            for _ in range(RESETS_MAX + 200):
+                client.send(window_update(client.open(COMPLETIONS, ends=False), 0))
+
+            assert await client.end() is ErrorCode.ENHANCE_YOUR_CALM
+
+    run(test)
+
+
+def test_client_that_leaves_all_its_streams_keeps_its_connection() -> None:
+    async def test() -> None:
+        script = Script(HANG)
+        async with serving(script) as server, connected(server) as client:
+            ids = [client.post(COMPLETIONS, STREAMED) for _ in range(STREAMS_MAX)]
+            while len(script.requests) < STREAMS_MAX:
+                await asyncio.sleep(0.001)
+
+            client.send(*(rst_stream(one, ErrorCode.CANCEL) for one in ids))
+
+            while connection_of(server).tasks:
+                await asyncio.sleep(0.001)
+            assert (await client.answer(client.get("/live"))).status == 200
+
+    run(test)
+
+
+def test_reset_stream_counts_until_its_task_has_ended() -> None:
+    """Otherwise a client could have as many requests under way as it can send."""
+
+    async def test() -> None:
+        holds = asyncio.Event()
+
+        async def clings(request: object, call: object, sink: object) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await holds.wait()
+
+        async with serving(clings) as server, connected(server) as client:
+            ids = [client.post(COMPLETIONS, STREAMED) for _ in range(STREAMS_MAX)]
+            await client.until(lambda: client.seen)
+            while len(connection_of(server).tasks) < STREAMS_MAX:
+                await asyncio.sleep(0.001)
+            client.send(*(rst_stream(one, ErrorCode.CANCEL) for one in ids))
+
+            assert (await client.answer(client.get("/live"))).reset is ErrorCode.REFUSED_STREAM
+            holds.set()
+            while connection_of(server).tasks:
+                await asyncio.sleep(0.001)
+            assert (await client.answer(client.get("/live"))).status == 200
+
+    run(test)
+
+
+def test_setting_that_changes_many_windows_costs_more_than_one_frame() -> None:
+    async def test() -> None:
+        async with serving(Script(HANG)) as server, connected(server) as client:
+            for _ in range(STREAMS_MAX):
+                client.open(COMPLETIONS, ends=False)
+
+            client.send((settings(window=1) + settings(window=2)) * (CONTROL_FRAMES_MAX // 64))
+
+            assert await client.end() is ErrorCode.ENHANCE_YOUR_CALM
+
+    run(test)
+
+
+def test_request_after_an_attack_on_another_connection_is_answered() -> None:
+    async def test() -> None:
+        async with serving(Script("hello")) as server, connected(server) as client:
+            client.send(frame(PING, 0, 0, bytes(8)) * (4 * CONTROL_FRAMES_MAX))
+            async with connected(server) as other:
+                answer = await other.answer(other.post(COMPLETIONS, COMPLETION))
+            await client.end()
+
+        assert json.loads(answer.body)["choices"][0]["text"] == "hello"
+
+    run(test)

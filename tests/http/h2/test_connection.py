@@ -1,0 +1,508 @@
+"""A connection over HTTP/2 answers many requests at a time, as HTTP/1.1 answers them one after another."""
+
+import asyncio
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from services.core.errors import Reason
+from services.http.h2 import connection as connection_module
+from services.http.h2 import keepalive
+from services.http.h2.connection import DRAIN_PING
+from services.http.h2.flow_control import STREAM_WINDOW_BYTES
+from services.http.h2.settings import STREAMS_MAX
+from services.http.h2.wire.frames import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    LARGEST_STREAM_ID,
+    PING,
+    PREFACE,
+    WINDOW_UPDATE,
+    ErrorCode,
+    frame,
+    rst_stream,
+    window_update,
+)
+from services.http.server.config import HttpConfig
+from tests.http.h2.support import (
+    COMPLETION,
+    COMPLETIONS,
+    STREAMED,
+    Client,
+    connected,
+    connection_of,
+    settings,
+)
+from tests.http.support import HANG, Script, StubFrontend, error_of, events, run, serving
+
+
+def texts(body: bytes) -> str:
+    return "".join(event["choices"][0]["text"] for event in events(body)[:-1] if event["choices"])
+
+
+# Requests and answers
+
+
+def test_answers_a_request_with_the_same_body_as_over_http_1() -> None:
+    async def test() -> None:
+        async with serving(Script("hello")) as server, connected(server) as client:
+            _, over_http_1 = await server.post(COMPLETIONS, COMPLETION, headers={"X-Request-Id": "r-1"})
+            answer = await client.answer(client.post(COMPLETIONS, COMPLETION, {"x-request-id": "r-1"}))
+
+        assert answer.status == 200
+        assert answer.json | {"created": 0} == json.loads(over_http_1) | {"created": 0}
+        assert answer.headers["x-request-id"] == "r-1"
+        assert answer.headers["content-length"] == str(len(answer.body))
+
+    run(test)
+
+
+def test_streams_events() -> None:
+    async def test() -> None:
+        more = asyncio.Event()
+        async with serving(Script("one", more, "two")) as server, connected(server) as client:
+            stream_id = client.post(COMPLETIONS, STREAMED)
+            await client.until(lambda: b"one" in client.answers[stream_id].body)
+            more.set()
+            answer = await client.answer(stream_id)
+
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert texts(answer.body) == "onetwo"
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+
+    run(test)
+
+
+def test_failure_has_its_status() -> None:
+    async def test() -> None:
+        async with serving(Script(Reason.OVERLOADED)) as server, connected(server) as client:
+            answer = await client.answer(client.post(COMPLETIONS, STREAMED))
+
+        assert answer.status == 503
+        assert answer.headers["retry-after"] == "2"
+        assert error_of(answer.body)["code"] == "OVERLOADED"
+
+    run(test)
+
+
+def test_head_has_no_body() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server, connected(server) as client:
+            answer = await client.answer(client.open("/live", method="HEAD", ends=True))
+
+        assert (answer.status, answer.body) == (200, b"")
+        assert int(answer.headers["content-length"]) > 0
+
+    run(test)
+
+
+def test_requests_of_one_connection_do_not_wait_for_each_other() -> None:
+    async def test() -> None:
+        async with serving(Script(HANG)) as server, connected(server) as client:
+            client.post(COMPLETIONS, STREAMED)
+
+            answer = await client.answer(client.get("/live"))
+
+        assert answer.status == 200
+
+    run(test)
+
+
+@hypothesis_settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 400), max_size=8))
+def test_bytes_may_be_cut_anywhere(cuts: list[int]) -> None:
+    async def test() -> None:
+        async with serving(Script("hello")) as server, connected(server, greets=False) as client:
+            body = json.dumps(COMPLETION).encode()
+            head = frame(HEADERS, END_HEADERS, 1, client.block(COMPLETIONS))
+            data = PREFACE + settings() + head + frame(DATA, 0, 1, body[:9]) + frame(DATA, END_STREAM, 1, body[9:])
+            bounds = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+            for start, end in pairwise(bounds):
+                client.send(data[start:end])
+                await asyncio.sleep(0.001)
+
+            answer = await client.answer(1)
+
+        assert answer.json["choices"][0]["text"] == "hello"
+
+    run(test)
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(st.binary(max_size=200), st.booleans())
+def test_garbage_ends_in_goaway_or_a_reset_and_harms_nothing(garbage: bytes, has_head: bool) -> None:
+    async def test() -> None:
+        config = HttpConfig(lingering_s_max=0.01, body_read_s_max=0.05, keepalive_s=0.05)
+        with capture_logs() as logs:
+            async with serving(Script("hello"), config=config) as server, connected(server) as client:
+                if has_head:
+                    client.open(COMPLETIONS, ends=False)
+                client.send(garbage)
+                client.writer.write_eof()
+                await client.end()
+                _, body = await server.get("/live")
+
+        assert body
+        assert not [entry for entry in logs if entry["log_level"] == "error"]
+
+    run(test)
+
+
+def test_trailers_of_a_request_are_ignored() -> None:
+    async def test() -> None:
+        async with serving(Script("hello")) as server, connected(server) as client:
+            stream_id = client.open(COMPLETIONS, ends=False)
+            client.send(frame(DATA, 0, stream_id, json.dumps(COMPLETION).encode()))
+            client.send(frame(HEADERS, END_HEADERS | END_STREAM, stream_id, client.encode([("x-checksum", "1")])))
+
+            answer = await client.answer(stream_id)
+
+        assert answer.json["choices"][0]["text"] == "hello"
+
+    run(test)
+
+
+# Content of requests
+
+
+def test_body_above_the_bound_is_refused_before_it_has_come() -> None:
+    async def test() -> None:
+        config = HttpConfig(body_bytes_max=1000)
+        async with serving(Script("hello"), config=config) as server, connected(server) as client:
+            said = client.open(COMPLETIONS, {"content-length": "1001"}, ends=False)
+            sent = client.open(COMPLETIONS, ends=False)
+            client.send(frame(DATA, 0, sent, bytes(1001)))
+
+            for answer in [await client.answer(said), await client.answer(sent)]:
+                assert answer.status == 413
+            await client.until(
+                lambda: client.answers[said].reset is not None and client.answers[sent].reset is not None
+            )
+            assert client.answers[said].reset is ErrorCode.NO_ERROR, "the rest is not needed"
+
+    run(test)
+
+
+def test_bodies_of_a_connection_together_are_bounded() -> None:
+    async def test() -> None:
+        config = HttpConfig(body_bytes_max=1000)
+        async with serving(Script("hello"), config=config) as server, connected(server) as client:
+            first, second = client.open(COMPLETIONS, ends=False), client.open(COMPLETIONS, ends=False)
+            client.send(frame(DATA, 0, first, bytes(600)), frame(DATA, 0, second, bytes(600)))
+
+            answer = await client.answer(second)
+
+            assert answer.reset is ErrorCode.REFUSED_STREAM, "it may be sent again"
+            client.send(rst_stream(first, ErrorCode.CANCEL))
+            assert (await client.answer(client.post(COMPLETIONS, COMPLETION))).status == 200
+            assert connection_of(server).bodies_size == 0
+
+    run(test)
+
+
+def test_body_that_does_not_arrive_in_time_is_answered() -> None:
+    async def test() -> None:
+        config = HttpConfig(body_read_s_max=0.05)
+        async with serving(Script("hello"), config=config) as server, connected(server) as client:
+            answer = await client.answer(client.open(COMPLETIONS, ends=False))
+
+        assert answer.status == 504
+
+    run(test)
+
+
+def test_window_opens_as_content_arrives() -> None:
+    async def test() -> None:
+        size = 3 * STREAM_WINDOW_BYTES
+        async with serving(Script("hello")) as server, connected(server) as client:
+            stream_id = client.open("/v1/completions", ends=False)
+            left = STREAM_WINDOW_BYTES
+            sent = 0
+            while sent < size:
+                while left >= 16_384:
+                    client.send(frame(DATA, 0, stream_id, b" " * 16_384))
+                    left, sent = left - 16_384, sent + 16_384
+                before = len(client.seen)
+                await client.read()
+                left += sum(
+                    int.from_bytes(one.payload, "big")
+                    for one in client.seen[before:]
+                    if one.kind == WINDOW_UPDATE and one.stream_id == stream_id
+                )
+            client.send(frame(DATA, END_STREAM, stream_id, json.dumps(COMPLETION).encode()))
+
+            assert (await client.answer(stream_id)).status == 200
+
+    run(test)
+
+
+def test_client_that_passes_the_window_of_a_stream_is_reset() -> None:
+    async def test() -> None:
+        config = HttpConfig(body_bytes_max=100)  # The rest of a refused request is not read: its window stays closed.
+        async with serving(Script(HANG), config=config) as server, connected(server, window=0) as client:
+            stream_id = client.open(COMPLETIONS, ends=False)
+            for _ in range(STREAM_WINDOW_BYTES // 16_384 + 1):
+                client.send(frame(DATA, 0, stream_id, bytes(16_384)))
+            answer = await client.answer(stream_id)
+
+        assert answer.reset is ErrorCode.FLOW_CONTROL_ERROR
+
+    run(test)
+
+
+# Clients that leave
+
+
+def test_reset_cancels_the_request_alone() -> None:
+    async def test() -> None:
+        script = Script("a", HANG)
+        async with serving(script) as server, connected(server) as client:
+            stream_id = client.post(COMPLETIONS, STREAMED)
+            await script.running.wait()
+
+            client.send(rst_stream(stream_id, ErrorCode.CANCEL))
+
+            await script.cancelled.wait()
+            assert (await client.answer(client.get("/live"))).status == 200
+            assert not connection_of(server).tasks
+
+    run(test)
+
+
+def test_disconnect_cancels_all_requests() -> None:
+    async def test() -> None:
+        script = Script("a", HANG)
+        async with serving(script) as server:
+            async with connected(server) as client:
+                for _ in range(3):
+                    client.post(COMPLETIONS, STREAMED)
+                await script.running.wait()
+            await script.cancelled.wait()
+            while len(server.clients):
+                await asyncio.sleep(0.001)
+
+    run(test)
+
+
+def test_streams_above_the_bound_are_refused_and_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with serving(Script(HANG)) as server, connected(server) as client:
+            for _ in range(STREAMS_MAX):
+                client.open(COMPLETIONS, ends=False)
+
+            answer = await client.answer(client.get("/live"))
+
+        assert answer.reset is ErrorCode.REFUSED_STREAM
+
+    run(test)
+
+
+# Leaving in two steps
+
+
+def test_draining_connection_serves_what_is_on_its_way_and_then_leaves() -> None:
+    async def test() -> None:
+        more = asyncio.Event()
+        async with serving(Script("a", more)) as server, connected(server) as client:
+            first = client.post(COMPLETIONS, STREAMED)
+            await client.until(lambda: client.answers[first].headers)
+
+            connection_of(server).drain()
+
+            await client.until(lambda: client.goaways)
+            assert client.goaways == [(LARGEST_STREAM_ID, ErrorCode.NO_ERROR)]
+            crossed = client.get("/live")
+            assert (await client.answer(crossed)).status == 200
+            client.send(frame(PING, ACK, 0, DRAIN_PING))
+            await client.until(lambda: len(client.goaways) == 2)
+            assert client.goaways[-1] == (crossed, ErrorCode.NO_ERROR)
+            late = client.get("/live")
+            more.set()
+            assert texts((await client.answer(first)).body) == "a"
+            await client.end()
+            assert client.answers[late].headers == {}, "the client sends it elsewhere"
+
+    run(test)
+
+
+def test_client_that_does_not_answer_the_ping_is_left_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "GOAWAY_S_MAX", 0.01)
+
+    async def test() -> None:
+        async with serving(Script()) as server, connected(server) as client:
+            await client.answer(client.get("/live"))
+            connection_of(server).drain()
+
+            assert await client.end() is ErrorCode.NO_ERROR
+            assert len(client.goaways) == 2
+
+    run(test)
+
+
+def test_answer_of_a_draining_process_makes_the_connection_leave() -> None:
+    async def test() -> None:
+        frontend = StubFrontend()
+        async with serving(Script("a"), catalog=frontend) as server, connected(server) as client:
+            frontend.is_draining = True
+
+            answer = await client.answer(client.get("/live"))
+            await client.until(lambda: client.goaways)
+
+        assert answer.status == 200
+
+    run(test)
+
+
+def test_idle_connection_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        config = HttpConfig(keepalive_s=0.05)
+        async with serving(Script("a"), config=config) as server, connected(server) as client:
+            await client.answer(client.get("/live"))
+
+            await client.until(lambda: client.goaways)
+            client.send(frame(PING, ACK, 0, DRAIN_PING))
+
+            assert await client.end() is ErrorCode.NO_ERROR
+
+    run(test)
+
+
+# Silence
+
+
+def test_silent_client_is_asked_and_then_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keepalive, "LOOK_S", 0.05)
+
+    async def test() -> None:
+        script = Script("a", HANG)
+        async with serving(script) as server, connected(server) as client:
+            client.post(COMPLETIONS, STREAMED)
+
+            await client.until(lambda: [one for one in client.seen if one.kind == PING])
+            await client.end()
+
+            await script.cancelled.wait()
+
+    run(test)
+
+
+def test_client_that_answers_pings_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keepalive, "LOOK_S", 0.05)
+
+    async def test() -> None:
+        async with serving(Script("a", HANG)) as server, connected(server) as client:
+            client.post(COMPLETIONS, STREAMED)
+
+            for count in range(1, 5):
+                while len([one for one in client.seen if one.kind == PING]) < count:
+                    await client.read()
+                client.send(frame(PING, ACK, 0, bytes(8)))
+
+    run(test)
+
+
+# Flow control
+
+
+async def stream_through(client: Client, step: int) -> Any:
+    """The answer to a streamed completion, for which the client opens its window by `step` bytes at a time."""
+    stream_id = client.post(COMPLETIONS, STREAMED)
+    answer = client.answers[stream_id]
+    while not answer.has_ended:
+        client.send(window_update(stream_id, step))
+        await client.read()
+    return answer
+
+
+def test_answer_passes_through_a_small_window_unchanged() -> None:
+    async def test() -> None:
+        parts = [f"{number} " * 100 for number in range(200)]
+        async with serving(Script(*parts)) as server, connected(server, window=0) as client:
+            answer = await stream_through(client, 5_000)
+
+        assert texts(answer.body) == "".join(parts)
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+
+    run(test)
+
+
+def test_stream_that_is_not_read_holds_up_no_other() -> None:
+    async def test() -> None:
+        async with serving(Script("word " * 1000)) as server, connected(server, window=0) as client:
+            blocked = client.post(COMPLETIONS, STREAMED)
+            await client.until(lambda: client.answers[blocked].headers)
+            other = client.post(COMPLETIONS, STREAMED)
+            client.send(window_update(other, 1 << 20))
+
+            answer = await client.answer(other)
+
+        assert texts(answer.body) == "word " * 1000
+        assert client.answers[blocked].body == b""
+
+    run(test)
+
+
+def test_window_of_a_setting_applies_to_open_streams() -> None:
+    async def test() -> None:
+        async with serving(Script("hello")) as server, connected(server, window=0) as client:
+            stream_id = client.post(COMPLETIONS, STREAMED)
+            await client.until(lambda: client.answers[stream_id].headers)
+
+            client.send(settings(window=1 << 20))
+
+            assert texts((await client.answer(stream_id)).body) == "hello"
+
+    run(test)
+
+
+def test_tokens_of_many_streams_leave_in_one_write() -> None:
+    async def test() -> None:
+        streams = 20
+        ready, more = asyncio.Semaphore(0), asyncio.Event()
+
+        async def pipeline(request: Any, call: Any, sink: Any) -> Any:
+            ready.release()
+            return await Script("first", more, "next", HANG)(request, call, sink)
+
+        async with serving(pipeline) as server, connected(server) as client:
+            ids = [client.post(COMPLETIONS, STREAMED) for _ in range(streams)]
+            await client.until(
+                lambda: all(b"first" in client.answers[one].body for one in ids if one in client.answers)
+            )
+            for _ in ids:
+                await ready.acquire()
+            await client.until(lambda: all(client.answers[one].body for one in ids))
+            writes: list[bytes] = []
+            writer = connection_of(server)._writer
+            transport: Any = _Recording(writer.transport, writes)
+            writer.transport = transport
+
+            more.set()
+            await client.until(lambda: all(b"next" in client.answers[one].body for one in ids))
+
+        assert len(writes) == 1
+        assert writes[0].count(b'"text":"next"') == streams
+
+    run(test)
+
+
+class _Recording:
+    def __init__(self, transport: Any, writes: list[bytes]) -> None:
+        self._transport = transport
+        self._writes = writes
+
+    def write(self, data: bytes) -> None:
+        self._writes.append(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
