@@ -27,6 +27,7 @@ from services.http.server.context import ConnectionContext
 
 log = structlog.get_logger()
 
+GRPC = "application/grpc"
 DRAIN_PING = b"draining"
 """Sent behind the first GOAWAY. Once it is answered, the client has seen both."""
 GOAWAY_S_MAX = 1.0
@@ -113,6 +114,10 @@ class H2Connection(asyncio.Protocol):
 
     def on_open(self, stream: Stream, head: RequestHead) -> Receiver:
         self.context.clients.set_busy(self)
+        rpcs = self.context.rpcs
+        if rpcs is not None and head.headers.get("content-type", "").startswith(GRPC):
+            receiver: Receiver = rpcs.open(self, stream, head)
+            return receiver
         return H2Exchange(self, stream, head)
 
     def on_begun(self, stream: Stream) -> None:

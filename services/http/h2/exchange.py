@@ -24,7 +24,9 @@ class H2Exchange(Request):
     def __init__(self, host: Host, stream: Stream, head: RequestHead) -> None:
         super().__init__(host, stream)
         self._body = bytearray()
-        self._request = HttpRequest(method=head.method, path=head.path, headers=head.headers, is_chunkable=False)
+        self._request: HttpRequest | None = HttpRequest(
+            method=head.method, path=head.path, headers=head.headers, is_chunkable=False
+        )
         self.send = stream.send  # Every event takes this path.
         if head.content_length is not None and head.content_length > host.context.app.body_bytes_max:
             self._refuse(too_large(host.context.app.body_bytes_max))
@@ -45,10 +47,11 @@ class H2Exchange(Request):
             self._stream.use(len(data))
 
     def on_end(self) -> None:
-        if not self._has_begun:
-            self._request.body = bytes(self._body)
+        request = self._request
+        if not self._has_begun and request is not None:
+            request.body = bytes(self._body)
             self._release()
-            self.begin(at_once=self._request.path in PROBE_PATHS)
+            self.begin(at_once=request.path in PROBE_PATHS)
 
     def on_late(self) -> None:
         within = f"within {self._host.context.config.body_read_s_max:g} s"
@@ -60,6 +63,7 @@ class H2Exchange(Request):
 
     def _refuse(self, fault: Failure) -> None:
         """Answer without the rest of the request. A handler finds the fault before it reads the body."""
+        assert self._request is not None, "it has not begun"
         self._request.fault = fault
         self._release()
         self.begin()
@@ -69,7 +73,8 @@ class H2Exchange(Request):
         self._body = bytearray()
 
     async def answer(self) -> None:
-        request, self._request = self._request, _NOTHING
+        request, self._request = self._request, None  # An answer may take minutes.
+        assert request is not None, "a request is answered once"
         await self._host.context.app.answer(request, self)
 
     # Sending
@@ -148,6 +153,3 @@ class H2Exchange(Request):
 
     def cut(self) -> None:
         self._stream.reset(ErrorCode.CANCEL)
-
-
-_NOTHING = HttpRequest(method="", path="", headers={})

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
@@ -46,6 +46,14 @@ class App(Protocol):
         ...
 
 
+class Rpcs(Protocol):
+    """The rpcs that a server serves over HTTP/2. The types are those of services/http/h2, which imports this module."""
+
+    def open(self, host: Any, stream: Any, head: Any) -> Any:
+        """An rpc has begun to arrive. Returns what takes its content."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConnectionContext:
     """What all connections of a server share. `group`: of the tasks that answer. `cork`: of all streams."""
@@ -55,4 +63,5 @@ class ConnectionContext:
     group: asyncio.TaskGroup
     cork: Cork
     clients: Clients
+    rpcs: Rpcs | None = None
     start_limiter: StartLimiter = field(default_factory=StartLimiter)

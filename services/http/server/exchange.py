@@ -86,8 +86,18 @@ def drain_s(bounds: ClientBounds, size: int) -> float:
     return bounds.drain_s_max * max(1.0, size / bounds.buffer_bytes_max)
 
 
+class Sending(Protocol):
+    """An answer of which something waits for the client. See `Exchange`."""
+
+    def unsent_size(self) -> int: ...
+
+    def progress(self) -> int: ...
+
+    def cut(self) -> None: ...
+
+
 async def taken_within(
-    bounds: ClientBounds, size: int, exchange: Exchange, sending: Coroutine[None, None, None], request_id: str
+    bounds: ClientBounds, size: int, exchange: Sending, sending: Coroutine[None, None, None], request_id: str
 ) -> None:
     """Wait until the client has taken its last `size` bytes (`sending`), or cut it off."""
     scope = asyncio.timeout(drain_s(bounds, size))

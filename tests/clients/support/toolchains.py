@@ -191,6 +191,7 @@ def schemathesis(folder: Path) -> list[str]:
 
 GRPCURL = Client("grpcurl", ("go",), go_tool("grpcurl"))
 H2SPEC = Client("h2spec", ("go",), go_tool("h2spec"))
+GRPC_INTEROP = Client("grpc_interop", ("go",), go_tool("client"))
 CLIENTS = (
     Client("python", (), python),
     Client("go", ("go",), go),

@@ -1,0 +1,97 @@
+"""Cuts the content of a stream into messages, and compresses and decompresses them within bounds."""
+
+import gzip
+import struct
+import zlib
+from collections import deque
+
+from grpc import StatusCode
+
+from services.core.bounded_executor import BoundedExecutor
+from services.http.grpc.metadata import RpcError
+
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+"""The largest message, as it comes and decompressed: a prompt of about four million tokens."""
+INLINE_BYTES_MAX = 64 * 1024
+"""A compressed message of more bytes is decompressed in a thread, so that streams on the event loop continue."""
+COMPRESSED_BYTES_MIN = 1024
+"""Smaller messages are sent as they are to a client that compresses its own."""
+GZIP = "gzip"
+_PREFIX = struct.Struct(">BI")
+_GZIP_BITS = 16 + zlib.MAX_WBITS
+
+
+class MessageReader:
+    """The messages of one request. `is_midway`: a part of the next one has come."""
+
+    __slots__ = ("_data", "messages")
+
+    def __init__(self) -> None:
+        """`messages`: those that have come whole, and whether they are compressed."""
+        self.messages: deque[tuple[bool, bytes]] = deque()
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Add content. Raises RpcError."""
+        self._data += data
+        start = 0
+        while len(self._data) - start >= _PREFIX.size:
+            flag, size = _PREFIX.unpack_from(self._data, start)
+            if flag > 1:
+                raise RpcError(StatusCode.INTERNAL, f"a message with the flag {flag}")
+            if size > MESSAGE_BYTES_MAX:
+                raise too_large()
+            end = start + _PREFIX.size + size
+            if end > len(self._data):
+                break
+            self.messages.append((flag == 1, bytes(self._data[start + _PREFIX.size : end])))
+            start = end
+        del self._data[:start]
+
+    @property
+    def is_midway(self) -> bool:
+        return bool(self._data)
+
+
+def too_large() -> RpcError:
+    """The error of a message above the bound."""
+    why = f"the message is larger than {MESSAGE_BYTES_MAX} bytes: send a smaller one"
+    return RpcError(StatusCode.RESOURCE_EXHAUSTED, why)
+
+
+class Decompressor:
+    """Decompresses messages: small ones at once, others in a thread that all rpcs share."""
+
+    def __init__(self) -> None:
+        self._executor = BoundedExecutor()
+
+    async def decompressed(self, message: bytes, encoding: str) -> bytes:
+        """The message. `encoding`: as the request says. Raises RpcError."""
+        if encoding != GZIP:
+            raise RpcError(StatusCode.INTERNAL, "a compressed message without a grpc-encoding that says how")
+        small = _inflated(message, INLINE_BYTES_MAX)
+        if small is not None:
+            return small
+        large = await self._executor.run(_inflated, message, MESSAGE_BYTES_MAX, size=len(message))
+        if large is None:
+            raise too_large()
+        return large
+
+
+def _inflated(message: bytes, bytes_max: int) -> bytes | None:
+    """The decompressed message; None: it is larger than `bytes_max`. Raises RpcError."""
+    inflater = zlib.decompressobj(_GZIP_BITS)
+    try:
+        content = inflater.decompress(message, bytes_max + 1)
+    except zlib.error as error:
+        raise RpcError(StatusCode.INTERNAL, f"the message is not in gzip as its flag says: {error}") from None
+    if len(content) > bytes_max:
+        return None
+    if not inflater.eof or inflater.unused_data:
+        raise RpcError(StatusCode.INTERNAL, "the message is not one whole member of gzip")
+    return content
+
+
+def compressed(message: bytes) -> bytes:
+    """The message in gzip."""
+    return gzip.compress(message, compresslevel=1, mtime=0)

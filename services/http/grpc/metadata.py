@@ -1,0 +1,105 @@
+"""Metadata, timeouts and statuses as header fields."""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from urllib.parse import quote, unquote
+
+from grpc import StatusCode
+
+from services.http.h2.wire.fields import encode_fields, encode_status
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+BINARY_SUFFIX = "-bin"
+STATUS_DETAILS = "grpc-status-details-bin"
+_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
+_UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_RESERVED = frozenset({"content-type", "te", "host", "content-length"})
+_UNQUOTED = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+
+
+class RpcError(Exception):
+    """An rpc that ends with a status other than OK. `details`: a google.rpc.Status, encoded."""
+
+    def __init__(self, code: StatusCode, message: str, details: bytes = b"", trailing: Metadata = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.trailing = (*trailing, (STATUS_DETAILS, details)) if details else trailing
+
+
+def timeout_s_in(headers: Mapping[str, str]) -> float | None:
+    """The timeout that the client has set. Raises RpcError."""
+    given = headers.get("grpc-timeout")
+    if given is None:
+        return None
+    if (found := _TIMEOUT.fullmatch(given)) is None:
+        raise RpcError(
+            StatusCode.INVALID_ARGUMENT, "grpc-timeout must be up to eight digits and one of H, M, S, m, u, n"
+        )
+    return int(found[1]) * _UNITS_S[found[2]]
+
+
+def metadata_in(headers: Mapping[str, str]) -> Metadata:
+    """What the application may read. Raises RpcError if a binary value cannot be decoded."""
+    metadata: list[tuple[str, str | bytes]] = []
+    for name, value in headers.items():
+        if name in _RESERVED or name.startswith("grpc-"):
+            continue
+        if name.endswith(BINARY_SUFFIX):
+            metadata += [(name, _decoded(name, one.strip())) for one in value.split(",")]
+        else:
+            metadata.append((name, value))
+    return tuple(metadata)
+
+
+def _decoded(name: str, value: str) -> bytes:
+    try:
+        return base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
+    except binascii.Error:
+        raise RpcError(StatusCode.INVALID_ARGUMENT, f"the metadata {name[:50]} is not in base64") from None
+
+
+def _encoded(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
+    fields = []
+    for name, value in metadata:
+        if isinstance(value, bytes) or name.endswith(BINARY_SUFFIX):
+            raw = value if isinstance(value, bytes) else value.encode()
+            fields.append((name, base64.b64encode(raw).decode().rstrip("=")))
+        else:
+            fields.append((name, value))
+    return encode_fields(fields)
+
+
+@lru_cache(maxsize=4)
+def _head(encoding: str) -> bytes:
+    """The fields that every answer begins with."""
+    fields = [("content-type", "application/grpc"), ("grpc-accept-encoding", "identity,gzip")]
+    return encode_status(200) + encode_fields([*fields, ("grpc-encoding", encoding)] if encoding else fields)
+
+
+def head_block(metadata: Iterable[tuple[str, str | bytes]], encoding: str = "") -> bytes:
+    """The block of an answer's head. `encoding`: of compressed messages."""
+    return _head(encoding) + _encoded(metadata)
+
+
+def trailers_block(code: StatusCode, message: str, metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
+    """The block of the trailers. An answer without messages has no more than its head and these."""
+    number: int = code.value[0]
+    if not number and not message and not metadata:
+        return _OK
+    fields = [("grpc-status", str(number))]
+    if message:
+        fields.append(("grpc-message", quote(message, safe=_UNQUOTED)))
+    return encode_fields(fields) + _encoded(metadata)
+
+
+_OK = encode_fields([("grpc-status", "0")])
+
+
+def message_in(trailers: Mapping[str, str]) -> str:
+    """The message of a status, for tests and clients."""
+    return unquote(trailers.get("grpc-message", ""))

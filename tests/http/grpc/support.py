@@ -1,0 +1,92 @@
+"""A server of gRPC's test service, and raw clients of it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from services.core.client_flow import ClientBounds
+from services.http.app import HttpApp
+from services.http.grpc.routes import GrpcRoutes
+from services.http.server.config import HttpConfig
+from services.http.server.context import ConnectionContext
+from services.http.server.listener import http_server
+from tests.http.grpc.interop_service import SERVICE, TestService
+from tests.http.h2.support import Client, connected
+from tests.http.support import Server
+
+HEADERS = {"content-type": "application/grpc", "te": "trailers"}
+EMPTY_CALL = f"/{SERVICE}/EmptyCall"
+UNARY_CALL = f"/{SERVICE}/UnaryCall"
+
+
+@dataclass
+class Serving:
+    """`address`: of a server that serves `service`."""
+
+    address: str
+    service: TestService
+    routes: GrpcRoutes
+    server: Any
+    context: ConnectionContext = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.context = self.server.context
+
+
+@asynccontextmanager
+async def serving_rpcs(
+    *, config: HttpConfig | None = None, bounds: ClientBounds | None = None
+) -> AsyncIterator[Serving]:
+    config, routes = config or HttpConfig(), GrpcRoutes(bounds or ClientBounds())
+    service = TestService()
+    service.register(routes)
+    app = HttpApp(config, config.body_bytes_max, lambda: False)
+    async with http_server(app, config, "127.0.0.1", 0, rpcs=routes) as listening:
+        server: Any = Server(listening.port, None, None, None, listening.context)  # type: ignore[arg-type]
+        try:
+            yield Serving(f"127.0.0.1:{listening.port}", service, routes, server)
+        finally:
+            for writer in server.writers:
+                writer.close()
+
+
+@asynccontextmanager
+async def raw_client(serving: Serving, **options: Any) -> AsyncIterator[Client]:
+    async with connected(serving.server, **options) as client:
+        yield client
+
+
+@asynccontextmanager
+async def stub_of(serving: Serving, **options: Any) -> AsyncIterator[Any]:
+    """Callables of grpcio, by the name of the method."""
+    async with grpc.aio.insecure_channel(serving.address, **options) as channel:
+        yield Stub(channel, serving.service.types)
+
+
+class Stub:
+    """The methods, as generated code has them."""
+
+    def __init__(self, channel: grpc.aio.Channel, types: dict[str, Any]) -> None:
+        def method(kind: Any, name: str, request: str, response: str) -> Any:
+            path = f"/{SERVICE}/{name}"
+            return kind(
+                path,
+                request_serializer=types[request].SerializeToString,
+                response_deserializer=types[response].FromString,
+            )
+
+        output = ("StreamingOutputCallRequest", "StreamingOutputCallResponse")
+        incoming = ("StreamingInputCallRequest", "StreamingInputCallResponse")
+        self.empty = method(channel.unary_unary, "EmptyCall", "Empty", "Empty")
+        self.unary = method(channel.unary_unary, "UnaryCall", "SimpleRequest", "SimpleResponse")
+        self.output = method(channel.unary_stream, "StreamingOutputCall", *output)
+        self.input = method(channel.stream_unary, "StreamingInputCall", *incoming)
+        self.duplex = method(channel.stream_stream, "FullDuplexCall", *output)
+
+
+def message(content: bytes, *, flag: int = 0) -> bytes:
+    """A message with its prefix."""
+    return bytes((flag,)) + len(content).to_bytes(4, "big") + content

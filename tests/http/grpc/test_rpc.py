@@ -1,0 +1,363 @@
+"""Rpcs have the semantics of gRPC: messages in order, one status, deadlines, metadata, and bounds on what comes."""
+
+import asyncio
+import gzip
+from typing import Any
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from services.core.client_flow import ClientBounds
+from services.http.grpc.messages import COMPRESSED_BYTES_MIN, MESSAGE_BYTES_MAX
+from services.http.grpc.metadata import RpcError, message_in
+from services.http.h2.wire.frames import DATA, END_STREAM, ErrorCode, frame, rst_stream, window_update
+from services.http.server.config import HttpConfig
+from tests.http.grpc.interop_service import ECHOED, SERVICE
+from tests.http.grpc.support import EMPTY_CALL, HEADERS, UNARY_CALL, message, raw_client, serving_rpcs, stub_of
+from tests.http.support import run
+from tests.support.clock import WAIT_S
+
+WHOLE = gzip.compress(b"", mtime=0)
+OUTPUT_CALL = f"/{SERVICE}/StreamingOutputCall"
+
+
+def call(test: Any) -> None:
+    """Run a test with a stub of grpcio against the service."""
+
+    async def serve() -> None:
+        async with serving_rpcs() as serving, stub_of(serving) as stub:
+            await test(stub, serving)
+
+    run(serve)
+
+
+def test_all_kinds_of_methods_with_grpcio() -> None:
+    async def test(stub: Any, serving: Any) -> None:
+        types = serving.service.types
+        payload = types["Payload"](body=bytes(271_828))
+        unary = await stub.unary(types["SimpleRequest"](response_size=314_159, payload=payload), timeout=WAIT_S)
+        assert len(unary.payload.body) == 314_159
+
+        sizes = [31_415, 9, 2_653, 58_979]
+        asked = types["StreamingOutputCallRequest"](response_parameters=[{"size": size} for size in sizes])
+        assert [len(one.payload.body) async for one in stub.output(asked, timeout=WAIT_S)] == sizes
+
+        sent = [
+            types["StreamingInputCallRequest"](payload={"body": bytes(size)}) for size in (27_182, 8, 1_828, 45_904)
+        ]
+        total = await stub.input(iter(sent), timeout=WAIT_S)
+        assert total.aggregated_payload_size == 74_922
+
+        duplex = stub.duplex(timeout=WAIT_S)
+        for size in sizes:
+            await duplex.write(types["StreamingOutputCallRequest"](response_parameters=[{"size": size}]))
+            assert len((await duplex.read()).payload.body) == size
+        await duplex.done_writing()
+        assert await duplex.read() is grpc.aio.EOF
+        assert await duplex.code() is grpc.StatusCode.OK
+
+    call(test)
+
+
+def test_metadata_go_both_ways() -> None:
+    async def test(stub: Any, serving: Any) -> None:
+        initial, trailing = ECHOED
+        metadata = ((initial, "value"), (trailing, b"\xab\x00\xff"))
+        rpc = stub.unary(serving.service.types["SimpleRequest"](), metadata=metadata, timeout=WAIT_S)
+        await rpc
+
+        assert dict(await rpc.initial_metadata())[initial] == "value"
+        assert dict(await rpc.trailing_metadata())[trailing] == b"\xab\x00\xff"
+
+    call(test)
+
+
+@pytest.mark.parametrize("text", ["test", "\t\nwith whitespace\r\nand ☺ and 😈\t\n", "100 %", ""])
+def test_status_has_its_message(text: str) -> None:
+    async def test(stub: Any, serving: Any) -> None:
+        status = {"code": 2, "message": text}
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stub.unary(serving.service.types["SimpleRequest"](response_status=status), timeout=WAIT_S)
+
+        assert raised.value.code() is grpc.StatusCode.UNKNOWN
+        assert raised.value.details() == text
+
+    call(test)
+
+
+def test_status_before_a_message_is_one_frame() -> None:
+    """Trailers-only."""
+
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            stream_id = client.post("/grpc.testing.TestService/Unknown", message(b""), HEADERS)
+
+            answer = await client.answer(stream_id)
+
+            assert len([one for one in client.seen if one.stream_id == stream_id]) == 1
+            assert answer.headers["grpc-status"] == str(grpc.StatusCode.UNIMPLEMENTED.value[0])
+            assert "no method" in message_in(answer.headers)
+            other = await client.answer(client.post("/other.Service/Method", message(b""), HEADERS))
+            assert "no service" in message_in(other.headers)
+
+    run(test)
+
+
+def test_deadline_ends_the_rpc_although_its_handler_hangs() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            path = f"/{SERVICE}/StreamingInputCall"
+            answer = await client.answer(client.open(path, HEADERS | {"grpc-timeout": "10m"}, ends=False))
+
+            assert answer.headers["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
+            await serving.service.cancelled.wait()
+
+    run(test)
+
+
+@pytest.mark.parametrize("timeout", ["", "5", "5x", "123456789S", "-1S"])
+def test_malformed_timeout_is_refused(timeout: str) -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            answer = await client.answer(client.post(EMPTY_CALL, message(b""), HEADERS | {"grpc-timeout": timeout}))
+
+        assert answer.headers["grpc-status"] == str(grpc.StatusCode.INVALID_ARGUMENT.value[0])
+
+    run(test)
+
+
+def test_client_that_cancels_cancels_the_handler() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            stream_id = client.open(f"/{SERVICE}/StreamingInputCall", HEADERS, ends=False)
+            await client.until(lambda: client.seen)
+            client.send(rst_stream(stream_id, ErrorCode.CANCEL))
+
+            await serving.service.cancelled.wait()
+
+    run(test)
+
+
+def test_bug_of_a_handler_is_logged_and_told_as_internal() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            serving.service.types["SimpleResponse"] = None
+            answer = await client.answer(client.post(UNARY_CALL, message(b""), HEADERS))
+
+        assert answer.headers["grpc-status"] == str(grpc.StatusCode.INTERNAL.value[0])
+        assert "NoneType" not in message_in(answer.headers)
+
+    with capture_logs() as logs:
+        run(test)
+    assert [entry["event"] for entry in logs] == ["bug"]
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", grpc.StatusCode.INTERNAL),
+        (message(b"") * 2, grpc.StatusCode.INTERNAL),
+        (message(b"")[:-1], grpc.StatusCode.INTERNAL),
+        (message(b"", flag=2), grpc.StatusCode.INTERNAL),
+        (message(b"", flag=1), grpc.StatusCode.INTERNAL),
+        (message(b"\xff"), grpc.StatusCode.INVALID_ARGUMENT),
+        (b"\0" + (MESSAGE_BYTES_MAX + 1).to_bytes(4, "big"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ],
+)
+def test_request_that_is_no_message_is_refused(content: bytes, code: grpc.StatusCode) -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            answer = await client.answer(client.post(EMPTY_CALL, content, HEADERS))
+
+        assert answer.headers["grpc-status"] == str(code.value[0])
+
+    run(test)
+
+
+def test_request_that_does_not_arrive_in_time_is_ended() -> None:
+    async def test() -> None:
+        async with serving_rpcs(config=HttpConfig(body_read_s_max=0.05)) as serving, raw_client(serving) as client:
+            answer = await client.answer(client.open(EMPTY_CALL, HEADERS, ends=False))
+
+        assert answer.headers["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
+
+    run(test)
+
+
+def test_messages_are_decoded_however_they_are_cut() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            types = serving.service.types
+            content = message(types["SimpleRequest"](response_size=5).SerializeToString())
+            stream_id = client.open(UNARY_CALL, HEADERS, ends=False)
+            client.send(*(frame(DATA, 0, stream_id, content[at : at + 1]) for at in range(len(content))))
+            client.send(frame(DATA, END_STREAM, stream_id))
+
+            answer = await client.answer(stream_id)
+
+        assert types["SimpleResponse"].FromString(answer.body[5:]).payload.body == bytes(5)
+
+    run(test)
+
+
+# Compression
+
+
+@pytest.mark.parametrize("size", [10, 100 * COMPRESSED_BYTES_MIN])
+def test_gzip_both_ways_with_grpcio(size: int) -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, stub_of(serving, compression=grpc.Compression.Gzip) as stub:
+            types = serving.service.types
+            asked = types["SimpleRequest"](response_size=size, payload={"body": bytes(size)})
+
+            answer = await stub.unary(asked, timeout=WAIT_S)
+
+        assert answer.payload.body == bytes(size)
+
+    run(test)
+
+
+def test_client_that_compresses_gets_large_messages_compressed() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            asked = serving.service.types["SimpleRequest"](response_size=50_000).SerializeToString()
+            content = message(gzip.compress(asked), flag=1)
+            answer = await client.answer(client.post(UNARY_CALL, content, HEADERS | {"grpc-encoding": "gzip"}))
+
+        assert answer.headers["grpc-encoding"] == "gzip"
+        assert answer.body[0] == 1
+        assert len(answer.body) < 1_000
+
+    run(test)
+
+
+def test_message_that_expands_beyond_its_bound_is_refused() -> None:
+    async def test() -> None:
+        bomb = gzip.compress(bytes(4 * MESSAGE_BYTES_MAX))
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            answer = await client.answer(_send(client, bomb))
+
+        assert answer.headers["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+
+    run(test)
+
+
+def _send(client: Any, content: bytes) -> int:
+    """Send a compressed message in frames that fit."""
+    stream_id: int = client.open(EMPTY_CALL, HEADERS | {"grpc-encoding": "gzip"}, ends=False)
+    data = message(content, flag=1)
+    pieces = [data[at : at + 16_384] for at in range(0, len(data), 16_384)]
+    client.send(*(frame(DATA, 0, stream_id, piece) for piece in pieces), frame(DATA, END_STREAM, stream_id))
+    return stream_id
+
+
+@pytest.mark.parametrize("content", [b"no gzip", WHOLE[:-1], WHOLE * 2], ids=["other", "cut", "two"])
+def test_message_that_is_not_gzip_is_refused(content: bytes) -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            answer = await client.answer(_send(client, content))
+
+        assert answer.headers["grpc-status"] == str(grpc.StatusCode.INTERNAL.value[0])
+
+    run(test)
+
+
+def test_unknown_encoding_is_refused_with_those_that_are_known() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            headers = HEADERS | {"grpc-encoding": "snappy"}
+            answer = await client.answer(client.post(EMPTY_CALL, message(b"", flag=1), headers))
+
+        assert answer.headers["grpc-status"] == str(grpc.StatusCode.UNIMPLEMENTED.value[0])
+        assert answer.headers["grpc-accept-encoding"] == "identity,gzip"
+
+    run(test)
+
+
+# Slow clients
+
+
+def test_answer_that_is_not_read_ends_with_a_status_and_others_go_on() -> None:
+    async def test() -> None:
+        bounds = ClientBounds(drain_s_max=0.1)
+        async with serving_rpcs(bounds=bounds) as serving, raw_client(serving, window=100) as client:
+            asked = serving.service.types["SimpleRequest"](response_size=10_000).SerializeToString()
+            answer = await client.answer(client.post(UNARY_CALL, message(asked), HEADERS))
+
+            assert answer.trailers["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+            assert (await client.answer(client.post(EMPTY_CALL, message(b""), HEADERS))).trailers["grpc-status"] == "0"
+
+    with capture_logs() as logs:
+        run(test)
+    assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
+
+
+def test_handler_waits_while_its_client_is_slow() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving, window=0) as client:
+            sizes = [{"size": 50_000}] * 20
+            asked = serving.service.types["StreamingOutputCallRequest"](response_parameters=sizes)
+            stream_id = client.post(OUTPUT_CALL, message(asked.SerializeToString()), HEADERS)
+            await client.until(lambda: client.answers[stream_id].headers)
+            [connection] = serving.context.clients._open
+            stream = connection._frames.streams.get(stream_id)  # type: ignore[attr-defined]
+            while stream.has_room:
+                await asyncio.sleep(0.001)
+            for _ in range(10):
+                await asyncio.sleep(0.001)
+            assert stream.unsent_size < 3 * 50_100
+
+            client.send(window_update(stream_id, 1 << 24))
+            answer = await client.answer(stream_id)
+
+        assert answer.trailers["grpc-status"] == "0"
+        assert len(answer.body) > 20 * 50_000
+
+    run(test)
+
+
+def test_messages_that_a_handler_does_not_read_close_the_window() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            gate = asyncio.Event()
+
+            async def slow(requests: Any, context: Any) -> Any:
+                await gate.wait()
+                return await serving.service.input(requests, context)
+
+            serving.routes._methods[f"/{SERVICE}/StreamingInputCall"].behaviour = slow
+            one = message(
+                serving.service.types["StreamingInputCallRequest"](payload={"body": bytes(1000)}).SerializeToString()
+            )
+            stream_id = client.open(f"/{SERVICE}/StreamingInputCall", HEADERS, ends=False)
+            client.send(*(frame(DATA, 0, stream_id, one) for _ in range(200)))
+            client.get("/live")
+            await client.until(lambda: [frame for frame in client.seen if frame.stream_id == stream_id + 2])
+            opened = [one for one in client.seen if one.kind == 8 and one.stream_id == stream_id]
+            assert opened == []
+
+            gate.set()
+            await client.until(lambda: [one for one in client.seen if one.kind == 8 and one.stream_id == stream_id])
+            client.send(frame(DATA, END_STREAM, stream_id))
+            assert (await client.answer(stream_id)).trailers["grpc-status"] == "0"
+
+    run(test)
+
+
+def test_guard_refuses_before_the_request_is_read() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+
+            def guard(path: str, metadata: Any) -> None:
+                if "authorization" not in dict(metadata):
+                    raise RpcError(grpc.StatusCode.UNAUTHENTICATED, "who are you?")
+
+            serving.routes.guards.append(guard)
+            refused = await client.answer(client.open(EMPTY_CALL, HEADERS, ends=False))
+            allowed = await client.answer(client.post(EMPTY_CALL, message(b""), HEADERS | {"authorization": "x"}))
+
+        assert refused.headers["grpc-status"] == str(grpc.StatusCode.UNAUTHENTICATED.value[0])
+        assert allowed.trailers["grpc-status"] == "0"
+
+    run(test)
