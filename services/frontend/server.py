@@ -23,7 +23,7 @@ from services.core.model_card import ModelCard
 from services.discovery.watcher import Watcher
 from services.frontend.api.admin.admin import Admin, AdminConfig
 from services.frontend.api.admin.grpc_service import SERVICE as ADMIN_SERVICE
-from services.frontend.api.admin.grpc_service import AdminService, AdminTokenInterceptor
+from services.frontend.api.admin.grpc_service import AdminService, AdminTokenInterceptor, admin_guard
 from services.frontend.api.build import build_admin_app, build_app
 from services.frontend.control import Canceller, FrontendControl, LocalControl
 from services.frontend.layers.transport import Transport
@@ -39,6 +39,7 @@ from services.frontend.routing.rejection import no_workers
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.frontend.session.pool import Pool, PoolConfig
 from services.http.app import HttpApp
+from services.http.grpc.routes import GrpcRoutes
 from services.http.server.config import HttpConfig
 from services.http.server.cork import Cork
 from services.http.server.listener import http_server
@@ -146,10 +147,19 @@ class Frontend:
         cancel = Canceller(self._control, finder).cancel
         self._server = _grpc_server(["unbroken.v1.Inference"], admin, is_shared=self._is_shared)
         self._metrics.registry.register(ConnectionMetrics(config.metrics_prefix, self._server))
+        bounds, keep = config.http.client, config.http.keep
         inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceService(pipeline, self._gate, on_refused, config.http.client, cancel, finder, config.http.keep),
-            self._server.server,
+            InferenceService(pipeline, self._gate, on_refused, bounds, cancel, finder, keep), self._server.server
         )
+        self._rpcs = GrpcRoutes(bounds)
+        inference_pb2_grpc.add_InferenceServicer_to_server(
+            InferenceService(pipeline, self._gate, on_refused, bounds, cancel, finder, keep, sends_at_once=True),
+            self._rpcs,  # type: ignore[arg-type]  # It has the methods that generated code calls.
+        )
+        self._server.add_common_services(self._rpcs)
+        if admin is not None:
+            self._rpcs.guards.append(admin_guard(admin))
+            admin_pb2_grpc.add_AdminServicer_to_server(AdminService(admin), self._rpcs)  # type: ignore[arg-type]
 
     def _pipeline(self) -> Layer:
         layers = frontend_layers(
@@ -212,14 +222,16 @@ class Frontend:
             addresses["admin_http"] = await self._start_http(servers, app, admin.listen, "--admin-listen")
         await servers.enter_async_context(self._server)
         addresses["grpc"] = await self._server.start(config.grpc_listen, option="--grpc-listen")
-        addresses["http"] = await self._start_http(servers, self._app, config.http_listen, "--http-listen")
+        addresses["http"] = await self._start_http(servers, self._app, config.http_listen, "--http-listen", self._rpcs)
         return addresses
 
-    async def _start_http(self, servers: AsyncExitStack, app: HttpApp, listen: str, option: str) -> str:
+    async def _start_http(
+        self, servers: AsyncExitStack, app: HttpApp, listen: str, option: str, rpcs: GrpcRoutes | None = None
+    ) -> str:
         """Serve until `servers` close. Returns the real address."""
         host, port = split_listen(listen)
         serving = http_server(
-            app, self._config.http, host, port, option=option, is_shared=self._is_shared, cork=self._cork
+            app, self._config.http, host, port, option=option, is_shared=self._is_shared, cork=self._cork, rpcs=rpcs
         )
         server = await servers.enter_async_context(serving)
         return f"{host}:{server.port}"

@@ -6,6 +6,7 @@ cancelled in its own frame, and with it the pipeline.
 
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from grpc_status import rpc_status
 from msgspec.structs import replace
@@ -50,12 +51,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         cancel: Callable[[str], Awaitable[int]] | None = None,
         finder: Finder | None = None,
         keep: KeepConfig = DEFAULT_KEEP,
+        *,
+        sends_at_once: bool = False,
     ) -> None:
         """`gate`: that of the pipeline. `bounds`: how slowly a client may read.
 
         `on_refused`: called with endpoint, request id and failure of a request that is refused before the pipeline.
         `cancel`: cancels requests by id instead of the gate, for a frontend. `finder`: finds answers to resume; None:
-        no answer is kept. `keep`: what becomes of requests whose clients leave.
+        no answer is kept. `keep`: what becomes of requests whose clients leave. `sends_at_once`: its contexts are
+        AtOnce.
         """
         self._pipeline = pipeline
         self._gate = gate
@@ -64,6 +68,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._cancel = cancel
         self._finder = finder
         self._keep = keep
+        self._sends_at_once = sends_at_once
 
     async def Cancel(  # noqa: N802
         self, request: inference_pb2.CancelRequest, context: Context
@@ -132,7 +137,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _attempt(self, request: Request, call: Call, context: Context) -> Failure | None:
         """Serve the request. Returns its failure, if it failed."""
         try:
-            await StreamWriter(call, context, self._bounds).run(self._pipeline, request)
+            at_once: Any = context if self._sends_at_once else None
+            await StreamWriter(call, context, self._bounds, at_once).run(self._pipeline, request)
         except Failure as failure:
             return failure
         except Exception as error:
@@ -167,9 +173,11 @@ def _metadata(context: Context) -> dict[str, str]:
 def _end(context: Context, failure: Failure, request_id: str) -> None:
     """End the rpc with the failure when its handler returns.
 
-    If the client does not read, the status waits behind the last message: gRPC sends it if the client reads on, and
-    drops it with the connection.
+    If the client does not read, the status waits behind the last message on grpc.aio: it is sent if the client reads
+    on, and dropped with the connection. Our own server sends it instead of what waits.
     """
+    if failure.reason is Reason.SLOW_CLIENT and hasattr(context, "drops_unsent"):
+        context.drops_unsent = True
     status = rpc_status.to_status(status_of(failure, request_id=request_id))
     context.set_code(status.code)
     context.set_details(status.details)

@@ -4,12 +4,14 @@ import errno
 import json
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # What grpc_channelz calls: its messages take longer.
 from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from services.rpc.interceptors import RefuseUndecodable
 from services.rpc.status import SERVER_OPTIONS, SHARED_SERVER_OPTIONS
@@ -53,6 +55,12 @@ class GrpcServer:
         reflection.enable_server_reflection(
             [*services, *always, health.SERVICE_NAME, reflection.SERVICE_NAME, "grpc.channelz.v1.Channelz"], self.server
         )
+
+    def add_common_services(self, routes: Any) -> None:
+        """Serve health and reflection on another server as well, with the same answers. `routes`: see GrpcRoutes."""
+        names = [*self._services, *self._always, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, routes)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(ReflectionServicer(names), routes)
 
     async def start(self, listen: str, *, option: str = "--listen") -> str:
         """Listen on `host:port` and return the actual address. Health is NOT_SERVING until `set_serving`.

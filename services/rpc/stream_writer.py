@@ -1,10 +1,11 @@
 """Writes one answer to a gRPC client, which may read as slowly as the bounds allow.
 
-Tokens that arrive during a write travel together in the next message.
+On our own server a message is sent in the call that brings its tokens. grpc.aio has no way for that: there, and while a
+client is slow, a task writes, and tokens that arrive during a write travel together in the next message.
 """
 
 import asyncio
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -28,6 +29,17 @@ _MARKER = inference_pb2.GenerateResponse(complete_final=True)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+class AtOnce(Protocol):
+    """The context of a server that sends without waiting. `has_room`: whether the client is not slow."""
+
+    @property
+    def has_room(self) -> bool: ...
+
+    def send_head(self, metadata: tuple[tuple[str, str], ...]) -> None: ...
+
+    def send(self, message: inference_pb2.GenerateResponse) -> None: ...
+
+
 class StreamWriter:
     """The sink of one answer, and the writer of its messages.
 
@@ -39,12 +51,15 @@ class StreamWriter:
     | reads no message for `stall_s_max` | the request ends, and nothing more is written |
     | does not read the end within `drain_s_max` | nothing more is written |
 
-    Unread bytes are those in the buffer, without the message being written (at most `PIECE_BYTES_MAX`) and gRPC's own
-    buffers.
+    Unread bytes are those in the buffer, without the message being written (at most `PIECE_BYTES_MAX`) and the buffers
+    of the server.
     """
 
-    def __init__(self, call: Call, context: Context, bounds: ClientBounds) -> None:
+    def __init__(self, call: Call, context: Context, bounds: ClientBounds, at_once: AtOnce | None = None) -> None:
+        """`at_once`: the context, if its server sends without waiting."""
         self._call = call
+        self._at_once = at_once
+        self._has_head = self._has_message = False
         self._context = context
         self._bounds = bounds
         self._buffer = DeltaBuffer()
@@ -69,6 +84,12 @@ class StreamWriter:
             self._call.ending.fail(failure, Cause.RESUME_REFUSED)
 
     def _add(self, delta: Delta) -> None:
+        context = self._at_once
+        if context is not None and context.has_room and not self._buffer and not self._is_writing:
+            if not self._has_head:
+                context.send_head(self._head())
+            context.send(self._message(delta))
+            return
         self._buffer.add(delta)
         self._changed.set()
         if self._writing is None:
@@ -119,7 +140,10 @@ class StreamWriter:
 
     def _begin_early(self) -> None:
         """The engine has begun: tell the client by which id it can come back."""
-        if self._writing is None:
+        if self._at_once is not None:
+            if not self._has_head:
+                self._at_once.send_head(self._head())
+        elif self._writing is None:
             self._begin()
 
     @property
@@ -135,23 +159,27 @@ class StreamWriter:
 
     async def _write_all(self) -> None:
         # The head is sent alone: as part of a message that the client does not read it would hold up the status.
-        generation_id = await self._send_head()
-        delta = await self._next_delta()
-        seed = self._call.told.seed  # Like the id, of the first message only.
-        while delta is not None:
-            cursor = "" if self._items is None else self._items.cursor_after(delta)
-            await self._write(delta_to_wire(delta, seed, generation_id, cursor))
-            delta, seed, generation_id = await self._next_delta(), None, ""
+        if not self._has_head:
+            await self._context.send_initial_metadata(self._head())
+        while (delta := await self._next_delta()) is not None:
+            await self._write(self._message(delta))
 
-    async def _send_head(self) -> str:
-        """Send the initial metadata. Returns the id of the answer; empty if it is not kept."""
+    def _head(self) -> tuple[tuple[str, str], ...]:
+        """The initial metadata, which are sent now: the id of a kept answer."""
+        self._has_head = True
         if (kept := self._call.kept) is None:
-            await self._context.send_initial_metadata(())
-            return ""
-        name = kept.generation.name
-        await self._context.send_initial_metadata(((GENERATION_ID.lower(), name),))
+            return ()
         kept.generation.is_told = True
-        return name
+        return ((GENERATION_ID.lower(), kept.generation.name),)
+
+    def _message(self, delta: Delta) -> inference_pb2.GenerateResponse:
+        """The next message. The first one has the seed, and the id of a kept answer."""
+        cursor = "" if self._items is None else self._items.cursor_after(delta)
+        if self._has_message:
+            return delta_to_wire(delta, None, "", cursor)
+        self._has_message = True
+        kept = self._call.kept
+        return delta_to_wire(delta, self._call.told.seed, "" if kept is None else kept.generation.name, cursor)
 
     async def _next_delta(self) -> Delta | None:
         """Wait for tokens and return them; None after the last."""

@@ -30,6 +30,7 @@ from tests.support.inference import (
     unblocked_pipeline,
 )
 
+pytestmark = pytest.mark.usefixtures("both_servers")
 MARKER = inference_pb2.GenerateResponse(complete_final=True)
 
 # A whole answer

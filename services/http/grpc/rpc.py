@@ -324,8 +324,9 @@ class Rpc(Ended):
             self._stream.on_room = None
 
     @property
-    def is_closed(self) -> bool:
-        return self._stream.is_closed
+    def has_room(self) -> bool:
+        """Whether the client is not slow."""
+        return self._stream.has_room
 
     # What `taken_within` asks for
 
@@ -370,6 +371,20 @@ class RpcContext:
         rpc = self._rpc
         rpc.send(rpc.method.encode(message))
         await rpc.wait_room()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the client is not slow."""
+        return self._rpc.has_room
+
+    def send_head(self, metadata: Metadata = ()) -> None:
+        """Send the head of the answer, once."""
+        self._rpc.send_head(metadata)
+
+    def send(self, message: Any) -> None:
+        """Send a message without waiting: check `has_room` first, or what waits grows."""
+        rpc = self._rpc
+        rpc.send(rpc.method.encode(message))
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
         """Send the head of the answer."""
