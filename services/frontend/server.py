@@ -40,6 +40,7 @@ from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.frontend.session.pool import Pool, PoolConfig
 from services.http.app import HttpApp
 from services.http.grpc.routes import GrpcRoutes
+from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
 from services.http.server.cork import Cork
 from services.http.server.listener import http_server
@@ -151,6 +152,7 @@ class Frontend:
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(pipeline, self._gate, on_refused, bounds, cancel, finder, keep), self._server.server
         )
+        self._clients: list[Clients] = []
         self._rpcs = GrpcRoutes(bounds)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(pipeline, self._gate, on_refused, bounds, cancel, finder, keep, sends_at_once=True),
@@ -234,6 +236,7 @@ class Frontend:
             app, self._config.http, host, port, option=option, is_shared=self._is_shared, cork=self._cork, rpcs=rpcs
         )
         server = await servers.enter_async_context(serving)
+        self._clients.append(server.context.clients)
         return f"{host}:{server.port}"
 
     @property
@@ -251,6 +254,8 @@ class Frontend:
         log.info("draining", streams=self._gate.count, grace_s=self._config.drain_timeout_s)
         self._gate.is_draining = True
         await self._server.set_serving(is_serving=False)
+        for clients in self._clients:
+            clients.drain()
         if not await self._gate.wait_quiet(self._config.drain_timeout_s):
             log.warning("drain timeout: ending the remaining streams", count=self._gate.count)
             self._gate.fail_all(Failure(Reason.DRAINING, "the server stopped before the answer was complete"))

@@ -15,10 +15,14 @@ TOKENS = 120
 ENOUGH = 5
 
 
+@pytest.mark.parametrize("port", ["grpc", "http"])
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_client_generated_from_the_proto_file_completes_every_step(cluster: Cluster, client: Client) -> None:
+def test_client_generated_from_the_proto_file_completes_every_step(cluster: Cluster, client: Client, port: str) -> None:
+    """On both ports: that of grpc.aio's server, and that of our own."""
     need(client.missing)
-    command = [*client.command(), cluster.plane.frontend.grpc]
+    frontend = cluster.plane.frontend
+    command = [*client.command(), frontend.grpc if port == "grpc" else frontend.http.removeprefix("http://")]
+    moves = len(frontend.moves(f"{client.name}-lost_worker"))
 
     reported = asyncio.run(run(cluster, command))
 
@@ -30,7 +34,7 @@ def test_client_generated_from_the_proto_file_completes_every_step(cluster: Clus
     assert reported["deadline"]["tokens"] > 0
     assert reported["deadline"].get("reason") in (None, "DEADLINE_EXCEEDED"), "the client's own timer may fire first"
     assert reported["lost_worker"] == reported["stream"] | {"step": "lost_worker"}
-    (move,) = cluster.plane.frontend.moves(f"{client.name}-lost_worker")
+    (move,) = frontend.moves(f"{client.name}-lost_worker")[moves:]
     assert move["reason"] == "DISCONNECTED"
     cancelled = {"request_id": f"{client.name}-cancel", "outcome": "CANCELLED"}
     wait_until(lambda: cluster.plane.frontend.events("request", **cancelled))

@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from services.frontend.api.admin.admin import AdminConfig
 from services.frontend.api.admin.grpc_service import SERVICE
 from services.frontend.server import Frontend, FrontendConfig
+from services.http.h2.wire.frames import GOAWAY, PREFACE, SETTINGS, FrameReader, frame
 from services.rpc.status import CHANNEL_OPTIONS
 from services.runtime.process import StartupError
 from services.stubs import admin_pb2, admin_pb2_grpc
@@ -105,6 +106,8 @@ def test_admin_calls_are_answered_only_at_their_configured_address(place: str, t
             grpc_ = [addresses["grpc"], addresses.get("admin_grpc")]
             assert [await http_status(address, "/busy_threshold") for address in http] == over_http
             assert [await grpc_status(address) for address in grpc_] == over_grpc
+            assert await grpc_status(addresses["http"]) == over_grpc[0], "the HTTP port serves gRPC likewise"
+            assert await services_at(addresses["http"]) >= {"unbroken.v1.Inference", "grpc.health.v1.Health"}
             for address, status in zip(grpc_, over_grpc, strict=True):
                 assert address is None or (SERVICE in await services_at(address)) == (status is OK)
 
@@ -118,6 +121,38 @@ def test_admin_address_and_client_address_both_serve_health_and_metrics(tmp_path
             return [await http_status(addresses[name], path) for name in ("http", "admin_http") for path in paths]
 
     assert run_async(scenario()) == [200, 503, 200] * 2
+
+
+def test_http_address_serves_the_health_of_the_frontend_over_grpc(tmp_path: Path) -> None:
+    async def scenario() -> list[int]:
+        async with running(tmp_path) as addresses:
+            found = []
+            for address in (addresses["grpc"], addresses["http"]):
+                async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+                    answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+                    found.append(answer.status)
+        return found
+
+    assert run_async(scenario()) == [health_pb2.HealthCheckResponse.NOT_SERVING] * 2
+
+
+def test_draining_frontend_tells_its_clients_over_http_2(tmp_path: Path) -> None:
+    """In two steps, so that no request is lost on its way."""
+
+    async def scenario() -> list[int]:
+        async with running(tmp_path) as addresses:
+            host, _, port = addresses["http"].rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(PREFACE + frame(SETTINGS, 0, 0))
+            begun = await reader.read(1)
+        frames, kinds = FrameReader(), []
+        frames.feed(begun + await reader.read())
+        writer.close()
+        while (one := frames.next()) is not None:
+            kinds.append(one.kind)
+        return kinds
+
+    assert run_async(scenario()).count(GOAWAY) == 2
 
 
 def test_frontend_logs_its_stop_last(tmp_path: Path) -> None:

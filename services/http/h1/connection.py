@@ -238,6 +238,9 @@ class Connection(H1Exchange, asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._context.config.lingering_s_max, self.transport.abort)
 
+    def drain(self) -> None:
+        """HTTP/1.1 tells a client with an answer: see `keeps_alive`."""
+
     def leave(self) -> None:
         self.transport.close()
 

@@ -19,6 +19,10 @@ class Client(Protocol):
         """The tasks that answer requests."""
         ...
 
+    def drain(self) -> None:
+        """Have the client send its further requests elsewhere, if the protocol can tell it."""
+        ...
+
     def leave(self) -> None:
         """Close the connection, which answers no request."""
         ...
@@ -76,6 +80,11 @@ class Clients:
             self._idle.popitem(last=False)[0].leave()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(IDLE_CHECK_S, self._close_idle) if self._idle else None
+
+    def drain(self) -> None:
+        """Tell all clients to send further requests elsewhere. Those that cannot be told hear it with an answer."""
+        for client in list(self._open):
+            client.drain()
 
     async def close(self, seconds_max: float) -> None:
         """Close connections without a request, wait up to `seconds_max` for running answers, then close the rest."""

@@ -49,6 +49,9 @@ class Detector(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._context.clients.remove(self)
 
+    def drain(self) -> None:
+        """The client has sent nothing that could be answered."""
+
     def leave(self) -> None:
         self._transport.close()
 

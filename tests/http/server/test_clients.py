@@ -17,7 +17,11 @@ class Client:
 
     def __init__(self, task: asyncio.Task[None] | None = None) -> None:
         self.recorded = RecordingTransport()
+        self.is_drained = False
         self.tasks: tuple[asyncio.Task[None], ...] = () if task is None else (task,)
+
+    def drain(self) -> None:
+        self.is_drained = True
 
     def leave(self) -> None:
         self.recorded.close()
@@ -72,6 +76,19 @@ def test_idle_time_goes_on_if_a_connection_is_set_idle_again(now: list[float]) -
         await check()
 
         assert client.recorded.is_closing()
+        await clients.close(0)
+
+    run_async(test())
+
+
+def test_draining_tells_all_clients() -> None:
+    async def test() -> None:
+        clients, client = Clients(KEEPALIVE_S), Client()
+        clients.add(client)
+
+        clients.drain()
+
+        assert client.is_drained
         await clients.close(0)
 
     run_async(test())
