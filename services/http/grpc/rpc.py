@@ -34,6 +34,7 @@ DEADLINE_LATE_S = 0.1
 """How long after its deadline a handler is cancelled. One that watches the deadline itself has a better answer."""
 UNDECODABLE = "the request cannot be decoded: send a message of the type that the .proto file names"
 _IDENTITY = "identity"
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 
 class Method:
@@ -147,7 +148,7 @@ class Rpc(Ended):
         except RpcError as error:
             self._fault = error
         if method.is_request_streamed or self._fault is not None:
-            self.begin()
+            self._begin()
 
     def _check(self, head: RequestHead) -> None:
         """Raises RpcError."""
@@ -198,8 +199,12 @@ class Rpc(Ended):
             if fault is not None:
                 self._set_fault(fault)
             elif not self._has_begun:
-                self.begin()
+                self._begin()
         self._wake()
+
+    def _begin(self) -> None:
+        """Answer when it is the rpc's turn. A health check waits for none."""
+        self.begin(at_once=self.head.path == HEALTH_CHECK)
 
     def _fault_at_end(self) -> RpcError | None:
         if self._reader.is_midway:
@@ -216,7 +221,7 @@ class Rpc(Ended):
         """End the rpc: with the next read if it has begun."""
         self._fault = error
         if not self._has_begun:
-            self.begin()
+            self._begin()
         self._wake()
 
     def _wake(self) -> None:
@@ -262,6 +267,7 @@ class Rpc(Ended):
             await self._within_deadline(context)
         except RpcError as error:
             self.end(error.code, error.message, (*context.trailing, *error.trailing))
+            self._fault = error.__traceback__ = None  # Break the cycle: it need not wait for the garbage collector.
         except Exception as error:
             bug_failure(error, f"(any) of {self.head.path}")
             self.end(StatusCode.INTERNAL, "an internal error ended the rpc")

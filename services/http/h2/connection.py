@@ -163,7 +163,8 @@ class H2Connection(asyncio.Protocol):
     def on_broken(self, error: H2Error) -> None:
         log.debug("client broke HTTP/2", code=error.code.name, why=str(error))
         self._writer.put(goaway(self._frames.streams.last_id, error.code, str(error)))
-        self._writer.flush()
+        self._writer.stop()
+        self._keepalive.stop()
         self._stop_timer()
         self._state = "lingering"
         self._frames.lose_streams()

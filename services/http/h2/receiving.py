@@ -246,8 +246,11 @@ class FrameHandler:
         self.streams.add(stream)
         if not block.is_last:
             self.arrivals.add(stream)
-        stream.receiver = self._owner.on_open(stream, head)
-        if block.is_last and not stream.is_closed:
+        receiver = self._owner.on_open(stream, head)
+        if stream.is_closed:
+            return
+        stream.receiver = receiver
+        if block.is_last:
             stream.receive_end()
 
     def _on_reset(self, one: Frame) -> None:

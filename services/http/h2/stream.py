@@ -248,7 +248,7 @@ class Stream(SendingHalf):
         """`content_length`: as the head says. `on_closed`: called once; with a code if we have reset the stream."""
         super().__init__(stream_id, writer, window)
         self.is_remote_ended = False
-        self.receiver: Receiver
+        self.receiver: Receiver = _GONE
         self._content_left = content_length
         self._received = ReceiveWindow(STREAM_WINDOW_BYTES)
         self._on_closed = on_closed
@@ -304,16 +304,15 @@ class Stream(SendingHalf):
         """End the stream at once. Nothing happens if it is closed."""
         if not self.is_closed:
             self._writer.put(rst_stream(self.id, code))
-            self._close(code)
-            self.receiver.on_reset()
+            self._close(code).on_reset()
 
     def lose(self) -> None:
         """The client has reset the stream, or is gone."""
         if not self.is_closed:
-            self._close(None)
-            self.receiver.on_reset()
+            self._close(None).on_reset()
 
-    def _close(self, code: ErrorCode | None) -> None:
+    def _close(self, code: ErrorCode | None) -> Receiver:
+        """Returns the receiver, which is let go: a cycle would wait for the garbage collector."""
         self.is_closed = True
         self.window = 0  # Whatever is sent from now on is dropped.
         self._pending.clear()
@@ -321,3 +320,25 @@ class Stream(SendingHalf):
         self._on_closed(self, code)
         if self.on_sent is not None:
             self.on_sent()
+        self.on_full = self.on_room = self.on_sent = None
+        receiver, self.receiver = self.receiver, _GONE
+        return receiver
+
+
+class _Gone:
+    """The receiver of a closed stream, which receives nothing."""
+
+    def on_data(self, data: bytes) -> None:
+        """Never called."""
+
+    def on_end(self) -> None:
+        """Never called."""
+
+    def on_late(self) -> None:
+        """Never called."""
+
+    def on_reset(self) -> None:
+        """Never called."""
+
+
+_GONE = _Gone()

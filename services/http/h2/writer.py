@@ -44,6 +44,7 @@ class FrameWriter:
     __slots__ = (
         "_cork",
         "_idle_count",
+        "_is_stopped",
         "_loop",
         "_unsent_size",
         "_written_size",
@@ -64,6 +65,7 @@ class FrameWriter:
         self.ready: dict[Waiting, None] = {}
         self._cork = cork
         self._loop = asyncio.get_running_loop()
+        self._is_stopped = False
         self.is_flush_due = False
         self.on_sent: Callable[[int], None] = _ignore
         self._written_size = self._unsent_size = self._idle_count = 0
@@ -93,7 +95,7 @@ class FrameWriter:
             self.on_sent(len(out) - self._idle_count)
         self._idle_count = 0
         out.clear()
-        if self.transport.is_closing():
+        if self._is_stopped or self.transport.is_closing():
             return
         self.transport.write(data)
         self._written_size += len(data)
@@ -101,6 +103,11 @@ class FrameWriter:
             self._unsent_size += len(data)
             if self._unsent_size > UNSENT_BYTES_MAX:
                 self.transport.abort()
+
+    def stop(self) -> None:
+        """Write what has been collected, and nothing from then on."""
+        self.flush()
+        self._is_stopped = True
 
     def progress(self) -> int:
         """A number that changes when the client takes something from this connection."""

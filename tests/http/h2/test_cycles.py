@@ -1,0 +1,67 @@
+"""A request over HTTP/2 leaves nothing that waits for the garbage collector, whose collections stop all streams."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from services.core.errors import Reason
+from services.http.grpc.rpc import RpcContext
+from services.http.h2.request import Request
+from services.http.h2.stream import Stream
+from services.http.server.messages import HttpRequest
+from tests.http.grpc.support import HEADERS, UNARY_CALL, message, raw_client, serving_rpcs
+from tests.http.h2.support import COMPLETION, COMPLETIONS, STREAMED, Client, connected
+from tests.http.support import Script, run, serving
+
+KINDS = (Stream, Request, RpcContext, HttpRequest)
+
+
+def left() -> list[Any]:
+    return [one for one in gc.get_objects() if isinstance(one, KINDS)]
+
+
+async def without_collections(client: Client, ask: Callable[[], int]) -> None:
+    """Ask a few times, and see what is left."""
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            await client.answer(ask())
+        await client.answer(client.get("/unknown"))  # The tasks before have ended.
+        found = [one for one in left() if not (isinstance(one, HttpRequest) and one.path == "/unknown")]
+        assert len([one for one in found if not isinstance(one, Stream | Request)]) == 0
+        assert len(found) <= 2, "those of the last request, whose task may not have ended"
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("body", [COMPLETION, STREAMED], ids=["whole", "streamed"])
+@pytest.mark.parametrize("steps", [("a", 1, "b"), (Reason.OVERLOADED,)], ids=["answered", "refused"])
+def test_answer_leaves_no_cycle(body: dict[str, Any], steps: tuple[Any, ...]) -> None:
+    async def test() -> None:
+        async with serving(Script(*steps)) as server, connected(server) as client:
+            await without_collections(client, lambda: client.post(COMPLETIONS, body))
+
+    run(test)
+
+
+@pytest.mark.parametrize("content", [message(b""), message(b"\xff"), b""], ids=["answered", "undecodable", "empty"])
+def test_rpc_leaves_no_cycle(content: bytes) -> None:
+    async def test() -> None:
+        async with serving_rpcs() as server, raw_client(server) as client:
+            await without_collections(client, lambda: client.post(UNARY_CALL, content, HEADERS))
+
+    run(test)
+
+
+def test_reset_leaves_no_cycle() -> None:
+    """The answer, 413, is sent before the body has come, and the rest is reset."""
+
+    async def test() -> None:
+        async with serving(Script()) as server, connected(server) as client:
+            headers = {"content-length": str(1 << 40)}
+            await without_collections(client, lambda: client.open(COMPLETIONS, headers, ends=False))
+
+    run(test)

@@ -1,0 +1,53 @@
+"""A stock client of HTTP/2, with a state machine of its own (python-hyper's h2), gets the same answers."""
+
+import asyncio
+
+import httpx
+
+from tests.http.h2.support import COMPLETION, COMPLETIONS, STREAMED
+from tests.http.support import Script, events, run, serving
+from tests.support.clock import WAIT_S
+
+PARTS = [f"{number} " * 1000 for number in range(100)]
+"""More than the windows of a client that does not read."""
+
+
+def client_of(port: int) -> httpx.AsyncClient:
+    """A client that speaks HTTP/2 without being asked."""
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", http1=False, http2=True, timeout=WAIT_S)
+
+
+def test_answers_whole_and_streamed() -> None:
+    async def test() -> None:
+        async with serving(Script(*PARTS)) as server, client_of(server.port) as client:
+            whole = await client.post(COMPLETIONS, json=COMPLETION)
+            async with client.stream("POST", COMPLETIONS, json=STREAMED) as streamed:
+                body = await streamed.aread()
+
+        assert whole.http_version == "HTTP/2"
+        assert whole.json()["choices"][0]["text"] == "".join(PARTS)
+        assert "".join(event["choices"][0]["text"] for event in events(body)[:-1]) == "".join(PARTS)
+
+    run(test)
+
+
+def test_many_streams_on_one_connection() -> None:
+    async def test() -> None:
+        async with serving(Script("a", 1, "b")) as server, client_of(server.port) as client:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(client.post(COMPLETIONS, json=STREAMED)) for _ in range(50)]
+            assert len(server.clients) == 1
+
+        assert {task.result().content.count(b"data: ") for task in tasks} == {4}
+
+    run(test)
+
+
+def test_large_request() -> None:
+    async def test() -> None:
+        async with serving(Script("a")) as server, client_of(server.port) as client:
+            answer = await client.post(COMPLETIONS, json=COMPLETION | {"prompt": "x" * 3_000_000})
+
+        assert answer.status_code == 200
+
+    run(test)
