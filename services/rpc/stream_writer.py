@@ -19,6 +19,7 @@ from services.core.generation.wish import GENERATION_ID
 from services.core.interface import Delta, Layer
 from services.core.request import Request
 from services.rpc.codec import delta_to_wire
+from services.rpc.common_message import common_message
 from services.rpc.kept_items import KeptItems
 from services.runtime.tasks import root_cause
 from services.stubs import inference_pb2
@@ -38,6 +39,8 @@ class AtOnce(Protocol):
     def send_head(self, metadata: tuple[tuple[str, str], ...]) -> None: ...
 
     def send(self, message: inference_pb2.GenerateResponse) -> None: ...
+
+    def send_encoded(self, message: bytes) -> None: ...
 
 
 class StreamWriter:
@@ -88,7 +91,11 @@ class StreamWriter:
         if context is not None and context.has_room and not self._buffer and not self._is_writing:
             if not self._has_head:
                 context.send_head(self._head())
-            context.send(self._message(delta))
+            encoded = common_message(delta) if self._has_message and self._items is None else None
+            if encoded is None:
+                context.send(self._message(delta))
+            else:
+                context.send_encoded(encoded)
             return
         self._buffer.add(delta)
         self._changed.set()

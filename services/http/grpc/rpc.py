@@ -392,6 +392,10 @@ class RpcContext:
         rpc = self._rpc
         rpc.send(rpc.method.encode(message))
 
+    def send_encoded(self, message: bytes) -> None:
+        """The same with a message that is encoded already."""
+        self._rpc.send(message)
+
     async def send_initial_metadata(self, metadata: Metadata) -> None:
         """Send the head of the answer."""
         self._rpc.send_head(tuple(metadata))
