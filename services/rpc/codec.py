@@ -178,8 +178,8 @@ def logprobs_to_wire(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
 
 
 def logprobs_from_wire(message: inference_pb2.TokenLogprobs) -> TokenLogprobs:
-    """Decode the log probabilities of one token."""
-    return TokenLogprobs(message.logprob, tuple(zip(message.top_token_ids, message.top_logprobs, strict=False)))
+    """Decode the log probabilities of one token. Slices, since to iterate over a message's own list takes longer."""
+    return TokenLogprobs(message.logprob, tuple(zip(message.top_token_ids[:], message.top_logprobs[:], strict=False)))
 
 
 def finish_reason_to_wire(reason: FinishReason) -> inference_pb2.FinishReason:

@@ -136,15 +136,16 @@ class Events:
             return b""
         return self._piece(delta, logprobs)
 
-    def _logprobs(self, delta: Delta, choice: OpenChoice) -> Any:
-        """The log probabilities whose place in the text is known; None: there are none."""
+    def _logprobs(self, delta: Delta, choice: OpenChoice, *, is_skipped: bool = False) -> Any:
+        """The log probabilities whose place in the text is known; None: there are none, or the client has them."""
         if choice.logprobs is None:
             if not delta.logprobs:
                 return None
             choice.logprobs = self._answer.logprobs_writer(delta.choice, self._vocabulary())
         is_last = delta.finish_reason is not None
         token_ids, given = (delta.token_ids, delta.logprobs) if delta.logprobs else ((), ())
-        return choice.logprobs.write(token_ids, given, delta.text, is_last=is_last)
+        writer = choice.logprobs
+        return (writer.skip if is_skipped else writer.write)(token_ids, given, delta.text, is_last=is_last)
 
     def _piece(self, delta: Delta, logprobs: Any) -> bytes:
         return self._event_of(self._answer.piece(delta.choice, delta.text, logprobs))

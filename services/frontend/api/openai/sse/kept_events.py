@@ -82,7 +82,7 @@ class KeptEvents(Events):
 
     def _joined(self, delta: Delta, choice: OpenChoice | None) -> bytes:
         answer, is_end = self._answer, delta.finish_reason is not None
-        has_piece = bool(delta.text or delta.continuation or (answer.returns_token_ids and delta.token_ids))
+        has_piece = self._has_piece(delta)
         if not (has_piece or delta.logprobs or is_end):
             return b""
         is_first = choice is None
@@ -101,12 +101,21 @@ class KeptEvents(Events):
             usage = Usage(delta.prompt_tokens, delta.position + len(delta.token_ids))
         return self._event([joined], usage, prompt)
 
+    def _has_piece(self, delta: Delta) -> bool:
+        return bool(delta.text or delta.continuation or (self._answer.returns_token_ids and delta.token_ids))
+
+    def _skip(self, delta: Delta) -> None:
+        """Note a delta whose event the client has: later ones depend on it."""
+        choice = self._open.get(delta.choice)
+        if choice is None:
+            if not (self._has_piece(delta) or delta.logprobs or delta.finish_reason is not None):
+                return  # Without an event of its own it does not begin the choice.
+            choice = self._open[delta.choice] = self._start(delta.choice)
+        self._logprobs(delta, choice, is_skipped=True)
+
 
 class ResumedEvents(KeptEvents):
-    """The events that a client does not have yet. `of` returns nothing until the client's cursor has been checked.
-
-    What the client has is formatted too, since text and log probabilities depend on those before.
-    """
+    """The events that a client does not have yet. `of` returns nothing until the client's cursor has been checked."""
 
     __slots__ = ("_on_failed", "_resumption")
 
@@ -133,7 +142,7 @@ class ResumedEvents(KeptEvents):
             self._on_failed(failure)
             return b""
         if self._resumption.has(delta):
-            self._formatted(delta)
+            self._skip(delta)
         return b"".join([self._sent(one, self._formatted(one)) for one in new])
 
 
