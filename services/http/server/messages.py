@@ -70,6 +70,8 @@ class Response:
             "Date": _date(int(time.time())),
             **request.shared,
         }
+        if self.status == 204:
+            del fields["Content-Length"]  # RFC 9110, section 8.6.
         if is_last:
             fields["Connection"] = "close"
         elif not request.is_chunkable:

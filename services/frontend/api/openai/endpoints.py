@@ -32,6 +32,7 @@ from services.frontend.api.request_headers import (
     call_of,
     cursor_of,
     deadline_of,
+    is_done,
     resume_of,
     wants_events,
     wants_partial,
@@ -147,7 +148,12 @@ class OpenAiEndpoints:
     async def _resume(
         self, generation_id: bytes, cursor: Cursor | None, http_request: HttpRequest, connection: Connection
     ) -> Response | None:
-        """Send the answer from the cursor on, or whole if the client wants no events. Raises Failure."""
+        """Send the answer from the cursor on, or whole if the client wants no events. Raises Failure.
+
+        Status 204 tells an EventSource not to come back again: the HTML standard, section 9.2.3.
+        """
+        if is_done(http_request):
+            return Response(b"", 204)
         deadline, accepted = deadline_of(http_request, self._config), http_request.headers.get("accept", "")
         presentation, generation = await self._finder.find(generation_id)
         request, call = presentation.request, resumed_call(presentation, generation, cursor, deadline)

@@ -95,6 +95,8 @@ def _described(path: str, operation: Operation, overload_status: int) -> dict[st
         "parameters": _parameters(path, operation),
         "responses": {"200": _answered(operation)} | _failures(operation, overload_status),
     }
+    if operation.nothing is not None:
+        described["responses"]["204"] = _response(operation.nothing, {})
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": {"application/json": _schema(operation.body)}}
     if operation.is_guarded:

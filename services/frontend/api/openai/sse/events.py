@@ -81,7 +81,15 @@ class Events:
 
     def ending(self, usage: Usage) -> bytes:
         """The last events of the stream: usage, if the client asked for it, and the end marker."""
-        return (self._event([], usage) if self._answer.includes_usage else b"") + DONE
+        return self._usage_event(usage) + DONE
+
+    def _usage_event(self, usage: Usage) -> bytes:
+        return self._event([], usage) if self._answer.includes_usage else b""
+
+    def failed(self, error: bytes, *, is_final: bool) -> bytes:
+        """The last event of a stream that fails. `error`: in JSON. `is_final`: coming back is of no use."""
+        del is_final
+        return b"event: error\ndata: %b\n\n" % error
 
     def comment(self) -> bytes:
         """A comment between events, which clients ignore.

@@ -9,24 +9,26 @@ from msgspec import UNSET, UnsetType
 
 from services.core.call import Cause, Ending
 from services.core.errors import Failure
-from services.core.generation.cursor import Cursor, CursorWriter, encoded_ids
+from services.core.generation.cursor import DONE_ID, Cursor, CursorWriter, encoded_ids
 from services.core.generation.kept import Kept
 from services.core.generation.resumption import Resumption, bases_of
 from services.core.interface import Delta, Usage
 from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
-from services.frontend.api.openai.sse.events import Events, OpenChoice, encode, json_text, one_line
+from services.frontend.api.openai.sse.events import DONE, Events, OpenChoice, encode, json_text, one_line
 from services.models.tokenizers import Vocabulary
 
 RETRY_MS = 1000
 """How long a browser's EventSource waits before it comes back."""
+_DONE = b"id: %b\n" % DONE_ID.encode()
 
 
 class KeptEvents(Events):
     """Events with ids, and with what `DetailedEvents` have if the client asked for it.
 
     A client that has an event has all of its delta, so that an id says exactly what the client has: the beginning of
-    a choice, text that was held back and the finish reason are parts of the event with the text.
+    a choice, text that was held back and the finish reason are parts of the event with the text. The id of the last
+    event says that there is nothing to come back for: an EventSource comes back after every end of a response.
     """
 
     has_ids = True
@@ -59,6 +61,13 @@ class KeptEvents(Events):
             self._longer_at, self._id_size = 10 * self._longer_at, self._id_size + 1
         size = self._id_size + only.size + len(text)
         return b"%x\r\nid: %d-%b\n%b%b%b\r\n" % (size, position, shown, only.head, text, only.tail)
+
+    def ending(self, usage: Usage) -> bytes:
+        return b"%b%b%b" % (self._usage_event(usage), _DONE, DONE)
+
+    def failed(self, error: bytes, *, is_final: bool) -> bytes:
+        event = super().failed(error, is_final=is_final)
+        return _DONE + event if is_final else event
 
     def _formatted(self, delta: Delta) -> bytes:
         """The event of a delta, without an id; empty if it has nothing to say."""

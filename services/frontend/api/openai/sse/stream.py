@@ -252,7 +252,8 @@ class SseStream:
 
     def _failed(self, failure: Failure) -> bytes:
         if self._has_begun:
-            event = b"event: error\ndata: %b\n\n" % envelope(failure, self._answer.request_id)
+            error = envelope(failure, self._answer.request_id)
+            event = self._events.failed(error, is_final=not failure.traits.retryable)
             return self._at_end + self._rest() + self._last(event)
         response = error_response(failure, self._answer.request_id, overload_status=self._config.overload_status)
         return response.encode(self._http_request, is_last=not self._connection.keeps_alive)

@@ -189,12 +189,17 @@ def test_continuation_is_told_with_the_finish() -> None:
     assert events_in(kept().of(last))[0].only["continuation"] == "prefix"
 
 
-def test_usage_and_end_marker_have_no_id() -> None:
+def test_usage_has_no_id_and_that_of_the_end_marker_says_not_to_come_back() -> None:
     events = kept(includes_usage=True)
 
     usage, done = events_in(events.ending(Usage(3, 4)))
 
-    assert (usage.id, done.id, done.data) == (None, None, "[DONE]")
+    assert (usage.id, done.id, done.data) == (None, "done", "[DONE]")
+
+
+@pytest.mark.parametrize(("is_final", "first"), [(True, b"id: done\n"), (False, b"")])
+def test_id_of_a_failure_says_not_to_come_back_if_that_is_of_no_use(is_final: bool, first: bytes) -> None:
+    assert kept().failed(b"{}", is_final=is_final) == first + b"event: error\ndata: {}\n\n"
 
 
 # Resumes
@@ -475,4 +480,4 @@ def test_what_a_client_got_and_the_rest_are_the_whole_answer_wherever_it_was_cut
 
 
 def test_end_marker_is_that_of_every_stream() -> None:
-    assert kept().ending(Usage(0, 0)) == DONE
+    assert kept().ending(Usage(0, 0)).endswith(b"\n" + DONE)
